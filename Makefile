@@ -1,0 +1,21 @@
+# One word per chore. Everything runs from .venv, which each target makes when it is missing.
+PYTHON ?= python3
+# The CPU build keeps CUDA's gigabytes out; on a GPU machine say e.g. `make demo TORCH=torch`.
+TORCH ?= torch==2.13.0
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+# libgomp spins while it waits; two torch processes on two cores then halve each other.
+export OMP_WAIT_POLICY ?= passive
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: demo learn test test-fast check bench starter clean
+$(STAMP): pyproject.toml
+	$(PYTHON) -c 'import sys; v=sys.version_info; sys.exit(0 if v >= (3, 11) else f"OpenClaw-RL needs Python 3.11 or newer; this is {v[0]}.{v[1]}. Try: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q "$(TORCH)"
+	$(BIN)/pip install -q -e ".[local,demo,dev]"
+	touch $@
+
+env: $(STAMP)

@@ -1,0 +1,167 @@
+"""When are two messages the same? The canonical form, its keyed hash, and the chain over a history.
+
+Clients rewrite what they send back: tool-call ids lose characters, line ends change, reasoning is stripped, arguments
+are re-serialised. Matching normalises all of that away; the stored tokens are never normalised.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Any
+
+from openclaw_rl.types import Mark, Message
+
+DISTINCTIVE_CHARS = 24
+_ROLES = {"developer": "system", "function": "tool"}
+_THINK = re.compile(r"^\s*<think>.*?</think>", re.DOTALL)
+_SEPARATOR = b"\x1f"
+_RECORD = 16 + 16 + 4  # own, chain, index (24 bits) with flags
+
+
+class Transience:
+    """Which messages are the client's passing context: there in one request, gone in the next.
+
+    OpenClaw puts such a user message last in every request. It is no reaction and no part of the history.
+    """
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        self._patterns = [re.compile(p, re.DOTALL) for p in patterns]
+
+    def __call__(self, message: Message) -> bool:
+        if message.get("role") not in ("user", "system", "developer"):
+            return False
+        text = text_of(message)
+        return any(p.search(text) for p in self._patterns)
+
+
+def text_of(message: Message) -> str:
+    """The words of a message, parts joined; what is no text (images) stands as canonical JSON."""
+    content = message.get("content")
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return "".join(_part(p) for p in content)
+    return json.dumps(content, sort_keys=True, ensure_ascii=False)
+
+
+def _part(part: Any) -> str:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, dict) and isinstance(part.get("text"), str):
+        return str(part["text"])
+    return json.dumps(part, sort_keys=True, ensure_ascii=False)
+
+
+def normalise(text: str) -> str:
+    """NFC, line ends folded, outer white space stripped."""
+    if "\r" in text:
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+    if not text.isascii():
+        text = unicodedata.normalize("NFC", text)
+    return text.strip()
+
+
+def visible_text(message: Message) -> str:
+    """The normalised words of a message without its reasoning."""
+    text = text_of(message)
+    if message.get("role") == "assistant" and "</think>" in text:
+        text = _THINK.sub("", text)
+    return normalise(text)
+
+
+def _arguments(raw: Any) -> str:
+    """Tool arguments as canonical JSON; words that are no JSON stay as they are."""
+    if isinstance(raw, str):
+        try:
+            raw = json.loads(raw)
+        except ValueError:
+            return normalise(str(raw))
+    return json.dumps(raw, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def _fields(message: Message) -> list[str]:
+    role = str(message.get("role", ""))
+    fields = [_ROLES.get(role, role), visible_text(message)]
+    for call in message.get("tool_calls") or ():
+        function = call.get("function") or {} if isinstance(call, dict) else {}
+        fields += [str(function.get("name", "")), _arguments(function.get("arguments", ""))]
+    return fields
+
+
+def own_hash(message: Message, key: bytes) -> bytes:
+    """[16 bytes] keyed hash of one canonical message."""
+    digest = blake2b(digest_size=16, key=key)
+    for value in _fields(message):
+        raw = value.encode("utf-8", "surrogatepass")
+        digest.update(len(raw).to_bytes(4, "little") + _SEPARATOR + raw)
+    return digest.digest()
+
+
+def extend(chain: bytes, own: bytes, key: bytes) -> bytes:
+    """[16 bytes] the chain after one more message."""
+    return blake2b(chain + own, digest_size=16, key=key).digest()
+
+
+ROOT = bytes(16)
+
+
+def mark(message: Message, *, index: int, chain: bytes, key: bytes) -> Mark:
+    """The mark of one message that follows a history with hash `chain`."""
+    own = own_hash(message, key)
+    role = str(message.get("role", ""))
+    return Mark(
+        index=index,
+        role=_ROLES.get(role, role),
+        own=own,
+        chain=extend(chain, own, key),
+        distinctive=len(visible_text(message)) >= DISTINCTIVE_CHARS,
+    )
+
+
+def marks(messages: Sequence[Message], key: bytes, transient: Transience) -> tuple[Mark, ...]:
+    """One mark for each message that is not transient, in order."""
+    out: list[Mark] = []
+    chain = ROOT
+    for index, message in enumerate(messages):
+        if transient(message):
+            continue
+        out.append(mark(message, index=index, chain=chain, key=key))
+        chain = out[-1].chain
+    return tuple(out)
+
+
+_ROLE_CODES = ("system", "user", "assistant", "tool", "")
+
+
+def pack(items: Sequence[Mark]) -> bytes:
+    """Marks as bytes for the store: 36 each."""
+    out = bytearray()
+    for m in items:
+        role = _ROLE_CODES.index(m.role) if m.role in _ROLE_CODES else len(_ROLE_CODES) - 1
+        out += m.own + m.chain + (m.index << 8 | role << 1 | m.distinctive).to_bytes(4, "little")
+    return bytes(out)
+
+
+def unpack(raw: bytes) -> tuple[Mark, ...]:
+    """The inverse of `pack` (an unusual role comes back as "")."""
+    if len(raw) % _RECORD:
+        raise ValueError(f"marks: expected a multiple of {_RECORD} bytes, got {len(raw)}")
+    out = []
+    for at in range(0, len(raw), _RECORD):
+        tail = int.from_bytes(raw[at + 32 : at + 36], "little")
+        out.append(
+            Mark(
+                index=tail >> 8,
+                role=_ROLE_CODES[tail >> 1 & 0x7F],
+                own=raw[at : at + 16],
+                chain=raw[at + 16 : at + 32],
+                distinctive=bool(tail & 1),
+            )
+        )
+    return tuple(out)

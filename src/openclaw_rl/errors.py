@@ -1,0 +1,49 @@
+"""Errors that a user can act on: what happened, what was expected, what to do."""
+
+from __future__ import annotations
+
+
+class OpenClawError(Exception):
+    """Base of everything that this package raises on purpose. The message is for the user."""
+
+
+class ConfigError(OpenClawError):
+    """A setting is unknown, contradictory or out of range."""
+
+
+class ModelError(OpenClawError):
+    """A model folder is missing, incomplete, or of a kind that the engine cannot serve."""
+
+
+class StoreError(OpenClawError):
+    """The store cannot be opened, is corrupt, too new, or the disk is full."""
+
+
+class StaleLease(OpenClawError):
+    """The lease was lost: another holder may be at work, so nothing was published."""
+
+
+class IdentityMismatch(OpenClawError):
+    """Tokens and weights do not belong together (tokenizer, template, special ids or base weights changed)."""
+
+
+class EngineError(OpenClawError):
+    """The engine refused a call; nothing is wrong with the engine itself."""
+
+
+class EngineGone(EngineError):
+    """The engine's process died or cannot be reached; the replies that it was generating are broken off."""
+
+
+class JudgeError(OpenClawError):
+    """The judge gave no usable answer. Never a bad score: the turn waits and is tried again."""
+
+
+class RequestError(OpenClawError):
+    """A client's request is wrong. Carries what an OpenAI-shaped error body needs."""
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+        self.status = status

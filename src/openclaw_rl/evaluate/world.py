@@ -1,0 +1,233 @@
+"""The little world: a few hundred facts, the questions about them, and what counts as a right answer.
+
+Everything is pure; where something is drawn, the caller passes a seeded `random.Random`. Facts are split once and for
+all by a hash: the simulated user asks only the `asked` ones while the policy is trained, and satisfaction is measured
+on the `held_out` ones. The starter policy knows both.
+"""
+
+import hashlib
+import random
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Literal
+
+Split = Literal["asked", "held_out"]
+
+# Share of facts that may be asked while training, in hundredths.
+ASKED_PERCENT = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """A kind of fact: its `subject -> answer` pairs, phrasings with `{s}`, and a statement with `{s}` and `{a}`."""
+
+    name: str
+    phrasings: tuple[str, ...]
+    statement: str
+    pairs: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """One thing to know; `statement` is the whole sentence without its final mark."""
+
+    family: str
+    subject: str
+    answer: str
+    statement: str
+
+    @property
+    def key(self) -> str:
+        """Identity of the fact over processes and versions."""
+        return f"{self.family}/{self.subject}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A fact as it was asked: `text` is what the user types."""
+
+    fact: Fact
+    text: str
+
+
+def _pairs(text: str) -> Mapping[str, str]:
+    """`a=b, c=d` as a mapping."""
+    items = (item.split("=") for item in text.split(","))
+    return MappingProxyType({subject.strip(): answer.strip() for subject, answer in items})
+
+
+_NUMBERS = range(2, 10)
+_SUMS = MappingProxyType({f"{a} plus {b}": str(a + b) for a in _NUMBERS for b in _NUMBERS if a <= b})
+
+FAMILIES: tuple[Family, ...] = (
+    Family(
+        name="capital",
+        phrasings=("What is the capital of {s}?", "Which city is the capital of {s}?", "Name the capital of {s}."),
+        statement="The capital of {s} is {a}",
+        pairs=_pairs(
+            "France=Paris, Spain=Madrid, Italy=Rome, Germany=Berlin, Portugal=Lisbon, Austria=Vienna, Poland=Warsaw, "
+            "Greece=Athens, Norway=Oslo, Sweden=Stockholm, Finland=Helsinki, Denmark=Copenhagen, Ireland=Dublin, "
+            "Belgium=Brussels, Hungary=Budapest, Russia=Moscow, Ukraine=Kyiv, Turkey=Ankara, Egypt=Cairo, "
+            "Kenya=Nairobi, Ghana=Accra, Morocco=Rabat, Ethiopia=Addis Ababa, Japan=Tokyo, China=Beijing, "
+            "Thailand=Bangkok, Vietnam=Hanoi, Nepal=Kathmandu, Iran=Tehran, Iraq=Baghdad, Israel=Jerusalem, "
+            "Lebanon=Beirut, Canada=Ottawa, Cuba=Havana, Peru=Lima, Chile=Santiago, Colombia=Bogota, "
+            "Ecuador=Quito, Uruguay=Montevideo, Venezuela=Caracas, Iceland=Reykjavik, Bulgaria=Sofia"
+        ),
+    ),
+    Family(
+        name="sum",
+        phrasings=("What is {s}?", "How much is {s}?", "Please add up {s}."),
+        statement="The sum of {s} is {a}",
+        pairs=_SUMS,
+    ),
+    Family(
+        name="opposite",
+        phrasings=("What is the opposite of {s}?", "Which word is the opposite of {s}?", "Name the opposite of {s}."),
+        statement="The opposite of {s} is {a}",
+        pairs=_pairs(
+            "hot=cold, big=small, fast=slow, up=down, day=night, open=closed, rich=poor, young=old, wet=dry, "
+            "early=late, full=empty, hard=soft, heavy=light, high=low, happy=sad, loud=quiet, clean=dirty, "
+            "strong=weak, thick=thin, wide=narrow, sweet=sour, near=far, in=out, left=right, war=peace, "
+            "love=hate, deep=shallow, sharp=blunt, rough=smooth, win=lose"
+        ),
+    ),
+    Family(
+        name="colour",
+        phrasings=("What colour is {s}?", "Which colour does {s} have?", "Tell me the colour of {s}."),
+        statement="The colour of {s} is {a}",
+        pairs=_pairs(
+            "grass=green, snow=white, coal=black, blood=red, the sky=blue, the sun=yellow, chocolate=brown, "
+            "a flamingo=pink, a carrot=orange, a lemon=yellow, milk=white, a tomato=red, the sea=blue, a raven=black, "
+            "a lime=green, a pumpkin=orange, a plum=purple, an elephant=grey, a frog=green, a ruby=red, "
+            "a sapphire=blue, an emerald=green, a banana=yellow, lavender=purple"
+        ),
+    ),
+    Family(
+        name="sound",
+        phrasings=("What does a {s} say?", "Which sound does a {s} make?", "Tell me the sound of a {s}."),
+        statement="The sound of a {s} is {a}",
+        pairs=_pairs(
+            "dog=woof, cat=meow, cow=moo, sheep=baa, pig=oink, duck=quack, horse=neigh, lion=roar, mouse=squeak, "
+            "snake=hiss, bee=buzz, wolf=howl, donkey=bray, rooster=crow, hen=cluck, crow=caw, dove=coo, turkey=gobble"
+        ),
+    ),
+    Family(
+        name="symbol",
+        phrasings=(
+            "What is the chemical symbol of {s}?",
+            "Which symbol stands for {s}?",
+            "Tell me the chemical symbol of {s}.",
+        ),
+        statement="The chemical symbol of {s} is {a}",
+        pairs=_pairs(
+            "hydrogen=H, helium=He, lithium=Li, carbon=C, nitrogen=N, oxygen=O, neon=Ne, sodium=Na, magnesium=Mg, "
+            "aluminium=Al, silicon=Si, sulphur=S, chlorine=Cl, potassium=K, calcium=Ca, titanium=Ti, iron=Fe, "
+            "nickel=Ni, copper=Cu, zinc=Zn, silver=Ag, tin=Sn, platinum=Pt, gold=Au, mercury=Hg, lead=Pb, "
+            "uranium=U"
+        ),
+    ),
+    Family(
+        name="young",
+        phrasings=("What is a baby {s} called?", "How do you call a young {s}?", "Name the young of a {s}."),
+        statement="The young of a {s} is a {a}",
+        pairs=_pairs(
+            "dog=puppy, cat=kitten, cow=calf, sheep=lamb, pig=piglet, duck=duckling, horse=foal, lion=cub, hen=chick, "
+            "goose=gosling, goat=kid, deer=fawn, kangaroo=joey, frog=tadpole, swan=cygnet, owl=owlet, eagle=eaglet, "
+            "hare=leveret"
+        ),
+    ),
+    Family(
+        name="money",
+        phrasings=("What is the currency of {s}?", "How does one pay in {s}?", "Name the money of {s}."),
+        statement="The currency of {s} is the {a}",
+        pairs=_pairs(
+            "Japan=yen, China=yuan, Russia=rouble, Turkey=lira, India=rupee, Mexico=peso, Brazil=real, Poland=zloty, "
+            "Sweden=krona, Hungary=forint, Thailand=baht, Vietnam=dong, Israel=shekel, Iran=rial, Iraq=dinar, "
+            "Kenya=shilling, Ghana=cedi, Canada=dollar, Britain=pound, Switzerland=franc, France=euro, Ukraine=hryvnia"
+        ),
+    ),
+    Family(
+        name="next",
+        phrasings=("What comes after {s}?", "Which one follows {s}?", "Name the one right after {s}."),
+        statement="The one after {s} is {a}",
+        pairs=_pairs(
+            "Monday=Tuesday, Tuesday=Wednesday, Wednesday=Thursday, Thursday=Friday, Friday=Saturday, Saturday=Sunday, "
+            "Sunday=Monday, January=February, February=March, March=April, April=May, May=June, June=July, "
+            "July=August, August=September, September=October, October=November, November=December, December=January"
+        ),
+    ),
+)
+
+_BY_NAME = {family.name: family for family in FAMILIES}
+
+
+@lru_cache(maxsize=1)
+def facts() -> tuple[Fact, ...]:
+    """Every fact, in a fixed order."""
+    return tuple(
+        Fact(family=f.name, subject=s, answer=a, statement=f.statement.format(s=s, a=a))
+        for f in FAMILIES
+        for s, a in f.pairs.items()
+    )
+
+
+def split_of(fact: Fact) -> Split:
+    """On which side of the split a fact stands: a hash of its key, the same everywhere and for ever."""
+    digest = hashlib.sha256(fact.key.encode()).digest()
+    return "asked" if int.from_bytes(digest[:4], "big") % 100 < ASKED_PERCENT else "held_out"
+
+
+@lru_cache(maxsize=2)
+def facts_of(split: Split) -> tuple[Fact, ...]:
+    """The facts of one side of the split, in a fixed order."""
+    return tuple(fact for fact in facts() if split_of(fact) == split)
+
+
+def phrasings(fact: Fact) -> tuple[Question, ...]:
+    """Every way of asking for a fact."""
+    return tuple(Question(fact=fact, text=p.format(s=fact.subject)) for p in _BY_NAME[fact.family].phrasings)
+
+
+def ask(split: Split, rng: random.Random) -> Question:
+    """One question drawn from one side of the split, in one of its phrasings."""
+    return rng.choice(phrasings(rng.choice(facts_of(split))))
+
+
+def held_out_questions(count: int, rng: random.Random) -> tuple[Question, ...]:
+    """`count` held-out questions for an evaluation, spread evenly over the facts, in random phrasings and order."""
+    pool = facts_of("held_out")
+    chosen: list[Fact] = []
+    while len(chosen) < count:
+        chosen.extend(rng.sample(pool, k=min(len(pool), count - len(chosen))))
+    return tuple(rng.choice(phrasings(fact)) for fact in chosen)
+
+
+@lru_cache(maxsize=1)
+def _by_text() -> Mapping[str, Question]:
+    return MappingProxyType({q.text: q for fact in facts() for q in phrasings(fact)})
+
+
+def question_in(text: str) -> Question | None:
+    """The question at the end of a user message, or None where there is none."""
+    matches = [q for known, q in _by_text().items() if text.endswith(known)]
+    return max(matches, key=lambda q: len(q.text), default=None)
+
+
+def _has(word: str, text: str) -> bool:
+    return re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text) is not None
+
+
+@lru_cache(maxsize=1024)
+def _rivals(fact: Fact) -> tuple[str, ...]:
+    """The family's other answers, less those that stand in the fact's own statement."""
+    answers = dict.fromkeys(_BY_NAME[fact.family].pairs.values())
+    return tuple(a for a in answers if not _has(a, fact.statement) and a != fact.answer)
+
+
+def correct(question: Question, reply: str) -> bool:
+    """Whether a reply gives the answer and no other answer of the same family."""
+    fact = question.fact
+    return _has(fact.answer, reply) and not any(_has(rival, reply) for rival in _rivals(fact))

@@ -1,0 +1,388 @@
+"""The nouns: what walks through the four rooms.
+
+Frozen, slotted, keyword-only; this file imports nothing of the project. Shape legend: P prompt tokens,
+R response tokens. Times are seconds since the epoch. Log-probabilities are natural logarithms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ids = NDArray[np.int32]
+Logprobs = NDArray[np.float32]
+Mask = NDArray[np.bool_]
+Message = Mapping[str, Any]
+"""One chat message as the client sent it (a JSON object; unknown keys are kept)."""
+
+
+class Kind(StrEnum):
+    """Main traffic may train; side traffic (titles, heartbeats, memory flushes, evaluations) never does."""
+
+    MAIN = "main"
+    SIDE = "side"
+
+
+class Capture(StrEnum):
+    """What of an exchange is kept. Redacted: hashes for linking, but no text and no token ids; never trained on."""
+
+    FULL = "full"
+    REDACTED = "redacted"
+
+
+class ExchangeStatus(StrEnum):
+    RUNNING = "running"
+    DONE = "done"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
+
+
+class TurnState(StrEnum):
+    SERVED = "served"
+    CLOSED = "closed"
+    JUDGED = "judged"
+    DROPPED = "dropped"
+
+
+TURN_MOVES: Mapping[TurnState, frozenset[TurnState]] = {
+    TurnState.SERVED: frozenset({TurnState.CLOSED, TurnState.DROPPED}),
+    # New evidence (a late thumbs-down) re-closes a closed or judged turn and reopens a dropped one.
+    TurnState.CLOSED: frozenset({TurnState.CLOSED, TurnState.JUDGED, TurnState.DROPPED}),
+    TurnState.JUDGED: frozenset({TurnState.CLOSED, TurnState.DROPPED}),
+    TurnState.DROPPED: frozenset({TurnState.CLOSED}),
+}
+"""The only table of legal moves of a turn."""
+
+
+class PolicyState(StrEnum):
+    CANDIDATE = "candidate"
+    LIVE = "live"
+    REJECTED = "rejected"
+    ROLLED_BACK = "rolled_back"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How a reply was sampled. Its `logprobs` are log softmax(logits / temperature), before top-p and top-k."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: the whole vocabulary
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    max_tokens: int = 0
+    stop: tuple[str, ...] = ()
+
+    def untrainable(self) -> str | None:
+        """Why tokens sampled this way cannot be trained on, or None: μ must be the full softmax at `temperature`."""
+        if self.temperature <= 0:
+            return "greedy sampling (temperature 0) has no sampling distribution"
+        if self.top_p < 1:
+            return f"top_p {self.top_p:g} cuts the distribution; 1 is needed"
+        if self.top_k > 0:
+            return f"top_k {self.top_k} cuts the distribution; 0 (all) is needed"
+        if self.min_p > 0:
+            return f"min_p {self.min_p:g} cuts the distribution; 0 is needed"
+        if self.presence_penalty or self.frequency_penalty:
+            return "penalties shift the distribution; 0 is needed"
+        if self.logit_bias:
+            return "logit_bias shifts the distribution; none is needed"
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """Response tokens [start, end) were sampled by `version`."""
+
+    start: int
+    end: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """One non-transient message, reduced to what linking needs (see `canon.py`)."""
+
+    index: int  # position in the request's messages
+    role: str
+    own: bytes  # 16 bytes: keyed hash of the canonical message
+    chain: bytes  # 16 bytes: keyed hash of everything up to and including this message
+    distinctive: bool  # its text has 24 characters or more
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One model call as it was admitted."""
+
+    id: str  # "chatcmpl-..."; what the client sees
+    scope: str  # id of the API key: nothing is ever linked across keys
+    agent: str = ""
+    user: str = ""
+    session: str | None = None  # X-Session-Id, when sent
+    kind: Kind | None = None  # X-Turn-Type, when sent
+    session_done: bool = False
+    dialect: str = "chat"
+    capture: Capture = Capture.FULL
+    messages: Sequence[Message]
+    tools: Sequence[Mapping[str, Any]] = ()
+    marks: tuple[Mark, ...]
+    sampling: Sampling
+    prompt_ids: Ids  # [P]
+    version: int  # the policy version that answers
+    identity: str  # hash of tokenizer, template, special ids and base weights
+    admitted_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """How the call ended. For FAILED and CANCELLED the arrays hold what had been sampled until then."""
+
+    id: str
+    status: ExchangeStatus
+    message: Message  # the assistant message as delivered
+    response_ids: Ids  # [R] as sampled, the stop token included
+    logprobs: Logprobs  # [R]
+    mask: Mask  # [R] False for tokens after a stop string: never trained
+    spans: tuple[Span, ...]
+    finish_reason: FinishReason | None
+    mark: Mark | None  # of `message`, chained on the request's last mark
+    error: str | None = None
+    first_token_at: float | None = None
+    finished_at: float
+
+    def __post_init__(self) -> None:
+        r = len(self.response_ids)
+        if not (len(self.logprobs) == len(self.mask) == r):
+            raise ValueError(
+                f"reply {self.id}: {r} response ids but {len(self.logprobs)} logprobs and {len(self.mask)} mask entries"
+            )
+        if self.spans and (self.spans[0].start != 0 or self.spans[-1].end != r):
+            raise ValueError(f"reply {self.id}: version spans cover {self.spans[0].start}..{self.spans[-1].end} of {r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """One model call: the request, and the reply once it has ended."""
+
+    seq: int  # order of admission in the store
+    request: Request
+    reply: Reply | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feedback:
+    """Explicit feedback on a reply (`POST /v1/feedback`)."""
+
+    id: str
+    scope: str
+    target: str  # exchange id
+    score: int | None = None  # +1, 0, -1
+    comment: str | None = None  # free words: evidence for the judge
+    correction: str | None = None  # what the answer should have been like: becomes a hint
+    given_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reaction:
+    """The next state: every message that answered the turn, plus explicit feedback. `revision` counts reopenings."""
+
+    turn: str
+    revision: int
+    messages: tuple[Message, ...]
+    feedback: tuple[Feedback, ...] = ()
+    source: str | None  # the exchange whose history holds `messages`
+    how: str  # "exact" | "distinctive" | "feedback"
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vote:
+    """One opinion. An unusable one (time-out, nonsense) has score None and an error."""
+
+    score: int | None
+    hint: str | None = None
+    reason: str = ""
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a judge made of a reaction. `score` None: it abstained. A failed judge is no verdict at all."""
+
+    turn: str
+    revision: int  # of the reaction that was judged
+    judge: str
+    score: int | None
+    votes: tuple[Vote, ...] = ()
+    hints: tuple[str, ...] = ()
+    explicit: bool = False
+    reason: str = ""
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """An exchange with a life-cycle."""
+
+    id: str  # the exchange's id
+    session: str
+    parent: str | None  # the turn before it in the same conversation
+    state: TurnState
+    reason: str | None = None  # why it was dropped, in words for a person
+    untrainable: str | None = None  # why it can never train, although it may be judged
+    relation: str = "fresh"  # fresh | continuation | regeneration | retry | sibling
+    relation_of: str | None = None
+    unlinked: str | None = None  # why no earlier turn was found in its history
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeInput:
+    """All that a judge may look at."""
+
+    turn: str
+    messages: Sequence[Message]  # the conversation before the reply
+    reply: Message
+    reaction: Reaction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedTurn:
+    """What the trainer claims: everything needed to build a `Sample`."""
+
+    exchange: Exchange
+    turn: Turn
+    verdict: Verdict
+    earlier_uses: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """What the trainer eats. Lengths are checked here, once."""
+
+    turn: str
+    agent: str
+    prompt_ids: Ids  # [P]
+    response_ids: Ids  # [R]
+    logprobs: Logprobs  # [R] sampled, at `temperature` (μ)
+    mask: Mask  # [R] tokens that may train
+    temperature: float
+    version: int
+    reward: float | None  # +1, -1, or None: no binary term
+    hinted_prompts: tuple[Ids, ...] = ()  # [H] each: the prompt with a hint; empty: no distillation term
+
+    def __post_init__(self) -> None:
+        r = len(self.response_ids)
+        if not (len(self.logprobs) == len(self.mask) == r) or r == 0 or len(self.prompt_ids) == 0:
+            raise ValueError(
+                f"turn {self.turn}: expected equal, non-zero lengths, got {len(self.prompt_ids)} prompt ids, "
+                f"{r} response ids, {len(self.logprobs)} logprobs, {len(self.mask)} mask entries"
+            )
+        if not np.all(np.isfinite(self.logprobs)):
+            raise ValueError(f"turn {self.turn}: sampled log-probabilities are not all finite")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyRef:
+    """What an engine needs to hold a version: where its adapter lies, and its digest. `path` None: the base itself."""
+
+    version: int
+    path: str | None
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """One version of the weights, with its lineage."""
+
+    version: int
+    parent: int | None
+    state: PolicyState
+    path: str | None  # folder with the PEFT adapter, optimizer and trainer state; None for the base
+    digest: str  # sha256 over the folder's weight files; "" for the base
+    base: str  # path or hub id of the base weights
+    identity: str
+    memory: Mapping[str, Any] = field(default_factory=dict)  # baselines and slow averages, kept between steps
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    reason: str | None = None  # why it was rejected or rolled back
+    created_at: float
+
+    @property
+    def ref(self) -> PolicyRef:
+        return PolicyRef(version=self.version, path=self.path, digest=self.digest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Use:
+    """One turn used in one policy's training."""
+
+    policy: int
+    turn: str
+    number: int  # 1 for the first use of this turn anywhere, 2 for a replay
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """The right to do a job alone. A holder whose epoch is old, or whose time is over, publishes nothing."""
+
+    name: str
+    holder: str
+    epoch: int
+    expires_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One line of the monotone log that watchers tail."""
+
+    seq: int
+    kind: str  # e.g. "exchange.admitted", "turn.closed", "policy.live"
+    ref: str
+    data: Mapping[str, Any]
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """One engine call: token ids in, token ids out."""
+
+    id: str
+    version: int
+    prompt_ids: Ids  # [P]
+    sampling: Sampling
+    stop_token_ids: tuple[int, ...]
+    top_logprobs: int = 0  # K alternatives to report at each position
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """What an engine yields: at least one token, or the finish (which may come with the last token)."""
+
+    token_ids: tuple[int, ...]  # [n]
+    logprobs: tuple[float, ...]  # [n] log softmax(logits / temperature)
+    top: tuple[tuple[tuple[int, float], ...], ...] = ()  # [n][K] (token id, logprob), when asked for
+    finish: str | None = None  # "stop" | "length"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What one optimizer step left behind."""
+
+    folder: str  # adapter (PEFT layout), optimizer, trainer state: complete, but not yet published
+    digest: str
+    metrics: Mapping[str, float]
+    memory: Mapping[str, Any]
+    dropped: Mapping[str, str] = field(default_factory=dict)  # turn -> why it carried no gradient
