@@ -1,0 +1,290 @@
+"""The command line. Each command imports what it needs when it runs, so `--help` answers at once."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from openclaw_rl import __version__
+from openclaw_rl.errors import OpenClawError
+
+if TYPE_CHECKING:
+    from openclaw_rl.config import Config
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+_FLAGS: dict[str, str] = {
+    "home": "home",
+    "model_path": "model.path",
+    "host": "serve.host",
+    "port": "serve.port",
+    "backend": "engine.backend",
+    "method": "train.method",
+    "log_level": "run.log_level",
+}
+
+
+def _common(function: _F) -> _F:
+    """The options that every command shares."""
+    options = (
+        click.option("--config", "file", metavar="FILE", help="Settings file (YAML or JSON)."),
+        click.option("--home", metavar="DIR", help="Store, adapters, key and logs [~/.openclaw-rl]."),
+        click.option("--set", "sets", metavar="KEY=VALUE", multiple=True, help="Any setting, e.g. train.batch_min=8."),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def _model(function: _F) -> _F:
+    """The options of commands that start rooms."""
+    options = (
+        click.option("--model-path", metavar="PATH", help="Base model: a folder or a hub id [the shipped starter]."),
+        click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"])),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def _gateway(function: _F) -> _F:
+    options = (
+        click.option("--host", metavar="ADDRESS", help="Bind address [127.0.0.1]."),
+        click.option("--port", type=int, help="Port [8000]."),
+        click.option("--backend", help="Engine [embedded]."),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def _method(function: _F) -> _F:
+    choices = click.Choice(["binary", "opd", "combine"])
+    return click.option("--method", type=choices, help="Training method [combine].")(function)
+
+
+def _load(file: str | None, sets: tuple[str, ...], **flags: Any) -> Config:
+    import yaml
+
+    from openclaw_rl import config as settings
+    from openclaw_rl.errors import ConfigError
+
+    handed = settings.inherited()
+    if handed is not None and not file and not sets and not any(v is not None for v in flags.values()):
+        return handed
+    dotted = {_FLAGS[name]: value for name, value in flags.items() if value is not None}
+    for item in sets:
+        key, sign, value = item.partition("=")
+        if not sign:
+            raise ConfigError(f"--set {item}: expected KEY=VALUE, e.g. --set train.batch_min=8")
+        if key in dotted and dotted[key] != yaml.safe_load(value):
+            raise ConfigError(f"--set {item}: a flag sets {key} to {dotted[key]!r} already. Give one of them.")
+        dotted[key] = yaml.safe_load(value)
+    return settings.load(file=file, flags=dotted)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__)
+def cli() -> None:
+    """You talk to it, it gets better while you talk.
+
+    `openclaw-rl up` serves a model behind an OpenAI-compatible API and trains it on what you say next.
+    """
+
+
+@cli.command()
+@_common
+@_model
+@_gateway
+@_method
+def up(file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
+    """Serve, collect, judge and train: the whole loop, supervised."""
+    from openclaw_rl.run import ROOMS
+
+    _start(_load(file, sets, **flags), ROOMS)
+
+
+@cli.command()
+@_common
+@_model
+@_gateway
+def serve(file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
+    """Only serve (engine and gateway): capture conversations, train nothing."""
+    _start(_load(file, sets, **flags), ("engine", "gateway"))
+
+
+@cli.command()
+@_common
+@_model
+def collect(file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
+    """Only link reactions to turns."""
+    _start(_load(file, sets, **flags), ("collect",))
+
+
+@cli.command()
+@_common
+@_model
+def judge(file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
+    """Only judge closed turns."""
+    _start(_load(file, sets, **flags), ("judge",))
+
+
+@cli.command()
+@_common
+@_model
+@_method
+def train(file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
+    """Only train on judged turns."""
+    _start(_load(file, sets, **flags), ("train",))
+
+
+def _start(config: Config, rooms: tuple[str, ...]) -> None:
+    from openclaw_rl.render.model_files import ModelFiles
+    from openclaw_rl.run import supervise
+
+    ModelFiles.find(config.model.path)  # a missing model is said here, not by a child that dies five times
+    if "gateway" in rooms:
+        url = f"http://{config.serve.host}:{config.serve.port}/v1"
+        click.echo(f"OpenClaw-RL {__version__}: {config.model.path} as {config.model.name!r} at {url}", err=True)
+        click.echo(f"  home {config.home_dir}   key: `openclaw-rl key`   talk: `openclaw-rl chat`", err=True)
+    supervise(config, rooms)
+
+
+@cli.command(hidden=True)
+@click.argument("name", type=click.Choice(["engine", "gateway", "collect", "judge", "train"]))
+@_common
+def room(name: str, file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
+    """Be one room in this process (what the supervisor starts)."""
+    from openclaw_rl.run import prepare_home, run_room
+
+    config = _load(file, sets, **flags)
+    prepare_home(config)
+    run_room(name, config)
+
+
+@cli.command()
+@_common
+def key(file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
+    """Print the API key (for `export OPENAI_API_KEY=$(openclaw-rl key)`)."""
+    from openclaw_rl.run import read_key
+
+    click.echo(read_key(_load(file, sets, **flags)))
+
+
+@cli.command()
+@_common
+@click.option("--watch", is_flag=True, help="Keep showing it.")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def status(file: str | None, sets: tuple[str, ...], watch: bool, as_json: bool, **flags: Any) -> None:
+    """What runs, what was learned, and what was not, with the reason."""
+    from openclaw_rl.views import show_status
+
+    show_status(_load(file, sets, **flags), watch=watch, as_json=as_json)
+
+
+@cli.group()
+def inspect() -> None:
+    """Sessions, turns and policies: what happened to each, and why."""
+
+
+@inspect.command("sessions")
+@_common
+@click.option("--limit", default=30, show_default=True)
+def inspect_sessions(file: str | None, sets: tuple[str, ...], limit: int, **flags: Any) -> None:
+    """The newest sessions, a line each."""
+    from openclaw_rl.views import show_sessions
+
+    show_sessions(_load(file, sets, **flags), limit)
+
+
+@inspect.command("session")
+@_common
+@click.argument("session_id")
+def inspect_session(file: str | None, sets: tuple[str, ...], session_id: str, **flags: Any) -> None:
+    """Every turn of a session: asked, answered, reacted, judged, trained or why not."""
+    from openclaw_rl.views import show_session
+
+    show_session(_load(file, sets, **flags), session_id)
+
+
+@inspect.command("turn")
+@_common
+@click.argument("turn_id")
+def inspect_turn(file: str | None, sets: tuple[str, ...], turn_id: str, **flags: Any) -> None:
+    """One turn, whole: text, tokens, reaction, verdict, and the policies that learned from it."""
+    from openclaw_rl.views import show_turn
+
+    show_turn(_load(file, sets, **flags), turn_id)
+
+
+@inspect.command("policy")
+@_common
+@click.argument("version", type=int)
+def inspect_policy(file: str | None, sets: tuple[str, ...], version: int, **flags: Any) -> None:
+    """One policy version: its parent, its metrics, and the turns that it was trained on."""
+    from openclaw_rl.views import show_policy
+
+    show_policy(_load(file, sets, **flags), version)
+
+
+@cli.command()
+@_common
+@_model
+@_method
+def doctor(file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
+    """Prove turn -> verdict -> gradient -> new version -> served, on a scratch store; name the first broken link."""
+    from openclaw_rl.doctor import examine
+
+    if not examine(_load(file, sets, **flags)):
+        sys.exit(1)
+
+
+@cli.command()
+@_common
+@_model
+@_gateway
+@_method
+def chat(file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
+    """Talk to it in the terminal and watch it learn from you (starts the system when none runs)."""
+    from openclaw_rl.chat import talk
+
+    talk(_load(file, sets, **flags))
+
+
+@cli.group("config")
+def config_group() -> None:
+    """The settings in force."""
+
+
+@config_group.command("show")
+@_common
+def config_show(file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
+    """Every setting and its value, as YAML."""
+    import yaml
+
+    config = _load(file, sets, **flags).model_dump(mode="json")
+    for section in ("serve", "judge"):
+        if config[section]["api_key"]:
+            config[section]["api_key"] = "(set)"
+    click.echo(yaml.safe_dump(config, sort_keys=False), nl=False)
+
+
+def main() -> None:
+    """The entry point: our own errors end in one line, not in a traceback."""
+    try:
+        cli(standalone_mode=False)
+    except click.exceptions.Abort:
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except OpenClawError as error:
+        click.echo(f"openclaw-rl: {error}", err=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

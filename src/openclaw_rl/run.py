@@ -1,0 +1,295 @@
+"""The supervisor: every room in a process of its own, restarted when it dies, given up on loudly.
+
+A room that ends, for whatever reason, is a fault: rooms run until they are told to stop. Children die with the
+supervisor, also when it is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import fcntl
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from openclaw_rl import config as settings
+from openclaw_rl.config import Config
+from openclaw_rl.errors import OpenClawError
+from openclaw_rl.observe import setup_logging
+from openclaw_rl.store import loops
+from openclaw_rl.store.db import Store
+
+log = logging.getLogger("openclaw_rl.run")
+
+ROOMS = ("engine", "gateway", "collect", "judge", "train")
+_PR_SET_PDEATHSIG = 1
+_WINDOW = 60.0  # seconds over which deaths are counted
+_GRACE = 10.0  # seconds between SIGTERM and SIGKILL
+
+
+# ---------------------------------------------------------------------------------------------- one room, one process
+
+
+def run_room(name: str, config: Config) -> None:
+    """Be one room until SIGTERM or SIGINT. The imports are here so that each process pays for its own room only."""
+    die_with_parent()
+    setup_logging(name, config.logs_dir, config.run.log_level)
+    if name == "engine":
+        from openclaw_rl.engines import embedded_server
+
+        embedded_server.main(config)
+        return
+    if name == "train":
+        os.nice(5)  # the person who waits for an answer comes first
+    asyncio.run(_run_loop(name, config))
+
+
+async def _run_loop(name: str, config: Config) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    if name == "gateway":
+        from openclaw_rl.serve.app import run
+    elif name == "collect":
+        from openclaw_rl.collect.loop import run
+    elif name == "judge":
+        from openclaw_rl.judge.loop import run
+    else:
+        from openclaw_rl.train.loop import run
+    await run(config, stop=stop)
+
+
+def die_with_parent() -> None:
+    """End this process when its supervisor ends, even by SIGKILL."""
+    parent = os.getppid()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True, name="parent-watch").start()
+
+
+# ------------------------------------------------------------------------------------------------------ the supervisor
+
+
+@dataclass(slots=True)
+class Child:
+    """A room's process and its record."""
+
+    name: str
+    process: asyncio.subprocess.Process | None = None
+    deaths: deque[float] = field(default_factory=deque)
+    last_exit: str = ""
+    tail: deque[str] = field(default_factory=lambda: deque(maxlen=15))
+
+
+class Supervisor:
+    """Runs rooms as children.
+
+    Consumes: children's exits. Produces: restarts, and a `supervisor` heartbeat that says `ok` or `degraded: ...`.
+    Waits for: the stop event. Unblocked by: a signal, or by giving up on a room.
+    """
+
+    def __init__(self, config: Config, rooms: Sequence[str] = ROOMS, *, echo: bool = True) -> None:
+        self._config = config
+        self._children = [Child(name) for name in rooms]
+        self._echo = echo
+        self._gave_up: OpenClawError | None = None
+
+    def pid(self, room: str) -> int | None:
+        """The process id of a running room."""
+        child = next(c for c in self._children if c.name == room)
+        running = child.process is not None and child.process.returncode is None
+        return child.process.pid if running and child.process else None
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Keep every room alive until `stop`. Raises `OpenClawError` when one dies too often."""
+        keepers = [asyncio.create_task(self._keep(c, stop), name=f"keep-{c.name}") for c in self._children]
+        beat = asyncio.create_task(self._beat(stop), name="supervisor-beat")
+        try:
+            await stop.wait()
+        finally:
+            await self._end_children()
+            for task in (*keepers, beat):
+                task.cancel()
+            await asyncio.gather(*keepers, beat, return_exceptions=True)
+        if self._gave_up:
+            raise self._gave_up
+
+    async def _keep(self, child: Child, stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            child.process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "openclaw_rl.cli", "room", child.name),
+                env=settings.to_environment(self._config),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+            )
+            await self._relay(child)
+            code = await child.process.wait()
+            if stop.is_set():
+                return
+            self._record_death(child, code)
+            if len(child.deaths) >= self._config.run.deaths:
+                self._gave_up = self._give_up(child)
+                stop.set()
+                return
+            await asyncio.sleep(min(5.0, 0.1 * 2 ** len(child.deaths)))
+
+    async def _relay(self, child: Child) -> None:
+        """Pass the child's lines on, named, and remember the last of them for the post-mortem."""
+        assert child.process is not None
+        assert child.process.stdout is not None
+        while True:
+            try:
+                raw = await child.process.stdout.readline()
+            except ValueError:  # a line over the reader's limit: it is skipped, not fatal
+                continue
+            if not raw:
+                return
+            line = raw.decode(errors="replace").rstrip()
+            child.tail.append(line)
+            if self._echo:
+                sys.stderr.write(f"{child.name:>8} | {line}\n")
+
+    def _record_death(self, child: Child, code: int) -> None:
+        now = time.time()
+        child.deaths.append(now)
+        while child.deaths and child.deaths[0] < now - _WINDOW:
+            child.deaths.popleft()
+        child.last_exit = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        log.warning(
+            "%s ended (%s): starting it again; %d of %d deaths within a minute",
+            *(child.name, child.last_exit, len(child.deaths), self._config.run.deaths),
+        )
+
+    def _give_up(self, child: Child) -> OpenClawError:
+        tail = "\n".join(f"    {line}" for line in child.tail)
+        return OpenClawError(
+            f"{child.name} died {len(child.deaths)} times within a minute (last: {child.last_exit}), so everything was "
+            f"stopped. Its last words:\n{tail}\nThe whole log: {self._config.logs_dir / (child.name + '.log')}. "
+            "`openclaw-rl doctor` finds the broken link."
+        )
+
+    async def _beat(self, stop: asyncio.Event) -> None:
+        store = await asyncio.to_thread(Store.open, self._config.store_path)
+        while not stop.is_set():
+            await asyncio.to_thread(loops.beat, store, "supervisor", self.health())
+            await asyncio.sleep(1.0)
+
+    def health(self) -> str:
+        """`ok`, or which rooms died within the last minute."""
+        now = time.time()
+        bad = [
+            f"{c.name} died {len(c.deaths)}x ({c.last_exit})"
+            for c in self._children
+            if c.deaths and c.deaths[-1] > now - _WINDOW
+        ]
+        return "degraded: " + ", ".join(bad) if bad else "ok"
+
+    async def _end_children(self) -> None:
+        alive = [c.process for c in reversed(self._children) if c.process and c.process.returncode is None]
+        for process in alive:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+        if alive:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.gather(*(p.wait() for p in alive)), _GRACE)
+        for process in alive:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+
+
+# --------------------------------------------------------------------------------------------------------- preparation
+
+
+def prepare_home(config: Config) -> None:
+    """Make the home folder, private. Raises `OpenClawError` when that cannot be."""
+    try:
+        for folder in (config.home_dir, config.policies_dir, config.logs_dir):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise OpenClawError(
+            f"{config.home_dir}: cannot be made ({error.strerror}). Choose a writable folder with --home."
+        ) from error
+
+
+@contextlib.contextmanager
+def only_one(config: Config) -> Iterator[None]:
+    """Hold the home folder's lock: two systems on one home would fight over the socket and the lease."""
+    path = config.home_dir / "up.lock"
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise OpenClawError(
+                f"{config.home_dir}: another openclaw-rl is running on this home. Stop it, or use another --home."
+            ) from None
+        yield
+
+
+def check_port(config: Config) -> None:
+    """Raises `OpenClawError` when the port is taken, before anything is started."""
+    family = socket.AF_INET6 if ":" in config.serve.host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((config.serve.host, config.serve.port))
+        except OSError as error:
+            raise OpenClawError(
+                f"{config.serve.host}:{config.serve.port} cannot be bound ({error.strerror}). "
+                "Stop what listens there, or choose another port with --port."
+            ) from error
+
+
+def free_port() -> int:
+    """A loopback port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def supervise(config: Config, rooms: Sequence[str], *, echo: bool = True) -> None:
+    """Run the rooms until a signal. What `up`, `serve`, `collect`, `judge` and `train` do."""
+
+    async def main() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        await Supervisor(config, rooms, echo=echo).run(stop)
+
+    prepare_home(config)
+    setup_logging("supervisor", config.logs_dir, config.run.log_level)
+    if "gateway" in rooms:
+        with only_one(config):
+            check_port(config)
+            asyncio.run(main())
+    else:
+        asyncio.run(main())
+
+
+def read_key(config: Config) -> str:
+    """The API key in force: configured, or generated at the gateway's first start."""
+    if config.serve.api_key:
+        return config.serve.api_key
+    try:
+        return Path(config.key_file).read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        raise OpenClawError(f"{config.key_file}: no key yet. It is made when the gateway starts first.") from None

@@ -1,0 +1,71 @@
+"""Settings: precedence, names, conflicts, and words that help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from openclaw_rl import config as settings
+from openclaw_rl.errors import ConfigError
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "settings.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_flag_over_environment_over_file_over_default(tmp_path: Path) -> None:
+    file = write(tmp_path, "serve: {port: 1}\ntrain: {batch_min: 5}\njudge: {num_judges: 7}\n")
+    environ = {"OPENCLAW_PORT": "2", "OPENCLAW_RL_TRAIN_BATCH_MIN": "6"}
+    config = settings.load(file=file, environ=environ, flags={"serve.port": 3})
+    assert (config.serve.port, config.train.batch_min, config.judge.num_judges) == (3, 6, 7)
+    assert config.train.batch_max == settings.Config().train.batch_max
+
+
+@pytest.mark.parametrize("key", [k for k in settings.known_keys() if k.split(".")[0] not in ("home",)])
+def test_every_setting_has_its_long_environment_name(key: str) -> None:
+    name = settings.ENV_PREFIX + key.replace(".", "_").upper()
+    default: object = settings.Config()
+    for part in key.split("."):
+        default = getattr(default, part)
+    value = "null" if default is None else str(default) if not isinstance(default, tuple) else str(list(default))
+    assert key in settings.read_environment({name: value})
+
+
+def test_two_spellings_that_disagree_are_an_error() -> None:
+    same = {"MODEL_PATH": "a", "BASE_MODEL_PATH": "a"}
+    assert settings.load(environ=same).model.path == "a"
+    with pytest.raises(ConfigError, match="MODEL_PATH .*disagree"):
+        settings.load(environ={"MODEL_PATH": "a", "BASE_MODEL_PATH": "b"})
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("serve: {prot: 1}", "unknown setting 'serve.prot'. Did you mean 'serve.port'"),
+        ("learning_rate: 1", "Did you mean 'train.learning_rate'"),
+        ("- 1", "expected a mapping"),
+        ("serve: {port: many}", "serve.port: .*got 'many'"),
+        ("serve: [", "cannot be read as YAML"),
+        ("train: {batch_min: 9, batch_max: 4}", "batch_max .* below"),
+        ("judge: {kind: llm}", "base_url and judge.model are needed"),
+        ("serve: {host: 0.0.0.0}", "no key is set"),
+    ],
+)
+def test_a_bad_file_says_what_and_what_to_do(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        settings.load(file=write(tmp_path, text), environ={})
+
+
+def test_a_missing_file_and_an_unknown_variable() -> None:
+    with pytest.raises(ConfigError, match="no such settings file"):
+        settings.load(file="/nowhere.yaml", environ={})
+    with pytest.raises(ConfigError, match="Did you mean OPENCLAW_RL_SERVE_PORT"):
+        settings.load(environ={"OPENCLAW_RL_SERVE_PROT": "1"})
+
+
+def test_children_inherit_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = settings.load(environ={}, flags={"train.batch_min": 9, "serve.transient_patterns": ["^x$"]})
+    monkeypatch.setenv(settings.HANDED_DOWN, settings.to_environment(config)[settings.HANDED_DOWN])
+    assert settings.inherited() == config
