@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from openclaw_rl import config as settings
 from openclaw_rl.errors import ConfigError
 
@@ -36,7 +37,7 @@ def test_every_setting_has_its_long_environment_name(key: str) -> None:
 def test_two_spellings_that_disagree_are_an_error() -> None:
     same = {"MODEL_PATH": "a", "BASE_MODEL_PATH": "a"}
     assert settings.load(environ=same).model.path == "a"
-    with pytest.raises(ConfigError, match="MODEL_PATH .*disagree"):
+    with pytest.raises(ConfigError, match=r"MODEL_PATH .*disagree"):
         settings.load(environ={"MODEL_PATH": "a", "BASE_MODEL_PATH": "b"})
 
 

@@ -16,7 +16,7 @@ LEVELS: tuple[frozenset[str], ...] = (
     frozenset({"config", "protocols", "observe"}),
     frozenset({"methods", "render", "store", "engines", "trainers", "environments", "testing"}),
     frozenset({"serve", "collect", "judge", "train"}),
-    frozenset({"run"}),
+    frozenset({"run", "system"}),
     frozenset({"evaluate", "dashboard", "views", "doctor", "chat"}),
     frozenset({"cli"}),
 )

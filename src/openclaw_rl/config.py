@@ -141,6 +141,8 @@ class TrainConfig(_Section):
     kl_coef: float = Field(0.1, ge=0, description="k2 to the base")
     baseline_decay: float = Field(0.95, ge=0, lt=1)
     baseline_shrink: float = Field(8.0, ge=0)
+    length_decay: float = Field(0.99, ge=0, lt=1, description="of the slow average of reply tokens, per reply")
+    micro_tokens: int = Field(4096, ge=1, description="tokens of one forward pass; one long sample may exceed it alone")
     max_gap: float = Field(0.5, gt=0, description="mean |log rho| of a turn above which it is too stale to train")
     max_staleness: int = Field(64, ge=1, description="versions; loose: a person answers after hours")
     max_uses: int = Field(1, ge=1, le=2, description="2 allows one replay")

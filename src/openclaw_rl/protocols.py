@@ -60,8 +60,10 @@ class Trainer(Protocol):
         """Stand on the policy in `folder` (adapter, optimizer, scheduler, random state); None: on the base."""
         ...
 
-    def step(self, samples: Sequence[Sample], out: str) -> StepResult | None:
-        """One optimizer step from the loaded policy, written (synced) to `out`. None: the batch had nothing to say.
+    def step(self, samples: Sequence[Sample], out: str) -> StepResult:
+        """One optimizer step from the loaded policy, written (synced) to `out`.
+
+        A batch with nothing to say takes no step: `folder` is None, and `dropped` says why, turn by turn.
 
         After a step the trainer stands on the new weights; the caller reloads when they were not published.
         """

@@ -378,10 +378,28 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Term:
+    """What a method gives for one batch: one part of the loss, with its own mask and its own denominator.
+
+    B samples, R response tokens each. A sample stands in the term where its mask has a token.
+    """
+
+    name: str  # "binary", "opd": only a label for the metrics; nothing branches on it
+    weight: float
+    advantages: tuple[NDArray[np.float32], ...]  # B times [R]
+    masks: tuple[Mask, ...]  # B times [R]; all False where the sample is not in the term
+
+    @property
+    def samples(self) -> int:
+        """How many samples stand in the term."""
+        return sum(bool(mask.any()) for mask in self.masks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
     """What one optimizer step left behind."""
 
-    folder: str  # adapter (PEFT layout), optimizer, trainer state: complete, but not yet published
+    folder: str | None  # adapter (PEFT layout), optimizer, trainer state: complete, not yet published; None: no step
     digest: str
     metrics: Mapping[str, float]
     memory: Mapping[str, Any]

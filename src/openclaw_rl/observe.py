@@ -1,0 +1,106 @@
+"""What the processes say about themselves: logs for people and machines, metrics for Prometheus.
+
+No text of a conversation is ever logged at info level or above: ids, counts and times only.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from openclaw_rl.errors import ConfigError
+
+LOG_BYTES = 10 * 2**20
+LOG_FILES = 3
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_PLAIN = frozenset(vars(logging.makeLogRecord({})))
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object per line; what a call gives in `extra` becomes fields of its own."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "at": round(record.created, 3),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line |= {k: v for k, v in vars(record).items() if k not in _PLAIN and k not in ("message", "asctime")}
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False, default=str)
+
+
+def setup_logging(name: str, logs_dir: Path | None, level: str = "info") -> logging.Logger:
+    """Human lines to stderr and, with `logs_dir`, JSON lines to `logs_dir/<name>.log` (rotating).
+
+    Sets up the logger "openclaw_rl", replacing what an earlier call set up. Raises `ConfigError` when the folder
+    cannot be written.
+    """
+    root = logging.getLogger("openclaw_rl")
+    for handler in list(root.handlers):
+        root.removeHandler(handler)
+        handler.close()
+    root.setLevel(level.upper())
+    root.propagate = False
+    stderr = logging.StreamHandler(sys.stderr)
+    stderr.setFormatter(logging.Formatter(f"%(asctime)s {name} %(levelname)s %(message)s", "%H:%M:%S"))
+    root.addHandler(stderr)
+    if logs_dir is not None:
+        root.addHandler(_file_handler(logs_dir / f"{name}.log"))
+    return root
+
+
+def _file_handler(path: Path) -> logging.Handler:
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handler = RotatingFileHandler(path, maxBytes=LOG_BYTES, backupCount=LOG_FILES, encoding="utf-8", delay=False)
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: the log cannot be written ({error}). Make the folder writable, or set home."
+        ) from error
+    path.chmod(0o600)
+    handler.setFormatter(JsonLines())
+    return handler
+
+
+class Metrics:
+    """The gateway's metrics, in a registry of their own (several gateways can live in one process)."""
+
+    content_type = CONTENT_TYPE_LATEST
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        r = self.registry
+        self.replies = Counter(
+            "openclaw_replies", "Answers by HTTP route and outcome", ["route", "outcome"], registry=r
+        )
+        self.prompt_tokens = Counter("openclaw_prompt_tokens", "Prompt tokens of admitted requests", registry=r)
+        self.reused_tokens = Counter(
+            "openclaw_prompt_tokens_reused", "Prompt tokens taken over from a stored exchange (bridged)", registry=r
+        )
+        self.response_tokens = Counter("openclaw_response_tokens", "Tokens sampled", registry=r)
+        self.running = Gauge("openclaw_running", "Replies being generated", registry=r)
+        self.first_token = Histogram(
+            "openclaw_first_token_seconds", "From admission to the first token", registry=r, buckets=_SECONDS
+        )
+        self.duration = Histogram(
+            "openclaw_reply_seconds", "From admission to the durable end", registry=r, buckets=_SECONDS
+        )
+        self.commit = Histogram("openclaw_commit_seconds", "One group commit", registry=r, buckets=_SECONDS)
+        self.commit_size = Histogram(
+            "openclaw_commit_items", "Items in one group commit", registry=r, buckets=(1, 2, 4, 8, 16, 32, 64, 128)
+        )
+        self.version = Gauge("openclaw_policy_version", "The version that answers new requests", registry=r)
+        self.head = Gauge("openclaw_policy_head", "The newest published version", registry=r)
+        self.engine_up = Gauge("openclaw_engine_up", "1 while the engine answers", registry=r)
+
+    def expose(self) -> bytes:
+        """The Prometheus text format."""
+        return bytes(generate_latest(self.registry))
