@@ -234,11 +234,12 @@ def inspect_policy(file: str | None, sets: tuple[str, ...], version: int, **flag
 @_common
 @_model
 @_method
-def doctor(file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
+@click.option("--wait", default=120.0, show_default=True, help="Seconds that each link may take.")
+def doctor(file: str | None, sets: tuple[str, ...], wait: float, **flags: Any) -> None:
     """Prove turn -> verdict -> gradient -> new version -> served, on a scratch store; name the first broken link."""
     from openclaw_rl.doctor import examine
 
-    if not examine(_load(file, sets, **flags)):
+    if not examine(_load(file, sets, **flags), wait=wait):
         sys.exit(1)
 
 
