@@ -10,12 +10,12 @@ import time
 from pathlib import Path
 
 import pytest
-from openclaw_rl.store.db import Store
-from openclaw_rl.store.schema import uses, verdicts
 from sqlalchemy import select
 from tests.system.load import Ledger, crowd
 
 from openclaw_rl.store import exchanges, loops, policies
+from openclaw_rl.store.db import Store
+from openclaw_rl.store.schema import uses, verdicts
 from openclaw_rl.system import System, scratch
 from openclaw_rl.types import ExchangeStatus
 
@@ -49,9 +49,10 @@ async def new_pid(store: Store, room: str, old: int | None, within: float) -> in
     raise AssertionError(f"{room} did not come back within {within} s")
 
 
-def verdict_ids(store: Store) -> set[int]:
+def verdict_ids(store: Store) -> set[tuple[str, int, str]]:
     with store.read() as conn:
-        return set(conn.execute(select(verdicts.c.id)).scalars())
+        rows = conn.execute(select(verdicts.c.turn, verdicts.c.revision, verdicts.c.judge)).all()
+    return {(turn, revision, judge) for turn, revision, judge in rows}
 
 
 @pytest.mark.timeout(600)
@@ -69,8 +70,8 @@ def test_forty_kills_lose_nothing(tmp_path: Path) -> None:
         store.close()
 
 
-async def _siege(system: System, store: Store, rng: random.Random) -> tuple[Ledger, set[int]]:
-    ledger, committed = Ledger(), set[int]()
+async def _siege(system: System, store: Store, rng: random.Random) -> tuple[Ledger, set[tuple[str, int, str]]]:
+    ledger, committed = Ledger(), set[tuple[str, int, str]]()
     async with crowd(system, 3, ledger):
         await asyncio.sleep(3)
         for number in range(KILLS):

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from openclaw_rl.store.db import Store
-from openclaw_rl.store.schema import exchanges as exchange_table
 from peft import PeftModel
 from sqlalchemy import select
 from tests.system.load import Ledger, crowd
@@ -17,6 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from openclaw_rl.render.model_files import ModelFiles
 from openclaw_rl.store import exchanges, policies, turns
+from openclaw_rl.store.db import Store
+from openclaw_rl.store.schema import exchanges as exchange_table
 from openclaw_rl.system import System, scratch
 from openclaw_rl.types import Exchange, ExchangeStatus, Policy
 

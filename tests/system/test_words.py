@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from openclaw_rl.store.db import Store
 
 

@@ -1,0 +1,351 @@
+"""What `status` and `inspect` show: read from the store, drawn as tables."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+from sqlalchemy import Connection, func, select
+
+from openclaw_rl.canon import text_of
+from openclaw_rl.config import Config
+from openclaw_rl.errors import OpenClawError
+from openclaw_rl.store import exchanges, loops, policies, turns
+from openclaw_rl.store.db import Store
+from openclaw_rl.store.schema import exchanges as exchange_table
+from openclaw_rl.store.schema import turns as turn_table
+from openclaw_rl.store.schema import uses as use_table
+from openclaw_rl.store.schema import verdicts as verdict_table
+from openclaw_rl.types import Exchange, Message, Policy, Turn, Verdict
+
+STALE = 10.0  # seconds without a heartbeat after which a loop counts as gone
+
+
+def _open(config: Config) -> Store:
+    if not config.store_path.exists():
+        raise OpenClawError(
+            f"{config.store_path}: no store there yet. `openclaw-rl up` makes it; --home names another one."
+        )
+    return Store.open(config.store_path, create=False)
+
+
+# ------------------------------------------------------------------------------------------------------------- status
+
+
+def gather(conn: Connection, now: float) -> dict[str, Any]:
+    """Everything that `status` tells, as plain JSON."""
+    head = policies.head(conn)
+    known = policies.all(conn)
+    return {
+        "head": head.version,
+        "loops": [
+            {"name": b.name, "pid": b.pid, "age": round(now - b.at, 1), "alive": now - b.at < STALE, "note": b.note}
+            for b in loops.beats(conn)
+        ],
+        "turns": _counts(conn, turn_table.c.state),
+        "dropped": _counts(conn, turn_table.c.reason, turn_table.c.state == "dropped"),
+        "untrainable": _counts(conn, turn_table.c.untrainable, turn_table.c.untrainable.is_not(None)),
+        "verdicts": {str(k): n for k, n in _counts(conn, verdict_table.c.score).items()},
+        "agreement": _agreement(conn),
+        "versions": [_policy_row(conn, p) for p in known[-10:]],
+        "states": _tally(p.state.value for p in known),
+    }
+
+
+def _agreement(conn: Connection) -> dict[str, int]:
+    """Where a person told their opinion of a turn that a judge had scored: how often the two agree."""
+    person, judge = verdict_table.alias(), verdict_table.alias()
+    pairs = conn.execute(
+        select(person.c.score, judge.c.score)
+        .join(judge, person.c.turn == judge.c.turn)
+        .where(person.c.explicit == 1, judge.c.explicit == 0, person.c.score.is_not(None), judge.c.score.is_not(None))
+    ).all()
+    return {"agree": sum(a == b for a, b in pairs), "of": len(pairs)}
+
+
+def _counts(conn: Connection, column: Any, *where: Any) -> dict[Any, int]:
+    rows = conn.execute(select(column, func.count()).where(*where).group_by(column).order_by(func.count().desc())).all()
+    return {key: int(n) for key, n in rows}
+
+
+def _tally(items: Any) -> dict[str, int]:
+    out: dict[str, int] = {}
+    for item in items:
+        out[item] = out.get(item, 0) + 1
+    return out
+
+
+def _policy_row(conn: Connection, policy: Policy) -> dict[str, Any]:
+    used = conn.scalar(select(func.count()).select_from(use_table).where(use_table.c.policy == policy.version))
+    served = conn.scalar(
+        select(func.count()).select_from(exchange_table).where(exchange_table.c.version == policy.version)
+    )
+    return {
+        "version": policy.version,
+        "parent": policy.parent,
+        "state": policy.state.value,
+        "turns": int(used or 0),
+        "served": int(served or 0),
+        "metrics": dict(policy.metrics),
+        "reason": policy.reason,
+        "at": policy.created_at,
+    }
+
+
+def show_status(config: Config, *, watch: bool, as_json: bool) -> None:
+    """Print the status once, or keep it on the screen."""
+    store, console = _open(config), Console()
+
+    def now() -> dict[str, Any]:
+        with store.read() as conn:
+            return gather(conn, time.time())
+
+    try:
+        if as_json:
+            console.print_json(json.dumps(now()))
+        elif not watch:
+            console.print(_status(now()))
+        else:
+            with Live(_status(now()), console=console, refresh_per_second=2, screen=True) as live:
+                while True:
+                    time.sleep(0.5)
+                    live.update(_status(now()))
+    except KeyboardInterrupt:
+        pass
+    finally:
+        store.close()
+
+
+def _status(told: Mapping[str, Any]) -> Group:
+    return Group(_loops(told), _turns(told), _versions(told))
+
+
+def _loops(told: Mapping[str, Any]) -> Table:
+    table = Table(title="loops", title_justify="left", box=None, padding=(0, 2))
+    for column in ("loop", "pid", "last heard", "note"):
+        table.add_column(column)
+    for row in told["loops"]:
+        heard = f"{row['age']:.0f} s ago" if row["alive"] else f"[red]{row['age']:.0f} s ago: not running[/]"
+        style = "red" if str(row["note"]).startswith("degraded") else ""
+        table.add_row(row["name"], str(row["pid"]), heard, Text(str(row["note"]), style=style))
+    return table
+
+
+def _turns(told: Mapping[str, Any]) -> Table:
+    table = Table(title="\nturns", title_justify="left", box=None, padding=(0, 2), show_header=False)
+    table.add_column(justify="right")
+    table.add_column()
+    total = sum(told["turns"].values()) or 1
+    for state, count in told["turns"].items():
+        table.add_row(str(count), state)
+    for title in ("dropped", "untrainable"):
+        for reason, count in list(told[title].items())[:5]:
+            table.add_row(f"{count / total:.0%}", f"[dim]{title}:[/] {reason}")
+    scores = {"1": "good", "-1": "not good", "0": "neither", "None": "no opinion"}
+    words = ", ".join(f"{n} {scores.get(k, k)}" for k, n in told["verdicts"].items())
+    table.add_row("", f"[dim]verdicts:[/] {words or 'none yet'}")
+    if told["agreement"]["of"]:
+        table.add_row("", "[dim]judge agrees with people on[/] {agree} of {of}".format(**told["agreement"]))
+    return table
+
+
+def _versions(told: Mapping[str, Any]) -> Table:
+    states = ", ".join(f"{n} {state}" for state, n in told["states"].items())
+    table = Table(title=f"\npolicy versions ({states}; head v{told['head']})", title_justify="left", box=None)
+    for column in ("version", "from", "state", "trained on", "served", "reward", "loss", "kl", "grad norm", "made"):
+        table.add_column(column, justify="left" if column == "state" else "right")
+    for row in told["versions"]:
+        metrics = row["metrics"]
+        numbers = [_number(metrics.get(k)) for k in ("reward/mean", "loss/total", "kl", "gradient/norm")]
+        state = {"live": "[green]live[/]", "rejected": "[red]rejected[/]"}.get(row["state"], row["state"])
+        parent = "" if row["parent"] is None else f"v{row['parent']}"
+        table.add_row(
+            *(f"v{row['version']}", parent, state, str(row["turns"]), str(row["served"])), *numbers, _when(row["at"])
+        )
+        if row["reason"]:
+            table.add_row("", "", Text(str(row["reason"]), style="dim"))
+    return table
+
+
+def _number(value: Any) -> str:
+    return "" if value is None else f"{value:.3g}"
+
+
+def _when(at: float) -> str:
+    return datetime.fromtimestamp(at).strftime("%m-%d %H:%M:%S")
+
+
+# ------------------------------------------------------------------------------------------------------------ inspect
+
+
+def show_sessions(config: Config, limit: int) -> None:
+    """The newest sessions: how many turns, in which states, and how they began."""
+    store, console = _open(config), Console()
+    try:
+        with store.read() as conn:
+            rows = conn.execute(
+                select(
+                    turn_table.c.session,
+                    func.count(),
+                    func.min(turn_table.c.id),
+                    func.max(turn_table.c.seq),
+                    func.group_concat(turn_table.c.state),
+                )
+                .where(turn_table.c.kind != "side")
+                .group_by(turn_table.c.session)
+                .order_by(func.max(turn_table.c.seq).desc())
+                .limit(limit)
+            ).all()
+            firsts = {session: _first_words(conn, session) for session, *_ in rows}
+    finally:
+        store.close()
+    table = Table(box=None, padding=(0, 2))
+    for column in ("session", "turns", "states", "began with"):
+        table.add_column(column)
+    for session, count, _, _, states in rows:
+        tally = ", ".join(f"{n} {s}" for s, n in _tally(str(states).split(",")).items())
+        table.add_row(session, str(count), tally, Text(firsts[session]))
+    console.print(table if rows else "no conversations yet")
+
+
+def _first_words(conn: Connection, session: str) -> str:
+    first = conn.scalar(
+        select(turn_table.c.id).where(turn_table.c.session == session).order_by(turn_table.c.seq).limit(1)
+    )
+    exchange = exchanges.get(conn, str(first)) if first else None
+    return _short(_last_user(exchange.request.messages)) if exchange and exchange.request.messages else "(redacted)"
+
+
+def _last_user(messages: Sequence[Message]) -> str:
+    return next((text_of(m) for m in reversed(messages) if m.get("role") == "user"), "")
+
+
+def _short(text: str, width: int = 70) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= width else line[: width - 1] + "…"
+
+
+def show_session(config: Config, session: str) -> None:
+    """Every turn of one session. Raises `OpenClawError` when there is none of that name."""
+    store, console = _open(config), Console()
+    try:
+        with store.read() as conn:
+            ids = conn.execute(
+                select(turn_table.c.id).where(turn_table.c.session == session).order_by(turn_table.c.seq)
+            ).scalars()
+            panels = [_turn_panel(conn, str(i), whole=False) for i in ids]
+    finally:
+        store.close()
+    if not panels:
+        raise OpenClawError(f"no session {session!r}. `openclaw-rl inspect sessions` lists them.")
+    console.print(Group(*panels))
+
+
+def show_turn(config: Config, turn: str) -> None:
+    """One turn, whole. Raises `OpenClawError` when there is none with that id."""
+    store, console = _open(config), Console()
+    try:
+        with store.read() as conn:
+            panel = _turn_panel(conn, turn, whole=True)
+    finally:
+        store.close()
+    console.print(panel)
+
+
+def _turn_panel(conn: Connection, id_: str, *, whole: bool) -> Panel:
+    exchange, turn = exchanges.get(conn, id_), turns.get(conn, id_)
+    if exchange is None or turn is None:
+        raise OpenClawError(f"no turn {id_!r}. `openclaw-rl inspect session ID` lists a session's turns.")
+    body = Table(box=None, show_header=False, padding=(0, 1))
+    body.add_column(style="dim", width=12)
+    body.add_column()
+    for label, value in _turn_lines(conn, exchange, turn, whole=whole):
+        body.add_row(label, value if isinstance(value, Text) else Text(str(value)))
+    return Panel(body, title=f"{id_}  [bold]{turn.state.value}[/]", title_align="left")
+
+
+def _turn_lines(conn: Connection, exchange: Exchange, turn: Turn, *, whole: bool) -> list[tuple[str, str | Text]]:
+    request, reply = exchange.request, exchange.reply
+    width = 2000 if whole else 100
+    lines: list[tuple[str, str | Text]] = [("asked", _short(_last_user(request.messages), width) or "(redacted)")]
+    if reply is not None:
+        lines.append(("answered", Text(_answer(reply.message, width), style="cyan")))
+    if turn.reason:
+        lines.append(("why dropped", Text(turn.reason, style="red")))
+    if turn.untrainable:
+        lines.append(("never trains", Text(turn.untrainable, style="yellow")))
+    if reaction := turns.reaction(conn, turn.id):
+        words = " / ".join(_short(text_of(m), width) for m in reaction.messages)
+        told = [f"score {f.score}, {f.comment or f.correction or ''}".rstrip(", ") for f in reaction.feedback]
+        lines.append(("reaction", f"{' '.join([words, *told])}  ({reaction.how} link)"))
+    if verdict := turns.verdict(conn, turn.id):
+        lines.append(("verdict", _verdict(verdict)))
+    learned = conn.execute(select(use_table.c.policy).where(use_table.c.turn == turn.id)).scalars().all()
+    if learned:
+        lines.append(("learned by", ", ".join(f"version {v}" for v in learned)))
+    return lines + (_details(exchange, turn) if whole else [])
+
+
+def _answer(message: Message, width: int) -> str:
+    calls = [f"{c['function']['name']}({c['function']['arguments']})" for c in message.get("tool_calls") or ()]
+    return _short(" ".join([text_of(message), *calls]), width)
+
+
+def _verdict(verdict: Verdict) -> str:
+    score = "no opinion" if verdict.score is None else f"{verdict.score:+d}"
+    hints = f", hint: {'; '.join(verdict.hints)}" if verdict.hints else ""
+    return f"{score} by {verdict.judge}{hints}  {verdict.reason}"
+
+
+def _details(exchange: Exchange, turn: Turn) -> list[tuple[str, str | Text]]:
+    request, reply = exchange.request, exchange.reply
+    lines: list[tuple[str, str | Text]] = [
+        ("session", turn.session),
+        ("relation", turn.relation + (f" of {turn.relation_of}" if turn.relation_of else "")),
+        ("before it", turn.parent or turn.unlinked or "nothing: it began the conversation"),
+        ("version", f"{request.version}, identity {request.identity[:12]}"),
+        ("sampling", f"temperature {request.sampling.temperature:g}, top_p {request.sampling.top_p:g}"),
+        ("prompt", f"{len(request.prompt_ids)} tokens, {len(request.messages)} messages, {len(request.tools)} tools"),
+    ]
+    if reply is not None and len(reply.response_ids):
+        mean = float(reply.logprobs.mean())
+        finish = reply.finish_reason.value if reply.finish_reason else reply.status.value
+        lines.append(("response", f"{len(reply.response_ids)} tokens, mean logprob {mean:.3f}, finish {finish}"))
+        if reply.first_token_at is not None:
+            first, whole = reply.first_token_at - request.admitted_at, reply.finished_at - request.admitted_at
+            lines.append(("took", f"{first * 1000:.0f} ms to the first token, {whole * 1000:.0f} ms in all"))
+    return lines
+
+
+def show_policy(config: Config, version: int) -> None:
+    """One version: lineage, metrics, and the turns it was trained on. Raises `OpenClawError` when it does not exist."""
+    store, console = _open(config), Console()
+    try:
+        with store.read() as conn:
+            policy = policies.get(conn, version)
+            if policy is None:
+                known = [p.version for p in policies.all(conn)]
+                raise OpenClawError(f"no policy version {version}; there are {min(known)} to {max(known)}.")
+            lineage = policies.lineage(conn, version)
+            used = conn.execute(select(use_table.c.turn).where(use_table.c.policy == version)).scalars().all()
+            panels = [_turn_panel(conn, str(t), whole=False) for t in used]
+    finally:
+        store.close()
+    table = Table(box=None, show_header=False, padding=(0, 1))
+    table.add_column(style="dim")
+    table.add_column()
+    table.add_row("state", policy.state.value + (f": {policy.reason}" if policy.reason else ""))
+    table.add_row("lineage", " <- ".join(f"v{v}" for v in lineage[:12]) + (" <- ..." if len(lineage) > 12 else ""))
+    table.add_row("weights", f"{policy.path or policy.base}  {policy.digest[:16]}")
+    for name, value in sorted(policy.metrics.items()):
+        table.add_row(name, f"{value:.6g}")
+    console.print(Panel(table, title=f"version {version}", title_align="left"))
+    console.print(Group(f"trained on {len(panels)} turns:", *panels))
