@@ -84,7 +84,7 @@ class CollectConfig(_Section):
             r"(?i)\b(generate|create|write|provide|suggest)\b[^.\n]{0,60}\b(title|headline|name)\b[^.\n]{0,60}\b(for|of|about)?\b"
             r"[^.\n]{0,30}\b(conversation|chat|session|dialogue|discussion)\b",
             r"(?i)\b(conversation|chat|session) title\b",
-            r"(?i)\bHEARTBEAT(_OK|\.md)?\b",
+            r"\bHEARTBEAT(_OK|\.md)\b",
             r"(?i)\b(pre-?compaction )?memory flush\b",
             r"(?i)\bsummari[sz]e (this|the) (conversation|chat|session)\b",
         ),

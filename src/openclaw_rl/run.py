@@ -113,9 +113,8 @@ class Supervisor:
 
     def pid(self, room: str) -> int | None:
         """The process id of a running room."""
-        child = next(c for c in self._children if c.name == room)
-        running = child.process is not None and child.process.returncode is None
-        return child.process.pid if running and child.process else None
+        process = next((c.process for c in self._children if c.name == room), None)
+        return process.pid if process is not None and process.returncode is None else None
 
     async def run(self, stop: asyncio.Event) -> None:
         """Keep every room alive until `stop`. Raises `OpenClawError` when one dies too often."""
@@ -190,6 +189,8 @@ class Supervisor:
         store = await asyncio.to_thread(Store.open, self._config.store_path)
         while not stop.is_set():
             await asyncio.to_thread(loops.beat, store, "supervisor", self.health())
+            if engine := self.pid("engine"):  # the engine knows no store: its life is told by who started it
+                await asyncio.to_thread(loops.beat, store, "engine", self._config.engine.backend, pid=engine)
             await asyncio.sleep(1.0)
 
     def health(self) -> str:

@@ -178,17 +178,18 @@ class ScriptedTrainer:
         self.folder, self.memory = folder, dict(memory)
         self.steps = int(memory.get("steps", 0))
 
-    def step(self, samples: Sequence[Sample], out: str) -> StepResult | None:
+    def step(self, samples: Sequence[Sample], out: str) -> StepResult:
         """See `protocols.Trainer.step`."""
         self.batches.append(tuple(samples))
         metrics = self.outcome(samples)
         if metrics is None:
-            return None
+            dropped = {s.turn: "the script has nothing to say" for s in samples}
+            return StepResult(folder=None, digest="", metrics={}, memory=self.memory, dropped=dropped)
         self.steps += 1
         self.memory = dict(self.memory) | {"steps": self.steps}
         write_adapter(out, weight=float(self.steps))
         self.folder = out
-        sound = {"loss": 0.1, "kl": 0.0, "grad_norm": 1.0, "turns": float(len(samples))}
+        sound = {"loss/total": 0.1, "kl": 0.0, "gradient/norm": 1.0, "turns": float(len(samples))}
         return StepResult(folder=out, digest=digest_of(out), metrics=sound | dict(metrics), memory=self.memory)
 
 

@@ -34,7 +34,7 @@ OPPOSITE: dict[Value, Value] = {
 
 # Between the two lies a reply that is neither short nor long, in words.
 SHORT_WORDS = 8
-LONG_WORDS = 14
+LONG_WORDS = 12
 
 _FORMAL = re.compile(r"\b(certainly|indeed|should you|disposal|do not hesitate|kindly|i remain)\b", re.IGNORECASE)
 _CASUAL = re.compile(r"\b(yep|sure|hey|wanna|gonna|shout|buddy|i'm|i've|you'd|let's)\b", re.IGNORECASE)
@@ -42,14 +42,8 @@ _BULLET = re.compile(r"\s*[-*•]\s+\S")
 
 _OPENERS: dict[Tone, tuple[str, ...]] = {"formal": ("Certainly", "Indeed"), "casual": ("Yep", "Sure")}
 _CLOSERS: dict[Tone, tuple[str, ...]] = {
-    "formal": (
-        "Please do not hesitate to ask should you require anything further.",
-        "I remain at your disposal for any further questions.",
-    ),
-    "casual": (
-        "Just shout if you wanna hear about another one of these!",
-        "I'm all ears if you've got another one for me!",
-    ),
+    "formal": ("Should you require more, kindly ask.", "I remain at your disposal."),
+    "casual": ("Just shout if you wanna hear more!", "I'm all ears for another one!"),
 }
 
 

@@ -107,8 +107,8 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="sound",
-        phrasings=("What does a {s} say?", "Which sound does a {s} make?", "Tell me the sound of a {s}."),
-        statement="The sound of a {s} is {a}",
+        phrasings=("What does a {s} say?", "Which sound does a {s} make?", "Name the sound of the {s}."),
+        statement="The sound of the {s} is {a}",
         pairs=_pairs(
             "dog=woof, cat=meow, cow=moo, sheep=baa, pig=oink, duck=quack, horse=neigh, lion=roar, mouse=squeak, "
             "snake=hiss, bee=buzz, wolf=howl, donkey=bray, rooster=crow, hen=cluck, crow=caw, dove=coo, turkey=gobble"
@@ -131,8 +131,8 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="young",
-        phrasings=("What is a baby {s} called?", "How do you call a young {s}?", "Name the young of a {s}."),
-        statement="The young of a {s} is a {a}",
+        phrasings=("What is a baby {s} called?", "What do you call a young {s}?", "Name the young of the {s}."),
+        statement="The young of the {s} is the {a}",
         pairs=_pairs(
             "dog=puppy, cat=kitten, cow=calf, sheep=lamb, pig=piglet, duck=duckling, horse=foal, lion=cub, hen=chick, "
             "goose=gosling, goat=kid, deer=fawn, kangaroo=joey, frog=tadpole, swan=cygnet, owl=owlet, eagle=eaglet, "

@@ -1,0 +1,1 @@
+"""Room 2: which messages answer which turn."""

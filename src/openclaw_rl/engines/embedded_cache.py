@@ -1,0 +1,121 @@
+"""Keys and values of the running replies: one tensor with a slot per row.
+
+Shape legend: L layers, N rows, H key/value heads, C capacity in tokens, D head size, Q new tokens.
+A row's token t lies at position t. Slots beyond a row's length hold leftovers, which the attention mask hides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+_FIRST_ROWS, _FIRST_CAPACITY = 4, 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """What one token costs."""
+
+    layers: int
+    heads: int
+    dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+class Slots:
+    """[L, 2, N, H, C, D]; rows and capacity double when they run out."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.data = self._new(_FIRST_ROWS, _FIRST_CAPACITY)
+
+    def _new(self, rows: int, capacity: int) -> Tensor:
+        at = self.layout
+        return torch.zeros(at.layers, 2, rows, at.heads, capacity, at.dim, dtype=at.dtype, device=at.device)
+
+    @property
+    def capacity(self) -> int:
+        return self.data.shape[4]
+
+    def reserve(self, rows: int, length: int) -> None:
+        """Room for `rows` rows of `length` tokens, and one slot more for what padding writes."""
+        have_rows, have = self.data.shape[2], self.capacity
+        if rows <= have_rows and length < have:
+            return
+        while have_rows < rows:
+            have_rows *= 2
+        while have <= length:
+            have *= 2
+        old, self.data = self.data, self._new(have_rows, have)
+        self.data[:, :, : old.shape[2], :, : old.shape[4]] = old
+
+    def take(self, row: int, length: int) -> Tensor:
+        """[L, 2, H, length, D] a row's tokens (a view)."""
+        return self.data[:, :, row, :, :length]
+
+    def put(self, row: int, states: Tensor) -> None:
+        """Fill a row from its first token on."""
+        self.data[:, :, row, :, : states.shape[3]] = states
+
+
+class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped here
+    """Shows `Slots` to a transformers model for one forward pass.
+
+    `positions_NQ`: the slot that each new token is written to; `length`: tokens that attention looks at.
+    """
+
+    def __init__(self, slots: Slots, positions_NQ: Tensor, length: int) -> None:
+        super().__init__(layers=[])
+        self._slots = slots
+        self._positions_NQ = positions_NQ
+        self._rows_N1 = torch.arange(positions_NQ.shape[0], device=positions_NQ.device)[:, None]
+        self._length = length
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write [N, H, Q, D] and return all [N, H, length, D]."""
+        keys, values = self._slots.data[layer_idx]
+        keys[self._rows_N1, :, self._positions_NQ] = key_states.transpose(1, 2)
+        values[self._rows_N1, :, self._positions_NQ] = value_states.transpose(1, 2)
+        rows = key_states.shape[0]
+        return keys[:rows, :, : self._length], values[:rows, :, : self._length]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self._length - self._positions_NQ.shape[1]
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return self._length, 0
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        return self.get_seq_length()
+
+
+class Shapes(Cache):  # type: ignore[misc]
+    """Notes what a model puts into its cache, and returns it as it came."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self.seen: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        self.dtype = torch.float32
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        self.seen[layer_idx] = (tuple(key_states.shape), tuple(value_states.shape))
+        self.dtype = key_states.dtype
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return query_length, 0
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        return 0

@@ -1,0 +1,179 @@
+"""Several policy versions in one model: LoRA updates (arXiv:2106.09685) chosen per row of the batch.
+
+Shape legend: N rows, Q query tokens, I in, O out, R rank of one version, K ranks of all held versions together.
+The matrices of all versions lie behind one another (A [K, I], B [K, O] with the scale in B). One version in the batch:
+two products with its slice. Several: two products with all of them and a mask [N, 1, K] between, which keeps each
+row to its own version. So a mixed batch costs the same whichever versions meet in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from openclaw_rl.engines.adapter_file import AdapterFile, RawTensor
+from openclaw_rl.errors import EngineError
+
+Key = tuple[int, str]
+"""(version, digest): what a held policy is known by."""
+Pair = tuple[Tensor, Tensor]
+"""A [R, I] and scaled B transposed [R, O]."""
+
+_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
+
+
+@dataclass(slots=True, eq=False)
+class Route:
+    """Which update each module applies in the coming forward pass."""
+
+    pairs: Sequence[Pair | None]
+    mask: Tensor | None  # [N, 1, K]; None: every row takes the whole pair
+
+
+@dataclass(slots=True)
+class Switch:
+    """What all routed modules of a model look at. `route` None: the base alone."""
+
+    route: Route | None = None
+
+
+class RoutedLinear(nn.Linear):
+    """An `nn.Linear` of the base model that adds the update of the current route.
+
+    Made in place by changing an existing layer's class: names, weights and ties of the model stay as they are.
+    """
+
+    switch: Switch
+    index: int
+
+    def forward(self, input: Tensor) -> Tensor:
+        out = nn.functional.linear(input, self.weight, self.bias)
+        route = self.switch.route
+        if route is None:
+            return out
+        pair = route.pairs[self.index]
+        if pair is None:
+            return out
+        a, b = pair
+        low = nn.functional.linear(input, a)
+        if route.mask is not None:
+            low = low * route.mask
+        out.view(-1, out.shape[-1]).addmm_(low.view(-1, low.shape[-1]), b)
+        return out
+
+
+@dataclass(slots=True, eq=False)
+class Stack:
+    """The matrices of all held adapters, and where each one's columns lie. Never changed once it is in use."""
+
+    spans: dict[Key, slice] = field(default_factory=dict)
+    pairs: list[Pair | None] = field(default_factory=list)
+    own: dict[Key, list[Pair | None]] = field(default_factory=dict)  # views: one version's slice
+    width: int = 0
+
+
+class Adapters:
+    """The adapters that a model holds. Loading is cut into small pieces, so that decode steps go on between them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.switch = Switch()
+        self.modules: dict[str, RoutedLinear] = {}
+        for name, module in model.named_modules():
+            if type(module) is nn.Linear:
+                module.__class__ = RoutedLinear
+                assert isinstance(module, RoutedLinear)
+                module.switch, module.index = self.switch, len(self.modules)
+                self.modules[name] = module
+        self._stack = Stack(pairs=[None] * len(self.modules))
+
+    @property
+    def keys(self) -> frozenset[Key]:
+        return frozenset(self._stack.spans)
+
+    def route(self, keys: Sequence[Key | None]) -> Route | None:
+        """The route of a batch whose row i answers with `keys[i]` (None: the base)."""
+        first = keys[0]
+        if all(k == first for k in keys):
+            return None if first is None else Route(self._stack.own[first], None)
+        like = next(iter(self.modules.values())).weight
+        mask = torch.zeros(len(keys), 1, self._stack.width, dtype=like.dtype)
+        for row, key in enumerate(keys):
+            if key is not None:
+                mask[row, 0, self._stack.spans[key]] = 1
+        return Route(self._stack.pairs, mask.to(like.device))
+
+    def change(self, add: Mapping[Key, AdapterFile], keep: frozenset[Key]) -> Generator[None]:
+        """Hold `add` and those of the present ones that `keep` names; stop between small pieces of the work.
+
+        Nothing changes before the last piece. Raises `EngineError` when an adapter does not fit the model.
+        """
+        count = len(self.modules)
+        parts = {k: (s.stop - s.start, self._stack.own[k]) for k, s in self._stack.spans.items() if k in keep}
+        for key, file in add.items():
+            read = yield from self._read(file)
+            parts[key] = (file.rank, [read.get(i) for i in range(count)])
+        self._stack = yield from _stack(parts, count)
+
+    def _read(self, file: AdapterFile) -> Generator[None, None, dict[int, Pair]]:
+        pairs: dict[int, Pair] = {}
+        for name, (raw_a, raw_b) in file.pairs.items():
+            module = self.modules.get(name)
+            where = f"version {file.ref.version}, {file.ref.path}"
+            if module is None:
+                raise EngineError(
+                    f"{where}: the base model has no linear layer {name!r}. Was it trained on another base?"
+                )
+            if raw_a.shape[1] != module.in_features or raw_b.shape[0] != module.out_features:
+                raise EngineError(
+                    f"{where}: {name}: lora_A {list(raw_a.shape)} and lora_B {list(raw_b.shape)}, expected "
+                    f"[rank, {module.in_features}] and [{module.out_features}, rank]. Was it trained on another base?"
+                )
+            a, b = _tensor(file, raw_a), _tensor(file, raw_b)
+            if not (bool(torch.isfinite(a).all()) and bool(torch.isfinite(b).all())):
+                raise EngineError(f"{where}: {name} holds numbers that are not finite")
+            like = module.weight
+            scaled = (b.float() * file.scale(name)).t().contiguous()
+            pairs[module.index] = (a.to(like.device, like.dtype), scaled.to(like.device, like.dtype))
+            yield
+        return pairs
+
+
+def _tensor(file: AdapterFile, raw: RawTensor) -> Tensor:
+    dtype = _DTYPES.get(raw.dtype)
+    if dtype is None:
+        raise EngineError(f"version {file.ref.version}, {file.ref.path}: {raw.dtype} weights, expected {list(_DTYPES)}")
+    count = raw.shape[0] * raw.shape[1]
+    return torch.frombuffer(file.buffer, dtype=dtype, count=count, offset=raw.begin).view(raw.shape)
+
+
+def _stack(parts: Mapping[Key, tuple[int, Sequence[Pair | None]]], count: int) -> Generator[None, None, Stack]:
+    """Lay the pairs of all versions behind one another; one piece of work per module."""
+    stack = Stack(own={key: [] for key in parts})
+    for key, (rank, _) in parts.items():
+        stack.spans[key] = slice(stack.width, stack.width + rank)
+        stack.width += rank
+    for index in range(count):
+        here = {key: pairs[index] for key, (_, pairs) in parts.items()}
+        whole = _side_by_side(here, stack)
+        stack.pairs.append(whole)
+        for key, pair in here.items():
+            span = stack.spans[key]
+            stack.own[key].append((whole[0][span], whole[1][span]) if whole and pair else None)
+        yield
+    return stack
+
+
+def _side_by_side(here: Mapping[Key, Pair | None], stack: Stack) -> Pair | None:
+    """A [K, I] and B [K, O] of one module; zeros where a version has no update, or one of a lower rank."""
+    like = next((pair for pair in here.values() if pair is not None), None)
+    if like is None:
+        return None
+    a, b = (t.new_zeros(stack.width, t.shape[1]) for t in like)
+    for key, pair in here.items():
+        if pair is not None:
+            start, rank = stack.spans[key].start, pair[0].shape[0]
+            a[start : start + rank], b[start : start + rank] = pair
+    return a, b

@@ -1,0 +1,261 @@
+"""The engine process: one thread that both steps and talks, so that nothing ever contends for the interpreter.
+
+Between two decode steps the event loop reads what came, sends what was drawn, and gives a load a slice of time that is
+small beside a step. Adapter files are read and hashed in a helper thread, which needs the interpreter for moments only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Coroutine, Generator
+from pathlib import Path
+from typing import cast
+
+import msgspec
+import torch
+import uvloop
+
+from openclaw_rl.config import Config
+from openclaw_rl.engines import adapter_file, wire
+from openclaw_rl.engines.embedded import Core, Job, Scored, Token
+from openclaw_rl.engines.embedded_model import BaseModel
+from openclaw_rl.errors import EngineError, EngineGone
+from openclaw_rl.types import PolicyRef
+
+log = logging.getLogger(__name__)
+
+_SLICE = (0.0002, 0.1)  # a load's share between two steps: seconds at least, or this part of a step
+_BACKLOG = 64 * 2**20  # bytes that a client may leave unread before it is dropped
+_PARENT_POLL = 1.0  # seconds
+_SOCKET_PATH = 103  # bytes that every supported system allows
+
+
+class _Peer(asyncio.Protocol):
+    """One client connection."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._frames = wire.Frames()
+        self._transport: asyncio.Transport | None = None
+        self.jobs: dict[int, Job] = {}
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for body in self._frames.feed(data):
+                self._server.handle(self, wire.calls.decode(body))
+        except (EngineGone, msgspec.DecodeError) as error:
+            log.warning("a client sent what is no call of ours (%s); hanging up", error)
+            assert self._transport is not None
+            self._transport.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        for job in self.jobs.values():
+            self._server.core.cancel(job)
+        self.jobs.clear()
+
+    def send(self, answer: wire.Answer) -> None:
+        if self._transport is None:
+            return  # it hung up before its answer was ready
+        self._transport.write(wire.encode(answer))
+        if self._transport.get_write_buffer_size() > _BACKLOG:
+            log.warning("a client left %d MiB unread; hanging up", _BACKLOG >> 20)
+            self._transport.abort()
+
+
+class Server:
+    """Consumes: calls. Produces: tokens. Waits for: a call. Unblocked by: the socket."""
+
+    def __init__(self, core: Core) -> None:
+        self.core = core
+        self._wake = asyncio.Event()
+        self._loading = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._step_seconds = 0.0
+
+    def handle(self, peer: _Peer, call: wire.Call) -> None:
+        """Act on one call; what takes time goes on in the background."""
+        if isinstance(call, wire.Cancel):
+            job = peer.jobs.pop(call.id, None)
+            if job is not None:
+                self.core.cancel(job)
+        elif isinstance(call, wire.AskInfo):
+            peer.send(self._info(call.id))
+        elif isinstance(call, wire.Load):
+            self._spawn(self._load(peer, call))
+        else:
+            self._submit(peer, call)
+
+    def _submit(self, peer: _Peer, call: wire.Generate | wire.Score) -> None:
+        owner, ids = (peer, call.id), wire.unpack_ids(call.prompt_ids)
+        try:
+            if isinstance(call, wire.Generate):
+                job = self.core.generate(
+                    owner, call.version, ids, call.sampling, call.stop_token_ids, call.top_logprobs
+                )
+            else:
+                response = wire.unpack_ids(call.response_ids)
+                job = self.core.score(owner, call.version, ids, response, call.temperature)
+        except EngineError as error:
+            peer.send(wire.Failed(call.id, str(error)))
+            return
+        peer.jobs[call.id] = job
+        self._wake.set()
+
+    def _info(self, call: int) -> wire.Info:
+        core, model = self.core, self.core.model
+        return wire.Info(
+            call, model.name, model.context_length, model.vocab_size, core.versions, str(model.device),
+            str(model.dtype).removeprefix("torch."), core.running, core.waiting, os.getpid(),
+        )  # fmt: skip
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _load(self, peer: _Peer, call: wire.Load) -> None:
+        async with self._loading:
+            try:
+                await self._change(call.policies)
+            except EngineError as error:
+                peer.send(wire.Failed(call.id, str(error)))
+            else:
+                peer.send(wire.Loaded(call.id))
+            await self._tidy()
+
+    async def _change(self, policies: tuple[PolicyRef, ...]) -> None:
+        self.core.check_room(policies)
+        files = {}
+        for ref in self.core.missing(policies):
+            files[ref.version, ref.digest] = await asyncio.to_thread(adapter_file.read, ref)
+        await self._between_steps(self.core.change(policies, files))
+
+    async def _tidy(self) -> None:
+        if self.core.untidy:
+            await self._between_steps(self.core.tidy())
+
+    async def _between_steps(self, work: Generator[None]) -> None:
+        least, share = _SLICE
+        started = time.perf_counter()
+        for _ in work:
+            now = time.perf_counter()
+            if now - started >= max(least, share * self._step_seconds):
+                await asyncio.sleep(0)
+                started = time.perf_counter()
+
+    async def run_steps(self) -> None:
+        """Step while there is work."""
+        while True:
+            if not self.core.busy:
+                await self._rest()
+            started = time.perf_counter()
+            out = self.core.step()
+            self._step_seconds = time.perf_counter() - started
+            self._send(out)
+            await asyncio.sleep(0)
+
+    async def _rest(self) -> None:
+        if self.core.untidy and not self._loading.locked():
+            async with self._loading:
+                await self._tidy()
+        self._wake.clear()
+        if not self.core.busy:
+            await self._wake.wait()
+
+    def _send(self, out: list[Token | Scored]) -> None:
+        """One frame per client for all tokens of the step."""
+        steps: dict[_Peer, wire.Tokens] = {}
+        for item in out:
+            peer, key = item.job.owner
+            if isinstance(item, Scored):
+                peer.jobs.pop(key, None)
+                peer.send(wire.Scores(key, wire.pack_logprobs(item.logprobs)))
+                continue
+            step = steps.get(peer)
+            if step is None:
+                step = steps[peer] = wire.Tokens([], [], [], {}, {})
+            step.ids.append(key)
+            step.token_ids.append(item.token)
+            step.logprobs.append(item.logprob)
+            if item.top is not None:
+                step.top[key] = item.top
+            if item.finish is not None:
+                step.finish[key] = item.finish
+                peer.jobs.pop(key, None)
+        for peer, step in steps.items():
+            peer.send(step)
+
+
+def bind(path: Path) -> socket.socket:
+    """A Unix socket at `path`, mode 600. Raises `EngineError` when a living engine serves it already."""
+    if len(str(path).encode()) > _SOCKET_PATH:
+        raise EngineError(f"{path}: a Unix socket's path holds {_SOCKET_PATH} bytes at most. Choose a shorter `home`")
+    if path.exists():
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(str(path))
+            except OSError:
+                path.unlink(missing_ok=True)  # left behind by an engine that was killed
+            else:
+                raise EngineError(f"{path}: another engine answers there. Stop it, or choose another `home`")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    bound = socket.socket(socket.AF_UNIX)
+    before = os.umask(0o177)
+    try:
+        bound.bind(str(path))
+    finally:
+        os.umask(before)
+    bound.listen()  # at once: calls wait while the model loads, and a second engine finds this one
+    return bound
+
+
+async def _serve(config: Config) -> None:
+    parent = os.getppid()
+    bound = bind(config.engine_socket)  # first: a second engine should not load a model to find out
+    torch.set_num_threads(config.engine.threads)
+    core = Core(BaseModel.load(config.model, max_context=config.engine.max_context), config.engine)
+    gc.collect()
+    gc.freeze()  # the model's objects stay for good: later collections need not look at them
+    loop = asyncio.get_running_loop()
+    server, stop = Server(core), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    listener = await loop.create_unix_server(lambda: _Peer(server), sock=bound)
+    log.info("engine: %s on %s, context %d", core.model.name, core.model.device, core.model.context_length)
+    steps = loop.create_task(server.run_steps())
+    watch = loop.create_task(_until_orphaned(parent))
+    ended = loop.create_task(stop.wait())
+    try:
+        await asyncio.wait([steps, watch, ended], return_when=asyncio.FIRST_COMPLETED)
+        if steps.done():
+            steps.result()  # a step that failed ends the process: its batch is lost, and the supervisor says why
+    finally:
+        listener.close()
+        config.engine_socket.unlink(missing_ok=True)
+        for task in (steps, watch, ended):
+            task.cancel()
+
+
+async def _until_orphaned(parent: int) -> None:
+    while os.getppid() == parent:  # noqa: ASYNC110 - the kernel has no event for it on every system
+        await asyncio.sleep(_PARENT_POLL)
+    log.warning("engine: the process that started it is gone; leaving")
+
+
+def main(config: Config) -> None:
+    """Serve the embedded engine at `config.engine_socket` until SIGTERM, or until the parent dies.
+
+    Raises `ModelError` when the model cannot be served, `EngineError` when the socket is taken.
+    """
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(config))

@@ -1,0 +1,142 @@
+"""What the gateway and the engine process say to each other: length-prefixed msgpack frames over a Unix socket.
+
+A frame is four bytes of length (little-endian) and one message. Every call carries an `id` of the client's choice;
+the answers carry it back. Tokens of one decode step, for all streams of one connection, travel in one frame.
+Arrays are little-endian bytes: ids int32, log-probabilities float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+import numpy as np
+
+from openclaw_rl.errors import EngineGone
+from openclaw_rl.types import Ids, Logprobs, PolicyRef, Sampling
+
+MAX_FRAME = 256 * 2**20
+_HEADER = 4
+
+
+class Generate(msgspec.Struct, array_like=True, tag="generate", frozen=True):
+    id: int
+    version: int
+    prompt_ids: bytes
+    sampling: Sampling
+    stop_token_ids: tuple[int, ...]
+    top_logprobs: int = 0
+
+
+class Cancel(msgspec.Struct, array_like=True, tag="cancel", frozen=True):
+    id: int
+
+
+class Load(msgspec.Struct, array_like=True, tag="load", frozen=True):
+    id: int
+    policies: tuple[PolicyRef, ...]
+
+
+class Score(msgspec.Struct, array_like=True, tag="score", frozen=True):
+    id: int
+    version: int
+    prompt_ids: bytes
+    response_ids: bytes
+    temperature: float
+
+
+class AskInfo(msgspec.Struct, array_like=True, tag="ask", frozen=True):
+    id: int
+
+
+class Tokens(msgspec.Struct, array_like=True, tag="tokens", frozen=True):
+    """One decode step in columns: stream `ids[i]` got `token_ids[i]`. `finish` and `top` hold only who has any."""
+
+    ids: list[int]
+    token_ids: list[int]
+    logprobs: list[float]
+    finish: dict[int, str] = {}
+    top: dict[int, tuple[tuple[int, float], ...]] = {}
+
+
+class Loaded(msgspec.Struct, array_like=True, tag="loaded", frozen=True):
+    id: int
+
+
+class Scores(msgspec.Struct, array_like=True, tag="scores", frozen=True):
+    id: int
+    logprobs: bytes
+
+
+class Failed(msgspec.Struct, array_like=True, tag="failed", frozen=True):
+    """The call was refused; the engine is well."""
+
+    id: int
+    message: str
+
+
+class Info(msgspec.Struct, array_like=True, tag="info", frozen=True):
+    """What an engine is and holds right now."""
+
+    id: int
+    model: str
+    context_length: int  # tokens, prompt and reply together
+    vocab_size: int
+    versions: tuple[int, ...]  # that can answer
+    device: str
+    dtype: str
+    running: int  # replies in the batch
+    waiting: int  # calls that are not in the batch yet
+    pid: int
+
+
+Call = Generate | Cancel | Load | Score | AskInfo
+Answer = Tokens | Loaded | Scores | Failed | Info
+
+_encoder = msgspec.msgpack.Encoder()
+calls = msgspec.msgpack.Decoder(Call)
+answers = msgspec.msgpack.Decoder(Answer)
+
+
+def encode(message: Call | Answer) -> bytes:
+    """One frame."""
+    body = _encoder.encode(message)
+    return len(body).to_bytes(_HEADER, "little") + body
+
+
+class Frames:
+    """Cuts a byte stream into message bodies."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The bodies that `data` completes. Raises `EngineGone` when the stream is not ours."""
+        buffer = self._buffer
+        buffer += data
+        start = 0
+        while len(buffer) - start >= _HEADER:
+            size = int.from_bytes(buffer[start : start + _HEADER], "little")
+            if size > MAX_FRAME:
+                raise EngineGone(f"engine socket: a frame of {size} bytes (at most {MAX_FRAME}); another program?")
+            if len(buffer) - start - _HEADER < size:
+                break
+            yield bytes(buffer[start + _HEADER : start + _HEADER + size])
+            start += _HEADER + size
+        del buffer[:start]
+
+
+def pack_ids(ids: Ids | Sequence[int]) -> bytes:
+    return np.asarray(ids, dtype="<i4").tobytes()
+
+
+def unpack_ids(raw: bytes) -> Ids:
+    return np.frombuffer(raw, dtype="<i4")
+
+
+def pack_logprobs(logprobs: Logprobs | Sequence[float]) -> bytes:
+    return np.asarray(logprobs, dtype="<f4").tobytes()
+
+
+def unpack_logprobs(raw: bytes) -> Logprobs:
+    return np.frombuffer(raw, dtype="<f4")

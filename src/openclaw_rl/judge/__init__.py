@@ -1,0 +1,1 @@
+"""Room 3: a closed turn in, a verdict out."""

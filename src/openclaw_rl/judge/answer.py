@@ -1,0 +1,70 @@
+"""From a judge's words to a vote. Tolerant of form (fences, prose, reasoning), strict in meaning. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from openclaw_rl.types import Vote
+
+HINT_CHARS = 400  # two long sentences; a longer one is an answer, not an instruction
+REASON_CHARS = 300
+SNIPPET_CHARS = 80  # of a judge's own words; they reach the log, which holds no conversation
+_SCORES = {"1": 1, "+1": 1, "0": 0, "-1": -1}
+
+
+def parse(text: str) -> Vote:
+    """The vote in the last JSON object that has a `score`. Anything else is an unusable vote with its error."""
+    words = text.rpartition("</think>")[2]
+    found = [value for value in _objects(words) if "score" in value]
+    if not found:
+        return Vote(score=None, error=f"expected a JSON object with score, hint and reason; got {snippet(text)}")
+    answer = found[-1]
+    score = _score(answer["score"])
+    if score is None:
+        return Vote(score=None, error=f"expected score 1, 0 or -1; got {answer['score']!r:.80}")
+    hint = answer.get("hint")
+    if hint is not None and not isinstance(hint, str):
+        return Vote(score=None, error=f"expected hint to be text or null; got {hint!r:.80}")
+    return Vote(score=score, hint=_hint(hint), reason=_reason(answer.get("reason")))
+
+
+def _objects(text: str) -> Iterator[dict[str, Any]]:
+    """The outermost JSON objects in a text, in order."""
+    decoder = json.JSONDecoder()
+    at = text.find("{")
+    while at >= 0:
+        try:
+            value, end = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            end = at + 1
+        else:
+            if isinstance(value, dict):
+                yield value
+        at = text.find("{", end)
+
+
+def _score(value: Any) -> int | None:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    if isinstance(value, str):
+        return _SCORES.get(value.strip())
+    return int(value) if value in (1, 0, -1) else None
+
+
+def _hint(value: str | None) -> str | None:
+    words = " ".join((value or "").split()).strip("\"'`")
+    if not words or words.lower() in ("null", "none", "n/a") or len(words) > HINT_CHARS:
+        return None
+    return words
+
+
+def _reason(value: Any) -> str:
+    return " ".join(value.split())[:REASON_CHARS] if isinstance(value, str) else ""
+
+
+def snippet(text: str) -> str:
+    """The start of what came instead, on one line, quoted."""
+    words = " ".join(text.split())
+    return repr(words if len(words) <= SNIPPET_CHARS else words[:SNIPPET_CHARS] + "...")

@@ -1,0 +1,174 @@
+"""A judge without a model: regular expressions over the reaction, from a file that a person can read."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from openclaw_rl.canon import normalise, text_of
+from openclaw_rl.errors import ConfigError
+from openclaw_rl.judge.votes import distinct
+from openclaw_rl.types import JudgeInput, Message, Reaction, Verdict, Vote
+
+_WHO: Mapping[str, tuple[str, ...]] = {
+    "user": ("user",),
+    "tool": ("tool", "function"),
+    "any": ("user", "tool", "function"),
+}
+_KEYS = ("name", "when", "who", "score", "hint")
+# Agents put the time before a person's words; a rule for how a message starts means the words.
+_STAMP = re.compile(r"^\[\w{3} \d{4}-\d\d-\d\d \d\d:\d\d[^\]\n]*\]\s*")
+# `re` cannot be timed out: of a huge tool result the head and the tail are searched.
+SEARCHED_CHARS = 65_536
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One line of the file."""
+
+    name: str
+    when: re.Pattern[str]
+    who: str
+    score: int | None
+    hint: str | None
+
+    def matches(self, messages: Sequence[tuple[str, str]]) -> bool:
+        """Does any (role, text) of this rule's speaker say it?"""
+        return any(role in _WHO[self.who] and self.when.search(text) for role, text in messages)
+
+
+class RulesJudge:
+    """All matching rules vote; scores that disagree, or no match, make it abstain."""
+
+    def __init__(self, rules: Sequence[Rule], name: str = "rules") -> None:
+        self.rules = tuple(rules)
+        self.name = name
+
+    @staticmethod
+    def load(path: str | Path | None = None) -> RulesJudge:
+        """From a file; None: the shipped rules. Raises `ConfigError` naming file, rule and what was expected."""
+        raw, source = _read(path)
+        rules = tuple(_rules(raw, source))
+        return RulesJudge(rules, f"rules@{hashlib.sha256(raw.encode()).hexdigest()[:8]}")
+
+    async def judge(self, item: JudgeInput) -> Verdict:
+        """The verdict over the whole reaction: every user message, every parallel tool result."""
+        said = tuple(_said(item.reaction))
+        matching = [rule for rule in self.rules if rule.matches(said)]
+        scores = {rule.score for rule in matching if rule.score is not None}
+        score, reason = _outcome(matching, scores)
+        return Verdict(
+            turn=item.turn,
+            revision=item.reaction.revision,
+            judge=self.name,
+            score=score,
+            votes=tuple(Vote(score=r.score, hint=r.hint, reason=r.name) for r in matching),
+            hints=distinct(r.hint for r in matching),
+            reason=reason,
+            at=time.time(),
+        )
+
+
+def _outcome(matching: Sequence[Rule], scores: set[int]) -> tuple[int | None, str]:
+    names = ", ".join(rule.name for rule in matching)
+    if not matching:
+        return None, "abstained: no rule matches"
+    if not scores:
+        return None, f"abstained: no matching rule has a score ({names})"
+    if len(scores) > 1:
+        return None, f"abstained: the matching rules disagree ({names})"
+    return scores.pop(), f"matched: {names}"
+
+
+def _said(reaction: Reaction) -> Iterator[tuple[str, str]]:
+    """(role, text) of each message, and the words of comments as the user's."""
+    for message in reaction.messages:
+        yield str(message.get("role", "")), _text(message)
+    for given in reaction.feedback:
+        if given.comment:
+            yield "user", _bounded(normalise(given.comment))
+
+
+def _text(message: Message) -> str:
+    return _bounded(_STAMP.sub("", normalise(text_of(message))))
+
+
+def _bounded(text: str) -> str:
+    half = SEARCHED_CHARS // 2
+    return text if len(text) <= SEARCHED_CHARS else text[:half] + "\n" + text[-half:]
+
+
+def _read(path: str | Path | None) -> tuple[str, str]:
+    try:
+        if path is None:
+            shipped = resources.files("openclaw_rl") / "assets" / "rules.yaml"
+            return shipped.read_text(encoding="utf-8"), "the shipped rules.yaml"
+        file = Path(path).expanduser()
+        return file.read_text(encoding="utf-8"), str(file)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{path or 'the shipped rules.yaml'}: the judge's rules cannot be read: {error}. "
+            "Give a YAML file with judge.rules_path, or none for the shipped rules."
+        ) from error
+
+
+def _rules(raw: str, source: str) -> Iterator[Rule]:
+    try:
+        tree = yaml.safe_load(raw)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{source}: not valid YAML: {error}") from error
+    if not isinstance(tree, dict) or tree.get("version") != 1:
+        got = tree.get("version") if isinstance(tree, dict) else type(tree).__name__
+        raise ConfigError(f"{source}: expected a mapping with `version: 1`, got {got!r}")
+    entries = tree.get("rules")
+    if set(tree) != {"version", "rules"} or not isinstance(entries, list) or not entries:
+        raise ConfigError(f"{source}: expected `version: 1` and a list `rules:`, got the keys {sorted(map(str, tree))}")
+    names: set[str] = set()
+    for number, entry in enumerate(entries, 1):
+        rule = _rule(entry, number, source)
+        if rule.name in names:
+            raise ConfigError(f"{source}: rule {rule.name!r}: expected distinct names, got this one twice")
+        names.add(rule.name)
+        yield rule
+
+
+def _rule(entry: Any, number: int, source: str) -> Rule:
+    where = f"{source}: rule {number}"
+    if not isinstance(entry, dict):
+        raise ConfigError(f"{where}: expected a mapping with {', '.join(_KEYS)}; got {entry!r}")
+    name = _words(entry, "name", where)
+    where = f"{source}: rule {number} ({name})"
+    if unknown := [key for key in entry if key not in _KEYS]:
+        raise ConfigError(f"{where}: unknown key {unknown[0]!r}; expected {', '.join(_KEYS)}")
+    who = entry.get("who", "user")
+    if who not in _WHO:
+        raise ConfigError(f"{where}: `who`: expected user, tool or any; got {who!r}")
+    score = entry.get("score")
+    if score is not None and (isinstance(score, bool) or score not in (1, -1)):
+        raise ConfigError(f"{where}: `score`: expected 1, -1 or nothing; got {score!r}")
+    hint = _words(entry, "hint", where) if entry.get("hint") is not None else None
+    if score is None and hint is None:
+        raise ConfigError(f"{where}: expected a `score`, a `hint` or both; got neither")
+    return Rule(name=name, when=_pattern(_words(entry, "when", where), where), who=who, score=score, hint=hint)
+
+
+def _words(entry: Mapping[str, Any], key: str, where: str) -> str:
+    value = entry.get(key)
+    if not isinstance(value, str) or not value.strip():
+        raise ConfigError(f"{where}: `{key}`: expected text, got {value!r}")
+    return value.strip() if key != "when" else value
+
+
+def _pattern(text: str, where: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text, re.IGNORECASE)
+    except re.error as error:
+        raise ConfigError(f"{where}: `when`: expected a regular expression, got {text!r}: {error}") from error

@@ -1,0 +1,49 @@
+"""The baseline b of binary credit: a moving average of the scores, per agent, leaning on the average of all agents.
+
+Pure: a tracker reads from a memory (a JSON object that travels in the policy row) and gives a new memory back.
+Source: SPIRAL's role-conditioned advantage (arXiv:2506.24119, eq. 3), with shrinkage for agents that are new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+KEY = "baseline"
+MAX_AGENTS = 4096  # agents are named by clients: the least recently judged is forgotten beyond this
+
+
+class Baseline:
+    """Reads b, and says what the memory becomes after a batch. Never changes the memory that it was given."""
+
+    def __init__(self, memory: Mapping[str, Any], *, decay: float, shrink: float) -> None:
+        kept = memory.get(KEY) or {}
+        self._memory = memory
+        self._all: tuple[float, int] = _pair(kept.get("all"))
+        self._agents: dict[str, tuple[float, int]] = {k: _pair(v) for k, v in (kept.get("agents") or {}).items()}
+        self._decay = decay
+        self._shrink = shrink
+
+    def read(self, agent: str) -> float:
+        """b = w * b_agent + (1 - w) * b_all with w = n / (n + shrink), n the agent's verdicts so far."""
+        value, n = self._agents.get(agent, (0.0, 0))
+        w = n / (n + self._shrink) if n else 0.0
+        return w * value + (1 - w) * self._all[0]
+
+    def updated(self, verdicts: Sequence[tuple[str, float]]) -> dict[str, Any]:
+        """The memory after these (agent, score in {+1, -1}) verdicts, in their order."""
+        everyone, agents = self._all, dict(self._agents)
+        for agent, score in verdicts:
+            everyone = self._moved(everyone, score)
+            agents[agent] = self._moved(agents.pop(agent, (0.0, 0)), score)  # pop: the newest stand last
+        kept = list(agents.items())[-MAX_AGENTS:]
+        state = {"all": list(everyone), "agents": {name: list(pair) for name, pair in kept}}
+        return dict(self._memory) | {KEY: state}
+
+    def _moved(self, pair: tuple[float, int], score: float) -> tuple[float, int]:
+        value, n = pair
+        return self._decay * value + (1 - self._decay) * score, n + 1
+
+
+def _pair(raw: Any) -> tuple[float, int]:
+    return (float(raw[0]), int(raw[1])) if raw else (0.0, 0)

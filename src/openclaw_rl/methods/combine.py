@@ -1,0 +1,45 @@
+"""combine: w_rl * L_binary + w_opd * L_opd, each a clipped surrogate with its own mask and denominator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from openclaw_rl.methods.binary import Binary
+from openclaw_rl.methods.opd import Opd
+from openclaw_rl.types import Logprobs, Sample, Term
+
+
+class Combine:
+    """Both terms side by side; on each sample a term stands only where its signal does.
+
+    The two advantages are never added up before the clip: a sample without a hint must not pay for the distillation
+    term's denominator, nor one without a score for the other's.
+    """
+
+    def __init__(self, *, binary: Binary, opd: Opd, w_binary: float = 1.0, w_opd: float = 1.0) -> None:
+        self._parts = [(method, w) for method, w in ((binary, w_binary), (opd, w_opd)) if w > 0]
+        self.uses_reward = w_binary > 0
+        self.uses_hints = w_opd > 0
+
+    def terms(
+        self,
+        samples: Sequence[Sample],
+        student: Sequence[Logprobs],
+        teachers: Sequence[Sequence[Logprobs]],
+        memory: Mapping[str, Any],
+    ) -> tuple[Term, ...]:
+        """The weighted terms of both."""
+        return tuple(
+            replace(term, weight=term.weight * weight)
+            for method, weight in self._parts
+            for term in method.terms(samples, student, teachers, memory)
+        )
+
+    def remember(self, samples: Sequence[Sample], memory: Mapping[str, Any]) -> dict[str, Any]:
+        """The memory after the batch, passed through both."""
+        kept = dict(memory)
+        for method, _ in self._parts:
+            kept = method.remember(samples, kept)
+        return kept

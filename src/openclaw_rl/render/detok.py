@@ -1,0 +1,117 @@
+"""Token ids to text, a few tokens at a time, never half a character."""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from tokenizers import Tokenizer
+
+STRUCTURAL = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
+"""Special tokens that are kept in the text, because parsing needs them."""
+
+
+def _byte_of_char() -> dict[str, int]:
+    """The byte-level alphabet: printable bytes stand for themselves, the others are moved up from 256."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    moved = [b for b in range(256) if b not in plain]
+    return {chr(b): b for b in plain} | {chr(256 + n): b for n, b in enumerate(moved)}
+
+
+def _is_byte_level(tokenizer: Tokenizer) -> bool:
+    decoder = json.loads(tokenizer.to_str()).get("decoder") or {}
+    parts = decoder.get("decoders", [decoder])
+    return [p.get("type") for p in parts] == ["ByteLevel"]
+
+
+class Detokenizer:
+    """What each token id means as text; `stop_token_ids` and special tokens (less the structural ones) mean nothing."""
+
+    def __init__(self, tokenizer: Tokenizer, stop_token_ids: Iterable[int]) -> None:
+        self.tokenizer = tokenizer
+        added = tokenizer.get_added_tokens_decoder()
+        self.skipped = {i for i, t in added.items() if t.special and t.content not in STRUCTURAL} | set(stop_token_ids)
+        self._table = self._bytes_by_id() if _is_byte_level(tokenizer) else None
+
+    def _bytes_by_id(self) -> list[bytes]:
+        vocab = self.tokenizer.get_vocab(with_added_tokens=True)
+        table = [b""] * (max(vocab.values()) + 1)
+        alphabet = _byte_of_char()
+        for token, i in vocab.items():
+            if i not in self.skipped:
+                table[i] = _token_bytes(token, alphabet)
+        return table
+
+    def stream(self) -> TextStream:
+        return ByteStream(self._table) if self._table is not None else WindowStream(self)
+
+    def token(self, i: int) -> tuple[str, list[int]]:
+        """One token as (text, utf-8 bytes), for the client's logprobs."""
+        if self._table is not None:
+            raw = self._table[i] if 0 <= i < len(self._table) else b""
+            return raw.decode("utf-8", "replace"), list(raw)
+        text = str(self.tokenizer.decode([i], skip_special_tokens=False))
+        return text, list(text.encode("utf-8"))
+
+
+def _token_bytes(token: str, alphabet: dict[str, int]) -> bytes:
+    try:
+        return bytes([alphabet[c] for c in token])
+    except KeyError:  # an added token may hold any character; then it stands for itself
+        return token.encode("utf-8")
+
+
+class TextStream(Protocol):
+    """Joined, what `push` and `flush` return is the text of all ids pushed."""
+
+    def push(self, ids: Sequence[int]) -> str: ...
+
+    def flush(self) -> str: ...
+
+
+class ByteStream:
+    """For byte-level tokenizers: bytes by table, characters as soon as they are whole."""
+
+    def __init__(self, table: list[bytes]) -> None:
+        self._table = table
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, ids: Sequence[int]) -> str:
+        table, n = self._table, len(self._table)
+        return self._decoder.decode(b"".join([table[i] for i in ids if 0 <= i < n]))
+
+    def flush(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class WindowStream:
+    """For every other tokenizer: decode a short window again and take what is new.
+
+    The window's text before is subtracted, so that decoders which treat the first token differently stay right;
+    text that ends in an incomplete character waits.
+    """
+
+    def __init__(self, detokenizer: Detokenizer) -> None:
+        self._tokenizer = detokenizer.tokenizer
+        self._skipped = detokenizer.skipped
+        self._ids: list[int] = []
+        self._start = 0  # of the window
+        self._read = 0  # ids whose text was given out
+
+    def push(self, ids: Sequence[int]) -> str:
+        self._ids += [i for i in ids if i not in self._skipped]
+        before, now = self._decode(self._read), self._decode(len(self._ids))
+        if len(now) <= len(before) or now.endswith("\ufffd"):
+            return ""
+        self._start, self._read = self._read, len(self._ids)
+        return now[len(before) :]
+
+    def flush(self) -> str:
+        before, now = self._decode(self._read), self._decode(len(self._ids))
+        self._start = self._read = len(self._ids)
+        return now[len(before) :]
+
+    def _decode(self, end: int) -> str:
+        return str(self._tokenizer.decode(self._ids[self._start : end], skip_special_tokens=False))

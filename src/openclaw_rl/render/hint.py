@@ -1,0 +1,34 @@
+"""How a hindsight hint is put into a prompt. One function, used by the trainer and by whoever shows a hinted prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from openclaw_rl.types import Message
+
+
+def with_hint(messages: Sequence[Message], hint: str, transient: Callable[[Message], bool]) -> list[Message]:
+    """The conversation with `\\n\\n[Hint: ...]` at the end of the last user message that is not transient.
+
+    Raises ValueError when there is no such message.
+    """
+    out = list(messages)
+    for index in range(len(out) - 1, -1, -1):
+        message = out[index]
+        if message.get("role") == "user" and not transient(message):
+            out[index] = {**message, "content": _appended(message.get("content"), f"\n\n[Hint: {hint}]")}
+            return out
+    raise ValueError(f"a hint needs a user message to stand in; got none among {len(out)} messages")
+
+
+def _appended(content: Any, words: str) -> Any:
+    if not isinstance(content, list):
+        return (content or "") + words
+    parts = list(content)
+    for index in range(len(parts) - 1, -1, -1):
+        part = parts[index]
+        if isinstance(part, dict) and isinstance(part.get("text"), str):
+            parts[index] = {**part, "text": part["text"] + words}
+            return parts
+    return [*parts, {"type": "text", "text": words}]

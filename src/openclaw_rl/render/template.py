@@ -1,0 +1,129 @@
+"""Chat templates: jinja2 in a sandbox, with what model folders' templates need; renders as transformers does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+from openclaw_rl.errors import ModelError, RequestError
+from openclaw_rl.types import Message
+
+_ROLES = {"developer": "system", "function": "tool"}  # templates know four roles
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks the assistant's tokens for training; here its body is rendered and nothing else."""
+
+    tags = {"generation"}  # noqa: RUF012 - the type that jinja2 declares
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Unlike jinja2's own: HTML characters are not escaped."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)  # the local time, as transformers does
+
+
+class _Namespace(Namespace):
+    """`namespace()` without access to underscored names."""
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            raise jinja2.exceptions.SecurityError(f"a chat template may not set {name!r}")
+        super().__setitem__(name, value)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now, namespace=_Namespace)
+    return environment
+
+
+class ChatTemplate:
+    """A model's templates, compiled once."""
+
+    def __init__(self, templates: Mapping[str, str], specials: Mapping[str, str]) -> None:
+        environment = _environment()
+        try:
+            self._compiled = {name: environment.from_string(text) for name, text in templates.items()}
+        except jinja2.TemplateSyntaxError as error:
+            raise ModelError(f"the model's chat template is broken, line {error.lineno}: {error}") from error
+        self._specials = dict(specials)
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, generation: bool) -> str:
+        """The conversation as text. Raises `RequestError` when the template refuses it, in the template's words."""
+        template = self._compiled.get("tool_use") if tools else None
+        try:
+            return (template or self._compiled["default"]).render(
+                messages=[for_template(m) for m in messages],
+                tools=list(tools) or None,
+                documents=None,
+                add_generation_prompt=generation,
+                **self._specials,
+            )
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+            raise RequestError(
+                f"the model's chat template refuses this conversation: {error}", param="messages"
+            ) from error
+
+
+def for_template(message: Message) -> dict[str, Any]:
+    """One client message as templates expect it: known roles, content as text, tool arguments as objects, no nulls."""
+    out = {k: v for k, v in message.items() if v is not None}
+    role = str(out.get("role", ""))
+    out["role"] = _ROLES.get(role, role)
+    out["content"] = _text(out.get("content"))
+    if calls := out.pop("tool_calls", None):
+        out["tool_calls"] = [_call(c) for c in calls]
+    reasoning = next((out[k] for k in _REASONING if k in out), None)
+    if reasoning is not None:
+        out = {"thinking": reasoning, **out, "reasoning_content": reasoning}
+    return out
+
+
+def _text(content: Any) -> str:
+    """Parts are joined as they are, as templates that read parts do (and as matching does, see `canon.text_of`)."""
+    if isinstance(content, list):
+        return "".join(p if isinstance(p, str) else str(p.get("text", p.get("refusal", ""))) for p in content)
+    return "" if content is None else str(content)
+
+
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call.get("function") or {}
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            parsed = json.loads(arguments)
+        except ValueError:
+            parsed = None
+        arguments = parsed if isinstance(parsed, dict) else arguments
+    return {**call, "function": {**function, "arguments": arguments}}

@@ -1,0 +1,164 @@
+"""The gateway's HTTP face: routes, keys, errors in OpenAI's shape; and the room's entry, `run`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from aiohttp import web
+
+from openclaw_rl.config import Config
+from openclaw_rl.engines.client import EngineClient
+from openclaw_rl.errors import OpenClawError, StoreError
+from openclaw_rl.protocols import Engine
+from openclaw_rl.render.model_files import ModelFiles, identity
+from openclaw_rl.render.renderer import Renderer
+from openclaw_rl.serve.auth import Keys, load_keys
+from openclaw_rl.serve.gateway import Gateway
+from openclaw_rl.serve.recall import StoreRecall
+from openclaw_rl.serve.routes import Routes
+from openclaw_rl.store import exchanges, loops, policies
+from openclaw_rl.store.db import Store
+
+log = logging.getLogger(__name__)
+
+LOOP = "gateway"
+_BEAT = 1.0  # seconds
+_GRACE = 5.0  # seconds that running replies get at the end
+_GATEWAY: web.AppKey[Gateway] = web.AppKey("gateway", Gateway)
+
+
+def make_app(
+    config: Config,
+    *,
+    store: Store,
+    engine: Engine,
+    renderer: Renderer,
+    keys: Keys,
+    identity: str = "",
+    engine_alive: Callable[[], bool] = lambda: True,
+) -> web.Application:
+    """The application, with its version keeper and its writer running between start-up and clean-up.
+
+    `store` must have its root policy (`policies.ensure_root`).
+    """
+    recall = StoreRecall(store, identity=identity, stop_token_ids=renderer.stop_token_ids)
+    gateway = Gateway(config, store=store, engine=engine, renderer=renderer, identity=identity, recall=recall)
+    routes = Routes(gateway, keys, engine_alive)
+    app = web.Application(middlewares=[routes.shaped], client_max_size=config.serve.max_body_bytes)
+    app[_GATEWAY] = gateway
+    app.router.add_post("/v1/chat/completions", routes.chat)
+    app.router.add_post("/v1/feedback", routes.feedback)
+    app.router.add_get("/v1/models", routes.models)
+    app.router.add_get("/v1/models/{name}", routes.model)
+    app.router.add_get("/healthz", routes.health)
+    app.router.add_get("/readyz", routes.ready)
+    app.router.add_get("/metrics", routes.metrics)
+    app.cleanup_ctx.append(_keeper)
+    return app
+
+
+async def _keeper(app: web.Application) -> Any:
+    """The version keeper lives as long as the application; a keeper that ends is a fault that /readyz shows."""
+    gateway = app[_GATEWAY]
+    task = asyncio.create_task(gateway.versions.run(), name="version-keeper")
+    task.add_done_callback(_keeper_ended)
+    gateway.keeper = task
+    yield
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+    await gateway.close()
+
+
+def _keeper_ended(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("the version keeper died: %s", error, exc_info=error)
+
+
+# ------------------------------------------------------------------------------------------------------------ the room
+
+
+async def run(config: Config, *, stop: asyncio.Event) -> None:
+    """The gateway's room.
+
+    Consumes: HTTP requests; the head in the store; the engine's tokens. Produces: answers, exchanges, feedback.
+    Waits for: clients. Unblocked by: `stop`.
+    """
+    store = await asyncio.to_thread(Store.open, config.store_path)
+    try:
+        files = await asyncio.to_thread(ModelFiles.find, config.model.path)
+        renderer = await asyncio.to_thread(Renderer, files)
+        name = await asyncio.to_thread(identity, files)
+        await asyncio.to_thread(_prepare, store, config, name)
+        await _serve(config, store, renderer, name, stop)
+    finally:
+        store.close()
+
+
+def _prepare(store: Store, config: Config, name: str) -> None:
+    now = time.time()
+    with store.write() as conn:
+        policies.ensure_root(conn, base=config.model.path, identity=name, at=now)
+        failed = exchanges.fail_running(conn, "the gateway was stopped before the reply was complete", now)
+    if failed:
+        log.warning("%d exchanges of the last run had not ended; they are recorded as failed", failed)
+
+
+async def _serve(config: Config, store: Store, renderer: Renderer, name: str, stop: asyncio.Event) -> None:
+    def connected(epoch: int) -> None:
+        gateway.versions.lost()
+
+    engine = EngineClient(config.engine_socket, on_connect=connected)
+    app = make_app(
+        config,
+        store=store,
+        engine=engine,
+        renderer=renderer,
+        keys=load_keys(config),
+        identity=name,
+        engine_alive=lambda: engine.connected,
+    )
+    gateway = app[_GATEWAY]
+
+    async def learn_context() -> None:
+        gateway.context_length = (await engine.info()).context_length
+
+    gateway.versions.on_loaded = learn_context
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=_GRACE)
+    await runner.setup()
+    try:
+        await _bind(runner, config)
+        log.info("the gateway listens on http://%s:%d/v1", config.serve.host, config.serve.port)
+        await _beat(store, gateway, stop)
+    finally:
+        await runner.cleanup()
+        await engine.close()
+
+
+async def _bind(runner: web.AppRunner, config: Config) -> None:
+    host, port = config.serve.host, config.serve.port
+    try:
+        await web.TCPSite(runner, host, port).start()
+    except OSError as error:
+        raise OpenClawError(
+            f"the gateway cannot listen on {host}:{port} ({error.strerror or error}). "
+            "Stop what listens there, or choose another port with serve.port (OPENCLAW_PORT, --port)."
+        ) from error
+
+
+async def _beat(store: Store, gateway: Gateway, stop: asyncio.Event) -> None:
+    """A sign of life each second until `stop`."""
+    while not stop.is_set():
+        versions = gateway.versions
+        note = versions.trouble or f"serving version {versions.serving}, {int(gateway.running)} running"
+        try:
+            await asyncio.to_thread(loops.beat, store, LOOP, note)
+        except StoreError as error:
+            log.error("no sign of life can be written: %s", error)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), _BEAT)

@@ -1,0 +1,89 @@
+"""What a client asks, whatever dialect it speaks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from openclaw_rl.errors import OpenClawError
+from openclaw_rl.render.parse import Delta
+from openclaw_rl.types import FinishReason, Kind, Message, Sampling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """A decoded, checked request. `sampling.max_tokens` 0: what remains of the context."""
+
+    model: str
+    messages: Sequence[Message]
+    tools: Sequence[Mapping[str, Any]]
+    sampling: Sampling
+    stream: bool = False
+    include_usage: bool = False
+    logprobs: bool = False
+    top_logprobs: int = 0
+    user: str = ""
+    agent: str = ""
+    session: str | None = None
+    kind: Kind | None = None
+    session_done: bool = False
+    size: int = 0  # bytes of the body
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenInfo:
+    """One visible response token, for clients that asked for logprobs."""
+
+    text: str
+    raw: Sequence[int]  # utf-8 bytes
+    logprob: float
+    top: Sequence[tuple[str, Sequence[int], float]] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Tokens, counted as the engine saw them."""
+
+    prompt: int
+    completion: int
+    reasoning: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """How a reply ended. It exists only once the exchange is durable."""
+
+    reason: FinishReason
+    usage: Usage
+
+
+NOTHING = Delta()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What leaves in one write: words that became certain together; the last part has `end`."""
+
+    delta: Delta = NOTHING
+    tokens: Sequence[TokenInfo] = ()
+    end: End | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """What is constant over one reply's wire form."""
+
+    id: str
+    created: int  # seconds
+    model: str
+    version: int
+
+
+class ReplyFailed(OpenClawError):
+    """A good request that got no (complete) answer: the engine is gone, or the store would not take the exchange."""
+
+    def __init__(self, message: str, *, status: int, code: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code

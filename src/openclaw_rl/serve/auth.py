@@ -1,0 +1,83 @@
+"""Who may talk to the gateway: bearer keys, from the settings or from a key file that is made at the first start."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from pathlib import Path
+
+from openclaw_rl.config import Config
+from openclaw_rl.errors import ConfigError, RequestError
+
+log = logging.getLogger(__name__)
+
+_PREFIX = "sk-openclaw-"
+
+
+def scope_of(key: str) -> str:
+    """The key's id in the store (12 hex digits): nothing is ever linked across scopes."""
+    return blake2b(key.encode("utf-8", "surrogateescape"), digest_size=6, person=b"openclaw-scope").hexdigest()
+
+
+class Keys:
+    """The accepted keys. Every one is compared with, in constant time."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._known = [(k.encode("utf-8", "surrogateescape"), scope_of(k)) for k in keys]
+
+    def scope(self, headers: Mapping[str, str]) -> str:
+        """The scope of the key in `Authorization: Bearer` or `x-api-key`. Raises `RequestError` (401)."""
+        sent = headers.get("Authorization", "")
+        key = sent[7:].strip() if sent[:7].lower() == "bearer " else headers.get("x-api-key", "")
+        raw, found = key.encode("utf-8", "surrogateescape"), None
+        for known, scope in self._known:
+            if hmac.compare_digest(known, raw):
+                found = scope
+        if found is None:
+            what = "this API key is not known" if key else "no API key was sent"
+            raise RequestError(
+                f"{what}. Send `Authorization: Bearer <key>`; the key is in the gateway's file <home>/api_key.",
+                code="invalid_api_key",
+                status=401,
+            )
+        return found
+
+
+def load_keys(config: Config) -> Keys:
+    """`serve.api_key`, else the key file (made now, mode 600, when there is none). Raises `ConfigError`."""
+    if config.serve.api_key:
+        return Keys([config.serve.api_key])
+    return Keys(read_key_file(config.key_file))
+
+
+def read_key_file(path: Path) -> list[str]:
+    """The keys of a file: one per line, `key` or `name:key`; `#` begins a comment line."""
+    try:
+        if not path.exists():
+            _make_key_file(path)
+        mode = path.stat().st_mode & 0o777
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{path}: the API key file cannot be used ({error}). Make it readable, or set serve.api_key."
+        ) from error
+    if mode & 0o077:
+        log.warning("%s can be read by others (mode %o); `chmod 600` it", path, mode)
+    keys = [line.split(":", 1)[-1].strip() for line in lines if line and not line.startswith("#")]
+    if not all(keys) or not keys:
+        raise ConfigError(f"{path}: expected one key per line, found none. Delete the file to get a new key.")
+    return keys
+
+
+def _make_key_file(path: Path) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return  # another process was faster; its key counts
+    with os.fdopen(file, "w", encoding="utf-8") as out:
+        out.write(_PREFIX + secrets.token_urlsafe(24) + "\n")

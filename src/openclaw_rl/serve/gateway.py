@@ -1,0 +1,152 @@
+"""What all requests share: renderer, engine, versions, writer; and how an exchange begins."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Coroutine, Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from openclaw_rl import canon
+from openclaw_rl.config import Config
+from openclaw_rl.errors import ConfigError, RequestError
+from openclaw_rl.observe import Metrics
+from openclaw_rl.protocols import Engine
+from openclaw_rl.render.renderer import Renderer
+from openclaw_rl.serve.ask import Ask, Opening
+from openclaw_rl.serve.prompts import Prompts, Recall
+from openclaw_rl.serve.serving import Serving
+from openclaw_rl.serve.versions import Versions
+from openclaw_rl.serve.writer import Writer
+from openclaw_rl.store.db import Store
+from openclaw_rl.types import Request, Sampling
+
+log = logging.getLogger(__name__)
+
+DEFAULT_CONTEXT = 4096  # tokens, where neither settings nor model say
+_WHOLE_NUMBERS = frozenset({"top_k", "seed", "max_tokens"})
+
+
+class Gateway:
+    """What all requests share."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        store: Store,
+        engine: Engine,
+        renderer: Renderer,
+        identity: str,
+        recall: Recall | None = None,
+    ) -> None:
+        self.config, self.store, self.engine, self.renderer, self.identity = config, store, engine, renderer, identity
+        self.metrics = Metrics()
+        self.metrics.running.set_function(self._running)
+        self.writer = Writer(store, self.metrics)
+        self.versions = Versions(store, engine, cap=config.engine.versions, metrics=self.metrics)
+        self.prompts = Prompts(
+            renderer,
+            secret=store.secret,
+            transient=canon.Transience(config.serve.transient_patterns),
+            recall=recall,
+        )
+        self.context_length = config.engine.max_context or renderer.context_length or DEFAULT_CONTEXT
+        self._override = check_override(config.serve.sampling_override)
+        self.keeper: asyncio.Task[None] | None = None
+        self.running = 0  # replies under way
+        self._background: set[asyncio.Task[None]] = set()
+
+    async def begin(self, ask: Ask, scope: str) -> Serving:
+        """Render, choose the version, queue the admission. Raises `RequestError`."""
+        version, name = await self._version(ask.model)
+        try:
+            prompt = await self.prompts.prompt(ask, scope)
+            sampling = self._sampling(ask, len(prompt.rendered.prompt_ids))
+        except BaseException:
+            self.versions.release(version)
+            raise
+        now = time.time()
+        request = Request(
+            id="chatcmpl-" + secrets.token_hex(14),
+            scope=scope,
+            agent=ask.agent,
+            user=ask.user,
+            session=ask.session,
+            kind=ask.kind,
+            session_done=ask.session_done,
+            messages=ask.messages,
+            tools=ask.tools,
+            marks=prompt.history.marks,
+            sampling=sampling,
+            prompt_ids=prompt.rendered.prompt_ids,
+            version=version,
+            identity=self.identity,
+            admitted_at=now,
+        )
+        self.metrics.prompt_tokens.inc(len(request.prompt_ids))
+        self.metrics.reused_tokens.inc(prompt.reused)
+        return Serving(
+            self, ask, request, prompt, Opening(id=request.id, created=int(now), model=name, version=version)
+        )
+
+    async def _version(self, model: str) -> tuple[int, str]:
+        """(a version to give back, the name that the answer carries). Raises `RequestError` (404)."""
+        name = self.config.model.name
+        if model in (name, ""):
+            return self.versions.take(), name
+        base, _, pin = model.partition("@")
+        if base == name and pin.isascii() and pin.isdigit() and len(pin) < 10:
+            return await self.versions.take_pinned(int(pin)), model
+        if self.config.serve.any_model:
+            return self.versions.take(), model
+        raise RequestError(
+            f"the model {model[:80]!r} is not here. There is {name!r} (the newest version, {self.versions.head}) "
+            f"and {name}@<version> for an older one; GET /v1/models lists them.",
+            param="model",
+            code="model_not_found",
+            status=404,
+        )
+
+    def _sampling(self, ask: Ask, prompt: int) -> Sampling:
+        """The sampling in force; `max_tokens` is what remains of the context at most."""
+        remains = self.context_length - prompt
+        if remains < 1:
+            raise RequestError(
+                f"this conversation has {prompt} tokens; the model's context holds {self.context_length}, "
+                "the reply included. Shorten it or begin a new one.",
+                param="messages",
+                code="context_length_exceeded",
+            )
+        sampling = replace(ask.sampling, **self._override) if self._override else ask.sampling
+        top = self.renderer.vocabulary
+        if (unknown := next((i for i in sampling.logit_bias if i >= top), None)) is not None:
+            raise RequestError(f"logit_bias: token {unknown} is beyond the vocabulary of {top}.", param="logit_bias")
+        return replace(sampling, max_tokens=min(sampling.max_tokens or remains, remains))
+
+    def _running(self) -> float:
+        return self.running
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Work that outlives its request."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def close(self) -> None:
+        """Wait for what is still to be recorded, then stop writing."""
+        while self._background:
+            await asyncio.gather(*self._background, return_exceptions=True)
+        await asyncio.to_thread(self.writer.close)
+
+
+def check_override(given: Mapping[str, float]) -> dict[str, Any]:
+    """`serve.sampling_override` as `Sampling` fields. Raises `ConfigError` for one that does not exist."""
+    known = {f.name for f in fields(Sampling)} - {"stop", "logit_bias"}
+    for name in given:
+        if name not in known:
+            raise ConfigError(f"serve.sampling_override: {name!r} is no sampling value; there are {sorted(known)}")
+    return {k: int(v) if k in _WHOLE_NUMBERS else float(v) for k, v in given.items()}

@@ -1,0 +1,93 @@
+"""What is kept of a reply while it is sampled: ids and logprobs as they came, and how far the client's view has got."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from openclaw_rl.render.parse import ReplyText
+from openclaw_rl.render.renderer import Renderer
+from openclaw_rl.serve.ask import Part, TokenInfo, Usage
+from openclaw_rl.types import Chunk, ExchangeStatus, FinishReason, Mark, Reply, Request, Span
+
+
+class Record:
+    """Takes chunks, gives parts. `finish` is set by the chunk that ends the reply, or by a stop string."""
+
+    def __init__(self, request: Request, text: ReplyText, renderer: Renderer, *, logprobs: bool) -> None:
+        self._request, self._renderer, self._wants_logprobs = request, renderer, logprobs
+        self.text = text
+        self.ids: list[int] = []
+        self._logprobs: list[float] = []
+        self._waiting: list[TokenInfo] = []  # tokens whose text is held back
+        self.tokens: list[TokenInfo] = []
+        self._reasoning = 0
+        self.first_token_at: float | None = None
+        self.finish: FinishReason | None = None
+
+    def take(self, chunk: Chunk) -> Part:
+        """One chunk further. With the finish, everything that was held back."""
+        if self.first_token_at is None:
+            self.first_token_at = time.time()
+        self.ids += chunk.token_ids
+        self._logprobs += chunk.logprobs
+        delta = self.text.push(chunk.token_ids)
+        if self._wants_logprobs:
+            self._inform(chunk)
+        if self.text.parser.in_reasoning:
+            self._reasoning += len(chunk.token_ids)
+        if self.text.stopped or chunk.finish is not None:
+            delta = delta.then(self.text.finish())
+            self.finish = self._reason(chunk)
+        if not self._waiting or not (delta or self.finish):
+            return Part(delta=delta)
+        tokens, self._waiting = self._waiting, []
+        return Part(delta=delta, tokens=tokens)
+
+    def _reason(self, chunk: Chunk) -> FinishReason:
+        if not self.text.stopped and chunk.finish == "length":
+            return FinishReason.LENGTH
+        return FinishReason.TOOL_CALLS if self.text.parser.calls else FinishReason.STOP
+
+    def _inform(self, chunk: Chunk) -> None:
+        describe, stops = self._renderer.detokenizer.token, self._renderer.stop_token_ids
+        kept = len(self.ids) if self.text.kept is None else self.text.kept
+        room = kept - (len(self.ids) - len(chunk.token_ids))
+        for n, (token, logprob) in enumerate(zip(chunk.token_ids, chunk.logprobs, strict=True)):
+            if n >= room or token in stops:
+                break
+            top = [(*describe(i), lp) for i, lp in (chunk.top[n] if n < len(chunk.top) else ())]
+            text, raw = describe(token)
+            self._waiting.append(TokenInfo(text=text, raw=raw, logprob=logprob, top=top))
+            self.tokens.append(self._waiting[-1])
+
+    @property
+    def bridgeable(self) -> bool:
+        """The next turn may go on from these tokens: the client has seen what they say, all of it."""
+        return self.finish is not None and not self.text.stopped
+
+    def usage(self) -> Usage:
+        return Usage(prompt=len(self._request.prompt_ids), completion=len(self.ids), reasoning=self._reasoning)
+
+    def reply(self, status: ExchangeStatus, message: dict[str, Any], *, mark: Mark, error: str | None) -> Reply:
+        """As it goes to the store: ids and logprobs untouched, tokens behind a stop string masked."""
+        r = len(self.ids)
+        mask = np.ones(r, dtype=np.bool_)
+        if self.text.kept is not None:
+            mask[self.text.kept :] = False
+        return Reply(
+            id=self._request.id,
+            status=status,
+            message=message,
+            response_ids=np.array(self.ids, dtype=np.int32),
+            logprobs=np.array(self._logprobs, dtype=np.float32),
+            mask=mask,
+            spans=(Span(start=0, end=r, version=self._request.version),) if r else (),
+            finish_reason=self.finish if status is ExchangeStatus.DONE else None,
+            mark=mark,
+            error=error,
+            first_token_at=self.first_token_at,
+            finished_at=time.time(),
+        )

@@ -1,0 +1,180 @@
+"""One exchange under way: stream it, and record its end whatever that is.
+
+What is promised: the request is on the disk before the first byte of its answer leaves, and the whole exchange before
+its finish does. Whatever happens (the client hangs up, the engine dies, the disk is full), the exchange ends in the
+store as DONE, CANCELLED or FAILED, with the tokens that were sampled until then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from openclaw_rl.errors import EngineError, EngineGone
+from openclaw_rl.serve.ask import Ask, End, Opening, Part, ReplyFailed
+from openclaw_rl.serve.prompts import Prompt
+from openclaw_rl.serve.record import Record
+from openclaw_rl.types import Chunk, ExchangeStatus, Generation, Request
+
+if TYPE_CHECKING:
+    from openclaw_rl.serve.gateway import Gateway
+
+log = logging.getLogger(__name__)
+
+
+class Serving:
+    """One exchange under way."""
+
+    def __init__(self, gateway: Gateway, ask: Ask, request: Request, prompt: Prompt, opening: Opening) -> None:
+        self._gateway, self._ask, self._request, self._prompt = gateway, ask, request, prompt
+        self.opening = opening
+        text = gateway.renderer.reply_text(
+            thinking=prompt.rendered.thinking, tools=bool(ask.tools), stops=request.sampling.stop
+        )
+        self.record = Record(request, text, gateway.renderer, logprobs=ask.logprobs)
+        self._admitted = gateway.writer.put(request)
+        self._settled = False
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The assistant message as delivered so far."""
+        return self.record.text.parser.message()
+
+    async def parts(self) -> AsyncGenerator[Part]:
+        """What the client sees. The last part has `end` and comes when the exchange is durable.
+
+        Raises `ReplyFailed`. Closing the iterator (the client went away) cancels the generation.
+        """
+        gateway = self._gateway
+        part = Part()
+        gateway.running += 1
+        try:
+            async with aclosing(self._chunks()) as chunks:
+                async for chunk in chunks:
+                    part = self.record.take(chunk)
+                    if self.record.finish is not None:
+                        break
+                    if part.delta or part.tokens:
+                        yield part
+            yield await self._finished(part)
+        except (asyncio.CancelledError, GeneratorExit):
+            self._end_in_background(ExchangeStatus.CANCELLED, "the client closed the connection")
+            raise
+        except ReplyFailed as error:
+            await self._failed(str(error))
+            raise
+        except Exception as error:  # whatever went wrong, the exchange must not stay RUNNING
+            self._end_in_background(ExchangeStatus.FAILED, f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            gateway.running -= 1
+            gateway.versions.release(self._request.version)
+
+    async def _chunks(self) -> AsyncGenerator[Chunk]:
+        """The engine's chunks; begun again, unseen by the client, while nothing has come and time is left."""
+        loop, gateway = asyncio.get_running_loop(), self._gateway
+        deadline = loop.time() + gateway.config.serve.engine_wait
+        refusals = 0
+        while True:
+            if not gateway.versions.is_loaded(self._request.version):
+                await self._durable()
+                await gateway.versions.ready(self._request.version, deadline)
+            try:
+                async with aclosing(self._generate()) as chunks:
+                    async for chunk in chunks:
+                        if self.record.first_token_at is None:
+                            await self._durable()
+                        yield chunk
+                return
+            except EngineError as error:
+                refusals += not isinstance(error, EngineGone)
+                self._check_retry(error, refusals)
+                gateway.versions.lost(str(error))
+
+    def _check_retry(self, error: EngineError, refusals: int) -> None:
+        """Raises `ReplyFailed` unless the generation may begin again."""
+        if self.record.ids and isinstance(error, EngineGone):
+            message = f"the engine went away in the middle of the reply ({error})"
+            raise ReplyFailed(message, status=503, code="engine_gone") from error
+        if self.record.ids or refusals > 1:
+            raise ReplyFailed(f"the engine refused: {error}", status=500, code="engine_error") from error
+
+    def _generate(self) -> Any:
+        request = self._request
+        return self._gateway.engine.generate(
+            Generation(
+                id=request.id,
+                version=request.version,
+                prompt_ids=request.prompt_ids,
+                sampling=request.sampling,
+                stop_token_ids=self._gateway.renderer.stop_token_ids,
+                top_logprobs=self._ask.top_logprobs,
+            )
+        )
+
+    async def _durable(self) -> None:
+        """Wait for the admission. Raises `ReplyFailed` when the store did not take it."""
+        if self._admitted.done() and self._admitted.exception() is None:
+            return
+        try:
+            await asyncio.shield(self._admitted)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            self._settled = True  # there is no row that could be ended
+            raise _not_recorded(error) from error
+
+    async def _finished(self, part: Part) -> Part:
+        """The last part, once the exchange is on the disk."""
+        gateway, request, record = self._gateway, self._request, self.record
+        if record.finish is None:
+            raise ReplyFailed("the engine ended the reply without a finish", status=500, code="engine_error")
+        mark = gateway.prompts.mark_reply(self._prompt.history, self.message, len(request.messages))
+        reply = record.reply(ExchangeStatus.DONE, self.message, mark=mark, error=None)
+        self._settled = True
+        try:
+            await gateway.writer.put(reply)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            raise _not_recorded(error) from error
+        if record.bridgeable:
+            gateway.prompts.remember(request.scope, self._prompt.history, mark, request.prompt_ids, reply.response_ids)
+        self._measure(reply.finished_at)
+        return replace(part, end=End(reason=record.finish, usage=record.usage()))
+
+    def _measure(self, finished_at: float) -> None:
+        metrics, record = self._gateway.metrics, self.record
+        metrics.response_tokens.inc(len(record.ids))
+        metrics.duration.observe(finished_at - self._request.admitted_at)
+        if record.first_token_at is not None:
+            metrics.first_token.observe(record.first_token_at - self._request.admitted_at)
+
+    def _end_in_background(self, status: ExchangeStatus, error: str) -> None:
+        if not self._settled:
+            self._gateway.spawn(self._ended(status, error))
+
+    async def _failed(self, error: str) -> None:
+        if not self._settled:
+            await asyncio.shield(self._ended(ExchangeStatus.FAILED, error))
+
+    async def _ended(self, status: ExchangeStatus, error: str) -> None:
+        """Record an end that is not DONE."""
+        self._settled = True
+        message = self.message
+        mark = self._gateway.prompts.mark_reply(self._prompt.history, message, len(self._request.messages))
+        try:
+            await self._admitted
+            await self._gateway.writer.put(self.record.reply(status, message, mark=mark, error=error))
+        except Exception as failure:  # there is nobody left to tell but the log; the next start marks it FAILED
+            log.exception("exchange %s could not be recorded as %s: %s", self._request.id, status.value, failure)
+
+
+def _not_recorded(error: Exception) -> ReplyFailed:
+    return ReplyFailed(
+        f"the exchange could not be made durable, so it does not count: {error}", status=500, code="not_durable"
+    )

@@ -1,0 +1,122 @@
+"""Group commit: one thread puts everything that waits into one transaction, then says so to all who wait."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from openclaw_rl.errors import StoreError
+from openclaw_rl.observe import Metrics
+from openclaw_rl.store import exchanges
+from openclaw_rl.store.db import Store
+from openclaw_rl.types import Feedback, Reply, Request
+
+log = logging.getLogger(__name__)
+
+Item = Request | Reply | Feedback
+MAX_BATCH = 256
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    item: Item
+    loop: asyncio.AbstractEventLoop
+    done: asyncio.Future[None]
+
+
+class Writer:
+    """Admissions, ends and feedback, each durable once its future is done.
+
+    A future fails with what the store raised. One bad item never fails its neighbours: when a group fails, its items
+    are committed one by one.
+    """
+
+    def __init__(self, store: Store, metrics: Metrics) -> None:
+        self._store = store
+        self._metrics = metrics
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
+        self._thread.start()
+
+    def put(self, item: Item) -> asyncio.Future[None]:
+        """Queue an item; the future is done when it is on the disk."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+        self._jobs.put(_Job(item, loop, done))
+        return done
+
+    def close(self) -> None:
+        """Write what is queued, then end the thread."""
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (first := self._jobs.get()) is not None:
+            jobs = [first, *self._waiting()]
+            self._write(jobs)
+
+    def _waiting(self) -> list[_Job]:
+        jobs: list[_Job] = []
+        while len(jobs) < MAX_BATCH:
+            try:
+                job = self._jobs.get_nowait()
+            except queue.Empty:
+                break
+            if job is None:
+                self._jobs.put(None)  # the end comes after these
+                break
+            jobs.append(job)
+        return jobs
+
+    def _write(self, jobs: Sequence[_Job]) -> None:
+        began = time.perf_counter()
+        try:
+            self._commit([job.item for job in jobs])
+        except Exception as error:  # whatever it is, it belongs to those who wait; this thread must live
+            if len(jobs) > 1:
+                for job in jobs:
+                    self._write([job])
+                return
+            if not isinstance(error, StoreError | KeyError):
+                log.exception("the store refused an exchange")
+            _settle(jobs, error)
+        else:
+            self._metrics.commit.observe(time.perf_counter() - began)
+            self._metrics.commit_size.observe(len(jobs))
+            _settle(jobs, None)
+
+    def _commit(self, items: Sequence[Item]) -> None:
+        admitted = [i for i in items if isinstance(i, Request)]
+        ended = [i for i in items if isinstance(i, Reply)]
+        given = [i for i in items if isinstance(i, Feedback)]
+        with self._store.write() as conn:
+            if admitted:
+                exchanges.admit(conn, admitted)
+            if ended:
+                exchanges.finish(conn, ended)
+            if given:
+                exchanges.give(conn, given)
+
+
+def _settle(jobs: Sequence[_Job], error: Exception | None) -> None:
+    """Wake all waiters of a loop with one call."""
+    try:
+        jobs[0].loop.call_soon_threadsafe(_resolve, jobs, error)
+    except RuntimeError:
+        log.warning("%d exchanges were committed after their event loop had ended", len(jobs))
+
+
+def _resolve(jobs: Sequence[_Job], error: Exception | None) -> None:
+    for job in jobs:
+        if job.done.done():
+            continue  # its waiter was cancelled
+        if error is None:
+            job.done.set_result(None)
+        else:
+            job.done.set_exception(error)
+            job.done.exception()  # seen: a waiter that was cancelled meanwhile is no news

@@ -1,0 +1,1 @@
+"""The store: the only thing that the rooms share. SQLite in WAL, one file."""

@@ -1,0 +1,41 @@
+"""Replies that say nothing: empty ones, and those that fall into a loop."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from openclaw_rl.canon import visible_text
+from openclaw_rl.types import FinishReason, Ids, Reply
+
+SHORTEST_LOOP = 32
+"""Tokens; a shorter reply may well repeat itself for a reason ("ha ha ha")."""
+LONGEST_PERIOD = 8
+
+
+def degenerate(reply: Reply) -> str | None:
+    """Why a finished reply is degenerate, in words, or None. The stop token does not count as content."""
+    ids, truncated = reply.response_ids, reply.finish_reason is FinishReason.LENGTH
+    content = ids if truncated else ids[:-1]
+    said = visible_text(reply.message) or reply.message.get("tool_calls")
+    if len(content) == 0 or not (said or truncated):
+        return "degenerate reply: it is empty"
+    period = looping(content) if len(content) >= SHORTEST_LOOP else None
+    if period is None:
+        return None
+    what = "the same token" if period == 1 else f"the same {period} tokens"
+    return f"degenerate reply: it repeats {what} for more than half of its {len(content)} tokens"
+
+
+def looping(ids: Ids) -> int | None:
+    """The shortest period (1 to 8 tokens) with which more than half of `ids` [n] repeats in one stretch, or None."""
+    n = len(ids)
+    for period in range(1, LONGEST_PERIOD + 1):
+        same = ids[period:] == ids[:-period]
+        if 2 * (np.count_nonzero(same) + period) > n and 2 * (_longest_run(same) + period) > n:
+            return period
+    return None
+
+
+def _longest_run(flags: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> int:
+    edges = np.flatnonzero(~np.concatenate(([False], flags, [False])))
+    return int(np.max(np.diff(edges))) - 1

@@ -1,0 +1,57 @@
+"""The monotone log that watchers tail, and how far each watcher has come."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, func, select
+from sqlalchemy.dialects.sqlite import insert
+
+from openclaw_rl.store.codec import from_json, to_json
+from openclaw_rl.store.schema import cursors, events
+from openclaw_rl.types import Event
+
+_insert = insert(events)
+_after = select(events).where(events.c.seq > bindparam("seq")).order_by(events.c.seq).limit(bindparam("limit"))
+_after_of_kinds = _after.where(events.c.kind.in_(bindparam("kinds", expanding=True)))
+_last = select(func.coalesce(func.max(events.c.seq), 0))
+_cursor = select(cursors.c.seq).where(cursors.c.name == bindparam("name"))
+_put_cursor = insert(cursors)
+_move = _put_cursor.on_conflict_do_update(index_elements=["name"], set_={"seq": _put_cursor.excluded.seq})
+
+
+def row(kind: str, ref: str, data: Mapping[str, Any], at: float) -> dict[str, Any]:
+    return {"kind": kind, "ref": ref, "data": to_json(data), "at": at}
+
+
+def append(conn: Connection, kind: str, ref: str, data: Mapping[str, Any], at: float) -> None:
+    """One event at the end of the log. Event numbers rise in the order of the commits."""
+    append_rows(conn, [row(kind, ref, data, at)])
+
+
+def append_rows(conn: Connection, rows: Sequence[dict[str, Any]]) -> None:
+    if rows:
+        conn.execute(_insert, rows)
+
+
+def after(conn: Connection, seq: int, limit: int, kinds: Sequence[str] | None = None) -> list[Event]:
+    """Up to `limit` events that came after event `seq`, oldest first."""
+    query, values = (_after, {}) if kinds is None else (_after_of_kinds, {"kinds": list(kinds)})
+    rows = conn.execute(query, {"seq": seq, "limit": limit} | values)
+    return [Event(seq=r.seq, kind=r.kind, ref=r.ref, data=from_json(r.data), at=r.at) for r in rows]
+
+
+def last(conn: Connection) -> int:
+    """The newest event's number; 0 when there is none."""
+    return int(conn.execute(_last).scalar_one())
+
+
+def cursor(conn: Connection, name: str) -> int:
+    """The last event that watcher `name` is done with; 0 at first."""
+    return int(conn.execute(_cursor, {"name": name}).scalar() or 0)
+
+
+def move_cursor(conn: Connection, name: str, seq: int) -> None:
+    """In the same transaction as what the watcher wrote: so each event takes effect exactly once."""
+    conn.execute(_move, {"name": name, "seq": seq})

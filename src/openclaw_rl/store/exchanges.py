@@ -1,0 +1,228 @@
+"""Admission and end of model calls, and explicit feedback on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from sqlalchemy import Connection, bindparam, func, insert, select, update
+
+from openclaw_rl import canon
+from openclaw_rl.store import arrays, codec, events, moves
+from openclaw_rl.store import schema as t
+from openclaw_rl.store.codec import to_json
+from openclaw_rl.store.degenerate import degenerate
+from openclaw_rl.store.moves import Cause
+from openclaw_rl.types import (
+    Capture,
+    Exchange,
+    ExchangeStatus,
+    Feedback,
+    Kind,
+    Reply,
+    Request,
+    TurnState,
+)
+
+REDACTED = "captured without its text and tokens (redacted)"
+
+_insert_exchange, _insert_body, _insert_reply = insert(t.exchanges), insert(t.bodies), insert(t.replies)
+_insert_turn, _insert_feedback = insert(t.turns), insert(t.feedback)
+_last_seq = select(func.coalesce(func.max(t.exchanges.c.seq), 0))
+_finish = (
+    update(t.exchanges)
+    .where(t.exchanges.c.id == bindparam("which"), t.exchanges.c.status == ExchangeStatus.RUNNING.value)
+    .values(
+        status=bindparam("new_status"),
+        finished_at=bindparam("new_finished_at"),
+        finish_reason=bindparam("new_finish_reason"),
+        reply_own=bindparam("new_reply_own"),
+        reply_chain=bindparam("new_reply_chain"),
+    )
+)
+_running = select(t.exchanges.c.id).where(t.is_(t.exchanges.c.status, ExchangeStatus.RUNNING))
+_heads = select(t.exchanges.c.id, t.exchanges.c.seq, t.exchanges.c.capture, t.exchanges.c.scope).where(
+    t.exchanges.c.id.in_(bindparam("ids", expanding=True))
+)
+_whole = (
+    select(t.exchanges, *(c for table in (t.bodies, t.replies) for c in table.c if c.name != "seq"))
+    .join(t.bodies, t.bodies.c.seq == t.exchanges.c.seq)
+    .outerjoin(t.replies, t.replies.c.seq == t.exchanges.c.seq)
+)
+_get = _whole.where(t.exchanges.c.id == bindparam("id"))
+_get_many = _whole.where(t.exchanges.c.id.in_(bindparam("ids", expanding=True)))
+
+
+def admit(conn: Connection, requests: Sequence[Request]) -> None:
+    """Each becomes an exchange RUNNING, a turn SERVED, and an event "exchange.admitted"."""
+    if not requests:
+        return
+    first = int(conn.execute(_last_seq).scalar_one()) + 1
+    numbered = list(enumerate(requests, first))
+    conn.execute(_insert_exchange, [_exchange_row(seq, r) for seq, r in numbered])
+    conn.execute(_insert_body, [_body_row(seq, r) for seq, r in numbered])
+    conn.execute(_insert_turn, [_turn_row(seq, r) for seq, r in numbered])
+    events.append_rows(conn, [events.row("exchange.admitted", r.id, {}, r.admitted_at) for r in requests])
+
+
+def finish(conn: Connection, replies: Sequence[Reply]) -> None:
+    """RUNNING -> how each ended, and an event "exchange.finished". A turn that can never train is dropped.
+
+    Raises `KeyError` for an exchange that was never admitted, `ValueError` for one that has already ended.
+    """
+    if not replies:
+        return
+    known = {row.id: row for row in conn.execute(_heads, {"ids": [r.id for r in replies]})}
+    for reply in replies:
+        if reply.id not in known:
+            raise KeyError(reply.id)
+    if conn.execute(_finish, [_end_row(r) for r in replies]).rowcount != len(replies):
+        raise ValueError(f"finish: expected running exchanges, got some that have ended: {[r.id for r in replies]}")
+    rows = [_reply_row(known[r.id].seq, r, redacted=known[r.id].capture == Capture.REDACTED) for r in replies]
+    conn.execute(_insert_reply, rows)
+    for reply in replies:
+        _drop_hopeless(conn, reply)
+    ended = [events.row("exchange.finished", r.id, {"status": r.status.value}, r.finished_at) for r in replies]
+    events.append_rows(conn, ended)
+
+
+def _drop_hopeless(conn: Connection, reply: Reply) -> None:
+    because = f": {reply.error}" if reply.error else ""
+    if reply.status is ExchangeStatus.FAILED:
+        moves.drop(conn, reply.id, Cause.FAILED, f"the reply failed{because}", at=reply.finished_at)
+    elif reply.status is ExchangeStatus.CANCELLED:
+        moves.drop(conn, reply.id, Cause.CANCELLED, f"the reply was cancelled{because}", at=reply.finished_at)
+    elif words := degenerate(reply):
+        moves.drop(conn, reply.id, Cause.DEGENERATE, words, at=reply.finished_at)
+
+
+def give(conn: Connection, items: Sequence[Feedback]) -> None:
+    """Each with an event "feedback.given". Raises `KeyError` with the id of a target unknown in its scope."""
+    for item in items:
+        target = conn.execute(_heads, {"ids": [item.target]}).one_or_none()
+        if target is None or target.scope != item.scope:
+            raise KeyError(item.target)
+        conn.execute(_insert_feedback, _feedback_row(item))
+        events.append(conn, "feedback.given", item.id, {"target": item.target}, item.given_at)
+
+
+def fail_running(conn: Connection, error: str, at: float) -> int:
+    """What a gateway that died left running has failed. Returns how many."""
+    ids = list(conn.execute(_running).scalars())
+    nothing = np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.bool_)
+    finish(
+        conn,
+        [
+            Reply(
+                id=id_,
+                status=ExchangeStatus.FAILED,
+                message={},
+                response_ids=nothing[0],
+                logprobs=nothing[1],
+                mask=nothing[2],
+                spans=(),
+                finish_reason=None,
+                mark=None,
+                error=error,
+                finished_at=at,
+            )
+            for id_ in ids
+        ],
+    )
+    return len(ids)
+
+
+def get(conn: Connection, id: str) -> Exchange | None:
+    row = conn.execute(_get, {"id": id}).one_or_none()
+    return None if row is None else codec.exchange_of(row)
+
+
+def get_many(conn: Connection, ids: Sequence[str]) -> dict[str, Exchange]:
+    """Those of `ids` that are there, by id."""
+    return {row.id: codec.exchange_of(row) for row in conn.execute(_get_many, {"ids": list(ids)})}
+
+
+def _exchange_row(seq: int, r: Request) -> dict[str, Any]:
+    return {
+        "seq": seq,
+        "id": r.id,
+        "scope": r.scope,
+        "agent": r.agent,
+        "user": r.user,
+        "session": r.session,
+        "kind": r.kind.value if r.kind else None,
+        "session_done": int(r.session_done),
+        "dialect": r.dialect,
+        "capture": r.capture.value,
+        "status": ExchangeStatus.RUNNING.value,
+        "version": r.version,
+        "identity": r.identity,
+        "admitted_at": r.admitted_at,
+        "context_chain": r.marks[-1].chain if r.marks else None,
+    }
+
+
+def _body_row(seq: int, r: Request) -> dict[str, Any]:
+    full = r.capture is not Capture.REDACTED
+    return {
+        "seq": seq,
+        "messages": to_json(r.messages) if full else None,
+        "tools": to_json(r.tools) if full else None,
+        "marks": canon.pack(r.marks),
+        "sampling": to_json(r.sampling),
+        "prompt_ids": arrays.pack_ids(r.prompt_ids) if full else None,
+    }
+
+
+def _turn_row(seq: int, r: Request) -> dict[str, Any]:
+    return {
+        "seq": seq,
+        "id": r.id,
+        "scope": r.scope,
+        "session": r.session or r.id,
+        "kind": (r.kind or Kind.MAIN).value,
+        "state": TurnState.SERVED.value,
+        "untrainable": REDACTED if r.capture is Capture.REDACTED else r.sampling.untrainable(),
+        "relation": "fresh",
+        "revision": 0,
+        "signal": 0,
+        "uses": 0,
+    }
+
+
+def _end_row(r: Reply) -> dict[str, Any]:
+    return {
+        "which": r.id,
+        "new_status": r.status.value,
+        "new_finished_at": r.finished_at,
+        "new_finish_reason": r.finish_reason.value if r.finish_reason else None,
+        "new_reply_own": r.mark.own if r.mark else None,
+        "new_reply_chain": r.mark.chain if r.mark else None,
+    }
+
+
+def _reply_row(seq: int, r: Reply, *, redacted: bool) -> dict[str, Any]:
+    return {
+        "seq": seq,
+        "message": None if redacted else to_json(r.message),
+        "response_ids": None if redacted else arrays.pack_ids(r.response_ids),
+        "logprobs": None if redacted else arrays.pack_logprobs(r.logprobs),
+        "mask": None if redacted else arrays.pack_mask(r.mask),
+        "spans": to_json(r.spans),
+        "mark": canon.pack([r.mark]) if r.mark else None,
+        "error": r.error,
+        "first_token_at": r.first_token_at,
+    }
+
+
+def _feedback_row(item: Feedback) -> dict[str, Any]:
+    return {
+        "id": item.id,
+        "scope": item.scope,
+        "target": item.target,
+        "score": item.score,
+        "comment": item.comment,
+        "correction": item.correction,
+        "given_at": item.given_at,
+    }

@@ -1,0 +1,51 @@
+"""SQLite's faults in words that a user can act on."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sqlalchemy.exc import DBAPIError
+
+from openclaw_rl.errors import StoreError
+
+_WORDS = {
+    sqlite3.SQLITE_FULL: "the disk (or its quota) is full, so nothing was written. Free some space; nothing is lost.",
+    sqlite3.SQLITE_CORRUPT: "the file is damaged. Stop everything, keep a copy, and restore a backup "
+    "(or save what can be read with `sqlite3 FILE .recover`).",
+    sqlite3.SQLITE_NOTADB: "this is no SQLite file, or its beginning was overwritten. "
+    "Expected a store made by openclaw-rl: name another path, or move the file away to start anew.",
+    sqlite3.SQLITE_READONLY: "the file, or its folder, may not be written. Give this user the right to write both.",
+    sqlite3.SQLITE_CANTOPEN: "the file cannot be opened. This user needs the right to read and write file and folder.",
+    sqlite3.SQLITE_PERM: "this user may not open the file. Give it the right to read and write file and folder.",
+    sqlite3.SQLITE_IOERR: "the disk failed while reading or writing. Look at the system's log; a network folder "
+    "cannot hold a store.",
+    sqlite3.SQLITE_BUSY: "another process has held the write lock for too long. Look for a stopped or frozen process "
+    "that has the store open.",
+}
+
+
+def in_words(path: Path, error: sqlite3.Error) -> StoreError | None:
+    """The user's words for a fault of file or disk; None for anything else (a fault in our statements)."""
+    code = getattr(error, "sqlite_errorcode", None)
+    words = _WORDS.get(code & 0xFF) if code is not None else None
+    return StoreError(f"store {path}: {words} (SQLite: {error})") if words else None
+
+
+@contextmanager
+def translated(path: Path) -> Iterator[None]:
+    """Faults of file or disk become `StoreError`; all else passes."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        said = in_words(path, error)
+        if said is None:
+            raise
+        raise said from error
+    except DBAPIError as error:
+        said = in_words(path, error.orig) if isinstance(error.orig, sqlite3.Error) else None
+        if said is None:
+            raise
+        raise said from error

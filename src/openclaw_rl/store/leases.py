@@ -1,0 +1,64 @@
+"""The right to do a job alone, with an epoch that fences whoever had it before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Connection, Row, bindparam, select, update
+from sqlalchemy.dialects.sqlite import insert
+
+from openclaw_rl.errors import StaleLease
+from openclaw_rl.store.schema import leases
+from openclaw_rl.types import Lease
+
+_get = select(leases).where(leases.c.name == bindparam("name"))
+_put = insert(leases)
+_take = _put.on_conflict_do_update(
+    index_elements=["name"],
+    set_={"holder": _put.excluded.holder, "epoch": _put.excluded.epoch, "expires_at": _put.excluded.expires_at},
+)
+_prolong = update(leases).where(leases.c.name == bindparam("which")).values(expires_at=bindparam("until"))
+
+
+def acquire(conn: Connection, name: str, holder: str, ttl: float, now: float) -> Lease | None:
+    """The lease for `ttl` seconds, with a new epoch; None while another holder's time runs.
+
+    The same holder may take it anew: its earlier lease is then stale.
+    """
+    row = _row(conn, name)
+    if row is not None and row.holder != holder and row.expires_at > now:
+        return None
+    lease = Lease(name=name, holder=holder, epoch=row.epoch + 1 if row else 1, expires_at=now + ttl)
+    values = {"name": name, "holder": holder, "epoch": lease.epoch, "expires_at": lease.expires_at}
+    conn.execute(_take, values)
+    return lease
+
+
+def check(conn: Connection, lease: Lease, now: float) -> None:
+    """Raises `StaleLease` unless the lease is still the holder's and its time is not over."""
+    row = _row(conn, lease.name)
+    if row is None or row.epoch != lease.epoch or row.holder != lease.holder:
+        taken = f"{row.holder} holds epoch {row.epoch}" if row else "nobody holds it"
+        raise StaleLease(f"lease {lease.name!r}: epoch {lease.epoch} of {lease.holder} was expected, but {taken}.")
+    if row.expires_at <= now:
+        raise StaleLease(
+            f"lease {lease.name!r}: {lease.holder} was away too long; its time ended {now - row.expires_at:.1f} s ago."
+        )
+
+
+def renew(conn: Connection, lease: Lease, ttl: float, now: float) -> Lease:
+    """The same epoch for `ttl` more seconds. Raises `StaleLease` as `check` does."""
+    check(conn, lease, now)
+    conn.execute(_prolong, {"which": lease.name, "until": now + ttl})
+    return Lease(name=lease.name, holder=lease.holder, epoch=lease.epoch, expires_at=now + ttl)
+
+
+def release(conn: Connection, lease: Lease) -> None:
+    """The lease is free at once; a stale one changes nothing. The epoch is kept, so it never comes twice."""
+    row = _row(conn, lease.name)
+    if row is not None and (row.epoch, row.holder) == (lease.epoch, lease.holder):
+        conn.execute(_prolong, {"which": lease.name, "until": 0.0})
+
+
+def _row(conn: Connection, name: str) -> Row[Any] | None:
+    return conn.execute(_get, {"name": name}).one_or_none()

@@ -1,0 +1,41 @@
+"""Signs of life of the rooms' loops."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, select
+from sqlalchemy.dialects.sqlite import insert
+
+from openclaw_rl.store.db import Store
+from openclaw_rl.store.schema import loops
+
+_put = insert(loops)
+_beat = _put.on_conflict_do_update(
+    index_elements=["name"], set_={c.name: _put.excluded[c.name] for c in loops.c if c.name != "name"}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beat:
+    """The last sign of life of one loop."""
+
+    name: str
+    pid: int
+    at: float  # seconds since the epoch
+    state: str
+    note: str  # what it is at, in words
+
+
+def beat(store: Store, name: str, note: str = "", state: str = "running", pid: int | None = None) -> None:
+    """Loop `name` is alive now, in this process or in `pid`."""
+    with store.write() as conn:
+        conn.execute(_beat, {"name": name, "pid": pid or os.getpid(), "at": time.time(), "state": state, "note": note})
+
+
+def beats(conn: Connection) -> list[Beat]:
+    """One for each loop that was ever alive, by name."""
+    rows = conn.execute(select(loops).order_by(loops.c.name))
+    return [Beat(name=r.name, pid=r.pid, at=r.at, state=r.state, note=r.note) for r in rows]

@@ -1,0 +1,166 @@
+"""Versions of the weights: the head, the lineage, and what each was trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import Connection, bindparam, func, insert, select, update
+
+from openclaw_rl.errors import IdentityMismatch, StaleLease
+from openclaw_rl.store import codec, events, leases
+from openclaw_rl.store import schema as t
+from openclaw_rl.store.claims import claimable, line_of
+from openclaw_rl.types import Lease, Policy, PolicyState, Use
+
+__all__ = [
+    "all",
+    "claimable",
+    "ensure_root",
+    "get",
+    "head",
+    "lineage",
+    "next_version",
+    "publish",
+    "reject",
+    "roll_back",
+    "uses",
+]
+
+HEAD = "default"
+
+_get = select(t.policies).where(t.policies.c.version == bindparam("version"))
+_head = select(t.policies).join(t.heads, t.heads.c.version == t.policies.c.version).where(t.heads.c.name == HEAD)
+_insert_policy, _insert_use = insert(t.policies), insert(t.uses)
+_move_head = update(t.heads).where(t.heads.c.name == HEAD).values(version=bindparam("to"))
+_count_use = update(t.turns).where(t.turns.c.id == bindparam("used")).values(uses=t.turns.c.uses + 1)
+_roll = (
+    update(t.policies)
+    .where(t.policies.c.version.in_(bindparam("versions", expanding=True)))
+    .values(state=PolicyState.ROLLED_BACK.value, reason=bindparam("why"))
+)
+
+
+def ensure_root(conn: Connection, *, base: str, identity: str, at: float) -> Policy:
+    """Version 0, the base itself; made on the first call. Raises `IdentityMismatch` for another model's store."""
+    root = get(conn, 0)
+    if root is None:
+        root = Policy(
+            version=0,
+            parent=None,
+            state=PolicyState.LIVE,
+            path=None,
+            digest="",
+            base=base,
+            identity=identity,
+            created_at=at,
+        )
+        conn.execute(_insert_policy, codec.policy_row(root, PolicyState.LIVE))
+        conn.execute(insert(t.heads), {"name": HEAD, "version": 0})
+    if root.identity != identity:
+        raise IdentityMismatch(
+            f"this store belongs to {root.base} (identity {root.identity[:12]}), and the model is now {base} "
+            f"(identity {identity[:12]}): tokenizer, template or weights differ, so its adapters do not fit. "
+            "Set model.path back, or give the new model a home of its own (--home)."
+        )
+    return root
+
+
+def head(conn: Connection) -> Policy:
+    """The version that answers new requests. Raises `LookupError` before `ensure_root`."""
+    row = conn.execute(_head).one_or_none()
+    if row is None:
+        raise LookupError(
+            "the store has no policy yet: expected `ensure_root` first (the gateway does it when it starts)"
+        )
+    return codec.policy_of(row)
+
+
+def get(conn: Connection, version: int) -> Policy | None:
+    row = conn.execute(_get, {"version": version}).one_or_none()
+    return None if row is None else codec.policy_of(row)
+
+
+def all(conn: Connection) -> list[Policy]:
+    """Every version there ever was, oldest first."""
+    return [codec.policy_of(row) for row in conn.execute(select(t.policies).order_by(t.policies.c.version))]
+
+
+def lineage(conn: Connection, version: int) -> list[int]:
+    """`version`, its parent, ..., 0; empty for an unknown version."""
+    line = line_of(version)
+    return list(conn.execute(select(line.c.version).order_by(line.c.version.desc())).scalars())
+
+
+def next_version(conn: Connection) -> int:
+    """A number that no version has, rejected ones included."""
+    return int(conn.execute(select(func.coalesce(func.max(t.policies.c.version), 0))).scalar_one()) + 1
+
+
+def uses(conn: Connection, version: int) -> list[Use]:
+    """What `version` was trained on."""
+    rows = conn.execute(select(t.uses).where(t.uses.c.policy == version).order_by(t.uses.c.turn))
+    return [Use(policy=r.policy, turn=r.turn, number=r.number) for r in rows]
+
+
+def publish(conn: Connection, lease: Lease, policy: Policy, uses: Sequence[Use], now: float) -> None:
+    """The policy is LIVE and the head, its uses are recorded, event "policy.live": all or nothing.
+
+    Raises `StaleLease` when the lease is lost or its time is over at `now`, or the head is no longer the parent;
+    `ValueError` for uses of another policy, or a use number that is not the turn's next.
+    """
+    leases.check(conn, lease, now)
+    current = head(conn).version
+    if current != policy.parent:
+        raise StaleLease(f"policy {policy.version} stands on {policy.parent}, but the head is now {current}.")
+    _record(conn, policy, uses, PolicyState.LIVE)
+    conn.execute(_move_head, {"to": policy.version})
+    data = {"parent": policy.parent, "turns": len(uses)}
+    events.append(conn, "policy.live", str(policy.version), data, now)
+
+
+def reject(conn: Connection, lease: Lease, policy: Policy, uses: Sequence[Use], now: float) -> None:
+    """The candidate is kept as REJECTED with its reason and its uses; the head stays. Event "policy.rejected".
+
+    Raises as `publish` does, but for the head.
+    """
+    leases.check(conn, lease, now)
+    _record(conn, policy, uses, PolicyState.REJECTED)
+    events.append(conn, "policy.rejected", str(policy.version), {"reason": policy.reason}, now)
+
+
+def roll_back(conn: Connection, *, to: int, reason: str, at: float) -> Policy:
+    """The head is version `to` again, those after it on its line are ROLLED_BACK, event "policy.rolled_back".
+
+    Raises `ValueError` when `to` is not an ancestor of the head.
+    """
+    line = lineage(conn, head(conn).version)
+    if to not in line or to == line[0]:
+        raise ValueError(f"roll back to {to}: expected an ancestor of the head {line[0]}, one of {line[1:]}")
+    undone = line[: line.index(to)]
+    conn.execute(_roll, {"versions": undone, "why": reason})
+    conn.execute(_move_head, {"to": to})
+    events.append(conn, "policy.rolled_back", str(to), {"versions": undone, "reason": reason}, at)
+    found = get(conn, to)
+    assert found is not None, f"version {to} is in the lineage"
+    return found
+
+
+def _record(conn: Connection, policy: Policy, uses: Sequence[Use], state: PolicyState) -> None:
+    conn.execute(_insert_policy, codec.policy_row(policy, state))
+    if not uses:
+        return
+    _check_uses(conn, policy, uses)
+    conn.execute(_insert_use, [{"policy": u.policy, "turn": u.turn, "number": u.number} for u in uses])
+    conn.execute(_count_use, [{"used": u.turn} for u in uses])
+
+
+def _check_uses(conn: Connection, policy: Policy, uses: Sequence[Use]) -> None:
+    ids = [u.turn for u in uses]
+    known = {r.id: r.uses for r in conn.execute(select(t.turns.c.id, t.turns.c.uses).where(t.turns.c.id.in_(ids)))}
+    for use in uses:
+        expected = known[use.turn] + 1 if use.turn in known else None
+        if use.policy != policy.version or use.number != expected:
+            raise ValueError(
+                f"use of turn {use.turn}: expected policy {policy.version} and number {expected}, "
+                f"got policy {use.policy} and number {use.number}"
+            )

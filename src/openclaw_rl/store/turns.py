@@ -1,0 +1,151 @@
+"""Turns, what answered them, and what judges made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, func, select, update
+from sqlalchemy.dialects.sqlite import insert
+
+from openclaw_rl.store import codec, exchanges, moves
+from openclaw_rl.store import schema as t
+from openclaw_rl.store.codec import to_json
+from openclaw_rl.types import (
+    Feedback,
+    FinishReason,
+    JudgeInput,
+    Reaction,
+    Turn,
+    TurnState,
+    Verdict,
+)
+
+SCORE, HINT = 1, 2
+"""Bits of a turn's `signal`: what its verdict in force can train."""
+
+_get = select(t.turns).where(t.turns.c.id == bindparam("id"))
+_reaction = (
+    select(t.reactions)
+    .join(t.turns, (t.turns.c.id == t.reactions.c.turn) & (t.turns.c.revision == t.reactions.c.revision))
+    .where(t.turns.c.id.in_(bindparam("ids", expanding=True)))
+)
+_feedback = (
+    select(t.feedback)
+    .where(t.feedback.c.target.in_(bindparam("ids", expanding=True)), t.feedback.c.revision.is_not(None))
+    .order_by(t.feedback.c.seq)
+)
+_closed = (
+    select(t.turns.c.id)
+    .where(t.is_(t.turns.c.state, TurnState.CLOSED))
+    .order_by(t.turns.c.seq)
+    .limit(bindparam("limit"))
+)
+_in_force = (t.verdicts.c.explicit.desc(), t.verdicts.c.revision.desc(), t.verdicts.c.at.desc(), t.verdicts.c.judge)
+_verdict = select(t.verdicts).where(t.verdicts.c.turn == bindparam("turn")).order_by(*_in_force).limit(1)
+_of_revision = (
+    select(t.turns.c.state, t.turns.c.revision, t.exchanges.c.finish_reason)
+    .join(t.exchanges, t.exchanges.c.seq == t.turns.c.seq)
+    .where(t.turns.c.id == bindparam("id"))
+)
+_insert_verdict = insert(t.verdicts).on_conflict_do_nothing()
+_signal = update(t.turns).where(t.turns.c.id == bindparam("turn")).values(signal=bindparam("new_signal"))
+_untrainable = (
+    update(t.turns)
+    .where(t.turns.c.id == bindparam("turn"))
+    .values(untrainable=func.coalesce(t.turns.c.untrainable, bindparam("why")))
+)
+
+
+def get(conn: Connection, id: str) -> Turn | None:
+    row = conn.execute(_get, {"id": id}).one_or_none()
+    return None if row is None else codec.turn_of(row)
+
+
+def reaction(conn: Connection, turn_id: str) -> Reaction | None:
+    """The reaction in force: the highest revision, with all feedback that it took up."""
+    return _reactions(conn, [turn_id]).get(turn_id)
+
+
+def verdict(conn: Connection, turn_id: str) -> Verdict | None:
+    """The verdict in force: explicit ones first, then the highest revision, then the newest."""
+    row = conn.execute(_verdict, {"turn": turn_id}).one_or_none()
+    return None if row is None else codec.verdict_of(row)
+
+
+def closed(conn: Connection, limit: int) -> list[JudgeInput]:
+    """Turns whose reaction in force has no verdict yet, oldest first."""
+    ids = list(conn.execute(_closed, {"limit": limit}).scalars())
+    if not ids:
+        return []
+    found, reactions = exchanges.get_many(conn, ids), _reactions(conn, ids)
+    out = []
+    for id_ in ids:
+        reply = found[id_].reply
+        assert reply is not None, f"turn {id_} was closed while its exchange runs"
+        out.append(
+            JudgeInput(turn=id_, messages=found[id_].request.messages, reply=reply.message, reaction=reactions[id_])
+        )
+    return out
+
+
+def add_verdict(conn: Connection, verdict: Verdict) -> bool:
+    """The turn is JUDGED, event "turn.judged". Adding the same one again changes nothing.
+
+    False, and nothing is kept, when the reaction has moved on to another revision, or the turn was dropped.
+    Raises `KeyError` for an unknown turn.
+    """
+    now = conn.execute(_of_revision, {"id": verdict.turn}).one_or_none()
+    if now is None:
+        raise KeyError(verdict.turn)
+    if now.revision != verdict.revision or now.state not in (TurnState.CLOSED, TurnState.JUDGED):
+        return False
+    conn.execute(_insert_verdict, _verdict_row(verdict))
+    truncated = now.finish_reason == FinishReason.LENGTH
+    conn.execute(_signal, {"turn": verdict.turn, "new_signal": _signal_in_force(conn, verdict.turn, truncated)})
+    if now.state == TurnState.CLOSED:
+        moves.move(conn, verdict.turn, TurnState.JUDGED, at=verdict.at)
+    return True
+
+
+def mark_untrainable(conn: Connection, turn_id: str, why: str) -> None:
+    """It is never claimed again (too stale, nothing to say): so that it does not stand in the queue for ever.
+
+    An earlier reason stays.
+    """
+    conn.execute(_untrainable, {"turn": turn_id, "why": why})
+
+
+def _signal_in_force(conn: Connection, turn: str, truncated: bool) -> int:
+    """A truncated reply may be distilled, but has no binary term: its end was not the model's choice."""
+    found = verdict(conn, turn)
+    assert found is not None, f"turn {turn} has just been given a verdict"
+    return (SCORE if found.score and not truncated else 0) | (HINT if found.hints else 0)
+
+
+def _reactions(conn: Connection, ids: Sequence[str]) -> dict[str, Reaction]:
+    given: dict[str, list[Feedback]] = {}
+    for row in conn.execute(_feedback, {"ids": list(ids)}):
+        given.setdefault(row.target, []).append(codec.feedback_of(row))
+    rows = conn.execute(_reaction, {"ids": list(ids)})
+    return {row.turn: codec.reaction_of(row, given.get(row.turn, ())) for row in rows}
+
+
+def _verdict_row(v: Verdict) -> dict[str, Any]:
+    return {
+        "turn": v.turn,
+        "revision": v.revision,
+        "judge": v.judge,
+        "score": v.score,
+        "votes": to_json(v.votes),
+        "hints": to_json(v.hints),
+        "explicit": int(v.explicit),
+        "reason": v.reason,
+        "at": v.at,
+    }
+
+
+def counts(conn: Connection) -> dict[TurnState, int]:
+    """How many turns are in each state."""
+    found = conn.execute(select(t.turns.c.state, func.count()).group_by(t.turns.c.state))
+    return {TurnState(state): n for state, n in found}

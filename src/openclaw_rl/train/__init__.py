@@ -1,0 +1,1 @@
+"""Room 4: judged turns in, policy versions out."""

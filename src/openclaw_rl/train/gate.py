@@ -1,0 +1,24 @@
+"""The first gate: what a candidate must show before it becomes the head. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+NEEDED = ("loss/total", "gradient/norm", "kl")
+
+
+def refusal(metrics: Mapping[str, float], *, grad_norm: float, kl: float) -> str | None:
+    """Why these metrics of a step do not pass, in words for a person; None when they do.
+
+    `grad_norm` bounds the norm before clipping; `kl` bounds the mean distance to the base after the step (nats/token).
+    """
+    for name in (*NEEDED, *metrics):
+        value = metrics.get(name)
+        if value is None or not math.isfinite(value):
+            return f"{name} is {value}, expected a finite number"
+    if metrics["gradient/norm"] > grad_norm:
+        return f"gradient norm {metrics['gradient/norm']:.3g} is above train.gate_grad_norm {grad_norm:g}"
+    if metrics["kl"] > kl:
+        return f"KL to the base {metrics['kl']:.3g} nats per token is above train.gate_kl {kl:g}"
+    return None

@@ -1,0 +1,263 @@
+"""Room 4, the loop: claims judged turns, takes a step, and publishes the next version of the policy."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import socket
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from sqlalchemy import Connection
+
+from openclaw_rl import methods
+from openclaw_rl.canon import Transience
+from openclaw_rl.config import Config, TrainConfig
+from openclaw_rl.errors import StaleLease
+from openclaw_rl.protocols import Trainer
+from openclaw_rl.render.model_files import ModelFiles, identity
+from openclaw_rl.render.renderer import Renderer
+from openclaw_rl.store import leases, loops, policies, turns
+from openclaw_rl.store.db import Store
+from openclaw_rl.train import folders
+from openclaw_rl.train.batch import Batch, Builder
+from openclaw_rl.train.gate import refusal
+from openclaw_rl.train.lease import LeaseKeeper
+from openclaw_rl.types import JudgedTurn, Lease, Policy, PolicyState, StepResult, Use
+
+log = logging.getLogger("openclaw_rl.train")
+LEASE = "trainer"
+BEAT = 1.0  # seconds
+NO_GRADIENT = "the batch that it was in carried no gradient"
+LOOK = 1.0  # seconds after which the store is asked again although nothing was committed: turns grow old
+
+
+async def run(config: Config, *, stop: asyncio.Event) -> None:
+    """The room `train`.
+
+    Consumes: judged turns that carry signal for the method and were not used on the head's lineage.
+    Produces: policy versions (folder, row, uses), and the reasons of turns that cannot train.
+    Waits for: `batch_min` such turns, or one that is `max_wait` old; the lease, while another trainer holds it.
+    Unblocked by: the judge's commits; the end of the other trainer's lease.
+    """
+    store = await asyncio.to_thread(Store.open, config.store_path)
+    try:
+        loops.beat(store, "train", "loading the base model")
+        room = await asyncio.to_thread(_open, config, store)
+        try:
+            await _turn_over(room, store, stop, config.train.poll)
+        finally:
+            await asyncio.to_thread(room.close)
+    finally:
+        store.close()
+
+
+async def _turn_over(room: TrainRoom, store: Store, stop: asyncio.Event, poll: float) -> None:
+    beaten = 0.0
+    while not stop.is_set():
+        work = asyncio.create_task(asyncio.to_thread(room.turn))
+        while True:
+            if time.monotonic() - beaten >= BEAT:
+                await asyncio.to_thread(loops.beat, store, "train", room.note)
+                beaten = time.monotonic()
+            done, _ = await asyncio.wait({work}, timeout=BEAT)
+            if done:
+                break
+        if not work.result():
+            await _pause(stop, poll)
+
+
+async def _pause(stop: asyncio.Event, seconds: float) -> None:
+    try:
+        await asyncio.wait_for(stop.wait(), seconds)
+    except TimeoutError:
+        return
+
+
+def make_method(train: TrainConfig) -> methods.AnyMethod:
+    """The method in the settings."""
+    return methods.make(
+        train.method,
+        decay=train.baseline_decay,
+        shrink=train.baseline_shrink,
+        clip=train.opd_clip,
+        w_binary=train.w_binary,
+        w_opd=train.w_opd,
+    )
+
+
+def _open(config: Config, store: Store) -> TrainRoom:
+    """Load the base, and make sure that the store belongs to it. Raises `ModelError`, `IdentityMismatch`."""
+    files = ModelFiles.find(config.model.path)
+    with store.write() as conn:
+        policies.ensure_root(conn, base=str(files.folder), identity=identity(files), at=time.time())
+    method = make_method(config.train)
+    builder = Builder(
+        renderer=Renderer(files),
+        transient=Transience(config.serve.transient_patterns),
+        signal=method,
+        max_staleness=config.train.max_staleness,
+    )
+    from openclaw_rl.trainers.local import LocalTrainer  # torch: after what fails fast has been checked
+
+    trainer = LocalTrainer(str(files.folder), method, config.train, config.model)
+    return TrainRoom(store, trainer, builder, config.train, config.policies_dir)
+
+
+class TrainRoom:
+    """One turn of the loop after the other; `turn` blocks, and is called from one thread at a time."""
+
+    def __init__(
+        self,
+        store: Store,
+        trainer: Trainer,
+        builder: Builder,
+        train: TrainConfig,
+        root: Path,
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._store, self._trainer, self._builder, self._train = store, trainer, builder, train
+        self._root = root.resolve()
+        self._clock = clock
+        self._standing: int | None = None  # the version that the trainer stands on
+        self._epoch: int | None = None  # of the lease under which the folders were cleaned up
+        self._due = 0.0
+        self.note = "waiting for turns"
+        holder = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:6]}"
+        self._keeper = LeaseKeeper(store, LEASE, holder, ttl=train.lease, clock=clock)
+
+    def close(self) -> None:
+        """Give the lease back."""
+        self._keeper.close()
+
+    def turn(self) -> bool:
+        """Do what there is to do: at most one step. False when there was nothing."""
+        lease = self._keeper.acquire()
+        if lease is None:
+            self.note = "waiting: another trainer holds the lease"
+            return False
+        if lease.epoch != self._epoch:
+            self._clean(lease)
+        elif not self._store.changed() and time.monotonic() < self._due:
+            return False
+        self._due = time.monotonic() + LOOK
+        head, items = self._claim()
+        if not self._enough(items, len(items)):
+            self.note = f"waiting for turns: {len(items)} of {self._train.batch_min}"
+            return False
+        try:
+            return self._train_on(head, items)
+        except StaleLease as error:
+            log.warning("nothing was published, starting over: %s", error)
+            self._standing = None
+            self._keeper.refresh()
+            return True
+
+    def _clean(self, lease: Lease) -> None:
+        with self._store.read() as conn:
+            rows = policies.all(conn)
+        folders.remove_orphans(self._root, rows, before=lease.expires_at - self._train.lease)
+        self._epoch, self._standing = lease.epoch, None
+
+    def _claim(self) -> tuple[Policy, list[JudgedTurn]]:
+        signal = self._builder.signal
+        with self._store.read() as conn:
+            head = policies.head(conn)
+            return head, policies.claimable(
+                conn,
+                head=head.version,
+                limit=self._train.batch_max,
+                max_uses=self._train.max_uses,
+                need_score=signal.uses_reward,
+                need_hint=signal.uses_hints,
+            )
+
+    def _enough(self, items: Sequence[JudgedTurn], usable: int) -> bool:
+        if usable == 0:
+            return False
+        waited = self._clock() - min(item.verdict.at for item in items)
+        return usable >= self._train.batch_min or waited >= self._train.max_wait
+
+    def _train_on(self, head: Policy, items: Sequence[JudgedTurn]) -> bool:
+        batch = self._builder.build(items, head)
+        if batch.dropped:
+            self._drop(batch.dropped)
+        if not self._enough([i for i in items if i.turn.id not in batch.dropped] or items, len(batch.samples)):
+            return bool(batch.dropped)
+        if self._standing != head.version:
+            self._trainer.load(folder=head.path, memory=head.memory)
+            self._standing = head.version
+        with self._store.read() as conn:
+            version = policies.next_version(conn)
+        self.note = f"training version {version} on {len(batch.samples)} turns"
+        result = self._trainer.step(batch.samples, str(folders.fresh(self._root, version)))
+        if result.folder is None:
+            self._drop(dict.fromkeys([s.turn for s in batch.samples], NO_GRADIENT) | dict(result.dropped))
+            return True
+        try:
+            self._settle(head, version, result, batch, {i.turn.id: i.earlier_uses for i in items})
+        except StaleLease:  # after other failures the folder stays: the commit may have been done
+            folders.remove(Path(result.folder))
+            raise
+        folders.thin(self._root, keep=self._train.keep_checkpoints, spare=(head.path, result.folder))
+        return True
+
+    def _settle(self, head: Policy, version: int, result: StepResult, batch: Batch, earlier: Mapping[str, int]) -> None:
+        """Publish or reject, in one transaction under the lease. Raises `StaleLease`, and nothing was done."""
+        reason = refusal(result.metrics, grad_norm=self._train.gate_grad_norm, kl=self._train.gate_kl)
+        policy = Policy(
+            version=version,
+            parent=head.version,
+            state=PolicyState.REJECTED if reason else PolicyState.LIVE,
+            path=result.folder,
+            digest=result.digest,
+            base=head.base,
+            identity=head.identity,
+            memory=result.memory,
+            metrics={name: value for name, value in result.metrics.items() if math.isfinite(value)},
+            reason=reason,
+            created_at=self._clock(),
+        )
+        trained = [s.turn for s in batch.samples if s.turn not in result.dropped]
+        uses = [Use(policy=version, turn=turn, number=earlier[turn] + 1) for turn in trained]
+        lease = self._held()
+        settle = policies.reject if reason else policies.publish
+        with self._store.write() as conn:
+            settle(conn, lease, policy, uses, self._clock())
+            _mark(conn, result.dropped)
+        self._standing = None if reason else version
+        _tell(policy, result.metrics, len(trained))
+
+    def _held(self) -> Lease:
+        lease = self._keeper.lease
+        if lease is None:
+            raise StaleLease("the trainer's lease ran out during the step; another trainer may be at work")
+        return lease
+
+    def _drop(self, reasons: Mapping[str, str]) -> None:
+        with self._store.write() as conn:
+            leases.check(conn, self._held(), self._clock())
+            _mark(conn, reasons)
+
+
+def _mark(conn: Connection, reasons: Mapping[str, str]) -> None:
+    for turn, reason in reasons.items():
+        turns.mark_untrainable(conn, turn, reason)
+
+
+def _tell(policy: Policy, m: Mapping[str, float], used: int) -> None:
+    """One line for a person."""
+    reward = f", reward {m['reward/mean']:+.2f}" if "reward/mean" in m else ""
+    line = (
+        f"version {policy.version}: {used} turn{'s' * (used != 1)}, loss {m['loss/total']:.4f}{reward}, "
+        f"KL {m['kl']:.4f}, gradient {m['gradient/norm']:.3g}, {m.get('seconds', math.nan):.2f} s"
+    )
+    if policy.reason:
+        log.warning("%s: rejected: %s", line, policy.reason)
+    else:
+        log.info(line)

@@ -1,0 +1,117 @@
+"""The base model with a LoRA adapter in it, and what an adapter looks like on disk (PEFT's layout)."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig as PeftLoraConfig
+from peft import get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from safetensors.torch import load_file, save
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from openclaw_rl.config import LoraConfig, ModelConfig
+from openclaw_rl.digest import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from openclaw_rl.errors import ConfigError, ModelError
+
+
+def device_of(model: ModelConfig) -> torch.device:
+    """auto: the GPU where there is one."""
+    if model.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(model.device)
+
+
+def load_base(path: str, model: ModelConfig) -> Any:
+    """The base weights. auto: float32 on a CPU, as the checkpoint has them on a GPU."""
+    device = device_of(model)
+    transformers_logging.disable_progress_bar()
+    dtype = ("float32" if device.type == "cpu" else "auto") if model.dtype == "auto" else model.dtype
+    try:
+        base = AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, attn_implementation="sdpa", local_files_only=True
+        )
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path}: cannot be loaded as a causal language model: {error}") from error
+    return base.to(device)
+
+
+def attach(base: Any, path: str, lora: LoraConfig, seed: int) -> Any:
+    """A PEFT model over `base`; the adapter starts as the identity, the same for the same seed."""
+    targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
+    config = PeftLoraConfig(
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=path,
+        r=lora.rank,
+        lora_alpha=int(lora.alpha) if lora.alpha == int(lora.alpha) else lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=targets,
+        bias="none",
+    )
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)  # peft asks by the old name
+        torch.manual_seed(seed)
+        model = get_peft_model(base, config)
+    model.peft_config["default"].base_model_name_or_path = path
+    return model.eval()
+
+
+def trainable(model: Any) -> dict[str, torch.nn.Parameter]:
+    """The adapter's parameters by name, in a fixed order."""
+    return {name: p for name, p in sorted(model.named_parameters()) if p.requires_grad}
+
+
+def to_files(model: Any) -> dict[str, bytes]:
+    """The adapter as the two files that `PeftModel.from_pretrained` reads; equal weights give equal bytes."""
+    state = get_peft_model_state_dict(model, save_embedding_layers=False)
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in sorted(state.items())}
+    config = model.peft_config["default"].to_dict() | {"inference_mode": True}
+    return {
+        ADAPTER_WEIGHTS: save(tensors, metadata={"format": "pt"}),
+        ADAPTER_CONFIG: json.dumps(config, indent=2, sort_keys=True, default=_plain).encode(),
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, set | frozenset):  # PEFT keeps module names in a set, whose order changes with each process
+        return sorted(value)
+    return str(value)
+
+
+def tensors(model: Any) -> dict[str, torch.Tensor]:
+    """A copy of the adapter's weights."""
+    return {k: v.detach().clone() for k, v in get_peft_model_state_dict(model, save_embedding_layers=False).items()}
+
+
+def put(model: Any, state: Mapping[str, torch.Tensor]) -> None:
+    """The adapter's weights from `state`. Raises `ModelError` when they do not fit."""
+    expected = tensors(model)
+    wrong = sorted(set(expected) ^ set(state)) or [k for k in expected if expected[k].shape != state[k].shape]
+    if wrong:
+        raise ModelError(
+            f"the adapter's weights do not fit the base model: {len(wrong)} tensors are missing, unknown or of "
+            f"another shape (the first: {wrong[0]}). Train from the base that it was made for."
+        )
+    set_peft_model_state_dict(model, dict(state))
+
+
+def read(model: Any, folder: Path) -> None:
+    """The adapter's weights from `folder`. Raises `ConfigError` when its shape is not the one in the settings."""
+    try:
+        theirs = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+        state = load_file(folder / ADAPTER_WEIGHTS)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{folder}: cannot read the policy's adapter: {error}") from error
+    ours = model.peft_config["default"]
+    for key, setting in (("r", "rank"), ("lora_alpha", "alpha")):
+        if theirs[key] != getattr(ours, key):
+            raise ConfigError(
+                f"{folder}: the policy was trained with train.lora.{setting} {theirs[key]}, the settings say "
+                f"{getattr(ours, key)}. Set train.lora.{setting} back, or start from the base in a new home."
+            )
+    put(model, state)

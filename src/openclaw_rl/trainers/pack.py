@@ -1,0 +1,79 @@
+"""Putting rows of different lengths into forward passes of a bounded size.
+
+Legend: B rows, P prompt tokens, R response tokens, L padded length, K response tokens of all rows together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from openclaw_rl.types import Ids
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One sequence to score: log-probabilities are wanted for the response only."""
+
+    prompt_ids: Ids  # [P]
+    response_ids: Ids  # [R]
+    temperature: float
+
+    def __post_init__(self) -> None:
+        if len(self.prompt_ids) == 0 or len(self.response_ids) == 0:
+            raise ValueError(
+                f"expected a prompt and a response, got {len(self.prompt_ids)} and {len(self.response_ids)} tokens"
+            )
+        if not self.temperature > 0:
+            raise ValueError(f"expected a temperature above 0, got {self.temperature}")
+
+    @property
+    def length(self) -> int:
+        """Tokens that are fed: the last response token predicts nothing that is wanted."""
+        return len(self.prompt_ids) + len(self.response_ids) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packed:
+    """Rows as tensors. Padding stands on the right, where causal attention never looks: no mask is needed."""
+
+    ids_BL: torch.Tensor
+    kept_K: torch.Tensor  # index into the flattened [B * L] positions that predict a response token
+    targets_K: torch.Tensor
+    temperature_K: torch.Tensor
+
+
+def micro_batches(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Row numbers, grouped so that rows times the longest stays within `budget` (one long row may exceed it alone)."""
+    groups: list[list[int]] = []
+    longest = 0
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        if groups and (len(groups[-1]) + 1) * longest <= budget:
+            groups[-1].append(index)
+        else:
+            groups.append([index])
+            longest = lengths[index]
+    return groups
+
+
+def pack(rows: Sequence[Row], device: torch.device) -> Packed:
+    """The tensors of one forward pass, response tokens in the order of the rows."""
+    width = max(row.length for row in rows)
+    ids_BL = torch.zeros(len(rows), width, dtype=torch.long)
+    kept, targets, temperatures = [], [], []
+    for b, row in enumerate(rows):
+        p, r = len(row.prompt_ids), len(row.response_ids)
+        response_R = torch.from_numpy(row.response_ids.astype("int64"))
+        ids_BL[b, :p] = torch.from_numpy(row.prompt_ids.astype("int64"))
+        ids_BL[b, p : row.length] = response_R[:-1]
+        kept.append(b * width + torch.arange(p - 1, p - 1 + r))
+        targets.append(response_R)
+        temperatures.append(torch.full((r,), row.temperature))
+    return Packed(
+        ids_BL=ids_BL.to(device),
+        kept_K=torch.cat(kept).to(device),
+        targets_K=torch.cat(targets).to(device),
+        temperature_K=torch.cat(temperatures).to(device),
+    )

@@ -1,0 +1,174 @@
+"""A random Qwen3 of two layers, PEFT adapters for it, their own forward pass as reference, and engine processes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from openclaw_rl.config import Config, EngineConfig, from_flat, to_environment
+from openclaw_rl.digest import digest_of
+from openclaw_rl.engines.client import EngineClient
+from openclaw_rl.types import PolicyRef
+
+VOCAB, CONTEXT = 64, 512
+Reference = Callable[[int, Sequence[int], Sequence[int], float], np.ndarray]
+
+
+def _base() -> Qwen3ForCausalLM:
+    torch.manual_seed(0)
+    return Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=VOCAB,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=8,
+            max_position_embeddings=CONTEXT,
+            initializer_range=0.3,
+            tie_word_embeddings=True,
+        )
+    )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    _base().save_pretrained(folder)
+    return folder
+
+
+ADAPTERS = {
+    1: {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"},
+    2: {"r": 2, "lora_alpha": 2, "target_modules": ["q_proj", "down_proj"], "rank_pattern": {"down_proj": 6}},
+    3: {"r": 3, "lora_alpha": 9, "target_modules": ["v_proj"], "use_rslora": True, "alpha_pattern": {"v_proj": 5}},
+}
+
+
+@pytest.fixture(scope="session")
+def refs(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, PolicyRef]:
+    """Version 0 is the base; 1 to 3 are adapters of other ranks, targets and scales, written by PEFT."""
+    out = {0: PolicyRef(version=0, path=None, digest="")}
+    for version, settings in ADAPTERS.items():
+        torch.manual_seed(version)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # PEFT asks transformers for a name that was changed
+            tuned = get_peft_model(_base(), LoraConfig(task_type="CAUSAL_LM", **settings))
+        for name, weight in tuned.named_parameters():
+            if "lora_" in name:
+                torch.nn.init.normal_(weight, std=0.3)
+        folder = tmp_path_factory.mktemp(f"adapter{version}")
+        tuned.save_pretrained(folder)
+        out[version] = PolicyRef(version=version, path=str(folder), digest=digest_of(folder))
+    return out
+
+
+@pytest.fixture(scope="session")
+def reference(model_folder: Path, refs: dict[int, PolicyRef]) -> Reference:
+    """[R] log-probabilities by PEFT's own forward pass over the whole sequence at once."""
+    plain = Qwen3ForCausalLM.from_pretrained(model_folder).eval()
+    models = {0: plain}
+    for version in ADAPTERS:
+        fresh = Qwen3ForCausalLM.from_pretrained(model_folder)
+        models[version] = PeftModel.from_pretrained(fresh, refs[version].path).eval()
+
+    def logprobs(version: int, prompt: Sequence[int], response: Sequence[int], temperature: float) -> np.ndarray:
+        ids = torch.tensor([[*map(int, prompt), *map(int, response)]])
+        with torch.no_grad():
+            logits = models[version](input_ids=ids).logits[0, len(prompt) - 1 : -1]
+        rows = (logits / temperature).log_softmax(-1)
+        return rows.gather(1, ids[0, len(prompt) :, None])[:, 0].numpy()
+
+    return logprobs
+
+
+class Process:
+    """An engine process on a socket of its own."""
+
+    def __init__(self, config: Config, *, through: str = "") -> None:
+        self.socket = config.engine_socket
+        code = (
+            "from openclaw_rl.config import inherited; from openclaw_rl.engines.embedded_server import main; "
+            "main(inherited())"
+        )
+        command = [sys.executable, "-c", code]
+        if through:  # a parent in between, which prints the engine's pid and lives until its stdin closes
+            command = [sys.executable, "-c", through, json.dumps(command)]
+        pipe = subprocess.PIPE
+        self.popen = subprocess.Popen(command, env=to_environment(config), stdin=pipe, stdout=pipe)
+
+    def wait_ready(self) -> None:
+        async def ask() -> None:
+            client = EngineClient(self.socket)
+            await client.wait_ready(60)
+            await client.close()
+
+        asyncio.run(ask())
+
+    def end(self) -> int:
+        """SIGTERM, and the exit status."""
+        with contextlib.suppress(ProcessLookupError):
+            self.popen.terminate()
+        code = self.popen.wait(20)
+        for pipe in (self.popen.stdin, self.popen.stdout):
+            assert pipe is not None
+            pipe.close()
+        return code
+
+
+@pytest.fixture(scope="session")
+def engine_config(model_folder: Path) -> Callable[..., Config]:
+    def make(home: Path, **engine: object) -> Config:
+        flat = {f"engine.{k}": v for k, v in engine.items()}
+        return from_flat({"home": str(home), "model.path": str(model_folder), "model.device": "cpu"} | flat)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def short_home() -> Iterator[Callable[[], Path]]:
+    """Homes with short names: a Unix socket's path is limited."""
+    import tempfile
+
+    with contextlib.ExitStack() as stack:
+        yield lambda: Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ocrl-")))
+
+
+@pytest.fixture(scope="session")
+def process(engine_config: Callable[..., Config], short_home: Callable[[], Path]) -> Iterator[Process]:
+    """One engine process for all tests that do not harm it. It must end cleanly and take its socket with it."""
+    started = Process(engine_config(short_home(), prefill_chunk=16, max_batch=8, versions=4))
+    try:
+        started.wait_ready()
+        yield started
+    finally:
+        code = started.end()
+    assert (code, started.socket.exists()) == (0, False)
+
+
+@pytest.fixture
+def tiny_engine_config() -> EngineConfig:
+    return EngineConfig(prefill_chunk=16, max_batch=6, versions=4, prefix_cache_tokens=2048)
+
+
+def pytest_report_header() -> str:
+    return f"engines: torch {torch.__version__}, CUDA {'yes' if torch.cuda.is_available() else 'NO'}, pid {os.getpid()}"

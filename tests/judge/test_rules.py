@@ -1,0 +1,147 @@
+"""The rule judge: what its file says is what it does."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openclaw_rl.errors import ConfigError
+from openclaw_rl.judge.rules import SEARCHED_CHARS, RulesJudge
+from openclaw_rl.types import Feedback, JudgeInput, Reaction, Verdict
+
+FILE = """\
+version: 1
+rules:
+  - {name: thanks, when: '\\bthanks\\b', score: 1}
+  - {name: start, when: '^no\\b', score: -1}
+  - {name: long, when: 'too long', score: -1, hint: Keep answers short.}
+  - {name: brief, when: 'shorter', hint: ' Keep  answers short '}
+  - {name: tone, when: 'formal', hint: Use a formal tone.}
+  - {name: crash, when: 'Traceback', who: tool, score: -1}
+  - {name: done, when: 'all done', who: any, score: 1}
+"""
+
+
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory: pytest.TempPathFactory) -> RulesJudge:
+    file = tmp_path_factory.mktemp("rules") / "rules.yaml"
+    file.write_text(FILE)
+    return RulesJudge.load(file)
+
+
+def item(*messages: tuple[str, Any], comment: str | None = None) -> JudgeInput:
+    given = (Feedback(id="f", scope="s", target="t", comment=comment, given_at=1.0),) if comment else ()
+    said = tuple({"role": role, "content": text} for role, text in messages)
+    reaction = Reaction(turn="t", revision=3, messages=said, feedback=given, source="u", how="exact", at=1.0)
+    return JudgeInput(
+        turn="t", messages=(), reply={"role": "assistant", "content": "no shorter Traceback"}, reaction=reaction
+    )
+
+
+def ask(judge: RulesJudge, thing: JudgeInput) -> Verdict:
+    return asyncio.run(judge.judge(thing))
+
+
+@pytest.mark.parametrize(
+    ("messages", "score", "hints"),
+    [
+        ([("user", "Thanks, next")], 1, ()),
+        ([("user", "THANKS")], 1, ()),
+        ([("user", "no, not that")], -1, ()),
+        ([("user", "[Fri 2026-11-20 18:24 UTC] No, not that")], -1, ()),
+        ([("user", [{"type": "text", "text": "thanks"}])], 1, ()),
+        ([("user", "thanks, but too long")], None, ("Keep answers short.",)),
+        ([("user", "too long: shorter, more formal")], -1, ("Keep answers short.", "Use a formal tone.")),
+        ([("user", "more formal")], None, ("Use a formal tone.",)),
+        ([("user", "Traceback")], None, ()),
+        ([("tool", "ok"), ("tool", "Traceback (most recent"), ("tool", "ok")], -1, ()),
+        ([("tool", "Traceback"), ("user", "thanks")], None, ()),
+        ([("tool", "all done")], 1, ()),
+        ([("function", "all done")], 1, ()),
+        ([("system", "all done")], None, ()),
+        ([("tool", "thanks")], None, ()),
+        ([("user", "what is the time?")], None, ()),
+        ([("tool", "x" * 3 * SEARCHED_CHARS + "\nTraceback")], -1, ()),
+        ([("user", None)], None, ()),
+        ([], None, ()),
+    ],
+)
+def test_all_matching_rules_vote(
+    judge: RulesJudge, messages: list[tuple[str, Any]], score: int | None, hints: tuple[str, ...]
+) -> None:
+    verdict = ask(judge, item(*messages))
+    assert (verdict.score, verdict.hints) == (score, hints)
+    assert (verdict.turn, verdict.revision, verdict.explicit) == ("t", 3, False)
+    assert verdict.judge == judge.name
+    assert verdict.reason.startswith("abstained") == (score is None)
+
+
+def test_the_votes_name_their_rules(judge: RulesJudge) -> None:
+    verdict = ask(judge, item(("user", "thanks, but too long")))
+    assert [(vote.reason, vote.score) for vote in verdict.votes] == [("thanks", 1), ("long", -1)]
+    assert "thanks" in verdict.reason
+    assert "disagree" in verdict.reason
+
+
+def test_a_comment_is_evidence(judge: RulesJudge) -> None:
+    assert ask(judge, item(("user", "next"), comment="far too long")).score == -1
+
+
+def test_another_file_is_another_judge(judge: RulesJudge, tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text(FILE.replace("score: 1", "score: -1"))
+    assert RulesJudge.load(tmp_path / "r.yaml").name != judge.name
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (FILE.replace("version: 1", "version: 2"), "version: 1"),
+        ("[]", "version: 1"),
+        ("version: 1\nrules: []", "a list `rules:`"),
+        ("version: 1\nrules: {}", "a list `rules:`"),
+        ("version: 1\nrule: []\nrules: [{name: a, when: b, score: 1}]", "the keys"),
+        ("version: 1\nrules: [3]", "rule 1: expected a mapping"),
+        ("version: 1\nrules: [{when: b, score: 1}]", "rule 1: `name`"),
+        ("version: 1\nrules: [{name: a, score: 1}]", r"rule 1 \(a\): `when`: expected text"),
+        ("version: 1\nrules: [{name: a, when: '(', score: 1}]", r"rule 1 \(a\): `when`: expected a regular expression"),
+        ("version: 1\nrules: [{name: a, when: b, score: 2}]", r"`score`: expected 1, -1 or nothing; got 2"),
+        ("version: 1\nrules: [{name: a, when: b, score: true}]", "`score`: expected 1, -1 or nothing; got True"),
+        ("version: 1\nrules: [{name: a, when: b, score: 1, who: me}]", "`who`: expected user, tool or any; got 'me'"),
+        ("version: 1\nrules: [{name: a, when: b, score: 1, hints: c}]", "unknown key 'hints'"),
+        ("version: 1\nrules: [{name: a, when: b}]", "a `score`, a `hint` or both"),
+        ("version: 1\nrules: [{name: a, when: b, hint: 3}]", "`hint`: expected text, got 3"),
+        ("version: 1\nrules: [{name: a, when: b, score: 1}, {name: a, when: c, score: 1}]", "distinct names"),
+        ("version: [", "not valid YAML"),
+    ],
+)
+def test_a_bad_file_is_named_with_the_rule_and_what_was_expected(tmp_path: Path, text: str, expected: str) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=expected) as caught:
+        RulesJudge.load(file)
+    assert str(file) in str(caught.value)
+
+
+def test_a_missing_file_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"judge\.rules_path"):
+        RulesJudge.load(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize(
+    ("messages", "score", "hint"),
+    [
+        ([("user", "Perfect, thank you!")], 1, None),
+        ([("user", "That is wrong.")], -1, None),
+        ([("user", "Too long. Keep it short.")], -1, "Keep answers short."),
+        ([("tool", "exit code 0"), ("tool", "exit code 1")], None, None),
+        ([("tool", "Traceback (most recent call last):\nKeyError: 'x'")], -1, None),
+        ([("user", "And the capital of Peru?")], None, None),
+    ],
+)
+def test_the_shipped_rules(messages: list[tuple[str, str]], score: int | None, hint: str | None) -> None:
+    verdict = ask(RulesJudge.load(), item(*messages))
+    assert verdict.score == score
+    assert verdict.hints == (() if hint is None else (hint,))

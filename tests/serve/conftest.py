@@ -1,0 +1,217 @@
+"""The real app on a real socket, in a thread of its own, with a real store and the scripted engine."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import uvloop
+from aiohttp import web
+
+from openclaw_rl.config import Config, from_flat
+from openclaw_rl.render.model_files import ModelFiles
+from openclaw_rl.render.renderer import Renderer
+from openclaw_rl.serve.app import make_app
+from openclaw_rl.serve.auth import Keys, scope_of
+from openclaw_rl.store import exchanges, leases, policies
+from openclaw_rl.store.db import Store
+from openclaw_rl.testing import Reply, ScriptedEngine, write_adapter
+from openclaw_rl.types import Exchange, ExchangeStatus, Policy, PolicyState
+from tests.render.folders import make
+
+KEY = "sk-test"
+OTHER_KEY = "sk-other"
+
+
+@pytest.fixture(scope="session")
+def renderers(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Renderer]:
+    """Renderers by the kind of their template; the tokenizers are trained once."""
+    made: dict[str, Renderer] = {}
+
+    def get(kind: str = "chatml") -> Renderer:
+        if kind not in made:
+            made[kind] = Renderer(ModelFiles.find(str(make(tmp_path_factory.mktemp("model") / kind, kind))))
+        return made[kind]
+
+    return get
+
+
+@dataclass
+class Script:
+    """What the engine says next: set `text`, or `ids`; by default the stop token follows."""
+
+    renderer: Renderer
+    ids: list[int] = field(default_factory=list)
+    seen: list[list[int]] = field(default_factory=list)
+
+    def say(self, text: str, *, stop: bool = True) -> list[int]:
+        self.ids = self.renderer.tokens.encode(text).tolist() + [self.renderer.stop_token_ids[0]] * stop
+        return self.ids
+
+    def __call__(self, prompt: Any, version: int) -> list[int]:
+        self.seen.append(list(prompt))
+        return self.ids
+
+
+class Site:
+    """A running gateway."""
+
+    def __init__(self, config: Config, renderer: Renderer, store: Store, engine: ScriptedEngine, script: Script) -> None:
+        self.config, self.renderer, self.store, self.engine, self.script = config, renderer, store, engine, script
+        self.loop = uvloop.new_event_loop()
+        self._stop = asyncio.Event()
+        self._up: Future[int] = Future()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._up.result(10)}"
+
+    def _run(self) -> None:
+        self.loop.run_until_complete(self._main())
+        self.loop.close()
+
+    async def _main(self) -> None:
+        app = make_app(
+            self.config,
+            store=self.store,
+            engine=self.engine,
+            renderer=self.renderer,
+            keys=Keys([KEY, OTHER_KEY]),
+            identity="test-identity",
+        )
+        runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.2)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        self._up.set_result(runner.addresses[0][1])
+        await self._stop.wait()
+        await runner.cleanup()
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            self.loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join(10)
+
+    # For tests.
+
+    def client(self, key: str = KEY, **options: Any) -> openai.OpenAI:
+        return openai.OpenAI(base_url=self.url + "/v1", api_key=key, max_retries=0, timeout=10, **options)
+
+    def async_client(self, key: str = KEY) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(base_url=self.url + "/v1", api_key=key, max_retries=0, timeout=10)
+
+    def get(self, id: str) -> Exchange:
+        """From the store, through a connection of its own."""
+        with self.store.read() as conn:
+            found = exchanges.get(conn, id)
+        assert found is not None
+        return found
+
+    def last(self) -> Exchange:
+        with self.store.read() as conn:
+            row = conn.exec_driver_sql("SELECT id FROM exchanges ORDER BY seq DESC LIMIT 1").one()
+        return self.get(row[0])
+
+    def count(self) -> int:
+        with self.store.read() as conn:
+            return int(conn.exec_driver_sql("SELECT count(*) FROM exchanges").scalar_one())
+
+    def ended(self, id: str) -> Exchange:
+        """The exchange once it has ended."""
+        return wait_for(lambda: self.get(id), lambda e: e.reply is not None)
+
+    def publish(self, folder: Path, *, state: PolicyState = PolicyState.LIVE) -> Policy:
+        """One more version after the head, with a real (if senseless) adapter folder."""
+        now = time.time()
+        with self.store.write() as conn:
+            head, version = policies.head(conn), policies.next_version(conn)
+            lease = leases.acquire(conn, "train", "test", 30.0, now)
+            assert lease is not None
+            policy = Policy(
+                version=version,
+                parent=head.version,
+                state=PolicyState.CANDIDATE,
+                path=str(folder / str(version)),
+                digest=write_adapter(folder / str(version), weight=float(version)),
+                base=head.base,
+                identity=head.identity,
+                reason="too bad" if state is PolicyState.REJECTED else None,
+                created_at=now,
+            )
+            (policies.reject if state is PolicyState.REJECTED else policies.publish)(conn, lease, policy, [], now)
+            leases.release(conn, lease)
+        return policy
+
+
+def wait_for(get: Callable[[], Any], good: Callable[[Any], bool], seconds: float = 5.0) -> Any:
+    until = time.monotonic() + seconds
+    while not good(value := get()):
+        assert time.monotonic() < until, f"not within {seconds} s: {value!r}"
+        time.sleep(0.01)
+    return value
+
+
+Start = Callable[..., Site]
+
+
+@pytest.fixture
+def start(tmp_path: Path, renderers: Callable[[str], Renderer]) -> Iterator[Start]:
+    """Start a gateway: `start(kind="chatml", delay=0.0, settings={...}, ...)`."""
+    sites: list[Site] = []
+
+    def start(
+        kind: str = "chatml",
+        *,
+        settings: Mapping[str, Any] | None = None,
+        store: Store | None = None,
+        reply: Reply | None = None,
+        **engine: Any,
+    ) -> Site:
+        config = from_flat({"home": str(tmp_path), "engine.max_context": 2048, **(settings or {})})
+        if store is None:
+            store = Store.open(config.store_path)
+            with store.write() as conn:
+                policies.ensure_root(conn, base="test", identity="test-identity", at=time.time())
+        script = Script(renderers(kind))
+        script.say("Hello there.")
+        engine = {"context_length": 2048, "versions": config.engine.versions, **engine}
+        sites.append(Site(config, renderers(kind), store, ScriptedEngine(reply or script, **engine), script))
+        return sites[-1]
+
+    yield start
+    for site in sites:
+        site.close()
+    for store in {id(s.store): s.store for s in sites}.values():
+        store.close()
+
+
+@pytest.fixture
+def site(start: Start) -> Site:
+    return start()
+
+
+def statuses(site: Site) -> list[ExchangeStatus]:
+    with site.store.read() as conn:
+        rows = conn.exec_driver_sql("SELECT status FROM exchanges ORDER BY seq").all()
+    return [ExchangeStatus(r[0]) for r in rows]
+
+
+SCOPE = scope_of(KEY)
+USER = {"role": "user", "content": "hi"}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "The weather",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+        },
+    }
+]

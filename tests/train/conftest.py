@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from openclaw_rl import canon, methods
+from openclaw_rl.canon import Transience
+from openclaw_rl.config import REMINDER, STARTER
+from openclaw_rl.render.model_files import ModelFiles, identity
+from openclaw_rl.render.renderer import Renderer
+from openclaw_rl.store import exchanges, links, policies, turns
+from openclaw_rl.store.db import Store
+from openclaw_rl.train.batch import Builder
+from openclaw_rl.types import (
+    Exchange,
+    ExchangeStatus,
+    FinishReason,
+    JudgedTurn,
+    Policy,
+    PolicyState,
+    Reply,
+    Request,
+    Sampling,
+    Span,
+    Turn,
+    TurnState,
+    Verdict,
+)
+
+IDENTITY = "i" * 64
+
+
+@pytest.fixture(scope="session")
+def renderer() -> Renderer:
+    return Renderer(ModelFiles.find(STARTER))
+
+
+@pytest.fixture(scope="session")
+def starter_identity() -> str:
+    return identity(ModelFiles.find(STARTER))
+
+
+@pytest.fixture
+def builder(renderer: Renderer) -> Builder:
+    method = methods.make("combine", decay=0.95, shrink=8, clip=1, w_binary=1, w_opd=1)
+    return Builder(renderer=renderer, transient=Transience([REMINDER]), signal=method, max_staleness=64)
+
+
+@pytest.fixture
+def head() -> Policy:
+    return Policy(
+        version=0,
+        parent=None,
+        state=PolicyState.LIVE,
+        path=None,
+        digest="",
+        base="b",
+        identity=IDENTITY,
+        created_at=0.0,
+    )
+
+
+@pytest.fixture
+def judged(renderer: Renderer) -> Callable[..., JudgedTurn]:
+    """A judged turn as the store would give it; keywords replace parts of request, reply and verdict."""
+    numbers = itertools.count(1)
+
+    def make(
+        *,
+        score: int | None = 1,
+        hints: tuple[str, ...] = (),
+        request: dict[str, Any] | None = None,
+        reply: dict[str, Any] | None = None,
+        words: str = "Paris.",
+        question: str = "Where is the Louvre?",
+        at: float | None = None,
+    ) -> JudgedTurn:
+        n = next(numbers)
+        messages = [{"role": "user", "content": question}]
+        prompt = renderer.render(messages).prompt_ids
+        response = np.append(renderer.tokens.encode(words), renderer.stop_token_ids[0]).astype(np.int32)
+        r = len(response)
+        now = time.time() if at is None else at
+        key = bytes(32)
+        marks = canon.marks(messages, key, Transience([]))
+        answer = {"role": "assistant", "content": words}
+        sent = Request(
+            **{
+                "id": f"chatcmpl-{n}",
+                "scope": "key",
+                "messages": messages,
+                "marks": marks,
+                "sampling": Sampling(),
+                "prompt_ids": prompt,
+                "version": 0,
+                "identity": IDENTITY,
+                "admitted_at": now,
+                **(request or {}),
+            }
+        )
+        got = Reply(
+            **{
+                "id": sent.id,
+                "status": ExchangeStatus.DONE,
+                "message": answer,
+                "response_ids": response,
+                "logprobs": np.full(r, -1.0, np.float32),
+                "mask": np.ones(r, bool),
+                "spans": (Span(start=0, end=r, version=sent.version),),
+                "finish_reason": FinishReason.STOP,
+                "mark": canon.mark(answer, index=1, chain=marks[-1].chain, key=key),
+                "finished_at": now,
+                **(reply or {}),
+            }
+        )
+        return JudgedTurn(
+            exchange=Exchange(seq=n, request=sent, reply=got),
+            turn=Turn(id=sent.id, session="s", parent=None, state=TurnState.JUDGED),
+            verdict=Verdict(turn=sent.id, revision=1, judge="test", score=score, hints=hints, at=now),
+            earlier_uses=0,
+        )
+
+    return make
+
+
+def put(store: Store, items: list[JudgedTurn]) -> list[str]:
+    """Walks turns through the store as the rooms do: admitted, finished, closed, judged."""
+    with store.write() as conn:
+        exchanges.admit(conn, [i.exchange.request for i in items])
+        exchanges.finish(conn, [i.exchange.reply for i in items if i.exchange.reply])
+        for i in items:
+            links.close(
+                conn,
+                i.turn.id,
+                messages=[{"role": "user", "content": "thanks"}],
+                signature=b"",
+                source="later",
+                how="exact",
+                at=i.verdict.at,
+            )
+            assert turns.add_verdict(conn, i.verdict)
+    return [i.turn.id for i in items]
+
+
+@pytest.fixture
+def fill(judged: Callable[..., JudgedTurn]) -> Callable[..., list[str]]:
+    """Puts judged turns into a store."""
+
+    def make(store: Store, count: int, **keywords: Any) -> list[str]:
+        return put(store, [judged(**keywords) for _ in range(count)])
+
+    return make
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = Store.open(tmp_path / "store.db")
+    with opened.write() as conn:
+        policies.ensure_root(conn, base="b", identity=IDENTITY, at=1.0)
+    yield opened
+    opened.close()

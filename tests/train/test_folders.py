@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from openclaw_rl.train import folders
+from openclaw_rl.types import Policy
+
+
+def folder(root: Path, name: str, *, age: float) -> Path:
+    path = root / name
+    path.mkdir(parents=True)
+    (path / folders.HEAVY).write_bytes(b"moments")
+    (path / "adapter_model.safetensors").write_bytes(b"weights")
+    os.utime(path, (1000.0 - age, 1000.0 - age))
+    return path
+
+
+def test_orphans_go_and_policies_stay(tmp_path: Path, head: Policy) -> None:
+    published = folder(tmp_path, "000001-aa", age=50)
+    rejected = folder(tmp_path, "000002-bb", age=40)
+    folder(tmp_path, "000003-dead", age=30)
+    folder(tmp_path, ".000004-half.tmp", age=20)
+    mine = folder(tmp_path, "000005-of-the-next-holder", age=-10)
+    rows = [head, replace(head, version=1, path=str(published)), replace(head, version=2, path=str(rejected))]
+    removed = folders.remove_orphans(tmp_path, rows, before=1000.0)
+    assert removed == [".000004-half.tmp", "000003-dead"]
+    assert sorted(tmp_path.iterdir()) == [published, rejected, mine]
+    assert folders.remove_orphans(tmp_path / "nowhere", rows, before=1000.0) == []
+
+
+def test_only_old_optimizer_states_are_thinned_out(tmp_path: Path) -> None:
+    paths = [folder(tmp_path, f"{n:06d}-x", age=0) for n in range(1, 8)]
+    folders.thin(tmp_path, keep=2, spare=(None, str(paths[1])))
+    assert [(p / folders.HEAVY).exists() for p in paths] == [False, True, False, False, False, True, True]
+    assert all((p / "adapter_model.safetensors").exists() for p in paths)
+
+
+def test_names_are_never_shared(tmp_path: Path) -> None:
+    root = tmp_path / "policies"
+    assert folders.fresh(root, 7) != folders.fresh(root, 7)
+    assert root.stat().st_mode & 0o777 == 0o700

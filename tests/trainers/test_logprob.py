@@ -1,0 +1,102 @@
+"""Log-probabilities of response tokens: equal to a plain forward pass, without the prompt in the LM head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import Gemma2Config, Gemma2ForCausalLM
+
+from openclaw_rl.errors import ModelError
+from openclaw_rl.trainers.local import LocalTrainer
+from openclaw_rl.trainers.logprob import check_head, forward, score
+from openclaw_rl.trainers.pack import Row, micro_batches, pack
+
+Make = Callable[..., LocalTrainer]
+
+
+def rows(seed: int, count: int = 7) -> list[Row]:
+    rng = np.random.default_rng(seed)
+    return [
+        Row(
+            prompt_ids=rng.integers(0, 64, int(rng.integers(1, 40))).astype(np.int32),
+            response_ids=rng.integers(0, 64, int(rng.integers(1, 30))).astype(np.int32),
+            temperature=float(rng.uniform(0.3, 2.0)),
+        )
+        for _ in range(count)
+    ]
+
+
+def plainly(model: Any, row: Row) -> torch.Tensor:
+    ids = torch.tensor(np.concatenate([row.prompt_ids, row.response_ids]), dtype=torch.long)
+    logits = model(input_ids=ids.unsqueeze(0)).logits[0].double() / row.temperature
+    logp = torch.log_softmax(logits, -1)
+    p = len(row.prompt_ids)
+    return logp[p - 1 : -1].gather(-1, ids[p:].unsqueeze(-1)).squeeze(-1)
+
+
+@pytest.mark.parametrize("micro_tokens", [1, 60, 10_000])
+def test_equal_to_a_plain_forward(trainer: Make, micro_tokens: int) -> None:
+    model, batch = trainer().causal, rows(1)
+    with torch.no_grad():
+        for row, (logp, entropy) in zip(batch, score(model, batch, micro_tokens=micro_tokens), strict=True):
+            torch.testing.assert_close(logp.double(), plainly(model, row), atol=1e-5, rtol=0)
+            assert ((entropy > 0) & (entropy <= np.log(64) + 1e-5)).all()
+
+
+def test_gradients_survive_the_chunked_head(trainer: Make) -> None:
+    made = trainer()
+    parameters = [p for p in made.model.parameters() if p.requires_grad]
+
+    def gradients(head_floats: int) -> list[torch.Tensor]:
+        logp_K, _ = forward(made.causal, pack(rows(2), torch.device("cpu")), head_floats=head_floats)
+        return list(torch.autograd.grad(logp_K.square().sum(), parameters))
+
+    for whole, chunked in zip(gradients(2**24), gradients(64 * 5), strict=True):
+        torch.testing.assert_close(whole, chunked, rtol=1e-4, atol=1e-4)
+
+
+def test_prompts_never_reach_the_head(trainer: Make) -> None:
+    model, batch = trainer().causal, rows(3)
+    seen = []
+    handle = model.get_output_embeddings().register_forward_hook(
+        lambda _m, args, _o: seen.append(args[0].shape[:-1].numel())
+    )
+    score(model, batch, micro_tokens=10_000)
+    handle.remove()
+    assert sum(seen) == sum(len(r.response_ids) for r in batch)
+
+
+def test_batches_keep_to_the_budget() -> None:
+    rng = np.random.default_rng(0)
+    lengths = [int(n) for n in rng.integers(1, 100, 50)]
+    groups = micro_batches(lengths, 128)
+    assert sorted(i for g in groups for i in g) == list(range(50))
+    assert all(len(g) * max(lengths[i] for i in g) <= 128 for g in groups)
+    assert micro_batches([500, 3, 2], 100) == [[0], [1, 2]]
+
+
+def test_refuses_models_that_bend_their_logits() -> None:
+    config = Gemma2Config(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        final_logit_softcapping=0.5,
+    )
+    torch.manual_seed(0)
+    with pytest.raises(ModelError, match="changes its logits after the LM head"):
+        check_head(Gemma2ForCausalLM(config).eval())
+
+
+def test_a_row_needs_both_parts() -> None:
+    with pytest.raises(ValueError, match="got 0 and 1 tokens"):
+        Row(prompt_ids=np.zeros(0, np.int32), response_ids=np.zeros(1, np.int32), temperature=1.0)
+    with pytest.raises(ValueError, match="temperature above 0, got 0"):
+        Row(prompt_ids=np.zeros(1, np.int32), response_ids=np.zeros(1, np.int32), temperature=0.0)
