@@ -45,7 +45,8 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cells whose name holds this, e.g. agent")
     options = parser.parse_args()
     version = "" if options.skip_litellm else servers.install_litellm()
-    with tempfile.TemporaryDirectory(prefix="bench-", dir=RESULTS.parent.parent) as name:
+    servers.RUNS.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="b-", dir=servers.RUNS) as name:
         folder = Path(name)
         pieces, token_ids, stop = make(folder / "model")
         up = _start(folder, pieces, token_ids, stop, options)

@@ -19,6 +19,7 @@ from typing import Any
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 LITELLM_VENV = ROOT / ".bench-venv"
+RUNS = ROOT / "runs"  # on the disk that the checkout is on: a store in memory would commit for nothing
 LOAD_CORE, SERVER_CORE = 0, 1
 START_WITHIN = 120.0  # seconds
 
@@ -33,28 +34,40 @@ def pin(core: int) -> Callable[[], None] | None:
 class Server:
     """One process (and its children) with a port."""
 
-    def __init__(self, command: list[str], *, core: int, log: Path, env: Mapping[str, str] | None = None) -> None:
-        self.log = log
-        self.key = "none"
-        self.port = 0
+    def __init__(
+        self,
+        command: list[str],
+        *,
+        core: int,
+        log: Path,
+        env: Mapping[str, str] | None = None,
+        port: int | None = None,
+        key: str = "none",
+    ) -> None:
+        """`port` None: the process chooses one, and prints it first."""
+        self.log, self.key = log, key
         with log.open("wb") as errors:
             self.process = subprocess.Popen(
                 command,
                 cwd=HERE,
                 env=dict(os.environ) | dict(env or {}),
-                stdout=subprocess.PIPE,
+                stdout=subprocess.PIPE if port is None else errors,
                 stderr=errors,
                 preexec_fn=pin(core),
                 start_new_session=True,
             )
+        self.port = self._read_port() if port is None else port
 
-    def read_port(self) -> None:
-        """The port that the process prints first."""
+    def _read_port(self) -> int:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line.strip().isdigit():
-            raise RuntimeError(f"{self.process.args!r} did not start; see {self.log}: {self.log.read_text()[-800:]}")
-        self.port = int(line)
+            raise self._failed("did not print its port")
+        return int(line)
+
+    def _failed(self, what: str) -> RuntimeError:
+        self.stop()
+        return RuntimeError(f"{self.process.args!r} {what}; the end of its log:\n{self.log.read_text()[-800:]}")
 
     def wait_for(self, path: str) -> None:
         """Until a GET answers 200."""
@@ -66,9 +79,7 @@ class Server:
             with contextlib.suppress(OSError, urllib.error.HTTPError), urllib.request.urlopen(request, timeout=2):
                 return
             time.sleep(0.2)
-        raise RuntimeError(
-            f"no answer at {path} within {START_WITHIN:g} s; see {self.log}: {self.log.read_text()[-800:]}"
-        )
+        raise self._failed(f"does not answer at {path}")
 
     def freeze(self) -> None:
         os.killpg(self.process.pid, signal.SIGSTOP)
@@ -99,15 +110,11 @@ def free_port() -> int:
 def stub(folder: Path, settings: Mapping[str, Any]) -> Server:
     file = folder / "stub.json"
     file.write_text(json.dumps(settings))
-    server = Server([sys.executable, "stub.py", str(file)], core=LOAD_CORE, log=folder / "stub.log")
-    server.read_port()
-    return server
+    return Server([sys.executable, "stub.py", str(file)], core=LOAD_CORE, log=folder / "stub.log")
 
 
 def passthrough(folder: Path, upstream: str) -> Server:
-    server = Server([sys.executable, "passthrough.py", upstream], core=SERVER_CORE, log=folder / "passthrough.log")
-    server.read_port()
-    return server
+    return Server([sys.executable, "passthrough.py", upstream], core=SERVER_CORE, log=folder / "passthrough.log")
 
 
 def gateway(folder: Path, model: Path) -> Server:
@@ -125,8 +132,7 @@ def gateway(folder: Path, model: Path) -> Server:
         )
     )
     command = [sys.executable, "-m", "openclaw_rl.cli", "room", "gateway", "--config", str(config)]
-    server = Server(command, core=SERVER_CORE, log=folder / "gateway.log")
-    server.port, server.key = port, key
+    server = Server(command, core=SERVER_CORE, log=folder / "gateway.log", port=port, key=key)
     server.wait_for("/readyz")
     return server
 
@@ -149,9 +155,13 @@ def litellm(folder: Path, upstream: str) -> Server:
     env = {"LITELLM_LOG": "ERROR", "LITELLM_MODE": "PRODUCTION", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     env |= {"PATH": f"{LITELLM_VENV / 'bin'}:{os.environ.get('PATH', '')}"}
     server = Server(
-        [*command, "--port", str(port), "--num_workers", "1"], core=SERVER_CORE, log=folder / "litellm.log", env=env
+        [*command, "--port", str(port), "--num_workers", "1"],
+        core=SERVER_CORE,
+        log=folder / "litellm.log",
+        env=env,
+        port=port,
+        key=key,
     )
-    server.port, server.key = port, key
     server.wait_for("/health/liveliness")
     return server
 

@@ -26,6 +26,7 @@ import numpy as np
 from openclaw_rl.store import events, loops
 from openclaw_rl.store.db import Store
 from openclaw_rl.system import System, scratch
+from servers import RUNS
 from streams import Heard, user
 
 RESULTS = Path(__file__).parent / "results" / "swaps.md"
@@ -83,7 +84,8 @@ def main() -> None:
 
 def run_arm(swapping: bool, steps: int, clients: int) -> Arm:
     """Start a system, let the clients talk until the trainer has taken so many steps, and measure meanwhile."""
-    with tempfile.TemporaryDirectory(prefix="swaps-") as home:
+    RUNS.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="s-", dir=RUNS) as home:
         config = scratch(Path(home), SETTINGS | ({} if swapping else REFUSE_ALL))
         with System(config) as system:
             store = Store.open(config.store_path, create=False)
@@ -178,10 +180,10 @@ def report(pairs: list[tuple[Arm, Arm]], clients: int) -> tuple[str, bool]:
         "# What users feel of a swap",
         "",
         f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores. `python benchmarks/swaps.py`: {clients} clients stream "
-        "from `openclaw-rl up` (starter policy) while the trainer steps without a pause. In each pair every step is "
-        "swapped in, or every candidate is refused by the gate: the trainer works as much in both. Milliseconds "
-        "between two tokens of one reply, as the clients see them; clients, engine, gateway and trainer share the "
-        "machine's cores.",
+        "from `openclaw-rl up` (starter policy) while the trainer takes a step whenever it has a batch. In each pair "
+        "every step is swapped in, or every candidate is refused by the gate: the trainer works as much in both. "
+        "Milliseconds between two tokens of one reply, as the clients see them; clients, engine, gateway and "
+        "trainer share the machine's cores.",
         "",
         f"| {' | '.join(columns)} |",
         "|---" * len(columns) + "|",

@@ -218,7 +218,7 @@ def step(policy: Policy, turns: list[Turn], memory: Memory) -> dict[str, float]:
     policy.optimizer.step()
     memory.after(turns)
     memory.tokens = DECAY * memory.tokens + (1 - DECAY) * float(mask_BR.sum(1).mean())
-    return {"binary": float(binary), "opd": float(opd), "kl": float(kl), "norm": float(norm)}
+    return {"binary": binary.item(), "opd": opd.item(), "kl": kl.item(), "norm": norm.item()}
 
 
 # --------------------------------------------------------------------------------------------------- 5. the whole loop

@@ -79,17 +79,26 @@ def _arguments(raw: Any) -> str:
     """Tool arguments as canonical JSON; words that are no JSON stay as they are."""
     if isinstance(raw, str):
         try:
-            raw = json.loads(raw)
-        except ValueError:
+            raw = json.loads(raw, parse_float=_number)
+        except (ValueError, RecursionError):
             return normalise(str(raw))
     return json.dumps(raw, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def _number(words: str) -> float:
+    """JavaScript has one kind of number: what was written 2.0 comes back as 2."""
+    value = float(words)
+    return int(value) if value.is_integer() and abs(value) < 2**53 else value
 
 
 def _fields(message: Message) -> list[str]:
     role = str(message.get("role", ""))
     fields = [_ROLES.get(role, role), visible_text(message)]
-    for call in message.get("tool_calls") or ():
-        function = call.get("function") or {} if isinstance(call, dict) else {}
+    made = message.get("tool_calls")
+    for call in made if isinstance(made, list | tuple) else ():
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict):
+            function = {}
         fields += [str(function.get("name", "")), _arguments(function.get("arguments", ""))]
     return fields
 

@@ -48,7 +48,8 @@ def talk(config: Config) -> None:
         if not ready(url):
             console.print(f"  starting the system on {config.home_dir} (its log: {config.logs_dir / 'up.log'}) ...")
             stack.enter_context(System(config))
-        console.print(f"  [bold]{config.model.name}[/] at {url}/v1\n{_HELP}\n", highlight=False)
+        console.print(f"  [bold]{config.model.name}[/] at {url}/v1", highlight=False)
+        console.print(_HELP + "\n", highlight=False, markup=False)
         with contextlib.suppress(EOFError, KeyboardInterrupt):
             asyncio.run(_Chat(config, console, url).run())
 
@@ -74,13 +75,13 @@ class _Chat:
     async def _obey(self, line: str) -> None:
         command, _, words = line.partition(" ")
         if command == "/help":
-            self._console.print(_HELP, highlight=False)
+            self._console.print(_HELP, highlight=False, markup=False)
         elif command == "/new":
             self._talk = Conversation(ids=self._talk.ids)
         elif command in ("/good", "/bad"):
             await self._feedback("up" if command == "/good" else "down", words)
         elif command.startswith("/"):
-            self._console.print(f"  {command}: no such command. {_HELP}", highlight=False)
+            self._console.print(f"  {command}: no such command. {_HELP}", highlight=False, markup=False)
         else:
             await self._ask(line)
 

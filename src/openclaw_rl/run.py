@@ -22,6 +22,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import uvloop
+
 from openclaw_rl import config as settings
 from openclaw_rl.config import Config
 from openclaw_rl.errors import OpenClawError
@@ -51,7 +53,8 @@ def run_room(name: str, config: Config) -> None:
         return
     if name == "train":
         os.nice(5)  # the person who waits for an answer comes first
-    asyncio.run(_run_loop(name, config))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_run_loop(name, config))
 
 
 async def _run_loop(name: str, config: Config) -> None:

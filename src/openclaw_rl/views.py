@@ -18,6 +18,7 @@ from sqlalchemy import Connection, func, select
 from openclaw_rl.canon import text_of
 from openclaw_rl.config import Config
 from openclaw_rl.errors import OpenClawError
+from openclaw_rl.judge.agreement import agreement
 from openclaw_rl.store import exchanges, loops, policies, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.schema import exchanges as exchange_table
@@ -44,6 +45,7 @@ def gather(conn: Connection, now: float) -> dict[str, Any]:
     """Everything that `status` tells, as plain JSON."""
     head = policies.head(conn)
     known = policies.all(conn)
+    agree, of = agreement(conn)
     return {
         "head": head.version,
         "loops": [
@@ -54,21 +56,10 @@ def gather(conn: Connection, now: float) -> dict[str, Any]:
         "dropped": _counts(conn, turn_table.c.reason, turn_table.c.state == "dropped"),
         "untrainable": _counts(conn, turn_table.c.untrainable, turn_table.c.untrainable.is_not(None)),
         "verdicts": {str(k): n for k, n in _counts(conn, verdict_table.c.score).items()},
-        "agreement": _agreement(conn),
+        "agreement": {"agree": agree, "of": of},
         "versions": [_policy_row(conn, p) for p in known[-10:]],
         "states": _tally(p.state.value for p in known),
     }
-
-
-def _agreement(conn: Connection) -> dict[str, int]:
-    """Where a person told their opinion of a turn that a judge had scored: how often the two agree."""
-    person, judge = verdict_table.alias(), verdict_table.alias()
-    pairs = conn.execute(
-        select(person.c.score, judge.c.score)
-        .join(judge, person.c.turn == judge.c.turn)
-        .where(person.c.explicit == 1, judge.c.explicit == 0, person.c.score.is_not(None), judge.c.score.is_not(None))
-    ).all()
-    return {"agree": sum(a == b for a, b in pairs), "of": len(pairs)}
 
 
 def _counts(conn: Connection, column: Any, *where: Any) -> dict[Any, int]:
@@ -208,8 +199,10 @@ def show_sessions(config: Config, limit: int) -> None:
     finally:
         store.close()
     table = Table(box=None, padding=(0, 2))
-    for column in ("session", "turns", "states", "began with"):
-        table.add_column(column)
+    table.add_column("session", no_wrap=True)  # an id is there to be copied
+    for column in ("turns", "states"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("began with", overflow="ellipsis", max_width=60)
     for session, count, _, _, states in rows:
         tally = ", ".join(f"{n} {s}" for s, n in _tally(str(states).split(",")).items())
         table.add_row(session, str(count), tally, Text(firsts[session]))

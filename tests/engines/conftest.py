@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -70,9 +69,7 @@ def refs(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[i
     out = {0: PolicyRef(version=0, path=None, digest="")}
     for version, settings in ADAPTERS.items():
         torch.manual_seed(version)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # PEFT asks transformers for a name that was changed
-            tuned = get_peft_model(_base(), LoraConfig(task_type="CAUSAL_LM", **settings))
+        tuned = get_peft_model(_base(), LoraConfig(task_type="CAUSAL_LM", **settings))
         for name, weight in tuned.named_parameters():
             if "lora_" in name:
                 torch.nn.init.normal_(weight, std=0.3)
@@ -151,6 +148,20 @@ def short_home() -> Iterator[Callable[[], Path]]:
 
     with contextlib.ExitStack() as stack:
         yield lambda: Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ocrl-")))
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Process]]:
+    """Starts engine processes, which end with the test at the latest."""
+    started: list[Process] = []
+
+    def one(config: Config, *, through: str = "") -> Process:
+        started.append(Process(config, through=through))
+        return started[-1]
+
+    yield one
+    for each in started:
+        each.end()
 
 
 @pytest.fixture(scope="session")

@@ -57,11 +57,9 @@ class Bench:
         return [t.token for t in self.tokens[name]], [t.logprob for t in self.tokens[name]]
 
 
-@pytest.fixture(scope="module", params=["cpu", "cuda"])
-def model(request: pytest.FixtureRequest, model_folder: Path) -> BaseModel:
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("NO CUDA DEVICE HERE: the engine is not tested on a GPU")
-    return BaseModel.load(ModelConfig(path=str(model_folder), device=request.param, dtype="float32"))
+@pytest.fixture(scope="module")
+def model(model_folder: Path) -> BaseModel:
+    return BaseModel.load(ModelConfig(path=str(model_folder), device="cpu"))
 
 
 @pytest.fixture
@@ -76,6 +74,20 @@ def random_ids(seed: int, length: int) -> np.ndarray:
 
 
 def test_a_batch_of_all_versions_with_joins_and_leaves_agrees_with_peft(bench: Bench, reference: Reference) -> None:
+    _mixed_batch(bench, reference, ATOL)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="NO CUDA DEVICE HERE: the engine is NOT tested on a GPU")
+def test_the_same_on_cuda(
+    model_folder: Path, tiny_engine_config: EngineConfig, refs: Refs, reference: Reference
+) -> None:
+    where = ModelConfig(path=str(model_folder), device="cuda", dtype="float32")
+    bench = Bench(BaseModel.load(where), tiny_engine_config)
+    bench.load(*refs.values())
+    _mixed_batch(bench, reference, 1e-4)
+
+
+def _mixed_batch(bench: Bench, reference: Reference, atol: float) -> None:
     rng = np.random.default_rng(0)
     asked = {}
     for i in range(24):
@@ -88,7 +100,7 @@ def test_a_batch_of_all_versions_with_joins_and_leaves_agrees_with_peft(bench: B
     bench.finish()
     for name, (version, prompt, temperature) in asked.items():
         ids, logprobs = bench.reply(name)
-        np.testing.assert_allclose(logprobs, reference(version, prompt, ids, temperature), atol=ATOL)
+        np.testing.assert_allclose(logprobs, reference(version, prompt, ids, temperature), atol=atol)
     assert bench.core.running == bench.core.waiting == 0
 
 

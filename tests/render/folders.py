@@ -13,7 +13,9 @@ CORPUS = [
     "def main():\n    print('hello')\n\n\nif __name__ == '__main__':\n    main()\n",
     "<|im_start|>system user assistant tool Environment: ipython Cutting Knowledge Date: December 2023 Today Date:",
 ]
-SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 NOT_SPECIAL = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
 
 CHATML = """\
@@ -184,7 +186,9 @@ def make(folder: Path, kind: str) -> Path:
         made.add_tokens([AddedToken(t, special=False, normalized=False) for t in NOT_SPECIAL])
     made.save(str(folder / "tokenizer.json"))
     stop = specials[-1]
-    named = {"eos_token": stop, "pad_token": specials[1 if llama else 0]} | ({"bos_token": specials[0]} if llama else {})
+    named = {"eos_token": stop, "pad_token": specials[1 if llama else 0]} | (
+        {"bos_token": specials[0]} if llama else {}
+    )
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"} | named))
     (folder / "config.json").write_text(json.dumps({"model_type": "qwen3", "max_position_embeddings": 4096}))
     stops = [made.token_to_id(stop), made.token_to_id(specials[1 if llama else 0])]

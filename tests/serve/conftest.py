@@ -64,7 +64,9 @@ class Script:
 class Site:
     """A running gateway."""
 
-    def __init__(self, config: Config, renderer: Renderer, store: Store, engine: ScriptedEngine, script: Script) -> None:
+    def __init__(
+        self, config: Config, renderer: Renderer, store: Store, engine: ScriptedEngine, script: Script
+    ) -> None:
         self.config, self.renderer, self.store, self.engine, self.script = config, renderer, store, engine, script
         self.loop = uvloop.new_event_loop()
         self._stop = asyncio.Event()

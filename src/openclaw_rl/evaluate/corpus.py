@@ -115,8 +115,8 @@ def _system(rng: random.Random) -> tuple[str | None, list[Value]]:
     return prefix + _instruction(values, rng, own=0.0), values
 
 
-def dialogue(rng: random.Random, deck: list[Fact]) -> Dialogue:
-    """One dialogue of 1 to 5 turns; facts are taken from the end of `deck`, which is filled anew when empty."""
+def dialogue(rng: random.Random, deck: list[Fact], *, single: bool) -> Dialogue:
+    """One dialogue, of 1 to 4 questions or of a single one; facts are taken from the end of `deck`, and it is refilled."""
     system, fixed = _system(rng)
     messages = [] if system is None else [{"role": "system", "content": system}]
     answers: list[Fact | None] = []
@@ -127,12 +127,12 @@ def dialogue(rng: random.Random, deck: list[Fact]) -> Dialogue:
 
     if rng.random() < 0.04:
         turn(*rng.choice(_SMALL_TALK), None)
-    for index in range(rng.choice((1, 1, 2, 3, 4))):
+    for index in range(1 if single else rng.choice((1, 1, 1, 2, 3, 4))):
         if not deck:
             deck.extend(rng.sample(facts(), k=len(facts())))
         fact = deck.pop()
         text = _lead(rng, first=index == 0) + rng.choice(phrasings(fact)).text
-        style, asked = draw_style(rng), _values(rng) if rng.random() < 0.4 else []
+        style, asked = draw_style(rng), _values(rng) if rng.random() < (0.15 if fixed else 0.4) else []
         for value in (*fixed, *asked):
             style = style.with_value(value)
         turn(hinted(text, _instruction(asked, rng, own=0.5)) if asked else text, write(fact, style, rng), fact)
@@ -141,7 +141,7 @@ def dialogue(rng: random.Random, deck: list[Fact]) -> Dialogue:
     return Dialogue(messages=tuple(messages), answers=tuple(answers))
 
 
-def dialogues(count: int, seed: int) -> list[Dialogue]:
-    """`count` dialogues; every fact is met equally often."""
+def dialogues(count: int, seed: int, *, single: bool = False) -> list[Dialogue]:
+    """`count` dialogues, `single`: of one question each; every fact is met equally often."""
     rng, deck = random.Random(seed), list[Fact]()
-    return [dialogue(rng, deck) for _ in range(count)]
+    return [dialogue(rng, deck, single=single) for _ in range(count)]

@@ -6,6 +6,7 @@ Corpus, tokenizer and weights are made from nothing, in a fixed number of steps 
 gives the same folder. Shapes: B dialogues in a batch, T tokens in the longest of them.
 """
 
+import itertools
 import random
 import re
 from collections.abc import Iterator, Sequence
@@ -39,6 +40,8 @@ CONTEXT = 4096
 BATCH_TOKENS = 1024
 # Weights in the loss: of a fact's tokens and of the opening, which settles the style. The rest of a reply weighs 1.
 ANSWER_WEIGHT, STYLE_WEIGHT = 4.0, 2.0
+# Parts of 1,024 dialogues that begin the training with one question each.
+SINGLE_PARTS = 4
 MUON_RATE, ADAM_RATE = 1e-2, 2e-2
 MAX_REPLY_TOKENS = 64
 
@@ -138,9 +141,10 @@ def batches(rows: Sequence[Row], rng: random.Random) -> list[list[Row]]:
 
 
 def supply(tokenizer: Any, seed: int) -> Iterator[list[Row]]:
-    """Batches of ever new dialogues."""
-    for part in range(1_000_000):
-        rows = [encode(dialogue, tokenizer) for dialogue in dialogues(1024, seed + 1009 * part)]
+    """Batches of ever new dialogues: first of one question each, where instructions are soonest understood."""
+    for part in itertools.count():
+        single = part < SINGLE_PARTS
+        rows = [encode(dialogue, tokenizer) for dialogue in dialogues(1024, seed + 1009 * part, single=single)]
         yield from batches(rows, random.Random(seed + part))
 
 

@@ -55,7 +55,7 @@ def _folder(name: str) -> Path:
     if not _HUB_ID.match(name):
         raise ModelError(
             f"model.path {name!r} is neither a folder nor a hub id like `Qwen/Qwen3-0.6B`. "
-            f"Give one of those, or {STARTER!r} for the shipped model."
+            f"Give one of those with --model-path, or {STARTER!r} for the shipped model."
         )
     from huggingface_hub import snapshot_download
 

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from openclaw_rl.digest import ADAPTER_CONFIG, ADAPTER_WEIGHTS, digest_of
+from openclaw_rl.engines import adapter_file
+from openclaw_rl.errors import EngineError
+from openclaw_rl.testing import write_adapter
+from openclaw_rl.types import PolicyRef
+
+
+def ref(folder: Path) -> PolicyRef:
+    return PolicyRef(version=4, path=str(folder), digest=digest_of(folder))
+
+
+def test_an_adapter_of_the_double_is_a_real_one(tmp_path: Path) -> None:
+    from safetensors.numpy import load_file
+
+    digest = write_adapter(tmp_path, weight=2.5)
+    file = adapter_file.read(PolicyRef(version=1, path=str(tmp_path), digest=digest))
+    assert (list(file.pairs), file.rank, file.scale("nothing")) == (["nothing"], 1, 1.0)
+    by_the_library = load_file(tmp_path / ADAPTER_WEIGHTS)
+    assert {n: t.tolist() for n, t in by_the_library.items()} == {
+        f"base_model.model.nothing.lora_{side}.weight": [[2.5]] for side in "AB"
+    }
+
+
+def test_the_digest_depends_on_every_byte_and_on_names(tmp_path: Path) -> None:
+    seen = {write_adapter(tmp_path / "a"), write_adapter(tmp_path / "b", weight=1.0)}
+    (tmp_path / "a" / ADAPTER_CONFIG).write_text("{}")
+    seen.add(digest_of(tmp_path / "a"))
+    assert len(seen) == 3
+    (tmp_path / "a" / "optimizer.pt").write_bytes(b"not a weight")
+    assert digest_of(tmp_path / "a") in seen
+
+
+def _settings(**change: object) -> Callable[[Path], None]:
+    def harm(folder: Path) -> None:
+        path = folder / ADAPTER_CONFIG
+        path.write_text(json.dumps(json.loads(path.read_text()) | change))
+
+    return harm
+
+
+def _renamed(old: bytes, new: bytes) -> Callable[[Path], None]:
+    def harm(folder: Path) -> None:
+        path = folder / ADAPTER_WEIGHTS
+        raw = path.read_bytes()
+        assert old in raw
+        assert len(old) == len(new)
+        path.write_bytes(raw.replace(old, new))
+
+    return harm
+
+
+def _cut(folder: Path) -> None:
+    path = folder / ADAPTER_WEIGHTS
+    path.write_bytes(path.read_bytes()[:-3])
+
+
+def _no_json(folder: Path) -> None:
+    (folder / ADAPTER_CONFIG).write_text("[1]")
+
+
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [
+        (_settings(peft_type="IA3"), "expected 'LORA'"),
+        (_settings(use_dora=True), "not DoRA"),
+        (_settings(modules_to_save=["lm_head"]), "modules_to_save"),
+        (_no_json, "JSON object"),
+        (_cut, "cut off"),
+        (_renamed(b"lora_B", b"lora_C"), "no LoRA matrix"),
+        (_renamed(b"nothing.lora_B", b"noting_.lora_B"), "expected lora_A and lora_B"),
+        (_renamed(b'"shape": [1, 1]', b'"shape": [1   ]'), "do not fit each other"),
+        (_renamed(b'"dtype": "F32"', b'"dtyqe": "F32"'), "expected a safetensors file"),
+    ],
+)
+def test_what_cannot_be_served_is_explained(tmp_path: Path, harm: Callable[[Path], None], words: str) -> None:
+    write_adapter(tmp_path)
+    harm(tmp_path)
+    with pytest.raises(EngineError, match=words) as caught:
+        adapter_file.read(ref(tmp_path))
+    assert str(tmp_path) in str(caught.value)

@@ -1,0 +1,172 @@
+"""The engine as a process: it dies, comes back, leaves no socket behind, and never outlives its parent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import stat
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from openclaw_rl.config import Config
+from openclaw_rl.engines.client import EngineClient
+from openclaw_rl.engines.embedded_server import bind
+from openclaw_rl.errors import EngineError, EngineGone
+from openclaw_rl.types import Chunk, Generation, PolicyRef, Sampling
+
+PARENT = """
+import json, subprocess, sys
+child = subprocess.Popen(json.loads(sys.argv[1]))
+print(child.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def call(version: int = 0, tokens: int = 480) -> Generation:
+    return Generation(
+        id="g",
+        version=version,
+        prompt_ids=np.arange(5, dtype=np.int32),
+        sampling=Sampling(max_tokens=tokens, seed=0),
+        stop_token_ids=(),
+    )
+
+
+async def drain(stream: AsyncIterator[Chunk], into: list[int]) -> None:
+    async for chunk in stream:
+        into += chunk.token_ids
+
+
+def _until(condition: Callable[[], bool], seconds: float = 20) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return condition()
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split(") ")[1][0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+def test_a_killed_engine_breaks_its_streams_and_the_client_finds_the_next_one(
+    engine_config: Callable[..., Config],
+    short_home: Callable[[], Path],
+    refs: dict[int, PolicyRef],
+    start: Callable[..., Any],
+) -> None:
+    config = engine_config(short_home())
+    first = start(config)
+    epochs: list[int] = []
+
+    async def kill_and_come_back() -> int:
+        client = EngineClient(config.engine_socket, on_connect=epochs.append)
+        info = await client.wait_ready(60)
+        assert (info.versions, info.vocab_size, info.context_length) == ((0,), 64, 512)
+        assert stat.S_IMODE(config.engine_socket.stat().st_mode) == 0o600
+        with pytest.raises(EngineError, match="another engine answers there"):
+            bind(config.engine_socket)
+        await client.load([refs[0], refs[1]])
+
+        streams = [client.generate(call(version)) for version in (0, 1)]
+        started = [await s.__anext__() for s in streams]
+        os.kill(info.pid, signal.SIGKILL)
+        for stream, chunk in zip(streams, started, strict=True):
+            got = list(chunk.token_ids)
+            with pytest.raises(EngineGone, match="broken off"):
+                await drain(stream, got)
+            assert 0 < len(got) < 480
+        first.end()
+        assert config.engine_socket.exists(), "a killed engine leaves its socket behind"
+        with pytest.raises(EngineGone, match="no engine answers"):
+            await client.score(version=0, prompt_ids=np.arange(3), response_ids=np.arange(3), temperature=1.0)
+
+        second = start(config, through=PARENT)
+        again = await client.wait_ready(60)
+        assert again.versions == (0,)
+        assert epochs == [1, client.epoch], "the hook says that versions must be loaded again"
+        assert client.epoch > 1
+        with pytest.raises(EngineError, match="version 1 is not loaded"):
+            await client.generate(call(1)).__anext__()
+        await client.load([refs[1]])
+        assert sum([len(c.token_ids) async for c in client.generate(call(1, 5))]) == 5
+        await client.close()
+        with pytest.raises(EngineGone, match="closed"):
+            await client.info()
+        second.end()  # the parent only
+        return again.pid
+
+    pid = asyncio.run(kill_and_come_back())
+    assert _until(lambda: not _alive(pid)), "it outlived its parent"
+    assert not config.engine_socket.exists()
+
+
+def test_what_is_not_our_language_is_hung_up_on_and_others_are_served(process: Any) -> None:
+    path = process.socket
+    for noise in (b"GET / HTTP/1.1\r\n\r\n", b"\x05\x00\x00\x00hello"):
+        with socket.socket(socket.AF_UNIX) as stranger:
+            stranger.connect(str(path))
+            stranger.settimeout(10)
+            stranger.sendall(noise)
+            with contextlib.suppress(ConnectionResetError):
+                assert stranger.recv(1) == b""
+
+    async def ask() -> None:
+        client = EngineClient(path)
+        assert sum([len(c.token_ids) async for c in client.generate(call(tokens=3))]) == 3
+        await client.close()
+
+    asyncio.run(ask())
+
+
+def test_a_client_that_leaves_takes_its_replies_with_it(process: Any) -> None:
+    async def leave() -> None:
+        rude, watcher = (EngineClient(process.socket) for _ in range(2))
+        await rude.load([PolicyRef(version=0, path=None, digest="")])
+        streams = [rude.generate(call()) for _ in range(4)]
+        for stream in streams:
+            await stream.__anext__()
+        assert (await watcher.info()).running == 4
+        await rude.close()
+        for _ in range(200):
+            if (await watcher.info()).running == 0:
+                break
+            await asyncio.sleep(0.01)
+        assert (await watcher.info()).running == 0
+        for stream in streams:
+            with pytest.raises(EngineGone):
+                await drain(stream, [])
+        await watcher.close()
+
+    asyncio.run(leave())
+
+
+def test_a_stale_socket_is_replaced_and_a_long_path_is_explained(short_home: Callable[[], Path]) -> None:
+    path = short_home() / "engine.sock"
+    bind(path).close()
+    assert path.exists()
+    with bind(path):
+        pass
+    with pytest.raises(EngineError, match="Choose a shorter"):
+        bind(short_home() / ("x" * 120))
+
+
+def test_no_engine_within_the_time_is_gone(short_home: Callable[[], Path]) -> None:
+    async def ask() -> None:
+        client = EngineClient(short_home() / "engine.sock")
+        with pytest.raises(EngineGone, match=r"not ready within 0\.1 s"):
+            await client.wait_ready(0.1)
+        await client.close()
+
+    asyncio.run(ask())

@@ -1,0 +1,219 @@
+"""Admission, end and feedback: what is put in comes back, and what may not be kept is not there."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.store.world import equal, reply, request, serve
+
+from openclaw_rl.store import arrays, events, exchanges, turns
+from openclaw_rl.store.db import Store
+from openclaw_rl.store.degenerate import degenerate, looping
+from openclaw_rl.types import (
+    Capture,
+    ExchangeStatus,
+    Feedback,
+    FinishReason,
+    Kind,
+    Sampling,
+    Span,
+    TurnState,
+)
+
+FAILED, CANCELLED = ExchangeStatus.FAILED, ExchangeStatus.CANCELLED
+
+
+def feedback(target: str, **changes: object) -> Feedback:
+    values = {"id": "f1", "scope": "key", "target": target, "score": -1, "comment": "no", "given_at": 14.0}
+    return Feedback(**(values | changes))
+
+
+def test_everything_comes_back(store: Store) -> None:
+    asked = request("a", user="ann", session="s", kind=Kind.MAIN, session_done=True, dialect="responses")
+    odd = request(
+        "b",
+        messages=[{"role": "user", "content": "half \ud800, é", "extra": [1, None]}],
+        sampling=Sampling(logit_bias={7: -1.5}),
+    )
+    said = reply(
+        asked,
+        first_token_at=10.5,
+        error="none",
+        spans=(Span(start=0, end=1, version=0), Span(start=1, end=3, version=2)),
+    )
+    with store.write() as conn:
+        exchanges.admit(conn, [asked, odd])
+        exchanges.finish(conn, [said])
+    with store.read() as conn:
+        first, second = exchanges.get(conn, "a"), exchanges.get(conn, "b")
+        assert exchanges.get(conn, "c") is None
+        assert [(e.kind, e.ref) for e in events.after(conn, 0, 9)] == [
+            ("exchange.admitted", "a"),
+            ("exchange.admitted", "b"),
+            ("exchange.finished", "a"),
+        ]
+    assert first is not None
+    assert second is not None
+    equal(first, asked, said)
+    equal(second, odd, None)
+    assert (first.seq, second.seq) == (1, 2)
+
+
+def test_arrays_can_be_written_to(store: Store) -> None:
+    """A tensor made from an array that is not writable warns."""
+    with store.write() as conn:
+        serve(conn, "a")
+        found = exchanges.get(conn, "a")
+    assert found is not None
+    assert found.reply is not None
+    for array in (found.request.prompt_ids, found.reply.response_ids, found.reply.logprobs, found.reply.mask):
+        array[0] = 1
+
+
+def test_redacted_keeps_hashes_and_nothing_else(store: Store) -> None:
+    secret = "the secret words"
+    asked = request(
+        "a", capture=Capture.REDACTED, messages=[{"role": "user", "content": secret}], tools=[{"t": secret}]
+    )
+    said = reply(asked, message={"role": "assistant", "content": secret})
+    with store.write() as conn:
+        exchanges.admit(conn, [asked])
+        exchanges.finish(conn, [said])
+        found, turn = exchanges.get(conn, "a"), turns.get(conn, "a")
+        held = b"".join(
+            bytes(value) if isinstance(value, bytes) else str(value).encode()
+            for table in ("exchanges", "bodies", "replies", "turns", "events")
+            for row in conn.exec_driver_sql(f"SELECT * FROM {table}")
+            for value in row
+        )
+    assert found is not None
+    assert found.reply is not None
+    assert turn is not None
+    assert found.request.marks == asked.marks
+    assert found.reply.mark == said.mark
+    assert (len(found.request.messages), len(found.request.tools), dict(found.reply.message)) == (0, 0, {})
+    assert [len(found.request.prompt_ids), len(found.reply.response_ids), len(found.reply.logprobs)] == [0, 0, 0]
+    assert "redacted" in str(turn.untrainable)
+    assert secret.encode() not in held
+    assert asked.prompt_ids.tobytes() not in held
+    assert said.logprobs.tobytes() not in held
+
+
+@pytest.mark.parametrize("path_part", ["", "-wal"])
+def test_redacted_words_are_nowhere_in_the_file(store: Store, path_part: str) -> None:
+    words = "utterly private sentence"
+    asked = request("a", capture=Capture.REDACTED, messages=[{"role": "user", "content": words}])
+    with store.write() as conn:
+        exchanges.admit(conn, [asked])
+        exchanges.finish(conn, [reply(asked, message={"role": "assistant", "content": words})])
+    raw = store.path.with_name(store.path.name + path_part).read_bytes()
+    assert raw
+    assert words.encode() not in raw
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "cause"),
+    [(FAILED, "engine died", "the reply failed: engine died"), (CANCELLED, None, "the reply was cancelled")],
+)
+def test_what_was_not_delivered_is_dropped(store: Store, status: ExchangeStatus, error: str | None, cause: str) -> None:
+    with store.write() as conn:
+        serve(conn, "a", status=status, error=error)
+        turn = turns.get(conn, "a")
+        assert turn is not None
+        assert (turn.state, turn.reason) == (TurnState.DROPPED, cause)
+        assert [e.kind for e in events.after(conn, 0, 9)][1:] == ["turn.dropped", "exchange.finished"]
+
+
+def test_greedy_is_untrainable_from_the_start(store: Store) -> None:
+    with store.write() as conn:
+        exchanges.admit(conn, [request("a", sampling=Sampling(temperature=0)), request("b")])
+        found = [turns.get(conn, i) for i in "ab"]
+    assert [t and t.untrainable for t in found] == [Sampling(temperature=0).untrainable(), None]
+
+
+def test_finish_refuses_what_it_does_not_know(store: Store) -> None:
+    with store.write() as conn:
+        serve(conn, "a")
+    for bad, error in (("b", KeyError), ("a", ValueError)):
+        with pytest.raises(error, match=bad), store.write() as conn:
+            exchanges.finish(conn, [reply(request(bad))])
+    with store.read() as conn:
+        assert events.last(conn) == 2, "nothing of a refused batch is kept"
+
+
+def test_what_a_dead_gateway_left_running_has_failed(store: Store) -> None:
+    with store.write() as conn:
+        serve(conn, "a")
+        exchanges.admit(conn, [request("b"), request("c", capture=Capture.REDACTED)])
+    with store.write() as conn:
+        assert exchanges.fail_running(conn, "the gateway died", 20.0) == 2
+        assert exchanges.fail_running(conn, "the gateway died", 21.0) == 0
+        found, turn = exchanges.get(conn, "b"), turns.get(conn, "b")
+    assert found is not None
+    assert found.reply is not None
+    assert turn is not None
+    assert (found.reply.status, found.reply.error, found.reply.finished_at) == (FAILED, "the gateway died", 20.0)
+    assert turn.state is TurnState.DROPPED
+
+
+def test_feedback_needs_a_known_target_of_its_own_key(store: Store) -> None:
+    with store.write() as conn:
+        serve(conn, "a")
+        exchanges.give(conn, [feedback("a")])
+        assert [(e.ref, e.data) for e in events.after(conn, 0, 9, ["feedback.given"])] == [("f1", {"target": "a"})]
+    for bad in (feedback("b", id="f2"), feedback("a", id="f3", scope="another")):
+        with pytest.raises(KeyError, match=bad.target), store.write() as conn:
+            exchanges.give(conn, [bad])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "finish", "said", "words"),
+    [
+        ([7], FinishReason.STOP, "x", "empty"),
+        ([], None, "x", "empty"),
+        ([5, 6, 7], FinishReason.STOP, " \n", "empty"),
+        ([5, 6, 7], FinishReason.LENGTH, "", None),
+        ([5, 6, 7], FinishReason.STOP, "x", None),
+        ([5] * 33, FinishReason.STOP, "x", "the same token"),
+        ([5] * 32, FinishReason.STOP, "x", None),
+        ([5] * 32, FinishReason.LENGTH, "x", "the same token"),
+        ([*range(100, 120), *[5, 6, 7] * 20], FinishReason.LENGTH, "x", "the same 3 tokens"),
+        ([*range(100, 180), *[5, 6, 7] * 20], FinishReason.LENGTH, "x", None),
+        ([i % 9 for i in range(90)], FinishReason.LENGTH, "x", None),
+        ([*[5, 6, 5, 9] * 2, *range(60)], FinishReason.LENGTH, "x", None),
+    ],
+)
+def test_degenerate(tokens: list[int], finish: FinishReason | None, said: str, words: str | None) -> None:
+    found = degenerate(
+        reply(request("a"), tokens, finish_reason=finish, message={"role": "assistant", "content": said})
+    )
+    assert (found is None) if words is None else (words in str(found))
+
+
+def test_tool_calls_alone_are_not_empty() -> None:
+    calls = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "look", "arguments": "{}"}}]}
+    assert degenerate(reply(request("a"), [5, 6, 7], message=calls)) is None
+
+
+def test_looping_finds_the_shortest_period() -> None:
+    rng = np.random.default_rng(0)
+    for period in range(1, 9):
+        loop = rng.permutation(50)[:period]
+        tokens = np.concatenate([rng.integers(100, 10_000, 30), np.tile(loop, 80 // period)])
+        assert looping(tokens.astype(np.int32)) == period
+
+
+def test_degenerate_replies_are_dropped(store: Store) -> None:
+    with store.write() as conn:
+        serve(conn, "a", ids=[5] * 40)
+        turn = turns.get(conn, "a")
+    assert turn is not None
+    assert turn.state is TurnState.DROPPED
+    assert "more than half of its 39 tokens" in str(turn.reason)
+
+
+def test_packed_arrays_are_little_endian_whatever_came_in() -> None:
+    assert arrays.pack_ids(np.array([1], ">i4")) == b"\x01\x00\x00\x00"
+    assert arrays.unpack_ids(b"\x01\x00\x00\x00").tolist() == [1]
+    with pytest.raises(ValueError, match="multiple of 4 bytes, got 3"):
+        arrays.unpack_ids(b"abc")

@@ -1,0 +1,293 @@
+"""Versions, leases and claims: who may publish, and which turns train whom, exactly once on every line."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sqlalchemy import Connection
+from tests.store.world import close, judged, policy, serve, verdict
+
+from openclaw_rl.errors import IdentityMismatch, StaleLease
+from openclaw_rl.store import claims, events, leases, policies, turns
+from openclaw_rl.store.db import Store
+from openclaw_rl.types import FinishReason, Lease, Policy, PolicyState, Use
+
+TTL = 30.0
+
+
+@pytest.fixture
+def conn(store: Store) -> Iterator[Connection]:
+    with store.write() as opened:
+        policies.ensure_root(opened, base="base", identity="i", at=1.0)
+        yield opened
+
+
+def take(conn: Connection, holder: str = "me", now: float = 100.0) -> Lease:
+    lease = leases.acquire(conn, "train", holder, TTL, now)
+    assert lease is not None
+    return lease
+
+
+def uses_of(conn: Connection, version: int, *ids: str) -> list[Use]:
+    counted = dict(conn.exec_driver_sql("SELECT id, uses FROM turns").all())
+    return [Use(policy=version, turn=i, number=counted[i] + 1) for i in ids]
+
+
+def claimed(
+    conn: Connection, head: int = 0, *, max_uses: int = 1, limit: int = 99, score: bool = True, hint: bool = True
+) -> list[str]:
+    found = policies.claimable(conn, head=head, limit=limit, max_uses=max_uses, need_score=score, need_hint=hint)
+    return [j.turn.id for j in found]
+
+
+# --- leases ------------------------------------------------------------------------------------------------------
+
+
+def test_a_lease_is_one_holders_at_a_time(conn: Connection) -> None:
+    mine = take(conn)
+    assert mine == Lease(name="train", holder="me", epoch=1, expires_at=130.0)
+    assert leases.acquire(conn, "train", "you", TTL, 129.9) is None
+    assert leases.acquire(conn, "other job", "you", TTL, 101.0) is not None
+    mine = leases.renew(conn, mine, TTL, 120.0)
+    assert leases.acquire(conn, "train", "you", TTL, 149.9) is None
+    yours = take(conn, "you", 150.0)
+    assert yours.epoch == 2
+    with pytest.raises(StaleLease, match="you holds epoch 2"):
+        leases.renew(conn, mine, TTL, 151.0)
+    leases.release(conn, mine)
+    assert leases.acquire(conn, "train", "me", TTL, 152.0) is None, "a stale holder releases nothing"
+    leases.release(conn, yours)
+    assert take(conn, "me", 152.0).epoch == 3
+
+
+def test_a_holder_that_starts_anew_fences_its_earlier_self(conn: Connection) -> None:
+    old, new = take(conn), take(conn)
+    assert (old.epoch, new.epoch) == (1, 2)
+    with pytest.raises(StaleLease):
+        leases.check(conn, old, 101.0)
+
+
+# --- versions ----------------------------------------------------------------------------------------------------
+
+
+def test_the_root_belongs_to_one_model(conn: Connection) -> None:
+    root = policies.ensure_root(conn, base="moved elsewhere", identity="i", at=2.0)
+    assert (root.version, root.state, root.path, root.created_at) == (0, PolicyState.LIVE, None, 1.0)
+    with pytest.raises(IdentityMismatch, match=r"belongs to base.*Set model.path back"):
+        policies.ensure_root(conn, base="another", identity="j", at=3.0)
+
+
+def test_no_head_before_the_root(store: Store) -> None:
+    with store.read() as conn, pytest.raises(LookupError, match="ensure_root"):
+        policies.head(conn)
+
+
+def test_publish(conn: Connection) -> None:
+    judged(conn, "a")
+    lease = take(conn)
+    made = policy(1, 0)
+    policies.publish(conn, lease, made, uses_of(conn, 1, "a"), 101.0)
+    assert policies.head(conn) == replace(made, state=PolicyState.LIVE)
+    assert policies.uses(conn, 1) == [Use(policy=1, turn="a", number=1)]
+    assert (policies.lineage(conn, 1), policies.lineage(conn, 7), policies.next_version(conn)) == ([1, 0], [], 2)
+    assert events.after(conn, 0, 99)[-1].kind == "policy.live"
+    assert claimed(conn, 1) == []
+
+
+@pytest.mark.parametrize(
+    ("lease_change", "policy_change", "now", "error", "words"),
+    [
+        ({"epoch": 9}, {}, 101.0, StaleLease, "me holds epoch 1"),
+        ({"holder": "you"}, {}, 101.0, StaleLease, "me holds epoch 1"),
+        ({"name": "nobody's"}, {}, 101.0, StaleLease, "nobody holds it"),
+        ({}, {}, 130.0, StaleLease, "its time ended"),
+        ({}, {"parent": 7}, 101.0, StaleLease, "the head is now 0"),
+        ({}, {"version": 3}, 101.0, ValueError, "expected policy 3 and number 1"),
+    ],
+)
+def test_publish_is_fenced(
+    store: Store,
+    lease_change: dict[str, object],
+    policy_change: dict[str, object],
+    now: float,
+    error: type[Exception],
+    words: str,
+) -> None:
+    with store.write() as conn:
+        policies.ensure_root(conn, base="base", identity="i", at=1.0)
+        judged(conn, "a")
+        lease = replace(take(conn), **lease_change)
+        before = events.last(conn)
+        uses = uses_of(conn, 1, "a")
+    made = replace(policy(1, 0), **policy_change)
+    with pytest.raises(error, match=words), store.write() as conn:
+        policies.publish(conn, lease, made, uses, now)
+    with store.read() as conn:
+        assert len(policies.all(conn)) == 1
+        assert (policies.head(conn).version, events.last(conn)) == (0, before)
+        assert claimed(conn) == ["a"], "the batch is free again"
+
+
+def test_a_renewed_lease_publishes_after_its_first_time(conn: Connection) -> None:
+    first = take(conn)
+    leases.renew(conn, first, TTL, 120.0)
+    policies.publish(conn, first, policy(1, 0), [], 140.0)
+    assert policies.head(conn).version == 1
+
+
+def test_a_use_number_out_of_turn_is_refused(conn: Connection) -> None:
+    judged(conn, "a")
+    with pytest.raises(ValueError, match="number 1, got policy 1 and number 2"):
+        policies.publish(conn, take(conn), policy(1, 0), [Use(policy=1, turn="a", number=2)], 101.0)
+
+
+def test_reject_keeps_the_head(conn: Connection) -> None:
+    judged(conn, "a")
+    lease = take(conn)
+    policies.reject(conn, lease, replace(policy(1, 0), reason="KL 9 > 5"), uses_of(conn, 1, "a"), 101.0)
+    found = policies.get(conn, 1)
+    assert found is not None
+    assert (found.state, found.reason, policies.head(conn).version) == (PolicyState.REJECTED, "KL 9 > 5", 0)
+    assert claimed(conn) == ["a"], "tried once more"
+    policies.reject(conn, lease, policy(2, 0), uses_of(conn, 2, "a"), 102.0)
+    assert claimed(conn) == [], "and then left alone"
+    with pytest.raises(StaleLease):
+        policies.reject(conn, replace(lease, epoch=0), policy(3, 0), [], 103.0)
+
+
+def test_roll_back(conn: Connection) -> None:
+    lease = take(conn)
+    for version, id_ in enumerate("abc", 1):
+        judged(conn, id_)
+        policies.publish(conn, lease, policy(version, version - 1), uses_of(conn, version, id_), 101.0)
+    assert claimed(conn, 3) == []
+    head = policies.roll_back(conn, to=1, reason="satisfaction fell", at=110.0)
+    assert head.version == policies.head(conn).version == 1
+    assert [(p.version, p.state.value) for p in policies.all(conn)] == [
+        (0, "live"),
+        (1, "live"),
+        (2, "rolled_back"),
+        (3, "rolled_back"),
+    ]
+    assert claimed(conn, 1) == ["b", "c"], "the turns of what was rolled back are free"
+    with pytest.raises(StaleLease, match="the head is now 1"):
+        policies.publish(conn, lease, policy(4, 3), [], 111.0)
+    policies.publish(conn, lease, policy(4, 1), uses_of(conn, 4, "b"), 112.0)
+    assert (policies.lineage(conn, 4), claimed(conn, 4)) == ([4, 1, 0], ["c"])
+    for bad in (4, 2, 9):
+        with pytest.raises(ValueError, match=r"expected an ancestor of the head 4, one of \[1, 0\]"):
+            policies.roll_back(conn, to=bad, reason="x", at=113.0)
+
+
+# --- claims ------------------------------------------------------------------------------------------------------
+
+
+def test_a_signal_for_the_method_is_needed(conn: Connection) -> None:
+    judged(conn, "score", score=-1)
+    judged(conn, "hint", score=None, hints=("h",))
+    judged(conn, "neutral", score=0)
+    judged(conn, "cut", score=1, finish_reason=FinishReason.LENGTH)
+    judged(conn, "cut, hinted", score=1, hints=("h",), finish_reason=FinishReason.LENGTH)
+    assert claimed(conn, hint=False) == ["score"]
+    assert claimed(conn, score=False) == ["hint", "cut, hinted"]
+    assert claimed(conn) == ["score", "hint", "cut, hinted"]
+    assert claimed(conn, limit=2) == ["score", "hint"]
+    assert claimed(conn, score=False, hint=False) == []
+
+
+def test_what_is_claimed_is_whole(conn: Connection) -> None:
+    judged(conn, "a", hints=("h",))
+    (found,) = policies.claimable(conn, head=0, limit=1, max_uses=1, need_score=True, need_hint=False)
+    assert found.exchange.request.prompt_ids.tolist() == [1, 2, 3, 2**31 - 1]
+    assert (found.verdict, found.earlier_uses) == (verdict("a", hints=("h",)), 0)
+
+
+def test_what_may_not_train_is_not_claimed(conn: Connection) -> None:
+    for id_ in ("reopened", "stale", "side"):
+        judged(conn, id_)
+    serve(conn, "served")
+    close(conn, "reopened", "No!")
+    turns.mark_untrainable(conn, "stale", "too stale")
+    conn.exec_driver_sql("UPDATE turns SET kind = 'side' WHERE id = 'side'")
+    assert claimed(conn) == []
+
+
+@dataclass
+class Model:
+    """Plain Python: what the rules say about claims."""
+
+    parents: dict[int, int | None]
+    used: list[tuple[int, str]]
+    judged: list[str]
+
+    def claimable(self, head: int, max_uses: int) -> list[str]:
+        line: list[int] = []
+        at: int | None = head
+        while at is not None:
+            line.append(at)
+            at = self.parents[at]
+        return [
+            turn
+            for turn in self.judged
+            if sum(t == turn and p in line for p, t in self.used) < max_uses
+            and sum(t == turn for _, t in self.used) < claims.MOST_USES
+        ]
+
+
+acts = st.lists(
+    st.tuples(st.sampled_from(["judge", "judge", "publish", "publish", "reject", "roll back"]), st.integers(0, 5)),
+    max_size=14,
+)
+_runs = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    opened = Store.open(tmp_path_factory.mktemp("claims") / "store.db")
+    yield opened
+    opened.close()
+
+
+@given(acts, st.sampled_from([1, 2]))
+@settings(max_examples=50, deadline=None)
+def test_claims_over_random_lines(folder: Store, script: list[tuple[str, int]], max_uses: int) -> None:
+    """Against the plain reference; and no line ever uses a turn more often than it may."""
+    run = next(_runs)
+    model = Model({0: None}, [], [])
+    with folder.write() as conn, conn.begin_nested() as undo:
+        policies.ensure_root(conn, base="base", identity="i", at=1.0)
+        lease = take(conn)
+        head = 0
+        for n, (what, choice) in enumerate(script):
+            if what == "judge":
+                model.judged.append(f"{run}-{n}")
+                judged(conn, model.judged[-1])
+            elif what == "roll back":
+                line = policies.lineage(conn, head)
+                if len(line) > 1:
+                    head = line[1 + choice % (len(line) - 1)]
+                    policies.roll_back(conn, to=head, reason="x", at=101.0)
+            else:
+                batch = claimed(conn, head, max_uses=max_uses)[: 1 + choice]
+                version = policies.next_version(conn)
+                made: Policy = policy(version, head)
+                act = policies.publish if what == "publish" else policies.reject
+                act(conn, lease, made, uses_of(conn, version, *batch), 101.0)
+                model.parents[version] = head
+                model.used += [(version, turn) for turn in batch]
+                head = version if what == "publish" else head
+            for at in model.parents:
+                assert claimed(conn, at, max_uses=max_uses) == model.claimable(at, max_uses)
+        undo.rollback()
+    for at in model.parents:
+        line, here = [], at
+        while here is not None:
+            line.append(here)
+            here = model.parents[here]
+        on_line = [turn for version, turn in model.used if version in line]
+        assert max(map(on_line.count, on_line), default=0) <= max_uses

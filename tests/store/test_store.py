@@ -1,0 +1,397 @@
+"""Opening, migrating, failing in words, and two processes at once."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Connection, event, inspect, select
+from sqlalchemy.exc import IntegrityError
+from tests.store.world import reply, request, serve
+
+from openclaw_rl.errors import StoreError
+from openclaw_rl.store import events, exchanges, leases, loops, policies, schema, setup, turns
+from openclaw_rl.store.db import Store
+from openclaw_rl.store.migrations import MIGRATIONS, run_script
+from openclaw_rl.types import TurnState
+
+HERE = Path(__file__).parent.parent.parent
+
+
+def test_a_new_store_is_private_and_durable(tmp_path: Path) -> None:
+    store = Store.open(tmp_path / "home" / "sub" / "st?o#r%e.db")
+    with store.read() as conn:
+        settings = [
+            conn.exec_driver_sql(f"PRAGMA {p}").scalar() for p in ("journal_mode", "synchronous", "foreign_keys")
+        ]
+    assert settings == ["wal", 2, 1]
+    assert store.path.stat().st_mode & 0o777 == 0o600
+    assert store.path.parent.stat().st_mode & 0o777 == 0o700
+    secret = store.secret
+    store.close()
+    again = Store.open(store.path, create=False)
+    assert (len(secret), again.secret) == (32, secret)
+    again.close()
+
+
+def test_the_tables_are_what_the_migrations_make(store: Store) -> None:
+    """Columns, types, keys and indexes, both ways."""
+    with store.read() as conn:
+        made = inspect(conn)
+        assert set(made.get_table_names()) == set(schema.metadata.tables)
+        for name, table in schema.metadata.tables.items():
+            columns = {c["name"]: (str(c["type"]), c["nullable"]) for c in made.get_columns(name)}
+            assert columns == {c.name: (str(c.type.compile(conn.dialect)), c.nullable) for c in table.columns}, name
+            assert made.get_pk_constraint(name)["constrained_columns"] == [c.name for c in table.primary_key], name
+            assert {i["name"]: i["column_names"] for i in made.get_indexes(name)} == {
+                str(i.name): [c.name for c in i.columns] for i in table.indexes
+            }, name
+            keys = {(*f["constrained_columns"], f["referred_table"]) for f in made.get_foreign_keys(name)}
+            assert keys == {(f.parent.name, f.column.table.name) for f in table.foreign_keys}, name
+
+
+def test_what_others_commit_is_noticed(store: Store) -> None:
+    assert store.changed(), "the first look is always worth while"
+    assert not store.changed()
+    other = Store.open(store.path)
+    with other.write() as conn:
+        events.append(conn, "a", "b", {}, 1.0)
+    assert store.changed()
+    assert not store.changed()
+    other.close()
+
+
+def test_a_block_that_raises_leaves_nothing(store: Store) -> None:
+    def half_way(conn: Connection) -> None:
+        serve(conn, "a")
+        raise RuntimeError("half way")
+
+    def twice(conn: Connection) -> None:
+        serve(conn, "a")
+        serve(conn, "a")
+
+    for block, error in ((half_way, RuntimeError), (twice, IntegrityError)):
+        with pytest.raises(error), store.write() as conn:
+            block(conn)
+    with store.read() as conn:
+        assert (events.last(conn), exchanges.get(conn, "a")) == (0, None)
+
+
+def test_reads_see_one_moment(store: Store) -> None:
+    with store.read() as conn:
+        assert events.last(conn) == 0
+        with store.write() as other:
+            events.append(other, "a", "b", {}, 1.0)
+        assert events.last(conn) == 0
+    with store.read() as conn:
+        assert events.last(conn) == 1
+
+
+def test_events_cursors_and_beats(store: Store) -> None:
+    with store.write() as conn:
+        for n in range(5):
+            events.append(conn, "odd" if n % 2 else "even", str(n), {"n": n}, float(n))
+        events.move_cursor(conn, "me", 3)
+        events.move_cursor(conn, "me", 4)
+    loops.beat(store, "collect", "one")
+    loops.beat(store, "collect", "two", state="degraded")
+    with store.read() as conn:
+        assert [e.ref for e in events.after(conn, 1, 2)] == ["1", "2"]
+        assert [e.data for e in events.after(conn, 0, 9, ["odd"])] == [{"n": 1}, {"n": 3}]
+        assert (events.last(conn), events.cursor(conn, "me"), events.cursor(conn, "you")) == (5, 4, 0)
+        (beat,) = loops.beats(conn)
+    assert (beat.name, beat.note, beat.state, beat.pid) == ("collect", "two", "degraded", os.getpid())
+
+
+def test_one_store_for_many_threads(store: Store) -> None:
+    def work(name: str) -> None:
+        for n in range(10):
+            with store.write() as conn:
+                serve(conn, f"{name}-{n}")
+            with store.read() as conn:
+                assert exchanges.get(conn, f"{name}-{n}") is not None
+
+    threads = [threading.Thread(target=work, args=(str(i),)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    with store.read() as conn:
+        assert turns.counts(conn) == {TurnState.SERVED: 40}
+        assert events.last(conn) == 80
+
+
+# --- what can be wrong with the file -----------------------------------------------------------------------------
+
+
+def refused(path: Path, *words: str, create: bool = True) -> None:
+    with pytest.raises(StoreError) as caught:
+        Store.open(path, create=create)
+    for word in (str(path), *words):
+        assert word in str(caught.value)
+
+
+def test_missing(tmp_path: Path) -> None:
+    refused(tmp_path / "none.db", "no such file", "openclaw-rl up", create=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_empty_file(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    path.touch()
+    refused(path, "empty file", create=False)
+    Store.open(path).close()
+
+
+def test_folder(tmp_path: Path) -> None:
+    refused(tmp_path, "this is a folder", "Expected a file")
+
+
+def test_folder_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    refused(tmp_path / "file" / "store.db", "cannot be created")
+
+
+def test_garbage(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    path.write_bytes(b"not a database at all " * 500)
+    refused(path, "no SQLite file", "name another path")
+    assert path.read_bytes().startswith(b"not a database")
+
+
+def test_truncated(store: Store) -> None:
+    with store.write() as conn:
+        for n in range(50):
+            serve(conn, str(n))
+    store.close()
+    with store.path.open("r+b") as file:
+        file.truncate(store.path.stat().st_size // 2)
+    refused(store.path, "damaged", "backup")
+
+
+def test_somebody_elses_database(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    with sqlite3.connect(path) as conn:
+        conn.execute("CREATE TABLE photos (id)")
+    conn.close()
+    refused(path, "not one of openclaw-rl")
+
+
+@contextmanager
+def unprivileged() -> Iterator[None]:
+    """Root may write everything: for the time being we are nobody."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.fixture
+def closed_folder() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp())  # not under pytest's own folders, which nobody else may enter
+    yield folder
+    folder.chmod(0o755)
+    shutil.rmtree(folder)
+
+
+def test_folder_that_may_not_be_written(closed_folder: Path) -> None:
+    closed_folder.chmod(0o555)
+    with unprivileged():
+        refused(closed_folder / "store.db", "cannot be created", "right to write the folder")
+
+
+def test_file_that_may_not_be_written(closed_folder: Path) -> None:
+    path = closed_folder / "store.db"
+    Store.open(path).close()
+    path.chmod(0o444)
+    closed_folder.chmod(0o555)
+    with unprivileged():
+        refused(path, "right to")
+
+
+def test_full_disk(store: Store) -> None:
+    def fill(conn: Connection) -> None:
+        pages = conn.exec_driver_sql("PRAGMA page_count").scalar_one()
+        conn.exec_driver_sql(f"PRAGMA max_page_count={pages + 3}")
+        for n in range(100):
+            serve(conn, str(n))
+
+    with pytest.raises(StoreError, match=r"disk .* is full.*Free some space"), store.write() as conn:
+        fill(conn)
+    with store.read() as conn:
+        assert events.last(conn) == 0
+        conn.exec_driver_sql("PRAGMA max_page_count=1000000")
+    with store.write() as conn:
+        serve(conn, "a")
+
+
+def test_a_lock_held_for_too_long_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("openclaw_rl.store.db.BUSY_TIMEOUT", 0.2)
+    store = Store.open(tmp_path / "store.db")
+    with store.write(), pytest.raises(StoreError, match="write lock for too long"), store.write() as second_writer:
+        serve(second_writer, "a")
+    store.close()
+
+
+# --- migrations --------------------------------------------------------------------------------------------------
+
+
+def second(conn: sqlite3.Connection) -> None:
+    run_script(conn, "ALTER TABLE turns ADD COLUMN colour TEXT; UPDATE turns SET colour = 'red'")
+
+
+def failing(conn: sqlite3.Connection) -> None:
+    conn.execute("ALTER TABLE turns ADD COLUMN half TEXT")
+    raise RuntimeError("half way")
+
+
+def columns_of(path: Path) -> set[str]:
+    conn = sqlite3.connect(path)
+    try:
+        return {row[1] for row in conn.execute("PRAGMA table_info(turns)")}
+    finally:
+        conn.close()
+
+
+def test_newer_is_refused(store: Store) -> None:
+    setup.prepare(store.path, create=False, migrations=[*MIGRATIONS, second])
+    refused(store.path, f"its schema is {len(MIGRATIONS) + 1}", f"knows up to {len(MIGRATIONS)}", "use the newer")
+
+
+def test_older_is_backed_up_and_migrated(store: Store) -> None:
+    with store.write() as conn:
+        serve(conn, "a")
+    setup.prepare(store.path, create=False, migrations=[*MIGRATIONS, second])
+    backup = setup.backup_path(store.path, len(MIGRATIONS))
+    assert columns_of(store.path) - columns_of(backup) == {"colour"}
+    assert backup.stat().st_mode & 0o777 == 0o600
+    old = Store.open(backup)
+    with old.read() as conn:
+        assert exchanges.get(conn, "a") is not None, "the backup is a whole store, what lay in the WAL included"
+    assert old.secret == store.secret
+    old.close()
+    with store.read() as conn:
+        assert conn.exec_driver_sql("SELECT colour FROM turns").scalars().all() == ["red"]
+
+
+def test_a_migration_that_fails_leaves_the_old_schema(store: Store) -> None:
+    with pytest.raises(RuntimeError, match="half way"):
+        setup.prepare(store.path, create=False, migrations=[*MIGRATIONS, failing])
+    assert "half" not in columns_of(store.path)
+    Store.open(store.path).close()
+
+
+# --- several processes -------------------------------------------------------------------------------------------
+
+WRITER = """
+import sys
+from pathlib import Path
+from openclaw_rl.store.db import Store
+from tests.store.world import serve
+store = Store.open(Path(sys.argv[1]))
+for n in range(int(sys.argv[3])):
+    with store.write() as conn:
+        for half in "ab":
+            serve(conn, f"{sys.argv[2]}-{n}-{half}")
+    print(n, flush=True)
+"""
+
+
+def start(path: Path, name: str, times: int) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", WRITER, str(path), name, str(times)]
+    return subprocess.Popen(command, cwd=HERE, stdout=subprocess.PIPE, text=True)
+
+
+def test_two_processes_make_and_fill_one_store(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    for process in [start(path, name, 40) for name in ("one", "two")]:
+        assert process.communicate(timeout=60)[0].split()[-1] == "39"
+        assert process.returncode == 0
+    store = Store.open(path)
+    with store.read() as conn:
+        assert turns.counts(conn) == {TurnState.SERVED: 160}
+        numbers = conn.execute(select(schema.exchanges.c.seq).order_by(schema.exchanges.c.seq)).scalars().all()
+        assert list(numbers) == list(range(1, 161))
+    store.close()
+
+
+def test_a_writer_that_is_killed_leaves_whole_transactions(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    process = start(path, "victim", 100_000)
+    assert process.stdout is not None
+    said = [process.stdout.readline() for _ in range(20)]
+    process.send_signal(signal.SIGKILL)
+    said += process.stdout.read().splitlines()
+    process.wait(timeout=10)
+    process.stdout.close()
+    acknowledged = max(int(line) for line in said if line.strip())
+    store = Store.open(path)
+    with store.read() as conn:
+        assert conn.exec_driver_sql("PRAGMA integrity_check").scalars().all() == ["ok"]
+        assert conn.exec_driver_sql("PRAGMA foreign_key_check").all() == []
+        held = set(conn.execute(select(schema.turns.c.id)).scalars())
+        log = events.after(conn, 0, 10**6)
+    pairs = len(held) // 2
+    assert pairs in (acknowledged + 1, acknowledged + 2), "nothing acknowledged is lost"
+    assert held == {f"victim-{n}-{half}" for n in range(pairs) for half in "ab"}, "all of a transaction, or nothing"
+    assert len(log) == 2 * len(held)
+    with store.write() as conn:
+        serve(conn, "after")
+    store.close()
+
+
+# --- plans -------------------------------------------------------------------------------------------------------
+
+
+def test_the_queries_of_the_loops_use_their_indexes(store: Store) -> None:
+    """What is asked many times a second must not read the whole table."""
+    with store.write() as conn:
+        policies.ensure_root(conn, base="b", identity="i", at=1.0)
+        asked = _watched(conn)
+        turns.closed(conn, 5)
+        policies.claimable(conn, head=0, limit=5, max_uses=1, need_score=True, need_hint=True)
+        exchanges.fail_running(conn, "x", 1.0)
+        events.after(conn, 0, 5, ["a"])
+        leases.acquire(conn, "a", "b", 1, 1)
+        plans = [line for sql, values in asked for line in _plan(conn, sql, values)]
+    assert any("turns_claimable" in line for line in plans)
+    whole = ("SCAN turns", "SCAN exchanges", "SCAN bodies", "SCAN uses", "SCAN events", "SCAN verdicts")
+    bad = [line for line in plans if line.startswith(whole) and "USING" not in line]
+    assert not bad
+
+
+def _watched(conn: Connection) -> list[tuple[str, object]]:
+    asked: list[tuple[str, object]] = []
+
+    def listen(_conn: object, _cursor: object, sql: str, values: object, _context: object, _many: object) -> None:
+        if sql.lstrip().startswith(("SELECT", "WITH")):
+            asked.append((sql, values))
+
+    event.listen(conn, "before_cursor_execute", listen)
+    return asked
+
+
+def _plan(conn: Connection, sql: str, values: object) -> list[str]:
+    return [row[3] for row in conn.exec_driver_sql(f"EXPLAIN QUERY PLAN {sql}", values)]
+
+
+def test_a_reply_belongs_to_its_exchange(store: Store) -> None:
+    with store.write() as conn:
+        exchanges.admit(conn, [request("a"), request("b")])
+        exchanges.finish(conn, [reply(request("b")), reply(request("a"), error="mine")])
+        found = exchanges.get_many(conn, ["a", "b", "c"])
+    assert {i: e.reply and e.reply.error for i, e in found.items()} == {"a": "mine", "b": None}

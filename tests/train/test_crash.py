@@ -1,0 +1,137 @@
+"""Real trainer processes that freeze or are killed at the worst moment."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from openclaw_rl.config import TrainConfig
+from openclaw_rl.store import policies
+from openclaw_rl.store.db import Store
+from openclaw_rl.testing import ScriptedTrainer
+from openclaw_rl.train.batch import Builder
+from openclaw_rl.train.loop import TrainRoom
+
+TTL = 1.0
+CHILD = """
+import os, signal, sys, time
+from pathlib import Path
+from openclaw_rl import methods
+from openclaw_rl.canon import Transience
+from openclaw_rl.config import STARTER, TrainConfig
+from openclaw_rl.render.model_files import ModelFiles
+from openclaw_rl.render.renderer import Renderer
+from openclaw_rl.store.db import Store
+from openclaw_rl.testing import ScriptedTrainer
+from openclaw_rl.train.batch import Builder
+from openclaw_rl.train.loop import TrainRoom
+
+home, how = Path(sys.argv[1]), sys.argv[2]
+
+class Trainer(ScriptedTrainer):
+    def step(self, samples, out):
+        result = super().step(samples, out)
+        (home / "stepped").touch()
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        while not (home / "go").exists():
+            time.sleep(0.01)
+        return result
+
+method = methods.make("combine", decay=0.95, shrink=8, clip=1, w_binary=1, w_opd=1)
+renderer = Renderer(ModelFiles.find(STARTER))
+builder = Builder(renderer=renderer, transient=Transience([]), signal=method, max_staleness=64)
+train = TrainConfig(lease=float(sys.argv[3]))
+room = TrainRoom(Store.open(home / "store.db"), Trainer(), builder, train, home / "policies")
+print("did something:", room.turn(), flush=True)
+print("then:", room.turn(), room.note, flush=True)
+"""
+
+
+def child(home: Path, how: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", CHILD, str(home), how, str(TTL)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def wait_for(path: Path, process: subprocess.Popen[str], seconds: float = 30.0) -> None:
+    give_up = time.monotonic() + seconds
+    while not path.exists():
+        assert time.monotonic() < give_up, "the child did not come that far"
+        assert process.poll() is None or path.exists(), process.communicate()[0]
+        time.sleep(0.01)
+
+
+def rescue(store: Store, builder: Builder, home: Path) -> TrainRoom:
+    """Another trainer, which takes over as soon as the lease is free."""
+    room = TrainRoom(store, ScriptedTrainer(), builder, TrainConfig(lease=30.0), home / "policies")
+    give_up = time.monotonic() + 20
+    while not room.turn():
+        assert time.monotonic() < give_up, room.note
+        time.sleep(0.05)
+    return room
+
+
+def expiry(store: Store) -> float:
+    with store.read() as conn:
+        return float(conn.exec_driver_sql("SELECT expires_at FROM leases").scalar_one())
+
+
+def names(home: Path) -> list[str]:
+    return sorted(p.name for p in (home / "policies").iterdir())
+
+
+def test_frozen_past_its_lease_it_publishes_nothing(
+    store: Store, builder: Builder, fill: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    ids = fill(store, 4)
+    frozen = child(tmp_path, "freeze")
+    try:
+        wait_for(tmp_path / "stepped", frozen)
+        time.sleep(1.5 * TTL)
+        assert expiry(store) > time.time(), "awake in a long step, it keeps its lease"
+        before = expiry(store)
+        while expiry(store) == before:  # just after it renewed: frozen with the write lock it would stop everybody
+            time.sleep(0.005)
+        os.kill(frozen.pid, signal.SIGSTOP)
+        room = rescue(store, builder, tmp_path)
+        (tmp_path / "go").touch()
+        os.kill(frozen.pid, signal.SIGCONT)
+        output = frozen.communicate(timeout=20)[0]
+        room.close()
+    finally:
+        frozen.kill()
+        frozen.wait()
+    assert "nothing was published, starting over" in output
+    assert "then: False waiting: another trainer holds the lease" in output
+    with store.read() as conn:
+        assert [p.version for p in policies.all(conn)] == [0, 1]
+        head = policies.head(conn)
+        assert sorted(u.turn for u in policies.uses(conn, 1)) == sorted(ids)
+    assert names(tmp_path) == [Path(str(head.path)).name]
+
+
+def test_killed_between_the_folder_and_the_row(
+    store: Store, builder: Builder, fill: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    ids = fill(store, 4)
+    dead = child(tmp_path, "kill")
+    assert dead.wait(timeout=30) == -signal.SIGKILL
+    assert dead.stdout is not None
+    dead.stdout.close()
+    (orphan,) = names(tmp_path)
+    with store.read() as conn:
+        assert policies.head(conn).version == 0
+        free = policies.claimable(conn, head=0, limit=9, max_uses=1, need_score=True, need_hint=True)
+    assert [i.turn.id for i in free] == ids, "the batch is free again"
+    rescue(store, builder, tmp_path).close()
+    with store.read() as conn:
+        head = policies.head(conn)
+        assert head.version == 1
+        assert sorted(u.turn for u in policies.uses(conn, 1)) == sorted(ids)
+    assert orphan not in names(tmp_path)
+    assert names(tmp_path) == [Path(str(head.path)).name]
