@@ -69,6 +69,7 @@ class Site:
     ) -> None:
         self.config, self.renderer, self.store, self.engine, self.script = config, renderer, store, engine, script
         self.loop = uvloop.new_event_loop()
+        self._clients: dict[str, openai.OpenAI] = {}
         self._stop = asyncio.Event()
         self._up: Future[int] = Future()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -97,14 +98,18 @@ class Site:
         await runner.cleanup()
 
     def close(self) -> None:
+        for client in self._clients.values():
+            client.close()
         if self._thread.is_alive():
             self.loop.call_soon_threadsafe(self._stop.set)
             self._thread.join(10)
 
     # For tests.
 
-    def client(self, key: str = KEY, **options: Any) -> openai.OpenAI:
-        return openai.OpenAI(base_url=self.url + "/v1", api_key=key, max_retries=0, timeout=10, **options)
+    def client(self, key: str = KEY) -> openai.OpenAI:
+        if key not in self._clients:
+            self._clients[key] = openai.OpenAI(base_url=self.url + "/v1", api_key=key, max_retries=0, timeout=10)
+        return self._clients[key]
 
     def async_client(self, key: str = KEY) -> openai.AsyncOpenAI:
         return openai.AsyncOpenAI(base_url=self.url + "/v1", api_key=key, max_retries=0, timeout=10)

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
 
 from openclaw_rl.config import STARTER, ModelConfig
 from openclaw_rl.engines.embedded_cache import Layout, Shapes, SlotCache, Slots
@@ -46,10 +47,10 @@ class BaseModel:
     def load(config: ModelConfig, *, max_context: int | None = None) -> BaseModel:
         """Raises `ModelError` when the model is missing, incomplete or of a kind that is not served."""
         where = _where(config.path)
+        transformers_logging.disable_progress_bar()
         device = _device(config.device)
         dtype = _DTYPES.get(config.dtype) or (torch.bfloat16 if device.type == "cuda" else torch.float32)
         try:
-            AutoConfig.from_pretrained(where)
             model = AutoModelForCausalLM.from_pretrained(where, dtype=dtype, attn_implementation="sdpa")
         except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
             raise ModelError(f"model.path {config.path!r} cannot be loaded for generation: {error}") from error

@@ -129,9 +129,11 @@ class Server:
                 await self._change(call.policies)
             except EngineError as error:
                 peer.send(wire.Failed(call.id, str(error)))
+            except RuntimeError as error:  # torch's word for no memory; what was held is still held
+                peer.send(wire.Failed(call.id, f"the versions could not be loaded: {error}"))
             else:
                 peer.send(wire.Loaded(call.id))
-            await self._tidy()
+        await self._tidy()
 
     async def _change(self, policies: tuple[PolicyRef, ...]) -> None:
         self.core.check_room(policies)
@@ -141,8 +143,9 @@ class Server:
         await self._between_steps(self.core.change(policies, files))
 
     async def _tidy(self) -> None:
-        if self.core.untidy:
-            await self._between_steps(self.core.tidy())
+        async with self._loading:
+            if self.core.untidy:
+                await self._between_steps(self.core.tidy())
 
     async def _between_steps(self, work: Generator[None]) -> None:
         least, share = _SLICE
@@ -156,21 +159,16 @@ class Server:
     async def run_steps(self) -> None:
         """Step while there is work."""
         while True:
+            if self.core.untidy and not self._loading.locked():
+                self._spawn(self._tidy())
             if not self.core.busy:
-                await self._rest()
+                self._wake.clear()
+                await self._wake.wait()
             started = time.perf_counter()
             out = self.core.step()
             self._step_seconds = time.perf_counter() - started
             self._send(out)
             await asyncio.sleep(0)
-
-    async def _rest(self) -> None:
-        if self.core.untidy and not self._loading.locked():
-            async with self._loading:
-                await self._tidy()
-        self._wake.clear()
-        if not self.core.busy:
-            await self._wake.wait()
 
     def _send(self, out: list[Token | Scored]) -> None:
         """One frame per client for all tokens of the step."""
@@ -222,28 +220,42 @@ def bind(path: Path) -> socket.socket:
 async def _serve(config: Config) -> None:
     parent = os.getppid()
     bound = bind(config.engine_socket)  # first: a second engine should not load a model to find out
+    try:
+        core = _core(config)
+        await _until_told(core, bound, parent)
+    finally:
+        bound.close()
+        config.engine_socket.unlink(missing_ok=True)
+
+
+def _core(config: Config) -> Core:
     torch.set_num_threads(config.engine.threads)
     core = Core(BaseModel.load(config.model, max_context=config.engine.max_context), config.engine)
     gc.collect()
     gc.freeze()  # the model's objects stay for good: later collections need not look at them
+    log.info("engine: %s on %s, context %d", core.model.name, core.model.device, core.model.context_length)
+    return core
+
+
+async def _until_told(core: Core, bound: socket.socket, parent: int) -> None:
     loop = asyncio.get_running_loop()
     server, stop = Server(core), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     listener = await loop.create_unix_server(lambda: _Peer(server), sock=bound)
-    log.info("engine: %s on %s, context %d", core.model.name, core.model.device, core.model.context_length)
-    steps = loop.create_task(server.run_steps())
-    watch = loop.create_task(_until_orphaned(parent))
-    ended = loop.create_task(stop.wait())
+    tasks = [loop.create_task(work) for work in (server.run_steps(), _until_orphaned(parent), _wait(stop))]
     try:
-        await asyncio.wait([steps, watch, ended], return_when=asyncio.FIRST_COMPLETED)
-        if steps.done():
-            steps.result()  # a step that failed ends the process: its batch is lost, and the supervisor says why
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if tasks[0].done():
+            tasks[0].result()  # a step that failed ends the process: its batch is lost, and the supervisor says why
     finally:
         listener.close()
-        config.engine_socket.unlink(missing_ok=True)
-        for task in (steps, watch, ended):
+        for task in tasks:
             task.cancel()
+
+
+async def _wait(stop: asyncio.Event) -> None:
+    await stop.wait()
 
 
 async def _until_orphaned(parent: int) -> None:

@@ -116,7 +116,7 @@ def _system(rng: random.Random) -> tuple[str | None, list[Value]]:
 
 
 def dialogue(rng: random.Random, deck: list[Fact], *, single: bool) -> Dialogue:
-    """One dialogue, of 1 to 4 questions or of a single one; facts are taken from the end of `deck`, and it is refilled."""
+    """One dialogue of 1 to 4 questions or a `single` one; facts come from the end of `deck`, refilled when empty."""
     system, fixed = _system(rng)
     messages = [] if system is None else [{"role": "system", "content": system}]
     answers: list[Fact | None] = []

@@ -5,7 +5,7 @@ The format of tool calls is Hermes' and Qwen's: `<tool_call>{"name": ..., "argum
 
 from __future__ import annotations
 
-import secrets
+import random
 from collections.abc import Sequence
 from enum import Enum, auto
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ import msgspec
 
 from openclaw_rl.render.detok import TextStream
 
+_ids = random.Random(random.SystemRandom().getrandbits(256))  # ids only have to be unique
 THINK, END_THINK, CALL, END_CALL = "<think>", "</think>", "<tool_call>", "</tool_call>"
 
 
@@ -68,7 +69,7 @@ def read_call(body: str) -> ToolCall | None:
         return None
     if not found.name or not isinstance(value, dict):
         return None
-    return ToolCall("call_" + secrets.token_hex(12), found.name, text)
+    return ToolCall("call_" + f"{_ids.getrandbits(96):024x}", found.name, text)
 
 
 def held_back(text: str, tags: Sequence[str]) -> int:

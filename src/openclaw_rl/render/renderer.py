@@ -18,7 +18,7 @@ from openclaw_rl.errors import ModelError, RequestError
 from openclaw_rl.render.detok import Detokenizer
 from openclaw_rl.render.model_files import ModelFiles
 from openclaw_rl.render.parse import THINK, ReplyText
-from openclaw_rl.render.template import ChatTemplate
+from openclaw_rl.render.template import ChatTemplate, for_template, ready_tools
 from openclaw_rl.render.tokens import Tokens
 from openclaw_rl.types import Ids, Message
 
@@ -69,14 +69,14 @@ class Renderer:
 
     def text(self, messages: Sequence[Message], tools: Tools = (), *, generation: bool = True) -> str:
         """The template's text. Raises `RequestError` when the template refuses the conversation."""
-        return self.template.render(messages, tools, generation=generation)
+        return self.template.render([for_template(m) for m in messages], ready_tools(tools), generation=generation)
 
     def render(self, messages: Sequence[Message], tools: Tools = (), *, generation: bool = True) -> Rendered:
         """Raises `RequestError` when the template refuses the conversation."""
         return self.tokenise(self.text(messages, tools, generation=generation))
 
     def tokenise(self, text: str) -> Rendered:
-        return Rendered(prompt_ids=self.tokens.encode(text), thinking=text.rstrip().endswith(THINK))
+        return Rendered(prompt_ids=self.tokens.encode(text), thinking=opens_thinking(text))
 
     # Bridged prompts.
 
@@ -98,8 +98,8 @@ class Renderer:
         end = text.find(self.end_of_turn, cut) if cut >= 0 else -1
         return text[end + len(self.end_of_turn) :] if end >= 0 else None
 
-    def bridge(self, prompt_ids: Ids, response_ids: Ids, text: str) -> Rendered | None:
-        """Stored ids, an end-of-turn token where the reply was cut short, and the ids of `text_after`.
+    def bridge(self, prompt_ids: Ids, response_ids: Ids, new: Rendered) -> Rendered | None:
+        """Stored ids, an end-of-turn token where the reply was cut short, and `new`: the ids of `text_after`.
 
         None when the reply ended with another stop token than the template's: then only the template knows how the
         history looks.
@@ -109,7 +109,6 @@ class Renderer:
         if last != end and last in self.stop_token_ids:
             return None
         closing = np.array([] if last == end else [end], dtype=np.int32)
-        new = self.tokenise(text)
         ids = np.concatenate([prompt_ids, response_ids, closing, new.prompt_ids]).astype(np.int32, copy=False)
         return Rendered(prompt_ids=ids, thinking=new.thinking)
 
@@ -158,6 +157,11 @@ class Renderer:
     def reply_text(self, *, thinking: bool, tools: bool, stops: Sequence[str] = ()) -> ReplyText:
         """A fresh reader for one reply's tokens."""
         return ReplyText(self.detokenizer.stream(), thinking=thinking, tools=tools, stops=stops)
+
+
+def opens_thinking(text: str) -> bool:
+    """Whether a prompt's text leaves <think> open."""
+    return text[-64:].rstrip().endswith(THINK)
 
 
 def _stand_in(reply: Message) -> dict[str, Any]:

@@ -21,6 +21,21 @@ _ROLES = {"developer": "system", "function": "tool"}  # templates know four role
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
+class ReadyTool(dict[str, Any]):
+    """A tool that remembers its JSON: the same tools come with every request of an agent."""
+
+    __slots__ = ("json",)
+
+    def __init__(self, tool: Mapping[str, Any]) -> None:
+        super().__init__(tool)
+        self.json = json.dumps(tool, ensure_ascii=False)
+
+
+def ready_tools(tools: Sequence[Mapping[str, Any]]) -> list[ReadyTool]:
+    """Tools as `ChatTemplate.render` takes them."""
+    return [ReadyTool(t) for t in tools]
+
+
 class _Generation(Extension):
     """`{% generation %}` marks the assistant's tokens for training; here its body is rendered and nothing else."""
 
@@ -43,6 +58,8 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     """Unlike jinja2's own: HTML characters are not escaped."""
+    if type(value) is ReadyTool and indent is None and separators is None and not (ensure_ascii or sort_keys):
+        return value.json
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -79,12 +96,15 @@ class ChatTemplate:
             raise ModelError(f"the model's chat template is broken, line {error.lineno}: {error}") from error
         self._specials = dict(specials)
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, generation: bool) -> str:
-        """The conversation as text. Raises `RequestError` when the template refuses it, in the template's words."""
+    def render(self, messages: Sequence[dict[str, Any]], tools: Sequence[ReadyTool], *, generation: bool) -> str:
+        """The conversation as text; messages from `for_template`, tools from `ready_tools`.
+
+        Raises `RequestError` when the template refuses it, in the template's words.
+        """
         template = self._compiled.get("tool_use") if tools else None
         try:
             return (template or self._compiled["default"]).render(
-                messages=[for_template(m) for m in messages],
+                messages=list(messages),
                 tools=list(tools) or None,
                 documents=None,
                 add_generation_prompt=generation,

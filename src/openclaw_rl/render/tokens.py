@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-import threading
-from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from openclaw_rl.errors import ModelError
 from openclaw_rl.render.model_files import ModelFiles
+from openclaw_rl.render.recent import Recent
 from openclaw_rl.types import Ids
 
 log = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ _PROBE = " a b\n<x>\n\n  c, d'll 12345 \u00e9\u4f60\U0001f600 \t"
 
 
 class Tokens:
-    """A tokenizer whose text between special tokens is tokenised once and remembered (least recently used out).
+    """A tokenizer whose text between special tokens is tokenised once and remembered.
 
     Special tokens cut the text before anything else looks at it, so the pieces between them are independent: the ids
     equal those of the whole text. Where a tokenizer is not like that (`segmented` is False), nothing is cut.
@@ -33,12 +33,11 @@ class Tokens:
     def __init__(self, files: ModelFiles, cache_chars: int = CACHE_CHARS) -> None:
         self.tokenizer = _load(files)
         self.special_ids: dict[str, int] = _splitters(self.tokenizer)
+        self._specials = {t: _packed([i]) for t, i in self.special_ids.items()}
         self._pattern = re.compile(
             "(" + "|".join(re.escape(t) for t in sorted(self.special_ids, key=len, reverse=True)) + ")"
         )
-        self._cache: OrderedDict[str, Ids] = OrderedDict()
-        self._room = cache_chars
-        self._lock = threading.Lock()
+        self._cache: Recent[str, bytes] = Recent(cache_chars, lambda text, ids: len(text))
         self.segmented = bool(self.special_ids) and self._is_segmented()
         if not self.segmented:
             log.info("this tokenizer is not independent between special tokens: prompts are tokenised whole")
@@ -48,56 +47,44 @@ class Tokens:
             return False
         for token in self.special_ids:
             text = f"{_PROBE}{token}{_PROBE}{token}{token}\n{_PROBE}"
-            if not np.array_equal(self._encode_pieces(self.split(text)), self._encode(text)):
+            if self.join(self._pattern.split(text)).tobytes() != self._encode(text):
                 return False
         return True
 
     def split(self, text: str) -> list[str]:
-        """Text and special tokens in turn: even places are text, odd ones special tokens."""
-        return self._pattern.split(text)
+        """Pieces for `join`: text and special tokens in turn. Where nothing may be cut, one piece."""
+        return self._pattern.split(text) if self.segmented else [text]
+
+    def new_chars(self, pieces: Sequence[str]) -> int:
+        """How many characters would really have to be tokenised."""
+        known, cached = self._specials, self._cache.get
+        return sum(len(piece) for piece in pieces if piece not in known and cached(piece) is None)
+
+    def join(self, pieces: Sequence[str]) -> Ids:
+        """[n] ids of the pieces; special tokens are special."""
+        specials, cached = self._specials, self._cache.get
+        found = [specials.get(p) or cached(p) or self._piece(p) for p in pieces]
+        return np.frombuffer(b"".join(found), dtype=np.int32)
 
     def encode(self, text: str) -> Ids:
         """[n] ids; special tokens in the text are special."""
-        return self._encode_pieces(self.split(text)) if self.segmented else self._encode(text)
+        return self.join(self.split(text))
 
-    def new_chars(self, text: str) -> int:
-        """How many characters of `text` would really have to be tokenised."""
-        if not self.segmented:
-            return len(text)
-        return sum(len(piece) for piece in self.split(text)[::2] if piece not in self._cache)
-
-    def _encode(self, text: str) -> Ids:
-        # encode_batch lets other threads run, encode does not.
-        if len(text) > 1024:
-            return np.array(self.tokenizer.encode_batch([text], add_special_tokens=False)[0].ids, dtype=np.int32)
-        return np.array(self.tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int32)
-
-    def _encode_pieces(self, pieces: list[str]) -> Ids:
-        out: list[Ids] = []
-        for at, piece in enumerate(pieces):
-            if at % 2:
-                out.append(self._special(piece))
-            elif piece:
-                out.append(self._piece(piece))
-        return np.concatenate(out) if out else np.empty(0, dtype=np.int32)
-
-    def _special(self, token: str) -> Ids:
-        return np.array([self.special_ids[token]], dtype=np.int32)
-
-    def _piece(self, text: str) -> Ids:
-        with self._lock:
-            ids = self._cache.get(text)
-            if ids is not None:
-                self._cache.move_to_end(text)
-                return ids
+    def _piece(self, text: str) -> bytes:
+        if not text:
+            return b""
         ids = self._encode(text)
-        with self._lock:
-            if text not in self._cache:
-                self._cache[text] = ids
-                self._room -= len(text)
-            while self._room < 0:
-                self._room += len(self._cache.popitem(last=False)[0])
+        self._cache.put(text, ids)
         return ids
+
+    def _encode(self, text: str) -> bytes:
+        if len(text) > 1024:  # encode_batch lets other threads run, encode does not
+            return _packed(self.tokenizer.encode_batch([text], add_special_tokens=False)[0].ids)
+        return _packed(self.tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def _packed(ids: Sequence[int]) -> bytes:
+    return np.array(ids, dtype=np.int32).tobytes()
 
 
 def _load(files: ModelFiles) -> Tokenizer:

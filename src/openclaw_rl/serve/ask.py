@@ -13,7 +13,11 @@ from openclaw_rl.types import FinishReason, Kind, Message, Sampling
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """A decoded, checked request. `sampling.max_tokens` 0: what remains of the context."""
+    """A decoded, checked request. `sampling.max_tokens` 0: what remains of the context.
+
+    `raw` and `raw_tools` are the client's own bytes of each message and of the tools (empty: unknown): what was worked
+    out for the same bytes before holds again.
+    """
 
     model: str
     messages: Sequence[Message]
@@ -29,6 +33,8 @@ class Ask:
     kind: Kind | None = None
     session_done: bool = False
     size: int = 0  # bytes of the body
+    raw: Sequence[bytes] = ()
+    raw_tools: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
+import random
 import time
 from collections.abc import Coroutine, Mapping
 from dataclasses import fields, replace
@@ -25,6 +25,8 @@ from openclaw_rl.store.db import Store
 from openclaw_rl.types import Request, Sampling
 
 log = logging.getLogger(__name__)
+
+_ids = random.Random(random.SystemRandom().getrandbits(256))  # ids only have to be unique, and cheap
 
 DEFAULT_CONTEXT = 4096  # tokens, where neither settings nor model say
 _WHOLE_NUMBERS = frozenset({"top_k", "seed", "max_tokens"})
@@ -66,12 +68,15 @@ class Gateway:
         try:
             prompt = await self.prompts.prompt(ask, scope)
             sampling = self._sampling(ask, len(prompt.rendered.prompt_ids))
+        except RecursionError:
+            self.versions.release(version)
+            raise RequestError("messages: nested too deeply.", param="messages") from None
         except BaseException:
             self.versions.release(version)
             raise
         now = time.time()
         request = Request(
-            id="chatcmpl-" + secrets.token_hex(14),
+            id=f"chatcmpl-{_ids.getrandbits(112):028x}",
             scope=scope,
             agent=ask.agent,
             user=ask.user,
@@ -121,11 +126,12 @@ class Gateway:
                 param="messages",
                 code="context_length_exceeded",
             )
-        sampling = replace(ask.sampling, **self._override) if self._override else ask.sampling
+        sampling = ask.sampling
         top = self.renderer.vocabulary
         if (unknown := next((i for i in sampling.logit_bias if i >= top), None)) is not None:
             raise RequestError(f"logit_bias: token {unknown} is beyond the vocabulary of {top}.", param="logit_bias")
-        return replace(sampling, max_tokens=min(sampling.max_tokens or remains, remains))
+        limit = {"max_tokens": min(sampling.max_tokens or remains, remains)}
+        return replace(sampling, **(limit | self._override))
 
     def _running(self) -> float:
         return self.running

@@ -17,7 +17,7 @@ from openclaw_rl.types import Policy, PolicyState
 
 log = logging.getLogger(__name__)
 
-POLL = 0.05  # seconds between looks at the store
+POLL = 0.1  # seconds between looks at the store
 _BACK_OFF = 0.25  # seconds until a failed load is tried again
 _SERVABLE = frozenset({PolicyState.LIVE, PolicyState.ROLLED_BACK})
 

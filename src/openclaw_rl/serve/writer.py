@@ -39,7 +39,8 @@ class Writer:
     def __init__(self, store: Store, metrics: Metrics) -> None:
         self._store = store
         self._metrics = metrics
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[list[_Job] | None] = queue.SimpleQueue()
+        self._pending: list[_Job] = []  # of this turn of the event loop
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
         self._thread.start()
 
@@ -47,31 +48,33 @@ class Writer:
         """Queue an item; the future is done when it is on the disk."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
-        self._jobs.put(_Job(item, loop, done))
+        self._pending.append(_Job(item, loop, done))
+        if len(self._pending) == 1:
+            loop.call_soon(self._hand_over)
         return done
+
+    def _hand_over(self) -> None:
+        """What one turn of the event loop brought forth wakes the thread once."""
+        jobs, self._pending = self._pending, []
+        self._jobs.put(jobs)
 
     def close(self) -> None:
         """Write what is queued, then end the thread."""
+        if self._pending:
+            self._hand_over()
         self._jobs.put(None)
         self._thread.join()
 
     def _run(self) -> None:
-        while (first := self._jobs.get()) is not None:
-            jobs = [first, *self._waiting()]
+        while (jobs := self._jobs.get()) is not None:
+            ended = False
+            while not self._jobs.empty() and len(jobs) < MAX_BATCH and not ended:
+                more = self._jobs.get()
+                ended = more is None
+                jobs += more or []
             self._write(jobs)
-
-    def _waiting(self) -> list[_Job]:
-        jobs: list[_Job] = []
-        while len(jobs) < MAX_BATCH:
-            try:
-                job = self._jobs.get_nowait()
-            except queue.Empty:
-                break
-            if job is None:
-                self._jobs.put(None)  # the end comes after these
-                break
-            jobs.append(job)
-        return jobs
+            if ended:
+                return
 
     def _write(self, jobs: Sequence[_Job]) -> None:
         began = time.perf_counter()

@@ -154,7 +154,6 @@ class TrainRoom:
             return self._train_on(head, items)
         except StaleLease as error:
             log.warning("nothing was published, starting over: %s", error)
-            self._standing = None
             self._keeper.refresh()
             return True
 
@@ -162,7 +161,7 @@ class TrainRoom:
         with self._store.read() as conn:
             rows = policies.all(conn)
         folders.remove_orphans(self._root, rows, before=lease.expires_at - self._train.lease)
-        self._epoch, self._standing = lease.epoch, None
+        self._epoch = lease.epoch
 
     def _claim(self) -> tuple[Policy, list[JudgedTurn]]:
         signal = self._builder.signal
@@ -191,12 +190,13 @@ class TrainRoom:
             return bool(batch.dropped)
         if self._standing != head.version:
             self._trainer.load(folder=head.path, memory=head.memory)
-            self._standing = head.version
         with self._store.read() as conn:
             version = policies.next_version(conn)
         self.note = f"training version {version} on {len(batch.samples)} turns"
+        self._standing = None  # until it is known what became of the step
         result = self._trainer.step(batch.samples, str(folders.fresh(self._root, version)))
         if result.folder is None:
+            self._standing = head.version
             self._drop(dict.fromkeys([s.turn for s in batch.samples], NO_GRADIENT) | dict(result.dropped))
             return True
         try:
@@ -230,7 +230,8 @@ class TrainRoom:
         with self._store.write() as conn:
             settle(conn, lease, policy, uses, self._clock())
             _mark(conn, result.dropped)
-        self._standing = None if reason else version
+        if not reason:
+            self._standing = version
         _tell(policy, result.metrics, len(trained))
 
     def _held(self) -> Lease:

@@ -11,10 +11,12 @@ import msgspec
 
 from openclaw_rl.errors import RequestError
 from openclaw_rl.render.parse import ToolCall
+from openclaw_rl.render.recent import Recent
 from openclaw_rl.serve.ask import Ask, End, Opening, Part, TokenInfo, Usage
 from openclaw_rl.types import Kind, Sampling
 
 MAX_STOPS = 16
+CACHE_BYTES = 16 * 2**20  # of messages whose decoded form is remembered
 MAX_TOP_LOGPROBS = 20
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal"})
@@ -31,9 +33,9 @@ class _StreamOptions(msgspec.Struct):
 class _Body(msgspec.Struct):
     """Keys that mean something here; all others are accepted and ignored."""
 
-    messages: list[dict[str, Any]]
+    messages: list[msgspec.Raw]
     model: str = ""
-    tools: list[dict[str, Any]] | None = None
+    tools: msgspec.Raw = msgspec.Raw(b"")
     tool_choice: Any = None
     functions: Any = None
     stream: bool | None = None
@@ -60,20 +62,22 @@ class _Body(msgspec.Struct):
 
 
 _decoder = msgspec.json.Decoder(_Body)
+_message = msgspec.json.Decoder(dict[str, Any])
+_tool_list = msgspec.json.Decoder(list[dict[str, Any]] | None)
 
 
 def _bad(param: str, message: str) -> RequestError:
     return RequestError(message, param=param)
 
 
-def decode_json(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
-    """Raises `RequestError` that names the field."""
+def decode_json(decoder: msgspec.json.Decoder[_T], body: bytes, place: str = "") -> _T:
+    """Raises `RequestError` that names the field. `place`: of `body` within the whole."""
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        place = _PATH.search(str(error))
-        param = place.group(1) if place else None
-        words = str(error)[: place.start()] if place else str(error)
+        path = _PATH.search(str(error))
+        param = ".".join(filter(None, (place, path.group(1) if path else None)))
+        words = str(error)[: path.start()] if path else str(error)
         raise RequestError(f"{param or 'body'}: {words[:1].lower()}{words[1:]}.", param=param or None) from None
     except UnicodeDecodeError as error:
         raise RequestError(f"the body is not valid UTF-8: {error.reason} at byte {error.start}.") from None
@@ -90,11 +94,20 @@ class ChatDialect:
     event_stream = "text/event-stream; charset=utf-8"
     done = b"data: [DONE]\n\n"
 
+    def __init__(self) -> None:
+        self._messages: Recent[bytes, dict[str, Any]] = Recent(CACHE_BYTES, lambda raw, message: len(raw))
+        self._tools: Recent[bytes, Sequence[Mapping[str, Any]]] = Recent(CACHE_BYTES // 4, lambda raw, tools: len(raw))
+
     def decode(self, body: bytes) -> Ask:
         """Raises `RequestError` that names the field and says what was expected."""
         b = decode_json(_decoder, body)
-        _check_messages(b.messages)
+        raw = [bytes(m) for m in b.messages]
+        if not raw:
+            raise _bad("messages", "messages: expected at least one message, got none.")
+        messages = [self._messages.get(m) or self._read_message(m, n) for n, m in enumerate(raw)]
         _check_unsupported(b)
+        # With tool_choice none, the model does not see them at all.
+        raw_tools = b"" if b.tool_choice == "none" else bytes(b.tools)
         top = b.top_logprobs or 0
         if not 0 <= top <= MAX_TOP_LOGPROBS:
             raise _bad("top_logprobs", f"top_logprobs: expected 0 to {MAX_TOP_LOGPROBS}, got {top}.")
@@ -102,8 +115,8 @@ class ChatDialect:
             raise _bad("top_logprobs", "top_logprobs needs logprobs: true.")
         return Ask(
             model=b.model,
-            messages=b.messages,
-            tools=_tools(b),
+            messages=messages,
+            tools=self._tools.get(raw_tools) or self._read_tools(raw_tools),
             sampling=_sampling(b),
             stream=bool(b.stream),
             include_usage=bool(b.stream_options and b.stream_options.include_usage),
@@ -114,7 +127,24 @@ class ChatDialect:
             kind=read_kind(b.turn_type, "turn_type"),
             session_done=bool(b.session_done),
             size=len(body),
+            raw=raw,
+            raw_tools=raw_tools,
         )
+
+    def _read_message(self, raw: bytes, index: int) -> dict[str, Any]:
+        message = decode_json(_message, raw, f"messages[{index}]")
+        _check_message(message, f"messages[{index}]")
+        self._messages.put(raw, message)
+        return message
+
+    def _read_tools(self, raw: bytes) -> Sequence[Mapping[str, Any]]:
+        tools = (decode_json(_tool_list, raw, "tools") if raw else None) or ()
+        for index, tool in enumerate(tools):
+            function = tool.get("function")
+            if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
+                raise _bad(f"tools[{index}].function", f"tools[{index}].function: expected an object with a name.")
+        self._tools.put(raw, tools)
+        return tools
 
     def error(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> bytes:
         """An error body."""
@@ -234,21 +264,16 @@ def read_kind(value: str | None, param: str) -> Kind | None:
         raise _bad(param, f"{param}: expected main or side, got {value[:40]!r}.") from None
 
 
-def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
-    if not messages:
-        raise _bad("messages", "messages: expected at least one message, got none.")
-    for index, message in enumerate(messages):
-        role = message.get("role")
-        if role not in _ROLES if isinstance(role, str) else True:
-            raise _bad(
-                f"messages[{index}].role", f"messages[{index}].role: expected one of {sorted(_ROLES)}, got {role!r}."
-            )
-        _check_content(message.get("content"), f"messages[{index}].content")
-        if message.get("tool_calls") is not None:
-            _check_calls(message["tool_calls"], f"messages[{index}].tool_calls")
-        for key in ("reasoning_content", "reasoning", "thinking", "name", "tool_call_id"):
-            if not isinstance(message.get(key), str | None):
-                raise _bad(f"messages[{index}].{key}", f"messages[{index}].{key}: expected a string.")
+def _check_message(message: Mapping[str, Any], place: str) -> None:
+    role = message.get("role")
+    if not isinstance(role, str) or role not in _ROLES:
+        raise _bad(f"{place}.role", f"{place}.role: expected one of {sorted(_ROLES)}, got {role!r}.")
+    _check_content(message.get("content"), f"{place}.content")
+    if message.get("tool_calls") is not None:
+        _check_calls(message["tool_calls"], f"{place}.tool_calls")
+    for key in ("reasoning_content", "reasoning", "thinking", "name", "tool_call_id"):
+        if not isinstance(message.get(key), str | None):
+            raise _bad(f"{place}.{key}", f"{place}.{key}: expected a string, got {_kind(message[key])}.")
 
 
 def _check_content(content: Any, place: str) -> None:
@@ -294,15 +319,6 @@ def _check_unsupported(b: _Body) -> None:
         raise _bad("functions", "functions is the old form; send tools instead.")
     if b.tool_choice not in (None, "auto", "none"):
         raise _bad("tool_choice", "tool_choice: auto and none are supported; a call cannot be forced.")
-
-
-def _tools(b: _Body) -> Sequence[Mapping[str, Any]]:
-    """With tool_choice none, the model does not see them at all."""
-    for index, tool in enumerate(b.tools or ()):
-        function = tool.get("function")
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
-            raise _bad(f"tools[{index}].function", f"tools[{index}].function: expected an object with a name.")
-    return () if b.tool_choice == "none" else b.tools or ()
 
 
 def _ranged(b: _Body, name: str, low: float, high: float, default: float, *, above: bool = False) -> float:
