@@ -1,7 +1,7 @@
 """The baseline b of binary credit: a moving average of the scores, per agent, leaning on the average of all agents.
 
 Pure: a tracker reads from a memory (a JSON object that travels in the policy row) and gives a new memory back.
-Source: SPIRAL's role-conditioned advantage (arXiv:2506.24119, eq. 3), with shrinkage for agents that are new.
+Source: SPIRAL's role-conditioned advantage (arXiv:2506.24119), with shrinkage for agents that are new.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from openclaw_rl.types import Logprobs, Sample, Term
 
 
 class Opd:
-    """A_t = clip(T_t - o_t, -C, +C): the sampled-token estimate of the reverse KL's gradient (arXiv:2603.10165, eq. 5).
+    """A_t = clip(T_t - o_t, -C, +C): the sampled-token estimate of the reverse KL's gradient (arXiv:2603.10165).
 
     T is the frozen base under the hinted prompt, o the current policy under the plain one: the same code, precision
     and temperature. A sample without a hint is in no term and in no denominator. Of several hints, T is their even

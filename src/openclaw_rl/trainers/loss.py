@@ -59,7 +59,7 @@ def in_band(rho_K: torch.Tensor, bounds: Bounds) -> torch.Tensor:
 def surrogate(rho_K: torch.Tensor, advantages_K: torch.Tensor, bounds: Bounds) -> torch.Tensor:
     """[K] -min(rho A, clip(rho) A), and for A < 0 never above -c A.
 
-    The clip is wider above (arXiv:2503.14476, eq. 10); the dual clip is arXiv:1912.09729, eq. 5.
+    The clip is wider above (arXiv:2503.14476); the dual clip is of arXiv:1912.09729.
     """
     clipped = torch.clamp(rho_K, bounds.clip_low, bounds.clip_high)
     loss = -torch.minimum(rho_K * advantages_K, clipped * advantages_K)
