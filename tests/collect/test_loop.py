@@ -68,7 +68,7 @@ def test_it_follows_what_others_write(tmp_path: Path) -> None:
 def test_turns_time_out_while_nothing_happens(tmp_path: Path) -> None:
     async def main() -> None:
         world = Stored(tmp_path / "store.db")
-        world.now = time.time()
+        world.now = time.time() - 10
         world.play(Ask(name="1", history=["u Hello"], reply="Good morning!"), collect=False)
         stop = asyncio.Event()
         task = asyncio.create_task(loop.run(config_for(tmp_path, **{"collect.session_timeout": 0.2}), stop=stop))
@@ -113,7 +113,7 @@ def test_killed_again_and_again_it_ends_the_same(tmp_path: Path) -> None:
     world.store.close()
     shutil.copy(path, tmp_path / "whole.db")
     kills = 0
-    for lines in (2, 5, 9, None):
+    for lines in (2, 7, None):
         command = [sys.executable, "-c", COLLECT, str(path)]
         with subprocess.Popen(command, cwd=HERE, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
@@ -124,7 +124,7 @@ def test_killed_again_and_again_it_ends_the_same(tmp_path: Path) -> None:
             assert all(process.stdout.readline() for _ in range(lines))
             process.send_signal(signal.SIGKILL)
             kills += process.wait(timeout=WITHIN) == -signal.SIGKILL
-    assert kills == 3
+    assert kills == 2
     killed, whole = Stored(path), Stored(tmp_path / "whole.db")
     whole.collect()
     assert killed.snapshot() == whole.snapshot()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +17,7 @@ import openai
 import pytest
 import uvloop
 from aiohttp import web
+from tests.render.folders import make
 
 from openclaw_rl.config import Config, from_flat
 from openclaw_rl.render.model_files import ModelFiles
@@ -25,7 +28,6 @@ from openclaw_rl.store import exchanges, leases, policies
 from openclaw_rl.store.db import Store
 from openclaw_rl.testing import Reply, ScriptedEngine, write_adapter
 from openclaw_rl.types import Exchange, ExchangeStatus, Policy, PolicyState
-from tests.render.folders import make
 
 KEY = "sk-test"
 OTHER_KEY = "sk-other"
@@ -61,6 +63,44 @@ class Script:
         return self.ids
 
 
+@dataclass
+class Answer:
+    """What came back over HTTP."""
+
+    status_code: int
+    headers: Mapping[str, str]
+    text: str
+
+    def json(self) -> Any:
+        return json.loads(self.text)
+
+
+class Http:
+    """Plain HTTP, with nothing between the test and the bytes."""
+
+    def __init__(self, url: str) -> None:
+        self._address = url.removeprefix("http://")
+
+    def send(self, method: str, path: str, content: bytes = b"", headers: Mapping[str, str] | None = None) -> Answer:
+        """With the test's key, unless `headers` are given."""
+        connection = http.client.HTTPConnection(self._address, timeout=10)
+        try:
+            given = {"Authorization": f"Bearer {KEY}"} if headers is None else dict(headers)
+            connection.request(method, path, content or None, given)
+            answer = connection.getresponse()
+            return Answer(answer.status, dict(answer.getheaders()), answer.read().decode())
+        finally:
+            connection.close()
+
+    def get(self, path: str, headers: Mapping[str, str] | None = None) -> Answer:
+        return self.send("GET", path, headers=headers)
+
+    def post(self, path: str, body: Any, headers: Mapping[str, str] | None = None) -> Answer:
+        """`body`: bytes as they are, anything else as JSON."""
+        raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return self.send("POST", path, raw, headers)
+
+
 class Site:
     """A running gateway."""
 
@@ -75,6 +115,7 @@ class Site:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         self.url = f"http://127.0.0.1:{self._up.result(10)}"
+        self.http = Http(self.url)
 
     def _run(self) -> None:
         self.loop.run_until_complete(self._main())

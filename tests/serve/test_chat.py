@@ -8,10 +8,10 @@ import json
 import numpy as np
 import openai
 import pytest
+from tests.serve.conftest import SCOPE, TOOLS, USER, Site, Start, statuses, wait_for
 
 from openclaw_rl.testing import ScriptedEngine
 from openclaw_rl.types import ExchangeStatus, FinishReason, Kind
-from tests.serve.conftest import SCOPE, TOOLS, USER, Site, Start, statuses, wait_for
 
 MODEL = "openclaw"
 

@@ -184,7 +184,9 @@ def test_somebody_elses_database(tmp_path: Path) -> None:
     with sqlite3.connect(path) as conn:
         conn.execute("CREATE TABLE photos (id)")
     conn.close()
+    before = path.read_bytes()
     refused(path, "not one of openclaw-rl")
+    assert path.read_bytes() == before
 
 
 @contextmanager

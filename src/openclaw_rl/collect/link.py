@@ -73,7 +73,7 @@ def link(request: Request, seq: int, index: Index, sides: Sides) -> Link:
     """Looks up the assistant messages of the history of exchange number `seq`, and decides. Changes nothing."""
     kind, why_side = sides.of(request)
     ours = [at for at, mark in enumerate(request.marks) if mark.role == "assistant"]
-    candidates = _Candidates(request, seq, [request.marks[at] for at in ours], index)
+    candidates = _Candidates(request, [request.marks[at] for at in ours], index)
     reactions = {at: _reaction(request, at, sides, candidates) for at in ours}
     found = {at: candidates.find(request.marks[at], _signature(reactions[at])) for at in ours}
     known = [f.past for f in found.values() if f.past is not None]
@@ -101,8 +101,8 @@ def compatible(request: Request, past: Past) -> bool:
 class _Candidates:
     """The earlier exchanges that may have given the assistant messages of one request."""
 
-    def __init__(self, request: Request, seq: int, marks: Sequence[Mark], index: Index) -> None:
-        self._request, self._seq = request, seq
+    def __init__(self, request: Request, marks: Sequence[Mark], index: Index) -> None:
+        self._request = request
         owns = {m.own for m in marks if m.distinctive}
         self._by_chain = self._group(index.by_chain(request.scope, {m.chain for m in marks}), "reply_chain")
         self._by_own = self._group(index.by_own(request.scope, owns), "reply_own")
@@ -112,7 +112,7 @@ class _Candidates:
         out: dict[bytes, list[Past]] = {}
         for past in pasts:
             delivered = past.finished_at is not None and past.finished_at <= self._request.admitted_at
-            if delivered and past.seq < self._seq and compatible(self._request, past):
+            if delivered and compatible(self._request, past):
                 out.setdefault(getattr(past, key), []).append(past)
         return out
 

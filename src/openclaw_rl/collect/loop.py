@@ -156,4 +156,3 @@ async def run(config: Config, *, stop: asyncio.Event) -> None:
                     await asyncio.wait_for(stop.wait(), config.collect.poll)
     finally:
         store.close()
-

@@ -14,18 +14,15 @@ from openclaw_rl.evaluate.world import Fact, facts, phrasings
 
 # Wordings of each instruction. The first one is the hint of the shipped rules.
 INSTRUCTIONS: dict[Value, tuple[str, ...]] = {
-    "short": ("Keep answers short.", "Be brief.", "Answer in a few words.", "Keep it short.", "Be concise.",
-              "Give short answers.", "Use as few words as possible.", "Reply briefly."),
-    "long": ("Give long, detailed answers.", "Give more detail.", "Answer at length.", "Be thorough.",
-             "Give longer answers.", "Use full sentences and add detail.", "Elaborate.", "Write long replies."),
-    "formal": ("Use a formal tone.", "Be formal.", "Sound professional.", "Write formally.", "Answer politely.",
-               "Keep a professional tone.", "Use formal language.", "Be more formal."),
-    "casual": ("Use a casual tone.", "Be casual.", "Sound relaxed.", "Write informally.", "Talk like a friend.",
-               "Keep a relaxed tone.", "Use casual language.", "Be more casual."),
+    "short": ("Keep answers short.", "Be brief.", "Answer in a few words.", "Be concise.", "Keep it short."),
+    "long": ("Give long, detailed answers.", "Give more detail.", "Answer at length.", "Explain in detail.",
+             "Write long replies."),
+    "formal": ("Use a formal tone.", "Be formal.", "Sound professional.", "Write formally.", "Be polite."),
+    "casual": ("Use a casual tone.", "Be casual.", "Sound relaxed.", "Write informally.", "Talk like a friend."),
     "bulleted": ("Answer in bullet points.", "Use bullet points.", "Use a list.", "Write a bulleted list.",
-                 "Format the answer as a list.", "Use bullets.", "Give me a list.", "Put each point on its own line."),
+                 "Use bullets."),
     "prose": ("Answer in plain prose, without a list.", "Do not use bullet points.", "Write plain text.", "No lists.",
-              "Use plain sentences.", "Do not use lists.", "Avoid bullets.", "Write prose."),
+              "Avoid bullets."),
 }  # fmt: skip
 
 _SYSTEMS = (
@@ -88,13 +85,13 @@ def _instruction(values: list[Value], rng: random.Random, *, own: float) -> str:
 def _lead(rng: random.Random, *, first: bool) -> str:
     """What stands before a question: nothing, a greeting, or words about the reply before."""
     roll = rng.random()
-    if first and roll < 0.6:
+    if first and roll < 0.5:
         return ""
-    if first and roll < 0.75:
+    if first and roll < 0.6:
         return rng.choice(_OPENINGS) + " "
-    if roll < 0.85:
+    if roll < 0.9:
         return rng.choice(rng.choice((_PRAISE, _BLAME))) + " "
-    return "" if roll < 0.9 else rng.choice(_BRIDGES) + " "
+    return "" if roll < 0.94 else rng.choice(_BRIDGES) + " "
 
 
 def _closing(rng: random.Random) -> tuple[str, str]:

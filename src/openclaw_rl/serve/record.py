@@ -71,7 +71,9 @@ class Record:
     def usage(self) -> Usage:
         return Usage(prompt=len(self._request.prompt_ids), completion=len(self.ids), reasoning=self._reasoning)
 
-    def reply(self, status: ExchangeStatus, message: dict[str, Any], *, mark: Mark, error: str | None) -> Reply:
+    def reply(
+        self, status: ExchangeStatus, message: dict[str, Any], version: int, *, mark: Mark, error: str | None
+    ) -> Reply:
         """As it goes to the store: ids and logprobs untouched, tokens behind a stop string masked."""
         r = len(self.ids)
         mask = np.ones(r, dtype=np.bool_)
@@ -84,7 +86,7 @@ class Record:
             response_ids=np.array(self.ids, dtype=np.int32),
             logprobs=np.array(self._logprobs, dtype=np.float32),
             mask=mask,
-            spans=(Span(start=0, end=r, version=self._request.version),) if r else (),
+            spans=(Span(start=0, end=r, version=version),) if r else (),
             finish_reason=self.finish if status is ExchangeStatus.DONE else None,
             mark=mark,
             error=error,

@@ -17,7 +17,7 @@ from aiohttp import web
 from openclaw_rl.errors import RequestError, StoreError
 from openclaw_rl.serve.ask import Ask, ReplyFailed
 from openclaw_rl.serve.auth import Keys
-from openclaw_rl.serve.dialects.chat import ChatDialect, decode_json, read_kind
+from openclaw_rl.serve.dialects.chat import ChatDialect, ChatStream, decode_json, read_kind
 from openclaw_rl.serve.gateway import Gateway
 from openclaw_rl.serve.serving import Serving
 from openclaw_rl.store import policies
@@ -111,11 +111,12 @@ class Routes:
 
     async def _stream(self, request: web.Request, ask: Ask, serving: Serving) -> web.StreamResponse:
         response: web.StreamResponse | None = None
-        wire = self._dialect.stream(serving.opening, ask)
+        wire: ChatStream | None = None
         try:
             async with aclosing(serving.parts()) as parts:
                 async for part in parts:
-                    if response is None:  # up to here an error is an ordinary HTTP error
+                    if response is None or wire is None:  # up to here an error is an ordinary HTTP error
+                        wire = self._dialect.stream(serving.opening, ask)
                         response = await self._open(request)
                     await response.write(wire.part(part))
                     if part.end is not None:

@@ -32,6 +32,7 @@ class Serving:
     def __init__(self, gateway: Gateway, ask: Ask, request: Request, prompt: Prompt, opening: Opening) -> None:
         self._gateway, self._ask, self._request, self._prompt = gateway, ask, request, prompt
         self.opening = opening
+        self._version, self._pinned = request.version, "@" in opening.model
         text = gateway.renderer.reply_text(
             thinking=prompt.rendered.thinking, tools=bool(ask.tools), stops=request.sampling.stop
         )
@@ -72,7 +73,7 @@ class Serving:
             raise
         finally:
             gateway.running -= 1
-            gateway.versions.release(self._request.version)
+            gateway.versions.release(self._version)
 
     async def _chunks(self) -> AsyncGenerator[Chunk]:
         """The engine's chunks; begun again, unseen by the client, while nothing has come and time is left."""
@@ -80,9 +81,10 @@ class Serving:
         deadline = loop.time() + gateway.config.serve.engine_wait
         refusals = 0
         while True:
-            if not gateway.versions.is_loaded(self._request.version):
+            if not gateway.versions.is_loaded(self._version):
                 await self._durable()
-                await gateway.versions.ready(self._request.version, deadline)
+                self._version = await gateway.versions.ready(self._version, deadline, pinned=self._pinned)
+                self.opening = replace(self.opening, version=self._version)
             try:
                 async with aclosing(self._generate()) as chunks:
                     async for chunk in chunks:
@@ -108,7 +110,7 @@ class Serving:
         return self._gateway.engine.generate(
             Generation(
                 id=request.id,
-                version=request.version,
+                version=self._version,
                 prompt_ids=request.prompt_ids,
                 sampling=request.sampling,
                 stop_token_ids=self._gateway.renderer.stop_token_ids,
@@ -134,7 +136,7 @@ class Serving:
         if record.finish is None:
             raise ReplyFailed("the engine ended the reply without a finish", status=500, code="engine_error")
         mark = gateway.prompts.mark_reply(self._prompt.history, self.message, len(request.messages))
-        reply = record.reply(ExchangeStatus.DONE, self.message, mark=mark, error=None)
+        reply = record.reply(ExchangeStatus.DONE, self.message, self._version, mark=mark, error=None)
         self._settled = True
         try:
             await gateway.writer.put(reply)
@@ -169,7 +171,7 @@ class Serving:
         mark = self._gateway.prompts.mark_reply(self._prompt.history, message, len(self._request.messages))
         try:
             await self._admitted
-            await self._gateway.writer.put(self.record.reply(status, message, mark=mark, error=error))
+            await self._gateway.writer.put(self.record.reply(status, message, self._version, mark=mark, error=error))
         except Exception as failure:  # there is nobody left to tell but the log; the next start marks it FAILED
             log.exception("exchange %s could not be recorded as %s: %s", self._request.id, status.value, failure)
 

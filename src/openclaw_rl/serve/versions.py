@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from openclaw_rl.errors import EngineError, EngineGone, RequestError
 from openclaw_rl.observe import Metrics
@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 
 POLL = 0.1  # seconds between looks at the store
 _BACK_OFF = 0.25  # seconds until a failed load is tried again
+_DISTRUST = 5.0  # seconds until a version that the engine refused is tried again
 _SERVABLE = frozenset({PolicyState.LIVE, PolicyState.ROLLED_BACK})
 
 
@@ -47,7 +48,7 @@ class Versions:
         self._loaded: frozenset[int] = frozenset()
         self._held: Counter[int] = Counter()  # replies that run on, or wait for, a version
         self._idle: OrderedDict[int, None] = OrderedDict()  # loaded, unused; latest used last
-        self._refused: dict[int, str] = {}  # heads that the engine would not load, and why
+        self._refused: dict[int, tuple[str, float]] = {}  # what the engine would not load: why, and until when
         self._stale = True  # the engine's own set is not known to be ours
         self._wake = asyncio.Event()
         self._news = asyncio.Event()
@@ -89,13 +90,22 @@ class Versions:
             if self.head != self.serving:
                 self._wake.set()
 
-    async def ready(self, version: int, deadline: float) -> None:
-        """Wait until the engine holds `version`. Raises `ReplyFailed` (503) at `deadline` (loop time)."""
+    async def ready(self, version: int, deadline: float, *, pinned: bool) -> int:
+        """Wait until the engine holds `version`; returns the version to use.
+
+        That is another one (already taken, `version` being released) where the engine cannot load this one and the
+        client did not pin it. Raises `ReplyFailed` (503) at `deadline` (loop time).
+        """
         loop = asyncio.get_running_loop()
         while version not in self._loaded:
-            news = self._news
+            if version in self._refused and (pinned or self.serving in self._loaded):
+                if pinned:
+                    why = self._refused[version][0]
+                    raise ReplyFailed(f"version {version} cannot be loaded: {why}", status=503, code="version_broken")
+                self.release(version)
+                return self.take()
             try:
-                await asyncio.wait_for(news.wait(), max(deadline - loop.time(), 0.001))
+                await asyncio.wait_for(self._news.wait(), max(deadline - loop.time(), 0.001))
             except TimeoutError:
                 raise ReplyFailed(
                     f"the engine does not answer ({self.trouble or f'version {version} is not loaded yet'}). "
@@ -103,6 +113,7 @@ class Versions:
                     status=503,
                     code="engine_unavailable",
                 ) from None
+        return version
 
     def is_loaded(self, version: int) -> bool:
         return version in self._loaded
@@ -110,7 +121,6 @@ class Versions:
     def lost(self, why: str = "the engine was started anew") -> None:
         """The engine is gone, or another one is there: whatever it held must be loaded again."""
         self._loaded, self._stale, self.trouble = frozenset(), True, why
-        self._refused.clear()
         self._metrics.engine_up.set(0)
         self._wake.set()
 
@@ -152,28 +162,63 @@ class Versions:
 
     async def _settle(self) -> bool:
         """Load what is planned. False when the engine refused or is gone."""
+        self._forgive()
         target = await self._target()
         wanted = plan(
             loaded=self._loaded,
             serving=self.serving,
             head=target,
-            held=self._held,
-            idle=[v for v in self._idle if v in self._known],
+            held=Counter({v: n for v, n in self._held.items() if v not in self._refused}),
+            idle=[v for v in self._idle if v in self._known and v not in self._refused],
             cap=self._cap,
         )
         if frozenset(wanted) == self._loaded and not self._stale:
+            if self.serving != target and target in self._loaded:
+                self._switch(wanted, target)
             return True
         self._loaded &= frozenset(wanted)  # what is let go takes no more requests
         self._stale = False
         try:
-            await self._engine.load([self._known[v].ref for v in wanted])
+            loaded = await self._load(wanted)
             if self.on_loaded is not None:
                 await self.on_loaded()
         except EngineError as error:
-            self._failed(error, target)
+            self._failed(error)
             return False
-        self._switch(frozenset(wanted), target)
-        return True
+        self._switch(loaded, target)
+        return loaded == wanted
+
+    async def _load(self, wanted: list[int]) -> list[int]:
+        """What of `wanted` the engine holds then: where it refuses the whole, they are tried one after the other."""
+        try:
+            await self._engine.load([self._known[v].ref for v in wanted])
+            return wanted
+        except EngineGone:
+            raise
+        except EngineError as error:
+            if len(wanted) == 1:
+                self._refuse(wanted[0], error)
+                raise
+        held = [v for v in wanted if v in self._loaded]
+        for version in (v for v in wanted if v not in self._loaded):
+            try:
+                await self._engine.load([self._known[v].ref for v in (*held, version)])
+                held.append(version)
+            except EngineGone:
+                raise
+            except EngineError as error:
+                self._refuse(version, error)
+        return sorted(held)
+
+    def _refuse(self, version: int, error: EngineError) -> None:
+        if version not in self._refused:
+            log.warning("version %d is not loaded: %s", version, error)
+        self._refused[version] = (str(error), asyncio.get_running_loop().time() + _DISTRUST)
+
+    def _forgive(self) -> None:
+        now = asyncio.get_running_loop().time()
+        for version in [v for v, (_, until) in self._refused.items() if until < now]:
+            del self._refused[version]
 
     async def _target(self) -> int:
         """The head, or its nearest ancestor that the engine takes: a broken adapter must not stop the service."""
@@ -186,27 +231,29 @@ class Versions:
             target = parent
         return target
 
-    def _failed(self, error: EngineError, target: int) -> None:
-        self._stale = True
+    def _failed(self, error: EngineError) -> None:
+        if str(error) != self.trouble:
+            log.warning("versions are not loaded: %s", error)
+        self._stale, self.trouble = True, str(error)
         if isinstance(error, EngineGone):
             self._loaded = frozenset()
             self._metrics.engine_up.set(0)
-        elif target not in self._loaded:
-            self._refused[target] = str(error)
-        if str(error) != self.trouble:
-            log.warning("versions are not loaded: %s", error)
-        self.trouble = str(error)
+        self._tell()
 
-    def _switch(self, loaded: frozenset[int], target: int) -> None:
-        self._loaded = loaded
-        self.trouble = self._refused.get(self.head)
-        if target in loaded and self.serving != target:
+    def _switch(self, loaded: Sequence[int], target: int) -> None:
+        self._loaded = frozenset(loaded)
+        self.trouble = self._refused[self.head][0] if self.head in self._refused else None
+        if target in self._loaded and self.serving != target:
             log.info("version %d answers now; was %d", target, self.serving)
             self._idle[self.serving] = None
             self.serving = target
-        for version in [v for v in self._idle if v not in loaded]:
+        for version in [v for v in self._idle if v not in self._loaded]:
             del self._idle[version]
         self._metrics.engine_up.set(1)
         self._metrics.version.set(self.serving)
+        self._tell()
+
+    def _tell(self) -> None:
+        """Wake the requests that wait."""
         self._news.set()
         self._news = asyncio.Event()

@@ -24,6 +24,7 @@ def prepare(path: Path, *, create: bool, migrations: Sequence[Migration] = MIGRA
     """
     _check_path(path, create=create)
     with translated(path), closing(_connect(path)) as conn:
+        _refuse_newer(path, schema_of(path, conn), len(migrations))  # before anything in the file is touched
         _into_wal(conn)
         if schema_of(path, conn) == len(migrations):
             return
@@ -88,13 +89,17 @@ def _into_wal(conn: sqlite3.Connection) -> None:
             time.sleep(0.01)
 
 
-def _migrate(path: Path, conn: sqlite3.Connection, migrations: Sequence[Migration], *, create: bool) -> None:
-    found = schema_of(path, conn)
-    if found > len(migrations):
+def _refuse_newer(path: Path, found: int, known: int) -> None:
+    if found > known:
         raise StoreError(
-            f"store {path}: its schema is {found}, and this openclaw-rl knows up to {len(migrations)}. "
+            f"store {path}: its schema is {found}, and this openclaw-rl knows up to {known}. "
             "Expected the same or an older one: use the newer openclaw-rl that wrote it, or another path."
         )
+
+
+def _migrate(path: Path, conn: sqlite3.Connection, migrations: Sequence[Migration], *, create: bool) -> None:
+    found = schema_of(path, conn)
+    _refuse_newer(path, found, len(migrations))
     if found == 0 and not create:
         raise StoreError(f"store {path}: an empty file. Expected a store: start `openclaw-rl up` once first.")
     if 0 < found < len(migrations):

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.render.folders import make
+
+from openclaw_rl.render.model_files import ModelFiles
+from openclaw_rl.render.renderer import Renderer
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Model folders by the kind of their template."""
+    made: dict[str, Path] = {}
+
+    def get(kind: str) -> Path:
+        if kind not in made:
+            found = ModelFiles.find("starter").folder if kind == "starter" else None
+            made[kind] = found or make(tmp_path_factory.mktemp("model") / kind, kind)
+        return made[kind]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def renderer(folder: Callable[[str], Path]) -> Callable[[str], Renderer]:
+    made: dict[str, Renderer] = {}
+
+    def get(kind: str) -> Renderer:
+        if kind not in made:
+            made[kind] = Renderer(ModelFiles.find(str(folder(kind))))
+        return made[kind]
+
+    return get

@@ -1,0 +1,188 @@
+"""A bad request is a 4xx in OpenAI's shape that names the field, whatever it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.serve.conftest import KEY, TOOLS, USER, Site, Start
+
+BAD: list[tuple[str | None, dict[str, Any]]] = [
+    ("messages", {"messages": []}),
+    ("messages", {"messages": "hi"}),
+    ("messages[0]", {"messages": ["hi"]}),
+    ("messages[0].role", {"messages": [{"content": "hi"}]}),
+    ("messages[1].role", {"messages": [USER, {"role": "robot", "content": "hi"}]}),
+    ("messages[0].role", {"messages": [{"role": ["user"], "content": "hi"}]}),
+    ("messages[0].content", {"messages": [{"role": "user", "content": 5}]}),
+    (
+        "messages[0].content[1]",
+        {"messages": [{"role": "user", "content": ["a", {"type": "image_url", "image_url": {}}]}]},
+    ),
+    ("messages[0].content[0]", {"messages": [{"role": "user", "content": [7]}]}),
+    ("messages[0].content[0].text", {"messages": [{"role": "user", "content": [{"type": "text"}]}]}),
+    ("messages[0].tool_calls", {"messages": [{"role": "assistant", "tool_calls": "x"}]}),
+    ("messages[0].tool_calls[0].function", {"messages": [{"role": "assistant", "tool_calls": [{}]}]}),
+    (
+        "messages[0].tool_calls[0].function.arguments",
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 1}}]}]},
+    ),
+    ("messages[0].name", {"messages": [USER | {"name": 5}]}),
+    ("tools", {"tools": {}}),
+    ("tools[0].function", {"tools": [{"type": "function"}]}),
+    ("tool_choice", {"tools": TOOLS, "tool_choice": "required"}),
+    ("tool_choice", {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "get_weather"}}}),
+    ("functions", {"functions": [{"name": "f"}]}),
+    ("response_format", {"response_format": {"type": "json_object"}}),
+    ("n", {"n": 2}),
+    ("temperature", {"temperature": -1}),
+    ("temperature", {"temperature": "hot"}),
+    ("top_p", {"top_p": 0}),
+    ("top_k", {"top_k": -2}),
+    ("min_p", {"min_p": 1.5}),
+    ("presence_penalty", {"presence_penalty": 3}),
+    ("frequency_penalty", {"frequency_penalty": -3}),
+    ("logit_bias", {"logit_bias": {"x": 1}}),
+    ("logit_bias", {"logit_bias": {"5": 101}}),
+    ("logit_bias", {"logit_bias": {"999999": 1}}),
+    ("seed", {"seed": 10**30}),
+    ("max_tokens", {"max_tokens": 0}),
+    ("max_completion_tokens", {"max_completion_tokens": -5}),
+    ("stop", {"stop": ""}),
+    ("stop", {"stop": [str(i) for i in range(17)]}),
+    ("stop[0]", {"stop": [1]}),
+    ("top_logprobs", {"top_logprobs": 3}),
+    ("top_logprobs", {"logprobs": True, "top_logprobs": 21}),
+    ("stream", {"stream": "yes"}),
+    ("turn_type", {"turn_type": "both"}),
+    ("user", {"user": 5}),
+    ("model", {"model": "gpt-4"}),
+    ("model", {"model": "openclaw@7"}),
+    ("model", {"model": "openclaw@x"}),
+    ("messages", {"messages": [{"role": "user", "content": "word " * 5000}]}),
+]
+RAW: list[bytes] = [
+    b"",
+    b"{",
+    b"null",
+    b"[]",
+    b"\xff\xfe",
+    b'{"messages":[{"role":"user","content":"\xff"}]}',
+    b'{"messages":[{"role":"user","content":"\\ud800 half a pair"}]}',
+    b'{"messages":[{"role":"user","content":"a"}],"temperature":NaN}',
+    b'{"messages":[{"role":"user","content":"a"}],"temperature":1e999}',
+    b'{"messages":[{"role":"user","content":"a","x":' + b'{"a":' * 5000 + b"1" + b"}" * 5000 + b"}]}",
+    b'{"messages":[{"role":"user","content":"a"}],"metadata":' + b"[" * 5000 + b"]" * 5000 + b"}",
+    b'{"messages":[{"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":'
+    + b'{"a":' * 900 + b"1" + b"}" * 900 + b"}}]}]}",
+]  # fmt: skip
+
+
+CHAT = "/v1/chat/completions"
+
+
+def post(site: Site, body: Any, path: str = CHAT) -> tuple[int, dict[str, Any]]:
+    answer = site.http.post(path, body)
+    return answer.status_code, answer.json().get("error")
+
+
+def test_what_is_wrong_is_named(site: Site) -> None:
+    for param, change in BAD:
+        status, error = post(site, {"model": "openclaw", "messages": [USER]} | change)
+        assert status == (404 if param == "model" else 400), (change, error)
+        assert error["param"] == param, (change, error)
+        assert error["type"] == "invalid_request_error"
+        assert len(error["message"]) < 400
+    assert site.count() == 0
+    assert post(site, {"messages": [USER]})[0] == 200
+
+
+def test_bytes_that_are_no_request(site: Site) -> None:
+    for raw in RAW:
+        status, error = post(site, raw)
+        assert status in (200, 400), (raw[:80], error)
+        if status == 400:
+            assert error["message"]
+    assert post(site, RAW[0])[0] == 400
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=6,
+)
+FIELDS = ["model", "messages", "tools", "tool_choice", "stream", "max_tokens", "temperature"]
+FIELDS += ["top_p", "stop", "n", "seed", "logit_bias", "logprobs", "user"]
+
+
+@given(changes=st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=3), message=st.dictionaries(
+    st.sampled_from(["role", "content", "tool_calls", "name", "reasoning_content", "x"]), JSON, max_size=3
+))  # fmt: skip
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_request_is_a_5xx(site: Site, changes: dict[str, Any], message: dict[str, Any]) -> None:
+    body = {"messages": [USER | message], "max_tokens": 2} | changes
+    answer = site.http.post(CHAT, body)
+    assert answer.status_code < 500, (body, answer.text)
+
+
+def test_the_official_client_raises_its_own_errors(site: Site) -> None:
+    client = site.client()
+    with pytest.raises(openai.BadRequestError) as bad:
+        client.chat.completions.create(model="openclaw", messages=[USER], n=2)
+    assert bad.value.param == "n"
+    with pytest.raises(openai.NotFoundError, match="openclaw@<version>") as missing:
+        client.chat.completions.create(model="gpt-4", messages=[USER])
+    assert missing.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError) as long:
+        client.chat.completions.create(model="openclaw", messages=[{"role": "user", "content": "a " * 3000}])
+    assert long.value.code == "context_length_exceeded"
+    with pytest.raises(openai.AuthenticationError):
+        site.client("sk-wrong").chat.completions.create(model="openclaw", messages=[USER])
+    with pytest.raises(openai.AuthenticationError):
+        site.client("sk-wrong").models.list()
+
+
+def test_what_a_template_refuses_is_a_400(start: Start) -> None:
+    site = start("llama")
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    with pytest.raises(openai.BadRequestError, match="single tool-calls"):
+        site.client().chat.completions.create(
+            model="openclaw", messages=[USER, {"role": "assistant", "content": "", "tool_calls": [call, call]}]
+        )
+
+
+def test_routes_that_are_not_there(site: Site) -> None:
+    status, error = post(site, {}, "/v1/completions")
+    assert status == 404
+    assert "/v1/chat/completions" in error["message"]
+    answer = site.http.get(CHAT)
+    assert answer.status_code == 405
+    assert answer.headers["Allow"] == "POST"
+    assert "POST" in answer.json()["error"]["message"]
+    assert site.http.get("/v1/models/none").status_code == 404
+
+
+def test_keys(site: Site) -> None:
+    for headers, status in (
+        ({}, 401),
+        ({"Authorization": "Bearer"}, 401),
+        ({"Authorization": "Bearer " + KEY + "x"}, 401),
+        ({"Authorization": "Basic " + KEY}, 401),
+        ({"Authorization": "bearer " + KEY}, 200),
+        ({"x-api-key": KEY}, 200),
+    ):
+        assert site.http.post(CHAT, {"messages": [USER]}, headers).status_code == status, headers
+    assert site.http.get("/healthz", {}).status_code == site.http.get("/readyz", {}).status_code == 200
+    assert site.http.post("/v1/feedback", {}, {}).status_code == 401
+    error = site.http.post(CHAT, {"messages": [USER]}, {}).json()["error"]
+    assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
+
+
+def test_a_body_that_is_too_large(start: Start) -> None:
+    site = start(settings={"serve.max_body_bytes": 2000})
+    answer = site.http.post(CHAT, b"x" * 3000)
+    assert answer.status_code == 413
+    assert "2000" in answer.json()["error"]["message"]

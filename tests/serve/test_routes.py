@@ -1,0 +1,70 @@
+"""Models, feedback, health, readiness, metrics."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from tests.serve.conftest import KEY, OTHER_KEY, USER, Answer, Site, wait_for
+
+from openclaw_rl.types import PolicyState
+
+
+def test_models(site: Site, tmp_path: Path) -> None:
+    site.publish(tmp_path / "p")
+    site.publish(tmp_path / "p", state=PolicyState.REJECTED)
+    names = [m.id for m in site.client().models.list()]
+    assert names == ["openclaw", "openclaw@1", "openclaw@0"]
+    assert site.client().models.retrieve("openclaw@0").owned_by == "openclaw-rl"
+    with pytest.raises(openai.NotFoundError):
+        site.client().models.retrieve("openclaw@2")
+
+
+def feedback(site: Site, key: str = KEY, **body: Any) -> Answer:
+    return site.http.post("/v1/feedback", body, {"Authorization": f"Bearer {key}"})
+
+
+def test_feedback_is_durable_before_it_is_acknowledged(site: Site) -> None:
+    target = site.client().chat.completions.create(model="openclaw", messages=[USER]).id
+    answer = feedback(site, id=target, thumbs="down", comment="too long", correction="Be short.")
+    assert answer.status_code == 200
+    with site.store.read() as conn:
+        row = conn.exec_driver_sql("SELECT id, target, score, comment, correction FROM feedback").one()
+    assert tuple(row) == (answer.json()["id"], target, -1, "too long", "Be short.")
+    assert feedback(site, id=target, score=0).status_code == 200
+
+
+def test_feedback_that_is_wrong(site: Site) -> None:
+    target = site.client().chat.completions.create(model="openclaw", messages=[USER]).id
+    assert feedback(site, id="chatcmpl-none", score=1).status_code == 404
+    assert feedback(site, key=OTHER_KEY, id=target, score=1).status_code == 404, "another key's reply"
+    for param, body in (
+        ("score", {"id": target}),
+        ("score", {"id": target, "score": 2}),
+        ("score", {"id": target, "score": "good"}),
+        ("thumbs", {"id": target, "thumbs": "sideways"}),
+        ("thumbs", {"id": target, "thumbs": "up", "score": -1}),
+        ("comment", {"id": target, "comment": 5}),
+        (None, {"score": 1}),
+    ):
+        answer = feedback(site, **body)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == param, answer.text
+    with site.store.read() as conn:
+        assert conn.exec_driver_sql("SELECT count(*) FROM feedback").scalar_one() == 0
+
+
+def test_ready_and_health(site: Site) -> None:
+    wait_for(lambda: site.http.get("/readyz").status_code, lambda s: s == 200)
+    assert site.http.get("/readyz").json() == {"ready": True, "reasons": [], "version": 0, "head": 0}
+    assert site.http.get("/healthz").json() == {"status": "ok"}
+
+
+def test_metrics(site: Site) -> None:
+    site.client().chat.completions.create(model="openclaw", messages=[USER])
+    text = site.http.get("/metrics").text
+    assert 'openclaw_replies_total{outcome="stop",route="chat"} 1.0' in text
+    assert f"openclaw_response_tokens_total {len(site.script.ids)}.0" in text
+    assert "openclaw_running 0.0" in text
