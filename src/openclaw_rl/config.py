@@ -146,6 +146,9 @@ class TrainConfig(_Section):
     max_gap: float = Field(0.5, gt=0, description="mean |log rho| of a turn above which it is too stale to train")
     max_staleness: int = Field(64, ge=1, description="versions; loose: a person answers after hours")
     max_uses: int = Field(1, ge=1, le=2, description="2 allows one replay")
+    max_step_kl: float = Field(
+        0.01, gt=0, description="trust region: a step that moves the policy further (mean k2, nats per token) is halved"
+    )
     gate_grad_norm: float = Field(100.0, gt=0)
     gate_kl: float = Field(5.0, gt=0, description="mean KL estimate to the base, in nats per token")
     lease: float = Field(30.0, gt=0, description="seconds; a trainer frozen for longer publishes nothing")

@@ -171,9 +171,7 @@ def _told(exam: Examination, system: System, store: Store, ids: list[str]) -> No
         with store.read() as conn:
             return all((v := turns.verdict(conn, i)) is not None and v.explicit for i in ids)
 
-    with exam.link(
-        "explicit feedback outranks", "POST /v1/feedback must answer 200; see the gateway's log"
-    ):
+    with exam.link("explicit feedback outranks", "POST /v1/feedback must answer 200; see the gateway's log"):
         for number, target in enumerate(ids):
             score = 1 if number % 2 else -1
             post(system, "/v1/feedback", {"id": target, "score": score, "correction": "Keep answers short."})

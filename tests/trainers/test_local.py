@@ -224,3 +224,22 @@ def test_folders_are_whole_or_not_there(tmp_path: Path) -> None:
 def test_no_model_no_trainer(trainer: Make, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="cannot be loaded as a causal language model"):
         trainer(path=str(tmp_path))
+
+
+def test_a_step_stays_in_its_trust_region(trainer: Make, draw: Draw, tmp_path: Path) -> None:
+    free, held = (trainer(learning_rate=3e-2, max_step_kl=bound) for bound in (1e9, 0.01))
+    for number in range(3):
+        batch = draw(held, number)
+        far = free.step(draw(free, number), str(tmp_path / f"free{number}")).metrics
+        near = held.step(batch, str(tmp_path / f"held{number}")).metrics
+        assert far["step/scale"] == 1
+        assert near["kl/step"] <= 0.01
+    assert far["kl/step"] > 0.01, "the control did go further"
+    assert near["step/scale"] < 1
+
+
+def test_a_small_step_is_left_alone(trainer: Make, draw: Draw, tmp_path: Path) -> None:
+    bounds = (1e9, 0.01)
+    made = [trainer(learning_rate=1e-5, max_step_kl=bound) for bound in bounds]
+    digests = {t.step(draw(t, 0), str(tmp_path / str(n))).digest for n, t in enumerate(made)}
+    assert len(digests) == 1

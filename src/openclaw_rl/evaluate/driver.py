@@ -16,6 +16,7 @@ from openclaw_rl.evaluate.styles import Taste, satisfies
 from openclaw_rl.evaluate.world import Question, correct
 
 SIDE = {"X-Turn-Type": "side"}
+MAX_TOKENS = 256  # of one reply, as a careful client asks for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +54,9 @@ async def say(api: Any, model: str, history: Sequence[dict[str, str]], **more: A
     """One streamed reply."""
     last = time.perf_counter()
     silence, parts, chunk, finish = 0.0, [], None, None
-    stream = await api.chat.completions.create(model=model, messages=list(history), stream=True, **more)
+    stream = await api.chat.completions.create(
+        model=model, messages=list(history), stream=True, max_tokens=MAX_TOKENS, **more
+    )
     async for chunk in stream:
         now = time.perf_counter()
         silence, last = max(silence, now - last), now
@@ -133,6 +136,7 @@ async def measure(
                 model=model,
                 messages=[{"role": "user", "content": question.text}],
                 temperature=1.0,
+                max_tokens=MAX_TOKENS,
                 seed=place,
                 extra_headers=SIDE,
             )

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from openclaw_rl.store.db import Store
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -24,6 +23,7 @@ from openclaw_rl.evaluate.report import markdown
 from openclaw_rl.evaluate.styles import TASTES, Taste
 from openclaw_rl.evaluate.world import held_out_questions
 from openclaw_rl.store import turns
+from openclaw_rl.store.db import Store
 from openclaw_rl.system import System, scratch
 
 METHODS = ("binary", "opd", "combine")

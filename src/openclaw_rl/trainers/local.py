@@ -28,6 +28,7 @@ from openclaw_rl.trainers.pack import Row, micro_batches, pack
 from openclaw_rl.types import Sample, StepResult, Term
 
 log = logging.getLogger(__name__)
+MIN_SCALE = 2**-8  # of a step: what is still too far then is left to the gate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +194,24 @@ class LocalTrainer:
         for term in terms:
             shares[f"clipped/{term.name}"] = counts[f"clipped/{term.name}"] / max(1, counts[f"tokens/{term.name}"])
         return {f"loss/{name}": value for name, value in sums.items()} | shares | {"gradient/norm": norm}
+
+    def _held_back(
+        self, batch: Scored, members: Sequence[int], standing: Mapping[str, torch.Tensor]
+    ) -> dict[str, float]:
+        """Keep the step within its trust region: while it moved the policy too far, halve it (arXiv:1502.05477).
+
+        The optimizer knows gradients, not distances: among four turns of one person a single one can move shared
+        weights so far that replies fall apart. What is measured is the mean k2 of the step over the batch's own tokens.
+        """
+        scale = 1.0
+        metrics = self._measured(batch, members)
+        while not metrics["kl/step"] <= self._train.max_step_kl and scale > MIN_SCALE:
+            scale /= 2
+            with torch.no_grad():
+                for name, parameter in self._parameters.items():
+                    parameter.copy_(torch.lerp(standing[name], parameter, 0.5))
+            metrics = self._measured(batch, members)
+        return metrics | {"step/scale": scale}
 
     def _measured(self, batch: Scored, members: Sequence[int]) -> dict[str, float]:
         """What to know of a step: the gap before it, and the distances after it (per token, in nats)."""
