@@ -100,10 +100,13 @@ def cli() -> None:
 @_model
 @_gateway
 @_method
-def up(file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
+@click.option("--with-parent", is_flag=True, hidden=True, help="End when the process that started this one ends.")
+def up(file: str | None, sets: tuple[str, ...], with_parent: bool, **flags: Any) -> None:
     """Serve, collect, judge and train: the whole loop, supervised."""
-    from openclaw_rl.run import ROOMS
+    from openclaw_rl.run import ROOMS, die_with_parent
 
+    if with_parent:
+        die_with_parent()
     _start(_load(file, sets, **flags), ROOMS)
 
 

@@ -59,7 +59,7 @@ class System:
         return self._process.pid
 
     def __enter__(self) -> Self:
-        command = [sys.executable, "-m", "openclaw_rl.cli", "up", "--config", str(self._file)]
+        command = [sys.executable, "-m", "openclaw_rl.cli", "up", "--with-parent", "--config", str(self._file)]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         try:

@@ -266,6 +266,8 @@ def save(model: Any, tokenizer: Any, out: Path) -> None:
         do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
     )  # fmt: skip
+    # The merges may run out before `VOCABULARY` is reached: ids that no token has must not be sampled.
+    model.resize_token_embeddings(len(tokenizer))
     model.save_pretrained(out)
     for file in out.glob("*.safetensors"):
         file.chmod(0o644)  # Written for the owner alone; a shipped folder is for everyone.
@@ -286,7 +288,7 @@ def main(out: Path, seed: int, steps: int) -> None:
     tokenizer = build_tokenizer(texts, template)
     model = build_model(tokenizer)
     train(model, tokenizer, steps=steps, seed=seed + 1)
-    save(model, tokenizer, out)
+    save(model, tokenizer, out)  # Before the report, which draws at random and takes a while.
     Console().print(report(model, tokenizer, seed))
 
 

@@ -104,8 +104,9 @@ class LocalTrainer:
             return StepResult(folder=None, digest="", metrics={}, memory=self._memory, dropped=dropped)
         lengths = [int(batch.samples[i].mask.sum()) for i in members]
         reply_tokens = ReplyTokens(self._memory, decay=self._train.length_decay)
+        standing = {name: p.detach().clone() for name, p in self._parameters.items()}
         metrics = self._descend(batch, terms, members, reply_tokens.read(lengths))
-        metrics |= self._measured(batch, members)
+        metrics |= self._held_back(batch, members, standing)
         self._memory = self._method.remember([batch.samples[i] for i in members], reply_tokens.updated(lengths))
         self._steps += 1
         metrics |= {"step": float(self._steps), "learning_rate": self._train.learning_rate}
