@@ -165,6 +165,17 @@ def test_routes_that_are_not_there(site: Site) -> None:
     assert site.http.get("/v1/models/none").status_code == 404
 
 
+def test_bytes_that_are_no_text_in_path_and_headers(site: Site) -> None:
+    assert site.http.get("/v1/models/%ff%00").status_code == 404
+    assert site.http.get("/%ff").status_code == 404
+    assert post(site, {"messages": [USER], "model": "\udce4"})[0] == 400
+    odd = {"Authorization": f"Bearer {KEY}", "X-Session-Id": "s\xff", "X-Agent-Id": "\xe9"}
+    assert site.http.post(CHAT, {"messages": [USER]}, odd).status_code == 200
+    assert site.last().request.session == "s\ufffd"
+    assert site.http.post(CHAT, {"messages": [USER]}, odd | {"X-Turn-Type": "\xff"}).status_code == 400
+    assert site.http.post(CHAT, {"messages": [USER]}, {"x-api-key": "\xff"}).status_code == 401
+
+
 def test_keys(site: Site) -> None:
     for headers, status in (
         ({}, 401),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import random
 import sys
 import time
@@ -77,11 +78,11 @@ class Screen:
 async def _measure(
     console: Console, system: System, version: str, taste: Taste, questions: tuple[Question, ...]
 ) -> Measured:
-    api = driver.client(system.base_url, system.key)
     progress = Progress(TextColumn("  {task.description}"), BarColumn(40), MofNCompleteColumn(), console=console)
     with progress:
         task = progress.add_task(f"questions it will never be asked ({version})", total=len(questions))
-        return await driver.measure(api, version, taste, questions, seen=lambda: progress.advance(task))
+        async with driver.client(system.base_url, system.key) as api:
+            return await driver.measure(api, version, taste, questions, seen=lambda: progress.advance(task))
 
 
 async def _demo(console: Console, system: System, taste: Taste, seed: int, replies: int, out: Path) -> bool:
@@ -89,10 +90,11 @@ async def _demo(console: Console, system: System, taste: Taste, seed: int, repli
     name = system.config.model.name
     before = await _measure(console, system, f"{name}@0", taste, questions)
     screen = Screen(console, taste, replies)
-    api = driver.client(system.base_url, system.key)
     persona = Persona(taste=taste, seed=seed)
-    with Live(screen, console=console, refresh_per_second=8, transient=False) if console.is_terminal else _still():
-        talk = await driver.converse(api, name, persona, replies=replies, pause=PAUSE, seen=screen.update)
+    live = Live(screen, console=console, refresh_per_second=8) if console.is_terminal else contextlib.nullcontext()
+    with live:
+        async with driver.client(system.base_url, system.key) as api:
+            talk = await driver.converse(api, name, persona, replies=replies, pause=PAUSE, seen=screen.update)
     screen.update(talk)
     await asyncio.to_thread(system.settle)
     after = await _measure(console, system, name, taste, questions)
@@ -101,11 +103,6 @@ async def _demo(console: Console, system: System, taste: Taste, seed: int, repli
     await asyncio.to_thread(plot, picture, taste, talk, before, after)
     console.print(f"\n  picture   {picture}")
     return not talk.failures and after.satisfaction > before.satisfaction
-
-
-class _still:  # noqa: N801 - a context manager in a function's place
-    def __enter__(self) -> None: ...
-    def __exit__(self, *_: object) -> None: ...
 
 
 def _tell(

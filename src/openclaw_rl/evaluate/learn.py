@@ -9,10 +9,12 @@ import json
 import random
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import yaml
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -63,19 +65,19 @@ class Run:
         )
 
 
-def one(taste: Taste, method: str, seed: int, home: Path) -> Run:
+def one(taste: Taste, method: str, seed: int, home: Path, settings: Mapping[str, Any]) -> Run:
     """Start a system, measure, let the user talk, measure again."""
     began = time.monotonic()
-    with System(scratch(home, {"train.method": method, "train.seed": seed})) as system:
+    with System(scratch(home, {"train.method": method, "train.seed": seed} | dict(settings))) as system:
         questions = held_out_questions(QUESTIONS, random.Random(seed))
         name = system.config.model.name
 
         async def talk_and_measure() -> tuple[driver.Measured, Talk, driver.Measured]:
-            api = driver.client(system.base_url, system.key)
-            before = await driver.measure(api, f"{name}@0", taste, questions)
-            talk = await driver.converse(api, name, Persona(taste=taste, seed=seed), replies=REPLIES, pause=0.05)
-            head = await asyncio.to_thread(system.settle)
-            return before, talk, await driver.measure(api, f"{name}@{head}", taste, questions)
+            async with driver.client(system.base_url, system.key) as api:
+                before = await driver.measure(api, f"{name}@0", taste, questions)
+                talk = await driver.converse(api, name, Persona(taste=taste, seed=seed), replies=REPLIES, pause=0.05)
+                head = await asyncio.to_thread(system.settle)
+                return before, talk, await driver.measure(api, f"{name}@{head}", taste, questions)
 
         before, talk, after = asyncio.run(talk_and_measure())
         judged, agreed = accuracy(system, talk)
@@ -171,9 +173,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/learn"))
     parser.add_argument("--doc", type=Path, default=Path("docs/learning.md"))
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--set", dest="sets", metavar="KEY=VALUE", action="append", default=[], help="other settings")
     parser.add_argument("--only", help="taste or method, or taste/method")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
+    settings = {key: yaml.safe_load(value) for key, _, value in (item.partition("=") for item in given.sets)}
     wanted = [p for p in plan(given.seed) if not given.only or given.only in (p[0], p[1], f"{p[0]}/{p[1]}")]
     console, runs = Console(), []
     progress = Progress(
@@ -184,7 +188,7 @@ def main() -> None:
         for taste, method, seed in wanted:
             home = (given.out / f"{taste}-{method}-{seed}").resolve()
             shutil.rmtree(home, ignore_errors=True)
-            run = one(taste, method, seed, home)
+            run = one(taste, method, seed, home, settings)
             runs.append(run)
             file.write(json.dumps(dataclasses.asdict(run)) + "\n")
             file.flush()
@@ -194,7 +198,7 @@ def main() -> None:
             )
             progress.advance(task)
     console.print(table(runs), markup=False)
-    if not given.only:
+    if not given.only and not given.sets:
         given.doc.write_text(PREFACE + table(runs) + "\n", encoding="utf-8")
 
 

@@ -154,6 +154,8 @@ async def _bind(runner: web.AppRunner, config: Config) -> None:
 async def _beat(store: Store, gateway: Gateway, stop: asyncio.Event) -> None:
     """A sign of life each second until `stop`."""
     while not stop.is_set():
+        if gateway.keeper is not None and gateway.keeper.done():
+            await gateway.keeper  # raises why: without it, no new version would ever be served
         versions = gateway.versions
         note = versions.trouble or f"serving version {versions.serving}, {int(gateway.running)} running"
         try:

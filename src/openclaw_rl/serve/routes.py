@@ -236,14 +236,19 @@ def _with_headers(ask: Ask, request: web.Request) -> Ask:
     headers = request.headers
     changes: dict[str, Any] = {}
     if session := headers.get("X-Session-Id"):
-        changes["session"] = session
+        changes["session"] = _utf8(session)
     if kind := read_kind(headers.get("X-Turn-Type"), "X-Turn-Type"):
         changes["kind"] = kind
     if agent := headers.get("X-Agent-Id"):
-        changes["agent"] = agent
+        changes["agent"] = _utf8(agent)
     if done := headers.get("X-Session-Done"):
         changes["session_done"] = done.strip().lower() in _YES
     return replace(ask, **changes) if changes else ask
+
+
+def _utf8(header: str) -> str:
+    """Header bytes that are no UTF-8 come as half surrogates, which no store holds."""
+    return header if header.isascii() else header.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _feedback(body: _FeedbackBody, scope: str) -> Feedback:

@@ -32,7 +32,7 @@ class Serving:
     def __init__(self, gateway: Gateway, ask: Ask, request: Request, prompt: Prompt, opening: Opening) -> None:
         self._gateway, self._ask, self._request, self._prompt = gateway, ask, request, prompt
         self.opening = opening
-        self._version, self._pinned = request.version, "@" in opening.model
+        self._version, self._pinned = request.version, opening.model.startswith(gateway.config.model.name + "@")
         text = gateway.renderer.reply_text(
             thinking=prompt.rendered.thinking, tools=bool(ask.tools), stops=request.sampling.stop
         )

@@ -7,7 +7,7 @@ import logging
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 
-from openclaw_rl.errors import EngineError, EngineGone, RequestError
+from openclaw_rl.errors import EngineError, EngineGone, RequestError, StoreError
 from openclaw_rl.observe import Metrics
 from openclaw_rl.protocols import Engine
 from openclaw_rl.serve.ask import ReplyFailed
@@ -134,9 +134,13 @@ class Versions:
         """
         while True:
             self._wake.clear()
-            if await asyncio.to_thread(self._read_head):
-                log.info("the head is version %d", self.head)
-            pause = POLL if await self._settle() else _BACK_OFF
+            try:
+                if await asyncio.to_thread(self._read_head):
+                    log.info("the head is version %d", self.head)
+                pause = POLL if await self._settle() else _BACK_OFF
+            except StoreError as error:  # what is loaded goes on answering
+                log.error("the head cannot be read: %s", error)
+                self.trouble, pause = str(error), _BACK_OFF
             try:
                 await asyncio.wait_for(self._wake.wait(), pause)
             except TimeoutError:

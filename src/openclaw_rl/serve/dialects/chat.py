@@ -149,6 +149,7 @@ class ChatDialect:
     def error(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> bytes:
         """An error body."""
         kind = "authentication_error" if status == 401 else "invalid_request_error" if status < 500 else "server_error"
+        message = message.encode("utf-8", "replace").decode()  # of a path or header that is not UTF-8
         return _encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
 
     def error_event(self, status: int, message: str, code: str) -> bytes:
