@@ -76,10 +76,11 @@ def held_back(text: str, tags: Sequence[str]) -> int:
     """Length of the longest end of `text` that could be the beginning of one of `tags`."""
     best = 0
     for tag in tags:
-        for n in range(min(len(tag) - 1, len(text)), best, -1):
-            if tag.startswith(text[-n:]):
-                best = n
-                break
+        at = text.find(tag[0], max(0, len(text) - len(tag) + 1))
+        while at >= 0 and not tag.startswith(text[at:]):
+            at = text.find(tag[0], at + 1)
+        if at >= 0:
+            best = max(best, len(text) - at)
     return best
 
 

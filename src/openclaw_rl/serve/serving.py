@@ -88,8 +88,8 @@ class Serving:
             try:
                 async with aclosing(self._generate()) as chunks:
                     async for chunk in chunks:
-                        if self.record.first_token_at is None:
-                            await self._durable()
+                        if self._ask.stream and self.record.first_token_at is None:
+                            await self._durable()  # what is not streamed leaves after `_finished` only
                         yield chunk
                 return
             except EngineError as error:
@@ -138,8 +138,10 @@ class Serving:
         mark = gateway.prompts.mark_reply(self._prompt.history, self.message, len(request.messages))
         reply = record.reply(ExchangeStatus.DONE, self.message, self._version, mark=mark, error=None)
         self._settled = True
+        done = gateway.writer.put(reply)
+        await self._durable()
         try:
-            await gateway.writer.put(reply)
+            await done
         except asyncio.CancelledError:
             raise
         except Exception as error:

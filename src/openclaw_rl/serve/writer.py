@@ -10,6 +10,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sqlalchemy import Connection
+
 from openclaw_rl.errors import StoreError
 from openclaw_rl.observe import Metrics
 from openclaw_rl.store import exchanges
@@ -41,6 +43,7 @@ class Writer:
         self._metrics = metrics
         self._jobs: queue.SimpleQueue[list[_Job] | None] = queue.SimpleQueue()
         self._pending: list[_Job] = []  # of this turn of the event loop
+        self._ended = False
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
         self._thread.start()
 
@@ -66,20 +69,16 @@ class Writer:
         self._thread.join()
 
     def _run(self) -> None:
-        while (jobs := self._jobs.get()) is not None:
-            ended = False
-            while not self._jobs.empty() and len(jobs) < MAX_BATCH and not ended:
-                more = self._jobs.get()
-                ended = more is None
-                jobs += more or []
-            self._write(jobs)
-            if ended:
+        while not self._ended:
+            jobs = self._jobs.get()
+            if jobs is None:
                 return
+            self._write(jobs)
 
-    def _write(self, jobs: Sequence[_Job]) -> None:
+    def _write(self, jobs: list[_Job]) -> None:
         began = time.perf_counter()
         try:
-            self._commit([job.item for job in jobs])
+            self._commit(jobs)
         except Exception as error:  # whatever it is, it belongs to those who wait; this thread must live
             if len(jobs) > 1:
                 for job in jobs:
@@ -93,17 +92,32 @@ class Writer:
             self._metrics.commit_size.observe(len(jobs))
             _settle(jobs, None)
 
-    def _commit(self, items: Sequence[Item]) -> None:
-        admitted = [i for i in items if isinstance(i, Request)]
-        ended = [i for i in items if isinstance(i, Reply)]
-        given = [i for i in items if isinstance(i, Feedback)]
+    def _commit(self, jobs: list[_Job]) -> None:
+        """One transaction for `jobs` and for what arrives until it is to be committed (`jobs` grows by that)."""
         with self._store.write() as conn:
-            if admitted:
-                exchanges.admit(conn, admitted)
-            if ended:
-                exchanges.finish(conn, ended)
-            if given:
-                exchanges.give(conn, given)
+            group = jobs
+            while group:
+                _apply(conn, [job.item for job in group])
+                group = self._late(MAX_BATCH - len(jobs))
+                if group:
+                    jobs += group
+
+    def _late(self, room: int) -> list[_Job]:
+        late: list[_Job] = []
+        while len(late) < room and not self._ended and not self._jobs.empty():
+            more = self._jobs.get()
+            self._ended = more is None
+            late += more or []
+        return late
+
+
+def _apply(conn: Connection, items: Sequence[Item]) -> None:
+    if admitted := [i for i in items if isinstance(i, Request)]:
+        exchanges.admit(conn, admitted)
+    if ended := [i for i in items if isinstance(i, Reply)]:
+        exchanges.finish(conn, ended)
+    if given := [i for i in items if isinstance(i, Feedback)]:
+        exchanges.give(conn, given)
 
 
 def _settle(jobs: Sequence[_Job], error: Exception | None) -> None:
