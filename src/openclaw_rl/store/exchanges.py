@@ -9,7 +9,7 @@ import numpy as np
 from sqlalchemy import Connection, bindparam, func, insert, select, update
 
 from openclaw_rl import canon
-from openclaw_rl.store import arrays, codec, events, moves
+from openclaw_rl.store import arrays, codec, events, moves, quick
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.codec import to_json
 from openclaw_rl.store.degenerate import degenerate
@@ -60,9 +60,9 @@ def admit(conn: Connection, requests: Sequence[Request]) -> None:
         return
     first = int(conn.execute(_last_seq).scalar_one()) + 1
     numbered = list(enumerate(requests, first))
-    conn.execute(_insert_exchange, [_exchange_row(seq, r) for seq, r in numbered])
-    conn.execute(_insert_body, [_body_row(seq, r) for seq, r in numbered])
-    conn.execute(_insert_turn, [_turn_row(seq, r) for seq, r in numbered])
+    quick.run(conn, _insert_exchange, [_exchange_row(seq, r) for seq, r in numbered])
+    quick.run(conn, _insert_body, [_body_row(seq, r) for seq, r in numbered])
+    quick.run(conn, _insert_turn, [_turn_row(seq, r) for seq, r in numbered])
     events.append_rows(conn, [events.row("exchange.admitted", r.id, {}, r.admitted_at) for r in requests])
 
 
@@ -77,10 +77,10 @@ def finish(conn: Connection, replies: Sequence[Reply]) -> None:
     for reply in replies:
         if reply.id not in known:
             raise KeyError(reply.id)
-    if conn.execute(_finish, [_end_row(r) for r in replies]).rowcount != len(replies):
+    if quick.run(conn, _finish, [_end_row(r) for r in replies]) != len(replies):
         raise ValueError(f"finish: expected running exchanges, got some that have ended: {[r.id for r in replies]}")
     rows = [_reply_row(known[r.id].seq, r, redacted=known[r.id].capture == Capture.REDACTED) for r in replies]
-    conn.execute(_insert_reply, rows)
+    quick.run(conn, _insert_reply, rows)
     for reply in replies:
         _drop_hopeless(conn, reply)
     ended = [events.row("exchange.finished", r.id, {"status": r.status.value}, r.finished_at) for r in replies]
