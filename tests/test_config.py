@@ -52,6 +52,8 @@ def test_two_spellings_that_disagree_are_an_error() -> None:
         ("train: {batch_min: 9, batch_max: 4}", "batch_max .* below"),
         ("judge: {kind: llm}", "base_url and judge.model are needed"),
         ("serve: {host: 0.0.0.0}", "no key is set"),
+        ("collect: {side_patterns: ['(']}", "no regular expression"),
+        ("serve: {transient_patterns: ['[']}", "no regular expression"),
     ],
 )
 def test_a_bad_file_says_what_and_what_to_do(tmp_path: Path, text: str, words: str) -> None:
@@ -64,6 +66,15 @@ def test_a_missing_file_and_an_unknown_variable() -> None:
         settings.load(file="/nowhere.yaml", environ={})
     with pytest.raises(ConfigError, match="Did you mean OPENCLAW_RL_SERVE_PORT"):
         settings.load(environ={"OPENCLAW_RL_SERVE_PROT": "1"})
+
+
+def test_a_value_that_is_no_yaml_names_its_variable() -> None:
+    with pytest.raises(ConfigError, match="OPENCLAW_PORT: expected a value"):
+        settings.load(environ={"OPENCLAW_PORT": "{"})
+
+
+def test_keys_are_taken_as_they_are() -> None:
+    assert settings.load(environ={"OPENCLAW_API_KEY": "0123"}).serve.api_key == "0123"
 
 
 def test_children_inherit_exactly(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from openclaw_rl.config import Config
-from openclaw_rl.errors import OpenClawError
+from openclaw_rl.errors import OpenClawError, StoreError
 from openclaw_rl.run import read_key
 from openclaw_rl.store import events, turns
 from openclaw_rl.store.db import Store
@@ -28,6 +28,7 @@ _HELP = """What you say next is the feedback. Also:
   /good [words]   thumbs up for the last answer      /new     a fresh conversation
   /bad  [words]   thumbs down; the words say how it should have been
   /help           this                               /quit    leave"""
+_PATIENCE = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=600)  # a slow model is no error
 _SHOWN = ("turn.judged", "policy.live", "policy.rejected", "policy.rolled_back")
 
 
@@ -62,7 +63,7 @@ class _Chat:
         self._store = Store.open(config.store_path, create=False)
 
     async def run(self) -> None:
-        async with aiohttp.ClientSession(headers=self._headers) as self._http:
+        async with aiohttp.ClientSession(headers=self._headers, timeout=_PATIENCE) as self._http:
             watcher = asyncio.create_task(self._watch())
             try:
                 while (line := await asyncio.to_thread(self._console.input, "[bold green]you[/] ")) != "/quit":
@@ -99,7 +100,7 @@ class _Chat:
                     self._console.print(Text(delta), end="")
                     said += delta
                 self._talk.last_id = chunk["id"]
-        except (aiohttp.ClientError, OpenClawError) as error:
+        except (aiohttp.ClientError, TimeoutError, OpenClawError) as error:
             self._console.print(f"\n  [red]no reply:[/] {error}", highlight=False)
             return
         self._console.print()
@@ -136,11 +137,14 @@ class _Chat:
             seen = events.last(conn)
         while True:
             await asyncio.sleep(0.3)
-            news = await asyncio.to_thread(self._news, seen)
-            for event in news:
-                seen = event.seq
-                if line := await asyncio.to_thread(self._line, event):
-                    self._console.print(Text(f"      · {line}", style="dim italic"))
+            try:
+                for event in await asyncio.to_thread(self._news, seen):
+                    seen = event.seq
+                    if line := await asyncio.to_thread(self._line, event):
+                        self._console.print(Text(f"      · {line}", style="dim italic"))
+            except StoreError as error:
+                self._console.print(Text(f"      · what it learns cannot be shown: {error}", style="dim italic"))
+                return
 
     def _news(self, seen: int) -> list[Event]:
         with self._store.read() as conn:

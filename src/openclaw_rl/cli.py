@@ -67,8 +67,6 @@ def _method(function: _F) -> _F:
 
 
 def _load(file: str | None, sets: tuple[str, ...], **flags: Any) -> Config:
-    import yaml
-
     from openclaw_rl import config as settings
     from openclaw_rl.errors import ConfigError
 
@@ -80,9 +78,10 @@ def _load(file: str | None, sets: tuple[str, ...], **flags: Any) -> Config:
         key, sign, value = item.partition("=")
         if not sign:
             raise ConfigError(f"--set {item}: expected KEY=VALUE, e.g. --set train.batch_min=8")
-        if key in dotted and dotted[key] != yaml.safe_load(value):
+        read = settings.read_value(value, f"--set {key}")
+        if key in dotted and dotted[key] != read:
             raise ConfigError(f"--set {item}: a flag sets {key} to {dotted[key]!r} already. Give one of them.")
-        dotted[key] = yaml.safe_load(value)
+        dotted[key] = read
     return settings.load(file=file, flags=dotted)
 
 

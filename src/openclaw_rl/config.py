@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,8 +32,13 @@ ENV_NAMES: Mapping[str, str] = {
 """The short names; every other setting is `OPENCLAW_RL_<SECTION>_<KEY>`."""
 
 STARTER = "starter"
-OPENCLAW_CONTEXT = r"^\s*<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>.*<<<END_OPENCLAW_INTERNAL_CONTEXT>>>\s*$"
-REMINDER = r"^\s*<system-reminder>.*</system-reminder>\s*$"
+SECRETS = ("serve.api_key", "judge.api_key")
+# One block or several, and not a word of the person's before, between or after them.
+OPENCLAW_CONTEXT = (
+    r"^\s*(?:<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>(?:(?!<<<END_OPENCLAW_INTERNAL_CONTEXT>>>).)*"
+    r"<<<END_OPENCLAW_INTERNAL_CONTEXT>>>\s*)+$"
+)
+REMINDER = r"^\s*(?:<system-reminder>(?:(?!</system-reminder>).)*</system-reminder>\s*)+$"
 
 
 class _Section(BaseModel):
@@ -81,14 +87,22 @@ class CollectConfig(_Section):
     session_timeout: float = Field(24 * 3600.0, gt=0, description="seconds without a reaction until a turn is dropped")
     side_patterns: tuple[str, ...] = Field(
         (
-            r"(?i)\b(generate|create|write|provide|suggest)\b[^.\n]{0,60}\b(title|headline|name)\b[^.\n]{0,60}\b(for|of|about)?\b"
-            r"[^.\n]{0,30}\b(conversation|chat|session|dialogue|discussion)\b",
-            r"(?i)\b(conversation|chat|session) title\b",
-            r"\bHEARTBEAT(_OK|\.md)\b",
-            r"(?i)\b(pre-?compaction )?memory flush\b",
-            r"(?i)\bsummari[sz]e (this|the) (conversation|chat|session)\b",
+            r"(?i)\A\W*(please )?(generate|create|write|provide|suggest) (an? |the )?([\w,'-]+ ){0,6}title\b[^.\n]{0,40}"
+            r"\b(for|of|summari[sz]ing|based on) (this|the)( following| whole| coding)? (conversation|chat|session|dialogue)\b",
+            r"(?i)\A\W*(please )?summari[sz]e (this|the)( coding)? (conversation|chat|session)\b",
+            r"(?i)\AYou (are|write|generate|create)\b[^.\n]{0,30}"
+            r"\b(title (generator|writer)|(conversation|chat|session) titles?)\b",
+            r"(?s)\A### Task:\n.{1,8000}### Chat History:",
+            r"(?i)\A### Task:\s+Generate a concise,? [^.\n]{0,40}\btitle\b",
         ),
-        description="a last user message or system message like this marks side traffic",
+        description="a last user message or system message like this looks like side traffic, until the talk goes on after it",
+    )
+    interlude_patterns: tuple[str, ...] = Field(
+        (
+            r"(?s)(System: [^\n]*\s+)*Read HEARTBEAT\.md\b.{0,600}\bHEARTBEAT_OK\b.{0,300}",
+            r"(?s)(System: [^\n]*\s+)*Pre-compaction memory flush\b.{0,2000}\bNO_REPLY\b.{0,300}",
+        ),
+        description="a user message that is this as a whole is the client's own: side traffic that reactions step over",
     )
     poll: float = Field(0.05, gt=0)
 
@@ -257,6 +271,15 @@ def read_file(path: str | Path) -> dict[str, Any]:
     return flat
 
 
+def read_value(text: str, source: str) -> Any:
+    """One value as YAML reads it. Raises `ConfigError` that names `source`."""
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"{source}: expected a value such as 8, true or [a, b], got {text!r} ({reason})") from None
+
+
 def read_environment(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Settings from the environment as dotted keys; two spellings that disagree are an error."""
     env = os.environ if environ is None else environ
@@ -265,7 +288,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> dict[str, Any]
     for name, key in names.items():
         if name not in env:
             continue
-        value = yaml.safe_load(env[name]) if key not in ("serve.api_key", "judge.api_key") else env[name]
+        value = env[name] if key in SECRETS else read_value(env[name], f"environment: {name}")
         if key in spelled and spelled[key][1] != value:
             raise ConfigError(f"environment: {spelled[key][0]} and {name} both set {key} and disagree. Unset one.")
         spelled[key] = (name, value)
@@ -308,7 +331,17 @@ def from_flat(flat: Mapping[str, Any]) -> Config:
     return config
 
 
+def _check_patterns(key: str, patterns: Iterable[str]) -> None:
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ConfigError(f"{key}: {pattern!r} is no regular expression: {error}") from None
+
+
 def _check_together(config: Config) -> None:
+    _check_patterns("collect.side_patterns", config.collect.side_patterns)
+    _check_patterns("serve.transient_patterns", config.serve.transient_patterns)
     if config.train.batch_max < config.train.batch_min:
         raise ConfigError(
             f"train.batch_max ({config.train.batch_max}) is below train.batch_min ({config.train.batch_min})"

@@ -83,7 +83,8 @@ def examine(config: Config, *, console: Console | None = None, wait: float = 120
 
 def _scratch(config: Config, folder: Path) -> Config:
     """The same settings on a temporary home; small batches, so that a few turns make a step."""
-    kept = config.model_dump(mode="json", exclude={"home", "serve"}, exclude_none=True)
+    own: dict[str, Any] = {"home": True, "serve": {"host", "port", "api_key"}}
+    kept = config.model_dump(mode="json", exclude=own, exclude_none=True)
     flat = {f"{s}.{k}": v for s, section in kept.items() for k, v in section.items()}
     override = {"home": str(folder), "serve.port": free_port(), "train.batch_min": 2, "train.batch_max": 4}
     return from_flat(flat | override | {"train.max_wait": 5.0})

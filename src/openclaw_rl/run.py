@@ -20,14 +20,14 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import uvloop
 
 from openclaw_rl import config as settings
 from openclaw_rl.config import Config
-from openclaw_rl.errors import OpenClawError
+from openclaw_rl.errors import OpenClawError, StoreError
 from openclaw_rl.observe import setup_logging
+from openclaw_rl.serve.auth import read_key_file
 from openclaw_rl.store import loops
 from openclaw_rl.store.db import Store
 
@@ -123,13 +123,18 @@ class Supervisor:
         """Keep every room alive until `stop`. Raises `OpenClawError` when one dies too often."""
         keepers = [asyncio.create_task(self._keep(c, stop), name=f"keep-{c.name}") for c in self._children]
         beat = asyncio.create_task(self._beat(stop), name="supervisor-beat")
+        stopped = asyncio.create_task(stop.wait(), name="supervisor-stop")
         try:
-            await stop.wait()
+            # A keeper that ends before the stop has failed itself: then nobody would restart its room.
+            done, _ = await asyncio.wait({stopped, beat, *keepers}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done - {stopped}:
+                task.result()
         finally:
+            stop.set()
             await self._end_children()
-            for task in (*keepers, beat):
+            for task in (*keepers, beat, stopped):
                 task.cancel()
-            await asyncio.gather(*keepers, beat, return_exceptions=True)
+            await asyncio.gather(*keepers, beat, stopped, return_exceptions=True)
         if self._gave_up:
             raise self._gave_up
 
@@ -191,9 +196,12 @@ class Supervisor:
     async def _beat(self, stop: asyncio.Event) -> None:
         store = await asyncio.to_thread(Store.open, self._config.store_path)
         while not stop.is_set():
-            await asyncio.to_thread(loops.beat, store, "supervisor", self.health())
-            if engine := self.pid("engine"):  # the engine knows no store: its life is told by who started it
-                await asyncio.to_thread(loops.beat, store, "engine", self._config.engine.backend, pid=engine)
+            try:
+                await asyncio.to_thread(loops.beat, store, "supervisor", self.health())
+                if engine := self.pid("engine"):  # the engine knows no store: its life is told by who started it
+                    await asyncio.to_thread(loops.beat, store, "engine", self._config.engine.backend, pid=engine)
+            except StoreError as error:  # a full or busy disk for a moment: the rooms go on, so does this
+                log.warning("the supervisor's sign of life was not written: %s", error)
             await asyncio.sleep(1.0)
 
     def health(self) -> str:
@@ -228,6 +236,7 @@ def prepare_home(config: Config) -> None:
     try:
         for folder in (config.home_dir, config.policies_dir, config.logs_dir):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        config.home_dir.chmod(0o700)  # it may have been there before, open to others
     except OSError as error:
         raise OpenClawError(
             f"{config.home_dir}: cannot be made ({error.strerror}). Choose a writable folder with --home."
@@ -293,7 +302,6 @@ def read_key(config: Config) -> str:
     """The API key in force: configured, or generated at the gateway's first start."""
     if config.serve.api_key:
         return config.serve.api_key
-    try:
-        return Path(config.key_file).read_text(encoding="utf-8").strip()
-    except FileNotFoundError:
-        raise OpenClawError(f"{config.key_file}: no key yet. It is made when the gateway starts first.") from None
+    if not config.key_file.exists():
+        raise OpenClawError(f"{config.key_file}: no key yet. It is made when the gateway starts first.")
+    return read_key_file(config.key_file)[0]

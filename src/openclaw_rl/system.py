@@ -13,10 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import yaml
 from sqlalchemy import Connection
 
-from openclaw_rl.config import Config, from_flat
+from openclaw_rl.config import Config, from_flat, to_environment
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.run import free_port, prepare_home, read_key
 from openclaw_rl.store import policies, turns
@@ -39,9 +38,6 @@ class System:
     def __init__(self, config: Config) -> None:
         self.config = config
         prepare_home(config)
-        self._file = config.home_dir / "settings.yaml"
-        self._file.write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_none=True)), encoding="utf-8")
-        self._file.chmod(0o600)
         self._log = config.logs_dir / "up.log"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -59,9 +55,11 @@ class System:
         return self._process.pid
 
     def __enter__(self) -> Self:
-        command = [sys.executable, "-m", "openclaw_rl.cli", "up", "--with-parent", "--config", str(self._file)]
+        command = [sys.executable, "-m", "openclaw_rl.cli", "up", "--with-parent"]
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            self._process = subprocess.Popen(
+                command, env=to_environment(self.config), stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            )
         try:
             self._wait_ready()
         except BaseException:
