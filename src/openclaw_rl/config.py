@@ -139,7 +139,7 @@ class TrainConfig(_Section):
     batch_min: int = Field(4, ge=1, description="turns with signal that make a batch")
     batch_max: int = Field(16, ge=1)
     max_wait: float = Field(600.0, gt=0, description="seconds after which a smaller batch is trained all the same")
-    learning_rate: float = Field(1e-3, gt=0)
+    learning_rate: float = Field(1.5e-3, gt=0)
     weight_decay: float = Field(0.0, ge=0)
     adam_betas: tuple[float, float] = (0.9, 0.95)
     clip_grad: float = Field(1.0, gt=0)
@@ -161,7 +161,7 @@ class TrainConfig(_Section):
     max_staleness: int = Field(64, ge=1, description="versions; loose: a person answers after hours")
     max_uses: int = Field(1, ge=1, le=2, description="2 allows one replay")
     max_step_kl: float = Field(
-        0.01, gt=0, description="trust region: a step that moves the policy further (mean k2, nats per token) is halved"
+        0.003, gt=0, description="trust region: a step that moves the policy further (mean k2, nats per token) is halved"
     )
     gate_grad_norm: float = Field(100.0, gt=0)
     gate_kl: float = Field(5.0, gt=0, description="mean KL estimate to the base, in nats per token")
