@@ -87,15 +87,16 @@ class CollectConfig(_Section):
     session_timeout: float = Field(24 * 3600.0, gt=0, description="seconds without a reaction until a turn is dropped")
     side_patterns: tuple[str, ...] = Field(
         (
-            r"(?i)\A\W*(please )?(generate|create|write|provide|suggest) (an? |the )?([\w,'-]+ ){0,6}title\b[^.\n]{0,40}"
-            r"\b(for|of|summari[sz]ing|based on) (this|the)( following| whole| coding)? (conversation|chat|session|dialogue)\b",
+            r"(?i)\A\W*(please )?(generate|create|write|provide|suggest) (an? |the )?([\w,'-]+ ){0,6}title\b"
+            r"[^.\n]{0,40}\b(for|of|summari[sz]ing|based on) (this|the)( following| whole| coding)?"
+            r" (conversation|chat|session|dialogue)\b",
             r"(?i)\A\W*(please )?summari[sz]e (this|the)( coding)? (conversation|chat|session)\b",
             r"(?i)\AYou (are|write|generate|create)\b[^.\n]{0,30}"
             r"\b(title (generator|writer)|(conversation|chat|session) titles?)\b",
             r"(?s)\A### Task:\n.{1,8000}### Chat History:",
             r"(?i)\A### Task:\s+Generate a concise,? [^.\n]{0,40}\btitle\b",
         ),
-        description="a last user message or system message like this looks like side traffic, until the talk goes on after it",
+        description="a last user or system message like this looks like side traffic, until the talk goes on",
     )
     interlude_patterns: tuple[str, ...] = Field(
         (

@@ -34,7 +34,7 @@ def answers(*turns: str, how: str = "exact", words: Sequence[str]) -> dict[str, 
     return {"answers": {t: (how, tuple(words)) for t in turns}, "parent": turns[-1]}
 
 
-BEAT = "u Read HEARTBEAT.md and follow it."
+BEAT = "u Read HEARTBEAT.md and follow it. If nothing needs attention, reply HEARTBEAT_OK."
 NOTES = calls(("n", "read", '{"path":"HEARTBEAT.md"}'))
 FIRST = Ask(name="1", history=[S, Q], reply=LONG, expect=nothing() | {"relation": "fresh"})
 

@@ -10,7 +10,9 @@ from tests.collect.cases import (
     LONG,
     LONG_SYSTEM,
     NOTES,
+    RESULTS,
     THANKS,
+    WEATHER,
     A,
     Case,
     Q,
@@ -21,6 +23,19 @@ from tests.collect.cases import (
 from tests.collect.world import Ask, End, Say, Wait, result
 
 from openclaw_rl.types import Capture, Kind
+
+SUMMARY = "u Please summarize this conversation in one line."
+TITLES = "s You help users write a good title for their conversation and chat."
+NAME, TEAM = "u Suggest a name for my chat app", "u Perfect, thanks! Now write a title for our next team discussion."
+BETWEEN = "u <system-reminder>a</system-reminder>\nNo, wrong!\n<system-reminder>b</system-reminder>"
+CLIENTS = (
+    "u ### Task:\nGenerate a concise, 3-5 word title with an emoji summarizing the chat history.",
+    "u Provide a concise, 5-word-or-less title for the conversation, using title case conventions.",
+    "u Generate a title for this conversation:\n",
+    "u Summarize this conversation in 5 words or less",
+    "u [Fri 2026-11-20 18:24 UTC] " + BEAT[2:],
+    "u Pre-compaction memory flush. Store durable memories now. If there is nothing to store, reply with NO_REPLY.",
+)
 
 KINDS: dict[str, Case] = {
     "a title request is side traffic and closes nothing": (
@@ -64,6 +79,55 @@ KINDS: dict[str, Case] = {
             ),
         ],
         {"1": "closed", "2": "dropped side", "3": "dropped side"},
+    ),
+    "words that only look like side traffic are a person's once the talk goes on after their reply": (
+        [
+            FIRST,
+            Ask(
+                name="2",
+                history=[S, Q, A, SUMMARY],
+                reply="You asked for food.",
+                expect={"answers": {}, "kind": Kind.SIDE},
+            ),
+            Ask(
+                name="3",
+                history=[S, Q, A, SUMMARY, "a You asked for food.", "u No, wrong."],
+                expect={"answers": {"1": ("exact", (SUMMARY[2:],)), "2": ("exact", ("No, wrong.",))}, "parent": "2"},
+            ),
+        ],
+        {"1": "closed", "2": "closed", "3": "served"},
+    ),
+    "what only looks like side traffic and failed stays dropped": (
+        [
+            FIRST,
+            Ask(name="2", history=[S, Q, A, SUMMARY], reply="You asked", status=FAILED),
+            Ask(name="3", history=[S, Q, A, SUMMARY, "a You asked", "u Go on."], expect={"parent": "2"}),
+        ],
+        {"1": "closed", "2": "dropped failed"},
+    ),
+    "a person may name chats, and a system prompt may speak of titles": (
+        [
+            Ask(name="1", history=[TITLES, Q], reply=LONG, expect={"kind": Kind.MAIN}),
+            Ask(name="2", history=[TITLES, Q, A, NAME], expect=answers("1", words=[NAME[2:]]) | {"kind": Kind.MAIN}),
+            Ask(name="3", history=[TITLES, Q, A, TEAM], expect={"kind": Kind.MAIN}),
+        ],
+        {"1": "closed"},
+    ),
+    "what known clients ask for is side traffic": (
+        [Ask(name=f"{n}", history=[words], expect={"kind": Kind.SIDE}) for n, words in enumerate(CLIENTS)],
+        {},
+    ),
+    "words between two blocks of transient context are a person's": (
+        [FIRST, Ask(name="2", history=[S, Q, A, BETWEEN], expect=answers("1", words=[BETWEEN[2:]]))],
+        {"1": "closed"},
+    ),
+    "the results of parallel calls in another order are no news": (
+        [
+            Ask(name="1", history=[S, Q], reply=WEATHER),
+            Ask(name="2", history=[S, Q, WEATHER, *RESULTS], expect={"parent": "1"}),
+            Ask(name="3", history=[S, Q, WEATHER, *RESULTS[::-1]], expect={"answers": {}, "parent": "1"}),
+        ],
+        {"1": "closed"},
     ),
     "a side call known by its header only is stepped over": (
         [

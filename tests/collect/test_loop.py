@@ -19,7 +19,7 @@ from tests.collect.world import Ask, Say, Stored
 from openclaw_rl.collect import loop
 from openclaw_rl.config import Config, from_flat
 from openclaw_rl.errors import StoreError
-from openclaw_rl.store import loops, turns
+from openclaw_rl.store import events, loops, turns
 from openclaw_rl.types import TurnState
 
 HERE = Path(__file__).parent.parent.parent
@@ -88,6 +88,24 @@ def test_a_loop_that_cannot_go_on_raises(tmp_path: Path) -> None:
     (tmp_path / "store.db").write_bytes(b"garbage " * 1000)
     with pytest.raises(StoreError):
         asyncio.run(loop.run(config_for(tmp_path), stop=asyncio.Event()))
+
+
+def test_two_collectors_on_one_home_link_once(tmp_path: Path) -> None:
+    """The second one takes the events between the first one's read and its write."""
+    world = Stored(tmp_path / "store.db")
+    world.play(Ask(name="1", history=["u Hello"], reply="Good morning!"), collect=False)
+    world.play(Ask(name="2", history=["u Hello", "a Good morning!", "u Nice."]), collect=False)
+    other = loop.Collector(world.store, config_for(tmp_path).collect)
+    with world.store.read() as conn:
+        stale = events.after(conn, 0, 10, loop.KINDS)
+    while other.step():
+        pass
+    before = world.snapshot()
+    assert not any(world.collector._admitted(e, 0) for e in stale if e.kind == "exchange.admitted")
+    assert not world.collector._later(stale, 0)
+    assert world.snapshot() == before
+    assert world.seen("2").answers == {"1": ("exact", ("Nice.",))}
+    world.store.close()
 
 
 COLLECT = """

@@ -38,7 +38,7 @@ from openclaw_rl.types import (
 
 ROLES = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
 TRANSIENT = canon.Transience(ServeConfig().transient_patterns)
-SIDES = Sides(CollectConfig().side_patterns)
+SIDES = Sides(CollectConfig().side_patterns, CollectConfig().interlude_patterns)
 KEY = b"k" * 32
 
 
@@ -226,6 +226,7 @@ class Memory:
             agent=ask.agent,
             user=ask.user,
             header=ask.session,
+            told=ask.kind,
             session=decided.session,
             kind=decided.kind,
             capture=ask.capture,
@@ -242,6 +243,8 @@ class Memory:
         for answer in decided.answers:
             signatures = self.pasts[answer.turn].signatures | {answer.signature}
             self._set(answer.turn, state=TurnState.CLOSED, cause=None, signatures=signatures)
+            if answer.was_side:
+                self._set(answer.turn, kind=Kind.MAIN)
             for other in answer.superseded:
                 self._set(other, state=TurnState.DROPPED, cause=Cause.SUPERSEDED)
 

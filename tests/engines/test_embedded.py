@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, MambaConfig, MambaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers.utils import logging as transformers_logging
 
 from openclaw_rl.config import EngineConfig, ModelConfig
 from openclaw_rl.digest import digest_of
@@ -67,6 +68,12 @@ def bench(model: BaseModel, tiny_engine_config: EngineConfig, refs: Refs) -> Ben
     made = Bench(model, tiny_engine_config)
     made.load(*refs.values())
     return made
+
+
+def test_loading_draws_no_progress_bar_into_a_log(model_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    transformers_logging.enable_progress_bar()
+    BaseModel.load(ModelConfig(path=str(model_folder), device="cpu"))
+    assert capsys.readouterr().err == ""
 
 
 def random_ids(seed: int, length: int) -> np.ndarray:

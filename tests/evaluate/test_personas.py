@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Iterator
-from importlib.resources import files
 from typing import Any
 
 import pytest
-import yaml
 
 from openclaw_rl.evaluate import personas, phrases
 from openclaw_rl.evaluate.corpus import INSTRUCTIONS
@@ -17,19 +14,20 @@ from openclaw_rl.evaluate.personas import DECK, SUBTLE_CARDS, WRONG_CARDS, Perso
 from openclaw_rl.evaluate.phrases import Pool
 from openclaw_rl.evaluate.styles import TASTES, VALUES, Taste, draw_style, write
 from openclaw_rl.evaluate.world import facts, phrasings, question_in, split_of
+from openclaw_rl.judge.rules import Rule, RulesJudge
 
-RULES = yaml.safe_load((files("openclaw_rl") / "assets" / "rules.yaml").read_text())["rules"]
+RULES = RulesJudge.load().rules
 
 
-def matching(text: str, who: str = "user") -> list[dict[str, Any]]:
-    return [r for r in RULES if r["who"] in (who, "any") and re.search(r["when"], text, re.IGNORECASE)]
+def matching(text: str, who: str = "user") -> list[Rule]:
+    return [rule for rule in RULES if rule.matches([(who, text)])]
 
 
 def verdict(text: str, who: str = "user") -> tuple[int | None, list[str]]:
     """Score and distinct hints, as the rule judge has them."""
     rules = matching(text, who)
-    scores = {r["score"] for r in rules if "score" in r}
-    hints = dict.fromkeys(r["hint"] for r in rules if "hint" in r)
+    scores = {r.score for r in rules if r.score is not None}
+    hints = dict.fromkeys(r.hint for r in rules if r.hint is not None)
     return (scores.pop() if len(scores) == 1 else None), list(hints)
 
 
@@ -88,7 +86,7 @@ def test_a_question_after_the_reaction_does_not_change_the_verdict() -> None:
         ("You're wrong, it is 5", -1),
         ("No problem.", None),
         ("I see what is wrong with my code now", None),
-        ("Thanks, but it is too long.", None),
+        ("Thanks, but it is too long.", -1),
         ("not too long, perfect", 1),
         ("Can you say that in fewer words?", None),
         ("Summarise the attached document in three pages", None),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from openclaw_rl.judge.explicit import verdict
-from openclaw_rl.types import Feedback, JudgeInput, Reaction
+from openclaw_rl.judge.explicit import corrected, verdict
+from openclaw_rl.types import Feedback, JudgeInput, Reaction, Verdict
 
 
 def give(at: float, score: int | None = None, comment: str | None = None, correction: str | None = None) -> Feedback:
@@ -37,3 +39,15 @@ def test_the_latest_score_and_the_corrections(
     assert found is not None
     assert found.explicit
     assert (found.score, found.hints, found.revision) == (*expected, 2)
+
+
+def test_a_correction_alone_leaves_the_score_to_the_judge() -> None:
+    given = (give(1, correction="Be brief."),)
+    said = ({"role": "user", "content": "no"},)
+    reaction = Reaction(turn="t", revision=2, messages=said, feedback=given, source="u", how="exact", at=1.0)
+    item = JudgeInput(turn="t", messages=(), reply={}, reaction=reaction)
+    assert verdict(item) is None
+    judged = Verdict(turn="t", revision=2, judge="j", score=-1, votes=(), hints=("Be kind.",), reason="r", at=1.0)
+    assert (corrected(item, judged).score, corrected(item, judged).hints) == (-1, ("Be brief.",))
+    bare = replace(item, reaction=replace(reaction, feedback=()))
+    assert corrected(bare, judged) == judged

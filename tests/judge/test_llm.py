@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -231,6 +232,24 @@ def test_no_usable_vote_is_no_verdict_and_says_what_came_instead(answer: Answer,
     asyncio.run(go())
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        always("SECRET words of a person"),
+        always('{"score": "SECRET"}'),
+        always('{"score": 1, "hint": ["SECRET"]}'),
+        always("", "SECRET"),
+        then(lambda: web.Response(text="<html>SECRET</html>"), 99, ""),
+        then(lambda: web.Response(status=400, text="bad request: SECRET"), 99, ""),
+    ],
+)
+def test_an_error_says_what_came_but_not_its_words(answer: Answer, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with pytest.raises(JudgeError) as caught:
+        judged(answer)
+    assert "SECRET" not in str(caught.value) + caplog.text
+
+
 def test_nobody_listening_is_no_verdict() -> None:
     async def go() -> None:
         async with serving(always("")) as endpoint:
@@ -251,6 +270,8 @@ def test_nobody_listening_is_no_verdict() -> None:
         ("0.0.0.0", "http://[::1]:8000/v1", "openclaw", True),
         ("10.1.2.3", "http://10.1.2.3:8000/v1", "openclaw", True),
         ("127.0.0.1", "http://127.0.0.1:8000/v1", "openclaw@0", False),
+        ("127.0.0.1", "http://127.0.0.1:8000/v1", "openclaw@1", True),
+        ("127.0.0.1", "http://127.0.0.1:8000/v1", "openclaw@10", True),
         ("127.0.0.1", "http://127.0.0.1:8001/v1", "openclaw", False),
         ("127.0.0.1", "https://judge.example/v1", "openclaw", False),
         ("127.0.0.1", "http://judge.example:8000/v1", "openclaw", False),

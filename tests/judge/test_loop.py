@@ -190,6 +190,18 @@ def test_explicit_feedback_outranks_and_agreement_is_measured(world: World) -> N
         assert agreement(conn) == (1, 2)
 
 
+def test_a_correction_keeps_the_judges_score(world: World) -> None:
+    async def go() -> None:
+        world.close("a", "no, wrong")
+        async with working(world, ScriptedJudge(lambda item: -1)):
+            await until(lambda: world.judged() == 1)
+            world.give("a", correction="Be brief.")
+            await until(lambda: world.verdict("a").hints == ("Be brief.",))
+
+    asyncio.run(go())
+    assert (world.verdict("a").score, world.verdict("a").explicit) == (-1, False)
+
+
 def test_a_comment_reaches_the_judge(world: World) -> None:
     judge = ScriptedJudge(lambda item: -1 if item.reaction.feedback else 1)
 

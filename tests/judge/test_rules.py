@@ -102,6 +102,7 @@ def test_another_file_is_another_judge(judge: RulesJudge, tmp_path: Path) -> Non
         ("[]", "version: 1"),
         ("version: 1\nrules: []", "a list `rules:`"),
         ("version: 1\nrules: {}", "a list `rules:`"),
+        ("version: 1\nparts: []\nrules: [{name: a, when: b, score: 1}]", "`parts`: expected names"),
         ("version: 1\nrule: []\nrules: [{name: a, when: b, score: 1}]", "the keys"),
         ("version: 1\nrules: [3]", "rule 1: expected a mapping"),
         ("version: 1\nrules: [{when: b, score: 1}]", "rule 1: `name`"),
@@ -111,6 +112,7 @@ def test_another_file_is_another_judge(judge: RulesJudge, tmp_path: Path) -> Non
         ("version: 1\nrules: [{name: a, when: b, score: true}]", "`score`: expected 1, -1 or nothing; got True"),
         ("version: 1\nrules: [{name: a, when: b, score: 1, who: me}]", "`who`: expected user, tool or any; got 'me'"),
         ("version: 1\nrules: [{name: a, when: b, score: 1, hints: c}]", "unknown key 'hints'"),
+        ("version: 1\nrules: [{name: a, when: b, unless: '(', score: 1}]", "`unless`: expected a regular expression"),
         ("version: 1\nrules: [{name: a, when: b}]", "a `score`, a `hint` or both"),
         ("version: 1\nrules: [{name: a, when: b, hint: 3}]", "`hint`: expected text, got 3"),
         ("version: 1\nrules: [{name: a, when: b, score: 1}, {name: a, when: c, score: 1}]", "distinct names"),
@@ -145,3 +147,86 @@ def test_the_shipped_rules(messages: list[tuple[str, str]], score: int | None, h
     verdict = ask(RulesJudge.load(), item(*messages))
     assert verdict.score == score
     assert verdict.hints == (() if hint is None else (hint,))
+
+
+NONE, NOT_PRAISE, NOT_BLAME = (None,), (-1, None), (1, None)
+ORDINARY: list[tuple[str, tuple[int | None, ...], tuple[str, ...]]] = [
+    (
+        "tool",
+        NONE,
+        (
+            "def f():\n    return 1",
+            '{"error": null}',
+            "error: 0",
+            "README: command not found is a common problem",
+            "I found 3 errors in the text you asked to check",
+        ),
+    ),
+    (
+        "user",
+        NOT_PRAISE,
+        (
+            "I don't think that works",
+            "I doubt that it works",
+            "I wish it helped",
+            "if only that worked",
+            "Do you know if this helped Napoleon?",
+            "that's not a good answer",
+            "not a great answer",
+            "it isn't perfect",
+            "That wasn't perfect",
+            "far from perfect",
+            "less than perfect",
+            "I don't love it",
+            "great, now it's broken",
+            "that's great, but wrong",
+            "Thanks for nothing",
+        ),
+    ),
+    ("user", NOT_BLAME, ("Nope, all good",)),
+    (
+        "user",
+        NONE,
+        (
+            "Translate 'thank you' to French",
+            "Write a thank you note to my aunt",
+            "No further changes",
+            "No man is an island. who wrote that?",
+            "No. 5 by Chanel: who made it?",
+            "I was wrong, you are right",
+            "Is it wrong to lie?",
+            "Why was that wrong in 1800?",
+            "Which is longer, a mile or a kilometre?",
+            "Is 5 km longer than 3 miles?",
+            "Which of the two is shorter?",
+            "What is too long for a tweet?",
+            "Use a list to store these items in Python",
+            "What's a nice text editor?",
+            "How do I write a polite reply to my boss?",
+            "Explain in full",
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("who", "allowed", "text"), [(who, allowed, text) for who, allowed, texts in ORDINARY for text in texts]
+)
+def test_ordinary_words_are_no_verdict(who: str, allowed: tuple[int | None, ...], text: str) -> None:
+    verdict = ask(RulesJudge.load(), item((who, text)))
+    assert verdict.score in allowed, verdict.reason
+    assert verdict.score is not None or verdict.hints == ()
+
+
+def test_unless_takes_a_match_back(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text("version: 1\nrules: [{name: a, when: great, unless: but, score: 1}]")
+    judge = RulesJudge.load(tmp_path / "r.yaml")
+    assert [ask(judge, item(("user", text))).score for text in ("great", "great, but")] == [1, None]
+
+
+def test_parts_are_written_once(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text(
+        "version: 1\nparts: {end: '[.!]'}\nrules: [{name: a, when: 'great<end>', score: 1}]"
+    )
+    judge = RulesJudge.load(tmp_path / "r.yaml")
+    assert [ask(judge, item(("user", text))).score for text in ("great!", "great")] == [1, None]

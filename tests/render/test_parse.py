@@ -156,8 +156,11 @@ def test_stop_strings(words: str, stops: list[str], sizes: list[int], renderer: 
     ids = r.tokens.encode(words).tolist()
     text, out = reply(r, ids, sizes, stops=tuple(stops))
     if not any(s in words for s in stops):
-        assert (out, text.kept) == (words, None)
+        assert (out, text.kept, text.shown) == (words, None, len(ids))
         return
+    shown = [text.tokens and len(str(r.tokens.tokenizer.decode(ids[:n]))) for n in range(text.shown + 1)]
+    assert shown[-1] >= len(out)
+    assert (text.shown == 0) == (not out)
     assert not any(s in out for s in stops)
     assert words.startswith(out)
     assert text.kept is not None

@@ -24,6 +24,7 @@ from openclaw_rl.render.model_files import ModelFiles
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.serve.app import make_app
 from openclaw_rl.serve.auth import Keys, scope_of
+from openclaw_rl.serve.connection import Runner
 from openclaw_rl.store import exchanges, leases, policies
 from openclaw_rl.store.db import Store
 from openclaw_rl.testing import Reply, ScriptedEngine, write_adapter
@@ -130,7 +131,7 @@ class Site:
             keys=Keys([KEY, OTHER_KEY]),
             identity="test-identity",
         )
-        runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.2)
+        runner = Runner(app, grace=0.2)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()

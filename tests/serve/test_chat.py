@@ -10,6 +10,7 @@ import openai
 import pytest
 from tests.serve.conftest import SCOPE, TOOLS, USER, Site, Start, statuses, wait_for
 
+from openclaw_rl.serve.gateway import check_override
 from openclaw_rl.testing import ScriptedEngine
 from openclaw_rl.types import ExchangeStatus, FinishReason, Kind
 
@@ -147,6 +148,62 @@ def test_logprobs(site: Site, stream: bool) -> None:
     assert [t.logprob for t in content] == pytest.approx([ScriptedEngine.logprob(i, 0) for i in ids[:-1]])
     assert bytes(b for t in content for b in t.bytes).decode() == "é 😀 is"
     assert all(len(t.top_logprobs) == 2 for t in content)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_end_where_the_text_ends(site: Site, stream: bool) -> None:
+    """Of a stop string, no token is reported but the one that the text before it ends in; all are stored."""
+    ids = site.script.say("The quick brown fox jumps over")
+    describe, count = site.renderer.detokenizer.token, 0
+    for stop, shown in (("brown fox", "The quick "), ("The", ""), ("ick br", "The qu"), ("none", "")):
+        answer = site.client().chat.completions.create(
+            model=MODEL, messages=[USER], logprobs=True, stop=stop, stream=stream
+        )
+        if stream:
+            chunks = [c.choices[0] for c in answer if c.choices]
+            content = [t for c in chunks if c.logprobs for t in c.logprobs.content]
+            text = "".join(c.delta.content or "" for c in chunks)
+        else:
+            content, text = answer.choices[0].logprobs.content, answer.choices[0].message.content
+        if stop == "none":
+            assert [bytes(t.bytes) for t in content] == [bytes(describe(i)[1]) for i in ids[:-1]]
+            continue
+        assert text == shown
+        told = "".join(t.token for t in content)
+        assert told.startswith(shown)
+        assert not content or len("".join(t.token for t in content[:-1])) < len(shown)
+        count += 1
+        stored = site.last().reply
+        assert stored is not None
+        assert len(stored.response_ids) > len(content)
+    assert count == 3
+
+
+def test_log_probabilities_that_are_no_numbers_are_no_reply(start: Start) -> None:
+    class Broken(ScriptedEngine):
+        @staticmethod
+        def logprob(token: int, version: int, temperature: float = 1.0) -> float:
+            return float("nan")
+
+    site = start()
+    site.engine.logprob = Broken.logprob  # type: ignore[method-assign]
+    for stream in (False, True):
+        with pytest.raises(openai.APIError, match="no finite numbers"):
+            list(site.client().chat.completions.create(model=MODEL, messages=[USER], stream=stream))
+    wait_for(lambda: statuses(site), lambda s: s == [ExchangeStatus.FAILED] * 2)
+    kept = site.last().reply
+    assert kept is not None
+    assert "no finite numbers" in (kept.error or "")
+
+
+def test_a_temperature_near_zero_is_greedy(start: Start) -> None:
+    site = start()
+    for temperature, stored in ((1e-300, 0.0), (0.0099, 0.0), (0.01, 0.01), (0, 0.0)):
+        reply = site.client().chat.completions.create(model=MODEL, messages=[USER], temperature=temperature)
+        sampling = site.get(reply.id).request.sampling
+        assert sampling.temperature == stored
+        assert (sampling.untrainable() is None) == (stored > 0)
+    assert check_override({"temperature": 1e-9}) == {"temperature": 0.0}
 
 
 @pytest.mark.parametrize("stream", [False, True])

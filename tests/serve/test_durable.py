@@ -74,6 +74,34 @@ def test_one_bad_item_does_not_fail_its_neighbours(site: Site) -> None:
     assert isinstance(bad, KeyError)
 
 
+def test_what_has_patience_shares_the_next_transaction(site: Site) -> None:
+    target = site.client().chat.completions.create(model="openclaw", messages=[USER]).id
+    metrics = Metrics()
+    writer = Writer(site.store, metrics)
+
+    def item(n: int) -> Feedback:
+        return Feedback(id=f"f{n}", scope=SCOPE, target=target, score=1, given_at=1.0)
+
+    def commits() -> float:
+        return metrics.registry.get_sample_value("openclaw_commit_items_count") or 0.0
+
+    async def main() -> None:
+        early = writer.put(item(0), patience=60.0)
+        await asyncio.sleep(0.05)
+        assert not early.done()
+        await writer.put(item(1))
+        assert early.done()
+        assert commits() == 1
+        await asyncio.wait_for(writer.put(item(2), patience=0.01), 5)
+        assert commits() == 2
+        writer.put(item(3), patience=60.0)
+        await asyncio.to_thread(writer.close)
+
+    asyncio.run(main())
+    with site.store.read() as conn:
+        assert conn.exec_driver_sql("SELECT count(*) FROM feedback").scalar_one() == 4
+
+
 def test_what_is_queued_is_written_before_the_end(site: Site) -> None:
     target = site.client().chat.completions.create(model="openclaw", messages=[USER]).id
     writer = Writer(site.store, Metrics())

@@ -59,6 +59,9 @@ BAD: list[tuple[str | None, dict[str, Any]]] = [
     ("stream", {"stream": "yes"}),
     ("turn_type", {"turn_type": "both"}),
     ("user", {"user": 5}),
+    ("user", {"user": "u" * 513}),
+    ("session_id", {"session_id": "s" * 513}),
+    ("logit_bias", {"logit_bias": {"5": "x"}}),
     ("model", {"model": "gpt-4"}),
     ("model", {"model": "openclaw@7"}),
     ("model", {"model": "openclaw@x"}),
@@ -98,6 +101,17 @@ def test_what_is_wrong_is_named(site: Site) -> None:
         assert len(error["message"]) < 400
     assert site.count() == 0
     assert post(site, {"messages": [USER]})[0] == 200
+
+
+def test_what_is_missing_is_named(site: Site) -> None:
+    for body in ({}, {"model": "openclaw"}):
+        status, error = post(site, body)
+        assert (status, error["param"]) == (400, "messages")
+        assert error["message"].startswith("messages: ")
+    raw = b'{"messages":[{"role":"user","content":"hi","x":[{"y":1e999}]}]}'
+    assert post(site, raw)[1]["param"] == "messages[0]", "what is wrong lies under a key that is not known"
+    assert post(site, {"score": 1}, "/v1/feedback")[1]["param"] == "id"
+    assert post(site, {"model": None, "messages": [USER]})[0] == 200
 
 
 def test_bytes_that_are_no_request(site: Site) -> None:
@@ -171,9 +185,19 @@ def test_bytes_that_are_no_text_in_path_and_headers(site: Site) -> None:
     assert post(site, {"messages": [USER], "model": "\udce4"})[0] == 400
     odd = {"Authorization": f"Bearer {KEY}", "X-Session-Id": "s\xff", "X-Agent-Id": "\xe9"}
     assert site.http.post(CHAT, {"messages": [USER]}, odd).status_code == 200
-    assert site.last().request.session == "s\ufffd"
+    assert (site.last().request.session, site.last().request.agent) == ("s\xff", "\xe9")
     assert site.http.post(CHAT, {"messages": [USER]}, odd | {"X-Turn-Type": "\xff"}).status_code == 400
     assert site.http.post(CHAT, {"messages": [USER]}, {"x-api-key": "\xff"}).status_code == 401
+
+
+def test_ids_have_a_limit(site: Site) -> None:
+    for name in ("X-Session-Id", "X-Agent-Id"):
+        for length, status in ((512, 200), (513, 400)):
+            headers = {"Authorization": f"Bearer {KEY}", name: "a" * length}
+            answer = site.http.post(CHAT, {"messages": [USER]}, headers)
+            assert answer.status_code == status
+            assert status == 200 or answer.json()["error"]["param"] == name
+    assert site.count() == 2
 
 
 def test_keys(site: Site) -> None:

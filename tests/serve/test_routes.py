@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from tests.serve.conftest import KEY, OTHER_KEY, USER, Answer, Site, wait_for
+from tests.serve.conftest import KEY, OTHER_KEY, USER, Answer, Site, Start, wait_for
 
 from openclaw_rl.types import PolicyState
 
@@ -47,7 +49,7 @@ def test_feedback_that_is_wrong(site: Site) -> None:
         ("thumbs", {"id": target, "thumbs": "sideways"}),
         ("thumbs", {"id": target, "thumbs": "up", "score": -1}),
         ("comment", {"id": target, "comment": 5}),
-        (None, {"score": 1}),
+        ("id", {"score": 1}),
     ):
         answer = feedback(site, **body)
         assert answer.status_code == 400
@@ -60,6 +62,24 @@ def test_ready_and_health(site: Site) -> None:
     wait_for(lambda: site.http.get("/readyz").status_code, lambda s: s == 200)
     assert site.http.get("/readyz").json() == {"ready": True, "reasons": [], "version": 0, "head": 0}
     assert site.http.get("/healthz").json() == {"status": "ok"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_cancelled_reply_counts_once(start: Start, stream: bool) -> None:
+    site = start(delay=0.02)
+    site.script.say("one two three " * 20)
+
+    def counts() -> list[str]:
+        return [line for line in site.http.get("/metrics").text.splitlines() if line.startswith("openclaw_replies_t")]
+
+    body = {"messages": [USER], "stream": stream}
+    connection = http.client.HTTPConnection(site.url.removeprefix("http://"), timeout=5)
+    connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Authorization": f"Bearer {KEY}"})
+    wait_for(lambda: site.engine.running[0], lambda n: n == 1)
+    if stream:
+        assert connection.getresponse().read(10)
+    connection.close()
+    assert wait_for(counts, bool) == ['openclaw_replies_total{outcome="cancelled",route="chat"} 1.0']
 
 
 def test_metrics(site: Site) -> None:

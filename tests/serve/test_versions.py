@@ -131,6 +131,33 @@ def test_a_request_that_has_sent_nothing_waits_for_the_engine(start: Start) -> N
     assert statuses(site) == [ExchangeStatus.DONE]
 
 
+def test_the_version_stored_is_the_one_that_answered(site: Site, tmp_path: Path) -> None:
+    """Between admission and the first token, the engine is lost and cannot load the head again."""
+    head = site.publish(tmp_path / "p")
+    wait_for(lambda: fingerprint(site), lambda v: v == "v1")
+    assert head.path is not None
+    for file in Path(head.path).iterdir():
+        file.write_bytes(b"broken")
+
+    async def main() -> openai.types.chat.ChatCompletion:
+        site.engine.gone_at = 0
+        async with site.async_client() as client:
+            asked = asyncio.create_task(client.chat.completions.create(model="openclaw", messages=[USER]))
+            await asyncio.sleep(0.2)
+            site.engine.revive()
+            return await asked
+
+    answer = asyncio.run(main())
+    assert answer.system_fingerprint == "v0"
+    kept = site.get(answer.id)
+    assert kept.reply is not None
+    assert [s.version for s in kept.reply.spans] == [0]
+    assert kept.request.version == 0
+    with site.store.read() as conn:
+        sql = "SELECT count(*) FROM exchanges WHERE id = ? AND version = 0"
+        assert conn.exec_driver_sql(sql, (answer.id,)).scalar_one() == 1
+
+
 def test_after_a_while_it_is_a_503(start: Start) -> None:
     site = start(gone_at=0, settings={"serve.engine_wait": 0.2})
     with pytest.raises(openai.InternalServerError) as error:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from openclaw_rl import methods
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.train.batch import Builder, spliced
-from openclaw_rl.types import FinishReason, JudgedTurn, Policy, Sample, Sampling
+from openclaw_rl.types import FinishReason, JudgedTurn, Policy, Sample, Sampling, Span
 
 Judged = Callable[..., JudgedTurn]
 
@@ -35,6 +35,17 @@ def test_a_sample_is_what_was_sampled(builder: Builder, judged: Judged, head: Po
     np.testing.assert_array_equal(sample.prompt_ids, item.exchange.request.prompt_ids)
     np.testing.assert_array_equal(sample.response_ids, item.exchange.reply.response_ids)
     np.testing.assert_array_equal(sample.logprobs, item.exchange.reply.logprobs)
+
+
+def test_the_version_is_that_of_the_tokens(builder: Builder, judged: Judged, head: Policy) -> None:
+    """After an engine was lost, another version may have answered than the one at admission."""
+    size = len(judged().exchange.reply.response_ids)  # type: ignore[union-attr]
+    spans = {"spans": (Span(start=0, end=size, version=0),)}
+    sample = made(builder, judged(request={"version": -65}, reply=spans), head)
+    assert isinstance(sample, Sample)
+    assert sample.version == 0
+    stale = {"spans": (Span(start=0, end=size, version=-65),)}
+    assert "answered by version -65" in str(made(builder, judged(reply=stale), head))
 
 
 def test_hints_stand_in_the_last_message_of_the_user(

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import groupby
 from typing import Protocol
 
 from openclaw_rl.collect.side import Sides
@@ -43,6 +44,7 @@ class Answer:
     how: str  # EXACT | DISTINCTIVE
     superseded: tuple[str, ...] = ()  # other replies to the same history: the conversation went on without them
     redacted: bool = False  # the words of turn or reaction were not kept, so there is nothing to judge
+    was_side: bool = False  # it only looked like side traffic: the talk went on after it, so it is main
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +77,10 @@ def link(request: Request, seq: int, index: Index, sides: Sides) -> Link:
     ours = [at for at, mark in enumerate(request.marks) if mark.role == "assistant"]
     candidates = _Candidates(request, [request.marks[at] for at in ours], index)
     reactions = {at: _reaction(request, at, sides, candidates) for at in ours}
-    found = {at: candidates.find(request.marks[at], _signature(reactions[at])) for at in ours}
+    found = {
+        at: candidates.find(request.marks[at], _signature(reactions[at]), may_be_main=_may_be_main(request, at, sides))
+        for at in ours
+    }
     known = [f.past for f in found.values() if f.past is not None]
     parent = known[-1] if known else None
     relation, relation_of = _relation(request, seq, index, parent)
@@ -117,14 +122,18 @@ class _Candidates:
         return out
 
     def is_side(self, mark: Mark) -> bool:
+        """Its client has said so: words alone only look like it."""
         exact = self._by_chain.get(mark.chain, ())
-        return bool(exact) and all(past.kind is Kind.SIDE for past in exact)
+        return bool(exact) and all(past.told is Kind.SIDE for past in exact)
 
-    def find(self, mark: Mark, signature: bytes | None) -> _Found:
-        """The exchange whose reply `mark` is, and whether the reaction with this signature is news to its turn."""
+    def find(self, mark: Mark, signature: bytes | None, *, may_be_main: bool = False) -> _Found:
+        """The exchange whose reply `mark` is, and whether the reaction with this signature is news to its turn.
+
+        `may_be_main`: were it dropped for looking like side traffic, this reaction shows that it was none.
+        """
         exact = self._by_chain.get(mark.chain, [])
         if exact:
-            return self._among_equals(exact, signature)
+            return self._among_equals(exact, signature, may_be_main)
         if not mark.distinctive:
             return _Found(why_not="a reply under 24 characters is only found in an unchanged history")
         same = self._by_own.get(mark.own, [])
@@ -135,7 +144,7 @@ class _Candidates:
             return _Found(why_not="its replies are none of ours")
         return _Found(past=same[0], how=DISTINCTIVE, closes=signature is not None and _waits(same[0], signature))
 
-    def _among_equals(self, exact: Sequence[Past], signature: bytes | None) -> _Found:
+    def _among_equals(self, exact: Sequence[Past], signature: bytes | None, may_be_main: bool) -> _Found:
         """Same history, same reply: they are exchangeable. One that knows the reaction has it, else the first open."""
         ranked = sorted(exact, key=lambda p: (p.header != self._request.session, p.seq))
         if signature is None:
@@ -143,7 +152,7 @@ class _Candidates:
         knows = next((p for p in ranked if signature in p.signatures), None)
         if knows is not None:
             return _Found(past=knows)
-        waits = next((p for p in ranked if _waits(p, signature)), None)
+        waits = next((p for p in ranked if _waits(p, signature) or (may_be_main and _only_looked_side(p))), None)
         if waits is not None:
             return _Found(past=waits, closes=True)
         # The person went back and said something else: the newer words count. Whose they are must be clear.
@@ -160,11 +169,23 @@ def _waits(past: Past, signature: bytes) -> bool:
     return past.state is TurnState.SERVED or not past.signatures
 
 
+def _only_looked_side(past: Past) -> bool:
+    """Its words alone made it side, and its reply was delivered whole."""
+    return past.cause is Cause.SIDE and past.told is None and past.status is ExchangeStatus.DONE
+
+
+def _may_be_main(request: Request, at: int, sides: Sides) -> bool:
+    """The prompt of mark `at` is not certainly the client's own (a heartbeat). Without words nothing is known."""
+    users = [m for m in request.marks[:at] if m.role == "user"]
+    return bool(request.messages) and not (users and sides.certain(request.messages[users[-1].index]))
+
+
 def _reaction(request: Request, at: int, sides: Sides, candidates: _Candidates) -> tuple[Mark, ...]:
     """Everything after mark `at` up to the next reply of the main conversation.
 
     Side calls that some clients leave in the history (a heartbeat and its answer) are stepped over: their prompt is
-    nobody's reaction. The request's own last words are never taken for one: its kind has been decided.
+    nobody's reaction. Only certain ones: after words that merely look like one, the next words are about its reply.
+    The request's own last words are never taken for one: its kind has been decided.
     """
     kept: list[Mark] = []
     run: list[Mark] = []
@@ -173,23 +194,26 @@ def _reaction(request: Request, at: int, sides: Sides, candidates: _Candidates) 
         if mark.role != "assistant":
             run.append(mark)
             continue
-        genuine = [m for m in run if not _is_side_prompt(request, m, sides)]
-        kept += [m for m in genuine if not (aside and m.role == "tool")]  # tools that a side call used
-        aside = candidates.is_side(mark) or (bool(run) and not genuine)
+        genuine = [m for m in run if not _is_interlude(request, m, sides)]
+        used = aside and all(m.role == "tool" for m in genuine)  # tools that a side call used
+        kept += [m for m in genuine if not (aside and m.role == "tool")]
+        aside = candidates.is_side(mark) or (bool(run) and (used or not genuine))
         run = []
         if not aside:
             return tuple(kept)
     return (*kept, *run)
 
 
-def _is_side_prompt(request: Request, mark: Mark, sides: Sides) -> bool:
-    return mark.role == "user" and bool(request.messages) and sides.why(request.messages[mark.index]) is not None
+def _is_interlude(request: Request, mark: Mark, sides: Sides) -> bool:
+    return mark.role == "user" and bool(request.messages) and sides.certain(request.messages[mark.index])
 
 
 def _signature(reaction: Sequence[Mark]) -> bytes | None:
+    """Of the words in their order; results of parallel tool calls count as one, whatever their order."""
     if not reaction:
         return None
-    return blake2b(b"".join(m.own for m in reaction), digest_size=16).digest()
+    runs = [[m.own for m in run] for _, run in groupby(reaction, key=lambda m: m.role == "tool" or id(m))]
+    return blake2b(b"".join(own for run in runs for own in sorted(run)), digest_size=16).digest()
 
 
 def _relation(request: Request, seq: int, index: Index, parent: Past | None) -> tuple[str, str | None]:
@@ -227,6 +251,7 @@ def _answers(
                 how=f.how,
                 superseded=_superseded(request, seq, f.past, index),
                 redacted=redacted,
+                was_side=f.past.cause is Cause.SIDE,
             )
         )
     return tuple(out)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from itertools import groupby
 
 from sqlalchemy import Connection
 
@@ -13,6 +14,7 @@ from openclaw_rl.collect.side import Sides
 from openclaw_rl.config import CollectConfig, Config
 from openclaw_rl.store import events, exchanges, links, loops, moves
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.degenerate import degenerate
 from openclaw_rl.store.moves import Cause
 from openclaw_rl.store.past import StoredPast
 from openclaw_rl.types import Event, Exchange, Kind
@@ -30,22 +32,19 @@ class Collector:
     def __init__(self, store: Store, config: CollectConfig) -> None:
         self._store = store
         self._timeout = config.session_timeout
-        self._sides = Sides(config.side_patterns)
+        self._sides = Sides(config.side_patterns, config.interlude_patterns)
         self.linked = self.answered = self.dropped = 0
 
     def step(self, limit: int = BATCH) -> int:
         """Takes up to `limit` events. Returns how many there were."""
         with self._store.read() as conn:
-            found = events.after(conn, events.cursor(conn, CURSOR), limit, KINDS)
-        waiting: list[Event] = []
-        for event in found:
-            if event.kind == "exchange.admitted":
-                self._later(waiting)
-                waiting = []
-                self._admitted(event)
-            else:
-                waiting.append(event)
-        self._later(waiting)
+            at = events.cursor(conn, CURSOR)
+            found = events.after(conn, at, limit, KINDS)
+        for admitted, group in groupby(found, key=lambda e: e.kind == "exchange.admitted"):
+            for part in [[event] for event in group] if admitted else [list(group)]:
+                if not (self._admitted(part[0], at) if admitted else self._later(part, at)):
+                    return len(found)
+                at = part[-1].seq
         return len(found)
 
     def drop_overdue(self, now: float) -> int:
@@ -59,19 +58,23 @@ class Collector:
         self.dropped += n
         return n
 
-    def _admitted(self, event: Event) -> None:
+    def _admitted(self, event: Event, after: int) -> bool:
+        """False, and nothing done, when the cursor is no longer at `after`: another collector works here too."""
         with self._store.read() as conn:
             exchange = exchanges.get(conn, event.ref)
             assert exchange is not None, f"event {event.seq} names exchange {event.ref}, which is not there"
             decided = link(exchange.request, exchange.seq, StoredPast(conn), self._sides)
         with self._store.write() as conn:
+            if events.cursor(conn, CURSOR) != after:
+                return False
             self._apply(conn, exchange, decided)
             events.move_cursor(conn, CURSOR, event.seq)
         self.linked += 1
+        return True
 
     def _apply(self, conn: Connection, exchange: Exchange, decided: Link) -> None:
         request = exchange.request
-        links.place(
+        kind = links.place(
             conn,
             request.id,
             session=decided.session,
@@ -84,7 +87,7 @@ class Collector:
         for answer in decided.answers:
             self._answer(conn, exchange, answer)
         at = request.admitted_at
-        if decided.kind is Kind.SIDE:
+        if kind is Kind.SIDE:
             moves.drop(conn, request.id, Cause.SIDE, f"side traffic: {decided.why_side}", at=at)
         if request.session_done:
             ended = links.served_in_session(conn, request.scope, decided.session)
@@ -98,7 +101,7 @@ class Collector:
         if answer.redacted:
             why = "turn or reaction was captured without its words (redacted): there is nothing to judge"
             moves.drop(conn, answer.turn, Cause.REDACTED, why, at=at)
-        else:
+        elif not (answer.was_side and _is_degenerate(conn, answer.turn)):
             self.answered += links.close(
                 conn,
                 answer.turn,
@@ -107,19 +110,27 @@ class Collector:
                 source=request.id,
                 how=answer.how,
                 at=at,
+                was_side=answer.was_side,
             )
         why = f"superseded: the conversation went on with another reply ({answer.turn})"
         self.dropped += moves.drop_all(conn, answer.superseded, Cause.SUPERSEDED, why, at=at)
 
-    def _later(self, found: list[Event]) -> None:
+    def _later(self, found: list[Event], after: int) -> bool:
         """Ends of replies and feedback: feedback takes effect once the reply that it is about has ended."""
-        if not found:
-            return
         with self._store.write() as conn:
+            if events.cursor(conn, CURSOR) != after:
+                return False
             for event in found:
                 target = event.data["target"] if event.kind == "feedback.given" else event.ref
                 self.answered += links.take_up_feedback(conn, target, event.at)
             events.move_cursor(conn, CURSOR, found[-1].seq)
+        return True
+
+
+def _is_degenerate(conn: Connection, turn: str) -> bool:
+    """A side call's reply is never looked at when it ends."""
+    exchange = exchanges.get(conn, turn)
+    return exchange is None or exchange.reply is None or degenerate(exchange.reply) is not None
 
 
 def _duration(seconds: float) -> str:

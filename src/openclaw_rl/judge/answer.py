@@ -10,7 +10,6 @@ from openclaw_rl.types import Vote
 
 HINT_CHARS = 400  # two long sentences; a longer one is an answer, not an instruction
 REASON_CHARS = 300
-SNIPPET_CHARS = 80  # of a judge's own words; they reach the log, which holds no conversation
 _SCORES = {"1": 1, "+1": 1, "0": 0, "-1": -1}
 
 
@@ -19,14 +18,14 @@ def parse(text: str) -> Vote:
     words = text.rpartition("</think>")[2]
     found = [value for value in _objects(words) if "score" in value]
     if not found:
-        return Vote(score=None, error=f"expected a JSON object with score, hint and reason; got {snippet(text)}")
+        return Vote(score=None, error=f"expected a JSON object with score, hint and reason; got {size(text)}")
     answer = found[-1]
     score = _score(answer["score"])
     if score is None:
-        return Vote(score=None, error=f"expected score 1, 0 or -1; got {answer['score']!r:.80}")
+        return Vote(score=None, error=f"expected score 1, 0 or -1; got another {kind(answer['score'])}")
     hint = answer.get("hint")
     if hint is not None and not isinstance(hint, str):
-        return Vote(score=None, error=f"expected hint to be text or null; got {hint!r:.80}")
+        return Vote(score=None, error=f"expected hint to be text or null; got {kind(hint)}")
     return Vote(score=score, hint=_hint(hint), reason=_reason(answer.get("reason")))
 
 
@@ -64,7 +63,12 @@ def _reason(value: Any) -> str:
     return " ".join(value.split())[:REASON_CHARS] if isinstance(value, str) else ""
 
 
-def snippet(text: str) -> str:
-    """The start of what came instead, on one line, quoted."""
-    words = " ".join(text.split())
-    return repr(words if len(words) <= SNIPPET_CHARS else words[:SNIPPET_CHARS] + "...")
+def size(text: str) -> str:
+    """What came instead, without its words: they may be a conversation's, and errors reach the log."""
+    return f"{len(text)} characters" if text.strip() else "nothing"
+
+
+def kind(value: Any) -> str:
+    """What a JSON value is, without the value."""
+    names = {str: "text", int: "number", float: "number", bool: "boolean", list: "list", dict: "object"}
+    return names.get(type(value), "null")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -14,13 +15,17 @@ from openclaw_rl.canon import Transience
 from openclaw_rl.config import Config
 from openclaw_rl.errors import JudgeError
 from openclaw_rl.judge import prompts
-from openclaw_rl.judge.answer import parse, snippet
+from openclaw_rl.judge.answer import parse, size
 from openclaw_rl.judge.endpoint import check_endpoint
 from openclaw_rl.judge.retry import Backoff, seconds_asked
 from openclaw_rl.judge.votes import agreeing, majority
 from openclaw_rl.types import JudgeInput, Verdict, Vote
 
+log = logging.getLogger("openclaw_rl.judge")
+
 _BODY_BYTES = 1 << 20
+_EXCERPT_CHARS = 200  # of an answer, in the debug log only: it may quote the conversation
+_FINISHES = ("stop", "length", "tool_calls", "content_filter")
 _RETRY_STATUS = (408, 409, 425, 429)
 # Newer models refuse what older servers need; one refusal teaches the judge.
 _REFUSABLE = ("max_tokens", "temperature")
@@ -79,14 +84,16 @@ class LlmJudge:
         backoff = Backoff(self._config.retries, longest=self._config.timeout)
         while True:
             try:
-                return parse(await self._ask(messages))
+                return _vote_of(await self._ask(messages))
             except _Refused as refusal:
                 error, again, asked = str(refusal), refusal.again, refusal.wait
             except TimeoutError:
                 # Not asked again: a vote may take `timeout` once, or one slow endpoint holds a worker for minutes.
                 error, again, asked = f"no answer within {self._config.timeout:g} s (judge.timeout)", False, None
-            except (aiohttp.ClientError, OSError) as failure:
+            except (aiohttp.ClientConnectionError, OSError) as failure:
                 error, again, asked = f"connection failed: {failure or type(failure).__name__}", True, None
+            except aiohttp.ClientError as failure:  # its words may be the answer's
+                error, again, asked = f"connection failed: {type(failure).__name__}", True, None
             wait = backoff.next(asked) if again else None
             if wait is None:
                 return Vote(score=None, error=error)
@@ -103,7 +110,7 @@ class LlmJudge:
         text = raw.decode("utf-8", "replace")
         if response.status != 200:
             raise self._refusal(response.status, response.headers, text, body)
-        return _content(text)
+        return _content(text, response.content_type)
 
     def _refusal(self, status: int, headers: Mapping[str, str], text: str, sent: Mapping[str, Any]) -> _Refused:
         if status == 400 and (option := next((o for o in _REFUSABLE if o in sent and o in text), None)):
@@ -111,9 +118,10 @@ class LlmJudge:
             if option == "max_tokens" and value is not None:
                 self._options["max_completion_tokens"] = value
             return _Refused(f"HTTP 400: the model does not take {option}", again=True, wait=0.0)
+        log.debug("HTTP %d: %r", status, text[:_EXCERPT_CHARS])
         todo = {401: " Set judge.api_key.", 403: " Check judge.api_key.", 404: " Check judge.base_url and judge.model."}
         return _Refused(
-            f"HTTP {status}: {snippet(text)}.{todo.get(status, '')}",
+            f"HTTP {status} with {size(text)}.{todo.get(status, '')}",
             again=status >= 500 or status in _RETRY_STATUS,
             wait=seconds_asked(headers.get("Retry-After")),
         )
@@ -129,15 +137,25 @@ class LlmJudge:
         return self._session
 
 
-def _content(text: str) -> str:
+def _vote_of(content: str) -> Vote:
+    vote = parse(content)
+    if vote.error:
+        log.debug("No vote: %s: %r", vote.error, content[:_EXCERPT_CHARS])
+    return vote
+
+
+def _content(text: str, content_type: str) -> str:
     """The words of a completion. Anything else is a refusal that says what came instead."""
     try:
         choice = json.loads(text)["choices"][0]
         content = choice["message"].get("content")
         finish = choice.get("finish_reason")
     except (ValueError, LookupError, TypeError, AttributeError):
-        raise _Refused(f"expected a chat completion (JSON), got {snippet(text)}", again=False) from None
+        log.debug("No chat completion: %r", text[:_EXCERPT_CHARS])
+        got = f"{size(text)} of {content_type[:40]}"
+        raise _Refused(f"expected a chat completion (JSON), got {got}", again=False) from None
     if isinstance(content, str) and content.strip():
         return content
     more = " Raise judge.max_tokens." if finish == "length" else ""
-    raise _Refused(f"expected an answer, got an empty one (finish_reason {finish}).{more}", again=False)
+    ended = finish if finish in _FINISHES else "unknown"
+    raise _Refused(f"expected an answer, got an empty one (finish_reason {ended}).{more}", again=False)

@@ -137,7 +137,7 @@ class _Desk:
         except Exception as error:  # noqa: BLE001  a plug-in judge may raise anything: this turn waits, others go on
             self._failed(_key(item), error)
             return
-        await asyncio.to_thread(self._keep, [verdict])
+        await asyncio.to_thread(self._keep, [explicit.corrected(item, verdict)])
         self._late.pop(_key(item), None)
         if self._down():  # the judge is back: what failed while it was away need not wait any longer
             self._late = {key: (failures, 0.0) for key, (failures, _) in self._late.items()}

@@ -23,7 +23,7 @@ _WHO: Mapping[str, tuple[str, ...]] = {
     "tool": ("tool", "function"),
     "any": ("user", "tool", "function"),
 }
-_KEYS = ("name", "when", "who", "score", "hint")
+_KEYS = ("name", "when", "unless", "who", "score", "hint")
 # Agents put the time before a person's words; a rule for how a message starts means the words.
 _STAMP = re.compile(r"^\[\w{3} \d{4}-\d\d-\d\d \d\d:\d\d[^\]\n]*\]\s*")
 # `re` cannot be timed out: of a huge tool result the head and the tail are searched.
@@ -39,10 +39,14 @@ class Rule:
     who: str
     score: int | None
     hint: str | None
+    unless: re.Pattern[str] | None = None
 
     def matches(self, messages: Sequence[tuple[str, str]]) -> bool:
         """Does any (role, text) of this rule's speaker say it?"""
-        return any(role in _WHO[self.who] and self.when.search(text) for role, text in messages)
+        return any(role in _WHO[self.who] and self._says(text) for role, text in messages)
+
+    def _says(self, text: str) -> bool:
+        return bool(self.when.search(text)) and not (self.unless and self.unless.search(text))
 
 
 class RulesJudge:
@@ -129,15 +133,30 @@ def _rules(raw: str, source: str) -> Iterator[Rule]:
         got = tree.get("version") if isinstance(tree, dict) else type(tree).__name__
         raise ConfigError(f"{source}: expected a mapping with `version: 1`, got {got!r}")
     entries = tree.get("rules")
-    if set(tree) != {"version", "rules"} or not isinstance(entries, list) or not entries:
+    if set(tree) - {"parts"} != {"version", "rules"} or not isinstance(entries, list) or not entries:
         raise ConfigError(f"{source}: expected `version: 1` and a list `rules:`, got the keys {sorted(map(str, tree))}")
+    parts = tree.get("parts", {})
+    if not isinstance(parts, dict) or not all(isinstance(value, str) for value in parts.values()):
+        raise ConfigError(f"{source}: `parts`: expected names and what stands for them, got {parts!r}")
     names: set[str] = set()
     for number, entry in enumerate(entries, 1):
-        rule = _rule(entry, number, source)
+        rule = _rule(_filled(entry, parts), number, source)
         if rule.name in names:
             raise ConfigError(f"{source}: rule {rule.name!r}: expected distinct names, got this one twice")
         names.add(rule.name)
         yield rule
+
+
+def _filled(entry: Any, parts: Mapping[str, str]) -> Any:
+    """The entry with `<name>` replaced by the part of that name, in its patterns."""
+    if not isinstance(entry, dict):
+        return entry
+    out = dict(entry)
+    for key in ("when", "unless"):
+        for name, part in parts.items():
+            if isinstance(out.get(key), str):
+                out[key] = out[key].replace(f"<{name}>", part)
+    return out
 
 
 def _rule(entry: Any, number: int, source: str) -> Rule:
@@ -157,18 +176,21 @@ def _rule(entry: Any, number: int, source: str) -> Rule:
     hint = _words(entry, "hint", where) if entry.get("hint") is not None else None
     if score is None and hint is None:
         raise ConfigError(f"{where}: expected a `score`, a `hint` or both; got neither")
-    return Rule(name=name, when=_pattern(_words(entry, "when", where), where), who=who, score=score, hint=hint)
+    when = _pattern(entry, "when", where)
+    unless = _pattern(entry, "unless", where) if entry.get("unless") is not None else None
+    return Rule(name=name, when=when, unless=unless, who=who, score=score, hint=hint)
 
 
 def _words(entry: Mapping[str, Any], key: str, where: str) -> str:
     value = entry.get(key)
     if not isinstance(value, str) or not value.strip():
         raise ConfigError(f"{where}: `{key}`: expected text, got {value!r}")
-    return value.strip() if key != "when" else value
+    return value.strip() if key in ("name", "hint") else value
 
 
-def _pattern(text: str, where: str) -> re.Pattern[str]:
+def _pattern(entry: Mapping[str, Any], key: str, where: str) -> re.Pattern[str]:
+    text = _words(entry, key, where)
     try:
         return re.compile(text, re.IGNORECASE)
     except re.error as error:
-        raise ConfigError(f"{where}: `when`: expected a regular expression, got {text!r}: {error}") from error
+        raise ConfigError(f"{where}: `{key}`: expected a regular expression, got {text!r}: {error}") from error

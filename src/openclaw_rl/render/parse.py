@@ -6,6 +6,7 @@ The format of tool calls is Hermes' and Qwen's: `<tool_call>{"name": ..., "argum
 from __future__ import annotations
 
 import random
+from bisect import bisect_left
 from collections.abc import Sequence
 from enum import Enum, auto
 from typing import Any, NamedTuple
@@ -261,10 +262,20 @@ class ReplyText:
         self.parser = OutputParser(thinking=thinking, tools=tools)
         self.tokens = 0  # pushed so far
         self.kept: int | None = None  # tokens up to the one that completed a stop string
+        self._starts: list[int] = []  # character at which each token's text begins, where there are stop strings
+        self._length = self._sure = 0  # characters pushed; of them, those that no stop string can take back
+        self._over = False
 
     @property
     def stopped(self) -> bool:
         return self.kept is not None
+
+    @property
+    def shown(self) -> int:
+        """Tokens whose text is certain, up to the one in which the text ends: those of a stop string are not."""
+        if self._stops is None or (self._over and not self.stopped):
+            return self.tokens
+        return bisect_left(self._starts, self._sure)
 
     def push(self, ids: Sequence[int]) -> Delta:
         """After a stop string was found, nothing more comes out."""
@@ -275,8 +286,11 @@ class ReplyText:
             return Delta()
         text = ""
         for n, i in enumerate(ids):
-            sure, hit = self._stops.push(self._stream.push((i,)))
+            new = self._stream.push((i,))
+            sure, hit = self._stops.push(new)
             text += sure
+            self._starts.append(self._length)
+            self._length, self._sure = self._length + len(new), self._sure + len(sure)
             if hit:
                 self.kept = seen + n + 1
                 break
@@ -284,7 +298,7 @@ class ReplyText:
 
     def finish(self) -> Delta:
         """The end: everything that was held back, and nothing behind a stop string."""
-        rest = ""
+        rest, self._over = "", True
         if not self.stopped:
             rest = self._stream.flush()
             if self._stops is not None:

@@ -18,6 +18,7 @@ from openclaw_rl.protocols import Engine
 from openclaw_rl.render.model_files import ModelFiles, identity
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.serve.auth import Keys, load_keys
+from openclaw_rl.serve.connection import Runner
 from openclaw_rl.serve.gateway import Gateway
 from openclaw_rl.serve.recall import StoreRecall
 from openclaw_rl.serve.routes import Routes
@@ -129,7 +130,7 @@ async def _serve(config: Config, store: Store, renderer: Renderer, name: str, st
         gateway.context_length = (await engine.info()).context_length
 
     gateway.versions.on_loaded = learn_context
-    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=_GRACE)
+    runner = Runner(app, grace=_GRACE)
     await runner.setup()
     try:
         await _bind(runner, config)

@@ -6,9 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from openclaw_rl.errors import OpenClawError
+from openclaw_rl.errors import OpenClawError, RequestError
 from openclaw_rl.render.parse import Delta
 from openclaw_rl.types import FinishReason, Kind, Message, Sampling
+
+MAX_ID = 512  # characters of a session, agent or user id
+COLDEST = 0.01
+"""Below this temperature sampling is greedy: logits divided by less overflow, and such a distribution is one token."""
+
+
+def checked_id(value: str, name: str) -> str:
+    """`value`, which came as `name`. Raises `RequestError` when it is too long for an id."""
+    if len(value) > MAX_ID:
+        raise RequestError(f"{name}: expected at most {MAX_ID} characters, got {len(value)}.", param=name)
+    return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from openclaw_rl.errors import ConfigError, RequestError
 from openclaw_rl.observe import Metrics
 from openclaw_rl.protocols import Engine
 from openclaw_rl.render.renderer import Renderer
-from openclaw_rl.serve.ask import Ask, Opening
+from openclaw_rl.serve.ask import COLDEST, Ask, Opening
 from openclaw_rl.serve.prompts import Prompts, Recall
 from openclaw_rl.serve.serving import Serving
 from openclaw_rl.serve.versions import Versions
@@ -150,9 +150,15 @@ class Gateway:
 
 
 def check_override(given: Mapping[str, float]) -> dict[str, Any]:
-    """`serve.sampling_override` as `Sampling` fields. Raises `ConfigError` for one that does not exist."""
+    """`serve.sampling_override` as `Sampling` fields (a temperature below `COLDEST`: 0).
+
+    Raises `ConfigError` for one that does not exist.
+    """
     known = {f.name for f in fields(Sampling)} - {"stop", "logit_bias"}
     for name in given:
         if name not in known:
             raise ConfigError(f"serve.sampling_override: {name!r} is no sampling value; there are {sorted(known)}")
-    return {k: int(v) if k in _WHOLE_NUMBERS else float(v) for k, v in given.items()}
+    values: dict[str, Any] = {k: int(v) if k in _WHOLE_NUMBERS else float(v) for k, v in given.items()}
+    if values.get("temperature", COLDEST) < COLDEST:
+        values["temperature"] = 0.0
+    return values

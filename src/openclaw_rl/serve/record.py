@@ -43,8 +43,14 @@ class Record:
             self.finish = self._reason(chunk)
         if not self._waiting or not (delta or self.finish):
             return Part(delta=delta)
-        tokens, self._waiting = self._waiting, []
-        return Part(delta=delta, tokens=tokens)
+        return Part(delta=delta, tokens=self._certain())
+
+    def _certain(self) -> list[TokenInfo]:
+        """The tokens whose text is given out; those of a stop string never are."""
+        ready = self.text.shown - len(self.tokens)
+        tokens, self._waiting = self._waiting[:ready], self._waiting[ready:]
+        self.tokens += tokens
+        return tokens
 
     def _reason(self, chunk: Chunk) -> FinishReason:
         if not self.text.stopped and chunk.finish == "length":
@@ -53,15 +59,12 @@ class Record:
 
     def _inform(self, chunk: Chunk) -> None:
         describe, stops = self._renderer.detokenizer.token, self._renderer.stop_token_ids
-        kept = len(self.ids) if self.text.kept is None else self.text.kept
-        room = kept - (len(self.ids) - len(chunk.token_ids))
         for n, (token, logprob) in enumerate(zip(chunk.token_ids, chunk.logprobs, strict=True)):
-            if n >= room or token in stops:
+            if token in stops:
                 break
             top = [(*describe(i), lp) for i, lp in (chunk.top[n] if n < len(chunk.top) else ())]
             text, raw = describe(token)
             self._waiting.append(TokenInfo(text=text, raw=raw, logprob=logprob, top=top))
-            self.tokens.append(self._waiting[-1])
 
     @property
     def bridgeable(self) -> bool:

@@ -13,10 +13,12 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from openclaw_rl.errors import RequestError, StoreError
-from openclaw_rl.serve.ask import Ask, ReplyFailed
+from openclaw_rl.serve.ask import Ask, ReplyFailed, checked_id
 from openclaw_rl.serve.auth import Keys
+from openclaw_rl.serve.connection import first_line
 from openclaw_rl.serve.dialects.chat import ChatDialect, ChatStream, decode_json, read_kind
 from openclaw_rl.serve.gateway import Gateway
 from openclaw_rl.serve.serving import Serving
@@ -27,6 +29,7 @@ from openclaw_rl.types import Feedback, Policy, PolicyState
 log = logging.getLogger(__name__)
 
 _YES = frozenset({"1", "true", "yes", "on"})
+_ENCODINGS = frozenset({"", "identity", "gzip", "deflate", "br", "zstd"})  # what aiohttp reads
 
 
 class _FeedbackBody(msgspec.Struct):
@@ -106,7 +109,6 @@ class Routes:
                 end = part.end
         assert end is not None, "the last part has the end"
         tokens = serving.record.tokens if ask.logprobs else None
-        self._count(route="chat", outcome=end.reason.value).inc()
         return _json(self._dialect.final(serving.opening, serving.message, tokens, end))
 
     async def _stream(self, request: web.Request, ask: Ask, serving: Serving) -> web.StreamResponse:
@@ -119,14 +121,12 @@ class Routes:
                         wire = self._dialect.stream(serving.opening, ask)
                         response = await self._open(request)
                     await response.write(wire.part(part))
-                    if part.end is not None:
-                        self._count(route="chat", outcome=part.end.reason.value).inc()
         except (ReplyFailed, StoreError) as error:
             if response is None:
                 raise
             await self._break_off(response, error)
-        except ConnectionError:  # the client hung up; the exchange is recorded as cancelled
-            self._count(route="chat", outcome="cancelled").inc()
+        except ConnectionError:  # the client hung up; the exchange has ended as cancelled, or is complete
+            log.debug("%s: the client hung up", serving.opening.id)
         assert response is not None, "a reply has at least its last part"
         return response
 
@@ -223,12 +223,16 @@ def _all_policies(store: Store) -> list[Policy]:
 
 
 async def _body(request: web.Request) -> bytes:
+    """Raises `RequestError` (400, or 415 for an encoding that is not known)."""
+    encoding = request.headers.get("Content-Encoding", "")
+    if encoding.strip().lower() not in _ENCODINGS:
+        raise RequestError(f"Content-Encoding: expected gzip or none, got {encoding[:40]!r}.", status=415)
     try:
         return await request.read()
     except web.HTTPException:
         raise
-    except (web.PayloadAccessError, ValueError) as error:
-        raise RequestError(f"the body cannot be read: {error}.") from None
+    except (web.RequestPayloadError, web.PayloadAccessError, HttpProcessingError, ValueError) as error:
+        raise RequestError(f"the body cannot be read: {first_line(error)}.") from None
 
 
 def _with_headers(ask: Ask, request: web.Request) -> Ask:
@@ -236,19 +240,25 @@ def _with_headers(ask: Ask, request: web.Request) -> Ask:
     headers = request.headers
     changes: dict[str, Any] = {}
     if session := headers.get("X-Session-Id"):
-        changes["session"] = _utf8(session)
+        changes["session"] = checked_id(_text(session), "X-Session-Id")
     if kind := read_kind(headers.get("X-Turn-Type"), "X-Turn-Type"):
         changes["kind"] = kind
     if agent := headers.get("X-Agent-Id"):
-        changes["agent"] = _utf8(agent)
+        changes["agent"] = checked_id(_text(agent), "X-Agent-Id")
     if done := headers.get("X-Session-Done"):
         changes["session_done"] = done.strip().lower() in _YES
     return replace(ask, **changes) if changes else ask
 
 
-def _utf8(header: str) -> str:
-    """Header bytes that are no UTF-8 come as half surrogates, which no store holds."""
-    return header if header.isascii() else header.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+def _text(header: str) -> str:
+    """UTF-8, else latin-1: header bytes that are no UTF-8 come as half surrogates, which no store holds."""
+    if header.isascii():
+        return header
+    raw = header.encode("utf-8", "surrogateescape")
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return raw.decode("latin-1")
 
 
 def _feedback(body: _FeedbackBody, scope: str) -> Feedback:

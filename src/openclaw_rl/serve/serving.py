@@ -14,6 +14,8 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from openclaw_rl.errors import EngineError, EngineGone
 from openclaw_rl.serve.ask import Ask, End, Opening, Part, ReplyFailed
 from openclaw_rl.serve.prompts import Prompt
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from openclaw_rl.serve.gateway import Gateway
 
 log = logging.getLogger(__name__)
+
+PATIENCE = 0.002  # seconds
 
 
 class Serving:
@@ -37,8 +41,9 @@ class Serving:
             thinking=prompt.rendered.thinking, tools=bool(ask.tools), stops=request.sampling.stop
         )
         self.record = Record(request, text, gateway.renderer, logprobs=ask.logprobs)
-        self._admitted = gateway.writer.put(request)
-        self._settled = False
+        # An answer that is not streamed leaves after its end is durable: both may be one transaction.
+        self._admitted = gateway.writer.put(request, patience=0.0 if ask.stream else PATIENCE)
+        self._settled = self._counted = False
 
     @property
     def message(self) -> dict[str, Any]:
@@ -63,6 +68,8 @@ class Serving:
                         yield part
             yield await self._finished(part)
         except (asyncio.CancelledError, GeneratorExit):
+            # Settled: complete, and on its way to the disk.
+            self._count(self.record.finish.value if self._settled and self.record.finish else "cancelled")
             self._end_in_background(ExchangeStatus.CANCELLED, "the client closed the connection")
             raise
         except ReplyFailed as error:
@@ -137,6 +144,9 @@ class Serving:
             raise ReplyFailed("the engine ended the reply without a finish", status=500, code="engine_error")
         mark = gateway.prompts.mark_reply(self._prompt.history, self.message, len(request.messages))
         reply = record.reply(ExchangeStatus.DONE, self.message, self._version, mark=mark, error=None)
+        if not np.isfinite(reply.logprobs).all():
+            message = "the engine gave log-probabilities that are no finite numbers; the reply does not count"
+            raise ReplyFailed(message, status=500, code="engine_error")
         self._settled = True
         done = gateway.writer.put(reply)
         await self._durable()
@@ -148,8 +158,15 @@ class Serving:
             raise _not_recorded(error) from error
         if record.bridgeable:
             gateway.prompts.remember(request.scope, self._prompt.history, mark, request.prompt_ids, reply.response_ids)
+        self._count(record.finish.value)
         self._measure(reply.finished_at)
         return replace(part, end=End(reason=record.finish, usage=record.usage()))
+
+    def _count(self, outcome: str) -> None:
+        """Once for each exchange that was answered or given up; the routes count those that failed."""
+        if not self._counted:
+            self._counted = True
+            self._gateway.metrics.replies.labels(route="chat", outcome=outcome).inc()
 
     def _measure(self, finished_at: float) -> None:
         metrics, record = self._gateway.metrics, self.record

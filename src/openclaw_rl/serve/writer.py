@@ -42,24 +42,36 @@ class Writer:
         self._store = store
         self._metrics = metrics
         self._jobs: queue.SimpleQueue[list[_Job] | None] = queue.SimpleQueue()
-        self._pending: list[_Job] = []  # of this turn of the event loop
+        self._pending: list[_Job] = []  # of this turn of the event loop, and those with patience
+        self._due = False
+        self._timer: asyncio.TimerHandle | None = None
         self._ended = False
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
         self._thread.start()
 
-    def put(self, item: Item) -> asyncio.Future[None]:
-        """Queue an item; the future is done when it is on the disk."""
+    def put(self, item: Item, *, patience: float = 0.0) -> asyncio.Future[None]:
+        """Queue an item; the future is done when it is on the disk.
+
+        `patience`: seconds that it may wait for another item, to share its transaction.
+        """
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
         self._pending.append(_Job(item, loop, done))
-        if len(self._pending) == 1:
+        if not patience and not self._due:
+            self._due = True
             loop.call_soon(self._hand_over)
+        elif patience and self._timer is None:
+            self._timer = loop.call_later(patience, self._hand_over)
         return done
 
     def _hand_over(self) -> None:
-        """What one turn of the event loop brought forth wakes the thread once."""
-        jobs, self._pending = self._pending, []
-        self._jobs.put(jobs)
+        """What one turn of the event loop brought forth, and what waited for it, wakes the thread once."""
+        jobs, self._pending, self._due = self._pending, [], False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if jobs:
+            self._jobs.put(jobs)
 
     def close(self) -> None:
         """Write what is queued, then end the thread."""

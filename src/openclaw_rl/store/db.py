@@ -78,6 +78,7 @@ def _engine(path: Path) -> Engine:
         poolclass=QueuePool,
         pool_size=4,
         max_overflow=28,
+        hide_parameters=True,  # values are people's words: they belong into no message and no log
         connect_args={"timeout": BUSY_TIMEOUT, "check_same_thread": False},
     )
     event.listen(engine, "connect", _connected)

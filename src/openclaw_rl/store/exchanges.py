@@ -39,6 +39,7 @@ _finish = (
         finish_reason=bindparam("new_finish_reason"),
         reply_own=bindparam("new_reply_own"),
         reply_chain=bindparam("new_reply_chain"),
+        version=func.coalesce(bindparam("new_version"), t.exchanges.c.version),
     )
 )
 _running = select(t.exchanges.c.id).where(t.is_(t.exchanges.c.status, ExchangeStatus.RUNNING))
@@ -68,6 +69,8 @@ def admit(conn: Connection, requests: Sequence[Request]) -> None:
 
 def finish(conn: Connection, replies: Sequence[Reply]) -> None:
     """RUNNING -> how each ended, and an event "exchange.finished". A turn that can never train is dropped.
+
+    `version` becomes the one that answered: after an engine was lost, that may be another one than at admission.
 
     Raises `KeyError` for an exchange that was never admitted, `ValueError` for one that has already ended.
     """
@@ -199,6 +202,7 @@ def _end_row(r: Reply) -> dict[str, Any]:
         "new_finish_reason": r.finish_reason.value if r.finish_reason else None,
         "new_reply_own": r.mark.own if r.mark else None,
         "new_reply_chain": r.mark.chain if r.mark else None,
+        "new_version": min((s.version for s in r.spans), default=None),
     }
 
 

@@ -5,18 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, bindparam, func, insert, select, update
+from sqlalchemy import Connection, Row, Select, bindparam, case, func, insert, select, update
 
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.codec import to_json
-from openclaw_rl.store.moves import REOPENABLE, move
+from openclaw_rl.store.moves import REOPENABLE, Cause, move
 from openclaw_rl.types import ExchangeStatus, Kind, Message, TurnState
 
 _place = (
     update(t.turns)
     .where(t.turns.c.id == bindparam("turn"))
-    .values({name: bindparam(f"new_{name}") for name in ("session", "parent", "kind", "relation", "relation_of")})
+    .values({name: bindparam(f"new_{name}") for name in ("session", "parent", "relation", "relation_of")})
+    .values(kind=case((t.turns.c.revision > 0, t.turns.c.kind), else_=bindparam("new_kind")))
     .values(unlinked=bindparam("new_unlinked"))
+    .returning(t.turns.c.kind)
+)
+_to_main = update(t.turns).where(t.turns.c.id == bindparam("turn")).values(kind=Kind.MAIN.value)
+_known = select(func.count()).where(
+    t.reactions.c.turn == bindparam("turn"), t.reactions.c.signature == bindparam("signature")
 )
 _now: Select[Any] = (
     select(t.turns.c.id, t.turns.c.state, t.turns.c.cause, t.turns.c.revision, t.exchanges.c.status)
@@ -59,8 +65,11 @@ def place(
     relation: str,
     relation_of: str | None,
     unlinked: str | None,
-) -> None:
-    """Where the turn stands: its session, its parent, and what its request was to an earlier one."""
+) -> Kind:
+    """Where the turn stands: its session, its parent, and what its request was to an earlier one.
+
+    Returns its kind: `kind`, or what a reaction that it has already had made of it.
+    """
     values: dict[str, Any] = {
         "session": session,
         "parent": parent,
@@ -69,16 +78,33 @@ def place(
         "relation_of": relation_of,
         "unlinked": unlinked,
     }
-    conn.execute(_place, {"turn": turn} | {f"new_{name}": value for name, value in values.items()})
+    row = conn.execute(_place, {"turn": turn} | {f"new_{name}": value for name, value in values.items()})
+    return Kind(row.scalar_one())
 
 
 def close(
-    conn: Connection, turn: str, *, messages: Sequence[Message], signature: bytes, source: str, how: str, at: float
+    conn: Connection,
+    turn: str,
+    *,
+    messages: Sequence[Message],
+    signature: bytes,
+    source: str,
+    how: str,
+    at: float,
+    was_side: bool = False,
 ) -> bool:
-    """A reaction from the conversation: the next revision; the turn is CLOSED. False where it may not be (any more)."""
+    """A reaction from the conversation: the next revision; the turn is CLOSED.
+
+    False, and nothing done, where it may not be (any more), or has had this reaction. `was_side`: its request only
+    looked like side traffic; it becomes main.
+    """
     now = conn.execute(_now, {"turn": turn}).one()
-    if not _may_close(now):
+    if not (_may_close(now) or (was_side and now.cause == Cause.SIDE)):
         return False
+    if conn.execute(_known, {"turn": turn, "signature": signature}).scalar_one():
+        return False
+    if was_side:
+        conn.execute(_to_main, {"turn": turn})
     row = {"messages": to_json(messages), "signature": signature, "source": source, "how": how, "at": at}
     _add_revision(conn, now, row)
     return True

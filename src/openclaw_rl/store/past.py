@@ -23,6 +23,7 @@ class Past:
     agent: str
     user: str
     header: str | None  # X-Session-Id, when it was sent
+    told: Kind | None  # X-Turn-Type, when it was sent
     session: str
     kind: Kind
     capture: Capture
@@ -101,6 +102,7 @@ def _past(row: Row[Any], signatures: frozenset[bytes]) -> Past:
         agent=row.agent,
         user=row.user,
         header=row.session,
+        told=Kind(row.kind) if row.kind else None,
         session=row.turn_session,
         kind=Kind(row.turn_kind),
         capture=Capture(row.capture),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, func, select, update
+from sqlalchemy import Connection, bindparam, case, func, select, update
 from sqlalchemy.dialects.sqlite import insert
 
 from openclaw_rl.store import codec, exchanges, moves
@@ -41,7 +41,9 @@ _closed = (
     .order_by(t.turns.c.seq)
     .limit(bindparam("limit"))
 )
-_in_force = (t.verdicts.c.explicit.desc(), t.verdicts.c.revision.desc(), t.verdicts.c.at.desc(), t.verdicts.c.judge)
+# A correction without a score outranks no judge's score.
+_scored_outright = case((t.verdicts.c.score.is_not(None), t.verdicts.c.explicit), else_=0)
+_in_force = (_scored_outright.desc(), t.verdicts.c.revision.desc(), t.verdicts.c.at.desc(), t.verdicts.c.judge)
 _verdict = select(t.verdicts).where(t.verdicts.c.turn == bindparam("turn")).order_by(*_in_force).limit(1)
 _of_revision = (
     select(t.turns.c.state, t.turns.c.revision, t.exchanges.c.finish_reason)
@@ -68,7 +70,7 @@ def reaction(conn: Connection, turn_id: str) -> Reaction | None:
 
 
 def verdict(conn: Connection, turn_id: str) -> Verdict | None:
-    """The verdict in force: explicit ones first, then the highest revision, then the newest."""
+    """The verdict in force: explicit scores first, then the highest revision, then the newest."""
     row = conn.execute(_verdict, {"turn": turn_id}).one_or_none()
     return None if row is None else codec.verdict_of(row)
 

@@ -57,7 +57,8 @@ class Builder:
         request, reply = item.exchange.request, item.exchange.reply
         if reply is None:
             return "the reply is missing"
-        if why := _unfit(request, reply, head, self.max_staleness):
+        version = _version(request, reply)
+        if why := _unfit(request, reply, head, version, self.max_staleness):
             return why
         reward = _reward(item.verdict, reply) if self.signal.uses_reward else None
         hinted = self._hinted(request, item.verdict.hints, len(reply.response_ids)) if self.signal.uses_hints else ()
@@ -72,7 +73,7 @@ class Builder:
                 logprobs=reply.logprobs,
                 mask=reply.mask,
                 temperature=request.sampling.temperature,
-                version=request.version,
+                version=version,
                 reward=reward,
                 hinted_prompts=hinted,
             )
@@ -118,15 +119,20 @@ def _same(a: Ids, b: Ids) -> int:
     return int(differ[0]) if len(differ) else n
 
 
-def _unfit(request: Request, reply: Reply, head: Policy, max_staleness: int) -> str | None:
+def _version(request: Request, reply: Reply) -> int:
+    """The oldest version that sampled the reply: not always the one at admission, when an engine was lost."""
+    return min((span.version for span in reply.spans), default=request.version)
+
+
+def _unfit(request: Request, reply: Reply, head: Policy, version: int, max_staleness: int) -> str | None:
     if request.identity != head.identity:
         return (
             "its tokens belong to another model: tokenizer, chat template or base weights have changed "
             f"(identity {request.identity[:12]}, the policy has {head.identity[:12]})"
         )
-    if head.version - request.version > max_staleness:
+    if head.version - version > max_staleness:
         return (
-            f"too stale: answered by version {request.version}, {head.version - request.version} versions ago "
+            f"too stale: answered by version {version}, {head.version - version} versions ago "
             f"(train.max_staleness {max_staleness})"
         )
     if why := request.sampling.untrainable():

@@ -12,7 +12,7 @@ import msgspec
 from openclaw_rl.errors import RequestError
 from openclaw_rl.render.parse import ToolCall
 from openclaw_rl.render.recent import Recent
-from openclaw_rl.serve.ask import Ask, End, Opening, Part, TokenInfo, Usage
+from openclaw_rl.serve.ask import COLDEST, Ask, End, Opening, Part, TokenInfo, Usage, checked_id
 from openclaw_rl.types import Kind, Sampling
 
 MAX_STOPS = 16
@@ -22,6 +22,7 @@ _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "functio
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal"})
 _INT32 = 2**31 - 1
 _PATH = re.compile(r" - at `\$\.?(.*)`$")
+_MISSING = re.compile(r"missing required field `(\w+)`")
 _encode = msgspec.json.Encoder().encode
 _T = TypeVar("_T")
 
@@ -34,7 +35,7 @@ class _Body(msgspec.Struct):
     """Keys that mean something here; all others are accepted and ignored."""
 
     messages: list[msgspec.Raw]
-    model: str = ""
+    model: str | None = None
     tools: msgspec.Raw = msgspec.Raw(b"")
     tool_choice: Any = None
     functions: Any = None
@@ -76,7 +77,7 @@ def decode_json(decoder: msgspec.json.Decoder[_T], body: bytes, place: str = "")
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         path = _PATH.search(str(error))
-        param = ".".join(filter(None, (place, path.group(1) if path else None)))
+        param = _param(place, path.group(1) if path else "", _MISSING.search(str(error)))
         words = str(error)[: path.start()] if path else str(error)
         raise RequestError(f"{param or 'body'}: {words[:1].lower()}{words[1:]}.", param=param or None) from None
     except UnicodeDecodeError as error:
@@ -87,8 +88,17 @@ def decode_json(decoder: msgspec.json.Decoder[_T], body: bytes, place: str = "")
         raise RequestError(f"the body is not valid JSON: {error}.") from None
 
 
+def _param(place: str, path: str, missing: re.Match[str] | None) -> str:
+    """`place` and the path within it, as far as it has names (`[...]` is a key that msgspec does not tell)."""
+    names = (place, path.split("[...]", 1)[0].rstrip("."), missing.group(1) if missing else "")
+    return ".".join(filter(None, names)).replace(".[", "[")
+
+
 class ChatDialect:
-    """Bytes to `Ask`, and a reply's parts to bytes."""
+    """Bytes to `Ask`, and a reply's parts to bytes.
+
+    A temperature below 0.01 is taken as 0 (greedy) and stored so: such a reply never trains.
+    """
 
     name = "chat"
     event_stream = "text/event-stream; charset=utf-8"
@@ -114,7 +124,7 @@ class ChatDialect:
         if top and not b.logprobs:
             raise _bad("top_logprobs", "top_logprobs needs logprobs: true.")
         return Ask(
-            model=b.model,
+            model=b.model or "",
             messages=messages,
             tools=self._tools.get(raw_tools) or self._read_tools(raw_tools),
             sampling=_sampling(b),
@@ -122,8 +132,8 @@ class ChatDialect:
             include_usage=bool(b.stream_options and b.stream_options.include_usage),
             logprobs=bool(b.logprobs),
             top_logprobs=top,
-            user=b.user or "",
-            session=b.session_id or None,
+            user=checked_id(b.user or "", "user"),
+            session=checked_id(b.session_id or "", "session_id") or None,
             kind=read_kind(b.turn_type, "turn_type"),
             session_done=bool(b.session_done),
             size=len(body),
@@ -146,7 +156,8 @@ class ChatDialect:
         self._tools.put(raw, tools)
         return tools
 
-    def error(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> bytes:
+    @staticmethod
+    def error(status: int, message: str, *, param: str | None = None, code: str | None = None) -> bytes:
         """An error body."""
         kind = "authentication_error" if status == 401 else "invalid_request_error" if status < 500 else "server_error"
         message = message.encode("utf-8", "replace").decode()  # of a path or header that is not UTF-8
@@ -344,8 +355,9 @@ def _sampling(b: _Body) -> Sampling:
         raise _bad("top_k", "top_k: expected -1 or 0 (all), or a positive number.")
     if b.seed is not None and not -(2**63) <= b.seed < 2**63:
         raise _bad("seed", "seed: expected a 64-bit integer.")
+    temperature = _ranged(b, "temperature", 0, 2, 1.0)
     return Sampling(
-        temperature=_ranged(b, "temperature", 0, 2, 1.0),
+        temperature=temperature if temperature >= COLDEST else 0.0,
         top_p=_ranged(b, "top_p", 0, 1, 1.0, above=True),
         top_k=max(top_k, 0),
         min_p=_ranged(b, "min_p", 0, 1, 0.0),
