@@ -25,10 +25,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from openclaw_rl.evaluate.styles import TASTES, Taste, satisfies
-from openclaw_rl.evaluate.world import Question, ask, correct
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from openclaw_rl.evaluate.styles import TASTES, Taste, satisfies
+from openclaw_rl.evaluate.world import Question, ask, correct
 
 STARTER = Path(__file__).parents[2] / "src" / "openclaw_rl" / "assets" / "starter"
 

@@ -162,7 +162,7 @@ class TrainConfig(_Section):
     max_staleness: int = Field(64, ge=1, description="versions; loose: a person answers after hours")
     max_uses: int = Field(1, ge=1, le=2, description="2 allows one replay")
     max_step_kl: float = Field(
-        0.003, gt=0, description="trust region: a step that moves the policy further (mean k2, nats per token) is halved"
+        0.003, gt=0, description="trust region: a step that moves the policy further (k2, nats per token) is halved"
     )
     gate_grad_norm: float = Field(100.0, gt=0)
     gate_kl: float = Field(5.0, gt=0, description="mean KL estimate to the base, in nats per token")
