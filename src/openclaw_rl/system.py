@@ -62,7 +62,7 @@ class System:
             )
         try:
             self._wait_ready()
-        except BaseException:
+        except BaseException:  # also an interrupt must not leave a system behind
             self.__exit__(None, None, None)
             raise
         return self

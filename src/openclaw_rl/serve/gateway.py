@@ -71,7 +71,7 @@ class Gateway:
         except RecursionError:
             self.versions.release(version)
             raise RequestError("messages: nested too deeply.", param="messages") from None
-        except BaseException:
+        except BaseException:  # whatever it was: the version that was taken is given back
             self.versions.release(version)
             raise
         now = time.time()

@@ -133,7 +133,7 @@ class Serving:
             await asyncio.shield(self._admitted)
         except asyncio.CancelledError:
             raise
-        except Exception as error:
+        except Exception as error:  # the store, or the disk: the client is told
             self._settled = True  # there is no row that could be ended
             raise _not_recorded(error) from error
 
@@ -154,7 +154,7 @@ class Serving:
             await done
         except asyncio.CancelledError:
             raise
-        except Exception as error:
+        except Exception as error:  # the store, or the disk: the client is told
             raise _not_recorded(error) from error
         if record.bridgeable:
             gateway.prompts.remember(request.scope, self._prompt.history, mark, request.prompt_ids, reply.response_ids)

@@ -31,7 +31,7 @@ def prepare(path: Path, *, create: bool, migrations: Sequence[Migration] = MIGRA
         conn.execute("BEGIN IMMEDIATE")
         try:
             _migrate(path, conn, migrations, create=create)
-        except BaseException:
+        except BaseException:  # also an interrupt must not leave it open
             if conn.in_transaction:
                 conn.rollback()
             raise
