@@ -114,7 +114,14 @@ def test_opd_of_the_real_trainer_comes_to_rest_at_the_hinted_base(
 ) -> None:
     """A model with four tokens: under the plain prompt it ends up as the base speaks under the hinted one."""
     made = trainer(
-        "opd", path=four, learning_rate=2e-2, kl_coef=0.0, opd_clip=2.0, clip_grad=10.0, lora={"rank": 4}, max_gap=9.0
+        *("opd", four),
+        learning_rate=2e-2,
+        kl_coef=0.0,
+        opd_clip=2.0,
+        clip_grad=10.0,
+        lora={"rank": 4},
+        max_gap=9.0,
+        max_step_kl=0.1,  # a wide region: the way is far, and the rest is the same
     )
     rng = np.random.default_rng(0)
     prompt, hinted = np.array([2, 0, 1], np.int32), np.array([2, 0, 1, 3, 3, 0, 1], np.int32)
