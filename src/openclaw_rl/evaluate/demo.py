@@ -152,10 +152,11 @@ def main() -> None:
         console.print(f"  ready after {time.monotonic() - began:.1f} s at {system.base_url}/v1")
         learned = asyncio.run(_demo(console, system, taste, seed, given.replies, given.out))
     console.print(
-        f"  everything is in the store: [bold]openclaw-rl status --home {home}[/]\n"
+        f"  everything is in the store: [bold].venv/bin/openclaw-rl status --home {home}[/]\n"
         f"\n  Now yours: [bold].venv/bin/openclaw-rl up[/] (your model: --model-path PATH), then in any OpenAI client\n"
         "    OPENAI_BASE_URL=http://127.0.0.1:8000/v1  OPENAI_API_KEY=$(.venv/bin/openclaw-rl key)  model: openclaw\n"
-        f"  {time.monotonic() - began:.0f} s in all"
+        f"  {time.monotonic() - began:.0f} s in all",
+        soft_wrap=True,  # a command must not be broken
     )
     sys.exit(0 if learned else 1)
 

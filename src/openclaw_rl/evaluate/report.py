@@ -37,7 +37,8 @@ def plot(path: Path, taste: str, talk: Talk, before: Measured, after: Measured) 
     for number, at in enumerate(swaps):
         left.axvline(at + 1, color="#2e4057", alpha=0.18, linewidth=1, label=None if number else "new weights in use")
     left.set(xlabel="answers so far", ylabel=f"share of the last {WINDOW}", ylim=(0, 1.03))
-    left.set_title(f"{len(swaps)} weight swaps while {len(talk.spoken)} replies were served, none refused", fontsize=11)
+    refused = f"{len(talk.failures)} refused or failed" if talk.failures else "none refused"
+    left.set_title(f"{len(swaps)} weight swaps while {len(talk.spoken)} replies were served, {refused}", fontsize=11)
     left.legend(loc="lower right", frameon=False)
     names, width = ("taste", "correct"), 0.36
     for offset, (label, measured, colour) in enumerate((("before", before, "#c8d0d9"), ("after", after, "#d1495b"))):
