@@ -1,6 +1,6 @@
 """One turn's life, whole: the algorithm of OpenClaw-RL in one file, without servers, stores or processes.
 
-    python docs/guides/one_turn.py            # learns a taste in about a minute on one core
+    python docs/guides/one_turn.py            # learns a taste in half a minute on one core
 
 A model answers. A person says something next. From those words alone come a score and a hint; from them a gradient;
 and the next answer is better. The real system (`src/openclaw_rl`) does the same with an API in front, a durable store
