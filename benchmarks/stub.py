@@ -22,6 +22,7 @@ import msgspec
 import uvloop
 
 from openclaw_rl.engines import wire
+from openclaw_rl.engines.base import Info
 
 LOGPROB = -0.5
 
@@ -136,7 +137,7 @@ class Engine(asyncio.Protocol):
             self._send(wire.Loaded(call.id))
         elif isinstance(call, wire.AskInfo):
             self._send(
-                wire.Info(id=call.id, versions=self._versions, running=0, waiting=0, pid=os.getpid(), **self._info)
+                wire.Told(call.id, Info(versions=self._versions, running=0, waiting=0, pid=os.getpid(), **self._info))
             )
         else:
             self._send(wire.Failed(call.id, "the stub does not score"))

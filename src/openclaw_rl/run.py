@@ -47,9 +47,9 @@ def run_room(name: str, config: Config) -> None:
     die_with_parent()
     setup_logging(name, config.logs_dir, config.run.log_level)
     if name == "engine":
-        from openclaw_rl.engines import embedded_server
+        from openclaw_rl.engines import backends
 
-        embedded_server.main(config)
+        backends.serve(config)
         return
     if name == "train":
         os.nice(5)  # the person who waits for an answer comes first

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openclaw_rl.engines import wire
+from openclaw_rl.engines.base import Info
 from openclaw_rl.errors import EngineGone
 from openclaw_rl.types import PolicyRef, Sampling
 
@@ -21,7 +22,20 @@ ANSWERS = [
     wire.Loaded(3),
     wire.Scores(4, wire.pack_logprobs([-1.0])),
     wire.Failed(5, "no"),
-    wire.Info(6, "m", 512, 64, (0, 3), "cpu", "float32", 1, 2, 3),
+    wire.Told(
+        6,
+        Info(
+            model="m",
+            context_length=512,
+            vocab_size=64,
+            versions=(0, 3),
+            device="cpu",
+            dtype="float32",
+            running=1,
+            waiting=2,
+            pid=3,
+        ),
+    ),
 ]
 
 

@@ -12,6 +12,7 @@ from typing import cast
 import msgspec
 
 from openclaw_rl.engines import wire
+from openclaw_rl.engines.base import Info, OnConnect
 from openclaw_rl.errors import EngineError, EngineGone
 from openclaw_rl.types import Chunk, Generation, Ids, Logprobs, PolicyRef
 
@@ -144,7 +145,7 @@ class EngineClient:
     `on_connect(epoch)` is called at each new connection (it must not block).
     """
 
-    def __init__(self, socket_path: str | Path, *, on_connect: Callable[[int], None] | None = None) -> None:
+    def __init__(self, socket_path: str | Path, *, on_connect: OnConnect | None = None) -> None:
         self._path = str(socket_path)
         self._ids = itertools.count(1)
         self._on_connect = on_connect
@@ -191,7 +192,7 @@ class EngineClient:
                 await self._connect()
                 return
 
-    async def wait_ready(self, timeout: float) -> wire.Info:  # noqa: ASYNC109 (a deadline over several attempts)
+    async def wait_ready(self, timeout: float) -> Info:  # noqa: ASYNC109 (a deadline over several attempts)
         """Wait until the engine answers. Raises `EngineGone` after `timeout` seconds."""
         deadline = asyncio.get_running_loop().time() + timeout
         pause, longest = _BACK_OFF
@@ -205,12 +206,12 @@ class EngineClient:
             await asyncio.sleep(pause)
             pause = min(2 * pause, longest)
 
-    async def info(self) -> wire.Info:
+    async def info(self) -> Info:
         """Model, context length, vocabulary, loaded versions. Raises `EngineGone`."""
         connection = await self._connect()
         answer = await connection.ask(wire.AskInfo(next(self._ids)))
-        assert isinstance(answer, wire.Info)
-        return answer
+        assert isinstance(answer, wire.Told)
+        return answer.info
 
     async def generate(self, generation: Generation) -> AsyncIterator[Chunk]:
         """See `protocols.Engine.generate`."""

@@ -23,6 +23,7 @@ import uvloop
 
 from openclaw_rl.config import Config
 from openclaw_rl.engines import adapter_file, wire
+from openclaw_rl.engines.base import Info
 from openclaw_rl.engines.embedded import Core, Job, Scored, Token
 from openclaw_rl.engines.embedded_model import BaseModel
 from openclaw_rl.errors import EngineError, EngineGone
@@ -111,12 +112,20 @@ class Server:
         peer.jobs[call.id] = job
         self._wake.set()
 
-    def _info(self, call: int) -> wire.Info:
+    def _info(self, call: int) -> wire.Told:
         core, model = self.core, self.core.model
-        return wire.Info(
-            call, model.name, model.context_length, model.vocab_size, core.versions, str(model.device),
-            str(model.dtype).removeprefix("torch."), core.running, core.waiting, os.getpid(),
-        )  # fmt: skip
+        info = Info(
+            model=model.name,
+            context_length=model.context_length,
+            vocab_size=model.vocab_size,
+            versions=core.versions,
+            device=str(model.device),
+            dtype=str(model.dtype).removeprefix("torch."),
+            running=core.running,
+            waiting=core.waiting,
+            pid=os.getpid(),
+        )
+        return wire.Told(call, info)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

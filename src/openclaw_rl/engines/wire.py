@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 import numpy as np
 
+from openclaw_rl.engines.base import Info
 from openclaw_rl.errors import EngineGone
 from openclaw_rl.types import Ids, Logprobs, PolicyRef, Sampling
 
@@ -75,23 +76,13 @@ class Failed(msgspec.Struct, array_like=True, tag="failed", frozen=True):
     message: str
 
 
-class Info(msgspec.Struct, array_like=True, tag="info", frozen=True):
-    """What an engine is and holds right now."""
-
+class Told(msgspec.Struct, array_like=True, tag="info", frozen=True):
     id: int
-    model: str
-    context_length: int  # tokens, prompt and reply together
-    vocab_size: int
-    versions: tuple[int, ...]  # that can answer
-    device: str
-    dtype: str
-    running: int  # replies in the batch
-    waiting: int  # calls that are not in the batch yet
-    pid: int
+    info: Info
 
 
 Call = Generate | Cancel | Load | Score | AskInfo
-Answer = Tokens | Loaded | Scores | Failed | Info
+Answer = Tokens | Loaded | Scores | Failed | Told
 
 _encoder = msgspec.msgpack.Encoder()
 calls = msgspec.msgpack.Decoder(Call)

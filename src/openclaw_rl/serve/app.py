@@ -12,7 +12,7 @@ from typing import Any
 from aiohttp import web
 
 from openclaw_rl.config import Config
-from openclaw_rl.engines.client import EngineClient
+from openclaw_rl.engines.backends import connect
 from openclaw_rl.errors import OpenClawError, StoreError
 from openclaw_rl.protocols import Engine
 from openclaw_rl.render.model_files import ModelFiles, identity
@@ -114,7 +114,7 @@ async def _serve(config: Config, store: Store, renderer: Renderer, name: str, st
     def connected(epoch: int) -> None:
         gateway.versions.lost()
 
-    engine = EngineClient(config.engine_socket, on_connect=connected)
+    engine = connect(config, on_connect=connected)
     app = make_app(
         config,
         store=store,
