@@ -52,7 +52,8 @@ def make_app(
     routes = Routes(gateway, keys, engine_alive)
     app = web.Application(middlewares=[routes.shaped], client_max_size=config.serve.max_body_bytes)
     app[_GATEWAY] = gateway
-    app.router.add_post("/v1/chat/completions", routes.chat)
+    for path in routes.replies.dialects:
+        app.router.add_post(path, routes.replies.reply)
     app.router.add_post("/v1/feedback", routes.feedback)
     app.router.add_get("/v1/models", routes.models)
     app.router.add_get("/v1/models/{name}", routes.model)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from openclaw_rl.errors import OpenClawError, RequestError
@@ -46,6 +46,23 @@ class Ask:
     size: int = 0  # bytes of the body
     raw: Sequence[bytes] = ()
     raw_tools: bytes = b""
+    dialect: str = "chat"
+    id_prefix: str = "chatcmpl-"
+    template: Mapping[str, Any] = field(default_factory=dict)  # variables for the chat template
+    n: int = 1  # choices
+    forced: Forced | None = None
+    parallel_calls: bool = True  # False: the reply ends after its first tool call
+    previous: str | None = None  # the reply that this request goes on from; `messages` are only what is new
+    extra: Any = None  # the dialect's own: what it must remember of the request to write the answer
+    ignored: tuple[str, ...] = ()  # what was asked and has no meaning here, in words: told in a header
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forced:
+    """What the reply must be: JSON of a schema, or a call of one of some tools. Exactly one of the two is given."""
+
+    schema: Mapping[str, Any] | None = None  # {}: any JSON object
+    calls: tuple[str, ...] = ()  # names of tools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +82,7 @@ class Usage:
     prompt: int
     completion: int
     reasoning: int
+    cached: int = 0  # prompt tokens whose states the engine had
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +91,17 @@ class End:
 
     reason: FinishReason
     usage: Usage
+    stop: str | None = None  # the stop string that ended it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One complete reply of an answer that is not streamed. `id`: of its exchange."""
+
+    id: str
+    message: Message
+    tokens: Sequence[TokenInfo]  # empty unless logprobs were asked for
+    end: End
 
 
 NOTHING = Delta()

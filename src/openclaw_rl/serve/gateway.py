@@ -76,13 +76,14 @@ class Gateway:
             raise
         now = time.time()
         request = Request(
-            id=f"chatcmpl-{_ids.getrandbits(112):028x}",
+            id=f"{ask.id_prefix}{_ids.getrandbits(112):028x}",
             scope=scope,
             agent=ask.agent,
             user=ask.user,
             session=ask.session,
             kind=ask.kind,
             session_done=ask.session_done,
+            dialect=ask.dialect,
             messages=ask.messages,
             tools=ask.tools,
             marks=prompt.history.marks,

@@ -1,4 +1,4 @@
-"""The routes: HTTP in, HTTP out, and every error in OpenAI's shape."""
+"""The routes: HTTP in, HTTP out, and every error in the shape of its dialect."""
 
 from __future__ import annotations
 
@@ -7,29 +7,22 @@ import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing, suppress
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
 from openclaw_rl.errors import RequestError, StoreError
-from openclaw_rl.serve.ask import Ask, ReplyFailed, checked_id
+from openclaw_rl.serve.ask import ReplyFailed
 from openclaw_rl.serve.auth import Keys
-from openclaw_rl.serve.connection import first_line
-from openclaw_rl.serve.dialects.chat import ChatDialect, ChatStream, decode_json, read_kind
+from openclaw_rl.serve.dialects.fields import decode_json
 from openclaw_rl.serve.gateway import Gateway
-from openclaw_rl.serve.serving import Serving
+from openclaw_rl.serve.replies import Replies, json_answer, read_body
 from openclaw_rl.store import policies
 from openclaw_rl.store.db import Store
 from openclaw_rl.types import Feedback, Policy, PolicyState
 
 log = logging.getLogger(__name__)
-
-_YES = frozenset({"1", "true", "yes", "on"})
-_ENCODINGS = frozenset({"", "identity", "gzip", "deflate", "br", "zstd"})  # what aiohttp reads
 
 
 class _FeedbackBody(msgspec.Struct):
@@ -50,14 +43,14 @@ class Routes:
 
     def __init__(self, gateway: Gateway, keys: Keys, engine_alive: Callable[[], bool]) -> None:
         self._gateway, self._keys, self._engine_alive = gateway, keys, engine_alive
-        self._dialect = ChatDialect()
+        self.replies = Replies(gateway, keys)
         self._count = gateway.metrics.replies.labels
 
     @web.middleware
     async def shaped(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Whatever goes wrong leaves in OpenAI's shape."""
+        """Whatever goes wrong leaves in the shape that the client reads."""
         try:
             return await handler(request)
         except RequestError as error:
@@ -90,69 +83,12 @@ class Routes:
     ) -> web.Response:
         self._count(route="error", outcome=str(status)).inc()
         headers = {"Retry-After": "1"} if status == 503 else None
-        return _json(self._dialect.error(status, message, param=param, code=code), status=status, headers=headers)
-
-    # Chat.
-
-    async def chat(self, request: web.Request) -> web.StreamResponse:
-        scope = self._keys.scope(request.headers)
-        ask = _with_headers(self._dialect.decode(await _body(request)), request)
-        serving = await self._gateway.begin(ask, scope)
-        if ask.stream:
-            return await self._stream(request, ask, serving)
-        return await self._whole(ask, serving)
-
-    async def _whole(self, ask: Ask, serving: Serving) -> web.Response:
-        end = None
-        async with aclosing(serving.parts()) as parts:
-            async for part in parts:
-                end = part.end
-        assert end is not None, "the last part has the end"
-        tokens = serving.record.tokens if ask.logprobs else None
-        return _json(self._dialect.final(serving.opening, serving.message, tokens, end))
-
-    async def _stream(self, request: web.Request, ask: Ask, serving: Serving) -> web.StreamResponse:
-        response: web.StreamResponse | None = None
-        wire: ChatStream | None = None
-        try:
-            async with aclosing(serving.parts()) as parts:
-                async for part in parts:
-                    if response is None or wire is None:  # up to here an error is an ordinary HTTP error
-                        wire = self._dialect.stream(serving.opening, ask)
-                        response = await self._open(request)
-                    await response.write(wire.part(part))
-        except (ReplyFailed, StoreError) as error:
-            if response is None:
-                raise
-            await self._break_off(response, error)
-        except ConnectionError:  # the client hung up; the exchange has ended as cancelled, or is complete
-            log.debug("%s: the client hung up", serving.opening.id)
-        assert response is not None, "a reply has at least its last part"
-        return response
-
-    async def _break_off(self, response: web.StreamResponse, error: ReplyFailed | StoreError) -> None:
-        """An error event, and no finish: what was streamed does not count as a reply."""
-        status, code = (error.status, error.code) if isinstance(error, ReplyFailed) else (500, "not_durable")
-        self._count(route="chat", outcome=code).inc()
-        with suppress(ConnectionError):
-            await response.write(self._dialect.error_event(status, str(error), code))
-
-    async def _open(self, request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(
-            headers={
-                "Content-Type": self._dialect.event_stream,
-                "Cache-Control": "no-cache",
-                "X-Accel-Buffering": "no",
-            }
-        )
-        await response.prepare(request)
-        return response
-
-    # Everything else.
+        dialect = self.replies.dialect(request.path)
+        return json_answer(dialect.error(status, message, param=param, code=code), status=status, headers=headers)
 
     async def feedback(self, request: web.Request) -> web.Response:
         scope = self._keys.scope(request.headers)
-        item = _feedback(decode_json(_feedback_decoder, await _body(request)), scope)
+        item = _feedback(decode_json(_feedback_decoder, await read_body(request)), scope)
         try:
             await self._gateway.writer.put(item)
         except KeyError:
@@ -163,18 +99,18 @@ class Routes:
                 status=404,
             ) from None
         self._count(route="feedback", outcome="ok").inc()
-        return _json(_encode({"id": item.id, "object": "feedback", "target": item.target}))
+        return json_answer(_encode({"id": item.id, "object": "feedback", "target": item.target}))
 
     async def models(self, request: web.Request) -> web.Response:
         self._keys.scope(request.headers)
-        return _json(_encode({"object": "list", "data": await self._models()}))
+        return json_answer(_encode({"object": "list", "data": await self._models()}))
 
     async def model(self, request: web.Request) -> web.Response:
         self._keys.scope(request.headers)
         name = request.match_info["name"]
         for model in await self._models():
             if model["id"] == name:
-                return _json(_encode(model))
+                return json_answer(_encode(model))
         raise RequestError(
             f"the model {name[:80]!r} is not here; GET /v1/models lists what is.",
             param="model",
@@ -191,7 +127,7 @@ class Routes:
         return [{"id": i, "object": "model", "created": int(at), "owned_by": "openclaw-rl"} for i, at in rows]
 
     async def health(self, request: web.Request) -> web.Response:
-        return _json(b'{"status":"ok"}')
+        return json_answer(b'{"status":"ok"}')
 
     async def ready(self, request: web.Request) -> web.Response:
         """200 while requests are answered; a head that waits to be loaded is a reason, but no outage."""
@@ -206,59 +142,16 @@ class Routes:
             answers = False
             reasons.append("the version keeper has ended; the gateway's log says why")
         body = {"ready": answers, "reasons": reasons, "version": versions.serving, "head": versions.head}
-        return _json(_encode(body), status=200 if answers else 503)
+        return json_answer(_encode(body), status=200 if answers else 503)
 
     async def metrics(self, request: web.Request) -> web.Response:
         metrics = self._gateway.metrics
         return web.Response(body=metrics.expose(), headers={"Content-Type": metrics.content_type})
 
 
-def _json(body: bytes, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
-    return web.Response(body=body, status=status, headers=headers, content_type="application/json")
-
-
 def _all_policies(store: Store) -> list[Policy]:
     with store.read() as conn:
         return policies.all(conn)
-
-
-async def _body(request: web.Request) -> bytes:
-    """Raises `RequestError` (400, or 415 for an encoding that is not known)."""
-    encoding = request.headers.get("Content-Encoding", "")
-    if encoding.strip().lower() not in _ENCODINGS:
-        raise RequestError(f"Content-Encoding: expected gzip or none, got {encoding[:40]!r}.", status=415)
-    try:
-        return await request.read()
-    except web.HTTPException:
-        raise
-    except (web.RequestPayloadError, web.PayloadAccessError, HttpProcessingError, ValueError) as error:
-        raise RequestError(f"the body cannot be read: {first_line(error)}.") from None
-
-
-def _with_headers(ask: Ask, request: web.Request) -> Ask:
-    """Headers outrank the body's fallbacks."""
-    headers = request.headers
-    changes: dict[str, Any] = {}
-    if session := headers.get("X-Session-Id"):
-        changes["session"] = checked_id(_text(session), "X-Session-Id")
-    if kind := read_kind(headers.get("X-Turn-Type"), "X-Turn-Type"):
-        changes["kind"] = kind
-    if agent := headers.get("X-Agent-Id"):
-        changes["agent"] = checked_id(_text(agent), "X-Agent-Id")
-    if done := headers.get("X-Session-Done"):
-        changes["session_done"] = done.strip().lower() in _YES
-    return replace(ask, **changes) if changes else ask
-
-
-def _text(header: str) -> str:
-    """UTF-8, else latin-1: header bytes that are no UTF-8 come as half surrogates, which no store holds."""
-    if header.isascii():
-        return header
-    raw = header.encode("utf-8", "surrogateescape")
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError:
-        return raw.decode("latin-1")
 
 
 def _feedback(body: _FeedbackBody, scope: str) -> Feedback:

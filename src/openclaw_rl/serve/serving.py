@@ -166,7 +166,7 @@ class Serving:
         """Once for each exchange that was answered or given up; the routes count those that failed."""
         if not self._counted:
             self._counted = True
-            self._gateway.metrics.replies.labels(route="chat", outcome=outcome).inc()
+            self._gateway.metrics.replies.labels(route=self._ask.dialect, outcome=outcome).inc()
 
     def _measure(self, finished_at: float) -> None:
         metrics, record = self._gateway.metrics, self.record

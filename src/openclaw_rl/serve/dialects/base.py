@@ -1,0 +1,43 @@
+"""What a wire format is: bytes in, `Ask` out; a reply's parts in, bytes out. One class per format, and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from openclaw_rl.serve.ask import Ask, Choice, Opening, Part
+
+EVENT_STREAM = "text/event-stream; charset=utf-8"
+
+
+class Wire(Protocol):
+    """One streamed answer."""
+
+    def part(self, part: Part, choice: int = 0) -> bytes:
+        """What `part` of the reply number `choice` adds; with its end also what ends the stream, after the last one."""
+        ...
+
+    def broken(self, status: int, message: str, code: str) -> bytes:
+        """What breaks the stream off: no finish follows, so that nobody takes it for a whole reply."""
+        ...
+
+
+class Dialect(Protocol):
+    """One wire format."""
+
+    @property
+    def name(self) -> str: ...
+
+    def decode(self, body: bytes, headers: Mapping[str, str]) -> Ask:
+        """Raises `RequestError` that names the field and says what was expected."""
+        ...
+
+    def stream(self, opening: Opening, ask: Ask) -> Wire: ...
+
+    def final(self, opening: Opening, ask: Ask, choices: Sequence[Choice]) -> bytes:
+        """The body of an answer that is not streamed."""
+        ...
+
+    def error(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> bytes:
+        """An error body in this format's shape."""
+        ...

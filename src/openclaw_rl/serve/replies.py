@@ -1,0 +1,142 @@
+"""Requests for a reply, in every dialect: decode, begin, stream or answer whole, and break off what fails."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from contextlib import aclosing, suppress
+from dataclasses import replace
+from typing import Any
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from openclaw_rl.errors import RequestError, StoreError
+from openclaw_rl.serve.ask import Ask, Choice, ReplyFailed, checked_id
+from openclaw_rl.serve.auth import Keys
+from openclaw_rl.serve.connection import first_line
+from openclaw_rl.serve.dialects.base import EVENT_STREAM, Dialect, Wire
+from openclaw_rl.serve.dialects.chat import ChatDialect
+from openclaw_rl.serve.dialects.fields import read_kind
+from openclaw_rl.serve.gateway import Gateway
+from openclaw_rl.serve.serving import Serving
+
+log = logging.getLogger(__name__)
+
+_YES = frozenset({"1", "true", "yes", "on"})
+_ENCODINGS = frozenset({"", "identity", "gzip", "deflate", "br", "zstd"})  # what aiohttp reads
+
+
+class Replies:
+    """The handler of every path that asks for a reply."""
+
+    def __init__(self, gateway: Gateway, keys: Keys) -> None:
+        self._gateway, self._keys = gateway, keys
+        self._count = gateway.metrics.replies.labels
+        self._chat = ChatDialect()
+        self.dialects: Mapping[str, Dialect] = {"/v1/chat/completions": self._chat}
+
+    def dialect(self, path: str) -> Dialect:
+        """Whose errors a path answers with."""
+        return self.dialects.get(path, self._chat)
+
+    async def reply(self, request: web.Request) -> web.StreamResponse:
+        """A request for a reply, in the dialect of its path."""
+        scope = self._keys.scope(request.headers)
+        dialect = self.dialects[request.path]
+        ask = _with_headers(dialect.decode(await read_body(request), request.headers), request)
+        serving = await self._gateway.begin(ask, scope)
+        if ask.stream:
+            return await self._stream(request, dialect, ask, serving)
+        return await self._whole(dialect, ask, serving)
+
+    async def _whole(self, dialect: Dialect, ask: Ask, serving: Serving) -> web.Response:
+        end = None
+        async with aclosing(serving.parts()) as parts:
+            async for part in parts:
+                end = part.end
+        assert end is not None, "the last part has the end"
+        choice = Choice(id=serving.opening.id, message=serving.message, tokens=serving.record.tokens, end=end)
+        return json_answer(dialect.final(serving.opening, ask, [choice]), headers=_notes(ask))
+
+    async def _stream(self, request: web.Request, dialect: Dialect, ask: Ask, serving: Serving) -> web.StreamResponse:
+        response: web.StreamResponse | None = None
+        wire: Wire | None = None
+        try:
+            async with aclosing(serving.parts()) as parts:
+                async for part in parts:
+                    if response is None or wire is None:  # up to here an error is an ordinary HTTP error
+                        wire = dialect.stream(serving.opening, ask)
+                        response = await self._open(request, ask)
+                    await response.write(wire.part(part))
+        except (ReplyFailed, StoreError) as error:
+            if response is None or wire is None:
+                raise
+            await self._break_off(response, wire, dialect, error)
+        except ConnectionError:  # the client hung up; the exchange has ended as cancelled, or is complete
+            log.debug("%s: the client hung up", serving.opening.id)
+        assert response is not None, "a reply has at least its last part"
+        return response
+
+    async def _break_off(
+        self, response: web.StreamResponse, wire: Wire, dialect: Dialect, error: ReplyFailed | StoreError
+    ) -> None:
+        """An error event, and no finish: what was streamed does not count as a reply."""
+        status, code = (error.status, error.code) if isinstance(error, ReplyFailed) else (500, "not_durable")
+        self._count(route=dialect.name, outcome=code).inc()
+        with suppress(ConnectionError):
+            await response.write(wire.broken(status, str(error), code))
+
+    async def _open(self, request: web.Request, ask: Ask) -> web.StreamResponse:
+        headers = {"Content-Type": EVENT_STREAM, "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        response = web.StreamResponse(headers=headers | _notes(ask))
+        await response.prepare(request)
+        return response
+
+
+def json_answer(body: bytes, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+    return web.Response(body=body, status=status, headers=headers, content_type="application/json")
+
+
+def _notes(ask: Ask) -> dict[str, str]:
+    """What was not done, for those who look."""
+    return {"X-OpenClaw-Ignored": "; ".join(ask.ignored)[:1000]} if ask.ignored else {}
+
+
+async def read_body(request: web.Request) -> bytes:
+    """Raises `RequestError` (400, or 415 for an encoding that is not known)."""
+    encoding = request.headers.get("Content-Encoding", "")
+    if encoding.strip().lower() not in _ENCODINGS:
+        raise RequestError(f"Content-Encoding: expected gzip or none, got {encoding[:40]!r}.", status=415)
+    try:
+        return await request.read()
+    except web.HTTPException:
+        raise
+    except (web.RequestPayloadError, web.PayloadAccessError, HttpProcessingError, ValueError) as error:
+        raise RequestError(f"the body cannot be read: {first_line(error)}.") from None
+
+
+def _with_headers(ask: Ask, request: web.Request) -> Ask:
+    """Headers outrank the body's fallbacks."""
+    headers = request.headers
+    changes: dict[str, Any] = {}
+    if session := headers.get("X-Session-Id"):
+        changes["session"] = checked_id(_text(session), "X-Session-Id")
+    if kind := read_kind(headers.get("X-Turn-Type"), "X-Turn-Type"):
+        changes["kind"] = kind
+    if agent := headers.get("X-Agent-Id"):
+        changes["agent"] = checked_id(_text(agent), "X-Agent-Id")
+    if done := headers.get("X-Session-Done"):
+        changes["session_done"] = done.strip().lower() in _YES
+    return replace(ask, **changes) if changes else ask
+
+
+def _text(header: str) -> str:
+    """UTF-8, else latin-1: header bytes that are no UTF-8 come as half surrogates, which no store holds."""
+    if header.isascii():
+        return header
+    raw = header.encode("utf-8", "surrogateescape")
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return raw.decode("latin-1")
