@@ -59,7 +59,21 @@ def gather(conn: Connection, now: float) -> dict[str, Any]:
         "agreement": {"agree": agree, "of": of},
         "versions": [_policy_row(conn, p) for p in known[-10:]],
         "states": _tally(p.state.value for p in known),
+        "engine_gap": engine_gaps(known),
     }
+
+
+def engine_gaps(known: Sequence[Policy]) -> dict[str, dict[str, float]]:
+    """For each engine: mean |log pi - log mu| in nats on tokens that the very weights sampled, and how many tokens."""
+    sums: dict[str, list[float]] = {}
+    for policy in known:
+        for name, tokens in policy.metrics.items():
+            if name.startswith("gap/") and name.endswith("/tokens"):
+                engine = name.removeprefix("gap/").removesuffix("/tokens")
+                total = sums.setdefault(engine, [0.0, 0.0])
+                total[0] += policy.metrics[f"gap/{engine}"] * tokens
+                total[1] += tokens
+    return {engine: {"mean": gap / tokens, "tokens": tokens} for engine, (gap, tokens) in sums.items() if tokens}
 
 
 def _counts(conn: Connection, column: Any, *where: Any) -> dict[Any, int]:
@@ -145,6 +159,9 @@ def _turns(told: Mapping[str, Any]) -> Table:
     table.add_row("", f"[dim]verdicts:[/] {words or 'none yet'}")
     if told["agreement"]["of"]:
         table.add_row("", "[dim]judge agrees with people on[/] {agree} of {of}".format(**told["agreement"]))
+    for engine, gap in told["engine_gap"].items():
+        words = f"{gap['mean']:.2g} nats a token, mean |difference| over {gap['tokens']:.0f} tokens"
+        table.add_row("", f"[dim]{engine} engine against trainer:[/] {words}")
     return table
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -243,3 +244,21 @@ def test_a_small_step_is_left_alone(trainer: Make, draw: Draw, tmp_path: Path) -
     made = [trainer(learning_rate=1e-5, max_step_kl=bound) for bound in bounds]
     digests = {t.step(draw(t, 0), str(tmp_path / str(n))).digest for n, t in enumerate(made)}
     assert len(digests) == 1
+
+
+def test_the_gap_to_the_engine_is_told_of_tokens_from_these_very_weights(
+    trainer: Make, draw: Draw, tmp_path: Path
+) -> None:
+    made = trainer(max_gap=9.0)
+    batch = draw(made, 3)
+    truth = made.logprobs([row_of(s) for s in batch])
+    off = 1e-3  # what an engine would compute differently
+    batch = [
+        replace(s, logprobs=(t.numpy() + (off if i % 2 else 0.5)).astype(np.float32), on_policy=bool(i % 2))
+        for i, (s, t) in enumerate(zip(batch, truth, strict=True))
+    ]
+    metrics = made.step(batch, str(tmp_path / "out")).metrics
+    assert metrics["gap/engine"] == pytest.approx(off, rel=0.01)
+    assert metrics["gap/engine/tokens"] == sum(int(s.mask.sum()) for s in batch if s.on_policy)
+    older = [replace(s, on_policy=False) for s in batch]
+    assert "gap/engine" not in trainer(max_gap=9.0).step(older, str(tmp_path / "older")).metrics

@@ -76,6 +76,7 @@ class Builder:
                 version=version,
                 reward=reward,
                 hinted_prompts=hinted,
+                on_policy=version == head.version,
             )
         except ValueError as error:  # what a broken engine recorded is data, not a reason to stop
             return str(error)

@@ -105,7 +105,7 @@ def _open(config: Config, store: Store) -> TrainRoom:
     from openclaw_rl.trainers.local import LocalTrainer  # torch: after what fails fast has been checked
 
     trainer = LocalTrainer(str(files.folder), method, config.train, config.model)
-    return TrainRoom(store, trainer, builder, config.train, config.policies_dir)
+    return TrainRoom(store, trainer, builder, config.train, config.policies_dir, engine=config.engine.backend)
 
 
 class TrainRoom:
@@ -119,8 +119,11 @@ class TrainRoom:
         train: TrainConfig,
         root: Path,
         *,
+        engine: str = "engine",
         clock: Callable[[], float] = time.time,
     ) -> None:
+        """`engine`: which one samples the turns; what it computes differently from the trainer is told under its name."""
+        self._engine = engine
         self._store, self._trainer, self._builder, self._train = store, trainer, builder, train
         self._root = root.resolve()
         self._clock = clock
@@ -219,7 +222,7 @@ class TrainRoom:
             base=head.base,
             identity=head.identity,
             memory=result.memory,
-            metrics={name: value for name, value in result.metrics.items() if math.isfinite(value)},
+            metrics=self._kept(result.metrics),
             reason=reason,
             created_at=self._clock(),
         )
@@ -233,6 +236,11 @@ class TrainRoom:
         if not reason:
             self._standing = version
         _tell(policy, result.metrics, len(trained))
+
+    def _kept(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """What can be stored; the gap between engine and trainer under the engine's name."""
+        named = ((name.replace("gap/engine", f"gap/{self._engine}"), value) for name, value in metrics.items())
+        return {name: value for name, value in named if math.isfinite(value)}
 
     def _held(self) -> Lease:
         lease = self._keeper.lease

@@ -227,16 +227,20 @@ class LocalTrainer:
         d, moved = after - base, after - before
         rewards = [r for i in members if (r := batch.samples[i].reward) is not None]
         scores = {"reward/mean": float(np.mean(rewards)), "reward/std": float(np.std(rewards))} if rewards else {}
-        return scores | {
-            "gap": (before - mu).abs().mean().item(),
-            "kl": (d.square() / 2).mean().item(),
-            "kl/k1": d.mean().item(),
-            "kl/k3": (torch.expm1(-d) + d).mean().item(),
-            "kl/step": (moved.square() / 2).mean().item(),
-            "entropy": flat(batch.entropy).mean().item(),
-            "tokens": float(masks.sum()),
-            "turns": float(len(members)),
-        }
+        return (
+            scores
+            | _engine_gap(batch, members)
+            | {
+                "gap": (before - mu).abs().mean().item(),
+                "kl": (d.square() / 2).mean().item(),
+                "kl/k1": d.mean().item(),
+                "kl/k3": (torch.expm1(-d) + d).mean().item(),
+                "kl/step": (moved.square() / 2).mean().item(),
+                "entropy": flat(batch.entropy).mean().item(),
+                "tokens": float(masks.sum()),
+                "turns": float(len(members)),
+            }
+        )
 
     def _files(self) -> dict[str, bytes]:
         state = {"steps": self._steps, "scheduler": "constant", "settings": self._train.model_dump(mode="json")}
@@ -254,6 +258,15 @@ def _gap(sample: Sample, student: np.ndarray[Any, Any]) -> float:
             "roll back to an earlier version."
         )
     return float(np.abs(student - sample.logprobs)[sample.mask].mean()) if sample.mask.any() else 0.0
+
+
+def _engine_gap(batch: Scored, members: Sequence[int]) -> dict[str, float]:
+    """Mean |log pi - log mu| where both are of the same weights: what engine and trainer compute differently."""
+    fresh = [i for i in members if batch.samples[i].on_policy]
+    if not fresh:
+        return {}
+    gaps = torch.cat([(batch.student[i].double() - batch.mu(i).double()).abs()[batch.mask(i)] for i in fresh])
+    return {"gap/engine": gaps.mean().item(), "gap/engine/tokens": float(len(gaps))}
 
 
 def _tokens(batch: Scored, members: Sequence[int]) -> list[int]:
