@@ -139,6 +139,7 @@ class Request:
     capture: Capture = Capture.FULL
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]] = ()
+    template: Mapping[str, Any] = field(default_factory=dict)  # variables that the client gave to the chat template
     marks: tuple[Mark, ...]
     sampling: Sampling
     prompt_ids: Ids  # [P]
@@ -283,6 +284,7 @@ class Sample:
     version: int
     reward: float | None  # +1, -1, or None: no binary term
     hinted_prompts: tuple[Ids, ...] = ()  # [H] each: the prompt with a hint; empty: no distillation term
+    on_policy: bool = False  # sampled by the very version that is being trained from
 
     def __post_init__(self) -> None:
         r = len(self.response_ids)

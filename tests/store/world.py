@@ -38,6 +38,7 @@ def request(id: str, **changes: Any) -> Request:
         messages=messages,
         tools=[{"type": "function", "function": {"name": "look", "parameters": {}}}],
         marks=canon.marks(messages, KEY, NOTHING),
+        template={"enable_thinking": False, "n": {"deep": [1, None]}},
         sampling=Sampling(temperature=0.7, stop=("END",), seed=3),
         prompt_ids=np.array([1, 2, 3, 2**31 - 1], np.int32),
         version=0,

@@ -86,6 +86,7 @@ class Gateway:
             dialect=ask.dialect,
             messages=ask.messages,
             tools=ask.tools,
+            template=ask.template,
             marks=prompt.history.marks,
             sampling=sampling,
             prompt_ids=prompt.rendered.prompt_ids,

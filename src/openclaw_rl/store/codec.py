@@ -70,6 +70,7 @@ def request_of(row: Row[Any]) -> Request:
         capture=Capture(row.capture),
         messages=from_json(row.messages) if row.messages is not None else (),
         tools=from_json(row.tools) if row.tools is not None else (),
+        template=from_json(row.template) if row.template is not None else {},
         marks=canon.unpack(row.marks),
         sampling=_sampling.decode(row.sampling),
         prompt_ids=arrays.unpack_ids(row.prompt_ids or b""),

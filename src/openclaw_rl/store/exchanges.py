@@ -172,6 +172,7 @@ def _body_row(seq: int, r: Request) -> dict[str, Any]:
         "seq": seq,
         "messages": to_json(r.messages) if full else None,
         "tools": to_json(r.tools) if full else None,
+        "template": to_json(r.template) if full and r.template else None,
         "marks": canon.pack(r.marks),
         "sampling": to_json(r.sampling),
         "prompt_ids": arrays.pack_ids(r.prompt_ids) if full else None,

@@ -39,6 +39,12 @@ def first(conn: sqlite3.Connection) -> None:
     conn.execute("INSERT INTO meta (key, value) VALUES ('secret', ?)", (secrets.token_bytes(32),))
 
 
+@migration(2)
+def template_variables(conn: sqlite3.Connection) -> None:
+    """What clients give to the chat template: a hinted prompt is rendered with it, too."""
+    conn.execute("ALTER TABLE bodies ADD COLUMN template BLOB")
+
+
 FIRST = """
 CREATE TABLE cursors (
     name TEXT NOT NULL,

@@ -74,6 +74,7 @@ bodies = Table(
     Column("seq", Integer, ForeignKey("exchanges.seq", ondelete="CASCADE"), primary_key=True),
     Column("messages", LargeBinary),  # NULL: redacted
     Column("tools", LargeBinary),
+    Column("template", LargeBinary),  # NULL: no variables
     Column("marks", LargeBinary, nullable=False),
     Column("sampling", LargeBinary, nullable=False),
     Column("prompt_ids", LargeBinary),

@@ -122,7 +122,7 @@ class TrainRoom:
         engine: str = "engine",
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`engine`: which one samples the turns; what it computes differently from the trainer is told under its name."""
+        """`engine`: which one samples the turns; what it computes otherwise than the trainer is told under its name."""
         self._engine = engine
         self._store, self._trainer, self._builder, self._train = store, trainer, builder, train
         self._root = root.resolve()
