@@ -11,9 +11,10 @@ import torch
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from openclaw_rl.errors import ModelError
+from openclaw_rl.trainers import head
 from openclaw_rl.trainers.local import LocalTrainer
-from openclaw_rl.trainers.logprob import check_head, forward, score
-from openclaw_rl.trainers.pack import Row, micro_batches, pack
+from openclaw_rl.trainers.logprob import Passes, check_head
+from openclaw_rl.trainers.pack import Row, micro_batches
 
 Make = Callable[..., LocalTrainer]
 
@@ -42,7 +43,7 @@ def plainly(model: Any, row: Row) -> torch.Tensor:
 def test_equal_to_a_plain_forward(trainer: Make, micro_tokens: int) -> None:
     model, batch = trainer().causal, rows(1)
     with torch.no_grad():
-        for row, (logp, entropy) in zip(batch, score(model, batch, micro_tokens=micro_tokens), strict=True):
+        for row, (logp, entropy) in zip(batch, Passes(model, micro_tokens=micro_tokens).score(batch), strict=True):
             torch.testing.assert_close(logp.double(), plainly(model, row), atol=1e-5, rtol=0)
             assert ((entropy > 0) & (entropy <= np.log(64) + 1e-5)).all()
 
@@ -52,21 +53,24 @@ def test_gradients_survive_the_chunked_head(trainer: Make) -> None:
     parameters = [p for p in made.model.parameters() if p.requires_grad]
 
     def gradients(head_floats: int) -> list[torch.Tensor]:
-        logp_K, _ = forward(made.causal, pack(rows(2), torch.device("cpu")), head_floats=head_floats)
+        logp_K, _ = Passes(made.causal, micro_tokens=4096).forward(rows(2), floats=head_floats)
         return list(torch.autograd.grad(logp_K.square().sum(), parameters))
 
     for whole, chunked in zip(gradients(2**24), gradients(64 * 5), strict=True):
         torch.testing.assert_close(whole, chunked, rtol=1e-4, atol=1e-4)
 
 
-def test_prompts_never_reach_the_head(trainer: Make) -> None:
-    model, batch = trainer().causal, rows(3)
-    seen = []
-    handle = model.get_output_embeddings().register_forward_hook(
-        lambda _m, args, _o: seen.append(args[0].shape[:-1].numel())
-    )
-    score(model, batch, micro_tokens=10_000)
-    handle.remove()
+def test_prompts_never_reach_the_head(trainer: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch, seen = rows(3), []
+    passes = Passes(trainer().causal, micro_tokens=10_000)
+    logits = head._logits
+
+    def watched(hidden: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        seen.append(len(hidden))
+        return logits(hidden, *rest)
+
+    monkeypatch.setattr(head, "_logits", watched)
+    passes.score(batch)
     assert sum(seen) == sum(len(r.response_ids) for r in batch)
 
 

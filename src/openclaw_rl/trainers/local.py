@@ -22,9 +22,9 @@ from openclaw_rl.digest import digest_of
 from openclaw_rl.trainers import adapter, checkpoint
 from openclaw_rl.trainers.base import Method
 from openclaw_rl.trainers.length import ReplyTokens
-from openclaw_rl.trainers.logprob import check_head, forward, score
+from openclaw_rl.trainers.logprob import Passes, check_head
 from openclaw_rl.trainers.loss import Bounds, TermSlice, batch_loss
-from openclaw_rl.trainers.pack import Row, micro_batches, pack
+from openclaw_rl.trainers.pack import Row
 from openclaw_rl.types import Sample, StepResult, Term
 
 log = logging.getLogger(__name__)
@@ -40,6 +40,7 @@ class Scored:
     student: list[torch.Tensor]  # [R] o: the current policy, before the step
     entropy: list[torch.Tensor]  # [R] nats
     base: list[torch.Tensor]  # [R] adapter off, plain prompt
+    teachers: list[list[torch.Tensor]]  # of each hint [R]: adapter off, hinted prompt
 
     def mask(self, i: int) -> torch.Tensor:
         """[R] bool."""
@@ -61,6 +62,7 @@ class LocalTrainer:
         self.model = adapter.attach(base, path, train.lora, train.seed)
         self.causal = self.model.get_base_model()
         check_head(self.causal)
+        self._passes = Passes(self.causal, micro_tokens=train.micro_tokens)
         self._parameters = adapter.trainable(self.model)
         self._fresh = adapter.tensors(self.model)
         self._bounds = Bounds(
@@ -123,9 +125,9 @@ class LocalTrainer:
     def _score(self, rows: Sequence[Row], *, base: bool = False) -> list[tuple[torch.Tensor, torch.Tensor]]:
         self.model.eval()
         if not base:
-            return score(self.causal, rows, micro_tokens=self._train.micro_tokens)
+            return self._passes.score(rows)
         with self.model.disable_adapter():
-            return score(self.causal, rows, micro_tokens=self._train.micro_tokens)
+            return self._passes.score(rows)
 
     def _scored(self, samples: Sequence[Sample]) -> tuple[Scored, dict[str, str]]:
         """The batch without the turns that are too stale, and why those are not in it."""
@@ -141,26 +143,23 @@ class LocalTrainer:
                     f"too stale: mean |log ratio| {gap:.2f} between version {sample.version} that wrote it and the "
                     f"policy being trained, above train.max_gap {self._train.max_gap:g}"
                 )
-        rows = [rows[i] for i in kept]
+        rows, samples = [rows[i] for i in kept], [samples[i] for i in kept]
+        hinted = _hinted(samples) if self._method.uses_hints else []
+        frozen = self.logprobs([*rows, *(row for _, row in hinted)], base=True)  # one tree: hints are branches
+        teachers: list[list[torch.Tensor]] = [[] for _ in samples]
+        for (i, _), logp in zip(hinted, frozen[len(rows) :], strict=True):
+            teachers[i].append(logp)
         return Scored(
-            samples=[samples[i] for i in kept],
+            samples=samples,
             rows=rows,
             student=[student[i][0] for i in kept],
             entropy=[student[i][1] for i in kept],
-            base=self.logprobs(rows, base=True),
+            base=frozen[: len(rows)],
+            teachers=teachers,
         ), dropped
 
     def _terms(self, batch: Scored) -> Sequence[Term]:
-        teachers: list[list[Any]] = [[] for _ in batch.samples]
-        if self._method.uses_hints:
-            owners = [i for i, s in enumerate(batch.samples) for _ in s.hinted_prompts]
-            rows = [
-                Row(prompt_ids=prompt, response_ids=s.response_ids, temperature=s.temperature)
-                for s in batch.samples
-                for prompt in s.hinted_prompts
-            ]
-            for i, logp in zip(owners, self.logprobs(rows, base=True), strict=True):
-                teachers[i].append(logp.numpy())
+        teachers = [[t.numpy() for t in of] for of in batch.teachers]
         return self._method.terms(batch.samples, [o.numpy() for o in batch.student], teachers, self._memory)
 
     def _descend(self, batch: Scored, terms: Sequence[Term], members: Sequence[int], slow: float) -> dict[str, float]:
@@ -172,9 +171,9 @@ class LocalTrainer:
         device = self.causal.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(self._train.seed + self._steps)  # dropout: a function of seed and step, nothing to save
-            for group in micro_batches([batch.rows[i].length for i in members], self._train.micro_tokens):
+            for group in self._passes.groups([batch.rows[i] for i in members]):
                 indices = [members[j] for j in group]
-                logp_K, _ = forward(self.causal, pack([batch.rows[i] for i in indices], device))
+                logp_K, _ = self._passes.forward([batch.rows[i] for i in indices])
                 loss = batch_loss(
                     logp_K=logp_K,
                     mu_K=torch.cat([batch.mu(i) for i in indices]).to(device),
@@ -248,6 +247,15 @@ class LocalTrainer:
             checkpoint.OPTIMIZER_FILE: checkpoint.optimizer_bytes(self._optimizer, self._parameters),
             checkpoint.STATE_FILE: json.dumps(state, indent=2).encode(),
         }
+
+
+def _hinted(samples: Sequence[Sample]) -> list[tuple[int, Row]]:
+    """(which sample, the row of its teacher) for each hint."""
+    return [
+        (i, Row(prompt_ids=prompt, response_ids=s.response_ids, temperature=s.temperature))
+        for i, s in enumerate(samples)
+        for prompt in s.hinted_prompts
+    ]
 
 
 def _gap(sample: Sample, student: np.ndarray[Any, Any]) -> float:

@@ -1,76 +1,110 @@
-"""Log-probabilities of given response tokens. Prompt positions never reach the LM head.
+"""Log-probabilities of given response tokens. Prompt positions never reach the LM head, shared ones are made once.
 
-At agent ratios (long prompts, short answers) this is the largest saving there is: the head's [tokens, V] matrix is
-never made for tokens that nobody asks about. What is left is taken in chunks, in float32 at least.
+At agent ratios (long prompts, short answers) these are the largest savings there are: the head's [tokens, V] matrix is
+never made for tokens that nobody asks about, and what rows have in common is one trunk of one tree.
 
-Legend: B rows, L padded length, K response tokens of all rows together, H hidden size, V vocabulary, R response tokens.
+Legend: B rows, L padded length, T tokens of a tree, K response tokens of all rows together, R of one row, V vocabulary.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
-from torch.utils.checkpoint import checkpoint
 
 from openclaw_rl.errors import ModelError
-from openclaw_rl.trainers.pack import Packed, Row, micro_batches, pack
+from openclaw_rl.trainers import attention, head, tree
+from openclaw_rl.trainers.pack import Row, micro_batches, pack
 
-HEAD_FLOATS = 2**24  # logits held at once: 64 MiB in float32
-
-
-def _chunk(
-    head: torch.nn.Module, hidden_KH: torch.Tensor, targets_K: torch.Tensor, temperature_K: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    logits_KV = head(hidden_KH)
-    logits_KV = logits_KV.to(torch.promote_types(logits_KV.dtype, torch.float32)) / temperature_K.unsqueeze(-1)
-    log_z_K = torch.logsumexp(logits_KV, dim=-1)
-    logp_K = logits_KV.gather(-1, targets_K.unsqueeze(-1)).squeeze(-1) - log_z_K
-    with torch.no_grad():
-        entropy_K = log_z_K - (torch.softmax(logits_KV, dim=-1) * logits_KV).sum(-1)
-    return logp_K, entropy_K
+log = logging.getLogger(__name__)
+_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3}  # of a log-probability; lower precisions: below
+_LOW_TOLERANCE = 0.3
 
 
-def _select(
-    head: torch.nn.Module, vocabulary: int, hidden_KH: torch.Tensor, packed: Packed, floats: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(logp_K, entropy_K); the head is recomputed in the backward pass as soon as there is more than one chunk."""
-    size = max(1, floats // vocabulary)
-    columns = (hidden_KH, packed.targets_K, packed.temperature_K)
-    parts = [tuple(column[at : at + size] for column in columns) for at in range(0, len(hidden_KH), size)]
-    if len(parts) == 1 or not torch.is_grad_enabled():
-        pairs = [_chunk(head, *part) for part in parts]
-    else:
-        pairs = [checkpoint(_chunk, head, *part, use_reentrant=False) for part in parts]
-    logp, entropy = zip(*pairs, strict=True)
-    return torch.cat(logp), torch.cat(entropy)
+class Passes:
+    """Forward passes of one model over rows: as trees where its layers allow it, else padded.
 
-
-def forward(model: Any, packed: Packed, *, head_floats: int = HEAD_FLOATS) -> tuple[torch.Tensor, torch.Tensor]:
-    """(logp_K, entropy_K in nats) of one packed forward pass, at each row's temperature.
-
-    `model` is a causal language model of transformers, with or without PEFT layers inside.
+    `shares` says whether; models whose layers carry a state along the sequence cannot branch.
     """
-    hidden_BLH = model.get_decoder()(input_ids=packed.ids_BL, use_cache=False).last_hidden_state
-    hidden_KH = hidden_BLH.flatten(0, 1)[packed.kept_K]
-    return _select(model.get_output_embeddings(), model.config.vocab_size, hidden_KH, packed, head_floats)
+
+    def __init__(self, model: Any, *, micro_tokens: int) -> None:
+        """`model`: a causal language model of transformers, with or without PEFT layers inside."""
+        self._model, self._budget = model, micro_tokens
+        self._own = model.config._attn_implementation
+        self.shares = self._try_tree()
+
+    def _try_tree(self) -> bool:
+        """A small tree must give what its rows give."""
+        ids = np.arange(12, dtype=np.int32) * 7 % max(2, self._model.config.get_text_config().vocab_size)
+        rows = [
+            Row(prompt_ids=ids[:n], response_ids=ids[a : a + 3], temperature=1.0) for n, a in ((6, 2), (6, 7), (4, 5))
+        ]
+        with torch.no_grad():
+            padded = torch.cat([self._padded([row])[0] for row in rows])
+            try:
+                self._model.set_attn_implementation(attention.NAME)
+                shared = self._tree(rows)[0]
+            except (TypeError, ValueError, KeyError, RuntimeError, AttributeError) as error:
+                return self._go_padded(f"{type(error).__name__}: {error}")
+        gap = (shared - padded).abs().max().item()
+        if not gap <= _TOLERANCE.get(self._model.dtype, _LOW_TOLERANCE):
+            return self._go_padded(f"log-probabilities are off by {gap:.3g}")
+        return True
+
+    def _go_padded(self, why: str) -> bool:
+        self._model.set_attn_implementation(self._own)
+        log.warning(
+            "%s: rows are trained one by one, shared prompts are computed again for each (%s)",
+            type(self._model).__name__,
+            why,
+        )
+        return False
+
+    def groups(self, rows: Sequence[Row]) -> list[list[int]]:
+        """Row numbers, a list for each forward pass: each within the budget of tokens, but for single long rows."""
+        if self.shares:
+            return tree.groups(rows, self._budget)
+        return micro_batches([row.length for row in rows], self._budget)
+
+    def forward(self, rows: Sequence[Row], *, floats: int = head.FLOATS) -> tuple[torch.Tensor, torch.Tensor]:
+        """(logp_K, entropy_K in nats) of one pass, at each row's temperature; response tokens in the rows' order."""
+        return self._tree(rows, floats) if self.shares else self._padded(rows, floats)
+
+    def _tree(self, rows: Sequence[Row], floats: int = head.FLOATS) -> tuple[torch.Tensor, torch.Tensor]:
+        planted = tree.plant(rows, self._model.device)
+        out = self._model.get_decoder()(
+            input_ids=planted.ids_T[None], position_ids=planted.depth_T[None], use_cache=False, tree=planted
+        )
+        hidden_KH = out.last_hidden_state[0][planted.kept_K]
+        return head.select(
+            self._model.get_output_embeddings(), hidden_KH, planted.targets_K, planted.temperature_K, floats=floats
+        )
+
+    def _padded(self, rows: Sequence[Row], floats: int = head.FLOATS) -> tuple[torch.Tensor, torch.Tensor]:
+        packed = pack(rows, self._model.device)
+        hidden_BLH = self._model.get_decoder()(input_ids=packed.ids_BL, use_cache=False).last_hidden_state
+        hidden_KH = hidden_BLH.flatten(0, 1)[packed.kept_K]
+        return head.select(
+            self._model.get_output_embeddings(), hidden_KH, packed.targets_K, packed.temperature_K, floats=floats
+        )
+
+    @torch.no_grad()
+    def score(self, rows: Sequence[Row]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """For each row (logp [R], entropy [R]), on the CPU and without gradients."""
+        out: list[tuple[torch.Tensor, torch.Tensor]] = [(torch.empty(0), torch.empty(0))] * len(rows)
+        for group in self.groups(rows):
+            logp_K, entropy_K = self.forward([rows[i] for i in group])
+            lengths = [len(rows[i].response_ids) for i in group]
+            for i, logp, entropy in zip(group, _cut(logp_K, lengths), _cut(entropy_K, lengths), strict=True):
+                out[i] = (logp, entropy)
+        return out
 
 
 def _cut(values_K: torch.Tensor, lengths: list[int]) -> Sequence[torch.Tensor]:
     return torch.split(values_K.cpu(), lengths)
-
-
-@torch.no_grad()
-def score(model: Any, rows: Sequence[Row], *, micro_tokens: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """For each row (logp [R], entropy [R]), on the CPU and without gradients."""
-    out: list[tuple[torch.Tensor, torch.Tensor]] = [(torch.empty(0), torch.empty(0))] * len(rows)
-    for group in micro_batches([row.length for row in rows], micro_tokens):
-        logp_K, entropy_K = forward(model, pack([rows[i] for i in group], model.device))
-        lengths = [len(rows[i].response_ids) for i in group]
-        for i, logp, entropy in zip(group, _cut(logp_K, lengths), _cut(entropy_K, lengths), strict=True):
-            out[i] = (logp, entropy)
-    return out
 
 
 @torch.no_grad()

@@ -1,0 +1,140 @@
+"""Attention over a packed tree: each token looks at its ancestors and itself, and every token's states are made once.
+
+Registered with transformers under the name `tree`; the tree travels to it as a keyword of the decoder's call. On a GPU
+it is one FlexAttention call with the mask `j <= i < end[j]`. Elsewhere, each run of tokens is one call of torch's
+attention on its own path; the path's keys are gathered for the moment only, and again in the backward pass, so that a
+long prompt under many answers is held once.
+
+Legend: H query heads, G key heads, T tokens of the tree, D head size.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from openclaw_rl.trainers.tree import Segment, Tree
+
+NAME = "tree"
+QUERIES = 1024  # queries of one call below a path: bounds its mask
+
+
+def _gathered(states_1HTD: torch.Tensor, segment: Segment, upto: int) -> torch.Tensor:
+    """[1, H, depth + own, D]: a segment's path and its own tokens up to `upto`."""
+    ranges = (*segment.above, (segment.start, upto))
+    return torch.cat([states_1HTD[:, :, a:b] for a, b in ranges], dim=2)
+
+
+def _mask(first: int, queries: int, keys: int, window: int | None, device: torch.device) -> torch.Tensor | None:
+    """[queries, keys] what queries at depths first, first + 1, ... see; None: the plain causal square."""
+    if first == 0 and queries == keys and window is None:
+        return None
+    depth_Q = torch.arange(first, first + queries, device=device)[:, None]
+    depth_J = torch.arange(keys, device=device)[None]
+    seen = depth_J <= depth_Q
+    return seen if window is None else seen & (depth_J > depth_Q - window)
+
+
+def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float
+            ) -> torch.Tensor:  # fmt: skip
+    grouped = query.shape[1] != key.shape[1]
+    return functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
+    )
+
+
+def _branches(tree: Tree) -> list[tuple[Segment, int, int]]:
+    """(segment, first query, end): what stands below something, in pieces of bounded size."""
+    return [
+        (segment, at, min(at + QUERIES, segment.end))
+        for segment in tree.segments
+        if segment.above
+        for at in range(segment.start, segment.end, QUERIES)
+    ]
+
+
+class _Branches(torch.autograd.Function):
+    """[1, H, T, D], right where a segment has something above it.
+
+    Piece by piece; nothing is saved but the inputs, and each piece is computed again in the backward pass.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, tree: Tree, scale: float,
+                window: int | None) -> torch.Tensor:  # fmt: skip
+        ctx.save_for_backward(query, key, value)
+        ctx.tree, ctx.scale, ctx.window = tree, scale, window
+        out = torch.empty_like(query)
+        for segment, start, end in _branches(tree):
+            k, v = _gathered(key, segment, end), _gathered(value, segment, end)
+            mask = _mask(segment.depth + start - segment.start, end - start, k.shape[2], window, query.device)
+            out[:, :, start:end] = _attend(query[:, :, start:end], k, v, mask, scale)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        query, key, value = ctx.saved_tensors
+        d_query, d_key, d_value = (torch.zeros_like(states) for states in (query, key, value))
+        for segment, start, end in _branches(ctx.tree):
+            with torch.enable_grad():
+                q = query[:, :, start:end].detach().requires_grad_()
+                k, v = (_gathered(states, segment, end).detach().requires_grad_() for states in (key, value))
+                mask = _mask(segment.depth + start - segment.start, end - start, k.shape[2], ctx.window, q.device)
+                out = _attend(q, k, v, mask, ctx.scale)
+                dq, dk, dv = torch.autograd.grad(out, (q, k, v), grads[0][:, :, start:end])
+            d_query[:, :, start:end] = dq
+            at = 0
+            for a, b in (*segment.above, (segment.start, end)):
+                d_key[:, :, a:b] += dk[:, :, at : at + b - a]
+                d_value[:, :, a:b] += dv[:, :, at : at + b - a]
+                at += b - a
+        return d_query, d_key, d_value, None, None, None
+
+
+def tree_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    tree: Tree | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention interface: query [1, H, T, D], key and value [1, G, T, D] -> [1, T, H, D].
+
+    Without a tree: plain causal attention.
+    """
+    if tree is None:
+        out, _ = sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+        )
+        return out, None
+    window = kwargs.get("sliding_window")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    below = query
+    if any(segment.above for segment in tree.segments):
+        below = _Branches.apply(query, key, value, tree, scale, window)  # type: ignore[no-untyped-call]
+    parts = []
+    for segment in tree.segments:
+        at = slice(segment.start, segment.end)
+        if segment.above:
+            parts.append(below[:, :, at])
+        else:  # a plain causal square
+            square = _mask(0, at.stop - at.start, at.stop - at.start, window, query.device)
+            parts.append(_attend(query[:, :, at], key[:, :, at], value[:, :, at], square, scale))
+    return torch.cat(parts, dim=2).transpose(1, 2).contiguous(), None
+
+
+def _no_mask(*args: Any, **kwargs: Any) -> None:
+    """The tree says what is seen; without one, attention is causal."""
+    return
+
+
+AttentionInterface.register(NAME, tree_attention)
+AttentionMaskInterface.register(NAME, _no_mask)

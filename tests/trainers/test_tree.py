@@ -1,0 +1,157 @@
+"""A batch as one tree: the same log-probabilities and the same gradients as one row at a time, and less work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from peft import LoraConfig, get_peft_model
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GemmaConfig,
+    GemmaForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from openclaw_rl.trainers import tree
+from openclaw_rl.trainers.logprob import Passes
+from openclaw_rl.trainers.pack import Row
+
+V = 50
+SHAPE: dict[str, Any] = {
+    "vocab_size": V,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.3,
+}
+SLIDING = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+MODELS: dict[str, Callable[[], Any]] = {
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE, tie_word_embeddings=True)),
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE)),
+    "gemma": lambda: GemmaForCausalLM(GemmaConfig(**SHAPE)),
+    "gemma3": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**SHAPE, **SLIDING)),
+}
+
+
+def session(seed: int, turns: int = 4) -> list[Row]:
+    """A trunk, a session of turns upon one another, branches, a hinted prompt, a turn twice, another agent's row."""
+    rng = np.random.default_rng(seed)
+
+    def draw(low: int, high: int) -> np.ndarray:
+        return rng.integers(0, V, int(rng.integers(low, high))).astype(np.int32)
+
+    history, rows = draw(10, 30), []
+    for _ in range(turns):
+        prompt, temperature = np.concatenate([history, draw(1, 9)]), float(rng.uniform(0.5, 1.5))
+        choices = [draw(1, 9) for _ in range(int(rng.integers(1, 4)))]
+        rows += [Row(prompt_ids=prompt, response_ids=c, temperature=temperature) for c in choices]
+        hinted = np.concatenate([prompt[:-1], draw(2, 5), prompt[-1:]])
+        rows.append(Row(prompt_ids=hinted, response_ids=choices[0], temperature=temperature))
+        history = np.concatenate([prompt, choices[-1]])
+    rows += [rows[1], Row(prompt_ids=draw(1, 20), response_ids=draw(1, 9), temperature=1.0)]
+    return [rows[i] for i in rng.permutation(len(rows))]
+
+
+def one_by_one(model: Any, rows: list[Row]) -> torch.Tensor:
+    """[K] the plain way, by the model's own attention."""
+    out = []
+    for row in rows:
+        ids = torch.from_numpy(np.concatenate([row.prompt_ids, row.response_ids]).astype(np.int64))
+        logits = model(input_ids=ids[None], use_cache=False).logits[0] / row.temperature
+        logp = torch.log_softmax(logits, -1)[len(row.prompt_ids) - 1 : -1]
+        out.append(logp.gather(-1, ids[len(row.prompt_ids) :, None])[:, 0])
+    return torch.cat(out)
+
+
+@pytest.mark.parametrize("tuned", ["lora", "full"])
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_through_the_tree_are_exact(name: str, tuned: str) -> None:
+    """In float64, to 1e-6 relative: the shared trunk, branches, and a head in chunks."""
+    torch.manual_seed(3)
+    model = MODELS[name]().double().eval()
+    if tuned == "lora":
+        peft = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r=4, target_modules="all-linear"))
+        for weight in (w for n, w in peft.named_parameters() if "lora_" in n):
+            torch.nn.init.normal_(weight, std=0.2)
+        model = peft.get_base_model()
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    rows = session(7)
+    weights_K = torch.randn(sum(len(r.response_ids) for r in rows), dtype=torch.float64)
+    expected = one_by_one(model, rows)
+    wanted = torch.autograd.grad((expected * weights_K).sum(), parameters)
+
+    passes = Passes(model, micro_tokens=10_000)
+    assert passes.shares
+    assert passes.groups(rows) == [passes.groups(rows)[0]], "one tree"
+    got_K, _ = passes.forward(rows, floats=V * 7)
+    torch.testing.assert_close(got_K, expected, rtol=1e-6, atol=1e-9)
+    gradients = torch.autograd.grad((got_K * weights_K).sum(), parameters)
+    for gradient, want in zip(gradients, wanted, strict=True):
+        assert (gradient - want).abs().max() <= 1e-6 * want.abs().max()
+
+
+def test_micro_batches_of_the_tree_add_up() -> None:
+    torch.manual_seed(4)
+    model = MODELS["qwen3"]().double().eval()
+    rows = session(8)
+    sums = []
+    for budget in (10_000, 60, 1):
+        passes = Passes(model, micro_tokens=budget)
+        groups = passes.groups(rows)
+        assert sorted(i for g in groups for i in g) == list(range(len(rows)))
+        total = [torch.zeros_like(p) for p in model.parameters()]
+        for group in groups:
+            logp_K, _ = passes.forward([rows[i] for i in group])
+            for into, g in zip(total, torch.autograd.grad(logp_K.sum(), list(model.parameters())), strict=True):
+                into += g
+        sums.append(torch.cat([t.flatten() for t in total]))
+    for other in sums[1:]:  # the model's own norms compute in float32
+        assert (other - sums[0]).abs().max() <= 1e-6 * sums[0].abs().max()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 5))
+def test_the_tree_holds_every_row_and_nothing_twice(seed: int, turns: int) -> None:
+    rows = session(seed, turns)
+    planted = tree.plant(rows, torch.device("cpu"))
+    distinct = {tree.fed(r)[:n].tobytes() for r in rows for n in range(1, r.length + 1)}
+    assert planted.tokens == len(distinct), "each prefix once"
+    at = torch.split(planted.kept_K, [len(r.response_ids) for r in rows])
+    for row, places in zip(rows, at, strict=True):
+        i = int(places[-1])
+        seen = [j for j in range(planted.tokens) if j <= i < int(planted.end_T[j])]
+        assert planted.ids_T[seen].tolist() == tree.fed(row).tolist(), "a token sees its own row, in order"
+        assert planted.depth_T[seen].tolist() == list(range(row.length))
+    for segment in planted.segments:
+        above = [j for a, b in segment.above for j in range(a, b)]
+        assert above == [j for j in range(segment.start) if segment.start < int(planted.end_T[j])]
+        assert segment.depth == len(above) == int(planted.depth_T[segment.start])
+
+
+def test_models_that_carry_a_state_are_trained_row_by_row(caplog: pytest.LogCaptureFixture) -> None:
+    from transformers import MambaConfig, MambaForCausalLM
+
+    torch.manual_seed(0)
+    model = MambaForCausalLM(MambaConfig(vocab_size=V, hidden_size=16, num_hidden_layers=2, state_size=4)).eval()
+    passes = Passes(model, micro_tokens=1)
+    assert not passes.shares
+    assert "shared prompts are computed again" in caplog.text
+    rows = session(9, 1)
+    with torch.no_grad():
+        expected = one_by_one(model, rows)
+    got = torch.cat([logp for logp, _ in passes.score(rows)])
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
