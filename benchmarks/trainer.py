@@ -3,8 +3,8 @@
     python benchmarks/trainer.py [--rounds 3]
 
 Each step runs in a process of its own, ours and TRL's in turn. Ours is the whole `LocalTrainer.step` (the policy
-before, the frozen base, the step, the policy after it, the folder on the disk). TRL's is what `GRPOTrainer` does for a batch
-that was sampled elsewhere: reference log-probabilities (beta 0.1), loss and gradients in micro-batches of 8, AdamW.
+before, the frozen base, the step, the policy after it, the folder on the disk). TRL's is what `GRPOTrainer` does for a
+batch that was sampled elsewhere: reference log-probabilities (beta 0.1), loss and gradients by 8 rows, AdamW.
 Memory is what the process's peak grows by from before the first step.
 """
 

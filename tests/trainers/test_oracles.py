@@ -1,0 +1,132 @@
+"""The clipped loss is the field's, where the settings coincide: TRL's own code, and slime's public formula."""
+
+from __future__ import annotations
+
+import warnings
+from collections import defaultdict
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from openclaw_rl.trainers.loss import Bounds, TermSlice, batch_loss
+
+LENGTH = 11  # TRL's max_completion_length: our n
+
+
+@pytest.fixture(scope="module")
+def grpo_loss() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from trl import GRPOTrainer
+
+    return GRPOTrainer._compute_loss
+
+
+def draw(seed: int) -> dict[str, torch.Tensor]:
+    """B rows of T tokens, uneven masks; log-probabilities, the sampled ones, one advantage a row."""
+    rng = np.random.default_rng(seed)
+    b, t = int(rng.integers(1, 6)), int(rng.integers(1, LENGTH + 1))
+    mask = np.arange(t) < rng.integers(1, t + 1, (b, 1))
+    mu = -rng.exponential(2.0, (b, t))
+    return {
+        "mask": torch.from_numpy(mask),
+        "mu": torch.from_numpy(mu),
+        "logp": torch.from_numpy(mu + rng.normal(0, rng.choice([0.05, 0.5, 1.5]), (b, t))),
+        "advantages": torch.from_numpy(rng.normal(0, 1, b)),
+    }
+
+
+def ours(given_: dict[str, torch.Tensor], dual: float) -> tuple[float, torch.Tensor]:
+    """Our loss without KL and without the gap mask, and its gradient [B, T]."""
+    logp = given_["logp"].clone().requires_grad_()
+    mask = given_["mask"]
+    term = TermSlice(
+        name="binary",
+        weight=1.0,
+        advantages_K=given_["advantages"][:, None].expand_as(mask)[mask],
+        mask_K=torch.ones(int(mask.sum()), dtype=torch.bool),
+        denominator=float(len(mask) * LENGTH),
+    )
+    loss = batch_loss(
+        logp_K=logp[mask],
+        mu_K=given_["mu"][mask],
+        base_K=given_["mu"][mask],
+        terms=[term],
+        kl_coef=0.0,
+        kl_denominator=1.0,
+        bounds=Bounds(clip_low=0.8, clip_high=1.28, dual_clip=dual, gap_low=1e-30, gap_high=1e30),
+    )
+    loss.total.backward()
+    assert logp.grad is not None
+    return loss.total.item(), logp.grad
+
+
+def trls(grpo_loss: Any, given_: dict[str, torch.Tensor], dual: float | None) -> tuple[float, torch.Tensor]:
+    """TRL's `GRPOTrainer._compute_loss` itself, on log-probabilities that are given to it."""
+    logp = given_["logp"].clone().requires_grad_()
+    b, t = logp.shape
+    trainer = SimpleNamespace(
+        _get_per_token_logps_and_entropies=lambda *args, **kwargs: (logp, torch.zeros_like(logp), None),
+        aux_loss_enabled=False,
+        top_entropy_quantile=1.0,
+        off_policy_mask_threshold=None,
+        importance_sampling_level="token",
+        beta=0.0,
+        args=SimpleNamespace(delta=dual, use_bias_correction_kl=True),
+        loss_type="dr_grpo",
+        epsilon_low=0.2,
+        epsilon_high=0.28,
+        use_vllm=False,
+        max_completion_length=LENGTH,
+        current_gradient_accumulation_steps=1,
+        model=SimpleNamespace(training=True),
+        _entropy_bonus_enabled=False,
+        _metrics=defaultdict(lambda: defaultdict(list)),
+        accelerator=SimpleNamespace(gather=lambda x: x, reduce=lambda x, reduction: x, num_processes=1),
+    )
+    inputs = {
+        "prompt_ids": torch.zeros(b, 1, dtype=torch.long),
+        "prompt_mask": torch.ones(b, 1, dtype=torch.long),
+        "completion_ids": torch.zeros(b, t, dtype=torch.long),
+        "completion_mask": given_["mask"].long(),
+        "advantages": given_["advantages"],
+        "old_per_token_logps": given_["mu"],
+    }
+    loss = grpo_loss(trainer, None, inputs)
+    loss.backward()
+    assert logp.grad is not None
+    return loss.item(), logp.grad
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_trl(grpo_loss: Any, seed: int) -> None:
+    """dr_grpo with epsilon 0.2 and 0.28, and its two-sided `delta` as the dual clip."""
+    given_ = draw(seed)
+    for dual in (3.0, 1.5):
+        (value, gradient), (theirs, slopes) = ours(given_, dual), trls(grpo_loss, given_, dual)
+        assert value == pytest.approx(theirs, rel=1e-9, abs=1e-12)
+        torch.testing.assert_close(gradient, slopes, rtol=1e-9, atol=1e-12)
+
+
+def test_a_difference_would_be_seen(grpo_loss: Any) -> None:
+    given_ = draw(3) | {"logp": draw(3)["mu"] + 2.0, "advantages": -torch.ones(len(draw(3)["mu"]), dtype=torch.float64)}
+    assert ours(given_, 3.0)[0] != pytest.approx(trls(grpo_loss, given_, None)[0]), "the dual clip is at work"
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_slime(seed: int) -> None:
+    """slime/utils/ppo_utils.py, compute_policy_loss: eps_clip 0.2, eps_clip_high 0.28, eps_clip_c 3."""
+    given_ = draw(seed)
+    advantages = given_["advantages"][:, None]
+    ratio = torch.exp(given_["logp"] - given_["mu"])  # exp(-ppo_kl)
+    worse = torch.maximum(-ratio * advantages, -ratio.clamp(1 - 0.2, 1 + 0.28) * advantages)
+    bounded = torch.where(advantages < 0, torch.minimum(-3.0 * advantages, worse), worse)
+    expected = (bounded * given_["mask"]).sum().item() / (len(ratio) * LENGTH)
+    assert ours(given_, 3.0)[0] == pytest.approx(expected, rel=1e-9, abs=1e-12)
