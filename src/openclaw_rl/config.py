@@ -16,7 +16,9 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from openclaw_rl import patterns
 from openclaw_rl.errors import ConfigError
+from openclaw_rl.types import Convention
 
 ENV_PREFIX = "OPENCLAW_RL_"
 HANDED_DOWN = "OPENCLAW_RL_CONFIG_JSON"
@@ -28,17 +30,14 @@ ENV_NAMES: Mapping[str, str] = {
     "BASE_MODEL_PATH": "model.path",
     "MODEL_PATH": "model.path",
     "OPENCLAW_JUDGE_API_KEY": "judge.api_key",
+    "OPENCLAW_ENGINE_API_KEY": "engine.api_key",
+    "OPENCLAW_TEACHER_API_KEY": "teacher.api_key",
 }
 """The short names; every other setting is `OPENCLAW_RL_<SECTION>_<KEY>`."""
 
 STARTER = "starter"
-SECRETS = ("serve.api_key", "judge.api_key")
-# One block or several, and not a word of the person's before, between or after them.
-OPENCLAW_CONTEXT = (
-    r"^\s*(?:<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>(?:(?!<<<END_OPENCLAW_INTERNAL_CONTEXT>>>).)*"
-    r"<<<END_OPENCLAW_INTERNAL_CONTEXT>>>\s*)+$"
-)
-REMINDER = r"^\s*(?:<system-reminder>(?:(?!</system-reminder>).)*</system-reminder>\s*)+$"
+REMINDER = patterns.REMINDER
+SECRETS = ("serve.api_key", "engine.api_key", "judge.api_key", "teacher.api_key")
 
 
 class _Section(BaseModel):
@@ -65,14 +64,29 @@ class ServeConfig(_Section):
         default_factory=dict, description="fixed sampling values, e.g. {temperature: 1.0, top_p: 1.0}"
     )
     max_body_bytes: int = Field(32 * 2**20, ge=1024)
-    transient_patterns: tuple[str, ...] = (OPENCLAW_CONTEXT, REMINDER)
+    transient_patterns: tuple[str, ...] = patterns.TRANSIENT
     engine_wait: float = Field(60.0, gt=0, description="seconds a request waits for an engine that is restarting")
 
 
 class EngineConfig(_Section):
     """The engine that samples."""
 
-    backend: Literal["embedded"] = "embedded"
+    backend: Literal["embedded", "vllm", "sglang", "openai"] = Field(
+        "embedded",
+        description="embedded: our own, for small models; vllm, sglang: such a server, started here or elsewhere; "
+        "openai: an endpoint at `url` that returns token ids and log-probabilities",
+    )
+    url: str | None = Field(
+        None, description="a running server to use, e.g. http://gpu:8000; default: one is started and kept"
+    )
+    api_key: str | None = Field(None, description="the key of the server at `url` (OPENCLAW_ENGINE_API_KEY)")
+    python: str | None = Field(
+        None, description="the interpreter of the environment in which vllm or sglang is installed; default: this one"
+    )
+    args: tuple[str, ...] = Field((), description="further flags for the program, e.g. [--tensor-parallel-size, '2']")
+    logprobs: Convention | None = Field(
+        None, description="which log-probabilities the server gives; default: scaled, of vllm processed"
+    )
     versions: int = Field(4, ge=2, le=64, description="policy versions held side by side")
     max_batch: int = Field(32, ge=1)
     max_context: int | None = Field(None, ge=16, description="tokens; default: what the model was made for")
@@ -80,50 +94,60 @@ class EngineConfig(_Section):
     prefix_cache_tokens: int = Field(32768, ge=0, description="tokens of finished replies kept for their next turn")
     threads: int = Field(1, ge=1, description="CPU threads of the engine process")
 
+    @property
+    def convention(self) -> Convention:
+        """The log-probabilities that are expected of the engine."""
+        return self.logprobs or ("processed" if self.backend == "vllm" else "scaled")
+
 
 class CollectConfig(_Section):
     """Linking reactions to turns."""
 
     session_timeout: float = Field(24 * 3600.0, gt=0, description="seconds without a reaction until a turn is dropped")
     side_patterns: tuple[str, ...] = Field(
-        (
-            r"(?i)\A\W*(please )?(generate|create|write|provide|suggest) (an? |the )?([\w,'-]+ ){0,6}title\b"
-            r"[^.\n]{0,40}\b(for|of|summari[sz]ing|based on) (this|the)( following| whole| coding)?"
-            r" (conversation|chat|session|dialogue)\b",
-            r"(?i)\A\W*(please )?summari[sz]e (this|the)( coding)? (conversation|chat|session)\b",
-            r"(?i)\AYou (are|write|generate|create)\b[^.\n]{0,30}"
-            r"\b(title (generator|writer)|(conversation|chat|session) titles?)\b",
-            r"(?s)\A### Task:\n.{1,8000}### Chat History:",
-            r"(?i)\A### Task:\s+Generate a concise,? [^.\n]{0,40}\btitle\b",
-        ),
+        patterns.SIDE,
         description="a last user or system message like this looks like side traffic, until the talk goes on",
     )
     interlude_patterns: tuple[str, ...] = Field(
-        (
-            r"(?s)(System: [^\n]*\s+)*Read HEARTBEAT\.md\b.{0,600}\bHEARTBEAT_OK\b.{0,300}",
-            r"(?s)(System: [^\n]*\s+)*Pre-compaction memory flush\b.{0,2000}\bNO_REPLY\b.{0,300}",
-        ),
+        patterns.INTERLUDES,
         description="a user message that is this as a whole is the client's own: side traffic that reactions step over",
     )
     poll: float = Field(0.05, gt=0)
 
 
-class JudgeConfig(_Section):
-    """Who says how good a turn was."""
+class EndpointConfig(_Section):
+    """A model behind an OpenAI-compatible endpoint, asked for text."""
 
-    kind: Literal["rules", "llm"] = "rules"
-    rules_path: str | None = Field(None, description="default: the shipped rules")
-    base_url: str | None = Field(None, description="OpenAI-compatible endpoint of the llm judge")
+    base_url: str | None = Field(None, description="OpenAI-compatible endpoint, e.g. http://127.0.0.1:9000/v1")
     model: str | None = None
     api_key: str | None = None
-    num_judges: int = Field(3, ge=1, description="votes per turn, in parallel")
-    consensus_threshold: float = Field(0.5, ge=0, lt=1, description="a score needs more than this share of the votes")
-    workers: int = Field(4, ge=1, description="turns judged at once")
     timeout: float = Field(60.0, gt=0)
     retries: int = Field(4, ge=0)
     temperature: float = Field(0.6, ge=0)
     max_tokens: int = Field(1024, ge=16)
+
+
+class JudgeConfig(EndpointConfig):
+    """Who says how good a turn was. The endpoint is the llm judge's."""
+
+    kind: Literal["rules", "llm"] = "rules"
+    rules_path: str | None = Field(None, description="default: the shipped rules")
+    num_judges: int = Field(3, ge=1, description="votes per turn, in parallel")
+    consensus_threshold: float = Field(0.5, ge=0, lt=1, description="a score needs more than this share of the votes")
+    workers: int = Field(4, ge=1, description="turns judged at once")
     poll: float = Field(0.05, gt=0)
+
+
+class TeacherConfig(EndpointConfig):
+    """Who writes the hints, when it is not the judge. In force once `base_url` and `model` are given."""
+
+    when: Literal["negative", "always", "never"] = Field(
+        "negative", description="which judged turns it is asked about: those with score -1, all, or none"
+    )
+
+    @property
+    def wanted(self) -> bool:
+        return self.base_url is not None and self.when != "never"
 
 
 class LoraConfig(_Section):
@@ -145,6 +169,8 @@ class TrainConfig(_Section):
     adam_betas: tuple[float, float] = (0.9, 0.95)
     clip_grad: float = Field(1.0, gt=0)
     lora: LoraConfig = LoraConfig()
+    loss: Literal["clip", "cispo", "gspo"] = Field("clip", description="surrogate: token clip, CISPO, sequence clip")
+    epochs: int = Field(1, ge=1, le=8, description="optimizer steps a batch; above 1 the loss is the decoupled one")
     clip_low: float = Field(0.8, gt=0, lt=1)
     clip_high: float = Field(1.28, gt=1)
     dual_clip: float = Field(3.0, gt=1)
@@ -189,6 +215,7 @@ class Config(_Section):
     engine: EngineConfig = EngineConfig()
     collect: CollectConfig = CollectConfig()
     judge: JudgeConfig = JudgeConfig()
+    teacher: TeacherConfig = TeacherConfig()
     train: TrainConfig = TrainConfig()
     run: RunConfig = RunConfig()
 
@@ -349,6 +376,15 @@ def _check_together(config: Config) -> None:
         )
     if config.judge.kind == "llm" and not (config.judge.base_url and config.judge.model):
         raise ConfigError("judge.kind is llm: judge.base_url and judge.model are needed too (an OpenAI-compatible one)")
+    if config.engine.backend == "embedded" and (config.engine.url or config.engine.logprobs not in (None, "scaled")):
+        raise ConfigError(
+            "engine.url and engine.logprobs are for a server; the embedded engine takes neither. Unset it,"
+            " or set engine.backend (--backend vllm)"
+        )
+    if config.engine.backend == "openai" and not config.engine.url:
+        raise ConfigError("engine.backend is openai: engine.url is needed too, e.g. http://127.0.0.1:8001/v1")
+    if config.teacher.wanted and not config.teacher.model:
+        raise ConfigError("teacher.base_url is set: teacher.model is needed too. teacher.when=never turns it off.")
     loopback = config.serve.host in ("127.0.0.1", "localhost", "::1")
     if not loopback and not config.serve.api_key:
         raise ConfigError(
@@ -360,6 +396,13 @@ def _check_together(config: Config) -> None:
 def to_environment(config: Config) -> dict[str, str]:
     """The process environment plus this config: how the supervisor hands settings to its children."""
     return dict(os.environ) | {HANDED_DOWN: config.model_dump_json(), "OMP_WAIT_POLICY": "passive"}
+
+
+def foreign_environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """The process environment for a program that is not ours: without our settings and keys, and with `extra`."""
+    ours = {HANDED_DOWN} | {name for name, key in ENV_NAMES.items() if key in SECRETS}
+    kept = {name: value for name, value in os.environ.items() if name not in ours and not name.startswith(ENV_PREFIX)}
+    return kept | dict(extra)
 
 
 def inherited() -> Config | None:

@@ -262,3 +262,29 @@ def test_the_gap_to_the_engine_is_told_of_tokens_from_these_very_weights(
     assert metrics["gap/engine/tokens"] == sum(int(s.mask.sum()) for s in batch if s.on_policy)
     older = [replace(s, on_policy=False) for s in batch]
     assert "gap/engine" not in trainer(max_gap=9.0).step(older, str(tmp_path / "older")).metrics
+
+
+@pytest.mark.parametrize("loss", ["clip", "cispo", "gspo"])
+def test_every_loss_pushes_towards_the_better_reply(trainer: Make, draw: Draw, tmp_path: Path, loss: str) -> None:
+    made = trainer("binary", loss=loss, kl_coef=0.0, max_step_kl=1e9, max_gap=9.0)
+    good, bad = (draw(made, seed, count=1, reward=reward)[0] for seed, reward in ((1, 1.0), (2, -1.0)))
+    before = [t.sum() for t in made.logprobs([row_of(good), row_of(bad)])]
+    assert made.step([good, bad], str(tmp_path / "out")).folder is not None
+    after = [t.sum() for t in made.logprobs([row_of(good), row_of(bad)])]
+    assert after[0] > before[0]
+    assert after[1] < before[1]
+
+
+def test_several_epochs_are_several_steps_on_the_decoupled_loss(trainer: Make, draw: Draw, tmp_path: Path) -> None:
+    """The weights after two epochs: a first step as with one, then one whose ratio is to the policy before both."""
+    settings = {"max_gap": 9.0, "max_step_kl": 1e9, "learning_rate": 1e-3, "kl_coef": 0.0}
+    one, two = trainer("binary", **settings), trainer("binary", **settings, epochs=2)
+    batch = draw(one, 5, noise=0.2)
+    start = weights(one)
+    one.step(batch, str(tmp_path / "one"))
+    two.step(batch, str(tmp_path / "two"))
+    once, twice = (weights(one) - start).norm(), (weights(two) - start).norm()
+    assert 1.3 * once < twice < 2.6 * once
+    assert two.step(batch, str(tmp_path / "again")).metrics["step"] == 2.0, (
+        "a batch is one version, whatever its epochs"
+    )

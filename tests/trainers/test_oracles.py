@@ -41,7 +41,7 @@ def draw(seed: int) -> dict[str, torch.Tensor]:
     }
 
 
-def ours(given_: dict[str, torch.Tensor], dual: float) -> tuple[float, torch.Tensor]:
+def ours(given_: dict[str, torch.Tensor], dual: float, kind: Any = "clip") -> tuple[float, torch.Tensor]:
     """Our loss without KL and without the gap mask, and its gradient [B, T]."""
     logp = given_["logp"].clone().requires_grad_()
     mask = given_["mask"]
@@ -59,37 +59,42 @@ def ours(given_: dict[str, torch.Tensor], dual: float) -> tuple[float, torch.Ten
         terms=[term],
         kl_coef=0.0,
         kl_denominator=1.0,
-        bounds=Bounds(clip_low=0.8, clip_high=1.28, dual_clip=dual, gap_low=1e-30, gap_high=1e30),
+        bounds=Bounds(clip_low=0.8, clip_high=1.28, dual_clip=dual, gap_low=1e-30, gap_high=1e30, kind=kind),
+        rows_K=torch.arange(len(mask))[:, None].expand_as(mask)[mask],
     )
     loss.total.backward()
     assert logp.grad is not None
     return loss.total.item(), logp.grad
 
 
-def trls(grpo_loss: Any, given_: dict[str, torch.Tensor], dual: float | None) -> tuple[float, torch.Tensor]:
+def trls(
+    grpo_loss: Any, given_: dict[str, torch.Tensor], dual: float | None, **changes: Any
+) -> tuple[float, torch.Tensor]:
     """TRL's `GRPOTrainer._compute_loss` itself, on log-probabilities that are given to it."""
     logp = given_["logp"].clone().requires_grad_()
     b, t = logp.shape
-    trainer = SimpleNamespace(
-        _get_per_token_logps_and_entropies=lambda *args, **kwargs: (logp, torch.zeros_like(logp), None),
-        aux_loss_enabled=False,
-        top_entropy_quantile=1.0,
-        off_policy_mask_threshold=None,
-        importance_sampling_level="token",
-        beta=0.0,
-        args=SimpleNamespace(delta=dual, use_bias_correction_kl=True),
-        loss_type="dr_grpo",
-        epsilon_low=0.2,
-        epsilon_high=0.28,
-        use_vllm=False,
-        max_completion_length=LENGTH,
-        current_gradient_accumulation_steps=1,
-        model=SimpleNamespace(training=True),
-        _entropy_bonus_enabled=False,
-        _metrics=defaultdict(lambda: defaultdict(list)),
-        accelerator=SimpleNamespace(gather=lambda x: x, reduce=lambda x, reduction: x, num_processes=1),
-    )
+    settings = {
+        "_get_per_token_logps_and_entropies": lambda *args, **kwargs: (logp, torch.zeros_like(logp), None),
+        "aux_loss_enabled": False,
+        "top_entropy_quantile": 1.0,
+        "off_policy_mask_threshold": None,
+        "importance_sampling_level": "token",
+        "beta": 0.0,
+        "args": SimpleNamespace(steps_per_generation=1, delta=dual, use_bias_correction_kl=True),
+        "loss_type": "dr_grpo",
+        "epsilon_low": 0.2,
+        "epsilon_high": 0.28,
+        "use_vllm": False,
+        "max_completion_length": LENGTH,
+        "current_gradient_accumulation_steps": 1,
+        "model": SimpleNamespace(training=True),
+        "_entropy_bonus_enabled": False,
+        "_metrics": defaultdict(lambda: defaultdict(list)),
+        "accelerator": SimpleNamespace(gather=lambda x: x, reduce=lambda x, reduction: x, num_processes=1),
+    }
+    trainer = SimpleNamespace(**settings | changes)
     inputs = {
+        "num_items_in_batch": torch.tensor(float(b * LENGTH)),
         "prompt_ids": torch.zeros(b, 1, dtype=torch.long),
         "prompt_mask": torch.ones(b, 1, dtype=torch.long),
         "completion_ids": torch.zeros(b, t, dtype=torch.long),
@@ -110,6 +115,19 @@ def test_trl(grpo_loss: Any, seed: int) -> None:
     given_ = draw(seed)
     for dual in (3.0, 1.5):
         (value, gradient), (theirs, slopes) = ours(given_, dual), trls(grpo_loss, given_, dual)
+        assert value == pytest.approx(theirs, rel=1e-9, abs=1e-12)
+        torch.testing.assert_close(gradient, slopes, rtol=1e-9, atol=1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_trl_cispo_and_gspo(grpo_loss: Any, seed: int) -> None:
+    given_ = draw(seed)
+    cispo = {"loss_type": "cispo", "epsilon_high": 5.0}
+    gspo = {"importance_sampling_level": "sequence", "epsilon_low": 3e-4, "epsilon_high": 4e-4}
+    for kind, changes in (("cispo", cispo), ("gspo", gspo)):
+        value, gradient = ours(given_, 1e9, kind)
+        theirs, slopes = trls(grpo_loss, given_, None, **changes)
         assert value == pytest.approx(theirs, rel=1e-9, abs=1e-12)
         torch.testing.assert_close(gradient, slopes, rtol=1e-9, atol=1e-12)
 

@@ -23,7 +23,7 @@ from openclaw_rl.trainers import adapter, checkpoint
 from openclaw_rl.trainers.base import Method
 from openclaw_rl.trainers.length import ReplyTokens
 from openclaw_rl.trainers.logprob import Passes, check_head
-from openclaw_rl.trainers.loss import Bounds, TermSlice, batch_loss
+from openclaw_rl.trainers.loss import Bounds, Loss, TermSlice, batch_loss
 from openclaw_rl.trainers.pack import Row
 from openclaw_rl.types import Sample, StepResult, Term
 
@@ -71,6 +71,7 @@ class LocalTrainer:
             dual_clip=train.dual_clip,
             gap_low=train.gap_low,
             gap_high=train.gap_high,
+            kind=train.loss,
         )
         self.load(folder=None, memory={})
 
@@ -163,37 +164,50 @@ class LocalTrainer:
         return self._method.terms(batch.samples, [o.numpy() for o in batch.student], teachers, self._memory)
 
     def _descend(self, batch: Scored, terms: Sequence[Term], members: Sequence[int], slow: float) -> dict[str, float]:
-        """One optimizer step on the whole batch, in micro-batches whose gradients add up."""
-        self._optimizer.zero_grad(set_to_none=True)
+        """`train.epochs` optimizer steps on the whole batch; what is told is of the last one."""
         self.model.train(self._train.lora.dropout > 0)
-        sums: Counter[str] = Counter()
-        counts: Counter[str] = Counter()
         device = self.causal.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(self._train.seed + self._steps)  # dropout: a function of seed and step, nothing to save
-            for group in self._passes.groups([batch.rows[i] for i in members]):
-                indices = [members[j] for j in group]
-                logp_K, _ = self._passes.forward([batch.rows[i] for i in indices])
-                loss = batch_loss(
-                    logp_K=logp_K,
-                    mu_K=torch.cat([batch.mu(i) for i in indices]).to(device),
-                    base_K=torch.cat([batch.base[i] for i in indices]).to(device),
-                    terms=_slices(terms, indices, slow, device),
-                    kl_coef=self._train.kl_coef,
-                    kl_denominator=len(members) * slow,
-                    bounds=self._bounds,
-                )
-                loss.total.backward()  # type: ignore[no-untyped-call]
-                sums.update({"total": loss.total.item()} | dict(loss.parts))
-                counts.update(loss.counts)
+            for _ in range(self._train.epochs):
+                metrics = self._step_once(batch, terms, members, slow)
+        self.model.eval()
+        return metrics
+
+    def _step_once(self, batch: Scored, terms: Sequence[Term], members: Sequence[int], slow: float) -> dict[str, float]:
+        """One optimizer step, in micro-batches whose gradients add up."""
+        self._optimizer.zero_grad(set_to_none=True)
+        sums: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
+        for group in self._passes.groups([batch.rows[i] for i in members]):
+            loss = self._loss(batch, terms, [members[j] for j in group], len(members), slow)
+            loss.total.backward()  # type: ignore[no-untyped-call]
+            sums.update({"total": loss.total.item()} | dict(loss.parts))
+            counts.update(loss.counts)
         norm = torch.nn.utils.clip_grad_norm_(self._parameters.values(), self._train.clip_grad, foreach=False).item()
         if np.isfinite(norm) and np.isfinite(sums["total"]):
             self._optimizer.step()
-        self.model.eval()
         shares = {f"masked/{k}": v / max(1, sum(_tokens(batch, members))) for k, v in counts.items() if k == "gap"}
         for term in terms:
             shares[f"clipped/{term.name}"] = counts[f"clipped/{term.name}"] / max(1, counts[f"tokens/{term.name}"])
         return {f"loss/{name}": value for name, value in sums.items()} | shares | {"gradient/norm": norm}
+
+    def _loss(self, batch: Scored, terms: Sequence[Term], indices: Sequence[int], members: int, slow: float) -> Loss:
+        """Of one micro-batch."""
+        device = self.causal.device
+        logp_K, _ = self._passes.forward([batch.rows[i] for i in indices])
+        lengths = torch.tensor([len(batch.samples[i].response_ids) for i in indices])
+        return batch_loss(
+            logp_K=logp_K,
+            mu_K=torch.cat([batch.mu(i) for i in indices]).to(device),
+            base_K=torch.cat([batch.base[i] for i in indices]).to(device),
+            terms=_slices(terms, indices, slow, device),
+            kl_coef=self._train.kl_coef,
+            kl_denominator=members * slow,
+            bounds=self._bounds,
+            old_K=torch.cat([batch.student[i] for i in indices]).to(device) if self._train.epochs > 1 else None,
+            rows_K=torch.arange(len(indices)).repeat_interleave(lengths).to(device),
+        )
 
     def _held_back(
         self, batch: Scored, members: Sequence[int], standing: Mapping[str, torch.Tensor]
