@@ -183,6 +183,9 @@ class TrainConfig(_Section):
     baseline_decay: float = Field(0.95, ge=0, lt=1)
     baseline_shrink: float = Field(8.0, ge=0)
     length_decay: float = Field(0.99, ge=0, lt=1, description="of the slow average of reply tokens, per reply")
+    checkpointing: bool = Field(
+        False, description="compute each layer again in the backward pass: a fraction of the memory, a third more time"
+    )
     micro_tokens: int = Field(4096, ge=1, description="tokens of one forward pass; one long sample may exceed it alone")
     max_gap: float = Field(0.5, gt=0, description="mean |log rho| of a turn above which it is too stale to train")
     max_staleness: int = Field(64, ge=1, description="versions; loose: a person answers after hours")

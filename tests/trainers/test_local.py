@@ -288,3 +288,19 @@ def test_several_epochs_are_several_steps_on_the_decoupled_loss(trainer: Make, d
     assert two.step(batch, str(tmp_path / "again")).metrics["step"] == 2.0, (
         "a batch is one version, whatever its epochs"
     )
+
+
+def test_checkpointing_changes_memory_and_nothing_else(trainer: Make, draw: Draw, tmp_path: Path) -> None:
+    plain, thrifty = trainer(max_gap=9.0), trainer(max_gap=9.0, checkpointing=True)
+    batch = draw(plain, 11)
+    calls = {"plain": 0, "thrifty": 0}
+    for name, made in (("plain", plain), ("thrifty", thrifty)):
+        layer = made.causal.get_decoder().layers[0]
+
+        def count(*_: object, name: str = name) -> None:
+            calls[name] += torch.is_grad_enabled()
+
+        layer.self_attn.register_forward_hook(count)
+        made.step(batch, str(tmp_path / name))
+    torch.testing.assert_close(weights(thrifty), weights(plain), rtol=1e-5, atol=1e-7)
+    assert calls == {"plain": 1, "thrifty": 2}, "a second forward pass, in the backward pass"

@@ -62,6 +62,13 @@ class LocalTrainer:
         self.model = adapter.attach(base, path, train.lora, train.seed)
         self.causal = self.model.get_base_model()
         check_head(self.causal)
+        if train.checkpointing:
+            named = (
+                "activation_checkpointing_enable",
+                "gradient_checkpointing_enable",
+            )  # transformers renamed it within 5
+            enable = next(getattr(self.causal, name) for name in named if hasattr(self.causal, name))
+            enable({"use_reentrant": False})
         self._passes = Passes(self.causal, micro_tokens=train.micro_tokens)
         self._parameters = adapter.trainable(self.model)
         self._fresh = adapter.tensors(self.model)
@@ -166,6 +173,8 @@ class LocalTrainer:
     def _descend(self, batch: Scored, terms: Sequence[Term], members: Sequence[int], slow: float) -> dict[str, float]:
         """`train.epochs` optimizer steps on the whole batch; what is told is of the last one."""
         self.model.train(self._train.lora.dropout > 0)
+        for layer in self._layers():
+            layer.training = True  # what is within stays as it is: the base's own dropout never acts
         device = self.causal.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(self._train.seed + self._steps)  # dropout: a function of seed and step, nothing to save
@@ -173,6 +182,10 @@ class LocalTrainer:
                 metrics = self._step_once(batch, terms, members, slow)
         self.model.eval()
         return metrics
+
+    def _layers(self) -> list[torch.nn.Module]:
+        """The layers that are computed again in the backward pass."""
+        return [m for m in self.causal.modules() if getattr(m, "gradient_checkpointing", False)]
 
     def _step_once(self, batch: Scored, terms: Sequence[Term], members: Sequence[int], slow: float) -> dict[str, float]:
         """One optimizer step, in micro-batches whose gradients add up."""
