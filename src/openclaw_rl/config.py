@@ -202,6 +202,13 @@ class TrainConfig(_Section):
     poll: float = Field(0.1, gt=0)
 
 
+class TrackConfig(_Section):
+    """Where metrics go besides `<home>/logs/metrics.jsonl`."""
+
+    to: tuple[Literal["tensorboard", "wandb"], ...] = Field((), description="e.g. [tensorboard, wandb]")
+    project: str = Field("openclaw-rl", description="of W&B; the run is called openclaw-rl-<method>")
+
+
 class RunConfig(_Section):
     """The supervisor."""
 
@@ -220,6 +227,7 @@ class Config(_Section):
     judge: JudgeConfig = JudgeConfig()
     teacher: TeacherConfig = TeacherConfig()
     train: TrainConfig = TrainConfig()
+    track: TrackConfig = TrackConfig()
     run: RunConfig = RunConfig()
 
     @property

@@ -27,6 +27,7 @@ from openclaw_rl.train import folders
 from openclaw_rl.train.batch import Batch, Builder
 from openclaw_rl.train.gate import refusal
 from openclaw_rl.train.lease import LeaseKeeper
+from openclaw_rl.train.tracking import Tracker
 from openclaw_rl.types import JudgedTurn, Lease, Policy, PolicyState, StepResult, Use
 
 log = logging.getLogger("openclaw_rl.train")
@@ -105,7 +106,15 @@ def _open(config: Config, store: Store) -> TrainRoom:
     from openclaw_rl.trainers.local import LocalTrainer  # torch: after what fails fast has been checked
 
     trainer = LocalTrainer(str(files.folder), method, config.train, config.model)
-    return TrainRoom(store, trainer, builder, config.train, config.policies_dir, engine=config.engine.backend)
+    tracker = Tracker(
+        config.track,
+        config.logs_dir,
+        run=f"openclaw-rl-{config.train.method}",
+        settings=config.train.model_dump(mode="json"),
+    )
+    return TrainRoom(
+        store, trainer, builder, config.train, config.policies_dir, engine=config.engine.backend, tracker=tracker
+    )
 
 
 class TrainRoom:
@@ -120,10 +129,11 @@ class TrainRoom:
         root: Path,
         *,
         engine: str = "engine",
+        tracker: Tracker | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """`engine`: which one samples the turns; what it computes otherwise than the trainer is told under its name."""
-        self._engine = engine
+        self._engine, self._tracker = engine, tracker
         self._store, self._trainer, self._builder, self._train = store, trainer, builder, train
         self._root = root.resolve()
         self._clock = clock
@@ -236,6 +246,8 @@ class TrainRoom:
         if not reason:
             self._standing = version
         _tell(policy, result.metrics, len(trained))
+        if self._tracker is not None:
+            self._tracker.tell(policy, self._kept(result.metrics), trained)
 
     def _kept(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """What can be stored; the gap between engine and trainer under the engine's name."""

@@ -1,0 +1,71 @@
+"""Where the metrics of a step go, and that nobody else's trouble stops the training."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from openclaw_rl.config import TrackConfig
+from openclaw_rl.errors import ConfigError
+from openclaw_rl.train.tracking import FILE, Tracker
+from openclaw_rl.types import Policy, PolicyState
+
+METRICS = {"loss/total": 0.5, "reward/mean": -1.0, "gradient/norm": float("nan"), "step": 3.0}
+
+
+def policy(version: int) -> Policy:
+    return Policy(
+        version=version, parent=version - 1, state=PolicyState.LIVE, path=None, digest="", base="b", identity="i",
+        created_at=5.0,
+    )  # fmt: skip
+
+
+def tracker(folder: Path, *to: str) -> Tracker:
+    return Tracker(TrackConfig(to=to), folder, run="openclaw-rl-binary", settings={"rank": 4})  # type: ignore[arg-type]
+
+
+def test_each_step_is_a_line(tmp_path: Path) -> None:
+    made = tracker(tmp_path)
+    made.tell(policy(1), METRICS, ["a", "b"])
+    tracker(tmp_path).tell(policy(2), METRICS, [])
+    first, second = (json.loads(line) for line in (tmp_path / FILE).read_text().splitlines())
+    assert first == {
+        "version": 1, "parent": 0, "state": "live", "at": 5.0, "turns": ["a", "b"],
+        "loss/total": 0.5, "reward/mean": -1.0, "step": 3.0,
+    }  # fmt: skip
+    assert second["version"] == 2
+
+
+def test_a_library_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, module in (("wandb", "wandb"), ("tensorboard", "tensorboard.summary")):
+        monkeypatch.setitem(sys.modules, module, None)
+        with pytest.raises(ConfigError, match=f"pip install {name}"):
+            tracker(tmp_path, name)
+
+
+def test_a_sink_that_fails_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A stand-in for the library, as far as it is used: its server goes away after the first step."""
+    got: list[tuple[int | None, dict[str, float]]] = []
+
+    def log(metrics: dict[str, float], step: int) -> None:
+        if got:
+            raise ConnectionError("no route")
+        got.append((step, metrics))
+
+    asked: dict[str, object] = {}
+    monkeypatch.setitem(
+        sys.modules, "wandb", SimpleNamespace(init=lambda **given: asked.update(given) or SimpleNamespace(log=log))
+    )
+    made = tracker(tmp_path, "wandb")
+    for version in (1, 2, 3):
+        made.tell(policy(version), METRICS, [])
+    assert (asked["project"], asked["name"]) == ("openclaw-rl", "openclaw-rl-binary")
+    assert got == [(1, {"loss/total": 0.5, "reward/mean": -1.0, "step": 3.0})]
+    assert caplog.text.count("no longer go to wandb: ConnectionError: no route") == 1
+    assert len((tmp_path / FILE).read_text().splitlines()) == 3
