@@ -1,6 +1,7 @@
 """A stream of what makes peers collapse: junk tokens, wrong log-probabilities, equal rewards, rewards that flip.
 
 Whatever comes, a step stays in its trust region, the policy stays near its base, and there is no step on nothing.
+Without the region and the pull to the base three of the four streams end two to seven times as far away.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def samples(trainer: LocalTrainer, rng: np.random.Generator, reward: Reward, *, junk: bool, off: float) -> list[Sample]:
-    """Eight turns, of random words or of one token over and over; `off`: nats that their log-probabilities are wrong."""
+    """Eight turns, of random words or one token over and over; `off`: nats that their log-probabilities are wrong."""
     out = []
     for n in range(8):
         prompt, size = rng.integers(0, V, 6).astype(np.int32), int(rng.integers(4, 12))
@@ -60,7 +61,7 @@ STREAMS: dict[str, tuple[Reward, bool, float]] = {
 @pytest.mark.parametrize("name", STREAMS)
 def test_it_stays_bounded(base: str, tmp_path: Path, name: str) -> None:
     reward, junk, off = STREAMS[name]
-    rng, train = np.random.default_rng(0), TrainConfig()
+    rng, train = np.random.default_rng(0), TrainConfig(learning_rate=0.05)  # thirty times the default
     method = methods.make("binary", decay=0.95, shrink=8.0, clip=1.0, w_binary=1.0, w_opd=1.0)
     trainer = LocalTrainer(base, method, train)
     first = last = None
@@ -75,7 +76,7 @@ def test_it_stays_bounded(base: str, tmp_path: Path, name: str) -> None:
         assert refusal(last, grad_norm=train.gate_grad_norm, kl=train.gate_kl) is None
     assert first is not None
     assert last is not None
-    assert last["kl"] < 1.0, f"nats per token from the base: {last['kl']:.2f}"
+    assert last["kl"] < 0.13, f"nats per token from the base: {last['kl']:.2f}"
     assert last["entropy"] > 0.5 * first["entropy"], f"{first['entropy']:.2f} -> {last['entropy']:.2f}"
 
 
