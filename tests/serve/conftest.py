@@ -18,6 +18,7 @@ import pytest
 import uvloop
 from aiohttp import web
 from tests.render.folders import make
+from tests.render.trl_templates import KINDS, make_kind
 
 from openclaw_rl.config import Config, from_flat
 from openclaw_rl.render.model_files import ModelFiles
@@ -41,7 +42,8 @@ def renderers(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Rende
 
     def get(kind: str = "chatml") -> Renderer:
         if kind not in made:
-            made[kind] = Renderer(ModelFiles.find(str(make(tmp_path_factory.mktemp("model") / kind, kind))))
+            write = make_kind if kind in KINDS else make
+            made[kind] = Renderer(ModelFiles.find(str(write(tmp_path_factory.mktemp("model") / kind, kind))))
         return made[kind]
 
     return get

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tests.serve.conftest import OTHER_KEY, TOOLS, USER, Site, Start
 
 from openclaw_rl.types import Exchange
@@ -43,13 +48,13 @@ def odd(site: Site, text: str) -> None:
     site.script.ids = [i for c in text for i in tokens.encode(c).tolist()] + [site.renderer.stop_token_ids[0]]
 
 
-@pytest.mark.parametrize("kind", ["chatml", "thinking", "llama"])
+@pytest.mark.parametrize("kind", ["chatml", "keeping", "llama"])
 def test_turn_after_turn(start: Start, kind: str) -> None:
     site = start(kind)
     history: list[Any] = [{"role": "system", "content": "Be kind."}]
     earlier = None
     for turn in range(4):
-        odd(site, f"{'Hm.</think>' if kind == 'thinking' else ''}This is answer {turn}, it is sunny.")
+        odd(site, f"{'Hm.</think>' if kind == 'keeping' else ''}This is answer {turn}, it is sunny.")
         history.append({"role": "user", "content": f"question {turn}"})
         reply, exchange = ask(site, history)
         assert earlier is None or goes_on(exchange, earlier)
@@ -88,23 +93,50 @@ def test_a_truncated_reply_gets_its_end(site: Site) -> None:
     assert second.request.prompt_ids[len(stored(first))] == end
 
 
+def holds(exchange: Exchange, earlier: Exchange) -> bool:
+    """Whether the sampled tokens of the earlier reply stand in a prompt, its stop token aside."""
+    assert earlier.reply is not None
+    said, ids = earlier.reply.response_ids.tolist()[:-1], exchange.request.prompt_ids.tolist()
+    return any(ids[n : n + len(said)] == said for n in range(len(ids)))
+
+
+def decoded(site: Site, exchange: Exchange) -> str:
+    ids = exchange.request.prompt_ids.tolist()
+    return str(site.renderer.tokens.tokenizer.decode(ids, skip_special_tokens=False))
+
+
 def test_what_is_no_longer_the_same_is_rendered(site: Site) -> None:
     odd(site, "This is the answer.")
     reply, first = ask(site, [USER, PASSING])
-    renderer = site.renderer
 
-    def is_rendered(messages: list[Any], **options: Any) -> bool:
+    def is_rendered(messages: list[Any], *, sampled: bool, **options: Any) -> bool:
         _, exchange = ask(site, messages, **options)
-        plain = renderer.render(messages, options.get("tools", ())).prompt_ids.tolist()
-        return exchange.request.prompt_ids.tolist() == plain and not goes_on(exchange, first)
+        assert decoded(site, exchange) == site.renderer.text(messages, options.get("tools", ()))
+        return holds(exchange, first) == sampled and not goes_on(exchange, first)
 
-    assert is_rendered([USER, reply, USER]), "the passing context is gone"
-    assert is_rendered([USER, PASSING, reply, USER], tools=TOOLS), "other tools"
-    assert is_rendered([USER, PASSING, reply, USER], key=OTHER_KEY), "another key"
-    assert is_rendered([USER, PASSING, reply | {"content": "Other."}, USER]), "another reply"
-    assert is_rendered([{"role": "system", "content": "s"}, USER, PASSING, reply, USER]), "another beginning"
+    assert is_rendered([USER, reply, USER], sampled=True), "the passing context is gone, the reply is the same"
+    assert is_rendered([USER, PASSING, reply, USER], tools=TOOLS, sampled=True), "other tools"
+    assert is_rendered([USER, PASSING, reply | {"content": "Other."}, USER], sampled=False), "another reply"
+    other_beginning = [{"role": "system", "content": "s"}, USER, PASSING, reply, USER]
+    assert is_rendered(other_beginning, sampled=False), "another beginning"
     _, again = ask(site, [USER, PASSING, reply, USER])
     assert goes_on(again, first), "all the same"
+    _, other = ask(site, [USER, PASSING, reply, USER], key=OTHER_KEY)
+    assert not holds(other, first), "another key"
+
+
+def test_passing_context_that_comes_and_goes_costs_no_sampled_token(site: Site) -> None:
+    """As OpenClaw does: the context stands last, and is taken away in the next turn."""
+    history: list[Any] = [{"role": "system", "content": "Be kind."}]
+    earlier: list[Exchange] = []
+    for turn in range(4):
+        odd(site, f"This is answer {turn}, it is sunny.")
+        history.append({"role": "user", "content": f"question {turn}"})
+        reply, exchange = ask(site, [*history, PASSING])
+        assert decoded(site, exchange) == site.renderer.text([*history, PASSING])
+        assert all(holds(exchange, e) for e in earlier)
+        earlier.append(exchange)
+        history.append(reply)
 
 
 def test_a_reply_cut_by_a_stop_string_is_rendered(site: Site) -> None:
@@ -127,7 +159,8 @@ def test_after_a_restart_the_store_remembers(start: Start) -> None:
     _, third = ask(two, [{"role": "user", "content": "two"}, cut, USER])
     assert not goes_on(third, cut_first)
     _, fourth = ask(two, [USER, PASSING, passing, USER])
-    assert not goes_on(fourth, passing_first), "nobody knows whether the passing context is the same"
+    assert decoded(two, fourth) == two.renderer.text([USER, PASSING, passing, USER])
+    assert holds(fourth, passing_first), "the reply is known, whatever passed by"
 
 
 def test_big_new_text_is_rendered_all_the_same(start: Start) -> None:
@@ -138,3 +171,131 @@ def test_big_new_text_is_rendered_all_the_same(start: Start) -> None:
         assert first.request.prompt_ids.tolist() == site.renderer.render([big]).prompt_ids.tolist()
         _, second = ask(site, [big, reply, USER])
         assert goes_on(second, first)
+
+
+# Templates that rewrite the past.
+
+QWEN_CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+RESULT = {"role": "tool", "tool_call_id": "x", "content": "21 degrees"}
+
+
+def without_reasoning(reply: Any) -> Any:
+    return {k: v for k, v in reply.items() if k != "reasoning_content"}
+
+
+@pytest.mark.parametrize("sent_back", [True, False], ids=["sent back", "not sent back"])
+def test_qwen3_keeps_its_tokens_inside_a_tool_loop_only(start: Start, sent_back: bool) -> None:
+    site = start("qwen3")
+    keep = dict if sent_back else without_reasoning
+    odd(site, f"<think>\nLet me look.\n</think>\n\n{QWEN_CALL}")
+    one, first = ask(site, [USER], tools=TOOLS)
+    odd(site, f"<think>\nOnce more.\n</think>\n\n{QWEN_CALL}")
+    two, second = ask(site, [USER, keep(one), RESULT], tools=TOOLS)
+    assert goes_on(second, first)
+    odd(site, "<think>\nI know.\n</think>\n\nIt is warm.")
+    three, third = ask(site, [USER, keep(one), RESULT, keep(two), RESULT], tools=TOOLS)
+    assert goes_on(third, first)
+    assert goes_on(third, second)
+    history = [USER, keep(one), RESULT, keep(two), RESULT, keep(three), USER]
+    _, fourth = ask(site, history, tools=TOOLS)
+    assert "Let me look" not in decoded(site, fourth)
+    assert decoded(site, fourth) == site.renderer.text(history, TOOLS)
+    assert not holds(fourth, third)
+
+
+def test_a_template_that_rewrites_is_known_again_after_a_restart(start: Start) -> None:
+    one = start("qwen3")
+    odd(one, f"<think>\nLet me look.\n</think>\n\n{QWEN_CALL}")
+    reply, first = ask(one, [USER], tools=TOOLS)
+    one.close()
+    two = start("qwen3", store=one.store)
+    _, second = ask(two, [USER, without_reasoning(reply), RESULT], tools=TOOLS)
+    assert goes_on(second, first)
+
+
+def test_variables_make_another_prompt(start: Start) -> None:
+    site = start("qwen3_5_think")
+    off = {"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}
+    odd(site, "It is warm.")
+    reply, first = ask(site, [USER], **off)
+    assert reply["content"] == "It is warm."
+    assert decoded(site, first).endswith("<think>\n\n</think>\n\n")
+    assert first.request.template == {"enable_thinking": False}
+    _, second = ask(site, [USER, reply, USER], **off)
+    assert holds(second, first)
+    odd(site, "Hm.\n</think>\n\nIt is warm.")
+    thought, third = ask(site, [USER])
+    assert (thought["content"], thought["reasoning_content"]) == ("It is warm.", "Hm.")
+    assert third.request.template == {}
+
+
+def test_a_variable_that_is_ours_is_refused(site: Site) -> None:
+    body = {"model": "openclaw", "messages": [USER], "chat_template_kwargs": {"messages": []}}
+    answer = site.http.post("/v1/chat/completions", body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "chat_template_kwargs.messages"
+
+
+def written(site: Site, reply: Any) -> str:
+    """The reply as the template writes it behind a prompt, without the stop token."""
+    renderer = site.renderer
+    opening = renderer.text([USER], TOOLS)
+    whole = renderer.text([USER, reply], TOOLS, generation=False)
+    assert whole.startswith(opening)
+    said = whole[len(opening) :]
+    ends = [said.find(t) for t, i in renderer.tokens.special_ids.items() if i in renderer.stop_token_ids]
+    return said[: min(e for e in ends if e >= 0)]
+
+
+def oddly(site: Site, said: str, rng: random.Random) -> list[int]:
+    """Tokens of `said` that no tokenizer would choose: words are cut anywhere, special tokens are not."""
+    ids: list[int] = []
+    for piece in site.renderer.tokens.split(said):
+        while piece and piece not in site.renderer.tokens.special_ids:
+            n = rng.randint(1, 6)
+            ids += site.renderer.tokens.encode(piece[:n]).tolist()
+            piece = piece[n:]
+        ids += site.renderer.tokens.encode(piece).tolist()
+    return ids
+
+
+WORDS = st.lists(st.sampled_from(["It", " is", "\n\n", "é", "😀", " <b>", "12", "."]), min_size=1, max_size=6).map(
+    "".join
+)
+TURN = st.tuples(WORDS, WORDS, st.booleans(), st.booleans())
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_5_think", "gptoss", "llama3_1", "mistral_args", "chatml"])
+@given(turns=st.lists(TURN, min_size=1, max_size=4), rng=st.randoms(use_true_random=False))
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_prompts_always_decode_to_the_templates_text(
+    kind: str, turns: list[Any], rng: random.Random, sites: Callable[[str], Site]
+) -> None:
+    """Whatever is said, thought, called, and passing by; also when the client drops the reasoning."""
+    site = sites(kind)
+    sent: list[Any] = [{"role": "user", "content": f"begin {rng.random()}"}]
+    known = list(sent)  # with the reasoning that the client does not send back
+    for words, thought, calls, passing in turns:
+        reply: dict[str, Any] = {"role": "assistant", "content": words.strip() or "x"}
+        if kind in ("qwen3", "qwen3_5_think", "gptoss"):
+            reply["reasoning_content"] = thought.strip() or "y"
+        if calls:
+            function = {"name": "get_weather", "arguments": json.dumps({"city": words}, ensure_ascii=False)}
+            reply |= {"content": "", "tool_calls": [{"id": "callabc12", "type": "function", "function": function}]}
+        last = [PASSING] * passing
+        site.script.ids = [*oddly(site, written(site, reply), rng), site.renderer.stop_token_ids[0]]
+        got, exchange = ask(site, [*sent, *last], tools=TOOLS)
+        assert decoded(site, exchange) == site.renderer.text([*known, *last], TOOLS)
+        assert (got["content"] or "", got.get("reasoning_content")) == (
+            reply["content"],
+            reply.get("reasoning_content"),
+        )
+        answer = {"role": "tool", "tool_call_id": "callabc12"} if calls else {"role": "user"}
+        known += [got, answer | {"content": words}]
+        sent += [without_reasoning(got), answer | {"content": words}]
+
+
+@pytest.fixture
+def sites(start: Start) -> Callable[[str], Site]:
+    made: dict[str, Site] = {}
+    return lambda kind: made.get(kind) or made.setdefault(kind, start(kind))

@@ -8,6 +8,7 @@ import socket
 import stat
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import openai
@@ -72,6 +73,29 @@ def test_one_bad_item_does_not_fail_its_neighbours(site: Site) -> None:
     writer.close()
     assert (first, last) == (None, None)
     assert isinstance(bad, KeyError)
+
+
+def test_a_neighbours_failure_does_not_put_an_end_before_its_admission(site: Site) -> None:
+    """What waits behind a failed group is not taken into the transactions in which that is tried again."""
+    done = site.get(site.client().chat.completions.create(model="openclaw", messages=[USER]).id)
+    assert done.reply is not None
+    requests = [replace(done.request, id=f"again-{n}") for n in range(2)]
+    end = replace(done.reply, id="again-1")
+    bad = Feedback(id="f", scope=SCOPE, target="nobody", score=1, given_at=1.0)
+    writer = Writer(site.store, Metrics())
+
+    async def main() -> list[object]:
+        with site.store.write():  # both groups are queued before the first is committed
+            first = [writer.put(item) for item in (requests[0], bad, requests[1])]
+            await asyncio.sleep(0)
+            last = writer.put(end)
+            await asyncio.sleep(0)
+        return await asyncio.gather(*first, last, return_exceptions=True)
+
+    before, refused, after, ended = asyncio.run(main())
+    writer.close()
+    assert (before, after, ended) == (None, None, None)
+    assert isinstance(refused, KeyError)
 
 
 def test_what_has_patience_shares_the_next_transaction(site: Site) -> None:

@@ -33,11 +33,17 @@ BAD: list[tuple[str | None, dict[str, Any]]] = [
     ("messages[0].name", {"messages": [USER | {"name": 5}]}),
     ("tools", {"tools": {}}),
     ("tools[0].function", {"tools": [{"type": "function"}]}),
-    ("tool_choice", {"tools": TOOLS, "tool_choice": "required"}),
-    ("tool_choice", {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "get_weather"}}}),
+    ("tool_choice", {"tool_choice": "required"}),
+    ("tool_choice", {"tools": TOOLS, "tool_choice": "any"}),
+    ("tool_choice", {"tools": TOOLS, "tool_choice": 5}),
+    ("tool_choice", {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "nobody"}}}),
+    ("tool_choice", {"tools": TOOLS, "tool_choice": {"type": "function"}}),
+    ("tool_choice.allowed_tools", {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {}}}),
     ("functions", {"functions": [{"name": "f"}]}),
-    ("response_format", {"response_format": {"type": "json_object"}}),
-    ("n", {"n": 2}),
+    ("response_format", {"response_format": {"type": "xml"}}),
+    ("response_format", {"response_format": "json"}),
+    ("response_format.json_schema.schema", {"response_format": {"type": "json_schema"}}),
+    ("n", {"n": 17}),
     ("temperature", {"temperature": -1}),
     ("temperature", {"temperature": "hot"}),
     ("top_p", {"top_p": 0}),
@@ -145,7 +151,7 @@ def test_no_request_is_a_5xx(site: Site, changes: dict[str, Any], message: dict[
 def test_the_official_client_raises_its_own_errors(site: Site) -> None:
     client = site.client()
     with pytest.raises(openai.BadRequestError) as bad:
-        client.chat.completions.create(model="openclaw", messages=[USER], n=2)
+        client.chat.completions.create(model="openclaw", messages=[USER], n=17)
     assert bad.value.param == "n"
     with pytest.raises(openai.NotFoundError, match="openclaw@<version>") as missing:
         client.chat.completions.create(model="gpt-4", messages=[USER])

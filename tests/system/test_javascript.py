@@ -29,13 +29,20 @@ def test_the_javascript_client_works_unmodified(tmp_path: Path) -> None:
         pytest.skip(f"NOT CHECKED: the openai package cannot be installed: {installed.stderr[-300:]}")
     with System(scratch(tmp_path / "home")) as system:
         arguments = [f"{system.base_url}/v1", system.key, system.config.model.name]
-        done = subprocess.run(
-            ["node", "smoke.mjs", *arguments], cwd=folder, capture_output=True, text=True, timeout=120, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert "passed" in done.stdout
-        cancelled = next(line for line in done.stdout.splitlines() if line.startswith("cancelled")).split()[1]
+        told = _node(folder, "smoke.mjs", arguments)
+        cancelled = next(line for line in told.splitlines() if line.startswith("cancelled")).split()[1]
         assert _status(system, cancelled) is not ExchangeStatus.RUNNING
+        _node(folder, "responses.mjs", arguments)
+
+
+def _node(folder: Path, script: str, arguments: list[str]) -> str:
+    """What the script says; it must have passed."""
+    done = subprocess.run(
+        ["node", script, *arguments], cwd=folder, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "passed" in done.stdout
+    return done.stdout
 
 
 def _status(system: System, id_: str) -> ExchangeStatus:

@@ -54,6 +54,10 @@ def make_app(
     app[_GATEWAY] = gateway
     for path in routes.replies.dialects:
         app.router.add_post(path, routes.replies.reply)
+    app.router.add_get("/v1/responses/{id}", routes.stored.get)
+    app.router.add_delete("/v1/responses/{id}", routes.stored.delete)
+    app.router.add_get("/v1/responses/{id}/input_items", routes.stored.items)
+    app.router.add_post("/v1/messages/count_tokens", routes.count_tokens)
     app.router.add_post("/v1/feedback", routes.feedback)
     app.router.add_get("/v1/models", routes.models)
     app.router.add_get("/v1/models/{name}", routes.model)
@@ -128,7 +132,8 @@ async def _serve(config: Config, store: Store, renderer: Renderer, name: str, st
     gateway = app[_GATEWAY]
 
     async def learn_context() -> None:
-        gateway.context_length = (await engine.info()).context_length
+        info = await engine.info()
+        gateway.context_length, gateway.grammar = info.context_length, info.grammar
 
     gateway.versions.on_loaded = learn_context
     runner = Runner(app, grace=_GRACE)

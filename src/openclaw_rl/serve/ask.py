@@ -59,10 +59,15 @@ class Ask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forced:
-    """What the reply must be: JSON of a schema, or a call of one of some tools. Exactly one of the two is given."""
+    """What the reply must be: JSON of a schema, or a call of one of some tools; where both are given, either."""
 
     schema: Mapping[str, Any] | None = None  # {}: any JSON object
     calls: tuple[str, ...] = ()  # names of tools
+    field: str = ""  # what the client calls it, for errors
+
+    @property
+    def param(self) -> str:
+        return self.field or ("tool_choice" if self.schema is None else "response_format")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +129,7 @@ class Opening:
     created: int  # seconds
     model: str
     version: int
+    prompt: int = 0  # tokens
 
 
 class ReplyFailed(OpenClawError):

@@ -40,7 +40,8 @@ class Keys:
         if found is None:
             what = "this API key is not known" if key else "no API key was sent"
             raise RequestError(
-                f"{what}. Send `Authorization: Bearer <key>`; the key is in the gateway's file <home>/api_key.",
+                f"{what}. Send `Authorization: Bearer <key>` (or `x-api-key: <key>`); the key is in the gateway's file "
+                "<home>/api_key.",
                 code="invalid_api_key",
                 status=401,
             )

@@ -15,8 +15,10 @@ from openclaw_rl.config import Config
 from openclaw_rl.errors import ConfigError, RequestError
 from openclaw_rl.observe import Metrics
 from openclaw_rl.protocols import Engine
-from openclaw_rl.render.renderer import Renderer
-from openclaw_rl.serve.ask import COLDEST, Ask, Opening
+from openclaw_rl.render.renderer import Rendered, Renderer
+from openclaw_rl.serve.ask import COLDEST, Ask, Forced, Opening
+from openclaw_rl.serve.continued import continued
+from openclaw_rl.serve.grammars import grammar, no_grammar
 from openclaw_rl.serve.prompts import Prompts, Recall
 from openclaw_rl.serve.serving import Serving
 from openclaw_rl.serve.versions import Versions
@@ -56,6 +58,7 @@ class Gateway:
             transient=canon.Transience(config.serve.transient_patterns),
             recall=recall,
         )
+        self.grammar = True  # whether the engine can force a format, as far as is known; it refuses where it cannot
         self.context_length = config.engine.max_context or renderer.context_length or DEFAULT_CONTEXT
         self._override = check_override(config.serve.sampling_override)
         self.keeper: asyncio.Task[None] | None = None
@@ -64,10 +67,17 @@ class Gateway:
 
     async def begin(self, ask: Ask, scope: str) -> Serving:
         """Render, choose the version, queue the admission. Raises `RequestError`."""
+        return (await self.begin_all(replace(ask, n=1) if ask.n != 1 else ask, scope))[0]
+
+    async def begin_all(self, ask: Ask, scope: str) -> list[Serving]:
+        """`begin` for each of the ask's `n` replies: one prompt, one version, an exchange for each. The caller iterates
+        all their `parts`, or calls `abandon`.
+        """
+        ask = await continued(ask, scope, self.store)
         version, name = await self._version(ask.model)
         try:
             prompt = await self.prompts.prompt(ask, scope)
-            sampling = self._sampling(ask, len(prompt.rendered.prompt_ids))
+            sampling = self._sampling(ask, prompt.rendered)
         except RecursionError:
             self.versions.release(version)
             raise RequestError("messages: nested too deeply.", param="messages") from None
@@ -75,12 +85,13 @@ class Gateway:
             self.versions.release(version)
             raise
         now = time.time()
+        session, agent = prompt.history.origin or (None, "")
         request = Request(
             id=f"{ask.id_prefix}{_ids.getrandbits(112):028x}",
             scope=scope,
-            agent=ask.agent,
+            agent=ask.agent or agent,
             user=ask.user,
-            session=ask.session,
+            session=ask.session or session,
             kind=ask.kind,
             session_done=ask.session_done,
             dialect=ask.dialect,
@@ -96,9 +107,24 @@ class Gateway:
         )
         self.metrics.prompt_tokens.inc(len(request.prompt_ids))
         self.metrics.reused_tokens.inc(prompt.reused)
-        return Serving(
-            self, ask, request, prompt, Opening(id=request.id, created=int(now), model=name, version=version)
-        )
+        prompt_tokens = len(request.prompt_ids)
+        opening = Opening(id=request.id, created=int(now), model=name, version=version, prompt=prompt_tokens)
+        out = [Serving(self, ask, request, prompt, opening)]
+        for number in range(1, ask.n):
+            self.versions.take_again(version)
+            other = _another(request, number)
+            out.append(Serving(self, ask, other, prompt, replace(opening, id=other.id)))
+        return out
+
+    async def count(self, ask: Ask, scope: str) -> int:
+        """How many tokens the prompt has that `begin` would render. Raises `RequestError`."""
+        version, _ = await self._version(ask.model)
+        try:
+            return len((await self.prompts.prompt(ask, scope)).rendered.prompt_ids)
+        except RecursionError:
+            raise RequestError("messages: nested too deeply.", param="messages") from None
+        finally:
+            self.versions.release(version)
 
     async def _version(self, model: str) -> tuple[int, str]:
         """(a version to give back, the name that the answer carries). Raises `RequestError` (404)."""
@@ -118,13 +144,14 @@ class Gateway:
             status=404,
         )
 
-    def _sampling(self, ask: Ask, prompt: int) -> Sampling:
+    def _sampling(self, ask: Ask, rendered: Rendered) -> Sampling:
         """The sampling in force; `max_tokens` is what remains of the context at most."""
+        prompt = len(rendered.prompt_ids)
         remains = self.context_length - prompt
         if remains < 1:
             raise RequestError(
-                f"this conversation has {prompt} tokens; the model's context holds {self.context_length}, "
-                "the reply included. Shorten it or begin a new one.",
+                f"the prompt is too long: {prompt} tokens > {self.context_length} maximum, the reply included. "
+                "Shorten the conversation or begin a new one.",
                 param="messages",
                 code="context_length_exceeded",
             )
@@ -132,8 +159,16 @@ class Gateway:
         top = self.renderer.vocabulary
         if (unknown := next((i for i in sampling.logit_bias if i >= top), None)) is not None:
             raise RequestError(f"logit_bias: token {unknown} is beyond the vocabulary of {top}.", param="logit_bias")
-        limit = {"max_tokens": min(sampling.max_tokens or remains, remains)}
+        limit: dict[str, Any] = {"max_tokens": min(sampling.max_tokens or remains, remains)}
+        limit["convention"] = self.config.engine.convention
+        if ask.forced is not None:
+            limit["grammar"] = self._grammar(ask, ask.forced, rendered)
         return replace(sampling, **(limit | self._override))
+
+    def _grammar(self, ask: Ask, forced: Forced, rendered: Rendered) -> str:
+        if not self.grammar:
+            raise no_grammar("this engine cannot force a reply into a format", forced)
+        return grammar(forced, ask.tools, self.renderer, thinking=rendered.thinking)
 
     def _running(self) -> float:
         return self.running
@@ -151,12 +186,20 @@ class Gateway:
         await asyncio.to_thread(self.writer.close)
 
 
+def _another(request: Request, number: int) -> Request:
+    """The same call once more, as an exchange of its own; a seed that was given moves on, or all would be alike."""
+    sampling = request.sampling
+    if sampling.seed is not None:
+        sampling = replace(sampling, seed=(sampling.seed + number + 2**63) % 2**64 - 2**63)
+    return replace(request, id=f"{request.id}.{number}", sampling=sampling)
+
+
 def check_override(given: Mapping[str, float]) -> dict[str, Any]:
     """`serve.sampling_override` as `Sampling` fields (a temperature below `COLDEST`: 0).
 
     Raises `ConfigError` for one that does not exist.
     """
-    known = {f.name for f in fields(Sampling)} - {"stop", "logit_bias"}
+    known = {f.name for f in fields(Sampling)} - {"convention", "stop", "logit_bias", "grammar"}
     for name in given:
         if name not in known:
             raise ConfigError(f"serve.sampling_override: {name!r} is no sampling value; there are {sorted(known)}")

@@ -3,47 +3,72 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from openclaw_rl.render.parse import ReplyText
+from openclaw_rl.render.parse import Delta, ReplyText
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.serve.ask import Part, TokenInfo, Usage
 from openclaw_rl.types import Chunk, ExchangeStatus, FinishReason, Mark, Reply, Request, Span
 
 
 class Record:
-    """Takes chunks, gives parts. `finish` is set by the chunk that ends the reply, or by a stop string."""
+    """Takes chunks, gives parts. `finish` is set by the chunk that ends the reply, by a stop string, or (`one_call`)
+    by the first tool call.
+    """
 
-    def __init__(self, request: Request, text: ReplyText, renderer: Renderer, *, logprobs: bool) -> None:
-        self._request, self._renderer, self._wants_logprobs = request, renderer, logprobs
+    def __init__(
+        self, request: Request, text: ReplyText, renderer: Renderer, *, logprobs: bool, one_call: bool = False
+    ) -> None:
+        self._request, self._renderer, self._wants_logprobs, self._one_call = request, renderer, logprobs, one_call
         self.text = text
         self.ids: list[int] = []
         self._logprobs: list[float] = []
         self._waiting: list[TokenInfo] = []  # tokens whose text is held back
         self.tokens: list[TokenInfo] = []
         self._reasoning = 0
+        self._call_end: int | None = None  # tokens up to the end of the one call
+        self.cached = 0  # prompt tokens whose states the engine had
         self.first_token_at: float | None = None
         self.finish: FinishReason | None = None
 
     def take(self, chunk: Chunk) -> Part:
         """One chunk further. With the finish, everything that was held back."""
         if self.first_token_at is None:
-            self.first_token_at = time.time()
+            self.first_token_at, self.cached = time.time(), chunk.cached
         self.ids += chunk.token_ids
         self._logprobs += chunk.logprobs
-        delta = self.text.push(chunk.token_ids)
+        delta = self._up_to_a_call(chunk.token_ids) if self._one_call else self.text.push(chunk.token_ids)
         if self._wants_logprobs:
             self._inform(chunk)
         if self.text.parser.in_reasoning:
             self._reasoning += len(chunk.token_ids)
-        if self.text.stopped or chunk.finish is not None:
+        if self._cut is not None or chunk.finish is not None:
             delta = delta.then(self.text.finish())
             self.finish = self._reason(chunk)
         if not self._waiting or not (delta or self.finish):
             return Part(delta=delta)
         return Part(delta=delta, tokens=self._certain())
+
+    def _up_to_a_call(self, ids: Sequence[int]) -> Delta:
+        delta = Delta()
+        for n, i in enumerate(ids):
+            delta = delta.then(self.text.push((i,)))
+            if calls := self.text.parser.calls:
+                self._call_end = len(self.ids) - len(ids) + n + 1
+                if len(calls) > 1:  # one list of them all: which tokens made the others cannot be told
+                    self._call_end = 0
+                    del calls[1:]
+                    delta = delta._replace(calls=delta.calls[:1])
+                break
+        return delta
+
+    @property
+    def _cut(self) -> int | None:
+        """Tokens that may train, where the reply ended by a stop string or with its one call."""
+        return self.text.kept if self.text.kept is not None else self._call_end
 
     def _certain(self) -> list[TokenInfo]:
         """The tokens whose text is given out; those of a stop string never are."""
@@ -53,7 +78,7 @@ class Record:
         return tokens
 
     def _reason(self, chunk: Chunk) -> FinishReason:
-        if not self.text.stopped and chunk.finish == "length":
+        if self._cut is None and chunk.finish == "length":
             return FinishReason.LENGTH
         return FinishReason.TOOL_CALLS if self.text.parser.calls else FinishReason.STOP
 
@@ -69,19 +94,28 @@ class Record:
     @property
     def bridgeable(self) -> bool:
         """The next turn may go on from these tokens: the client has seen what they say, all of it."""
-        return self.finish is not None and not self.text.stopped
+        return self.finish is not None and not self.text.stopped and self._call_end in (None, len(self.ids))
 
     def usage(self) -> Usage:
-        return Usage(prompt=len(self._request.prompt_ids), completion=len(self.ids), reasoning=self._reasoning)
+        prompt = len(self._request.prompt_ids)
+        return Usage(prompt=prompt, completion=len(self.ids), reasoning=self._reasoning, cached=self.cached)
+
+    def stop(self) -> str | None:
+        """The stop string that ended it: of those that the last token completed, the one that begins first."""
+        if not self.text.stopped:
+            return None
+        text = self._renderer.detokenizer.stream().push(self.ids[: self.text.kept])
+        found = [(text.find(s), s) for s in self._request.sampling.stop if s in text]
+        return min(found)[1] if found else None
 
     def reply(
         self, status: ExchangeStatus, message: dict[str, Any], version: int, *, mark: Mark, error: str | None
     ) -> Reply:
-        """As it goes to the store: ids and logprobs untouched, tokens behind a stop string masked."""
+        """As it goes to the store: ids and logprobs untouched, tokens behind its cut masked."""
         r = len(self.ids)
         mask = np.ones(r, dtype=np.bool_)
-        if self.text.kept is not None:
-            mask[self.text.kept :] = False
+        if self._cut is not None:
+            mask[self._cut :] = False
         return Reply(
             id=self._request.id,
             status=status,

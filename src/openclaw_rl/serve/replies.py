@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any
@@ -12,12 +12,15 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from openclaw_rl.errors import RequestError, StoreError
-from openclaw_rl.serve.ask import Ask, Choice, ReplyFailed, checked_id
+from openclaw_rl.serve.ask import Ask, Choice, End, ReplyFailed, checked_id
 from openclaw_rl.serve.auth import Keys
+from openclaw_rl.serve.choices import interleaved
 from openclaw_rl.serve.connection import first_line
 from openclaw_rl.serve.dialects.base import EVENT_STREAM, Dialect, Wire
 from openclaw_rl.serve.dialects.chat import ChatDialect
 from openclaw_rl.serve.dialects.fields import read_kind
+from openclaw_rl.serve.dialects.messages import MessagesDialect
+from openclaw_rl.serve.dialects.responses import ResponsesDialect
 from openclaw_rl.serve.gateway import Gateway
 from openclaw_rl.serve.serving import Serving
 
@@ -33,56 +36,71 @@ class Replies:
     def __init__(self, gateway: Gateway, keys: Keys) -> None:
         self._gateway, self._keys = gateway, keys
         self._count = gateway.metrics.replies.labels
-        self._chat = ChatDialect()
-        self.dialects: Mapping[str, Dialect] = {"/v1/chat/completions": self._chat}
+        self._chat, self.messages = ChatDialect(), MessagesDialect()
+        self.dialects: Mapping[str, Dialect] = {
+            "/v1/chat/completions": self._chat,
+            "/v1/responses": ResponsesDialect(),
+            "/v1/messages": self.messages,
+        }
 
     def dialect(self, path: str) -> Dialect:
         """Whose errors a path answers with."""
-        return self.dialects.get(path, self._chat)
+        return next((d for start, d in self.dialects.items() if (path + "/").startswith(start + "/")), self._chat)
 
     async def reply(self, request: web.Request) -> web.StreamResponse:
         """A request for a reply, in the dialect of its path."""
         scope = self._keys.scope(request.headers)
         dialect = self.dialects[request.path]
         ask = _with_headers(dialect.decode(await read_body(request), request.headers), request)
-        serving = await self._gateway.begin(ask, scope)
+        servings = await self._gateway.begin_all(ask, scope)
         if ask.stream:
-            return await self._stream(request, dialect, ask, serving)
-        return await self._whole(dialect, ask, serving)
+            return await self._stream(request, dialect, ask, servings)
+        return await self._whole(dialect, ask, servings)
 
-    async def _whole(self, dialect: Dialect, ask: Ask, serving: Serving) -> web.Response:
-        end = None
-        async with aclosing(serving.parts()) as parts:
-            async for part in parts:
-                end = part.end
-        assert end is not None, "the last part has the end"
-        choice = Choice(id=serving.opening.id, message=serving.message, tokens=serving.record.tokens, end=end)
-        return json_answer(dialect.final(serving.opening, ask, [choice]), headers=_notes(ask))
+    async def _whole(self, dialect: Dialect, ask: Ask, servings: Sequence[Serving]) -> web.Response:
+        ends: dict[int, End] = {}
+        async with aclosing(interleaved(servings)) as parts:
+            async for number, part in parts:
+                if part.end is not None:
+                    ends[number] = part.end
+        choices = [
+            Choice(id=s.opening.id, message=s.message, tokens=s.record.tokens, end=ends[n])
+            for n, s in enumerate(servings)
+        ]
+        return json_answer(dialect.final(servings[0].opening, ask, choices), headers=_notes(ask))
 
-    async def _stream(self, request: web.Request, dialect: Dialect, ask: Ask, serving: Serving) -> web.StreamResponse:
+    async def _stream(
+        self, request: web.Request, dialect: Dialect, ask: Ask, servings: Sequence[Serving]
+    ) -> web.StreamResponse:
         response: web.StreamResponse | None = None
         wire: Wire | None = None
         try:
-            async with aclosing(serving.parts()) as parts:
-                async for part in parts:
+            async with aclosing(interleaved(servings)) as parts:
+                async for number, part in parts:
                     if response is None or wire is None:  # up to here an error is an ordinary HTTP error
-                        wire = dialect.stream(serving.opening, ask)
+                        wire = dialect.stream(servings[0].opening, ask)
                         response = await self._open(request, ask)
-                    await response.write(wire.part(part))
-        except (ReplyFailed, StoreError) as error:
+                    await response.write(wire.part(part, number))
+        except (ReplyFailed, StoreError, RequestError) as error:
             if response is None or wire is None:
                 raise
             await self._break_off(response, wire, dialect, error)
         except ConnectionError:  # the client hung up; the exchange has ended as cancelled, or is complete
-            log.debug("%s: the client hung up", serving.opening.id)
+            log.debug("%s: the client hung up", servings[0].opening.id)
         assert response is not None, "a reply has at least its last part"
         return response
 
     async def _break_off(
-        self, response: web.StreamResponse, wire: Wire, dialect: Dialect, error: ReplyFailed | StoreError
+        self,
+        response: web.StreamResponse,
+        wire: Wire,
+        dialect: Dialect,
+        error: ReplyFailed | StoreError | RequestError,
     ) -> None:
         """An error event, and no finish: what was streamed does not count as a reply."""
-        status, code = (error.status, error.code) if isinstance(error, ReplyFailed) else (500, "not_durable")
+        status, code = (
+            (500, "not_durable") if isinstance(error, StoreError) else (error.status, error.code or "refused")
+        )
         self._count(route=dialect.name, outcome=code).inc()
         with suppress(ConnectionError):
             await response.write(wire.broken(status, str(error), code))

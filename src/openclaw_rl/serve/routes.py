@@ -7,6 +7,7 @@ import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from openclaw_rl.serve.auth import Keys
 from openclaw_rl.serve.dialects.fields import decode_json
 from openclaw_rl.serve.gateway import Gateway
 from openclaw_rl.serve.replies import Replies, json_answer, read_body
+from openclaw_rl.serve.stored import StoredResponses
 from openclaw_rl.store import policies
 from openclaw_rl.store.db import Store
 from openclaw_rl.types import Feedback, Policy, PolicyState
@@ -44,6 +46,7 @@ class Routes:
     def __init__(self, gateway: Gateway, keys: Keys, engine_alive: Callable[[], bool]) -> None:
         self._gateway, self._keys, self._engine_alive = gateway, keys, engine_alive
         self.replies = Replies(gateway, keys)
+        self.stored = StoredResponses(gateway, keys)
         self._count = gateway.metrics.replies.labels
 
     @web.middleware
@@ -73,6 +76,7 @@ class Routes:
             return answer
         words = {
             404: f"there is no {request.path}; this is an OpenAI-compatible API: POST /v1/chat/completions, "
+            "POST /v1/responses, POST /v1/messages, "
             "GET /v1/models, POST /v1/feedback.",
             413: f"the body is larger than {self._gateway.config.serve.max_body_bytes} bytes (serve.max_body_bytes).",
         }
@@ -82,9 +86,15 @@ class Routes:
         self, request: web.Request, status: int, message: str, *, param: str | None = None, code: str | None = None
     ) -> web.Response:
         self._count(route="error", outcome=str(status)).inc()
-        headers = {"Retry-After": "1"} if status == 503 else None
+        # Claude Code asks ten times with a key that is not known, unless it is told not to.
+        headers = {"Retry-After": "1"} if status == 503 else {"X-Should-Retry": "false"} if status < 500 else None
         dialect = self.replies.dialect(request.path)
         return json_answer(dialect.error(status, message, param=param, code=code), status=status, headers=headers)
+
+    async def count_tokens(self, request: web.Request) -> web.Response:
+        scope, messages = self._keys.scope(request.headers), self.replies.messages
+        ask = messages.decode_count(await read_body(request), request.headers)
+        return json_answer(messages.counted(await self._gateway.count(ask, scope)))
 
     async def feedback(self, request: web.Request) -> web.Response:
         scope = self._keys.scope(request.headers)
@@ -103,7 +113,9 @@ class Routes:
 
     async def models(self, request: web.Request) -> web.Response:
         self._keys.scope(request.headers)
-        return json_answer(_encode({"object": "list", "data": await self._models()}))
+        found = await self._models()
+        ends = {"first_id": found[0]["id"], "last_id": found[-1]["id"]}
+        return json_answer(_encode({"object": "list", "data": found, "has_more": False, **ends}))
 
     async def model(self, request: web.Request) -> web.Response:
         self._keys.scope(request.headers)
@@ -124,7 +136,7 @@ class Routes:
         servable = [p for p in known if p.state in (PolicyState.LIVE, PolicyState.ROLLED_BACK)]
         newest = max((p.created_at for p in servable), default=0.0)
         rows = [(name, newest), *((f"{name}@{p.version}", p.created_at) for p in reversed(servable))]
-        return [{"id": i, "object": "model", "created": int(at), "owned_by": "openclaw-rl"} for i, at in rows]
+        return [_model(i, at) for i, at in rows]
 
     async def health(self, request: web.Request) -> web.Response:
         return json_answer(b'{"status":"ok"}')
@@ -147,6 +159,13 @@ class Routes:
     async def metrics(self, request: web.Request) -> web.Response:
         metrics = self._gateway.metrics
         return web.Response(body=metrics.expose(), headers={"Content-Type": metrics.content_type})
+
+
+def _model(name: str, at: float) -> dict[str, Any]:
+    """As OpenAI's clients and as Anthropic's read it."""
+    made = datetime.fromtimestamp(int(at), UTC).isoformat()
+    ours = {"id": name, "object": "model", "created": int(at), "owned_by": "openclaw-rl"}
+    return ours | {"type": "model", "display_name": name, "created_at": made}
 
 
 def _all_policies(store: Store) -> list[Policy]:

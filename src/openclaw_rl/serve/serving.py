@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from openclaw_rl.errors import EngineError, EngineGone
+from openclaw_rl.errors import EngineError, EngineGone, GrammarError, RequestError
 from openclaw_rl.serve.ask import Ask, End, Opening, Part, ReplyFailed
+from openclaw_rl.serve.grammars import no_grammar
 from openclaw_rl.serve.prompts import Prompt
 from openclaw_rl.serve.record import Record
 from openclaw_rl.types import Chunk, ExchangeStatus, Generation, Request
@@ -38,12 +39,15 @@ class Serving:
         self.opening = opening
         self._version, self._pinned = request.version, opening.model.startswith(gateway.config.model.name + "@")
         text = gateway.renderer.reply_text(
-            thinking=prompt.rendered.thinking, tools=bool(ask.tools), stops=request.sampling.stop
+            thinking=prompt.rendered.thinking, tools=ask.tools, stops=request.sampling.stop
         )
-        self.record = Record(request, text, gateway.renderer, logprobs=ask.logprobs)
+        self.record = Record(
+            request, text, gateway.renderer, logprobs=ask.logprobs, one_call=bool(ask.tools) and not ask.parallel_calls
+        )
         # An answer that is not streamed leaves after its end is durable: both may be one transaction.
         self._admitted = gateway.writer.put(request, patience=0.0 if ask.stream else PATIENCE)
-        self._settled = self._counted = False
+        self._settled = self._counted = self._begun = False
+        self.leaving = "the client closed the connection"  # why it is cancelled, if it is
 
     @property
     def message(self) -> dict[str, Any]:
@@ -53,10 +57,11 @@ class Serving:
     async def parts(self) -> AsyncGenerator[Part]:
         """What the client sees. The last part has `end` and comes when the exchange is durable.
 
-        Raises `ReplyFailed`. Closing the iterator (the client went away) cancels the generation.
+        Raises `ReplyFailed`, and `RequestError` when the engine refuses the grammar. Closing the iterator (the client
+        went away) cancels the generation.
         """
         gateway = self._gateway
-        part = Part()
+        part, self._begun = Part(), True
         gateway.running += 1
         try:
             async with aclosing(self._chunks()) as chunks:
@@ -70,9 +75,9 @@ class Serving:
         except (asyncio.CancelledError, GeneratorExit):
             # Settled: complete, and on its way to the disk.
             self._count(self.record.finish.value if self._settled and self.record.finish else "cancelled")
-            self._end_in_background(ExchangeStatus.CANCELLED, "the client closed the connection")
+            self._end_in_background(ExchangeStatus.CANCELLED, self.leaving)
             raise
-        except ReplyFailed as error:
+        except (ReplyFailed, RequestError) as error:
             await self._failed(str(error))
             raise
         except Exception as error:  # whatever went wrong, the exchange must not stay RUNNING
@@ -81,6 +86,14 @@ class Serving:
         finally:
             gateway.running -= 1
             gateway.versions.release(self._version)
+
+    def abandon(self) -> None:
+        """End it, if its `parts` were never asked for."""
+        if not self._begun:
+            self._begun = True
+            self._count("cancelled")
+            self._end_in_background(ExchangeStatus.CANCELLED, self.leaving)
+            self._gateway.versions.release(self._version)
 
     async def _chunks(self) -> AsyncGenerator[Chunk]:
         """The engine's chunks; begun again, unseen by the client, while nothing has come and time is left."""
@@ -105,7 +118,10 @@ class Serving:
                 gateway.versions.lost(str(error))
 
     def _check_retry(self, error: EngineError, refusals: int) -> None:
-        """Raises `ReplyFailed` unless the generation may begin again."""
+        """Raises `ReplyFailed` (or `RequestError`) unless the generation may begin again."""
+        if isinstance(error, GrammarError):
+            assert self._ask.forced is not None, "there is no grammar otherwise"
+            raise no_grammar(str(error), self._ask.forced) from None
         if self.record.ids and isinstance(error, EngineGone):
             message = f"the engine went away in the middle of the reply ({error})"
             raise ReplyFailed(message, status=503, code="engine_gone") from error
@@ -157,10 +173,10 @@ class Serving:
         except Exception as error:  # the store, or the disk: the client is told
             raise _not_recorded(error) from error
         if record.bridgeable:
-            gateway.prompts.remember(request.scope, self._prompt.history, mark, request.prompt_ids, reply.response_ids)
+            gateway.prompts.remember(self._prompt.history, mark, request, reply)
         self._count(record.finish.value)
         self._measure(reply.finished_at)
-        return replace(part, end=End(reason=record.finish, usage=record.usage()))
+        return replace(part, end=End(reason=record.finish, usage=record.usage(), stop=record.stop()))
 
     def _count(self, outcome: str) -> None:
         """Once for each exchange that was answered or given up; the routes count those that failed."""
@@ -171,6 +187,7 @@ class Serving:
     def _measure(self, finished_at: float) -> None:
         metrics, record = self._gateway.metrics, self.record
         metrics.response_tokens.inc(len(record.ids))
+        metrics.cached_tokens.inc(record.cached)
         metrics.duration.observe(finished_at - self._request.admitted_at)
         if record.first_token_at is not None:
             metrics.first_token.observe(record.first_token_at - self._request.admitted_at)

@@ -64,6 +64,10 @@ class Versions:
         self._held[self.serving] += 1
         return self.serving
 
+    def take_again(self, version: int) -> None:
+        """Once more the version that a `take` gave, for another reply to the same request."""
+        self._held[version] += 1
+
     async def take_pinned(self, version: int) -> int:
         """As `take`, for a version that the client named. Raises `RequestError` (404) when it cannot be served."""
         if version not in self._known:

@@ -87,14 +87,14 @@ class Writer:
                 return
             self._write(jobs)
 
-    def _write(self, jobs: list[_Job]) -> None:
+    def _write(self, jobs: list[_Job], *, again: bool = False) -> None:
         began = time.perf_counter()
         try:
-            self._commit(jobs)
+            self._commit(jobs, again=again)
         except Exception as error:  # whatever it is, it belongs to those who wait; this thread must live
             if len(jobs) > 1:
                 for job in jobs:
-                    self._write([job])
+                    self._write([job], again=True)
                 return
             if not isinstance(error, StoreError | KeyError):
                 log.exception("the store refused an exchange")
@@ -104,15 +104,17 @@ class Writer:
             self._metrics.commit_size.observe(len(jobs))
             _settle(jobs, None)
 
-    def _commit(self, jobs: list[_Job]) -> None:
-        """One transaction for `jobs` and for what arrives until it is to be committed (`jobs` grows by that)."""
+    def _commit(self, jobs: list[_Job], *, again: bool) -> None:
+        """One transaction for `jobs` and for what arrives until it is to be committed (`jobs` grows by that).
+
+        `again`: for `jobs` alone. What arrives may be the end of a request that is tried again only after these.
+        """
         with self._store.write() as conn:
             group = jobs
             while group:
                 _apply(conn, [job.item for job in group])
-                group = self._late(MAX_BATCH - len(jobs))
-                if group:
-                    jobs += group
+                group = [] if again else self._late(MAX_BATCH - len(jobs))
+                jobs += group
 
     def _late(self, room: int) -> list[_Job]:
         late: list[_Job] = []

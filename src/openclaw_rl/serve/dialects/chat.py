@@ -12,10 +12,12 @@ from openclaw_rl.render.parse import ToolCall
 from openclaw_rl.render.recent import Recent
 from openclaw_rl.serve.ask import Ask, Choice, End, Opening, Part, TokenInfo, Usage, checked_id
 from openclaw_rl.serve.dialects.fields import SamplingFields, bad, check_message, decode_json, read_kind, read_sampling
+from openclaw_rl.serve.dialects.forced import read_forced, read_tool_choice
 from openclaw_rl.types import Sampling
 
 CACHE_BYTES = 16 * 2**20  # of messages whose decoded form is remembered
 MAX_TOP_LOGPROBS = 20
+MAX_CHOICES = 16
 _encode = msgspec.json.Encoder().encode
 
 
@@ -37,9 +39,10 @@ class _Body(SamplingFields, kw_only=True):
     max_completion_tokens: int | None = None
     stop: str | list[str] | None = None
     n: int | None = None
+    parallel_tool_calls: bool | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    response_format: dict[str, Any] | None = None
+    response_format: Any = None
     chat_template_kwargs: dict[str, Any] | None = None
     user: str | None = None
     session_id: str | None = None
@@ -55,7 +58,8 @@ _tool_list = msgspec.json.Decoder(list[dict[str, Any]] | None)
 class ChatDialect:
     """Bytes to `Ask`, and a reply's parts to bytes.
 
-    A temperature below 0.01 is taken as 0 (greedy) and stored so: such a reply never trains.
+    A temperature below 0.01 is taken as 0 (greedy) and stored so: such a reply never trains. Beside OpenAI's keys a
+    choice has `stop_reason`, the stop string that ended it, where one did.
     """
 
     name = "chat"
@@ -73,9 +77,17 @@ class ChatDialect:
         if not raw:
             raise bad("messages", "messages: expected at least one message, got none.")
         messages = [self._messages.get(m) or self._read_message(m, n) for n, m in enumerate(raw)]
-        _check_unsupported(b)
+        if b.functions:
+            raise bad("functions", "functions is the old form; send tools instead.")
+        n = 1 if b.n is None else b.n
+        if not 1 <= n <= MAX_CHOICES:
+            raise bad("n", f"n: expected 1 to {MAX_CHOICES} choices, got {n}.")
         # With tool_choice none, the model does not see them at all.
         raw_tools = b"" if b.tool_choice == "none" else bytes(b.tools)
+        given = self._tools.get(raw_tools) or self._read_tools(raw_tools)
+        tools, calls = read_tool_choice(b.tool_choice, given)
+        if tools is not given:
+            raw_tools = _encode(tools)  # what was worked out for the client's bytes was of them all
         top = b.top_logprobs or 0
         if not 0 <= top <= MAX_TOP_LOGPROBS:
             raise bad("top_logprobs", f"top_logprobs: expected 0 to {MAX_TOP_LOGPROBS}, got {top}.")
@@ -84,8 +96,11 @@ class ChatDialect:
         return Ask(
             model=b.model or "",
             messages=messages,
-            tools=self._tools.get(raw_tools) or self._read_tools(raw_tools),
+            tools=tools,
             sampling=_sampling(b),
+            n=n,
+            forced=read_forced(b.response_format, calls, tools),
+            parallel_calls=b.parallel_tool_calls is not False,
             template=b.chat_template_kwargs or {},
             stream=bool(b.stream),
             include_usage=bool(b.stream_options and b.stream_options.include_usage),
@@ -127,46 +142,68 @@ class ChatDialect:
 
     def final(self, opening: Opening, ask: Ask, choices: Sequence[Choice]) -> bytes:
         """The body of an answer that is not streamed."""
-        (choice,) = choices
-        tokens = choice.tokens
-        entry = {
-            "index": 0,
-            "message": {"refusal": None, **choice.message},
-            "logprobs": {"content": [_token(t) for t in tokens], "refusal": None} if ask.logprobs else None,
-            "finish_reason": choice.end.reason.value,
-        }
-        return _encode(_constant(opening, "chat.completion") | {"choices": [entry], "usage": _usage(choice.end.usage)})
+        entries = [
+            {
+                "index": index,
+                "message": {"refusal": None, **choice.message},
+                "logprobs": {"content": [_token(t) for t in choice.tokens], "refusal": None} if ask.logprobs else None,
+                "finish_reason": choice.end.reason.value,
+                **({"stop_reason": choice.end.stop} if choice.end.stop else {}),
+            }
+            for index, choice in enumerate(choices)
+        ]
+        usage = _usage([c.end.usage for c in choices])
+        return _encode(_constant(opening, "chat.completion") | {"choices": entries, "usage": usage})
 
 
 class ChatStream:
-    """One reply's chunks. What is constant over the reply is encoded once."""
+    """One answer's chunks. What is constant over each reply is encoded once."""
 
     def __init__(self, opening: Opening, ask: Ask) -> None:
         constant = _encode(_constant(opening, "chat.completion.chunk"))[:-1]
-        self._head = b"data: " + constant + b',"choices":[{"index":0,"delta":{'
+        self._replies = [_Reply(b"data: " + constant + b',"choices":[{"index":%d,"delta":{' % i) for i in range(ask.n)]
         self._usage_head = b"data: " + constant + b',"choices":[],"usage":'
         self._tail = b'},"logprobs":null,"finish_reason":null}]}\n\n'
         self._logprobs, self._include_usage = ask.logprobs, ask.include_usage
-        self._first = True
-        self._calls = 0
+        self._usages: dict[int, Usage] = {}  # of the replies that have ended
 
     def part(self, part: Part, choice: int = 0) -> bytes:
         """One chunk; with `part.end` also the finish, the usage where it was asked for, and [DONE]."""
-        out = b""
-        if part.delta or part.tokens or self._first:
-            out = self._head + self._delta(part) + (self._with_logprobs(part.tokens) if self._logprobs else self._tail)
+        out, reply = b"", self._replies[choice]
+        if part.delta or part.tokens or reply.first:
+            out = reply.head + reply.delta(part) + (self._with_logprobs(part.tokens) if self._logprobs else self._tail)
         if part.end is not None:
-            out += self._end(part.end)
+            out += reply.head + _finish(part.end)
+            self._usages[choice] = part.end.usage
+            if len(self._usages) == len(self._replies):
+                out += self._last()
         return out
 
     def broken(self, status: int, message: str, code: str) -> bytes:
         """What breaks the stream off. Neither a finish nor [DONE] follows."""
         return b"data: " + ChatDialect.error(status, message, code=code) + b"\n\n"
 
-    def _delta(self, part: Part) -> bytes:
+    def _with_logprobs(self, tokens: Sequence[TokenInfo]) -> bytes:
+        content = _encode([_token(t) for t in tokens])
+        return b'},"logprobs":{"content":' + content + b',"refusal":null},"finish_reason":null}]}\n\n'
+
+    def _last(self) -> bytes:
+        if not self._include_usage:
+            return ChatDialect.done
+        usages = [self._usages[i] for i in range(len(self._usages))]
+        return self._usage_head + _encode(_usage(usages)) + b"}\n\n" + ChatDialect.done
+
+
+class _Reply:
+    """What is remembered of one reply's chunks."""
+
+    def __init__(self, head: bytes) -> None:
+        self.head, self.first, self._calls = head, True, 0
+
+    def delta(self, part: Part) -> bytes:
         delta, fields = part.delta, []
-        if self._first:
-            self._first = False
+        if self.first:
+            self.first = False
             fields.append(b'"role":"assistant"')
             if not delta.content:
                 fields.append(b'"content":""')
@@ -182,15 +219,10 @@ class ChatStream:
         index, self._calls = self._calls, self._calls + 1
         return {"index": index, **call.wire()}
 
-    def _with_logprobs(self, tokens: Sequence[TokenInfo]) -> bytes:
-        content = _encode([_token(t) for t in tokens])
-        return b'},"logprobs":{"content":' + content + b',"refusal":null},"finish_reason":null}]}\n\n'
 
-    def _end(self, end: End) -> bytes:
-        out = self._head + b'},"logprobs":null,"finish_reason":"' + end.reason.value.encode() + b'"}]}\n\n'
-        if self._include_usage:
-            out += self._usage_head + _encode(_usage(end.usage)) + b"}\n\n"
-        return out + ChatDialect.done
+def _finish(end: End) -> bytes:
+    stop = b',"stop_reason":' + _encode(end.stop) if end.stop else b""
+    return b'},"logprobs":null,"finish_reason":"' + end.reason.value.encode() + b'"' + stop + b"}]}\n\n"
 
 
 def _constant(opening: Opening, kind: str) -> dict[str, Any]:
@@ -203,12 +235,15 @@ def _constant(opening: Opening, kind: str) -> dict[str, Any]:
     }
 
 
-def _usage(usage: Usage) -> dict[str, Any]:
+def _usage(usages: Sequence[Usage]) -> dict[str, Any]:
+    """Of all replies together; they have one prompt."""
+    prompt, completion = usages[0].prompt, sum(u.completion for u in usages)
     return {
-        "prompt_tokens": usage.prompt,
-        "completion_tokens": usage.completion,
-        "total_tokens": usage.prompt + usage.completion,
-        "completion_tokens_details": {"reasoning_tokens": usage.reasoning},
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": usages[0].cached},
+        "completion_tokens_details": {"reasoning_tokens": sum(u.reasoning for u in usages)},
     }
 
 
@@ -224,17 +259,6 @@ def _token(info: TokenInfo) -> dict[str, Any]:
 def _finite(logprob: float) -> float:
     """JSON has no infinity; -9999 is OpenAI's word for it."""
     return logprob if math.isfinite(logprob) else -9999.0
-
-
-def _check_unsupported(b: _Body) -> None:
-    if b.n not in (None, 1):
-        raise bad("n", f"n: one choice per request is supported, got {b.n}. Send the request again for another one.")
-    if b.response_format is not None and b.response_format.get("type", "text") != "text":
-        raise bad("response_format", "response_format: only {type: text} is supported; ask for JSON in the prompt.")
-    if b.functions:
-        raise bad("functions", "functions is the old form; send tools instead.")
-    if b.tool_choice not in (None, "auto", "none"):
-        raise bad("tool_choice", "tool_choice: auto and none are supported; a call cannot be forced.")
 
 
 def _sampling(b: _Body) -> Sampling:

@@ -1,0 +1,74 @@
+"""Requests that go on from what is stored: `previous_response_id`, and items that are only referred to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from openclaw_rl.errors import RequestError
+from openclaw_rl.serve.ask import Ask
+from openclaw_rl.serve.dialects.responses_input import INSTRUCTIONS, REFERENCE
+from openclaw_rl.store import exchanges
+from openclaw_rl.store.codec import to_json
+from openclaw_rl.store.db import Store
+from openclaw_rl.types import Capture, Exchange, ExchangeStatus, Message
+
+_PREVIOUS = "previous_response_id"
+
+
+async def continued(ask: Ask, scope: str, store: Store) -> Ask:
+    """`ask` with the whole conversation in its messages. Its own instructions come first; earlier ones are left out.
+
+    Raises `RequestError` for a reply that is unknown under this key, is not complete, or was stored without its words.
+    """
+    named = {str(m[REFERENCE]): "input" for m in ask.messages if REFERENCE in m}
+    if ask.previous is not None:
+        named[ask.previous] = _PREVIOUS
+    if not named:
+        return ask
+    found = await asyncio.to_thread(_load, store, list(named))
+    for name, param in named.items():
+        _check(found.get(name), name, param, scope)
+    new = [_resolved(m, found) for m in ask.messages]
+    before = [] if ask.previous is None else _conversation(found[ask.previous])
+    own = [m for m in new if INSTRUCTIONS in m]
+    messages = [*own, *before, *(m for m in new if INSTRUCTIONS not in m)]
+    raw = [to_json(m) for m in messages]
+    return replace(ask, messages=messages, raw=raw, size=ask.size + sum(map(len, raw)))
+
+
+def _load(store: Store, ids: Sequence[str]) -> Mapping[str, Exchange]:
+    with store.read() as conn:
+        return exchanges.get_many(conn, [i for i in ids if i.isascii()])  # no other words are an id of ours
+
+
+def _check(found: Exchange | None, name: str, param: str, scope: str) -> None:
+    """Whether another key's exchange is there is told to nobody."""
+    shown = name[:80]
+    if found is None or found.request.scope != scope:
+        raise RequestError(
+            f"{param}: there is no reply {shown!r} under this API key. Send the conversation as input instead.",
+            param=param,
+            code="previous_response_not_found",
+        )
+    if found.request.capture is Capture.REDACTED:
+        raise RequestError(
+            f"{param}: {shown!r} was stored without its words. Send the conversation as input instead.", param=param
+        )
+    if found.reply is None or found.reply.status is not ExchangeStatus.DONE:
+        state = "is not complete yet" if found.reply is None else f"has no complete reply ({found.reply.status.value})"
+        raise RequestError(f"{param}: {shown!r} {state}.", param=param)
+
+
+def _conversation(exchange: Exchange) -> Iterable[Message]:
+    assert exchange.reply is not None, "checked"
+    return [*(m for m in exchange.request.messages if INSTRUCTIONS not in m), exchange.reply.message]
+
+
+def _resolved(message: Message, found: Mapping[str, Exchange]) -> Message:
+    if REFERENCE not in message:
+        return message
+    reply = found[str(message[REFERENCE])].reply
+    assert reply is not None, "checked"
+    return reply.message

@@ -1,0 +1,122 @@
+"""What a reply is forced to be, as a grammar for the engine: llguidance's Lark, with `%json` for schemas.
+
+What the template writes around a call is literal; the tokenizer's own tokens in it are matched as tokens. The grammar
+says nothing of the end-of-turn token: the engine allows it where a sentence may end.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from openclaw_rl.errors import RequestError
+from openclaw_rl.render.renderer import Renderer
+from openclaw_rl.serve.ask import Forced
+
+MAX_BYTES = 256 * 1024  # of a grammar's text
+# Bounded white space: without a bound, a small model fills its reply with it. Room enough for indented JSON.
+_LAYOUT = {"whitespace_pattern": r"[ \n\t]{0,32}"}
+_COMPOSED = frozenset({"anyOf", "oneOf", "not", "if", "$ref", "patternProperties", "unevaluatedProperties"})
+_BY_NAME = frozenset({"properties", "$defs", "definitions"})
+_VALUES = frozenset({"enum", "const", "default", "examples"})
+
+Tools = Sequence[Mapping[str, Any]]
+
+
+def no_grammar(why: str, forced: Forced) -> RequestError:
+    """What the client is told when its format cannot be forced."""
+    return RequestError(
+        f"{forced.param}: {why}. Simplify the schema, or leave it out and ask for the format in the prompt.",
+        param=forced.param,
+    )
+
+
+def grammar(forced: Forced, tools: Tools, renderer: Renderer, *, thinking: bool) -> str:
+    """A sentence of it is a reply as `forced` wants it. `thinking`: the prompt opened reasoning, which comes first.
+
+    Raises `RequestError`: no such tool, a schema that is none, or a template whose calls cannot be forced.
+    """
+    added = renderer.tokens.tokenizer.get_added_tokens_decoder()
+    known = {token.content: i for i, token in added.items() if token.content}
+    rules = [_call(name, forced, tools, renderer, known) for name in forced.calls]
+    ways = [f"call{n}: {rule}" for n, rule in enumerate(rules)]
+    heads = [f"call{n}" for n in range(len(ways))]
+    if forced.schema is not None:
+        heads.append("answer")
+        ways.append(f"answer: {_json(forced.schema, forced)}")
+    if thinking:
+        ways.append(_thinking(renderer.family.think[1], known))
+    start = ("thinking " if thinking else "") + "reply"
+    text = "\n".join([f"start: {start}", "reply: " + " | ".join(heads), *ways, ""])
+    if len(text) > MAX_BYTES:
+        raise no_grammar(f"as a grammar it has {len(text)} bytes, at most {MAX_BYTES} are taken", forced)
+    return text
+
+
+def _call(name: str, forced: Forced, tools: Tools, renderer: Renderer, known: Mapping[str, int]) -> str:
+    tool = next((t["function"] for t in tools if t["function"]["name"] == name), None)
+    if tool is None:
+        there = sorted(t["function"]["name"] for t in tools)
+        raise RequestError(f"{forced.param}: there is no tool {name[:80]!r} in tools {there}.", param=forced.param)
+    form = renderer.call_form(name)
+    if form is None:
+        instead = "Send tool_choice auto." if forced.schema is None else "Send either tools or a format, not both."
+        raise RequestError(
+            f"{forced.param}: how this model's chat template writes a tool call is not known, so none can be forced. "
+            + instead,
+            param=forced.param,
+        )
+    schema = tool.get("parameters") or {"type": "object", "properties": {}}
+    if isinstance(schema, dict) and "type" not in schema:
+        schema = {"type": "object", **schema}  # a call's arguments are an object, said or not
+    parts = [*_literal(form.before, known), _json(schema, forced), *_literal(form.after, known)]
+    return " ".join(parts)
+
+
+def _literal(text: str, known: Mapping[str, int]) -> Iterator[str]:
+    """`text` as terminals: strings, and tokens of the tokenizer by their id."""
+    pattern = "|".join(re.escape(t) for t in sorted(known, key=len, reverse=True))
+    for piece in re.split(f"({pattern})", text) if known else [text]:
+        if piece in known:
+            yield f"<[{known[piece]}]>"
+        elif piece:
+            yield json.dumps(piece, ensure_ascii=False)
+
+
+def _json(schema: Any, forced: Forced) -> str:
+    if not isinstance(schema, Mapping):
+        raise RequestError(f"{forced.param}: expected a JSON schema that is an object.", param=forced.param)
+    if '"allOf"' not in json.dumps(schema):  # each of its parts would refuse what the others list
+        schema = closed(schema)
+    return "%json " + json.dumps((schema or {"type": "object"}) | {"x-guidance": _LAYOUT})
+
+
+def closed(schema: Any) -> Any:
+    """The schema with objects that list their properties closed to others, where it leaves that open.
+
+    Every value of it is one of the schema too. A model that is free to make up properties seldom stops.
+    """
+    if isinstance(schema, list):
+        return [closed(item) for item in schema]
+    if not isinstance(schema, Mapping) or ("properties" in schema and _COMPOSED & schema.keys()):
+        return schema
+    out: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _BY_NAME and isinstance(value, Mapping):
+            out[key] = {name: closed(item) for name, item in value.items()}
+        else:
+            out[key] = value if key in _VALUES else closed(value)
+    if isinstance(schema.get("properties"), Mapping):
+        out.setdefault("additionalProperties", False)
+    return out
+
+
+def _thinking(tag: str, known: Mapping[str, int]) -> str:
+    """Any text up to the first tag that ends reasoning, and the line ends that follow it."""
+    gap = r'("\n" | "\n\n")?'
+    if tag not in known:
+        return f"thinking: thought {gap}\nthought[suffix={json.dumps(tag)}]: /(.|\\n)*/"
+    words = re.escape(tag).replace("/", r"\/")  # not as text either: some tokens match both ways
+    return f"thinking: THOUGHT <[{known[tag]}]> {gap}\nTHOUGHT: /(.|\\n)*/ & ~/(.|\\n)*{words}(.|\\n)*/"

@@ -1,0 +1,212 @@
+"""What goes on from what is stored: `previous_response_id`, references, retrieval; and how such turns are linked."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import openai
+import pytest
+from tests.serve.conftest import OTHER_KEY, USER, Site, Start, wait_for
+from tests.serve.responses_wire import FUNCTION, call, whole
+from tests.serve.test_bridge import goes_on, odd
+
+from openclaw_rl.collect.link import EXACT, link
+from openclaw_rl.collect.side import Sides
+from openclaw_rl.store import exchanges
+from openclaw_rl.store.past import StoredPast
+from openclaw_rl.types import Capture, Exchange
+
+MODEL = "openclaw"
+
+
+def say(site: Site, given: Any, **options: Any) -> tuple[Any, Exchange]:
+    reply = site.client().responses.create(model=MODEL, input=given, **options)
+    return reply, site.get(reply.id)
+
+
+def answers(site: Site, exchange: Exchange) -> dict[str, tuple[list[str], str]]:
+    """What the collector makes of a request: turn -> (the messages of its reaction, how it was found)."""
+    with site.store.read() as conn:
+        found = link(exchange.request, exchange.seq, StoredPast(conn), Sides([]))
+    told = exchange.request.messages
+    return {a.turn: ([str(told[i]["content"]) for i in a.messages], a.how) for a in found.answers}
+
+
+@pytest.mark.parametrize("kind", ["chatml", "keeping", "llama"])
+def test_turn_after_turn_by_id(start: Start, kind: str) -> None:
+    site = start(kind)
+    reply, earlier = None, None
+    for turn in range(4):
+        odd(site, f"{'Hm.</think>' if kind == 'keeping' else ''}Answer {turn}.")
+        previous = {"previous_response_id": reply.id} if reply else {}
+        reply, exchange = say(site, f"question {turn}", instructions="Be kind.", **previous)
+        assert reply.output_text == f"Answer {turn}."
+        if earlier is not None:
+            assert goes_on(exchange, earlier)
+            assert answers(site, exchange)[earlier.request.id] == ([f"question {turn}"], EXACT)
+        assert exchange.reply is not None
+        assert exchange.reply.response_ids.tolist() == site.script.ids
+        earlier = exchange
+    assert earlier is not None
+    roles = [m["role"] for m in earlier.request.messages]
+    assert roles == ["system"] + ["user", "assistant"] * 3 + ["user"]
+
+
+def test_instructions_are_not_carried_over(site: Site) -> None:
+    first, _ = say(site, "one", instructions="Be brief.")
+    second, exchange = say(site, "two", instructions="Be long.", previous_response_id=first.id)
+    assert [m["content"] for m in exchange.request.messages] == ["Be long.", "one", "Hello there.", "two"]
+    _, exchange = say(site, "three", previous_response_id=second.id)
+    assert exchange.request.messages[0]["content"] == "one"
+
+
+@pytest.mark.parametrize("how", ["id", "items", "references"])
+def test_a_tool_loop(site: Site, how: str) -> None:
+    paris = call("get_weather", '{"city":  1}')
+    odd(site, f"I look.\n{paris}\n{call('get_weather', '{}')}")
+    first, one = say(site, [USER], tools=[FUNCTION])
+    results = [
+        {"type": "function_call_output", "call_id": item.call_id, "output": f"{n} degrees"}
+        for n, item in enumerate(i for i in first.output if i.type == "function_call")
+    ]
+    site.script.say("It is 0 and 1.")
+    if how == "id":
+        second, two = say(site, results, tools=[FUNCTION], previous_response_id=first.id)
+    else:
+        said = [i.model_dump(exclude_none=True) for i in first.output]
+        if how == "references":
+            said = [{"type": "item_reference", "id": i["id"]} for i in said]
+        second, two = say(site, [USER, *said, *results], tools=[FUNCTION])
+    assert goes_on(two, one)
+    assert [m["role"] for m in two.request.messages] == ["user", "assistant", "tool", "tool"]
+    assert answers(site, two)[first.id] == (["0 degrees", "1 degrees"], EXACT)
+    _, three = say(site, "thanks, that was right", tools=[FUNCTION], previous_response_id=second.id)
+    assert goes_on(three, two)
+    assert answers(site, three)[second.id] == (["thanks, that was right"], EXACT)
+
+
+def test_a_conversation_may_change_its_dialect(site: Site) -> None:
+    odd(site, "Hello, I am here to help you with it.")
+    reply, one = say(site, "hi", instructions="Be kind.")
+    history = [
+        {"role": "system", "content": "Be kind."},
+        USER,
+        {"role": "assistant", "content": reply.output_text},
+        {"role": "user", "content": "more"},
+    ]
+    chat = site.client().chat.completions.create(model=MODEL, messages=history)
+    two = site.get(chat.id)
+    assert goes_on(two, one)
+    assert answers(site, two)[reply.id] == (["more"], EXACT)
+    back, three = say(site, "even more", previous_response_id=chat.id)
+    assert goes_on(three, two)
+    assert [m["role"] for m in three.request.messages] == ["system", *["user", "assistant"] * 2, "user"]
+    assert back.previous_response_id == chat.id
+
+
+def test_what_cannot_be_gone_on_from(start: Start) -> None:
+    site = start(delay=0.02)
+    first, _ = say(site, "hi")
+    create = site.client().responses.create
+    for client, name in ((site.client(), "resp_gone"), (site.client(OTHER_KEY), first.id), (site.client(), "é")):
+        body = {"model": MODEL, "input": "x", "previous_response_id": name}
+        key = client.api_key
+        answer = site.http.post("/v1/responses", body, {"Authorization": f"Bearer {key}"})
+        error = answer.json()["error"]
+        assert answer.status_code == 400
+        assert (error["code"], error["param"]) == ("previous_response_not_found", "previous_response_id")
+    with pytest.raises(openai.BadRequestError, match="no reply"):
+        create(model=MODEL, input=[{"type": "item_reference", "id": "msg_" + "0" * 30}])
+    site.script.say("one two three " * 30)
+    stream = create(model=MODEL, input="hi", stream=True)
+    running = next(iter(stream)).response.id
+    with pytest.raises(openai.BadRequestError, match="not complete yet"):
+        create(model=MODEL, input="x", previous_response_id=running)
+    assert site.client().responses.retrieve(running).status == "in_progress"
+    stream.close()
+    site.ended(running)
+    assert site.client().responses.retrieve(running).status == "cancelled"
+
+
+def test_a_stored_reply_can_be_had_again(start: Start) -> None:
+    site = start("thinking")
+    custom = {"type": "custom", "name": "patch"}
+    patch = call("patch", '{"input": "x"}')
+    site.script.say(f"Hm.</think>I look.\n{call('get_weather', '{}')}\n{patch}")
+    first, _ = say(site, "hi", instructions="Be kind.", tools=[FUNCTION, custom], max_output_tokens=100)
+    client = site.client()
+    again = client.responses.retrieve(first.id)
+    whole(again.model_dump(mode="json"))
+    assert again.output == first.output
+    assert (again.instructions, again.status, again.model) == ("Be kind.", "completed", MODEL)
+    assert [t.type for t in again.tools] == ["function", "custom"]
+    assert again.usage is not None
+    assert first.usage is not None
+    assert again.usage.total_tokens == first.usage.total_tokens
+    results = [{"type": "function_call_output", "call_id": i.call_id, "output": "r"} for i in first.output[2:]]
+    site.script.say("Hm.</think>Done.")
+    second, _ = say(site, results, previous_response_id=first.id)
+    items = list(client.responses.input_items.list(second.id, order="asc", limit=2))
+    kinds = ["message", "reasoning", "message", "function_call", "function_call", *["function_call_output"] * 2]
+    assert [i.type for i in items] == kinds
+    newest = client.responses.input_items.list(second.id)
+    assert [i.id for i in newest.data] == [i.id for i in reversed(items)]
+    assert len({i.id for i in items}) == len(items)
+
+
+def test_retrieval_is_refused_with_reason(site: Site) -> None:
+    first, _ = say(site, "hi")
+    client = site.client()
+    for refused in (
+        lambda: client.responses.retrieve("resp_gone"),
+        lambda: client.responses.retrieve("é"),
+        lambda: site.client(OTHER_KEY).responses.retrieve(first.id),
+        lambda: client.responses.input_items.list("resp_gone"),
+    ):
+        with pytest.raises(openai.NotFoundError, match="under this API key"):
+            refused()
+    with pytest.raises(openai.BadRequestError, match="not deleted"):
+        client.responses.delete(first.id)
+    with pytest.raises(openai.BadRequestError, match="comes whole"):
+        client.responses.retrieve(first.id, stream=True)
+    for query, param in (("limit=0", "limit"), ("limit=x", "limit"), ("order=up", "order"), ("after=x", "after")):
+        answer = site.http.get(f"/v1/responses/{first.id}/input_items?{query}")
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    with pytest.raises(openai.AuthenticationError):
+        openai.OpenAI(base_url=site.url + "/v1", api_key="x", max_retries=0).responses.retrieve(first.id)
+
+
+def test_a_reply_that_failed_is_told_as_failed(start: Start) -> None:
+    site = start(gone_at=2)
+    site.script.say("one two three")
+    stream = site.client().responses.create(model=MODEL, input="hi", stream=True)
+    name = next(iter(stream)).response.id
+    with pytest.raises(openai.APIError):
+        list(stream)
+    wait_for(lambda: site.get(name).reply, lambda r: r is not None)
+    found = site.client().responses.retrieve(name)
+    whole(found.model_dump(mode="json"))
+    assert found.status == "failed"
+    assert found.error is not None
+    assert "went away" in found.error.message
+    assert found.created_at <= time.time()
+
+
+def test_what_was_stored_without_its_words_cannot_be_gone_on_from(site: Site) -> None:
+    _, kept = say(site, "hi")
+    assert kept.reply is not None
+    bare = replace(kept.request, id="resp_" + "0" * 28, capture=Capture.REDACTED)
+    with site.store.write() as conn:
+        exchanges.admit(conn, [bare])
+        exchanges.finish(conn, [replace(kept.reply, id=bare.id)])
+    for ask in (
+        lambda: site.client().responses.create(model=MODEL, input="x", previous_response_id=bare.id),
+        lambda: site.client().responses.retrieve(bare.id),
+        lambda: site.client().responses.create(
+            model=MODEL, input=[{"type": "item_reference", "id": f"msg_{'0' * 28}00"}, USER]
+        ),
+    ):
+        with pytest.raises(openai.BadRequestError, match="without its words"):
+            ask()
