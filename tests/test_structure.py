@@ -12,18 +12,18 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "openclaw_rl"
 
 LEVELS: tuple[frozenset[str], ...] = (
-    frozenset({"types", "errors", "canon", "digest"}),
+    frozenset({"types", "errors", "canon", "digest", "patterns"}),
     frozenset({"config", "protocols", "observe"}),
     frozenset({"methods", "render", "store", "engines", "trainers", "environments", "testing"}),
     frozenset({"serve", "collect", "judge", "train"}),
     frozenset({"run", "system"}),
-    frozenset({"evaluate", "dashboard", "views", "doctor", "chat"}),
+    frozenset({"evaluate", "dashboard", "views", "doctor", "doctor_engine", "chat", "connect"}),
     frozenset({"cli"}),
 )
 APART = (2, 3)
 """On these levels no two rooms may know each other."""
 
-HEAVY = frozenset({"torch", "transformers", "peft", "safetensors", "matplotlib", "openai"})
+HEAVY = frozenset({"torch", "llguidance", "transformers", "peft", "safetensors", "matplotlib", "openai"})
 MAY_BE_HEAVY = ("engines/embedded", "trainers/", "evaluate/")
 
 

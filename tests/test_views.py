@@ -1,29 +1,29 @@
-"""What `status` tells of the versions."""
+"""What `inspect` says at its head."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from tests.render.trl_templates import make_kind
 
-from openclaw_rl.types import Policy, PolicyState
-from openclaw_rl.views import engine_gaps
-
-
-def policy(version: int, **metrics: float) -> Policy:
-    named = {name.replace("__", "/"): value for name, value in metrics.items()}
-    return Policy(
-        version=version, parent=None, state=PolicyState.LIVE, path=None, digest="", base="b", identity="i",
-        metrics=named, created_at=0.0,
-    )  # fmt: skip
+from openclaw_rl.config import from_flat
+from openclaw_rl.views import template
 
 
-def test_each_engine_has_its_gap_weighted_by_tokens() -> None:
-    known = [
-        policy(1, gap__embedded=1e-6, gap__embedded__tokens=100.0, gap=0.2),
-        policy(2, gap__embedded=4e-6, gap__embedded__tokens=200.0),
-        policy(3, gap__vllm=1e-3, gap__vllm__tokens=50.0),
-        policy(4, gap=0.3),
-    ]
-    gaps = engine_gaps(known)
-    assert gaps["embedded"] == {"mean": pytest.approx(3e-6), "tokens": 300.0}
-    assert gaps["vllm"] == {"mean": pytest.approx(1e-3), "tokens": 50.0}
-    assert set(gaps) == {"embedded", "vllm"}
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("starter", "hermes format; keeps everything"),
+        ("qwen3", "hermes format; drops the reasoning of earlier turns (keeps it inside a tool loop)"),
+        ("gptoss", "harmony format; drops the reasoning of earlier turns"),
+        ("nowhere/to-be-found", "that of nowhere/to-be-found"),
+    ],
+)
+def test_what_the_template_does_is_said(kind: str, words: str, tmp_path: Path) -> None:
+    path = kind if kind == "starter" or "/" in kind else str(make_kind(tmp_path / kind, kind))
+    assert words in template(from_flat({"home": str(tmp_path), "model.path": path})).plain
+
+
+def test_a_broken_folder_does_not_hide_the_store(tmp_path: Path) -> None:
+    assert "no tokenizer.json" in template(from_flat({"home": str(tmp_path), "model.path": str(tmp_path)})).plain

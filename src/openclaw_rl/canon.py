@@ -18,6 +18,21 @@ from openclaw_rl.types import Mark, Message
 DISTINCTIVE_CHARS = 24
 _ROLES = {"developer": "system", "function": "tool"}
 _THINK = re.compile(r"^\s*<think>.*?</think>", re.DOTALL)
+# What OpenClaw writes into a person's message: that something woke the agent, and where it runs. It changes from one
+# request to the next, moves, and is merged with words of the person's that stood in a message of their own before.
+_WAKE = re.compile(
+    r"\[OpenClaw (?:heartbeat poll|exec completion|cron wake|session event)\]"
+    r"(?:\nDisable automatic completion turns[^\n]*)?"
+)
+_RUNTIME = re.compile(
+    r"\s*\bRuntime: agent=(?P<agent>[^|\n]{1,200}?) \| session=[^|\n]{1,400} "
+    r"\| sessionId=(?P<session>[^|\s]{1,200})[^\n]*"
+)
+# A message whose turn broke off, as it is sent again; in later requests it stands as the person wrote it.
+_RESUMED = re.compile(
+    r"\[Queued user message from a previous active turn;[^\]\n]*\]\n"
+    r"|\s*\bContinue the current task from the existing transcript, preserving completed work\.[^\n]*\s*\Z"
+)
 _SEPARATOR = b"\x1f"
 _RECORD = 16 + 16 + 4  # own, chain, index (24 bits) with flags
 
@@ -70,9 +85,29 @@ def normalise(text: str) -> str:
 def visible_text(message: Message) -> str:
     """The normalised words of a message without its reasoning."""
     text = text_of(message)
-    if message.get("role") == "assistant" and "</think>" in text:
+    role = message.get("role")
+    if role == "assistant" and "</think>" in text:
         text = _THINK.sub("", text)
+    elif role == "user":
+        text = typed(text)
     return normalise(text)
+
+
+def typed(text: str) -> str:
+    """The words of a user message less what OpenClaw wrote into it."""
+    if "[OpenClaw " in text:
+        text = _WAKE.sub("", text)
+    if "[Queued user message" in text:
+        text = _RESUMED.sub("", text)
+    return _RUNTIME.sub("", text) if "Runtime: agent=" in text else text
+
+
+def origin(message: Message) -> tuple[str, str] | None:
+    """(session, agent) as OpenClaw states them at the end of a session's first user message, or None."""
+    if message.get("role") != "user" or "Runtime: agent=" not in (text := text_of(message)):
+        return None
+    said = [m for m in _RUNTIME.finditer(text) if m.end() == len(text.rstrip())]
+    return (said[-1]["session"], said[-1]["agent"]) if said else None
 
 
 def _arguments(raw: Any) -> str:

@@ -22,6 +22,8 @@ _FLAGS: dict[str, str] = {
     "host": "serve.host",
     "port": "serve.port",
     "backend": "engine.backend",
+    "engine_url": "engine.url",
+    "engine_python": "engine.python",
     "method": "train.method",
     "log_level": "run.log_level",
 }
@@ -54,7 +56,9 @@ def _gateway(function: _F) -> _F:
     options = (
         click.option("--host", metavar="ADDRESS", help="Bind address [127.0.0.1]."),
         click.option("--port", type=int, help="Port [8000]."),
-        click.option("--backend", help="Engine [embedded]."),
+        click.option("--backend", metavar="NAME", help="Engine: embedded, vllm, sglang or openai [embedded]."),
+        click.option("--engine-url", metavar="URL", help="Use this running server [one is started]."),
+        click.option("--engine-python", metavar="PATH", help="Python that has the engine installed [this one]."),
     )
     for option in reversed(options):
         function = option(function)
@@ -235,13 +239,20 @@ def inspect_policy(file: str | None, sets: tuple[str, ...], version: int, **flag
 @cli.command()
 @_common
 @_model
+@_gateway
 @_method
 @click.option("--wait", default=120.0, show_default=True, help="Seconds that each link may take.")
-def doctor(file: str | None, sets: tuple[str, ...], wait: float, **flags: Any) -> None:
+@click.option(
+    "--engine",
+    type=click.Choice(["embedded", "vllm", "sglang", "openai"]),
+    help="Prove this engine alone: streaming, exact ids, log-probabilities, stop, cancellation, versions, swaps.",
+)
+def doctor(file: str | None, sets: tuple[str, ...], wait: float, engine: str | None, **flags: Any) -> None:
     """Prove turn -> verdict -> gradient -> new version -> served, on a scratch store; name the first broken link."""
-    from openclaw_rl.doctor import examine
+    from openclaw_rl.doctor import examine, examine_engine
 
-    if not examine(_load(file, sets, **flags), wait=wait):
+    config = _load(file, sets, **(flags | {"backend": engine or flags["backend"]}))
+    if not (examine if engine is None else examine_engine)(config, wait=wait):
         sys.exit(1)
 
 
@@ -257,6 +268,47 @@ def chat(file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
     talk(_load(file, sets, **flags))
 
 
+@cli.group()
+def connect() -> None:
+    """Make another program talk to the gateway: what to paste, or its settings file written."""
+
+
+@connect.command("openclaw")
+@_common
+@_gateway
+@_model
+@click.option("--write", is_flag=True, help="Write it into ~/.openclaw/openclaw.json; the old file is copied.")
+@click.option("--into", metavar="FILE", help="Write it into this file instead.")
+def connect_openclaw(file: str | None, sets: tuple[str, ...], write: bool, into: str | None, **flags: Any) -> None:
+    """OpenClaw: the provider entry."""
+    from pathlib import Path
+
+    from openclaw_rl.connect import commands
+
+    commands.connect_openclaw(_load(file, sets, **flags), write=write, into=Path(into) if into else None)
+
+
+@connect.command("claude-code")
+@_common
+@_gateway
+def connect_claude_code(file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
+    """Claude Code: environment variables."""
+    from openclaw_rl.connect import commands
+
+    commands.connect_claude_code(_load(file, sets, **flags))
+
+
+@connect.command("codex")
+@_common
+@_gateway
+@_model
+def connect_codex(file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
+    """Codex: lines for ~/.codex/config.toml."""
+    from openclaw_rl.connect import commands
+
+    commands.connect_codex(_load(file, sets, **flags))
+
+
 @cli.group("config")
 def config_group() -> None:
     """The settings in force."""
@@ -269,7 +321,7 @@ def config_show(file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
     import yaml
 
     config = _load(file, sets, **flags).model_dump(mode="json")
-    for section in ("serve", "judge"):
+    for section in ("serve", "engine", "judge", "teacher"):
         if config[section]["api_key"]:
             config[section]["api_key"] = "(set)"
     click.echo(yaml.safe_dump(config, sort_keys=False), nl=False)

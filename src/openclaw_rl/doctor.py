@@ -19,6 +19,7 @@ from rich.console import Console
 from openclaw_rl.config import Config, from_flat
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.render.model_files import ModelFiles
+from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.run import free_port
 from openclaw_rl.store import exchanges, policies, turns
 from openclaw_rl.store.db import Store
@@ -81,6 +82,14 @@ def examine(config: Config, *, console: Console | None = None, wait: float = 120
     return True
 
 
+def examine_engine(config: Config, *, console: Console | None = None, wait: float = 120.0) -> bool:
+    """Examine the engine of the settings alone, on a temporary home. Returns whether every check holds."""
+    from openclaw_rl import doctor_engine
+
+    with tempfile.TemporaryDirectory(prefix="openclaw-rl-doctor-") as folder:
+        return doctor_engine.examine(_scratch(config, Path(folder)), console=console, wait=wait)
+
+
 def _scratch(config: Config, folder: Path) -> Config:
     """The same settings on a temporary home; small batches, so that a few turns make a step."""
     own: dict[str, Any] = {"home": True, "serve": {"host", "port", "api_key"}}
@@ -92,7 +101,8 @@ def _scratch(config: Config, folder: Path) -> Config:
 
 def _chain(exam: Examination, config: Config) -> None:
     with exam.link("model", "give a folder with config.json, tokenizer.json and *.safetensors to --model-path") as said:
-        said.append(str(ModelFiles.find(config.model.path).folder))
+        renderer = Renderer(ModelFiles.find(config.model.path))
+        said.append(f"{renderer.files.folder}; {renderer.family.name} format; its template {renderer.history}")
     system = System(config)
     with exam.link("engine and gateway start", "read the lines above; `openclaw-rl up` shows the whole log"):
         system.__enter__()

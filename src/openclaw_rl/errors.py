@@ -35,6 +35,10 @@ class EngineGone(EngineError):
     """The engine's process died or cannot be reached; the replies that it was generating are broken off."""
 
 
+class GrammarError(EngineError):
+    """The engine cannot force a reply into a grammar, or not into this one."""
+
+
 class JudgeError(OpenClawError):
     """The judge gave no usable answer. Never a bad score: the turn waits and is tried again."""
 

@@ -85,6 +85,9 @@ class Metrics:
         self.reused_tokens = Counter(
             "openclaw_prompt_tokens_reused", "Prompt tokens taken over from a stored exchange (bridged)", registry=r
         )
+        self.cached_tokens = Counter(
+            "openclaw_prompt_tokens_cached", "Prompt tokens whose states the engine had", registry=r
+        )
         self.response_tokens = Counter("openclaw_response_tokens", "Tokens sampled", registry=r)
         self.running = Gauge("openclaw_running", "Replies being generated", registry=r)
         self.first_token = Histogram(

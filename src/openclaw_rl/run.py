@@ -25,7 +25,9 @@ import uvloop
 
 from openclaw_rl import config as settings
 from openclaw_rl.config import Config
+from openclaw_rl.engines import backends
 from openclaw_rl.errors import OpenClawError, StoreError
+from openclaw_rl.judge import endpoint
 from openclaw_rl.observe import setup_logging
 from openclaw_rl.serve.auth import read_key_file
 from openclaw_rl.store import loops
@@ -47,8 +49,6 @@ def run_room(name: str, config: Config) -> None:
     die_with_parent()
     setup_logging(name, config.logs_dir, config.run.log_level)
     if name == "engine":
-        from openclaw_rl.engines import backends
-
         backends.serve(config)
         return
     if name == "train":
@@ -288,6 +288,10 @@ def supervise(config: Config, rooms: Sequence[str], *, echo: bool = True) -> Non
             loop.add_signal_handler(number, stop.set)
         await Supervisor(config, rooms, echo=echo).run(stop)
 
+    if "engine" in rooms:
+        backends.check(config)
+    if "judge" in rooms:
+        endpoint.check(config)
     prepare_home(config)
     setup_logging("supervisor", config.logs_dir, config.run.log_level)
     if "gateway" in rooms:

@@ -21,7 +21,8 @@ from openclaw_rl.run import free_port, prepare_home, read_key
 from openclaw_rl.store import policies, turns
 from openclaw_rl.store.db import Store
 
-READY_WITHIN = 120.0  # seconds
+READY_WITHIN = {"embedded": 120.0}  # seconds, by backend
+_READY_WITHIN = 600.0  # a server that loads a large model and compiles for it
 
 
 def scratch(home: Path, settings: Mapping[str, Any] | None = None) -> Config:
@@ -69,14 +70,15 @@ class System:
 
     def _wait_ready(self) -> None:
         assert self._process is not None
-        end = time.monotonic() + READY_WITHIN
+        within = READY_WITHIN.get(self.config.engine.backend, _READY_WITHIN)
+        end = time.monotonic() + within
         while time.monotonic() < end:
             if self._process.poll() is not None:
                 raise OpenClawError(f"`openclaw-rl up` ended with {self._process.returncode}:\n{self.log_tail()}")
             if ready(self.base_url):
                 return
             time.sleep(0.1)
-        raise OpenClawError(f"not ready within {READY_WITHIN:g} s:\n{self.log_tail()}")
+        raise OpenClawError(f"not ready within {within:g} s:\n{self.log_tail()}")
 
     def settle(self, timeout: float = 60.0, quiet: float = 1.5) -> int:
         """Wait until everything said so far has been judged, trained and swapped in. Returns the version in use.

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from openclaw_rl.digest import ADAPTER_CONFIG, ADAPTER_WEIGHTS, digest_of
-from openclaw_rl.errors import EngineError, EngineGone, JudgeError
+from openclaw_rl.errors import EngineError, EngineGone, GrammarError, JudgeError
 from openclaw_rl.types import Chunk, Generation, Ids, JudgeInput, Logprobs, PolicyRef, Sample, StepResult, Verdict, Vote
 
 Reply = Callable[[Sequence[int], int], Sequence[int]]
@@ -34,6 +34,7 @@ class ScriptedEngine:
     `reply` says what is answered (one token at least; a script that is used up starts over). `delay`: seconds before
     each token. `gone_at`: from that token on, every stream breaks with `EngineGone` (0: before the first) until
     `revive()`. `refuse`: every generation is refused with these words. `load_delay`: seconds that a load takes.
+    `grammar`: whether calls with a grammar are taken (nothing is forced: the script must obey).
     `loads` and `calls` record what was asked.
     """
 
@@ -47,7 +48,9 @@ class ScriptedEngine:
         refuse: str | None = None,
         versions: int = 4,
         context_length: int = 4096,
+        grammar: bool = True,
     ) -> None:
+        self.grammar = grammar
         self.reply, self.delay, self.load_delay = reply, delay, load_delay
         self.gone_at, self.refuse = gone_at, refuse
         self.versions, self.context_length = versions, context_length
@@ -78,6 +81,8 @@ class ScriptedEngine:
         self.calls.append(generation)
         version, length = generation.version, len(generation.prompt_ids)
         self._check(version, length)
+        if generation.sampling.grammar is not None and not self.grammar:
+            raise GrammarError("this engine cannot force a reply into a grammar")
         room = self.context_length - length
         limit = min(generation.sampling.max_tokens or room, room)
         script = list(self.reply(generation.prompt_ids.tolist(), version))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,13 @@ from numpy.typing import NDArray
 Ids = NDArray[np.int32]
 Logprobs = NDArray[np.float32]
 Mask = NDArray[np.bool_]
+Convention = Literal["scaled", "processed", "raw"]
+"""Which log-probabilities an engine gives, of logits at temperature T (natural logarithms, at every position).
+
+scaled: log softmax(logits / T), untouched by top-p, top-k, min-p and penalties. processed: log softmax of what was
+sampled from, so after temperature, penalties, bias and truncation; the same as scaled where nothing but T was set.
+raw: log softmax(logits), whatever T was; the same as scaled at T = 1 only.
+"""
 Message = Mapping[str, Any]
 """One chat message as the client sent it (a JSON object; unknown keys are kept)."""
 
@@ -74,7 +81,7 @@ class PolicyState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How a reply was sampled. Its `logprobs` are log softmax(logits / temperature), before top-p and top-k."""
+    """How a reply was sampled, and which log-probabilities were taken of it."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -86,11 +93,15 @@ class Sampling:
     seed: int | None = None
     max_tokens: int = 0
     stop: tuple[str, ...] = ()
+    convention: Convention = "scaled"
+    grammar: str | None = None  # the reply is a sentence of this (llguidance's Lark); the logprobs are the free ones
 
     def untrainable(self) -> str | None:
         """Why tokens sampled this way cannot be trained on, or None: μ must be the full softmax at `temperature`."""
         if self.temperature <= 0:
             return "greedy sampling (temperature 0) has no sampling distribution"
+        if self.convention == "raw" and self.temperature != 1:
+            return f"raw log-probabilities at temperature {self.temperature:g}: they are those of temperature 1"
         if self.top_p < 1:
             return f"top_p {self.top_p:g} cuts the distribution; 1 is needed"
         if self.top_k > 0:
@@ -101,6 +112,8 @@ class Sampling:
             return "penalties shift the distribution; 0 is needed"
         if self.logit_bias:
             return "logit_bias shifts the distribution; none is needed"
+        if self.grammar is not None:
+            return "a forced format or tool call cuts the distribution; a free reply is needed"
         return None
 
 
@@ -377,6 +390,7 @@ class Chunk:
     logprobs: tuple[float, ...]  # [n] log softmax(logits / temperature)
     top: tuple[tuple[tuple[int, float], ...], ...] = ()  # [n][K] (token id, logprob), when asked for
     finish: str | None = None  # "stop" | "length"
+    cached: int = 0  # on the first chunk: prompt tokens whose states the engine had
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group
@@ -15,9 +16,9 @@ from rich.table import Table
 from rich.text import Text
 from sqlalchemy import Connection, func, select
 
-from openclaw_rl.canon import text_of
-from openclaw_rl.config import Config
-from openclaw_rl.errors import OpenClawError
+from openclaw_rl.canon import text_of, typed
+from openclaw_rl.config import STARTER, Config
+from openclaw_rl.errors import ModelError, OpenClawError
 from openclaw_rl.judge.agreement import agreement
 from openclaw_rl.store import exchanges, loops, policies, turns
 from openclaw_rl.store.db import Store
@@ -25,7 +26,7 @@ from openclaw_rl.store.schema import exchanges as exchange_table
 from openclaw_rl.store.schema import turns as turn_table
 from openclaw_rl.store.schema import uses as use_table
 from openclaw_rl.store.schema import verdicts as verdict_table
-from openclaw_rl.types import Exchange, Message, Policy, Turn, Verdict
+from openclaw_rl.types import Exchange, Message, Policy, Request, Turn, Verdict
 
 STALE = 10.0  # seconds without a heartbeat after which a loop counts as gone
 
@@ -194,6 +195,21 @@ def _when(at: float) -> str:
 # ------------------------------------------------------------------------------------------------------------ inspect
 
 
+def template(config: Config) -> Text:
+    """One line on the model's chat template: the format it is read by, and what it does to earlier turns."""
+    path = config.model.path
+    if path != STARTER and not Path(path).expanduser().is_dir():
+        return Text(f"chat template: that of {path}; `openclaw-rl doctor` says what it does to earlier turns", "dim")
+    from openclaw_rl.render.model_files import ModelFiles
+    from openclaw_rl.render.renderer import Renderer
+
+    try:
+        renderer = Renderer(ModelFiles.find(path))
+    except ModelError as error:  # the folder may have changed since; the store can be looked at all the same
+        return Text(f"chat template: {error}", "red")
+    return Text(f"chat template: {renderer.family.name} format; {renderer.history}", "dim")
+
+
 def show_sessions(config: Config, limit: int) -> None:
     """The newest sessions: how many turns, in which states, and how they began."""
     store, console = _open(config), Console()
@@ -223,6 +239,7 @@ def show_sessions(config: Config, limit: int) -> None:
     for session, count, _, _, states in rows:
         tally = ", ".join(f"{n} {s}" for s, n in _tally(str(states).split(",")).items())
         table.add_row(session, str(count), tally, Text(firsts[session]))
+    console.print(template(config))
     console.print(table if rows else "no conversations yet")
 
 
@@ -231,11 +248,16 @@ def _first_words(conn: Connection, session: str) -> str:
         select(turn_table.c.id).where(turn_table.c.session == session).order_by(turn_table.c.seq).limit(1)
     )
     exchange = exchanges.get(conn, str(first)) if first else None
-    return _short(_last_user(exchange.request.messages)) if exchange and exchange.request.messages else "(redacted)"
+    return _short(_last_user(_kept(exchange.request))) if exchange and exchange.request.messages else "(redacted)"
+
+
+def _kept(request: Request) -> list[Message]:
+    """The messages of the conversation, without what its client passes along (`serve.transient_patterns`)."""
+    return [request.messages[m.index] for m in request.marks] if request.messages else []
 
 
 def _last_user(messages: Sequence[Message]) -> str:
-    return next((text_of(m) for m in reversed(messages) if m.get("role") == "user"), "")
+    return next((typed(text_of(m)).strip() for m in reversed(messages) if m.get("role") == "user"), "")
 
 
 def _short(text: str, width: int = 70) -> str:
@@ -256,7 +278,7 @@ def show_session(config: Config, session: str) -> None:
         store.close()
     if not panels:
         raise OpenClawError(f"no session {session!r}. `openclaw-rl inspect sessions` lists them.")
-    console.print(Group(*panels))
+    console.print(Group(template(config), *panels))
 
 
 def show_turn(config: Config, turn: str) -> None:
@@ -267,7 +289,7 @@ def show_turn(config: Config, turn: str) -> None:
             panel = _turn_panel(conn, turn, whole=True)
     finally:
         store.close()
-    console.print(panel)
+    console.print(Group(template(config), panel))
 
 
 def _turn_panel(conn: Connection, id_: str, *, whole: bool) -> Panel:
@@ -285,7 +307,7 @@ def _turn_panel(conn: Connection, id_: str, *, whole: bool) -> Panel:
 def _turn_lines(conn: Connection, exchange: Exchange, turn: Turn, *, whole: bool) -> list[tuple[str, str | Text]]:
     request, reply = exchange.request, exchange.reply
     width = 2000 if whole else 100
-    lines: list[tuple[str, str | Text]] = [("asked", _short(_last_user(request.messages), width) or "(redacted)")]
+    lines: list[tuple[str, str | Text]] = [("asked", _short(_last_user(_kept(request)), width) or "(redacted)")]
     if reply is not None:
         lines.append(("answered", Text(_answer(reply.message, width), style="cyan")))
     if turn.reason:

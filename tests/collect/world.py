@@ -110,12 +110,14 @@ Step = Ask | End | Say | Wait
 
 def request_of(ask: Ask, *, key: bytes, at: float) -> Request:
     messages = [message(line) for line in ask.history]
+    first = next((m for m in messages if m.get("role") == "user"), {})
+    session, agent = canon.origin(first) or (None, "")
     return Request(
         id=ask.name,
         scope=ask.scope,
-        agent=ask.agent,
+        agent=ask.agent or agent,
         user=ask.user,
-        session=ask.session,
+        session=ask.session or session,
         kind=ask.kind,
         session_done=ask.done,
         capture=ask.capture,
@@ -223,9 +225,9 @@ class Memory:
             seq=seq,
             id=ask.name,
             scope=ask.scope,
-            agent=ask.agent,
+            agent=request.agent,
             user=ask.user,
-            header=ask.session,
+            header=request.session,
             told=ask.kind,
             session=decided.session,
             kind=decided.kind,

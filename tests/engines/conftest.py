@@ -15,11 +15,16 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from tests.engines.rig import Rig
+from tests.engines.vllm_double import VllmDouble
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from openclaw_rl.config import Config, EngineConfig, from_flat, to_environment
 from openclaw_rl.digest import digest_of
 from openclaw_rl.engines.client import EngineClient
+from openclaw_rl.engines.vllm import VllmEngine
+from openclaw_rl.protocols import Engine
+from openclaw_rl.testing import ScriptedEngine, write_adapter
 from openclaw_rl.types import PolicyRef
 
 VOCAB, CONTEXT = 64, 512
@@ -174,6 +179,53 @@ def process(engine_config: Callable[..., Config], short_home: Callable[[], Path]
     finally:
         code = started.end()
     assert (code, started.socket.exists()) == (0, False)
+
+
+SCRIPT = [5, 9, 11, 3, 7, 2]
+
+
+@pytest.fixture
+def vllm_double(tmp_path: Path) -> Iterator[VllmDouble]:
+    """A server that speaks vLLM's wire, on a socket of its own, without a model."""
+    with VllmDouble(tmp_path / "vllm.sock", ScriptedEngine(lambda prompt, version: SCRIPT, delay=0.0005)) as double:
+        yield double
+
+
+async def _scripted_running(engine: Engine) -> int:
+    assert isinstance(engine, ScriptedEngine)
+    return engine.running.total()
+
+
+async def _client_running(engine: Engine) -> int:
+    assert isinstance(engine, EngineClient)
+    info = await engine.info()
+    return info.running + info.waiting
+
+
+@pytest.fixture(params=["scripted", "embedded", "vllm's wire"])
+def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Rig:
+    if request.param == "embedded":
+        process, refs = request.getfixturevalue("process"), request.getfixturevalue("refs")
+        return Rig(lambda: EngineClient(process.socket), refs[1], CONTEXT, _client_running)
+    digest = write_adapter(tmp_path / "adapter")
+    adapter = PolicyRef(version=1, path=str(tmp_path / "adapter"), digest=digest)
+    if request.param == "scripted":
+
+        def connect() -> Engine:
+            return ScriptedEngine(lambda prompt, version: SCRIPT, delay=0.0005, context_length=CONTEXT)
+
+        return Rig(connect, adapter, CONTEXT, _scripted_running)
+    double: VllmDouble = request.getfixturevalue("vllm_double")
+
+    async def running(engine: Engine) -> int:
+        return double.engine.running.total()
+
+    return Rig(
+        lambda: VllmEngine(double.http(), EngineConfig(backend="vllm"), folder=tmp_path / "identity"),
+        adapter,
+        CONTEXT,
+        running,
+    )
 
 
 @pytest.fixture

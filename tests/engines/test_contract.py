@@ -1,74 +1,22 @@
-"""What every engine must do, run against the public double and the real process over its socket."""
+"""What every engine must do: the public double, the real process over its socket, and servers' wires over HTTP.
+
+`tests_engines/` runs the same tests against a real vLLM.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
-import uvloop
+from tests.engines.rig import Rig
 
-from openclaw_rl.engines.client import EngineClient
 from openclaw_rl.errors import EngineError
 from openclaw_rl.protocols import Engine
-from openclaw_rl.testing import ScriptedEngine, write_adapter
 from openclaw_rl.types import Chunk, Generation, PolicyRef, Sampling
 
 PROMPT = np.arange(1, 9, dtype=np.int32)
-
-
-@dataclass
-class Rig:
-    """An engine of one kind, and what the tests need to know of it."""
-
-    connect: Callable[[], Engine]
-    adapter: PolicyRef
-    context: int
-    running: Callable[[Engine], Awaitable[int]]
-
-    def version(self, number: int) -> PolicyRef:
-        """The same files under another number."""
-        return PolicyRef(version=number, path=self.adapter.path, digest=self.adapter.digest)
-
-    def run(self, body: Callable[[Engine], Awaitable[None]]) -> None:
-        async def whole() -> None:
-            engine = self.connect()
-            await engine.load([self.version(1), PolicyRef(version=0, path=None, digest="")])
-            await body(engine)
-            if isinstance(engine, EngineClient):
-                await engine.close()
-
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as the gateway does
-            runner.run(asyncio.wait_for(whole(), 60))
-
-
-async def _scripted_running(engine: Engine) -> int:
-    assert isinstance(engine, ScriptedEngine)
-    return engine.running.total()
-
-
-async def _client_running(engine: Engine) -> int:
-    assert isinstance(engine, EngineClient)
-    info = await engine.info()
-    return info.running + info.waiting
-
-
-@pytest.fixture(params=["scripted", "embedded"])
-def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
-    if request.param == "scripted":
-        digest = write_adapter(tmp_path / "adapter")
-        adapter = PolicyRef(version=1, path=str(tmp_path / "adapter"), digest=digest)
-
-        def connect() -> Engine:
-            return ScriptedEngine(lambda prompt, version: [5, 9, 11, 3, 7, 2], delay=0.0005, context_length=512)
-
-        yield Rig(connect, adapter, 512, _scripted_running)
-    else:
-        process, refs = request.getfixturevalue("process"), request.getfixturevalue("refs")
-        yield Rig(lambda: EngineClient(process.socket), refs[1], 512, _client_running)
 
 
 def call(
@@ -132,7 +80,7 @@ def test_stop_ids_end_the_reply_and_belong_to_it(rig: Rig) -> None:
         end = whole.token_ids.index(stop) + 1
         reply = await collect(engine, call(stop=(999, stop)))
         assert (reply.token_ids, reply.finish) == (whole.token_ids[:end], "stop")
-        np.testing.assert_allclose(reply.logprobs, whole.logprobs[:end], atol=1e-5)
+        np.testing.assert_allclose(reply.logprobs, whole.logprobs[:end], atol=rig.tolerance)
 
     rig.run(body)
 
@@ -145,7 +93,7 @@ def test_a_seed_reproduces_the_reply_whatever_else_runs(rig: Rig) -> None:
         replies = await asyncio.gather(*(collect(engine, g) for g in [*others[:6], *wanted, *others[6:]]))
         for reply in replies[6:9]:
             assert reply.token_ids == alone.token_ids
-            np.testing.assert_allclose(reply.logprobs, alone.logprobs, atol=1e-5)
+            np.testing.assert_allclose(reply.logprobs, alone.logprobs, atol=rig.tolerance)
 
     rig.run(body)
 
@@ -155,7 +103,7 @@ def test_alternatives_are_as_many_as_asked(rig: Rig) -> None:
         reply = await collect(engine, call(top=3, temperature=0.0))
         assert [len(t) for t in reply.top] == [3] * len(reply.token_ids)
         for token, logprob, top in zip(reply.token_ids, reply.logprobs, reply.top, strict=True):
-            assert top[0] == pytest.approx((token, logprob), abs=1e-5)
+            assert top[0] == pytest.approx((token, logprob), abs=rig.tolerance)
         assert (await collect(engine, call())).top == ()
 
     rig.run(body)
@@ -169,7 +117,7 @@ def test_scores_are_what_generation_reports(rig: Rig) -> None:
             ids = np.array(reply.token_ids, dtype=np.int32)
             scores = await engine.score(version=version, prompt_ids=PROMPT, response_ids=ids, temperature=temperature)
             assert scores.dtype == np.float32
-            np.testing.assert_allclose(scores, reply.logprobs, atol=1e-5)
+            np.testing.assert_allclose(scores, reply.logprobs, atol=rig.tolerance)
 
     rig.run(body)
 

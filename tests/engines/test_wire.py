@@ -18,10 +18,11 @@ CALLS = [
     wire.AskInfo(5),
 ]
 ANSWERS = [
-    wire.Tokens([1, 2], [7, 8], [-0.5, -0.25], {2: "stop"}, {1: ((7, -0.5), (9, -2.0))}),
+    wire.Tokens([1, 2], [7, 8], [-0.5, -0.25], {2: "stop"}, {1: ((7, -0.5), (9, -2.0))}, {1: 40}),
     wire.Loaded(3),
     wire.Scores(4, wire.pack_logprobs([-1.0])),
     wire.Failed(5, "no"),
+    wire.Failed(6, "not this one", grammar=True),
     wire.Told(
         6,
         Info(

@@ -24,6 +24,8 @@ from openclaw_rl.judge.answer import HINT_CHARS, parse
         ('{"score": "-1", "hint": "\\"Be brief.\\""}', -1, "Be brief."),
         (json.dumps({"score": -1, "hint": "x" * (HINT_CHARS + 1)}), -1, None),
         ('{"score": 0, "hint": null, "reason": ["?"]}', 0, None),
+        ('{"score": -1, "hint": "Be brief.<|im_end|>"}', -1, None),
+        ('{"score": -1, "hint": "Do not say <think>."}', -1, "Do not say <think>."),
     ],
 )
 def test_a_usable_vote(text: str, score: int, hint: str | None) -> None:
@@ -48,6 +50,8 @@ def test_a_usable_vote(text: str, score: int, hint: str | None) -> None:
         '{"score": NaN}',
         '{"score": 1, "hint": ["x"]}',
         '{"score": 1, "hint": ',
+        '<think>perhaps {"score": 1}',
+        'so.</think>\n<think>perhaps {"score": 1}',
         '{"score": 1e400}',
         "{" * 5000,
     ],

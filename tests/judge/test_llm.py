@@ -3,84 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from aiohttp import web
+from tests.judge.endpoint import ITEM, Answer, Endpoint, always, completion, serving, then, vote
 
 from openclaw_rl.config import Config, from_flat
 from openclaw_rl.errors import ConfigError, JudgeError
 from openclaw_rl.judge.llm import LlmJudge
 from openclaw_rl.judge.retry import Backoff, delay, seconds_asked
-from openclaw_rl.types import JudgeInput, Reaction, Verdict
-
-Answer = Callable[[web.Request, int], Awaitable[web.StreamResponse]]
-ITEM = JudgeInput(
-    turn="t",
-    messages=({"role": "user", "content": "hello"},),
-    reply={"role": "assistant", "content": "Hi."},
-    reaction=Reaction(
-        turn="t", revision=1, messages=({"role": "user", "content": "thanks"},), source="u", how="exact", at=1.0
-    ),
-)
-
-
-def completion(content: Any, finish: str = "stop") -> web.Response:
-    choice = {"index": 0, "message": {"role": "assistant", "content": content}, "finish_reason": finish}
-    return web.json_response({"object": "chat.completion", "choices": [choice]})
-
-
-def vote(score: int, hint: str | None = None) -> str:
-    return json.dumps({"score": score, "hint": hint, "reason": "r"})
-
-
-def always(content: Any, finish: str = "stop") -> Answer:
-    async def answer(request: web.Request, number: int) -> web.StreamResponse:
-        return completion(content, finish)
-
-    return answer
-
-
-def then(first: Callable[[], web.Response], count: int, content: str) -> Answer:
-    async def answer(request: web.Request, number: int) -> web.StreamResponse:
-        return first() if number <= count else completion(content)
-
-    return answer
-
-
-@dataclass
-class Endpoint:
-    """What the server saw."""
-
-    port: int = 0
-    seen: list[dict[str, Any]] = field(default_factory=list)
-    headers: list[dict[str, str]] = field(default_factory=list)
-
-
-@asynccontextmanager
-async def serving(answer: Answer) -> AsyncIterator[Endpoint]:
-    endpoint = Endpoint()
-
-    async def handle(request: web.Request) -> web.StreamResponse:
-        endpoint.seen.append(await request.json())
-        endpoint.headers.append({key.lower(): value for key, value in request.headers.items()})
-        return await answer(request, len(endpoint.seen))
-
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", handle)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    endpoint.port = runner.addresses[0][1]
-    try:
-        yield endpoint
-    finally:
-        await runner.cleanup()
+from openclaw_rl.types import Verdict
 
 
 def settings(port: int, **more: Any) -> Config:
@@ -138,6 +73,7 @@ def test_votes_are_asked_in_parallel_and_the_majority_holds() -> None:
         ([vote(0), vote(0), vote(-1, "Be brief.")], 0, ()),
         ([vote(1, "a b c"), vote(-1, "d e f"), "?"], None, ()),
         ([vote(1), vote(0), vote(-1)], None, ()),
+        (["<think>" + vote(1) + "</think>" + vote(-1), "<think>maybe " + vote(1), vote(-1)], -1, ()),
     ],
 )
 def test_unusable_votes_do_not_count_and_ties_abstain(
@@ -148,7 +84,8 @@ def test_unusable_votes_do_not_count_and_ties_abstain(
 
     verdict, _ = judged(answer)
     assert (verdict.score, verdict.hints) == (score, hints)
-    assert sum(v.error is not None for v in verdict.votes) == sum("score" not in c for c in contents)
+    unusable = sum("score" not in c or "<think>maybe" in c for c in contents)
+    assert sum(v.error is not None for v in verdict.votes) == unusable
 
 
 @pytest.mark.parametrize(
@@ -158,6 +95,7 @@ def test_unusable_votes_do_not_count_and_ties_abstain(
         (lambda: web.Response(status=500, text="boom", headers={"Retry-After": "0.01"}), 2),
         (lambda: web.Response(status=503, headers={"Retry-After": "0"}), 2),
         (lambda: web.json_response({"error": {"message": "max_tokens is not supported"}}, status=400), 2),
+        (lambda: web.json_response({"detail": "temperature: extra inputs are not permitted"}, status=422), 2),
     ],
 )
 def test_what_passes_is_asked_again(first: Callable[[], web.Response], asked: int) -> None:

@@ -96,3 +96,9 @@ def test_trim_tells_how_much_is_missing() -> None:
     assert text.startswith("a" * 200 + "\n[")
     assert text.endswith("]\n" + "b" * 100)
     assert int(left_out[1]) == 700
+
+
+def test_a_clients_own_instructions_do_not_drown_the_reaction() -> None:
+    text = record(item([said("user", "a")], said("assistant", "b"), said("tool", "no"), said("system", "x" * 9000)))
+    assert "REACTION, tool>>\nno\n" in text
+    assert SYSTEM_CHARS * 0.9 < text.count("x") < SYSTEM_CHARS * 1.1

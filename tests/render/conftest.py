@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from tests.render.folders import make
+from tests.render.trl_templates import KINDS, make_kind
 
 from openclaw_rl.render.model_files import ModelFiles
 from openclaw_rl.render.renderer import Renderer
@@ -18,7 +19,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     def get(kind: str) -> Path:
         if kind not in made:
             found = ModelFiles.find("starter").folder if kind == "starter" else None
-            made[kind] = found or make(tmp_path_factory.mktemp("model") / kind, kind)
+            write = make_kind if kind in KINDS else make
+            made[kind] = found or write(tmp_path_factory.mktemp("model") / kind, kind)
         return made[kind]
 
     return get

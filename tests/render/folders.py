@@ -20,8 +20,10 @@ NOT_SPECIAL = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_respons
 
 TEMPLATES = {path.stem: path.read_text() for path in (Path(__file__).parent / "templates").glob("*.jinja")}
 """chatml: tools as Hermes and Qwen2.5 have them. thinking: as Qwen3's, reasoning is kept after the last question only,
-and the prompt opens it. llama: as Llama 3.1's, tools in the first question, one call per reply, content is trimmed."""
+and the prompt opens it. keeping: the same, but nothing is dropped. llama: as Llama 3.1's, tools in the first question,
+one call per reply, content is trimmed."""
 CHATML = TEMPLATES["chatml"]
+TEMPLATES["keeping"] = TEMPLATES["thinking"].replace("loop.index0 > ns.last_query_index", "true")
 
 
 def tokenizer(specials: list[str]) -> Tokenizer:

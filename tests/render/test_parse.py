@@ -10,16 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from openclaw_rl.render.calls import read_call
 from openclaw_rl.render.detok import WindowStream
-from openclaw_rl.render.parse import Delta, OutputParser, ReplyText, held_back, read_call
+from openclaw_rl.render.families import Hermes
+from openclaw_rl.render.parse import Delta, Parser, ReplyText, held_back
 from openclaw_rl.render.renderer import Renderer
 
 Renderers = Callable[[str], Renderer]
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "</think> \\u00e9"}}\n</tool_call>'
 
 
-def fed(text: str, cuts: list[int], *, thinking: bool = False, tools: bool = True) -> tuple[OutputParser, list[Delta]]:
-    parser = OutputParser(thinking=thinking, tools=tools)
+def fed(text: str, cuts: list[int], *, thinking: bool = False, tools: bool = True) -> tuple[Parser, list[Delta]]:
+    parser = Hermes().parser(thinking=thinking, tools=[{}] if tools else [])
     places = sorted({min(c, len(text)) for c in cuts} | {0, len(text)})
     deltas = [parser.push(text[a:b]) for a, b in itertools.pairwise(places)]
     return parser, [*deltas, parser.finish()]
@@ -119,7 +121,7 @@ def test_what_is_held_back_could_become_the_tag(text: str, tag: str) -> None:
 
 
 def reply(r: Renderer, ids: list[int], sizes: list[int], *, stops: tuple[str, ...] = ()) -> tuple[ReplyText, str]:
-    text = r.reply_text(thinking=False, tools=False, stops=stops)
+    text = r.reply_text(thinking=False, tools=(), stops=stops)
     out, at = "", 0
     for size in [*sizes, len(ids)]:
         out += text.push(ids[at : at + size]).content
@@ -175,9 +177,9 @@ def test_half_a_character_waits(renderer: Renderers) -> None:
     r = renderer("chatml")
     ids = r.tokens.encode("😀").tolist()
     assert len(ids) == 4
-    text = r.reply_text(thinking=False, tools=False)
+    text = r.reply_text(thinking=False, tools=())
     assert [text.push([i]).content for i in ids] == ["", "", "", "😀"]
-    cut = r.reply_text(thinking=False, tools=False)
+    cut = r.reply_text(thinking=False, tools=())
     cut.push(ids[:2])
     assert cut.finish().content == "\ufffd"
 

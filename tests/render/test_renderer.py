@@ -131,7 +131,7 @@ def test_a_reply_that_was_tokenised_as_usual_is_bridged_to_the_templates_ids(
 
 
 def test_reasoning_stays_in_a_bridged_prompt(renderer: Renderers) -> None:
-    r = renderer("thinking")
+    r = renderer("keeping")
     assert r.unbridged is None
     reply = r.tokens.encode("Hm.\n</think>\n\nIt is sunny.<|im_end|>").tolist()
     made = bridged(r, reply, ANSWER, [ASK], [])

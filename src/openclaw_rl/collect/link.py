@@ -14,6 +14,7 @@ from hashlib import blake2b
 from itertools import groupby
 from typing import Protocol
 
+from openclaw_rl.canon import visible_text
 from openclaw_rl.collect.side import Sides
 from openclaw_rl.store.moves import Cause
 from openclaw_rl.store.past import Past
@@ -176,8 +177,9 @@ def _only_looked_side(past: Past) -> bool:
 
 def _may_be_main(request: Request, at: int, sides: Sides) -> bool:
     """The prompt of mark `at` is not certainly the client's own (a heartbeat). Without words nothing is known."""
-    users = [m for m in request.marks[:at] if m.role == "user"]
-    return bool(request.messages) and not (users and sides.certain(request.messages[users[-1].index]))
+    before = request.messages[: request.marks[at].index]  # with passing messages: what is left of a heartbeat is one
+    prompt = next((m for m in reversed(before) if m.get("role") == "user"), None)
+    return bool(request.messages) and not (prompt is not None and sides.certain(prompt))
 
 
 def _reaction(request: Request, at: int, sides: Sides, candidates: _Candidates) -> tuple[Mark, ...]:
@@ -185,11 +187,12 @@ def _reaction(request: Request, at: int, sides: Sides, candidates: _Candidates) 
 
     Side calls that some clients leave in the history (a heartbeat and its answer) are stepped over: their prompt is
     nobody's reaction. Only certain ones: after words that merely look like one, the next words are about its reply.
-    The request's own last words are never taken for one: its kind has been decided.
+    So they are after a wake that told the person something. The request's own last words are never taken for a side
+    call: its kind has been decided.
     """
     kept: list[Mark] = []
     run: list[Mark] = []
-    aside = False
+    aside, since = False, request.marks[at].index
     for mark in request.marks[at + 1 :]:
         if mark.role != "assistant":
             run.append(mark)
@@ -197,11 +200,18 @@ def _reaction(request: Request, at: int, sides: Sides, candidates: _Candidates) 
         genuine = [m for m in run if not _is_interlude(request, m, sides)]
         used = aside and all(m.role == "tool" for m in genuine)  # tools that a side call used
         kept += [m for m in genuine if not (aside and m.role == "tool")]
-        aside = candidates.is_side(mark) or (bool(run) and (used or not genuine))
-        run = []
-        if not aside:
+        woken = _woken(request, since, mark.index, sides)
+        aside = candidates.is_side(mark) or (bool(run or woken) and (used or not genuine))
+        if not aside or (woken and visible_text(request.messages[mark.index])):
             return tuple(kept)
+        run, since = [], mark.index
     return (*kept, *run)
+
+
+def _woken(request: Request, after: int, before: int, sides: Sides) -> bool:
+    """Between these positions stands what is left of a wake. Its answer is kept only where the person was told it."""
+    passing = {*range(after + 1, before)} - {m.index for m in request.marks}
+    return bool(request.messages) and any(sides.certain(request.messages[i]) for i in passing)
 
 
 def _is_interlude(request: Request, mark: Mark, sides: Sides) -> bool:

@@ -1,4 +1,4 @@
-"""Reading a PEFT LoRA folder once, so that what is checked is what is served. Imports no torch."""
+"""Reading a policy folder once, so that what is checked is what is served. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from openclaw_rl.digest import ADAPTER_CONFIG, ADAPTER_WEIGHTS, WEIGHT_FILES, digest_of_parts
+from openclaw_rl.digest import ADAPTER_CONFIG, ADAPTER_WEIGHTS, WEIGHT_FILES, digest_of, digest_of_parts, weight_files
 from openclaw_rl.errors import EngineError
 from openclaw_rl.types import PolicyRef
 
@@ -73,15 +73,47 @@ def read(ref: PolicyRef) -> AdapterFile:
                 f"version {ref.version}: {folder / name} cannot be read ({error.strerror}). A policy folder holds "
                 f"{' and '.join(WEIGHT_FILES)}; restore it, or roll back to a version that has them."
             ) from None
-    digest = digest_of_parts(parts)
-    if digest != ref.digest:
-        raise EngineError(
-            f"version {ref.version}: the files in {folder} have digest {digest}, expected {ref.digest or '(none)'}. "
-            "They were changed after training; restore them, or roll back."
-        )
+    _check_digest(ref, digest_of_parts(parts))
     config = _config(folder / ADAPTER_CONFIG, parts[ADAPTER_CONFIG])
     weights = parts[ADAPTER_WEIGHTS]
     return AdapterFile(ref=ref, buffer=weights, pairs=_pairs(folder / ADAPTER_WEIGHTS, weights), config=config)
+
+
+def write_identity(file: AdapterFile, folder: Path) -> PolicyRef:
+    """An adapter of the same shape that changes nothing, as version 0, in a folder of its own under `folder`."""
+    weights = bytearray(file.buffer)
+    start = min(tensor.begin for pair in file.pairs.values() for tensor in pair)
+    weights[start:] = bytes(len(weights) - start)
+    parts = {ADAPTER_CONFIG: msgspec.json.encode(file.config), ADAPTER_WEIGHTS: bytes(weights)}
+    digest = digest_of_parts(parts)
+    made = folder / f"identity-{digest[:16]}"
+    made.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for name, raw in parts.items():
+        (made / name).write_bytes(raw)
+    return PolicyRef(version=0, path=str(made), digest=digest)
+
+
+def _check_digest(ref: PolicyRef, digest: str) -> None:
+    if digest != ref.digest:
+        raise EngineError(
+            f"version {ref.version}: the files in {ref.path} have digest {digest}, expected {ref.digest or '(none)'}. "
+            "They were changed after training; restore them, or roll back."
+        )
+
+
+def holds_full_weights(folder: str | Path) -> bool:
+    """Whether this is a folder of full weights (safetensors, and no adapter)."""
+    return weight_files(folder) != WEIGHT_FILES
+
+
+def check_full(ref: PolicyRef) -> None:
+    """Compare a folder of full weights with its digest. Raises `EngineError`."""
+    assert ref.path is not None
+    try:
+        digest = digest_of(ref.path)
+    except OSError as error:
+        raise EngineError(f"version {ref.version}: {ref.path} cannot be read ({error.strerror}). Roll back") from None
+    _check_digest(ref, digest)
 
 
 def _slurp(path: Path) -> bytearray:
@@ -103,7 +135,7 @@ def _config(path: Path, raw: bytearray) -> dict[str, Any]:
         raise EngineError(f"{path}: peft_type is {config.get('peft_type')!r}, expected 'LORA'")
     for key, words in _REFUSED.items():
         if config.get(key):
-            raise EngineError(f"{path}: {key} is set; the embedded engine serves plain LoRA, not {words}")
+            raise EngineError(f"{path}: {key} is set; engines serve plain LoRA, not {words}")
     return config
 
 

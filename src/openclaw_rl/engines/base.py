@@ -18,7 +18,7 @@ class Info:
 
     model: str
     context_length: int  # tokens, prompt and reply together
-    vocab_size: int
+    vocab_size: int  # 0: the engine does not say
     versions: tuple[int, ...]  # that can answer
     device: str
     dtype: str

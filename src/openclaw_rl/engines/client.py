@@ -13,7 +13,7 @@ import msgspec
 
 from openclaw_rl.engines import wire
 from openclaw_rl.engines.base import Info, OnConnect
-from openclaw_rl.errors import EngineError, EngineGone
+from openclaw_rl.errors import EngineError, EngineGone, GrammarError
 from openclaw_rl.types import Chunk, Generation, Ids, Logprobs, PolicyRef
 
 _BACK_OFF = (0.02, 1.0)  # seconds between attempts to connect: first, longest
@@ -22,13 +22,14 @@ _BACK_OFF = (0.02, 1.0)  # seconds between attempts to connect: first, longest
 class _Stream:
     """Tokens that arrived and were not taken yet. What arrived together leaves as one chunk."""
 
-    __slots__ = ("error", "finish", "logprobs", "token_ids", "top", "waiter")
+    __slots__ = ("cached", "error", "finish", "logprobs", "token_ids", "top", "waiter")
 
     def __init__(self) -> None:
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
         self.top: list[tuple[tuple[int, float], ...]] = []
         self.finish: str | None = None
+        self.cached = 0
         self.error: EngineError | None = None
         self.waiter: asyncio.Future[None] | None = None
 
@@ -48,9 +49,13 @@ class _Stream:
             self.waiter = asyncio.get_running_loop().create_future()
             await self.waiter
         chunk = Chunk(
-            token_ids=tuple(self.token_ids), logprobs=tuple(self.logprobs), top=tuple(self.top), finish=self.finish
+            token_ids=tuple(self.token_ids),
+            logprobs=tuple(self.logprobs),
+            top=tuple(self.top),
+            finish=self.finish,
+            cached=self.cached,
         )
-        self.token_ids, self.logprobs, self.top = [], [], []
+        self.token_ids, self.logprobs, self.top, self.cached = [], [], [], 0
         return chunk
 
 
@@ -83,10 +88,10 @@ class _Connection(asyncio.Protocol):
             if not call.done():
                 call.set_result(answer)
         elif isinstance(answer, wire.Failed) and answer.id in self.streams:
-            self.streams[answer.id].fail(EngineError(answer.message))
+            self.streams[answer.id].fail(_refusal(answer))
 
     def _tokens(self, step: wire.Tokens) -> None:
-        streams, top, finish = self.streams, step.top, step.finish
+        streams, top, finish, cached = self.streams, step.top, step.finish, step.cached
         for key, token, logprob in zip(step.ids, step.token_ids, step.logprobs, strict=True):
             stream = streams.get(key)
             if stream is None:
@@ -95,6 +100,8 @@ class _Connection(asyncio.Protocol):
             stream.logprobs.append(logprob)
             if top and key in top:
                 stream.top.append(top[key])
+            if cached and key in cached:
+                stream.cached = cached[key]
             if finish and key in finish:
                 stream.finish = finish[key]
             stream.wake()
@@ -114,7 +121,7 @@ class _Connection(asyncio.Protocol):
         finally:
             self.calls.pop(call.id, None)
         if isinstance(answer, wire.Failed):
-            raise EngineError(answer.message)
+            raise _refusal(answer)
         return answer
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -256,6 +263,10 @@ class EngineClient:
             self._again.cancel()
         if self._connection is not None:
             self._connection.hang_up()
+
+
+def _refusal(answer: wire.Failed) -> EngineError:
+    return GrammarError(answer.message) if answer.grammar else EngineError(answer.message)
 
 
 def _generate(key: int, generation: Generation) -> wire.Generate:

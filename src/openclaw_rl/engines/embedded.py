@@ -19,6 +19,7 @@ from torch import Tensor
 from openclaw_rl.config import EngineConfig
 from openclaw_rl.engines.adapter_file import AdapterFile
 from openclaw_rl.engines.embedded_cache import Slots
+from openclaw_rl.engines.embedded_grammar import Guide
 from openclaw_rl.engines.embedded_lora import Key, Route
 from openclaw_rl.engines.embedded_model import BaseModel
 from openclaw_rl.engines.embedded_prefix import PrefixCache
@@ -43,6 +44,7 @@ class Job:
     drawn: list[int] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
     start: int = 0  # tokens whose states are in the slots
+    reused: int = 0  # tokens whose states came from the prefix cache
     cancelled: bool = False
 
     @property
@@ -67,9 +69,20 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True)
+class Stuck:
+    """A reply cannot go on in the format that it was forced into."""
+
+    job: Job
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Scored:
     job: Job
     logprobs: Logprobs
+
+
+Out = Token | Stuck | Scored
 
 
 class Core:
@@ -157,7 +170,14 @@ class Core:
     # Calls
 
     def generate(
-        self, owner: Any, version: int, prompt_ids: Ids, sampling: Sampling, stop: Sequence[int], top: int = 0
+        self,
+        owner: Any,
+        version: int,
+        prompt_ids: Ids,
+        sampling: Sampling,
+        stop: Sequence[int],
+        top: int = 0,
+        guide: Guide | None = None,
     ) -> Job:
         """Queue a reply. Raises `EngineError` when the version is not loaded or the prompt does not fit."""
         held, key = self._look_up(version)
@@ -168,7 +188,7 @@ class Core:
         if not math.isfinite(sampling.temperature):
             raise EngineError(f"temperature is {sampling.temperature}, expected a finite number")
         limit = min(sampling.max_tokens if sampling.max_tokens > 0 else context, context - len(prompt_ids))
-        draw = Draw.of(sampling, top)
+        draw = Draw.of(sampling, top, guide)
         job = Job(owner=owner, held=held, key=key, ids=prompt_ids, prompt=len(prompt_ids), draw=draw,
                   stop=frozenset(stop), limit=limit)  # fmt: skip
         return self._queue(job)
@@ -205,9 +225,9 @@ class Core:
     # One step
 
     @torch.inference_mode()
-    def step(self) -> list[Token | Scored]:
+    def step(self) -> list[Out]:
         """One token for every row of the batch, then one chunk of what waits."""
-        out: list[Token | Scored] = []
+        out: list[Out] = []
         if self._sweep_needed:
             self._sweep()
         if self._rows:
@@ -229,7 +249,7 @@ class Core:
             if self._rows[row].cancelled:
                 self._retire(row)
 
-    def _decode(self, out: list[Token | Scored]) -> None:
+    def _decode(self, out: list[Out]) -> None:
         rows = self._rows
         if self._plan is None:
             self._plan = (
@@ -248,10 +268,14 @@ class Core:
             if _finish(rows[row]) is not None:
                 self._retire(row)
 
-    def _deliver(self, jobs: Sequence[Job], sampler: Sampler, logits_NV: Tensor, out: list[Token | Scored]) -> None:
+    def _deliver(self, jobs: Sequence[Job], sampler: Sampler, logits_NV: Tensor, out: list[Out]) -> None:
         tokens, logprobs, tops = sampler(logits_NV)
         for i, job in enumerate(jobs):
             job.drawn.append(tokens[i])
+            if job.draw.guide is not None and job.draw.guide.trouble is not None:
+                self.cancel(job)
+                out.append(Stuck(job, job.draw.guide.trouble))
+                continue
             out.append(Token(job, tokens[i], logprobs[i], tops[i] if tops and job.draw.top else None, _finish(job)))
 
     def _retire(self, row: int) -> None:
@@ -299,11 +323,11 @@ class Core:
         self._staging.reserve(len(group), max((len(j.ids) for j, _ in group), default=0))
         for row, (job, hit) in enumerate(group):
             if hit is not None:
-                job.start = hit[0]
+                job.start = job.reused = hit[0]
                 self._staging.put(row, hit[1])
         self._staged = [job for job, _ in group]
 
-    def _prefill(self, out: list[Token | Scored]) -> None:
+    def _prefill(self, out: list[Out]) -> None:
         jobs = self._staged
         ends = [min(len(j.ids), j.start + self._config.prefill_chunk) for j in jobs]
         width = max(e - j.start for j, e in zip(jobs, ends, strict=True))
@@ -344,7 +368,7 @@ class Core:
         chosen_Q1 = logprobs_QV.gather(1, torch.from_numpy(targets).to(self.model.device)[:, None])
         job.scores += chosen_Q1[:, 0].tolist()
 
-    def _prefilled(self, jobs: Sequence[Job], logits_NV: Tensor, out: list[Token | Scored]) -> None:
+    def _prefilled(self, jobs: Sequence[Job], logits_NV: Tensor, out: list[Out]) -> None:
         if jobs[0].targets is not None:
             out.append(Scored(jobs[0], np.asarray(jobs[0].scores, dtype=np.float32)))
             self._ended(jobs[0])

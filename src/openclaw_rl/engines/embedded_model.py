@@ -46,12 +46,12 @@ class BaseModel:
     @staticmethod
     def load(config: ModelConfig, *, max_context: int | None = None) -> BaseModel:
         """Raises `ModelError` when the model is missing, incomplete or of a kind that is not served."""
-        where = _where(config.path)
+        folder = where(config.path)
         transformers_logging.disable_progress_bar()
         device = _device(config.device)
         dtype = _DTYPES.get(config.dtype) or (torch.bfloat16 if device.type == "cuda" else torch.float32)
         try:
-            model = AutoModelForCausalLM.from_pretrained(where, dtype=dtype, attn_implementation="sdpa")
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
         except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
             raise ModelError(f"model.path {config.path!r} cannot be loaded for generation: {error}") from error
         return BaseModel(model.to(device), name=config.path, max_context=max_context)
@@ -139,7 +139,8 @@ def _check_kind(text: Any, context: int, name: str) -> None:
         )
 
 
-def _where(path: str) -> str:
+def where(path: str) -> str:
+    """The model's folder, or its hub id. Raises `ModelError`."""
     if path == STARTER:
         return str(Path(__file__).parent.parent / "assets" / "starter")
     folder = Path(path).expanduser()

@@ -3,7 +3,7 @@
 Shape legend: N rows, V vocabulary. A token is drawn by inverting the cumulative distribution at one uniform number
 of the row's generator: so what a row draws depends on its logits and its seed, not on who else is in the batch.
 The reported log-probability is log softmax(logits / temperature) over the whole vocabulary, untouched by top-p, top-k,
-min-p, penalties and biases (at temperature 0: at temperature 1). The vocabulary is the model's, padding included.
+min-p, penalties, biases and grammars (at temperature 0: at temperature 1). The vocabulary is the model's, with padding.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from openclaw_rl.engines.embedded_grammar import Guide
 from openclaw_rl.types import Sampling
 
 Top = tuple[tuple[int, float], ...]
@@ -29,10 +30,12 @@ class Draw:
     top: int = 0
     rng: random.Random = field(default_factory=random.Random)
     counts: Counter[int] = field(default_factory=Counter)  # of the tokens drawn, when penalties need them
+    guide: Guide | None = None  # what the reply is forced to be
 
     @staticmethod
-    def of(sampling: Sampling, top: int = 0) -> Draw:
-        return Draw(sampling, top, random.Random(sampling.seed))  # no seed: from the system's entropy
+    def of(sampling: Sampling, top: int = 0, guide: Guide | None = None) -> Draw:
+        rng = random.Random(sampling.seed)  # no seed: from the system's entropy
+        return Draw(sampling, top, rng, guide=guide)
 
     @property
     def greedy(self) -> bool:
@@ -46,6 +49,8 @@ class Draw:
     def shaped(self) -> bool:
         """Whether the row draws from something else than the reported distribution."""
         s = self.sampling
+        if self.guide is not None:
+            return True
         return self.greedy or s.top_p < 1 or s.top_k > 0 or s.min_p > 0 or self.penalised or bool(s.logit_bias)
 
 
@@ -79,6 +84,8 @@ class Sampler:
         for draw, token in zip(self._draws, tokens, strict=True):
             if draw.penalised:
                 draw.counts[token] += 1
+            if draw.guide is not None:
+                draw.guide.take(token)
         return tokens, logprobs, self._alternatives(logprobs_NV) if self._top else None
 
     def _alternatives(self, logprobs_NV: Tensor) -> list[Top]:
@@ -96,7 +103,9 @@ def invert(probs_NV: Tensor, uniform_N: Tensor) -> Tensor:
 
 
 def draw_shaped(logits_V: Tensor, draw: Draw, uniform: float) -> Tensor:
-    """One id drawn with biases, penalties, temperature, top-k, top-p and min-p, in this order."""
+    """One id drawn with the grammar, biases, penalties, temperature, top-k, top-p and min-p, in this order."""
+    if draw.guide is not None:
+        logits_V = draw.guide.masked(logits_V)
     logits_V = _shifted(logits_V, draw)
     s = draw.sampling
     if draw.greedy:

@@ -24,9 +24,10 @@ import uvloop
 from openclaw_rl.config import Config
 from openclaw_rl.engines import adapter_file, wire
 from openclaw_rl.engines.base import Info
-from openclaw_rl.engines.embedded import Core, Job, Scored, Token
-from openclaw_rl.engines.embedded_model import BaseModel
-from openclaw_rl.errors import EngineError, EngineGone
+from openclaw_rl.engines.embedded import Core, Job, Out, Scored, Stuck
+from openclaw_rl.engines.embedded_grammar import Grammars, Guide
+from openclaw_rl.engines.embedded_model import BaseModel, where
+from openclaw_rl.errors import EngineError, EngineGone, GrammarError
 from openclaw_rl.types import PolicyRef
 
 log = logging.getLogger(__name__)
@@ -45,6 +46,7 @@ class _Peer(asyncio.Protocol):
         self._frames = wire.Frames()
         self._transport: asyncio.Transport | None = None
         self.jobs: dict[int, Job] = {}
+        self.compiling: set[int] = set()  # calls whose grammar is not ready yet
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass
@@ -63,6 +65,7 @@ class _Peer(asyncio.Protocol):
         for job in self.jobs.values():
             self._server.core.cancel(job)
         self.jobs.clear()
+        self.compiling.clear()
 
     def send(self, answer: wire.Answer) -> None:
         if self._transport is None:
@@ -76,8 +79,8 @@ class _Peer(asyncio.Protocol):
 class Server:
     """Consumes: calls. Produces: tokens. Waits for: a call. Unblocked by: the socket."""
 
-    def __init__(self, core: Core) -> None:
-        self.core = core
+    def __init__(self, core: Core, grammars: Grammars | None = None) -> None:
+        self.core, self._grammars = core, grammars
         self._wake = asyncio.Event()
         self._loading = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -86,6 +89,7 @@ class Server:
     def handle(self, peer: _Peer, call: wire.Call) -> None:
         """Act on one call; what takes time goes on in the background."""
         if isinstance(call, wire.Cancel):
+            peer.compiling.discard(call.id)
             job = peer.jobs.pop(call.id, None)
             if job is not None:
                 self.core.cancel(job)
@@ -93,15 +97,31 @@ class Server:
             peer.send(self._info(call.id))
         elif isinstance(call, wire.Load):
             self._spawn(self._load(peer, call))
+        elif isinstance(call, wire.Generate) and call.sampling.grammar is not None:
+            peer.compiling.add(call.id)
+            self._spawn(self._guided(peer, call, call.sampling.grammar))
         else:
             self._submit(peer, call)
 
-    def _submit(self, peer: _Peer, call: wire.Generate | wire.Score) -> None:
+    async def _guided(self, peer: _Peer, call: wire.Generate, grammar: str) -> None:
+        """Compile, while the steps go on; then submit, unless it was cancelled meanwhile."""
+        try:
+            if self._grammars is None:
+                raise GrammarError("this model has no tokenizer.json, without which no format can be forced")
+            guide = await asyncio.to_thread(self._grammars.guide, grammar, call.stop_token_ids)
+        except GrammarError as error:
+            peer.send(wire.Failed(call.id, str(error), grammar=True))
+            return
+        if call.id in peer.compiling:
+            peer.compiling.remove(call.id)
+            self._submit(peer, call, guide)
+
+    def _submit(self, peer: _Peer, call: wire.Generate | wire.Score, guide: Guide | None = None) -> None:
         owner, ids = (peer, call.id), wire.unpack_ids(call.prompt_ids)
         try:
             if isinstance(call, wire.Generate):
                 job = self.core.generate(
-                    owner, call.version, ids, call.sampling, call.stop_token_ids, call.top_logprobs
+                    owner, call.version, ids, call.sampling, call.stop_token_ids, call.top_logprobs, guide
                 )
             else:
                 response = wire.unpack_ids(call.response_ids)
@@ -124,6 +144,7 @@ class Server:
             running=core.running,
             waiting=core.waiting,
             pid=os.getpid(),
+            grammar=self._grammars is not None,
         )
         return wire.Told(call, info)
 
@@ -179,21 +200,27 @@ class Server:
             self._send(out)
             await asyncio.sleep(0)
 
-    def _send(self, out: list[Token | Scored]) -> None:
+    def _send(self, out: list[Out]) -> None:
         """One frame per client for all tokens of the step."""
         steps: dict[_Peer, wire.Tokens] = {}
         for item in out:
             peer, key = item.job.owner
+            if isinstance(item, Stuck):
+                peer.jobs.pop(key, None)
+                peer.send(wire.Failed(key, item.why))
+                continue
             if isinstance(item, Scored):
                 peer.jobs.pop(key, None)
                 peer.send(wire.Scores(key, wire.pack_logprobs(item.logprobs)))
                 continue
             step = steps.get(peer)
             if step is None:
-                step = steps[peer] = wire.Tokens([], [], [], {}, {})
+                step = steps[peer] = wire.Tokens([], [], [], {}, {}, {})
             step.ids.append(key)
             step.token_ids.append(item.token)
             step.logprobs.append(item.logprob)
+            if item.job.reused and len(item.job.drawn) == 1:
+                step.cached[key] = item.job.reused
             if item.top is not None:
                 step.top[key] = item.top
             if item.finish is not None:
@@ -231,7 +258,8 @@ async def _serve(config: Config) -> None:
     bound = bind(config.engine_socket)  # first: a second engine should not load a model to find out
     try:
         core = _core(config)
-        await _until_told(core, bound, parent)
+        grammars = Grammars.find(where(config.model.path), core.model.vocab_size)
+        await _until_told(Server(core, grammars), bound, parent)
     finally:
         bound.close()
         config.engine_socket.unlink(missing_ok=True)
@@ -246,9 +274,9 @@ def _core(config: Config) -> Core:
     return core
 
 
-async def _until_told(core: Core, bound: socket.socket, parent: int) -> None:
+async def _until_told(server: Server, bound: socket.socket, parent: int) -> None:
     loop = asyncio.get_running_loop()
-    server, stop = Server(core), asyncio.Event()
+    stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     listener = await loop.create_unix_server(lambda: _Peer(server), sock=bound)

@@ -51,13 +51,14 @@ class AskInfo(msgspec.Struct, array_like=True, tag="ask", frozen=True):
 
 
 class Tokens(msgspec.Struct, array_like=True, tag="tokens", frozen=True):
-    """One decode step in columns: stream `ids[i]` got `token_ids[i]`. `finish` and `top` hold only who has any."""
+    """One decode step in columns: stream `ids[i]` got `token_ids[i]`. The mappings hold only who has any."""
 
     ids: list[int]
     token_ids: list[int]
     logprobs: list[float]
     finish: dict[int, str] = {}
     top: dict[int, tuple[tuple[int, float], ...]] = {}
+    cached: dict[int, int] = {}  # with a stream's first token: prompt tokens whose states were there
 
 
 class Loaded(msgspec.Struct, array_like=True, tag="loaded", frozen=True):
@@ -74,6 +75,7 @@ class Failed(msgspec.Struct, array_like=True, tag="failed", frozen=True):
 
     id: int
     message: str
+    grammar: bool = False  # it was the grammar that was refused
 
 
 class Told(msgspec.Struct, array_like=True, tag="info", frozen=True):

@@ -134,6 +134,16 @@ def _tell(
         console.print(f"  [red]failed: {failure}[/]")
 
 
+def _settings(given: argparse.Namespace) -> dict[str, str]:
+    chosen = {
+        "train.method": given.method,
+        "engine.backend": given.backend,
+        "engine.python": given.engine_python,
+        "engine.url": given.engine_url,
+    }
+    return {key: value for key, value in chosen.items() if value is not None}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Watch a small model learn a taste from what a user says next.")
     parser.add_argument("--out", type=Path, default=Path("demo-out"))
@@ -141,14 +151,19 @@ def main() -> None:
     parser.add_argument("--method", choices=("binary", "opd", "combine"), default="combine")
     parser.add_argument("--replies", type=int, default=250)
     parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--backend", choices=("embedded", "vllm"), default="embedded")
+    parser.add_argument("--engine-python", help="Python of an environment that has vllm, e.g. .vllm-venv/bin/python")
+    parser.add_argument("--engine-url", help="a vLLM server that runs already, with the starter policy")
     given = parser.parse_args()
     seed = random.SystemRandom().randrange(10_000) if given.seed is None else given.seed
     taste = given.taste or random.Random(seed).choice(TASTES)
     console, began = Console(), time.monotonic()
     home = given.out / time.strftime("home-%Y%m%d-%H%M%S")
-    console.print(f"[bold]OpenClaw-RL demo[/]  seed {seed}, method {given.method}, home {home}")
+    console.print(
+        f"[bold]OpenClaw-RL demo[/]  seed {seed}, method {given.method}, engine {given.backend}, home {home}"
+    )
     console.print("  starting engine, gateway, collect, judge and train ...")
-    with System(scratch(home.resolve(), {"train.method": given.method})) as system:
+    with System(scratch(home.resolve(), _settings(given))) as system:
         console.print(f"  ready after {time.monotonic() - began:.1f} s at {system.base_url}/v1")
         learned = asyncio.run(_demo(console, system, taste, seed, given.replies, given.out))
     console.print(

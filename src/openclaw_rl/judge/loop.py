@@ -14,6 +14,7 @@ from openclaw_rl.judge import explicit
 from openclaw_rl.judge.llm import LlmJudge
 from openclaw_rl.judge.retry import delay
 from openclaw_rl.judge.rules import RulesJudge
+from openclaw_rl.judge.teacher import Teacher
 from openclaw_rl.protocols import Judge
 from openclaw_rl.store import loops, turns
 from openclaw_rl.store.db import Store
@@ -40,14 +41,16 @@ async def run(config: Config, *, stop: asyncio.Event, judge: Judge | None = None
     Unblocked by: a commit of another process, an answer, a back-off that ends, `stop`.
     """
     judge = judge or make(config)
+    teacher = Teacher(config) if config.teacher.wanted else None
     store = await asyncio.to_thread(Store.open, config.store_path)
-    desk = _Desk(config, store, judge)
+    desk = _Desk(config, store, judge, teacher)
     try:
         await desk.work(stop)
     finally:
         await desk.leave()
-        if isinstance(judge, LlmJudge):
-            await judge.close()
+        for asked in (judge, teacher):
+            if isinstance(asked, LlmJudge | Teacher):
+                await asked.close()
         store.close()
 
 
@@ -63,11 +66,12 @@ def _key(item: JudgeInput) -> Key:
 class _Desk:
     """What is being judged, what waits, and what went wrong."""
 
-    def __init__(self, config: Config, store: Store, judge: Judge) -> None:
+    def __init__(self, config: Config, store: Store, judge: Judge, teacher: Teacher | None) -> None:
         self._poll = config.judge.poll
         self._workers = config.judge.workers
         self._store = store
         self._judge = judge
+        self._teacher = teacher
         self._ready: dict[Key, JudgeInput] = {}
         self._tasks: dict[Key, asyncio.Task[None]] = {}
         self._late: dict[Key, tuple[int, float]] = {}  # failures, not before (monotonic)
@@ -113,32 +117,49 @@ class _Desk:
             self._late = {key: self._late[key] for key in map(_key, items) if key in self._late}
         else:
             self._look = True
-        settled = {_key(i): v for i in items if (v := explicit.verdict(i))}
+        settled = {_key(i): v for i in items if (v := explicit.verdict(i)) and not self._taught(i, v)}
         if settled:
             await asyncio.to_thread(self._keep, list(settled.values()))
         fresh = {_key(i): i for i in items if _key(i) not in self._tasks and _key(i) not in settled}
         self._ready = {k: i for k, i in fresh.items() if self._late.get(k, (0, 0.0))[1] <= now}
 
     def _start(self) -> None:
-        """Hand ready turns to free workers, those that never failed first; to one only while the judge is down."""
+        """Hand ready turns to free workers, those that never failed first; to one only while the judge is down.
+
+        What users said outright waits for its teacher only, so whether the judge is down does not matter to it.
+        """
+        outright = [key for key, item in self._ready.items() if explicit.verdict(item)]
+        for key in outright[: max(self._workers - len(self._tasks), 0)]:
+            self._begin(key)
         down = self._down()
         free = (1 if down else self._workers) - len(self._tasks)
         if down and time.monotonic() < self._probe_at:
             return
         for key in sorted(self._ready, key=lambda k: self._late.get(k, (0, 0.0))[0])[: max(free, 0)]:
-            self._tasks[key] = asyncio.create_task(self._one(self._ready.pop(key)), name=f"judge {key[0]}")
+            self._begin(key)
+
+    def _begin(self, key: Key) -> None:
+        self._tasks[key] = asyncio.create_task(self._one(self._ready.pop(key)), name=f"judge {key[0]}")
+
+    def _taught(self, item: JudgeInput, verdict: Verdict) -> bool:
+        return self._teacher is not None and self._teacher.wants(item, verdict)
 
     def _down(self) -> bool:
         return self._trouble.in_a_row >= self._workers
 
     async def _one(self, item: JudgeInput) -> None:
+        outright = explicit.verdict(item)
         try:
-            verdict = await self._judge.judge(item)
+            verdict = outright or explicit.corrected(item, await self._judge.judge(item))
         except Exception as error:  # noqa: BLE001  a plug-in judge may raise anything: this turn waits, others go on
             self._failed(_key(item), error)
             return
-        await asyncio.to_thread(self._keep, [explicit.corrected(item, verdict)])
+        if self._teacher is not None:
+            verdict = await self._teacher.taught(item, verdict)
+        await asyncio.to_thread(self._keep, [verdict])
         self._late.pop(_key(item), None)
+        if outright:
+            return  # nobody asked the judge: it may still be down
         if self._down():  # the judge is back: what failed while it was away need not wait any longer
             self._late = {key: (failures, 0.0) for key, (failures, _) in self._late.items()}
         self._trouble.over()
@@ -168,6 +189,8 @@ class _Desk:
             return
         self._beat_at = now + BEAT_EVERY
         note = f"{self._judged} judged" + (f", {len(self._late)} wait" if self._late else "")
+        if self._teacher is not None:
+            note += f"; {self._teacher.note}"
         if self._trouble.in_a_row:
             note += f"; {self._trouble.words}"
         await asyncio.to_thread(loops.beat, self._store, "judge", note)

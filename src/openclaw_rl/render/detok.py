@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 
 from tokenizers import Tokenizer
-
-STRUCTURAL = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
-"""Special tokens that are kept in the text, because parsing needs them."""
 
 
 def _byte_of_char() -> dict[str, int]:
@@ -27,12 +24,12 @@ def _is_byte_level(tokenizer: Tokenizer) -> bool:
 
 
 class Detokenizer:
-    """What each token id means as text; `stop_token_ids` and special tokens (less the structural ones) mean nothing."""
+    """What each token id means as text; `stop_token_ids` and special tokens mean nothing, unless they are in `kept`."""
 
-    def __init__(self, tokenizer: Tokenizer, stop_token_ids: Iterable[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, stop_token_ids: Iterable[int], kept: Collection[str] = ()) -> None:
         self.tokenizer = tokenizer
         added = tokenizer.get_added_tokens_decoder()
-        self.skipped = {i for i, t in added.items() if t.special and t.content not in STRUCTURAL} | set(stop_token_ids)
+        self.skipped = {i for i, t in added.items() if t.special and t.content not in kept} | set(stop_token_ids)
         self._table = self._bytes_by_id() if _is_byte_level(tokenizer) else None
 
     def _bytes_by_id(self) -> list[bytes]:
@@ -43,6 +40,11 @@ class Detokenizer:
             if i not in self.skipped:
                 table[i] = _token_bytes(token, alphabet)
         return table
+
+    @property
+    def exact(self) -> bool:
+        """Whether the text of some ids is the same wherever they stand."""
+        return self._table is not None
 
     def stream(self) -> TextStream:
         return ByteStream(self._table) if self._table is not None else WindowStream(self)

@@ -1,8 +1,9 @@
 """Conversations to prompt ids, equal to transformers' `apply_chat_template` on the same folder, and incrementally.
 
-Two things make the next turn cheap. Text between special tokens is tokenised once (`tokens.py`). And where the history
-is a stored exchange, the prompt is the stored prompt ids, the stored response ids, and the ids of what is new
-(`bridge`): sampled tokens are never derived again.
+Two things make the next turn cheap. Text between special tokens is tokenised once (`tokens.py`). And sampled tokens
+are never derived again: where the template lets a conversation be put together turn by turn, the prompt is the stored
+prompt ids, the stored response ids, and the ids of what is new (`bridge`); where it does not, or where something
+before has changed, the replies that stand in the text as they were sampled keep their ids (`splice`).
 """
 
 from __future__ import annotations
@@ -15,23 +16,26 @@ from typing import Any
 import numpy as np
 
 from openclaw_rl.errors import ModelError, RequestError
+from openclaw_rl.render import history
 from openclaw_rl.render.detok import Detokenizer
+from openclaw_rl.render.families import CallForm, family_of
+from openclaw_rl.render.history import CUT
 from openclaw_rl.render.model_files import ModelFiles
-from openclaw_rl.render.parse import THINK, ReplyText
-from openclaw_rl.render.template import ChatTemplate, for_template, ready_tools
+from openclaw_rl.render.parse import ReplyText
+from openclaw_rl.render.splice import Piece, Said, Splicer
+from openclaw_rl.render.template import NO_VARIABLES, ChatTemplate, for_template, ready_tools
 from openclaw_rl.render.tokens import Tokens
 from openclaw_rl.types import Ids, Message
 
 log = logging.getLogger(__name__)
 
 Tools = Sequence[Mapping[str, Any]]
-_CUT = "Xq7openclaw0cut0here7qX"
 _TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendered:
-    """A prompt. `thinking`: it ends with an open <think>, so the reply begins as reasoning."""
+    """A prompt. `thinking`: it ends with reasoning opened, so the reply begins as reasoning."""
 
     prompt_ids: Ids  # [P]
     thinking: bool
@@ -40,43 +44,78 @@ class Rendered:
 class Renderer:
     """One model's chat template and tokenizer. Safe to call from several threads.
 
-    `unbridged` says why prompts cannot be bridged with this template; None when they can.
+    `family`: how the model writes reasoning and tool calls. `unbridged`: why prompts cannot be put together turn by
+    turn with this template; None when they can. `history`: what the template does to earlier turns, in words.
     """
 
     def __init__(self, files: ModelFiles) -> None:
         self.files = files
         self.tokens = Tokens(files)
         self.template = ChatTemplate(files.templates, files.specials)
+        self.family = family_of(files.templates, self.tokens.special_ids)
         self.stop_token_ids = self._stops()
         self.context_length = files.context_length
-        self.detokenizer = Detokenizer(self.tokens.tokenizer, self.stop_token_ids)
+        self.detokenizer = self._detokenizer(tools=True)
+        self._without_tools = self._detokenizer(tools=False)
         self.vocabulary = int(self.tokens.tokenizer.get_vocab_size(with_added_tokens=True))
         self.end_of_turn: str | None = None
         self.unbridged: str | None = None
-        self.unbridged = self._probe()
-        if self.unbridged:
-            log.warning("prompts are rendered anew in every turn: %s", self.unbridged)
+        past = history.past_of(self._try, self.family)
+        self.unbridged = self._probe(past)
+        self.history = _words(past, self.unbridged)
+        self._splicer = Splicer(self.tokens, self.detokenizer, history.anchors(self._try, self.tokens.split))
+        log.info("chat template: %s format; it %s", self.family.name, self.history)
 
     def _stops(self) -> tuple[int, ...]:
         eos = self.files.specials.get("eos_token")
-        named = self.tokens.tokenizer.token_to_id(eos) if eos else None
-        stops = dict.fromkeys([*self.files.eos_ids, *([] if named is None else [named])])
+        token_id = self.tokens.tokenizer.token_to_id
+        named = [token_id(t) for t in (*([eos] if eos else []), *self.family.stops)]
+        stops = dict.fromkeys([*self.files.eos_ids, *(i for i in named if i is not None)])
         if not stops:
             raise ModelError(f"{self.files.folder}: no end-of-turn token (eos_token_id in generation_config.json)")
         return tuple(stops)
 
+    def _detokenizer(self, *, tools: bool) -> Detokenizer:
+        return Detokenizer(self.tokens.tokenizer, self.stop_token_ids, self.family.kept(tools=tools))
+
     # Whole prompts.
 
-    def text(self, messages: Sequence[Message], tools: Tools = (), *, generation: bool = True) -> str:
-        """The template's text. Raises `RequestError` when the template refuses the conversation."""
-        return self.template.render([for_template(m) for m in messages], ready_tools(tools), generation=generation)
+    def ready(self, message: Message) -> dict[str, Any]:
+        """A client's message as this model's template wants it."""
+        return self.family.fit(for_template(message))
 
-    def render(self, messages: Sequence[Message], tools: Tools = (), *, generation: bool = True) -> Rendered:
-        """Raises `RequestError` when the template refuses the conversation."""
-        return self.tokenise(self.text(messages, tools, generation=generation))
+    def with_reasoning(self, ready: Mapping[str, Any], reasoning: str) -> dict[str, Any]:
+        """A reply that is ready, with the reasoning that its client did not send back: the template may want it."""
+        return self.family.fit({**ready, "thinking": reasoning, "reasoning_content": reasoning})
+
+    def text(
+        self,
+        messages: Sequence[Message],
+        tools: Tools = (),
+        *,
+        generation: bool = True,
+        variables: Mapping[str, Any] = NO_VARIABLES,
+    ) -> str:
+        """The template's text. Raises `RequestError` when the template refuses the conversation."""
+        ready = [self.ready(m) for m in messages]
+        return self.template.render(ready, ready_tools(tools), generation=generation, variables=variables)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Tools = (),
+        *,
+        generation: bool = True,
+        variables: Mapping[str, Any] = NO_VARIABLES,
+    ) -> Rendered:
+        """`variables`: for the template, such as `enable_thinking`.
+
+        Raises `RequestError` when the template refuses the conversation, or a variable is not the client's to set.
+        """
+        return self.tokenise(self.text(messages, tools, generation=generation, variables=variables))
 
     def tokenise(self, text: str) -> Rendered:
-        return Rendered(prompt_ids=self.tokens.encode(text), thinking=opens_thinking(text))
+        return Rendered(prompt_ids=self.tokens.encode(text), thinking=self.family.opens_thinking(text))
 
     # Bridged prompts.
 
@@ -94,7 +133,7 @@ class Renderer:
             text = self.text([{"role": "user", "content": "x"}, stand_in, *new], [_TOOL] if tools else ())
         except RequestError:
             return None  # the whole conversation is rendered instead, and says what is wrong
-        cut = text.find(_CUT)
+        cut = text.find(CUT)
         end = text.find(self.end_of_turn, cut) if cut >= 0 else -1
         return text[end + len(self.end_of_turn) :] if end >= 0 else None
 
@@ -112,34 +151,49 @@ class Renderer:
         ids = np.concatenate([prompt_ids, response_ids, closing, new.prompt_ids]).astype(np.int32, copy=False)
         return Rendered(prompt_ids=ids, thinking=new.thinking)
 
-    def _probe(self) -> str | None:
+    def said(self, response_ids: Ids, reasoning: str) -> Said | None:
+        """A reply to be kept for `splice`; None where nothing can be spliced, or there is nothing in it."""
+        return self._splicer.said(response_ids, reasoning, self.stop_token_ids)
+
+    def splice(self, text: str, replies: Sequence[Said]) -> list[Piece]:
+        """A prompt's text with the sampled ids of earlier replies in it, each where the text has it word for word.
+
+        `replies` in their order. Decoded, the pieces are `text` again.
+        """
+        return self._splicer.splice(text, replies)
+
+    def _try(self, messages: Sequence[Message], tools: Tools, generation: bool) -> str | None:
+        try:
+            return self.text(messages, tools, generation=generation)
+        except RequestError:
+            return None
+
+    def _probe(self, past: history.Past) -> str | None:
         """Does what follows a reply depend on nothing but the reply and what follows? Tried on small conversations."""
         if not self.tokens.segmented:
             return "its tokenizer does not treat the text between special tokens independently"
         self.end_of_turn = self._find_end_of_turn()
         if self.end_of_turn is None:
             return "its template does not end a reply with one of the stop tokens"
+        if past.reasoning:
+            return f"its template {past.reasoning}"
         tried = 0
-        for messages, tools in _samples():
-            try:
-                whole = self.text(messages, tools)
-            except RequestError:
+        for messages, tools in history.samples():
+            whole = self._try(messages, tools, True)
+            if whole is None:
                 continue  # no tools, or no system message, with this template
             for at, message in enumerate(messages):
                 if message["role"] == "assistant":
                     tried += 1
                     if not self._composes(messages, tools, at, whole):
-                        return "what its template puts after a reply depends on what came before"
+                        return "its template depends on what came before a reply"
         return None if tried else "its template refuses every sample conversation"
 
     def _find_end_of_turn(self) -> str | None:
-        try:
-            text = self.text(
-                [{"role": "user", "content": "x"}, {"role": "assistant", "content": _CUT}], generation=False
-            )
-        except RequestError:
+        text = self._try([{"role": "user", "content": "x"}, {"role": "assistant", "content": CUT}], (), False)
+        if text is None:
             return None
-        after = text[text.find(_CUT) + len(_CUT) :].lstrip()
+        after = text[text.find(CUT) + len(CUT) :].lstrip()
         return next(
             (t for t, i in self.tokens.special_ids.items() if i in self.stop_token_ids and after.startswith(t)), None
         )
@@ -154,49 +208,32 @@ class Renderer:
 
     # Replies.
 
-    def reply_text(self, *, thinking: bool, tools: bool, stops: Sequence[str] = ()) -> ReplyText:
+    def reply_text(self, *, thinking: bool, tools: Tools, stops: Sequence[str] = ()) -> ReplyText:
         """A fresh reader for one reply's tokens."""
-        return ReplyText(self.detokenizer.stream(), thinking=thinking, tools=tools, stops=stops)
+        stream = (self.detokenizer if tools else self._without_tools).stream()
+        return ReplyText(stream, self.family.parser(thinking=thinking, tools=tools), stops)
+
+    def call_form(self, name: str) -> CallForm | None:
+        """The literal text around one call's JSON arguments; None where this model's arguments are no JSON."""
+        return self.family.call_form(name)
 
 
-def opens_thinking(text: str) -> bool:
-    """Whether a prompt's text leaves <think> open."""
-    return text[-64:].rstrip().endswith(THINK)
+def _words(past: history.Past, unbridged: str | None) -> str:
+    if unbridged is None:
+        return f"{past.calls or 'keeps everything'}; a prompt goes on from the tokens of the turn before"
+    why = past.words or unbridged.removeprefix("its template ")
+    return f"{why}; prompts are rendered anew, and replies keep their tokens where the text is unchanged"
 
 
 def _stand_in(reply: Message) -> dict[str, Any]:
     """A reply of the same shape (calls by the same names and ids) that holds the marker."""
-    out: dict[str, Any] = {"role": "assistant", "content": _CUT}
+    out: dict[str, Any] = {"role": "assistant", "content": CUT}
     if calls := reply.get("tool_calls"):
         out["tool_calls"] = [
             {
                 **{k: c[k] for k in ("id", "type") if k in c},
-                "function": {"name": c["function"]["name"], "arguments": {"x": _CUT}},
+                "function": {"name": c["function"]["name"], "arguments": {"x": CUT}},
             }
             for c in calls
         ]
     return out
-
-
-def _samples() -> list[tuple[list[Message], Tools]]:
-    system: Message = {"role": "system", "content": "s1"}
-    ask: Message = {"role": "user", "content": "u1"}
-    answer: Message = {"role": "assistant", "content": "a1"}
-    more: Message = {"role": "user", "content": "u2\n"}
-    call = {"id": "callabc12", "type": "function", "function": {"name": "f", "arguments": {"k": "v"}}}
-    one: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
-    two: Message = {"role": "assistant", "content": "c", "tool_calls": [call, call | {"id": "callabc13"}]}
-    result: Message = {"role": "tool", "content": "r1", "tool_call_id": "callabc12"}
-    other: Message = {"role": "tool", "content": "r2", "tool_call_id": "callabc13"}
-    tool = {
-        "type": "function",
-        "function": {"name": "g", "description": "e", "parameters": {"type": "object", "properties": {"k": {}}}},
-    }
-    return [
-        ([ask, answer, more], ()),
-        ([system, ask, answer, more, answer, more], ()),
-        ([system, ask, answer, more], [tool]),
-        ([system, ask, one, result], [tool, tool]),
-        ([system, ask, one, result, answer, more], [tool]),
-        ([ask, answer, more, two, result, other], [tool]),
-    ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any
 
 import jinja2
@@ -19,6 +20,12 @@ from openclaw_rl.types import Message
 
 _ROLES = {"developer": "system", "function": "tool"}  # templates know four roles
 _REASONING = ("reasoning_content", "thinking", "reasoning")
+NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
+_OURS = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize"}
+    | {"raise_exception", "strftime_now", "namespace", "range", "dict", "lipsum", "cycler", "joiner", "loop", "self"}
+)
+"""What a client may not name: arguments of rendering and functions of templates."""
 
 
 class ReadyTool(dict[str, Any]):
@@ -108,19 +115,41 @@ class ChatTemplate:
             raise ModelError(f"the model's chat template is broken, line {error.lineno}: {error}") from error
         self._specials = dict(specials)
 
-    def render(self, messages: Sequence[dict[str, Any]], tools: Sequence[ReadyTool], *, generation: bool) -> str:
+    def check(self, variables: Mapping[str, Any]) -> None:
+        """Raises `RequestError` when a client's variable would stand for something that is not its own."""
+        for name in variables:
+            if name in _OURS or name in self._specials or name.startswith("_"):
+                raise RequestError(
+                    f"chat_template_kwargs.{name}: this is set by the server. Send variables of the model's own "
+                    "template there, such as enable_thinking.",
+                    param=f"chat_template_kwargs.{name}",
+                )
+
+    def render(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[ReadyTool],
+        *,
+        generation: bool,
+        variables: Mapping[str, Any] = NO_VARIABLES,
+    ) -> str:
         """The conversation as text; messages from `for_template`, tools from `ready_tools`.
 
-        Raises `RequestError` when the template refuses it, in the template's words.
+        Raises `RequestError` when the template refuses it, in the template's words, and see `check`.
         """
         template = self._compiled.get("tool_use") if tools else None
+        if variables:
+            self.check(variables)
         try:
             return (template or self._compiled["default"]).render(
-                messages=list(messages),
-                tools=list(tools) or None,
-                documents=None,
-                add_generation_prompt=generation,
-                **self._specials,
+                {
+                    **variables,
+                    "messages": list(messages),
+                    "tools": list(tools) or None,
+                    "documents": None,
+                    "add_generation_prompt": generation,
+                    **self._specials,
+                }
             )
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             raise RequestError(

@@ -55,6 +55,10 @@ class Tokens:
         """Pieces for `join`: text and special tokens in turn. Where nothing may be cut, one piece."""
         return self._pattern.split(text) if self.segmented else [text]
 
+    def special_at(self, text: str, place: int) -> bool:
+        """Whether a special token begins there."""
+        return self._pattern.match(text, place) is not None
+
     def new_chars(self, pieces: Sequence[str]) -> int:
         """How many characters would really have to be tokenised."""
         known, cached = self._specials, self._cache.get

@@ -1,0 +1,171 @@
+"""The time to the first token over a session of OpenClaw, with and without the prefix cache.
+
+    python benchmarks/openclaw_session.py [--sessions 3] [--turns 10]
+
+The real system (`openclaw-rl up`) on a model made on the spot: random weights, a context of 32,768 tokens, a tokenizer
+trained on the spot. The requests have the shape that OpenClaw's were seen to have (`conversations.py`): a long system
+prompt, twelve tools, the history as text, and last a passing context message that is gone from the next request: no
+request is the beginning of the next one. Writes benchmarks/results/openclaw_session.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+import model_folder
+from conversations import Conversation, Traffic
+from openclaw_rl.system import System, scratch
+from servers import RUNS
+
+RESULTS = Path(__file__).parent / "results" / "openclaw_session.md"
+CONTEXT = 32_768  # tokens
+REPLY = 64  # tokens
+CACHE = 32_768  # tokens; the default
+# The trainer never has a batch: what is measured is serving alone.
+SETTINGS = {"train.batch_min": 1_000_000, "train.batch_max": 1_000_000, "run.log_level": "warning"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One request as its client saw it."""
+
+    number: int  # in its session, from 1
+    first_token: float  # seconds
+    prompt: int  # tokens
+    cached: int | None  # of them; None: the server does not say
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sessions", type=int, default=3)
+    parser.add_argument("--turns", type=int, default=10)
+    options = parser.parse_args()
+    RUNS.mkdir(exist_ok=True)
+    arms: dict[int, list[list[Turn]]] = {}
+    with tempfile.TemporaryDirectory(prefix="o-", dir=RUNS) as folder:
+        word = make_model(Path(folder) / "model")
+        for cache in (CACHE, 0):
+            arms[cache] = run_arm(Path(folder), cache, word, options.sessions, options.turns)
+    text = report(arms)
+    print(text)
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(text)
+
+
+def make_model(folder: Path) -> int:
+    """Random weights behind a real tokenizer. Returns the id of a word that is the same token wherever it stands."""
+    model_folder.make(folder)
+    settings = json.loads((folder / "config.json").read_text())
+    torch.manual_seed(7)
+    config = Qwen3Config(
+        vocab_size=settings["vocab_size"],
+        hidden_size=256,
+        intermediate_size=768,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=True,
+        eos_token_id=settings["eos_token_id"],
+    )
+    (folder / "model.safetensors").unlink()
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    return int(tokenizer["model"]["vocab"]["\u0120session"])
+
+
+def run_arm(folder: Path, cache: int, word: int, sessions: int, turns: int) -> list[list[Turn]]:
+    settings = SETTINGS | {"model.path": str(folder / "model"), "engine.prefix_cache_tokens": cache}
+    with System(scratch(folder / f"home-{cache}", settings)) as system:
+        out = [session(system, number, word, turns) for number in range(sessions)]
+    shown = ", ".join(f"{t.first_token * 1e3:.0f}" for s in out for t in s)
+    print(f"prefix cache {cache}: {shown} ms", file=sys.stderr, flush=True)
+    return out
+
+
+def session(system: System, number: int, word: int, turns: int) -> list[Turn]:
+    """A whole session, one turn after the other."""
+    traffic = Traffic(agent=True, stream=True, max_tokens=REPLY)
+    # The same word over and over: text that comes back as the very tokens that were sampled, as a trained model's does.
+    bias = b'"logit_bias":{"%d":100},' % word
+    traffic.head = traffic.head.replace(b'"include_usage":false', b'"include_usage":true').replace(b"{", b"{" + bias, 1)
+    talk = Conversation(traffic, f"session {number}")
+    return [ask(system, talk, n + 1) for n in range(turns)]
+
+
+def ask(system: System, talk: Conversation, number: int) -> Turn:
+    connection = http.client.HTTPConnection("127.0.0.1", system.config.serve.port, timeout=300)
+    headers = {"Authorization": f"Bearer {system.key}", "Content-Type": "application/json"}
+    start, first, text, usage = time.perf_counter(), 0.0, "", {}
+    connection.request("POST", "/v1/chat/completions", talk.body(), headers)
+    answer = connection.getresponse()
+    if answer.status != 200:
+        raise RuntimeError(f"{answer.status}: {answer.read().decode()[:500]}")
+    for line in answer:
+        if not line.startswith(b"data: {"):
+            continue
+        event = json.loads(line[6:])
+        usage = event.get("usage") or usage
+        for choice in event["choices"]:
+            if piece := choice["delta"].get("content"):
+                first = first or time.perf_counter() - start
+                text += piece
+    connection.close()
+    talk.heard(text)
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+    return Turn(number=number, first_token=first, prompt=usage["prompt_tokens"], cached=cached)
+
+
+def report(arms: dict[int, list[list[Turn]]]) -> str:
+    last = arms[CACHE][0][-1].number
+    rows = [_row(cache, sessions, last) for cache, sessions in arms.items()]
+    first = arms[CACHE][0][0]
+    lines = [
+        "# The first token over a session of OpenClaw",
+        "",
+        f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, no GPU. `python benchmarks/openclaw_session.py`: "
+        f"{len(arms[CACHE])} sessions of {last} turns, one after the other, in the shape of OpenClaw's requests "
+        f"({first.prompt:,} prompt tokens at turn 1, of them system prompt and twelve tools all but 100), through "
+        "`openclaw-rl up` with the embedded engine and a random model of 7 million parameters. Time from sending the "
+        "request to the first word, in milliseconds (medians over sessions), and the prompt tokens that came from the "
+        "prefix cache.",
+        "",
+        f"| prefix cache | turn 1, first | turn 1, later ones | turn {last} | its prompt | of it from the cache |",
+        "|---|---|---|---|---|---|",
+        *rows,
+        "",
+        "A request of OpenClaw's branches off from the one before: its passing context message is gone, and the reply "
+        "stands in its place. So the last reply and the new words are computed, and all before them comes from the "
+        "cache, in every turn; a new session has the system prompt and the tools from the session before.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _row(cache: int, sessions: Sequence[Sequence[Turn]], last: int) -> str:
+    def median(turns: Sequence[Turn]) -> str:
+        return f"{statistics.median(t.first_token for t in turns) * 1e3:,.0f} ms" if turns else "-"
+
+    ends = [s[-1] for s in sessions]
+    cached = [t.cached for t in ends if t.cached is not None]
+    share = f"{statistics.median(cached):,.0f}" if cached else "not told"
+    name = f"{cache:,} tokens" if cache else "none"
+    cells = [name, median([sessions[0][0]]), median([s[0] for s in sessions[1:]]), median(ends)]
+    return f"| {' | '.join([*cells, f'{ends[0].prompt:,}', share])} |"
+
+
+if __name__ == "__main__":
+    main()

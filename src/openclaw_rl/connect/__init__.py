@@ -1,0 +1,1 @@
+"""Settings of other programs that make them talk to the gateway."""

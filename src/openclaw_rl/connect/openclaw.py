@@ -1,0 +1,134 @@
+"""OpenClaw: the provider entry, printed or written into its settings file."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from openclaw_rl.config import Config
+from openclaw_rl.connect.json5 import Json5Error, parse, put
+from openclaw_rl.errors import OpenClawError
+from openclaw_rl.render.model_files import ModelFiles
+from openclaw_rl.run import read_key
+
+PROVIDER = "openclaw-rl"
+FILE = Path("~/.openclaw/openclaw.json")
+NEEDED = 16_384
+"""Tokens. OpenClaw's system prompt and tools take 9,000 to 10,000 in a usual tokenizer; below this there is no talk."""
+MOST = 8192  # tokens of one reply
+
+
+def base_url(config: Config) -> str:
+    """The gateway as clients on this machine reach it, without a path."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "::1": "[::1]"}.get(config.serve.host, config.serve.host)
+    return f"http://{host}:{config.serve.port}"
+
+
+def context_length(config: Config) -> int:
+    """Tokens that the served model holds. Raises `OpenClawError` when neither settings nor model say."""
+    known = config.engine.max_context or ModelFiles.find(config.model.path).context_length
+    if known is None:
+        raise OpenClawError(
+            f"{config.model.path} does not say how long its context is. Set engine.max_context (in tokens)."
+        )
+    return known
+
+
+def provider(config: Config) -> dict[str, Any]:
+    """The provider entry. Raises `OpenClawError` when there is no key yet."""
+    context = context_length(config)
+    return {
+        "baseUrl": f"{base_url(config)}/v1",
+        "apiKey": read_key(config),
+        "api": "openai-completions",
+        "models": [
+            {
+                "id": config.model.name,
+                "name": config.model.name,
+                "reasoning": False,
+                "input": ["text"],
+                "contextWindow": context,
+                "maxTokens": min(MOST, context // 4),
+                "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0},
+            }
+        ],
+    }
+
+
+def snippet(config: Config) -> str:
+    """What belongs into `openclaw.json`."""
+    return json.dumps({"models": {"mode": "merge", "providers": {PROVIDER: provider(config)}}}, indent=2)
+
+
+def warning(config: Config) -> str | None:
+    """What is wrong with this model for OpenClaw, in words, or None."""
+    context = context_length(config)
+    if context >= NEEDED:
+        return None
+    return (
+        f"the served model holds {context} tokens; OpenClaw's system prompt and tools alone take about 9,000. "
+        f"Serve a model with {NEEDED} or more (--model-path), or OpenClaw's requests are refused."
+    )
+
+
+def write(config: Config, file: Path) -> Path | None:
+    """Put the entry into the settings file; comments and all other settings stay. Returns the copy of the old file.
+
+    None: it was right already, or there was no file. Raises `OpenClawError` when the file cannot be read or written.
+    """
+    path = file.expanduser()
+    try:
+        old = path.read_text(encoding="utf-8") if path.exists() else ""
+        new = edited(old, provider(config))
+        if new == old:
+            return None
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        copy = _copied(path, old)
+        _replaced(path, new)
+    except Json5Error as error:
+        raise OpenClawError(
+            f"{path}: {error}. Nothing was changed. Put the entry in by hand: `openclaw-rl connect openclaw` prints it."
+        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise OpenClawError(f"{path}: cannot be edited: {error}. `openclaw-rl connect openclaw` prints it.") from error
+    return copy
+
+
+def edited(text: str, entry: dict[str, Any]) -> str:
+    """The file's text with the entry in it. Raises `Json5Error`."""
+    new = text if text.strip() else "{}\n"
+    if "mode" not in _models(new):
+        new = put(new, ["models", "mode"], "merge")
+    for key, value in entry.items():
+        new = put(new, ["models", "providers", PROVIDER, key], value)
+    return new
+
+
+def _models(text: str) -> dict[str, Any]:
+    whole = parse(text).value
+    models = whole.get("models") if isinstance(whole, dict) else None
+    return models if isinstance(models, dict) else {}
+
+
+def _copied(path: Path, old: str) -> Path | None:
+    if not path.exists():
+        return None
+    copy = path.with_name(f"{path.name}.{time.strftime('%Y%m%d-%H%M%S')}.bak")
+    copy.touch(mode=0o600)
+    copy.write_text(old, encoding="utf-8")
+    return copy
+
+
+def _replaced(path: Path, text: str) -> None:
+    """All or nothing, and readable by its owner alone: it holds a key. A link is followed, not replaced."""
+    target = path.resolve()
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=".openclaw-")  # mode 600
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    Path(name).replace(target)

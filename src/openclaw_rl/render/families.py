@@ -1,0 +1,227 @@
+"""The families of models: what each writes for reasoning and tool calls. Chosen by the template, never by a name."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any, ClassVar, NamedTuple
+
+from openclaw_rl.render import calls, harmony
+from openclaw_rl.render.calls import CallReader
+from openclaw_rl.render.marked import MarkedParser, Think
+from openclaw_rl.render.parse import Parser
+from openclaw_rl.render.xml_calls import XmlCalls
+
+Tools = Sequence[Mapping[str, Any]]
+THINK: Think = ("<think>", "</think>")
+BRACKETS: Think = ("[THINK]", "[/THINK]")
+_OPEN_CHARS = 64  # of a prompt's end, in which reasoning may be opened
+
+
+class CallForm(NamedTuple):
+    """The literal text around the JSON arguments of one call; special tokens stand in it as they are written."""
+
+    before: str
+    after: str
+
+
+class Family(ABC):
+    """How one family writes replies. `name` is for people; nothing is chosen by it."""
+
+    name: ClassVar[str]
+    stops: ClassVar[tuple[str, ...]] = ()  # tokens that end a reply, besides those that the model folder names
+    reader: ClassVar[type[CallReader]] = calls.HermesCalls
+
+    def __init__(self, think: Think = THINK) -> None:
+        self.think = think
+
+    @staticmethod
+    @abstractmethod
+    def fits(template: str, tokens: Collection[str]) -> bool:
+        """Whether a template, with the tokenizer's special tokens, is of this family."""
+
+    @abstractmethod
+    def call_form(self, name: str) -> CallForm | None:
+        """How a call of the function `name` is written; None where its arguments are no JSON."""
+
+    def kept(self, *, tools: bool) -> frozenset[str]:
+        """Special tokens that the parser must see as text."""
+        return frozenset({*self.think, *(self.reader.hidden if tools else ())})
+
+    def parser(self, *, thinking: bool, tools: Tools) -> Parser:
+        """A fresh parser of one reply. `thinking`: the prompt opened reasoning."""
+        hidden = self.think if self.think is BRACKETS else ()
+        reader = self._reader(tools) if tools else None
+        return MarkedParser(
+            self.think, thinking=thinking, reader=reader, hidden=hidden + (reader.hidden if reader else ())
+        )
+
+    def _reader(self, tools: Tools) -> CallReader:
+        return self.reader()
+
+    def opens_thinking(self, text: str) -> bool:
+        """Whether a prompt's text leaves reasoning open."""
+        return text[-_OPEN_CHARS:].rstrip().endswith(self.think[0])
+
+    def fit(self, message: dict[str, Any]) -> dict[str, Any]:
+        """A message as this family's templates want it."""
+        return message
+
+
+def _quoted(name: str) -> str:
+    return json.dumps(name, ensure_ascii=False)
+
+
+class Hermes(Family):
+    """Hermes, Qwen2.5, Qwen3, and what is not known better: JSON between <tool_call> tags."""
+
+    name = "hermes"
+
+    @staticmethod
+    def fits(template: str, tokens: Collection[str]) -> bool:
+        return calls.CALL in template
+
+    def kept(self, *, tools: bool) -> frozenset[str]:
+        return frozenset({*self.think, calls.CALL, calls.END_CALL})
+
+    def call_form(self, name: str) -> CallForm | None:
+        return CallForm(f'{calls.CALL}\n{{"name": {_quoted(name)}, "arguments": ', f"}}\n{calls.END_CALL}")
+
+
+class Xml(Hermes):
+    """Qwen3-Coder, Qwen3.5 and later: arguments in tags of their own."""
+
+    name = "qwen-xml"
+
+    @staticmethod
+    def fits(template: str, tokens: Collection[str]) -> bool:
+        return "<function=" in template and calls.CALL in template
+
+    def _reader(self, tools: Tools) -> CallReader:
+        return XmlCalls(tools)
+
+    def call_form(self, name: str) -> CallForm | None:
+        return None
+
+
+class Llama(Family):
+    """Llama 3.x."""
+
+    name = "llama"
+    stops = ("<|eom_id|>",)
+    reader = calls.LlamaCalls
+
+    @staticmethod
+    def fits(template: str, tokens: Collection[str]) -> bool:
+        return "<|start_header_id|>" in template
+
+    def call_form(self, name: str) -> CallForm | None:
+        return CallForm(f'{{"name": {_quoted(name)}, "parameters": ', "}")
+
+
+class Mistral(Family):
+    """Mistral. `arrays`: the older form, one JSON array for all calls."""
+
+    name = "mistral"
+    reader = calls.MistralCalls
+
+    def __init__(self, think: Think = THINK, *, arrays: bool = False) -> None:
+        super().__init__(think)
+        self._arrays = arrays
+
+    @staticmethod
+    def fits(template: str, tokens: Collection[str]) -> bool:
+        return calls.TOOL_CALLS in template or (calls.TOOL_CALLS in tokens and "[INST]" in template)
+
+    def call_form(self, name: str) -> CallForm | None:
+        if self._arrays:
+            return CallForm(f'{calls.TOOL_CALLS}[{{"name": {_quoted(name)}, "arguments": ', "}]")
+        return CallForm(f"{calls.TOOL_CALLS}{name}{calls.ARGS}", "")
+
+    def fit(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Its templates refuse ids that are not nine letters and digits: others get such a name of their own."""
+        out = dict(message)
+        if made := out.get("tool_calls"):
+            out["tool_calls"] = [c | {"id": short_id(str(c.get("id", "")))} for c in made]
+        if "tool_call_id" in out:
+            out["tool_call_id"] = short_id(str(out["tool_call_id"]))
+        return out
+
+
+def short_id(id: str) -> str:
+    """Nine letters and digits: the id itself where it is such, else always the same for the same id."""
+    if len(id) == 9 and id.isascii() and id.isalnum():
+        return id
+    return blake2b(id.encode("utf-8", "surrogatepass"), digest_size=5).hexdigest()[:9]
+
+
+class DeepSeek(Family):
+    """DeepSeek V3 and R1."""
+
+    name = "deepseek"
+    reader = calls.DeepSeekCalls
+
+    @staticmethod
+    def fits(template: str, tokens: Collection[str]) -> bool:
+        return calls.DS_CALLS in template
+
+    def call_form(self, name: str) -> CallForm | None:
+        before = f"{calls.DS_CALLS}{calls.DS_CALL}function{calls.DS_SEP}{name}\n```json\n"
+        return CallForm(before, f"\n```{calls.DS_END_CALL}{calls.DS_END_CALLS}")
+
+    def fit(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Its templates want arguments as text, and no content beside calls rather than an empty one."""
+        if not (made := message.get("tool_calls")):
+            return message
+        texts = [c | {"function": c["function"] | {"arguments": _as_text(c["function"]["arguments"])}} for c in made]
+        return message | {"tool_calls": texts, "content": message.get("content") or None}
+
+
+def _as_text(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+
+
+class Harmony(Family):
+    """gpt-oss."""
+
+    name = "harmony"
+    stops = (harmony.RETURN, harmony.CALL)
+
+    @staticmethod
+    def fits(template: str, tokens: Collection[str]) -> bool:
+        return harmony.CHANNEL in template and harmony.MESSAGE in template
+
+    def kept(self, *, tools: bool) -> frozenset[str]:
+        return frozenset(harmony.TOKENS)
+
+    def parser(self, *, thinking: bool, tools: Tools) -> Parser:
+        return harmony.HarmonyParser(tools=bool(tools))
+
+    def opens_thinking(self, text: str) -> bool:
+        return False
+
+    def call_form(self, name: str) -> CallForm | None:
+        before = f" to=functions.{name}{harmony.CHANNEL}commentary json{harmony.MESSAGE}"
+        return CallForm(before, "")
+
+    def fit(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Beside a call its templates take words or reasoning, not both: the words join the reasoning."""
+        if not (message.get("tool_calls") and message.get("content") and message.get("thinking")):
+            return message
+        joined = f"{message['thinking']}\n{message['content']}"
+        return message | {"content": "", "thinking": joined, "reasoning_content": joined}
+
+
+_KNOWN: tuple[type[Family], ...] = (Harmony, Xml, Hermes, DeepSeek, Mistral, Llama)
+
+
+def family_of(templates: Mapping[str, str], tokens: Collection[str]) -> Family:
+    """The family of a model, by its templates' text and its tokenizer's special tokens; Hermes where none fits."""
+    text = "\n".join(templates.values())
+    think = BRACKETS if BRACKETS[0] in text or BRACKETS[0] in tokens else THINK
+    kind = next((k for k in _KNOWN if k.fits(text, tokens)), Hermes)
+    if kind is Mistral:
+        return Mistral(think, arrays=calls.ARGS not in text)
+    return kind(think)

@@ -1,0 +1,75 @@
+"""Sampled tokens in a prompt that was rendered anew: a reply that stands in the text word for word keeps its ids."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from functools import cached_property
+
+import numpy as np
+
+from openclaw_rl.render.detok import Detokenizer
+from openclaw_rl.render.tokens import Tokens
+from openclaw_rl.types import Ids
+
+Piece = str | Ids
+"""Of a prompt: text to be tokenised, or ids as they were sampled."""
+
+
+class Said:
+    """One reply of ours, without the stop token that ended it. `reasoning`: as the client was told it."""
+
+    def __init__(self, ids: Ids, reasoning: str, tokens: Tokens) -> None:
+        self.ids = ids  # [R]
+        self.reasoning = reasoning
+        self._tokens = tokens
+
+    @cached_property
+    def text(self) -> str:
+        """As the template would have to write it."""
+        return str(self._tokens.tokenizer.decode(self.ids.tolist(), skip_special_tokens=False))
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+class Splicer:
+    """`anchors`: what a template puts directly before a reply."""
+
+    def __init__(self, tokens: Tokens, detokenizer: Detokenizer, anchors: Sequence[str]) -> None:
+        self._tokens = tokens
+        self._anchors = tuple(anchors) if tokens.segmented and detokenizer.exact else ()
+
+    def said(self, response_ids: Ids, reasoning: str, stops: Collection[int]) -> Said | None:
+        if not self._anchors:
+            return None
+        ended = len(response_ids) > 0 and int(response_ids[-1]) in stops
+        ids = response_ids[:-1] if ended else response_ids
+        return Said(np.array(ids, dtype=np.int32), reasoning, self._tokens) if len(ids) else None
+
+    def splice(self, text: str, replies: Sequence[Said]) -> list[Piece]:
+        if not replies:
+            return [text]
+        pieces: list[Piece] = []
+        place = 0
+        spots = self._spots(text)
+        for reply in replies:
+            found = next((n for n, at in enumerate(spots) if self._stands(text, reply.text, at)), None)
+            if found is not None:
+                pieces += [text[place : spots[found]], reply.ids]
+                place = spots[found] + len(reply.text)
+                spots = [at for at in spots[found + 1 :] if at >= place]
+        return [*pieces, text[place:]]
+
+    def _spots(self, text: str) -> list[int]:
+        """Where a reply could begin, in order."""
+        spots = set[int]()
+        for anchor in self._anchors:
+            at = text.find(anchor)
+            while at >= 0:
+                spots.add(at + len(anchor))
+                at = text.find(anchor, at + 1)
+        return sorted(spots)
+
+    def _stands(self, text: str, reply: str, at: int) -> bool:
+        """A special token must follow: else the reply's last tokens would not stand alone."""
+        return text.startswith(reply, at) and self._tokens.special_at(text, at + len(reply))

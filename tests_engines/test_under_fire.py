@@ -1,0 +1,94 @@
+"""kill -9 of vLLM under load: streams say that they broke, it is back by itself, and nothing of it is ever left behind.
+
+These tests end the shared system, so they come last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.system.load import Ledger, crowd
+from tests_engines.conftest import Served
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+
+
+def _stat(pid: int) -> list[str]:
+    """State, parent, process group and so on; empty when there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1].split()
+    except FileNotFoundError:
+        return []
+
+
+def _servers(served: Served) -> list[int]:
+    """The API servers on this system's socket."""
+    socket, found = str(served.config.engine_socket).encode(), []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if socket in words and b"vllm.entrypoints.openai.api_server" in words and b"-I" not in words:
+            found.append(int(entry.name))
+    return found
+
+
+def _group(pid: int) -> list[int]:
+    """All living processes of the group."""
+    group, found = _stat(pid)[2], []
+    for entry in Path("/proc").glob("[0-9]*"):
+        stat = _stat(int(entry.name))
+        if stat and stat[2] == group and stat[0] != "Z":
+            found.append(int(entry.name))
+    return found
+
+
+def _until(condition: Callable[[], object], seconds: float = 30) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return bool(condition())
+
+
+def _alive(pids: list[int]) -> list[int]:
+    return [pid for pid in pids if (stat := _stat(pid)) and stat[0] != "Z"]
+
+
+def test_a_killed_vllm_is_started_again_and_its_versions_are_loaded_again(served: Served) -> None:
+    ledger = Ledger()
+    [server] = _servers(served)
+    old = _group(server)
+    assert len(old) >= 2, "vLLM has an engine process beside its server"
+
+    async def siege() -> None:
+        async with crowd(served.system, 6, ledger):
+            while len(ledger.finished) < 12:
+                await asyncio.sleep(0.05)
+            before, seen = len(ledger.finished), max(ledger.versions)
+            assert seen > 0
+            os.kill(server, signal.SIGKILL)
+            ledger.versions.clear()
+            end = time.monotonic() + 200
+            while time.monotonic() < end and len(ledger.finished) < before + 30:
+                await asyncio.sleep(0.1)
+            assert len(ledger.finished) >= before + 30, "replies did not come back"
+            assert min(ledger.versions) >= seen, "the newest version answers, loaded again"
+
+    asyncio.run(siege())
+    assert ledger.broken, "streams ran when it was killed"
+    assert not [words for words in ledger.broken if "engine" not in words]
+    assert _until(lambda: not _alive(old)), "processes of the killed one were left behind"
+
+
+def test_nothing_of_vllm_outlives_a_killed_system(served: Served) -> None:
+    [server] = _servers(served)
+    group = _group(server)
+    os.kill(served.system.pid, signal.SIGKILL)
+    assert _until(lambda: not _alive(group)), "vLLM outlived the system"
