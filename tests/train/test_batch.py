@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openclaw_rl import methods
+from openclaw_rl.render.model_files import ModelFiles
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.train.batch import Builder, spliced
 from openclaw_rl.types import FinishReason, JudgedTurn, Policy, Sample, Sampling, Span
@@ -132,3 +135,24 @@ def test_a_hint_is_carried_over_into_the_stored_prompt(
 def test_a_prompt_that_ends_otherwise_is_rendered_anew() -> None:
     plain, hinted, stored = (np.array(x, np.int32) for x in ([1, 2, 3], [1, 9, 2, 3], [1, 2, 4]))
     np.testing.assert_array_equal(spliced(stored, plain, hinted), hinted)
+
+
+def test_a_hinted_prompt_has_the_variables_of_the_plain_one(
+    builder: Builder, judged: Judged, head: Policy, renderer: Renderer, tmp_path: Path
+) -> None:
+    """A template that says something else when the client asks it to: the teacher must see the same."""
+    folder = tmp_path / "model"
+    shutil.copytree(renderer.files.folder, folder)
+    template = folder / "chat_template.jinja"
+    template.write_text("{% if tone %}{{ tone }}{% endif %}" + template.read_text())
+    toned = Renderer(ModelFiles.find(str(folder)))
+    messages = [{"role": "user", "content": "Where is the Louvre?"}]
+    prompt = toned.render(messages, variables={"tone": "Sing. "}).prompt_ids
+    item = judged(
+        hints=("Be short.",), request={"messages": messages, "prompt_ids": prompt, "template": {"tone": "Sing. "}}
+    )
+    sample = made(replace(builder, renderer=toned), item, head)
+    assert isinstance(sample, Sample)
+    words = toned.tokens.tokenizer.decode(sample.hinted_prompts[0].tolist(), skip_special_tokens=False)
+    assert words.startswith("Sing. ")
+    assert "[Hint: Be short.]" in words

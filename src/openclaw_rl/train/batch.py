@@ -84,12 +84,12 @@ class Builder:
     def _hinted(self, request: Request, hints: Sequence[str], response: int) -> tuple[Ids, ...]:
         """The prompt with each hint in it; hints that find no place or no room are left out."""
         out = []
-        limit = self.renderer.context_length
+        limit, variables = self.renderer.context_length, request.template
         for hint in hints:
             try:
                 messages = with_hint(request.messages, hint, self.transient)
-                plain = self.renderer.render(request.messages, request.tools).prompt_ids
-                hinted = self.renderer.render(messages, request.tools).prompt_ids
+                plain = self.renderer.render(request.messages, request.tools, variables=variables).prompt_ids
+                hinted = self.renderer.render(messages, request.tools, variables=variables).prompt_ids
             except (ValueError, RequestError):
                 continue
             ids = spliced(request.prompt_ids, plain, hinted)
