@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 export OMP_WAIT_POLICY ?= passive
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo learn test check bench starter clean test-openclaw test-clients test-engines
+.PHONY: env demo learn test check fuzz bench starter clean test-openclaw test-clients test-engines
 $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; v=sys.version_info; sys.exit(0 if v >= (3, 11) else f"OpenClaw-RL needs Python 3.11 or newer; this is {v[0]}.{v[1]}. Try: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
@@ -54,12 +54,15 @@ learn: $(STAMP)  ## five tastes x three methods, measured; writes docs/learning.
 	$(BIN)/python -m openclaw_rl.evaluate.learn --out runs/learn
 
 check: $(STAMP)  ## lint, format, strict types; the import order is among the tests
-	$(BIN)/ruff check src tests tests_engines benchmarks docs
-	$(BIN)/ruff format --check src tests tests_engines benchmarks docs
+	$(BIN)/ruff check src tests tests_engines tests_openclaw benchmarks docs
+	$(BIN)/ruff format --check src tests tests_engines tests_openclaw benchmarks docs
 	$(BIN)/mypy
 
 test: check  ## everything that CI runs
 	$(BIN)/python -m pytest
+
+fuzz: $(STAMP)  ## ten thousand requests that nobody should send, over all routes
+	$(BIN)/python -m pytest tests/system/test_fuzz.py --fuzz 10000 -s
 
 # Their own environment: 0.8 GB of agents and what they need, but neither torch nor a model.
 CLIENTS := "langchain-openai>=1.7,<2" "mini-swe-agent>=2.4,<3" mcp
@@ -72,10 +75,11 @@ $(CLIENTS_VENV)/.installed: pyproject.toml
 	$(CLIENTS_VENV)/bin/pip install -q -e . pytest pytest-timeout $(CLIENTS)
 	touch $@
 
-bench: $(STAMP)  ## the gateway against its peers, and token gaps while swapping; tables in benchmarks/results
+bench: $(STAMP)  ## gateway and trainer against their peers, token gaps while swapping, a long session; benchmarks/results
 	$(BIN)/python benchmarks/gateway.py
 	$(BIN)/python benchmarks/swaps.py
 	$(BIN)/python benchmarks/openclaw_session.py
+	$(BIN)/python benchmarks/trainer.py
 
 starter: $(STAMP)  ## train the shipped starter policy again, from nothing
 	$(BIN)/python -m openclaw_rl.evaluate.starter --out src/openclaw_rl/assets/starter
