@@ -225,11 +225,13 @@ class Prompts:
         return Facts(mark.own, mark.role, mark.distinctive, self._transient(message), ready, sent, origin)
 
     def _tools_of(self, ask: Ask) -> Tools:
-        if (known := self._tools.get(ask.raw_tools)) is not None and (ask.raw_tools or not ask.tools):
+        named = bool(ask.raw_tools) or not ask.tools  # else their bytes are not known, and nothing can be remembered
+        if named and (known := self._tools.get(ask.raw_tools)) is not None:
             return known
         plain = msgspec.json.encode(ask.tools) if ask.tools else b""
         tools = Tools(ready_tools(ask.tools), blake2b(plain, digest_size=16, key=self._secret).digest())
-        self._tools.put(ask.raw_tools, tools)
+        if named:
+            self._tools.put(ask.raw_tools, tools)
         return tools
 
     def _history(self, facts: Sequence[Facts], tools: Tools, scope: str, variables: Mapping[str, Any]) -> History:
