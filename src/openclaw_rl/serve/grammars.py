@@ -15,7 +15,7 @@ from openclaw_rl.errors import RequestError
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.serve.ask import Forced
 
-MAX_BYTES = 256 * 1024  # of a grammar's text
+MAX_BYTES = 128 * 1024  # of a grammar's text: above it, llguidance may give up in the middle of a reply
 # Bounded white space: without a bound, a small model fills its reply with it. Room enough for indented JSON.
 _LAYOUT = {"whitespace_pattern": r"[ \n\t]{0,32}"}
 _COMPOSED = frozenset({"anyOf", "oneOf", "not", "if", "$ref", "patternProperties", "unevaluatedProperties"})

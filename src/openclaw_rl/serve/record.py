@@ -37,7 +37,8 @@ class Record:
     def take(self, chunk: Chunk) -> Part:
         """One chunk further. With the finish, everything that was held back."""
         if self.first_token_at is None:
-            self.first_token_at, self.cached = time.time(), chunk.cached
+            self.first_token_at = time.time()
+        self.cached += chunk.cached
         self.ids += chunk.token_ids
         self._logprobs += chunk.logprobs
         delta = self._up_to_a_call(chunk.token_ids) if self._one_call else self.text.push(chunk.token_ids)

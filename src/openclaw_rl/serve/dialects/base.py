@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
-from openclaw_rl.serve.ask import Ask, Choice, Opening, Part
+from openclaw_rl.serve.ask import Ask, Choice, Opening, Part, TokenInfo
 
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 
@@ -41,3 +42,18 @@ class Dialect(Protocol):
     def error(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> bytes:
         """An error body in this format's shape."""
         ...
+
+
+def token_entry(info: TokenInfo) -> dict[str, Any]:
+    """One token's log-probability, as OpenAI's formats write it."""
+    return {
+        "token": info.text,
+        "logprob": _finite(info.logprob),
+        "bytes": list(info.raw),
+        "top_logprobs": [{"token": t, "bytes": list(raw), "logprob": _finite(lp)} for t, raw, lp in info.top],
+    }
+
+
+def _finite(logprob: float) -> float:
+    """JSON has no infinity; -9999 is OpenAI's word for it."""
+    return logprob if math.isfinite(logprob) else -9999.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import msgspec
 from openclaw_rl.render.parse import ToolCall
 from openclaw_rl.render.recent import Recent
 from openclaw_rl.serve.ask import Ask, Choice, End, Opening, Part, TokenInfo, Usage, checked_id
+from openclaw_rl.serve.dialects.base import token_entry
 from openclaw_rl.serve.dialects.fields import SamplingFields, bad, check_message, decode_json, read_kind, read_sampling
 from openclaw_rl.serve.dialects.forced import read_forced, read_tool_choice
 from openclaw_rl.types import Sampling
@@ -146,7 +146,9 @@ class ChatDialect:
             {
                 "index": index,
                 "message": {"refusal": None, **choice.message},
-                "logprobs": {"content": [_token(t) for t in choice.tokens], "refusal": None} if ask.logprobs else None,
+                "logprobs": {"content": [token_entry(t) for t in choice.tokens], "refusal": None}
+                if ask.logprobs
+                else None,
                 "finish_reason": choice.end.reason.value,
                 **({"stop_reason": choice.end.stop} if choice.end.stop else {}),
             }
@@ -184,7 +186,7 @@ class ChatStream:
         return b"data: " + ChatDialect.error(status, message, code=code) + b"\n\n"
 
     def _with_logprobs(self, tokens: Sequence[TokenInfo]) -> bytes:
-        content = _encode([_token(t) for t in tokens])
+        content = _encode([token_entry(t) for t in tokens])
         return b'},"logprobs":{"content":' + content + b',"refusal":null},"finish_reason":null}]}\n\n'
 
     def _last(self) -> bytes:
@@ -245,20 +247,6 @@ def _usage(usages: Sequence[Usage]) -> dict[str, Any]:
         "prompt_tokens_details": {"cached_tokens": usages[0].cached},
         "completion_tokens_details": {"reasoning_tokens": sum(u.reasoning for u in usages)},
     }
-
-
-def _token(info: TokenInfo) -> dict[str, Any]:
-    return {
-        "token": info.text,
-        "logprob": _finite(info.logprob),
-        "bytes": list(info.raw),
-        "top_logprobs": [{"token": t, "bytes": list(raw), "logprob": _finite(lp)} for t, raw, lp in info.top],
-    }
-
-
-def _finite(logprob: float) -> float:
-    """JSON has no infinity; -9999 is OpenAI's word for it."""
-    return logprob if math.isfinite(logprob) else -9999.0
 
 
 def _sampling(b: _Body) -> Sampling:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import msgspec
 
 from openclaw_rl.serve.ask import Opening, TokenInfo, Usage
+from openclaw_rl.serve.dialects.base import token_entry
 from openclaw_rl.serve.dialects.responses_input import ID_PREFIX, sealed
 from openclaw_rl.serve.dialects.responses_tools import LOCAL_SHELL, Origin
 from openclaw_rl.types import FinishReason, Message
@@ -142,20 +142,6 @@ class Tokens:
         after = next((n for n in range(first, len(self._held)) if starts[n] >= end), len(self._held))
         taken, self._held = self._held[first:after], self._held[after:]
         return taken
-
-
-def token_entry(info: TokenInfo) -> Item:
-    return {
-        "token": info.text,
-        "logprob": _finite(info.logprob),
-        "bytes": list(info.raw),
-        "top_logprobs": [{"token": t, "bytes": list(raw), "logprob": _finite(lp)} for t, raw, lp in info.top],
-    }
-
-
-def _finite(logprob: float) -> float:
-    """JSON has no infinity; -9999 is OpenAI's word for it."""
-    return logprob if math.isfinite(logprob) else -9999.0
 
 
 # ---------------------------------------------------------------------------------------------------------- Response

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from openclaw_rl.render.parse import ToolCall
 from openclaw_rl.serve.ask import Ask, End, Opening, Part, TokenInfo
 from openclaw_rl.serve.dialects import responses_output as out
+from openclaw_rl.serve.dialects.base import token_entry
 from openclaw_rl.serve.dialects.responses_output import Item, ItemIds, Tokens
 from openclaw_rl.store.codec import to_json
 
@@ -92,7 +93,7 @@ class ResponsesStream:
         return before + self._event(f"{item.event}.delta", **fields)
 
     def _told(self, item: _Open, tokens: Sequence[TokenInfo]) -> list[Item]:
-        entries = [out.token_entry(t) for t in tokens]
+        entries = [token_entry(t) for t in tokens]
         item.logprobs += entries
         return entries
 
