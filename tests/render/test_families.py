@@ -279,6 +279,16 @@ SAID = {
         ),
         ('<tool_call> <tool_call>{"name": "a", "arguments": {}}</tool_call>', "<tool_call>", ["a"]),
     ],
+    "qwen3_5_nothink": [
+        ("I look.\n<function=a>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool_call>\n", "I look.", ["a"]),
+        (
+            "<tool_call><function=a><parameter=x>\n1\n<parameter=y>\n2\n</function></tool_call>"
+            "\n<function=b>\n</function>",
+            "",
+            ["a", "b"],
+        ),
+        ("<function=a> is a tag", "<function=a> is a tag", []),
+    ],
     "deepseekv3": [
         (
             "Hm.</think>Look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>a<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
@@ -296,6 +306,12 @@ def test_what_models_say(kind: str, number: int, renderer: Renderers) -> None:
         message, _ = read(renderer(kind), said, size=size)
         assert (message["content"] or "") == content
         assert [c["function"]["name"] for c in message.get("tool_calls", ())] == names
+
+
+def test_a_value_whose_closing_tag_was_forgotten(renderer: Renderers) -> None:
+    said = "<tool_call><function=get_time><parameter=city>\nRome\n<parameter=days>\n2\n</function></tool_call>"
+    message, _ = read(renderer("qwen3_5_nothink"), said)
+    assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == {"city": "Rome", "days": 2}
 
 
 def test_words_of_a_channel_leave_token_by_token(renderer: Renderers) -> None:

@@ -132,8 +132,22 @@ def test_a_hint_is_carried_over_into_the_stored_prompt(
     np.testing.assert_array_equal(spliced(plain, plain, hinted), hinted)
 
 
-def test_a_prompt_that_ends_otherwise_is_rendered_anew() -> None:
-    plain, hinted, stored = (np.array(x, np.int32) for x in ([1, 2, 3], [1, 9, 2, 3], [1, 2, 4]))
+@settings(max_examples=200, deadline=None)
+@given(history=IDS, cut=IDS, new=IDS, tail=IDS, loop=IDS, kept=IDS)
+def test_a_hint_is_carried_over_in_front_of_what_the_client_dropped(
+    history: np.ndarray, cut: np.ndarray, new: np.ndarray, tail: np.ndarray, loop: np.ndarray, kept: np.ndarray
+) -> None:
+    """A tool loop after the question, whose reasoning is in the stored prompt and in no rendering."""
+    mark, end = np.array([9], np.int32), np.array([8, 7], np.int32)
+    plain = np.concatenate([history, mark, cut, end, loop, tail])
+    hinted = np.concatenate([history, mark, cut, new, end, loop, tail])
+    stored = np.concatenate([history, mark, cut, end, np.array([5, 5], np.int32), kept, loop, tail])
+    expected = np.concatenate([history, mark, cut, new, end, np.array([5, 5], np.int32), kept, loop, tail])
+    np.testing.assert_array_equal(spliced(stored, plain, hinted), expected)
+
+
+def test_a_prompt_that_begins_and_ends_otherwise_is_rendered_anew() -> None:
+    plain, hinted, stored = (np.array(x, np.int32) for x in ([1, 2, 3], [1, 9, 2, 3], [5, 2, 4]))
     np.testing.assert_array_equal(spliced(stored, plain, hinted), hinted)
 
 

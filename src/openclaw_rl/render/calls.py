@@ -87,6 +87,7 @@ class CallReader(ABC):
     openers: ClassVar[tuple[str, ...]]
     at_start: ClassVar[tuple[str, ...]] = ()  # openers only where nothing, or a call, stands before them
     between: ClassVar[str] = ""  # what may stand between two calls, besides white space
+    closer: ClassVar[str] = ""  # dropped where it follows a call directly
     hidden: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod

@@ -220,7 +220,7 @@ _KNOWN: tuple[type[Family], ...] = (Harmony, Xml, Hermes, DeepSeek, Mistral, Lla
 def family_of(templates: Mapping[str, str], tokens: Collection[str]) -> Family:
     """The family of a model, by its templates' text and its tokenizer's special tokens; Hermes where none fits."""
     text = "\n".join(templates.values())
-    think = BRACKETS if BRACKETS[0] in text or BRACKETS[0] in tokens else THINK
+    think = BRACKETS if BRACKETS[0] in text or (BRACKETS[0] in tokens and THINK[0] not in text) else THINK
     kind = next((k for k in _KNOWN if k.fits(text, tokens)), Hermes)
     if kind is Mistral:
         return Mistral(think, arrays=calls.ARGS not in text)

@@ -41,6 +41,7 @@ class MarkedParser(Parser):
         self._gap = ""  # white space before a call that is being read
         self._trim = thinking  # line ends are dropped at the start of reasoning and after it
         self._fresh = True  # nothing but reasoning and calls so far
+        self._closer = ""  # of a call that was just read
 
     @property
     def in_reasoning(self) -> bool:
@@ -92,6 +93,8 @@ class MarkedParser(Parser):
             return self._begin()
         if self._state is _State.REASONING:
             return self._reason()
+        if self._state is _State.CONTENT and self._closer:
+            return self._after_call()
         if self._state is _State.CONTENT:
             return self._at_start() if self._fresh and self._reader and self._reader.at_start else self._upto_mark()
         return self._call()
@@ -125,6 +128,15 @@ class MarkedParser(Parser):
         while (shorter := text.lstrip().lstrip(loose or None)) != text:
             text = shorter
         return text
+
+    def _after_call(self) -> bool:
+        start = self._held.lstrip()
+        if start.startswith(self._closer):
+            self._held = start[len(self._closer) :]
+        elif self._closer.startswith(start):
+            return False
+        self._closer = ""
+        return True
 
     def _at_start(self) -> bool:
         assert self._reader is not None
@@ -166,7 +178,7 @@ class MarkedParser(Parser):
             self._no_call(found.end)
             return True
         self._state, self._gap, self._held = _State.CONTENT, "", self._held[found.end :]
-        self._trim, self._fresh = False, True
+        self._trim, self._fresh, self._closer = False, True, self._reader.closer
         self._call_made(found.calls)
         return True
 

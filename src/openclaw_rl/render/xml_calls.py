@@ -10,10 +10,10 @@ from typing import Any
 from openclaw_rl.render.calls import CALL, END_CALL, CallReader, Found, make_call
 from openclaw_rl.render.parse import ToolCall
 
+_OPEN, _CLOSE = "<function=", "</function>"
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*)</function>\s*", re.DOTALL)
 _PARAMETER = re.compile(
-    r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>\s*(?=<parameter=|\Z)",
-    re.DOTALL,
+    r"\s*<parameter=([^>\n]+)>\n?(.*?)(?:\n?</parameter>\s*(?=<parameter=|\Z)|\n(?=<parameter=)|\s*\Z)", re.DOTALL
 )
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "object": (dict,),
@@ -29,25 +29,29 @@ _PYTHON = {"True": True, "False": False, "None": None}  # templates write histor
 class XmlCalls(CallReader):
     """`<tool_call><function=f><parameter=x>...</parameter></function></tool_call>`.
 
-    A value is the text between its tags. It becomes what the tool's schema says where it is JSON of that type, and
+    Models forget the opening tag of a call and the closing one of a value; a call is taken without them. A value is the
+    text between its tags. It becomes what the tool's schema says where it is JSON of that type, and
     stays a string otherwise; without a schema only objects and arrays are more than strings.
     """
 
-    openers = (CALL,)
+    openers = (CALL, _OPEN)
+    closer = END_CALL
 
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
         functions = [t.get("function") or {} for t in tools]
         self._schemas = {f.get("name"): f.get("parameters") or {} for f in functions}
 
     def read(self, text: str) -> Found | None:
-        """The closing tag inside a parameter does not end the call."""
-        at = text.find(END_CALL)
-        while at >= 0 and text.rfind("<parameter=", 0, at) > text.rfind("</parameter>", 0, at):
-            at = text.find(END_CALL, at + 1)
+        """A closing tag inside a parameter does not end the call."""
+        start, end = (len(CALL), END_CALL) if text.startswith(CALL) else (0, _CLOSE)
+        at = text.find(end)
+        while at >= 0 and _inside(text[start:at], end):
+            at = text.find(end, at + 1)
         if at < 0:
             return None
-        call = self._call(text[len(CALL) : at])
-        return Found(len(CALL)) if call is None else Found(at + len(END_CALL), (call,))
+        body = text[start:at] if start else text[: at + len(end)]
+        call = self._call(body)
+        return Found(len(CALL) if start else len(_OPEN)) if call is None else Found(at + len(end), (call,))
 
     def _call(self, body: str) -> ToolCall | None:
         function = _FUNCTION.fullmatch(body)
@@ -68,6 +72,12 @@ class XmlCalls(CallReader):
         schema = self._schemas.get(name)
         found = schema.get("properties") if isinstance(schema, Mapping) else None
         return found if isinstance(found, Mapping) else {}
+
+
+def _inside(body: str, end: str) -> bool:
+    """Whether a parameter is open at the end of `body`, and nothing says that it was only not closed."""
+    opened = body.rfind("<parameter=") > body.rfind("</parameter>")
+    return opened and end == END_CALL and not body.rstrip().endswith(_CLOSE)
 
 
 def typed(text: str, schema: Any) -> Any:

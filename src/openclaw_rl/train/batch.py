@@ -101,16 +101,22 @@ class Builder:
 def spliced(stored: Ids, plain: Ids, hinted: Ids) -> Ids:
     """The stored prompt with what the hint changes put in its place.
 
-    The stored prompt may hold a history that a fresh rendering (`plain`) does not give back. What differs between
-    `plain` and `hinted` lies near the end: it is carried over where the stored prompt ends alike, else `hinted` stands.
+    The stored prompt may hold a history that a fresh rendering (`plain`) does not give back: replies in tokens that no
+    tokenizer would choose, reasoning that the client dropped. What differs between `plain` and `hinted` is one place: it
+    is carried over where the stored prompt is like `plain` from there to its end, or from its beginning to there; else
+    `hinted` stands.
     """
     before = _same(plain, hinted)
     after = _same(plain[before:][::-1], hinted[before:][::-1])
-    changed = len(plain) - before  # tokens from the first change to the end
-    if changed > len(stored) or not np.array_equal(stored[len(stored) - changed :], plain[before:]):
-        return hinted
+    changed, gone = len(plain) - before, len(plain) - before - after  # from the change to the end; what it replaces
     new = hinted[before : len(hinted) - after]
-    return np.concatenate([stored[: len(stored) - changed], new, stored[len(stored) - after :]]).astype(np.int32)
+    if changed <= len(stored) and np.array_equal(stored[len(stored) - changed :], plain[before:]):
+        at = len(stored) - changed
+    elif np.array_equal(stored[: before + gone], plain[: before + gone]):
+        at = before
+    else:
+        return hinted
+    return np.concatenate([stored[:at], new, stored[at + gone :]]).astype(np.int32)
 
 
 def _same(a: Ids, b: Ids) -> int:
