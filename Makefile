@@ -39,23 +39,27 @@ demo: $(STAMP) $(if $(filter vllm,$(BACKEND)),$(VLLM_VENV)/.installed)  ## talk 
 	$(BIN)/python -m openclaw_rl.evaluate.demo --out demo-out --backend $(BACKEND) \
 	    $(if $(filter vllm,$(BACKEND)),--engine-python $(VLLM_VENV)/bin/python)
 
-# Node and OpenClaw from npm, in the versions that were seen to work: 0.9 GB, nothing of it outside this folder.
+# From npm, in the versions that were seen to work: 0.9 GB, nothing of it outside this folder. OpenClaw refuses to be
+# installed by an older node.
+NODE ?= node@24.21.0
+OPENCLAW ?= openclaw@2026.9.6
 OPENCLAW_ENV ?= .openclaw-env
-$(OPENCLAW_ENV)/.installed: tests_openclaw/package.json
+$(OPENCLAW_ENV)/.installed:
 	mkdir -p $(OPENCLAW_ENV)
-	cp tests_openclaw/package.json $(OPENCLAW_ENV)/
-	npm install --prefix $(OPENCLAW_ENV) --no-audit --no-fund --loglevel=error
+	npm install --prefix $(OPENCLAW_ENV) --no-audit --no-fund --loglevel=error $(NODE)
+	PATH="$(abspath $(OPENCLAW_ENV))/node_modules/node/bin:$$PATH" \
+	    npm install --prefix $(OPENCLAW_ENV) --no-audit --no-fund --loglevel=error $(OPENCLAW)
 	touch $@
 
-test-openclaw: $(STAMP) $(OPENCLAW_ENV)/.installed  ## the real OpenClaw talks through the real gateway, without and with the plug-in (five minutes)
+test-openclaw: $(STAMP) $(OPENCLAW_ENV)/.installed  ## the real OpenClaw talks through the real gateway, without and with the plug-in (three to five minutes)
 	$(BIN)/python -m pytest tests_openclaw --openclaw-env $(OPENCLAW_ENV)
 
 learn: $(STAMP)  ## five tastes x three methods, measured; writes docs/learning.md (about half an hour)
 	$(BIN)/python -m openclaw_rl.evaluate.learn --out runs/learn
 
 check: $(STAMP)  ## lint, format, strict types; the import order is among the tests
-	$(BIN)/ruff check src tests tests_engines tests_openclaw benchmarks docs
-	$(BIN)/ruff format --check src tests tests_engines tests_openclaw benchmarks docs
+	$(BIN)/ruff check src tests tests_engines tests_openclaw tests_clients benchmarks docs
+	$(BIN)/ruff format --check src tests tests_engines tests_openclaw tests_clients benchmarks docs
 	$(BIN)/mypy
 
 test: check  ## everything that CI runs

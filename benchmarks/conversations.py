@@ -53,7 +53,16 @@ def _encode(value: object) -> bytes:
 class Traffic:
     """The parts that all clients of one cell share, encoded once."""
 
-    def __init__(self, *, agent: bool, stream: bool, model: str = "openclaw", max_tokens: int = 64) -> None:
+    def __init__(
+        self,
+        *,
+        agent: bool,
+        stream: bool,
+        model: str = "openclaw",
+        max_tokens: int = 64,
+        system_bytes: int = SYSTEM_BYTES,
+        tool_bytes: int = TOOL_BYTES,
+    ) -> None:
         rng = random.Random(7)
         head: dict[str, object] = {"model": model, "stream": stream, "max_completion_tokens": max_tokens}
         if stream:
@@ -61,11 +70,11 @@ class Traffic:
         self.agent = agent
         self.system = b""
         if agent:
-            body = _prose(rng, SYSTEM_BYTES)
+            body = _prose(rng, system_bytes)
             text = f"<!-- openclaw:attempt:STABLE -->\n{body}\n<!-- /openclaw:attempt:DYNAMIC -->"
             self.system = _encode({"role": "system", "content": text}) + b","
             names = _TOOLS.split()
-            head |= {"tools": [_tool(rng, n, TOOL_BYTES // len(names)) for n in names], "tool_choice": "auto"}
+            head |= {"tools": [_tool(rng, n, tool_bytes // len(names)) for n in names], "tool_choice": "auto"}
         self.head = _encode(head)[:-1] + b',"messages":['
 
 

@@ -34,6 +34,7 @@ RESULTS = Path(__file__).parent / "results" / "openclaw_session.md"
 CONTEXT = 32_768  # tokens
 REPLY = 64  # tokens
 CACHE = 32_768  # tokens; the default
+SYSTEM, TOOLS = 30_000, 9_800  # bytes: of OpenClaw's gateway with nothing switched off
 # The trainer never has a batch: what is measured is serving alone.
 SETTINGS = {"train.batch_min": 1_000_000, "train.batch_max": 1_000_000, "run.log_level": "warning"}
 
@@ -58,7 +59,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="o-", dir=RUNS) as folder:
         word = make_model(Path(folder) / "model")
         for cache in (CACHE, 0):
-            arms[cache] = run_arm(Path(folder), cache, word, options.sessions, options.turns)
+            # Without the cache one session is like another, and every turn computes all of it.
+            arms[cache] = run_arm(Path(folder), cache, word, options.sessions if cache else 1, options.turns)
     text = report(arms)
     print(text)
     RESULTS.parent.mkdir(exist_ok=True)
@@ -99,7 +101,7 @@ def run_arm(folder: Path, cache: int, word: int, sessions: int, turns: int) -> l
 
 def session(system: System, number: int, word: int, turns: int) -> list[Turn]:
     """A whole session, one turn after the other."""
-    traffic = Traffic(agent=True, stream=True, max_tokens=REPLY)
+    traffic = Traffic(agent=True, stream=True, max_tokens=REPLY, system_bytes=SYSTEM, tool_bytes=TOOLS)
     # The same word over and over: text that comes back as the very tokens that were sampled, as a trained model's does.
     bias = b'"logit_bias":{"%d":100},' % word
     traffic.head = traffic.head.replace(b'"include_usage":false', b'"include_usage":true').replace(b"{", b"{" + bias, 1)

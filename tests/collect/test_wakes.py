@@ -158,8 +158,8 @@ def test_a_turn_that_broke_off_is_sent_again_in_other_words() -> None:
     asked = [SYSTEM, f"u {at(13)}Explain the plan."]
     again = (
         f"u {at(13)}[Queued user message from a previous active turn; preserved as context only. Continue with the "
-        "active prompt below.]\nExplain the plan.\n\nContinue the current task from the existing transcript, preserving "
-        "completed work. Do not restart the task or repeat completed actions."
+        "active prompt below.]\nExplain the plan.\n\nContinue the current task from the existing transcript, "
+        "preserving completed work. Do not restart the task or repeat completed actions."
     )
     world = Memory()
     world.play(Ask(name="broken", history=asked, reply="The pl", status=ExchangeStatus.FAILED))

@@ -50,6 +50,25 @@ def test_a_continued_sequence_takes_the_place_of_its_start() -> None:
     assert (len(cache), cache.tokens) == (1, 80)
 
 
+def test_a_session_that_branches_off_in_every_turn_computes_only_what_is_new() -> None:
+    """OpenClaw: each request ends with passing context, which is gone from the next; other sessions share the start."""
+    cache = PrefixCache(10_000)
+    trunk, context = (0, 900), (1, 30)
+    for session in (10, 20, 10):
+        history = [trunk]
+        for turn in range(5):
+            asked, said = (session + 100 * turn, 20), (session + 100 * turn + 1, 40)
+            hit = cache.find(1, sequence(*history, asked, context))
+            if turn:  # all but the last reply and the new words
+                assert hit is not None
+                assert hit[0] >= sum(length for _, length in history[:-1])
+            elif session == 20:  # a new session has the trunk from another one
+                assert hit is not None
+                assert hit[0] >= trunk[1]
+            put(cache, 1, sequence(*history, asked, context, said))
+            history += [asked, said]
+
+
 def test_the_least_used_goes_first_and_shared_starts_stay() -> None:
     cache = PrefixCache(250)
     for tail in (1, 2):
