@@ -102,9 +102,9 @@ def spliced(stored: Ids, plain: Ids, hinted: Ids) -> Ids:
     """The stored prompt with what the hint changes put in its place.
 
     The stored prompt may hold a history that a fresh rendering (`plain`) does not give back: replies in tokens that no
-    tokenizer would choose, reasoning that the client dropped. What differs between `plain` and `hinted` is one place: it
-    is carried over where the stored prompt is like `plain` from there to its end, or from its beginning to there; else
-    `hinted` stands.
+    tokenizer would choose, reasoning that the client dropped. What differs between `plain` and `hinted` is one place:
+    it is carried over where the stored prompt is like `plain` from there to its end, or from its beginning to there;
+    else `hinted` stands.
     """
     before = _same(plain, hinted)
     after = _same(plain[before:][::-1], hinted[before:][::-1])
