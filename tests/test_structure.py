@@ -13,7 +13,7 @@ SOURCE = ROOT / "src" / "openclaw_rl"
 
 LEVELS: tuple[frozenset[str], ...] = (
     frozenset({"types", "errors", "canon", "digest", "patterns"}),
-    frozenset({"config", "protocols", "observe"}),
+    frozenset({"sections", "config", "protocols", "observe"}),
     frozenset({"methods", "render", "store", "engines", "trainers", "environments", "testing"}),
     frozenset({"serve", "collect", "judge", "train"}),
     frozenset({"run", "system"}),
