@@ -16,7 +16,6 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from openclaw_rl import patterns
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.sections import (
     STARTER,
@@ -38,7 +37,6 @@ __all__ = [
     "ENV_NAMES",
     "ENV_PREFIX",
     "HANDED_DOWN",
-    "REMINDER",
     "SECRETS",
     "STARTER",
     "CollectConfig",
@@ -79,7 +77,6 @@ ENV_NAMES: Mapping[str, str] = {
 }
 """The short names; every other setting is `OPENCLAW_RL_<SECTION>_<KEY>`."""
 
-REMINDER = patterns.REMINDER
 SECRETS = ("serve.api_key", "engine.api_key", "judge.api_key", "teacher.api_key")
 
 

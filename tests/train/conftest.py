@@ -11,7 +11,8 @@ import pytest
 
 from openclaw_rl import canon, methods
 from openclaw_rl.canon import Transience
-from openclaw_rl.config import REMINDER, STARTER
+from openclaw_rl.config import STARTER
+from openclaw_rl.patterns import REMINDER
 from openclaw_rl.render.model_files import ModelFiles, identity
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.store import exchanges, links, policies, turns
