@@ -30,7 +30,7 @@ from openclaw_rl.store.db import Store
 from openclaw_rl.system import System, scratch
 from openclaw_rl.types import PolicyRef
 
-CONTEXT = 512
+CONTEXT = 1024
 TALK = 12.0  # seconds
 ADAPTERS = {
     1: {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"},

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.engines.rig import BASE, Rig
 from tests.engines.test_contract import PROMPT, call, collect
-from tests_engines.conftest import ADAPTERS, Reference, Served, chosen
+from tests_engines.conftest import ADAPTERS, CONTEXT, Reference, Served, chosen
 
 from openclaw_rl.engines.http import Http
 from openclaw_rl.engines.vllm import VllmEngine
@@ -77,7 +77,7 @@ def test_scores_are_those_of_a_forward_pass(
     rng = np.random.default_rng(0)
 
     async def body(engine: VllmEngine) -> None:
-        for version, (p, r) in ((0, (5, 30)), (1, (100, 1)), (2, (1, 60)), (3, (500, 12))):
+        for version, (p, r) in ((0, (5, 30)), (1, (100, 1)), (2, (1, 60)), (3, (CONTEXT - 12, 12))):
             prompt, response = (rng.integers(3, 1800, n).astype(np.int32) for n in (p, r))
             scores = await engine.score(
                 version=version, prompt_ids=prompt, response_ids=response, temperature=temperature

@@ -91,7 +91,7 @@ def test_a_tool_is_called_and_its_result_is_taken(served: Served, stream: bool) 
         "messages": messages,
         "tools": [WEATHER],
         "tool_choice": "required",
-        "max_tokens": 200,
+        "max_tokens": 600,
     }
     if stream:
         calls, arguments, finish = 0, "", None

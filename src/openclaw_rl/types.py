@@ -390,7 +390,7 @@ class Chunk:
     logprobs: tuple[float, ...]  # [n] log softmax(logits / temperature)
     top: tuple[tuple[tuple[int, float], ...], ...] = ()  # [n][K] (token id, logprob), when asked for
     finish: str | None = None  # "stop" | "length"
-    cached: int = 0  # on the first chunk: prompt tokens whose states the engine had
+    cached: int = 0  # on one chunk: prompt tokens whose states the engine had
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

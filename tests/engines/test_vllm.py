@@ -250,11 +250,23 @@ def test_given_ids_are_scored_where_they_stand(vllm_double: VllmDouble, run: Cal
     run(vllm_double, body)
 
 
+def test_what_the_prefix_cache_had_is_told_once(vllm_double: VllmDouble, run: Callable[..., None]) -> None:
+    async def body(engine: VllmEngine) -> None:
+        chunks = await whole(engine, call(0))
+        assert sum(c.cached for c in chunks) == len(PROMPT) - 1
+
+    run(vllm_double, body)
+
+
 def test_a_grammar_is_passed_on(vllm_double: VllmDouble, run: Callable[..., None]) -> None:
     async def body(engine: VllmEngine) -> None:
         assert (await engine.info()).grammar
         await whole(engine, call(0, grammar='start: "1"'))
         assert vllm_double.requests[-1][1]["structured_outputs"] == {"grammar": 'start: "1"'}
+        bounded = 'start: %json {"type": "object", "x-guidance": {"whitespace_pattern": "[ \\\\n]{0,32}"}} "</a>"'
+        await whole(engine, call(0, grammar=bounded))
+        sent = vllm_double.requests[-1][1]["structured_outputs"]["grammar"]
+        assert sent.endswith('"key_separator": "[ ]{0,2}:[ ]{0,2}"}} "</a>"'), "as older versions understand it"
 
     run(vllm_double, body)
 

@@ -155,6 +155,8 @@ class VllmDouble:
                     "finish_reason": chunk.finish,
                 }
                 await answer.write(b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n")
+            usage = {"prompt_tokens_details": {"cached_tokens": len(prompt) - 1}}
+            await answer.write(b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\n")
         except EngineError as error:
             await answer.write(b"data: " + json.dumps({"error": {"message": str(error)}}).encode() + b"\n\n")
         await answer.write(b"data: [DONE]\n\n")

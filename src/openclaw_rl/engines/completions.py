@@ -30,9 +30,18 @@ class Choice(msgspec.Struct):
     prompt_logprobs: list[dict[str, dict[str, Any]] | None] | None = None
 
 
+class Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class Usage(msgspec.Struct):
+    prompt_tokens_details: Details | None = None
+
+
 class Completion(msgspec.Struct):
     choices: list[Choice] = []
     error: Any = None
+    usage: Usage | None = None
 
 
 _decoder = msgspec.json.Decoder(Completion)
@@ -77,7 +86,7 @@ def streamed(generation: Generation, *, model: str, limit: int) -> dict[str, Any
         stop=generation.stop_token_ids,
         top=generation.top_logprobs,
     )
-    return made | {"stream": True}
+    return made | {"stream": True, "stream_options": {"include_usage": True}}
 
 
 def decode(raw: bytes) -> Completion:
@@ -124,6 +133,13 @@ def chunk_of(events: Sequence[bytes], top: int) -> Chunk | None:
     if not ids and finish is None:
         return None
     return Chunk(token_ids=tuple(ids), logprobs=tuple(logprobs), top=tuple(tops), finish=finish)
+
+
+def cached_of(events: Sequence[bytes]) -> int:
+    """How many prompt tokens the server's prefix cache had, as its last event says."""
+    usage = decode(events[-1]).usage
+    details = usage.prompt_tokens_details if usage is not None else None
+    return (details.cached_tokens or 0) if details is not None else 0
 
 
 def ids_of(choice: Choice) -> list[int]:

@@ -6,6 +6,8 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,11 @@ from openclaw_rl.types import Chunk, Generation, Ids, Logprobs, PolicyRef, Sampl
 _PATTERNS_SINCE = (0, 32)  # vLLM before it served rank_pattern and alpha_pattern as if they were not there
 _TAGS = re.compile(r"^openclaw-\d+-[0-9a-f]+$")
 _GRAMMAR = '%llguidance {}\nstart: "1"'
+# Without a bound, a small model fills its reply with white space.
+_LAYOUT = re.compile(r'"x-guidance": \{"whitespace_pattern": "[^"]*"\}')
+_SEPARATORS = '"x-guidance": ' + json.dumps(
+    {"whitespace_flexible": False, "item_separator": r"[ \n]{0,4},[ \n]{0,4}", "key_separator": "[ ]{0,2}:[ ]{0,2}"}
+)
 _LORA = (
     "Start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, or let `openclaw-rl` start it (no engine.url)"
 )
@@ -122,14 +129,17 @@ class VllmEngine(RemoteEngine):
         asked = completions.streamed(generation, model=self._name(held), limit=limit)
         if generation.sampling.grammar is not None:
             asked |= _grammar(generation.sampling.grammar)
-        events = self.http.events("/v1/completions", asked)
-        try:
+        end, cached = None, 0
+        async with aclosing(self.http.events("/v1/completions", asked)) as events:
             async for together in events:
                 chunk = completions.chunk_of(together, generation.top_logprobs)
-                if chunk is not None:
+                if chunk is not None and chunk.finish is None:
                     yield chunk
-        finally:
-            await events.aclose()
+                end = chunk or end
+                if end is not None and end.finish is not None:
+                    cached = completions.cached_of(together)
+        if end is not None and end.finish is not None:
+            yield replace(end, cached=cached)  # what was cached is told behind the finish
 
     # Scoring
 
@@ -284,7 +294,8 @@ def _absolute(ref: PolicyRef) -> str:
 
 
 def _grammar(grammar: str) -> dict[str, Any]:
-    return {"structured_outputs": {"grammar": grammar}}
+    """The field. llguidance 1.7, which vLLM 0.32 has, passes over `whitespace_pattern`: the bound is said otherwise."""
+    return {"structured_outputs": {"grammar": _LAYOUT.sub(lambda _: _SEPARATORS, grammar)}}
 
 
 def _cards(listed: Any) -> list[dict[str, Any]]:

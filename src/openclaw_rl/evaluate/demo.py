@@ -159,9 +159,7 @@ def main() -> None:
     taste = given.taste or random.Random(seed).choice(TASTES)
     console, began = Console(), time.monotonic()
     home = given.out / time.strftime("home-%Y%m%d-%H%M%S")
-    console.print(
-        f"[bold]OpenClaw-RL demo[/]  seed {seed}, method {given.method}, engine {given.backend}, home {home}"
-    )
+    console.print(f"[bold]OpenClaw-RL demo[/]  seed {seed}, method {given.method}, engine {given.backend}, home {home}")
     console.print("  starting engine, gateway, collect, judge and train ...")
     with System(scratch(home.resolve(), _settings(given))) as system:
         console.print(f"  ready after {time.monotonic() - began:.1f} s at {system.base_url}/v1")

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from openclaw_rl.patterns import LOCAL_COMMAND, REMINDER
+from openclaw_rl.serve.ask import MAX_ID
 from openclaw_rl.serve.dialects.fields import bad, decode_json
 
 _PASSING = [re.compile(pattern, re.DOTALL) for pattern in (REMINDER, LOCAL_COMMAND)]
@@ -194,6 +195,6 @@ def read_user(user_id: str) -> tuple[str, str]:
         names = [packed.get(key) for key in ("account_uuid", "device_id", "session_id")]
         account, device, session = (name if isinstance(name, str) else "" for name in names)
         return (account or device, session) if session else (user_id, "")
-    if found := _OLD_USER.fullmatch(user_id):
+    if len(user_id) <= 4 * MAX_ID and (found := _OLD_USER.fullmatch(user_id)):  # its time is the length's square
         return found["account"] or found["user"], found["session"]
     return user_id, ""
