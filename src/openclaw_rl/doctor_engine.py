@@ -128,10 +128,9 @@ Check = tuple[str, str, Callable[[Trial], Awaitable[Came]]]
 
 async def _streams(trial: Trial) -> Came:
     """A server that has just started may hand its first replies over in one piece: a few are asked for."""
-    for tried in range(1, WARM_UPS + 1):
-        came = await _streamed(trial)
-        if came.holds:
-            break
+    came, tried = await _streamed(trial), 1
+    while not came.holds and tried < WARM_UPS:
+        came, tried = await _streamed(trial), tried + 1
     return came if tried == 1 else replace(came, words=f"{came.words} (reply {tried} since the start)")
 
 
