@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from openclaw_rl.errors import EngineGone
 from openclaw_rl.protocols import Engine
 
 OnConnect = Callable[[int], None]
@@ -51,3 +53,23 @@ class EngineLink(Engine, Protocol):
     async def close(self) -> None:
         """Hang up and stay away; streams that still run raise `EngineGone`."""
         ...
+
+
+async def until_ready(
+    ask: Callable[[], Awaitable[Info]],
+    timeout: float,  # noqa: ASYNC109 (a deadline over several attempts)
+    back_off: tuple[float, float],
+) -> Info:
+    """Ask until there is an answer. `back_off`: seconds between attempts, first and longest. Raises `EngineGone`."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout
+    pause, longest = back_off
+    while True:
+        left = deadline - loop.time()
+        try:
+            return await asyncio.wait_for(ask(), max(left, 0.001))
+        except (EngineGone, TimeoutError) as error:
+            if left - pause <= 0:
+                raise EngineGone(f"the engine was not ready within {timeout:g} s: {error or 'no answer'}") from None
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, longest)

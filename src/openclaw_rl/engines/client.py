@@ -12,7 +12,7 @@ from typing import cast
 import msgspec
 
 from openclaw_rl.engines import wire
-from openclaw_rl.engines.base import Info, OnConnect
+from openclaw_rl.engines.base import Info, OnConnect, until_ready
 from openclaw_rl.errors import EngineError, EngineGone, GrammarError
 from openclaw_rl.types import Chunk, Generation, Ids, Logprobs, PolicyRef
 
@@ -201,17 +201,7 @@ class EngineClient:
 
     async def wait_ready(self, timeout: float) -> Info:  # noqa: ASYNC109 (a deadline over several attempts)
         """Wait until the engine answers. Raises `EngineGone` after `timeout` seconds."""
-        deadline = asyncio.get_running_loop().time() + timeout
-        pause, longest = _BACK_OFF
-        while True:
-            left = deadline - asyncio.get_running_loop().time()
-            try:
-                return await asyncio.wait_for(self.info(), max(left, 0.001))
-            except (EngineGone, TimeoutError) as error:
-                if left - pause <= 0:
-                    raise EngineGone(f"the engine was not ready within {timeout:g} s: {error or 'no answer'}") from None
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, longest)
+        return await until_ready(self.info, timeout, _BACK_OFF)
 
     async def info(self) -> Info:
         """Model, context length, vocabulary, loaded versions. Raises `EngineGone`."""

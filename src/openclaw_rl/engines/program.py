@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections import deque
@@ -224,3 +225,13 @@ def clear_socket(path: Path) -> None:
             path.unlink(missing_ok=True)
         else:
             raise EngineError(f"{path}: another engine answers there. Stop it, or choose another `home`")
+
+
+def asked(python: str, code: str) -> subprocess.CompletedProcess[bytes]:
+    """What an interpreter says to a few lines. Raises `EngineError` when it is none."""
+    try:
+        return subprocess.run([python, "-c", code], stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    except OSError as error:
+        raise EngineError(
+            f"engine.python {python!r} cannot be run ({error.strerror}). Give a Python interpreter"
+        ) from None

@@ -20,7 +20,7 @@ import numpy as np
 
 from openclaw_rl.config import EngineConfig
 from openclaw_rl.engines import adapter_file, conventions
-from openclaw_rl.engines.base import Info, OnConnect
+from openclaw_rl.engines.base import Info, OnConnect, until_ready
 from openclaw_rl.engines.holds import Held, Holds, adapter_name
 from openclaw_rl.engines.http import Http
 from openclaw_rl.engines.shift import Turnstile, read_ahead
@@ -107,18 +107,7 @@ class RemoteEngine(abc.ABC):
 
     async def wait_ready(self, timeout: float) -> Info:  # noqa: ASYNC109 (a deadline over several attempts)
         """See `EngineLink.wait_ready`."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout
-        pause, longest = _BACK_OFF
-        while True:
-            left = deadline - loop.time()
-            try:
-                return await asyncio.wait_for(self.info(), max(left, 0.001))
-            except (EngineGone, TimeoutError) as error:
-                if left - pause <= 0:
-                    raise EngineGone(f"the engine was not ready within {timeout:g} s: {error or 'no answer'}") from None
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, longest)
+        return await until_ready(self.info, timeout, _BACK_OFF)
 
     async def _connect(self) -> Info:
         """The living connection's engine, greeted when there is none. Raises `EngineGone`, `EngineError`."""

@@ -6,7 +6,6 @@ import os
 import re
 import secrets
 import socket
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -37,12 +36,7 @@ def connect(config: Config, *, on_connect: OnConnect | None = None) -> SglangEng
 def check(config: Config) -> str:
     """The version that would be started. Raises `EngineError` when none can be, as the settings say."""
     python = config.engine.python or sys.executable
-    try:
-        found = subprocess.run([python, "-c", _FIND], stdin=subprocess.DEVNULL, capture_output=True, check=False)
-    except OSError as error:
-        raise EngineError(
-            f"engine.python {python!r} cannot be run ({error.strerror}). Give a Python interpreter"
-        ) from None
+    found = program.asked(python, _FIND)
     if found.returncode != 0:
         raise EngineError(
             f"sglang is not installed for {python}. Install it there (`pip install sglang`; it needs a GPU), or give "

