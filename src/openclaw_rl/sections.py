@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -11,6 +11,9 @@ from openclaw_rl import patterns
 from openclaw_rl.types import Convention
 
 STARTER = "starter"
+
+
+_Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class _Section(BaseModel):
@@ -139,7 +142,7 @@ class TrainConfig(_Section):
     max_wait: float = Field(600.0, gt=0, description="seconds after which a smaller batch is trained all the same")
     learning_rate: float = Field(1.5e-3, gt=0)
     weight_decay: float = Field(0.0, ge=0)
-    adam_betas: tuple[float, float] = (0.9, 0.95)
+    adam_betas: tuple[_Share, _Share] = (0.9, 0.95)
     clip_grad: float = Field(1.0, gt=0)
     lora: LoraConfig = LoraConfig()
     loss: Literal["clip", "cispo", "gspo"] = Field("clip", description="surrogate: token clip, CISPO, sequence clip")
@@ -186,6 +189,7 @@ class RunConfig(_Section):
     """The supervisor."""
 
     deaths: int = Field(5, ge=1, description="deaths of one loop within a minute that end the whole system")
+    hang: float = Field(120.0, ge=3, description="seconds without a sign of life after which a loop is started again")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
 

@@ -69,3 +69,15 @@ def test_a_sink_that_fails_is_left_out(
     assert got == [(1, {"loss/total": 0.5, "reward/mean": -1.0, "step": 3.0})]
     assert caplog.text.count("no longer go to wandb: ConnectionError: no route") == 1
     assert len((tmp_path / FILE).read_text().splitlines()) == 3
+
+
+def test_a_sink_that_cannot_begin_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def init(**_: object) -> None:
+        raise RuntimeError("api_key not configured")
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    tracker(tmp_path, "wandb").tell(policy(1), METRICS, [])
+    assert "metrics do not go to wandb: RuntimeError: api_key not configured" in caplog.text
+    assert len((tmp_path / FILE).read_text().splitlines()) == 1

@@ -304,3 +304,12 @@ def test_checkpointing_changes_memory_and_nothing_else(trainer: Make, draw: Draw
         made.step(batch, str(tmp_path / name))
     torch.testing.assert_close(weights(thrifty), weights(plain), rtol=1e-5, atol=1e-7)
     assert calls == {"plain": 1, "thrifty": 2}, "a second forward pass, in the backward pass"
+
+
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings:UserWarning")
+@pytest.mark.parametrize(
+    ("targets", "words"), [(("nope",), "fit no layers"), (("embed_tokens", "q_proj"), "embed_tokens .* is a Embedding")]
+)
+def test_targets_that_cannot_be_served_are_refused(trainer: Make, targets: tuple[str, ...], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        trainer(lora={"rank": 4, "targets": targets})

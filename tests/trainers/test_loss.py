@@ -194,3 +194,29 @@ def test_k2_pulls_like_the_kl() -> None:
     logp = torch.log_softmax(theta, 0)
     (logp.exp() * (logp - base)).sum().backward()
     torch.testing.assert_close(found, theta.grad, rtol=1e-9, atol=1e-12)
+
+
+def test_a_token_that_the_engine_sees_otherwise_does_not_rule_the_kl() -> None:
+    """Decoupled: no gap band, so the weight of the KL term is capped as that of the surrogate is."""
+    logp_K = torch.tensor([-1.0, -1.0], dtype=torch.float64, requires_grad=True)
+    loss = batch_loss(
+        logp_K=logp_K,
+        mu_K=torch.tensor([-1.0, -11.0], dtype=torch.float64),
+        base_K=torch.tensor([-2.0, -2.0], dtype=torch.float64),
+        terms=[
+            TermSlice(
+                name="x",
+                weight=0.0,
+                advantages_K=torch.ones(2, dtype=torch.float64),
+                mask_K=torch.ones(2, dtype=torch.bool),
+                denominator=1.0,
+            )
+        ],
+        kl_coef=1.0,
+        kl_denominator=1.0,
+        bounds=Bounds(**LIMITS),
+        old_K=logp_K.detach().clone(),
+    )
+    loss.total.backward()
+    assert logp_K.grad is not None
+    assert logp_K.grad.tolist() == [1.0, 2.0], "at most weight_cap times what it would be"

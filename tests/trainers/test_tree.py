@@ -70,9 +70,11 @@ def one_by_one(model: Any, rows: list[Row]) -> torch.Tensor:
     """[K] the plain way, by the model's own attention."""
     out = []
     for row in rows:
+        for module in (m for m in model.modules() if getattr(m, "rope_type", None) == "dynamic"):
+            module.max_seq_len_cached = 0  # it remembers the longest row
         ids = torch.from_numpy(np.concatenate([row.prompt_ids, row.response_ids]).astype(np.int64))
-        logits = model(input_ids=ids[None], use_cache=False).logits[0] / row.temperature
-        logp = torch.log_softmax(logits, -1)[len(row.prompt_ids) - 1 : -1]
+        logits = model(input_ids=ids[None, :-1], use_cache=False).logits[0] / row.temperature
+        logp = torch.log_softmax(logits, -1)[len(row.prompt_ids) - 1 :]
         out.append(logp.gather(-1, ids[len(row.prompt_ids) :, None])[:, 0])
     return torch.cat(out)
 
@@ -153,5 +155,43 @@ def test_models_that_carry_a_state_are_trained_row_by_row(caplog: pytest.LogCapt
     rows = session(9, 1)
     with torch.no_grad():
         expected = one_by_one(model, rows)
+    got = torch.cat([logp for logp, _ in passes.score(rows)])
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_windows_that_stand_only_in_the_mask_are_kept() -> None:
+    """Some models tell the attention function nothing of their window; rows are longer than it here."""
+    from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
+
+    torch.manual_seed(0)
+    shape = SHAPE | {"use_sliding_window": True, "sliding_window": 7, "num_experts": 2}
+    shape |= {"layer_types": SLIDING["layer_types"]}
+    shape |= {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 16, "num_experts_per_tok": 1}
+    model = Qwen2MoeForCausalLM(Qwen2MoeConfig(**shape)).eval()
+    assert "sliding_attention" in model.config.layer_types
+    rows = session(12)
+    with torch.no_grad():
+        expected = one_by_one(model, rows)
+        passes = Passes(model, micro_tokens=10_000)
+        got_K, _ = passes.forward(rows)
+    assert passes.shares
+    torch.testing.assert_close(got_K, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_positions_that_depend_on_the_longest_row_keep_rows_apart(kind: str) -> None:
+    torch.manual_seed(0)
+    rope: dict[str, Any] = {"rope_type": kind, "factor": 4.0, "rope_theta": 10000.0}
+    if kind == "longrope":
+        rope |= {"short_factor": [1.0] * 4, "long_factor": [3.0] * 4, "original_max_position_embeddings": 24}
+    length = 96 if kind == "longrope" else 24
+    model = LlamaForCausalLM(LlamaConfig(**SHAPE | {"max_position_embeddings": length}, rope_parameters=rope)).eval()
+    rows = session(5)
+    assert min(r.length for r in rows) <= 24 < max(r.length for r in rows)
+    with torch.no_grad():
+        expected = one_by_one(model, rows)
+    passes = Passes(model, micro_tokens=10_000)
+    groups = passes.groups(rows)
+    assert sorted(i for g in groups for i in g) == list(range(len(rows)))
     got = torch.cat([logp for logp, _ in passes.score(rows)])
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)

@@ -16,6 +16,7 @@ from openclaw_rl.types import Policy
 log = logging.getLogger(__name__)
 
 FILE = "metrics.jsonl"
+_WANDB_SECONDS = 15.0  # that W&B may take to answer at the start
 Sink = Callable[[int, Mapping[str, float]], None]
 """(step, metrics). The step is the policy version that came of it."""
 
@@ -28,7 +29,14 @@ class Tracker:
         logs.mkdir(parents=True, exist_ok=True)
         self._file = logs / FILE
         makers = {"tensorboard": _tensorboard, "wandb": _wandb}
-        self._sinks = {name: makers[name](track, logs, run, settings) for name in track.to}
+        self._sinks: dict[str, Sink] = {}
+        for name in track.to:
+            try:
+                self._sinks[name] = makers[name](track, logs, run, settings)
+            except ConfigError:
+                raise
+            except Exception as error:  # no key, no network: never a reason not to learn
+                log.exception("metrics do not go to %s: %s: %s", name, type(error).__name__, error)
 
     def tell(self, policy: Policy, metrics: Mapping[str, float], turns: Sequence[str]) -> None:
         """One step: what it measured, what became of it, and which turns it was made of."""
@@ -71,7 +79,14 @@ def _wandb(track: TrackConfig, logs: Path, run: str, settings: Mapping[str, Any]
         import wandb
     except ImportError:
         raise _missing("wandb") from None
-    made = wandb.init(project=track.project, name=run, dir=str(logs), config=dict(settings), resume="allow")
+    made = wandb.init(
+        project=track.project,
+        name=run,
+        dir=str(logs),
+        config=dict(settings),
+        resume="allow",
+        settings={"init_timeout": _WANDB_SECONDS},
+    )
 
     def sink(step: int, metrics: Mapping[str, float]) -> None:
         made.log(dict(metrics), step=step)

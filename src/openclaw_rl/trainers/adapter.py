@@ -13,6 +13,7 @@ from peft import LoraConfig as PeftLoraConfig
 from peft import get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors.torch import load_file, save
 from transformers import AutoModelForCausalLM
+from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging as transformers_logging
 
 from openclaw_rl.config import LoraConfig, ModelConfig
@@ -56,9 +57,31 @@ def attach(base: Any, path: str, lora: LoraConfig, seed: int) -> Any:
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)  # peft asks by the old name
         torch.manual_seed(seed)
-        model = get_peft_model(base, config)
+        try:
+            model = get_peft_model(base, config)
+        except ValueError as error:
+            raise ConfigError(
+                f"train.lora.targets {targets!r} fit no layers of {path}: {error}. Name its linear layers, or say "
+                "all-linear"
+            ) from error
+    _check_linear(model, path)
     model.peft_config["default"].base_model_name_or_path = path
     return model.eval()
+
+
+def _check_linear(model: Any, path: str) -> None:
+    """What no engine could serve must not be trained. Raises `ConfigError`."""
+    for name, module in model.named_modules():
+        base = getattr(module, "base_layer", None)
+        if base is not None and getattr(base, "weight", None) is not None and not _is_linear(base):
+            raise ConfigError(
+                f"train.lora.targets: {name.removeprefix('base_model.model.')} of {path} is a {type(base).__name__}; "
+                "engines serve adapters of linear layers only. Leave it out, or say all-linear"
+            )
+
+
+def _is_linear(module: Any) -> bool:
+    return isinstance(module, torch.nn.Linear | Conv1D)
 
 
 def trainable(model: Any) -> dict[str, torch.nn.Parameter]:

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from openclaw_rl.trainers.tree import Segment, Tree
 
@@ -108,15 +107,16 @@ def tree_attention(
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention interface: query [1, H, T, D], key and value [1, G, T, D] -> [1, T, H, D].
 
-    Without a tree: plain causal attention.
+    `attention_mask`: what `_window_only` gave. Without a tree: plain causal attention of rows that are not padded on
+    the left.
     """
-    if tree is None:
-        out, _ = sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
-        )
-        return out, None
     window = kwargs.get("sliding_window")
+    if attention_mask is not None:  # `_window_only`; not every model hands its window to the attention, too
+        window = int(attention_mask)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if tree is None:
+        square = _mask(0, query.shape[2], query.shape[2], window, query.device)
+        return _attend(query, key, value, square, scale).transpose(1, 2).contiguous(), None
     below = query
     if any(segment.above for segment in tree.segments):
         below = _Branches.apply(query, key, value, tree, scale, window)  # type: ignore[no-untyped-call]
@@ -131,10 +131,10 @@ def tree_attention(
     return torch.cat(parts, dim=2).transpose(1, 2).contiguous(), None
 
 
-def _no_mask(*args: Any, **kwargs: Any) -> None:
-    """The tree says what is seen; without one, attention is causal."""
-    return
+def _window_only(*args: Any, local_size: int | None = None, **kwargs: Any) -> torch.Tensor | None:
+    """In place of a mask: how far back this kind of layer looks. What is seen within that, the tree says."""
+    return None if local_size is None else torch.tensor(local_size)
 
 
 AttentionInterface.register(NAME, tree_attention)
-AttentionMaskInterface.register(NAME, _no_mask)
+AttentionMaskInterface.register(NAME, _window_only)

@@ -9,6 +9,7 @@ Legend: B rows, L padded length, T tokens of a tree, K response tokens of all ro
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,6 +35,8 @@ class Passes:
         """`model`: a causal language model of transformers, with or without PEFT layers inside."""
         self._model, self._budget = model, micro_tokens
         self._own = model.config._attn_implementation
+        self._together = _together(model.config.get_text_config())
+        self._growing = [m for m in model.modules() if getattr(m, "rope_type", None) == "dynamic"]
         self.shares = self._try_tree()
 
     def _try_tree(self) -> bool:
@@ -42,6 +45,8 @@ class Passes:
         rows = [
             Row(prompt_ids=ids[:n], response_ids=ids[a : a + 3], temperature=1.0) for n, a in ((6, 2), (6, 7), (4, 5))
         ]
+        if getattr(self._model.config.get_text_config(), "attention_chunk_size", None):
+            return self._go_padded("its layers attend in chunks")
         with torch.no_grad():
             padded = torch.cat([self._padded([row])[0] for row in rows])
             try:
@@ -65,12 +70,18 @@ class Passes:
 
     def groups(self, rows: Sequence[Row]) -> list[list[int]]:
         """Row numbers, a list for each forward pass: each within the budget of tokens, but for single long rows."""
+        alone = [[i] for i, row in enumerate(rows) if row.length > self._together]
+        rest = [i for i, row in enumerate(rows) if row.length <= self._together]
         if self.shares:
-            return tree.groups(rows, self._budget)
-        return micro_batches([row.length for row in rows], self._budget)
+            found = tree.groups([rows[i] for i in rest], self._budget)
+        else:
+            found = micro_batches([rows[i].length for i in rest], self._budget)
+        return [*alone, *([rest[j] for j in group] for group in found)]
 
     def forward(self, rows: Sequence[Row], *, floats: int = head.FLOATS) -> tuple[torch.Tensor, torch.Tensor]:
         """(logp_K, entropy_K in nats) of one pass, at each row's temperature; response tokens in the rows' order."""
+        for rope in self._growing:
+            rope.max_seq_len_cached = 0  # else it keeps what the longest row so far made of it
         return self._tree(rows, floats) if self.shares else self._padded(rows, floats)
 
     def _tree(self, rows: Sequence[Row], floats: int = head.FLOATS) -> tuple[torch.Tensor, torch.Tensor]:
@@ -101,6 +112,20 @@ class Passes:
             for i, logp, entropy in zip(group, _cut(logp_K, lengths), _cut(entropy_K, lengths), strict=True):
                 out[i] = (logp, entropy)
         return out
+
+
+def _together(text: Any) -> float:
+    """The length up to which a row's positions mean the same whatever is computed beside it (RoPE that grows)."""
+    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    kinds = [rope] if "rope_type" in rope else [kind for kind in rope.values() if isinstance(kind, dict)]
+    grown = [kind for kind in kinds if kind.get("rope_type") in ("longrope", "dynamic")]
+    lengths = [
+        kind.get("original_max_position_embeddings")
+        or getattr(text, "original_max_position_embeddings", None)
+        or text.max_position_embeddings
+        for kind in grown
+    ]
+    return min(lengths, default=math.inf)
 
 
 def _cut(values_K: torch.Tensor, lengths: list[int]) -> Sequence[torch.Tensor]:

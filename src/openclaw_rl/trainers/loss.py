@@ -141,7 +141,9 @@ def batch_loss(
         anywhere_K = anywhere_K | term.mask_K
         parts[term.name] = part.item()
         counts |= _counts(term, step_K.detach(), band_K, bounds)
-    penalty = _masked_sum(k2(logp_K, base_K, rho_K), anywhere_K & band_K) / kl_denominator
+    # In the decoupled form the same two factors as above: a token that engine and trainer see differently stays capped.
+    reach_K = rho_K if old_K is None else weight_K * ratio(logp_K, old_K)
+    penalty = _masked_sum(k2(logp_K, base_K, reach_K), anywhere_K & band_K) / kl_denominator
     counts["gap"] = int((anywhere_K & ~band_K).sum())
     return Loss(total=total + kl_coef * penalty, parts=parts | {"kl": penalty.item()}, counts=counts)
 
