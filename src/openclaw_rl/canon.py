@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any
 
+from openclaw_rl.patterns import Pattern
 from openclaw_rl.types import Mark, Message
 
 DISTINCTIVE_CHARS = 24
@@ -25,14 +26,12 @@ _WAKE = re.compile(
     r"(?:\nDisable automatic completion turns[^\n]*)?"
 )
 _RUNTIME = re.compile(
-    r"\s*\bRuntime: agent=(?P<agent>[^|\n]{1,200}?) \| session=[^|\n]{1,400} "
+    r"\bRuntime: agent=(?P<agent>[^|\n]{1,200}?) \| session=[^|\n]{1,400} "
     r"\| sessionId=(?P<session>[^|\s]{1,200})[^\n]*"
 )
 # A message whose turn broke off, as it is sent again; in later requests it stands as the person wrote it.
-_RESUMED = re.compile(
-    r"\[Queued user message from a previous active turn;[^\]\n]*\]\n"
-    r"|\s*\bContinue the current task from the existing transcript, preserving completed work\.[^\n]*\s*\Z"
-)
+_QUEUED = re.compile(r"\[Queued user message from a previous active turn;[^\]\n]{0,600}\]\n")
+_CONTINUE = re.compile(r"\bContinue the current task from the existing transcript, preserving completed work\.[^\n]*+")
 _SEPARATOR = b"\x1f"
 _RECORD = 16 + 16 + 4  # own, chain, index (24 bits) with flags
 
@@ -44,7 +43,7 @@ class Transience:
     """
 
     def __init__(self, patterns: Sequence[str]) -> None:
-        self._patterns = [re.compile(p, re.DOTALL) for p in patterns]
+        self._patterns = [Pattern(p, re.DOTALL) for p in patterns]
 
     def __call__(self, message: Message) -> bool:
         if message.get("role") not in ("user", "system", "developer"):
@@ -98,15 +97,31 @@ def typed(text: str) -> str:
     if "[OpenClaw " in text:
         text = _WAKE.sub("", text)
     if "[Queued user message" in text:
-        text = _RESUMED.sub("", text)
-    return _RUNTIME.sub("", text) if "Runtime: agent=" in text else text
+        text = _without(_CONTINUE, _QUEUED.sub("", text), last=True)
+    return _without(_RUNTIME, text) if "Runtime: agent=" in text else text
+
+
+def _without(pattern: re.Pattern[str], text: str, *, last: bool = False) -> str:
+    r"""The text less what matches and the white space before it; with `last` only a match that nothing follows.
+
+    A pattern that began with `\s*` would look at a run of white space once from each place in it.
+    """
+    kept, at = [], 0
+    end = len(text.rstrip())
+    for match in pattern.finditer(text):
+        if last and match.end() < end:
+            continue
+        kept.append(text[at : match.start()].rstrip())
+        at = len(text) if last else match.end()
+    return "".join([*kept, text[at:]])
 
 
 def origin(message: Message) -> tuple[str, str] | None:
     """(session, agent) as OpenClaw states them at the end of a session's first user message, or None."""
     if message.get("role") != "user" or "Runtime: agent=" not in (text := text_of(message)):
         return None
-    said = [m for m in _RUNTIME.finditer(text) if m.end() == len(text.rstrip())]
+    end = len(text.rstrip())
+    said = [m for m in _RUNTIME.finditer(text) if m.end() == end]
     return (said[-1]["session"], said[-1]["agent"]) if said else None
 
 

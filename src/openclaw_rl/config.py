@@ -205,6 +205,7 @@ def _check_patterns(key: str, patterns: Iterable[str]) -> None:
 
 def _check_together(config: Config) -> None:
     _check_patterns("collect.side_patterns", config.collect.side_patterns)
+    _check_patterns("collect.interlude_patterns", config.collect.interlude_patterns)
     _check_patterns("serve.transient_patterns", config.serve.transient_patterns)
     if config.train.batch_max < config.train.batch_min:
         raise ConfigError(

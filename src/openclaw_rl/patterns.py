@@ -1,6 +1,12 @@
-"""By which words a client's own messages are known: regular expressions, the defaults of the settings."""
+"""By which words a client's own messages are known: regular expressions, the defaults of the settings.
+
+`re` cannot be timed out, and these run over whatever a client sends: none of them may take more than linear time. So no
+two neighbours match the same characters, and what could give characters back is possessive (`*+`).
+"""
 
 from __future__ import annotations
+
+import re
 
 # One block or several, and not a word of the person's before, between or after them.
 OPENCLAW_CONTEXT = (
@@ -9,9 +15,9 @@ OPENCLAW_CONTEXT = (
 )
 # What is left of a heartbeat or another wake in later requests, with nothing of the person's in the same message.
 OPENCLAW_WAKE = (
-    r"^\s*(?:\[\w{3} \d{4}-\d\d-\d\d \d\d:\d\d[^\]\n]*\]\s*)?"
+    r"^\s*+(?:\[\w{3} \d{4}-\d\d-\d\d \d\d:\d\d[^\]\n]*+\]\s*+)?"
     r"(?:\[OpenClaw (?:heartbeat poll|exec completion|cron wake|session event)\]"
-    r"(?:\nDisable automatic completion turns[^\n]*)?\s*)+(?:Runtime: agent=[^\n]*)?\s*$"
+    r"(?:\nDisable automatic completion turns[^\n]*+)?\s*+)+(?:Runtime: agent=[^\n]*+)?\s*+$"
 )
 # What a person typed while the agent worked comes in one, too; that is no passing context.
 REMINDER = (
@@ -56,7 +62,31 @@ INTERLUDES = (
     r"(?s)An async command (completion event was triggered|you ran earlier (has )?completed)\b"
     r".{0,100000}\nCurrent time: .{0,600}",
     r"(?s)\[cron:[0-9a-f-]{36}\b[^\]\n]*\] .{0,100000}",
-    r"(?s)(System: [^\n]*\s+)*Read HEARTBEAT\.md\b.{0,600}\bHEARTBEAT_OK\b.{0,300}",
-    r"(?s)(System: [^\n]*\s+)*Pre-compaction memory flush\b.{0,2000}\bNO_REPLY\b.{0,800}",
+    r"(?s)(System: [^\n]*+\s++)*Read HEARTBEAT\.md\b.{0,600}\bHEARTBEAT_OK\b.{0,300}",
+    r"(?s)(System: [^\n]*+\s++)*Pre-compaction memory flush\b.{0,2000}\bNO_REPLY\b.{0,800}",
 )
 """A user message that is this as a whole is the client's own: nobody typed it."""
+
+SHIPPED = frozenset({*TRANSIENT, *SIDE, *INTERLUDES})
+SEARCHED_CHARS = 16_384
+"""Of a long text an owner's pattern is shown the head and the tail, together so much: it may be a slow one."""
+
+
+class Pattern:
+    """One expression, compiled. A shipped one is shown every text whole. Raises `re.error` for what is none."""
+
+    def __init__(self, expression: str, flags: int = 0) -> None:
+        self._compiled = re.compile(expression, flags)
+        self._whole = expression in SHIPPED
+
+    def search(self, text: str) -> re.Match[str] | None:
+        return self._compiled.search(self._shown(text))
+
+    def fullmatch(self, text: str) -> re.Match[str] | None:
+        return self._compiled.fullmatch(self._shown(text))
+
+    def _shown(self, text: str) -> str:
+        if self._whole or len(text) <= SEARCHED_CHARS:
+            return text
+        half = SEARCHED_CHARS // 2
+        return f"{text[:half]}\n{text[-half:]}"

@@ -1,7 +1,7 @@
 """The supervisor: every room in a process of its own, restarted when it dies, given up on loudly.
 
-A room that ends, for whatever reason, is a fault: rooms run until they are told to stop. Children die with the
-supervisor, also when it is killed.
+A room that ends, for whatever reason, is a fault: rooms run until they are told to stop. One that lives but gives no
+sign of life any more is killed. Children die with the supervisor, also when it is killed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import uvloop
@@ -39,6 +39,7 @@ ROOMS = ("engine", "gateway", "collect", "judge", "train")
 _PR_SET_PDEATHSIG = 1
 _WINDOW = 60.0  # seconds over which deaths are counted
 _GRACE = 10.0  # seconds between SIGTERM and SIGKILL
+_LOOK = 1.0  # seconds between two looks at the signs of life
 
 
 # ---------------------------------------------------------------------------------------------- one room, one process
@@ -90,6 +91,33 @@ def die_with_parent() -> None:
 # ------------------------------------------------------------------------------------------------------ the supervisor
 
 
+class Pulse:
+    """How long one process has been silent, as the supervisor itself has seen it.
+
+    Only time between two of its looks counts, and little of a long gap: while the machine or the supervisor slept, the
+    rooms may have slept too. Before its second beat a room starts, which may take any time (a model is loaded).
+    """
+
+    def __init__(self) -> None:
+        self.silent = 0.0  # seconds
+        self._beats = 0
+        self._last: float | None = None
+        self._looked: float | None = None
+
+    def look(self, beat: float | None, now: float) -> float:
+        """`beat`: when the process beat last by its own clock; None: it never did, or its place is another's. `now`:
+        monotonic. Returns the seconds of silence.
+        """
+        passed = 0.0 if self._looked is None else min(now - self._looked, 2 * _LOOK)
+        self._looked = now
+        if beat is None or beat != self._last:
+            self._beats += beat is not None
+            self._last, self.silent = beat, 0.0
+        elif self._beats >= 2:
+            self.silent += passed
+        return self.silent
+
+
 @dataclass(slots=True)
 class Child:
     """A room's process and its record."""
@@ -99,6 +127,7 @@ class Child:
     deaths: deque[float] = field(default_factory=deque)
     last_exit: str = ""
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=15))
+    pulse: Pulse = field(default_factory=Pulse)
 
 
 class Supervisor:
@@ -147,6 +176,7 @@ class Supervisor:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
             )
+            child.pulse = Pulse()
             await self._relay(child)
             code = await child.process.wait()
             if stop.is_set():
@@ -180,6 +210,8 @@ class Supervisor:
         while child.deaths and child.deaths[0] < now - _WINDOW:
             child.deaths.popleft()
         child.last_exit = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        if child.pulse.silent >= self._config.run.hang:
+            child.last_exit = f"no sign of life for {self._config.run.hang:g} s"
         log.warning(
             "%s ended (%s): starting it again; %d of %d deaths within a minute",
             *(child.name, child.last_exit, len(child.deaths), self._config.run.deaths),
@@ -200,9 +232,22 @@ class Supervisor:
                 await asyncio.to_thread(loops.beat, store, "supervisor", self.health())
                 if engine := self.pid("engine"):  # the engine knows no store: its life is told by who started it
                     await asyncio.to_thread(loops.beat, store, "engine", self._config.engine.backend, pid=engine)
+                self._end_silent(await asyncio.to_thread(_beats, store))
             except StoreError as error:  # a full or busy disk for a moment: the rooms go on, so does this
                 log.warning("the supervisor's sign of life was not written: %s", error)
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(_LOOK)
+
+    def _end_silent(self, beats: Mapping[str, loops.Beat]) -> None:
+        """Kill what lives and does nothing; its keeper starts it again. Asked only when beats can be written at all."""
+        for child in self._children:
+            pid, beat = self.pid(child.name), beats.get(child.name)
+            if pid is None or child.name == "engine":  # whose beat is written here
+                continue
+            own = beat.at if beat is not None and beat.pid == pid else None
+            if child.pulse.look(own, time.monotonic()) >= self._config.run.hang and child.process is not None:
+                log.warning("%s has given no sign of life for %g s: it is killed", child.name, self._config.run.hang)
+                with contextlib.suppress(ProcessLookupError):
+                    child.process.kill()  # SIGTERM would wait for the very loop that does not turn
 
     def health(self) -> str:
         """`ok`, or which rooms died within the last minute."""
@@ -226,6 +271,11 @@ class Supervisor:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
+
+
+def _beats(store: Store) -> dict[str, loops.Beat]:
+    with store.read() as conn:
+        return {beat.name: beat for beat in loops.beats(conn)}
 
 
 # --------------------------------------------------------------------------------------------------------- preparation

@@ -153,6 +153,7 @@ class Request:
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]] = ()
     template: Mapping[str, Any] = field(default_factory=dict)  # variables that the client gave to the chat template
+    previous: str | None = None  # the exchange that the client said this goes on from; its words are in `messages`
     marks: tuple[Mark, ...]
     sampling: Sampling
     prompt_ids: Ids  # [P]

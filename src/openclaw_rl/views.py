@@ -139,7 +139,7 @@ def _loops(told: Mapping[str, Any]) -> Table:
     for column in ("loop", "pid", "last heard", "note"):
         table.add_column(column)
     for row in told["loops"]:
-        heard = f"{row['age']:.0f} s ago" if row["alive"] else f"[red]{row['age']:.0f} s ago: not running[/]"
+        heard = f"{row['age']:.0f} s ago" if row["alive"] else f"[red]{row['age']:.0f} s ago: no sign of life[/]"
         style = "red" if str(row["note"]).startswith("degraded") else ""
         table.add_row(row["name"], str(row["pid"]), heard, Text(str(row["note"]), style=style))
     return table

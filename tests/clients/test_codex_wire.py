@@ -17,6 +17,7 @@ from tests.serve.test_bridge import goes_on
 from tests.serve.test_responses_stored import answers
 
 from openclaw_rl.collect.link import EXACT
+from openclaw_rl.serve.dialects.fields import unseen
 from openclaw_rl.types import Exchange, ExchangeStatus, Kind
 
 SESSION = "01a1fe10-8ac0-7af2-b064-a2d4fcae1547"
@@ -196,7 +197,7 @@ def test_what_it_does_besides_is_side_traffic(start: Start) -> None:
 def test_it_is_told_what_was_left_out_and_what_fails(start: Start) -> None:
     site = start(settings={"engine.max_context": 8192}, context_length=8192)
     codex = Codex(site)
-    assert codex.send().headers["X-OpenClaw-Ignored"] == "tools: web_search"
+    assert codex.send().headers["X-OpenClaw-Ignored"].startswith("tools: web_search; store: false")
     site.script.say("one two three four")
     site.engine.gone_at = 2
     events = events_of(codex.send())
@@ -210,6 +211,9 @@ def test_it_is_told_what_was_left_out_and_what_fails(start: Start) -> None:
         {"type": "function_call", "name": "view_image", "arguments": "{}", "call_id": "call_1"},
         {"type": "function_call_output", "call_id": "call_1", "output": picture},
     ]
+    assert codex.send().status_code == 200, "a picture does not end the work"
+    assert site.last().request.messages[-1]["content"] == unseen("input_image")
+    codex.history.append({"role": "user", "content": picture})
     refused = codex.send()
     assert refused.status_code == 400
-    assert "reads text only" in refused.json()["error"]["message"]
+    assert "got an image; this model reads text only" in refused.json()["error"]["message"]

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.collect.cases import FINDING
 from tests.collect.cases_again import AGAIN, LAGGED
 from tests.collect.cases_kinds import KINDS, STORE_ONLY
-from tests.collect.world import Ask, Memory, Player, Step, Stored, message
+from tests.collect.cases_named import NAMED
+from tests.collect.world import SIDES, Ask, Memory, Player, Step, Stored, message
 
-CASES = FINDING | AGAIN | KINDS
+from openclaw_rl.collect.link import link
+
+CASES = FINDING | AGAIN | KINDS | NAMED
 
 
 def check(player: Player, steps: Sequence[Step]) -> None:
@@ -67,6 +71,20 @@ def test_case_when_collecting_lags_behind(case: str, tmp_path: Path) -> None:
         assert {what: getattr(world.seen(name), what) for what in whats} == whats, name
     assert states(world, list(states_)) == states_
     world.store.close()
+
+
+def test_several_replies_to_one_call_are_one_session() -> None:
+    """Three choices of one answer, and the same words again a moment later: that is another conversation."""
+    world = Memory()
+    world.play(Ask(name="a", history=["u Hello"]))
+    first = world.requests["a"]
+    for number in (1, 2):
+        again = link(replace(first, id=f"a.{number}"), 1 + number, world, SIDES)
+        assert (again.session, again.relation) == ("a", "sibling")
+    assert link(replace(first, id="a.1", session="x"), 2, world, SIDES).session == "x"
+    assert link(replace(first, id="a.1", admitted_at=first.admitted_at + 1), 2, world, SIDES).session == "a.1"
+    assert link(replace(first, id="a.1", scope="another"), 2, world, SIDES).session == "a.1"
+    assert link(replace(first, id="b"), 2, world, SIDES).session == "b"
 
 
 def test_a_script_line_is_a_message() -> None:

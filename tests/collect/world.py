@@ -77,6 +77,7 @@ class Ask:
     kind: Kind | None = None
     done: bool = False
     capture: Capture = Capture.FULL
+    previous: str | None = None
     expect: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -121,6 +122,7 @@ def request_of(ask: Ask, *, key: bytes, at: float) -> Request:
         kind=ask.kind,
         session_done=ask.done,
         capture=ask.capture,
+        previous=ask.previous,
         messages=messages,
         marks=canon.marks(messages, key, TRANSIENT),
         sampling=Sampling(),
@@ -194,6 +196,10 @@ class Memory:
     def by_context(self, scope: str, chain: bytes) -> list[Past]:
         return self._look("context", scope, [chain])
 
+    def by_id(self, scope: str, id: str) -> Past | None:
+        found = self.pasts.get(id)
+        return found if found is not None and found.scope == scope else None
+
     def _look(self, table: str, scope: str, values: Collection[bytes]) -> list[Past]:
         names = {name for value in values for name in self._tables[table].get((scope, value), ())}
         return sorted((self.pasts[name] for name in names), key=lambda p: p.seq)
@@ -240,6 +246,7 @@ class Memory:
             reply_chain=None,
             state=TurnState.DROPPED if side else TurnState.SERVED,
             cause=Cause.SIDE if side else None,
+            previous=ask.previous,
         )
         self._put("context", ask.scope, self.pasts[ask.name].context_chain, ask.name)
         for answer in decided.answers:

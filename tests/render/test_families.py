@@ -343,6 +343,8 @@ def test_without_tools_calls_are_words_and_no_special_token_leaks(renderer: Rend
         ("true", {"type": "integer"}, "true"),
         ("2", {"enum": [1, 2]}, 2),
         ("NaN", {"type": "number"}, "NaN"),
+        ("1e999", {"type": "number"}, "1e999"),
+        ('["\\ud800"]', {"type": "array"}, '["\\ud800"]'),
         ('{"a"', {"type": "object"}, '{"a"'),
     ],
 )

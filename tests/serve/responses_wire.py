@@ -95,6 +95,22 @@ def _apply(item: dict[str, Any], event: dict[str, Any]) -> None:
         assert item["input"] == event["input"]
 
 
+UNKNOWN = {"parallel_tool_calls": True, "tool_choice": "auto"}
+"""What a stored reply does not tell, and the client's types demand."""
+
+
+def stored(data: dict[str, Any]) -> Response:
+    """A Response that was stored: what is not known is null, the rest is strictly read."""
+    usage = data["usage"]
+    if usage is not None:
+        assert set(usage["input_tokens_details"].values()) | set(usage["output_tokens_details"].values()) == {None}
+    nulls = (*UNKNOWN, "max_output_tokens", "metadata", "text")
+    assert [data[name] for name in nulls] == [None] * len(nulls)
+    details = {"input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0}}
+    details["output_tokens_details"] = {"reasoning_tokens": 0}
+    return whole(data | UNKNOWN | {"usage": usage and usage | details})
+
+
 def whole(data: dict[str, Any]) -> Response:
     """A Response, strictly read."""
     return Response.model_validate(data)

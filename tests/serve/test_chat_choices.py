@@ -13,10 +13,11 @@ import pytest
 from tests.serve.conftest import SCOPE, TOOLS, USER, Site, Start, statuses, wait_for
 
 from openclaw_rl.collect.loop import Collector
+from openclaw_rl.serve.ask import Ask, Choice, End, Opening, Usage
 from openclaw_rl.serve.dialects.chat import ChatDialect
 from openclaw_rl.serve.gateway import Gateway
 from openclaw_rl.store import turns
-from openclaw_rl.types import ExchangeStatus, Turn, TurnState
+from openclaw_rl.types import ExchangeStatus, FinishReason, Sampling, Turn, TurnState
 
 MODEL = "openclaw"
 
@@ -42,6 +43,11 @@ def three(start: Start) -> Site:
     return site
 
 
+def id_of(choice: Any) -> str:
+    """The id of a choice's exchange: beside OpenAI's keys."""
+    return str(choice.id)
+
+
 def turn(site: Site, id: str) -> Turn:
     with site.store.read() as conn:
         found = turns.get(conn, id)
@@ -52,6 +58,7 @@ def turn(site: Site, id: str) -> Turn:
 def test_three_replies_at_once(three: Site) -> None:
     reply = three.client().chat.completions.create(model=MODEL, messages=[USER], n=3, seed=5, logprobs=True)
     assert [c.index for c in reply.choices] == [0, 1, 2]
+    assert [id_of(c) for c in reply.choices] == [reply.id, f"{reply.id}.1", f"{reply.id}.2"]
     assert {c.message.content for c in reply.choices} == set(WORDS)
     kept = [three.get(id) for id in (reply.id, f"{reply.id}.1", f"{reply.id}.2")]
     for choice, exchange in zip(reply.choices, kept, strict=True):
@@ -72,15 +79,21 @@ def test_streamed_replies_come_interleaved(three: Site) -> None:
         model=MODEL, messages=[USER], n=3, stream=True, stream_options={"include_usage": True}
     )
     chunks = list(stream)
-    texts, ends, order = ["", "", ""], {}, []
+    texts, ends, order, ids = ["", "", ""], {}, [], {}
     for chunk in chunks[:-1]:
         (choice,) = chunk.choices
         texts[choice.index] += choice.delta.content or ""
         order.append(choice.index)
         if choice.finish_reason:
-            ends[choice.index] = choice.finish_reason
+            ends[choice.index], ids[choice.index] = choice.finish_reason, id_of(choice)
     assert sorted(texts) == sorted(WORDS)
     assert ends == {0: "stop", 1: "stop", 2: "stop"}
+    assert ids == {0: chunks[0].id, 1: f"{chunks[0].id}.1", 2: f"{chunks[0].id}.2"}
+    for n, id in ids.items():
+        kept = three.get(id).reply
+        assert kept is not None
+        assert kept.message["content"] == texts[n]
+        assert three.http.post("/v1/feedback", {"id": id, "score": 1}).status_code == 200
     assert order != sorted(order), "not one reply after the other"
     assert (chunks[-1].choices, len({c.id for c in chunks})) == ([], 1)
     first = three.get(chunks[0].id)
@@ -89,6 +102,19 @@ def test_streamed_replies_come_interleaved(three: Site) -> None:
     assert chunks[-1].usage.completion_tokens == len(three.script.ids) + sum(
         len(three.renderer.tokens.encode(w)) + 1 for w in WORDS[:2]
     )
+
+
+def test_of_one_prompt_no_more_is_cached_than_the_first_to_run_found_so() -> None:
+    usages = [Usage(prompt=9, completion=1, reasoning=0, cached=cached) for cached in (8, 2, 8)]
+    choices = [
+        Choice(id=f"c.{n}", message={}, tokens=(), end=End(reason=FinishReason.STOP, usage=usage))
+        for n, usage in enumerate(usages)
+    ]
+    opening = Opening(id="c", created=0, model=MODEL, version=0)
+    ask = Ask(model="", messages=[USER], tools=(), sampling=Sampling(), n=3)
+    usage = json.loads(ChatDialect().final(opening, ask, choices))["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (9, 3)
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 2}
 
 
 def test_tool_calls_are_counted_in_each_reply(start: Start) -> None:
@@ -117,6 +143,7 @@ def test_the_reply_that_the_talk_goes_on_from_gets_the_reaction(three: Site, cho
     found = [turn(three, id) for id in ids]
     assert [t.relation for t in found] == ["fresh", "sibling", "sibling"]
     assert [t.relation_of for t in found] == [None, ids[0], ids[1]]
+    assert {t.session for t in found} == {reply.id}
     for n, t in enumerate(found):
         if n == chosen:
             assert t.state is TurnState.CLOSED

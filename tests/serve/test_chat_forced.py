@@ -249,7 +249,66 @@ def test_a_schema_that_cannot_be_forced_names_its_field(
         client.chat.completions.create(
             model=MODEL, messages=[USER], response_format=as_schema(schema), stream=stream, n=2
         )
-    assert refused.value.param == "response_format"
+    assert (refused.value.param, refused.value.code) == ("response_format", "invalid_grammar")
+
+
+LARGE = {"type": "string", "pattern": "^(([a-z]{1,1000}){1,1000}){1,1000}$"}  # fails where the reply comes to it
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_grammar_that_fails_at_its_first_token_is_refused(client: openai.OpenAI, stream: bool, n: int) -> None:
+    with pytest.raises(openai.BadRequestError, match=r"response_format: no token .* too many expressions") as refused:
+        client.chat.completions.create(
+            model=MODEL, messages=[USER], response_format=as_schema(LARGE), stream=stream, n=n
+        )
+    assert refused.value.code == "invalid_grammar"
+
+
+def test_a_grammar_that_fails_in_the_middle_breaks_the_reply_off(client: openai.OpenAI, system: System) -> None:
+    nowhere = {"$ref": "#/$defs/nowhere"}
+    schema = {"type": "object", "properties": {"a": {"const": 1}, "b": nowhere}, "required": ["a", "b"]}
+    schema["$defs"] = {"nowhere": nowhere}
+    asked: dict[str, Any] = {"model": MODEL, "messages": [USER], "response_format": as_schema(schema)}
+    with pytest.raises(openai.BadRequestError, match=r"a \$ref leads only back to itself"):
+        client.chat.completions.create(**asked)
+    stream, text, id = client.chat.completions.create(**asked, stream=True), "", ""
+    with pytest.raises(openai.APIError, match=r"a \$ref leads only back to itself") as broken:  # noqa: PT012 - until then
+        for chunk in stream:
+            id, text = chunk.id, text + (chunk.choices[0].delta.content or "")
+            assert chunk.choices[0].finish_reason is None
+    assert text.startswith("{")
+    assert (broken.value.code, broken.value.type) == ("invalid_grammar", "invalid_request_error")
+    with closing(Store.open(system.config.store_path)) as store, store.read() as conn:
+        kept = exchanges.get(conn, id)
+    assert kept is not None
+    assert kept.reply is not None
+    assert kept.reply.status is ExchangeStatus.FAILED
+    assert kept.reply.message["content"] == text
+
+
+@pytest.mark.parametrize("max_tokens", [60, 200])
+def test_a_small_format_is_a_short_reply(client: openai.OpenAI, max_tokens: int) -> None:
+    """The shipped policy knows no JSON, and still ends: what it may fill a reply with is bounded."""
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    reply = client.chat.completions.create(
+        model=MODEL, messages=[USER], response_format=as_schema(schema), max_tokens=max_tokens, n=8, seed=1
+    )
+    assert [c.finish_reason for c in reply.choices] == ["stop"] * 8
+    assert all(json.loads(c.message.content or "").keys() == {"ok"} for c in reply.choices)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_could_never_be_read_is_refused(client: openai.OpenAI, stream: bool) -> None:
+    for function, words in (
+        ({"name": "f", "parameters": {"type": "string"}}, "parameters of the tool 'f'"),
+        ({"name": "<|im_end|>"}, "Name it otherwise"),
+    ):
+        tools: Any = [{"type": "function", "function": function}]
+        with pytest.raises(openai.BadRequestError, match=words):
+            client.chat.completions.create(
+                model=MODEL, messages=[USER], tools=tools, tool_choice="required", stream=stream
+            )
 
 
 def test_a_client_that_leaves_while_its_grammar_is_compiled(client: openai.OpenAI, system: System) -> None:

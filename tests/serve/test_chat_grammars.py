@@ -10,6 +10,7 @@ import llguidance
 import pytest
 from tests.serve.conftest import TOOLS
 
+from openclaw_rl.errors import RequestError
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.serve.ask import Forced
 from openclaw_rl.serve.grammars import grammar
@@ -66,6 +67,50 @@ def test_any_of_some_calls_or_an_answer(renderers: Renderers) -> None:
     assert accepts(renderer, text, renderer.tokens.encode('{"age": 7}').tolist())
     assert accepts(renderer, text, renderer.tokens.encode('{\n  "age": 7\n}').tolist())
     assert not accepts(renderer, text, renderer.tokens.encode('{"age": 7, "more": 1}').tolist())
+
+
+def test_white_space_is_what_is_usual(renderers: Renderers) -> None:
+    renderer = renderers("chatml")
+    text = grammar(Forced(schema={"type": "object"}), (), renderer, thinking=False)
+    value = {"a": [1, 2, {"b": "c"}], "d": {}}
+    compact = json.dumps(value, separators=(",", ":"))
+    for usual in (compact, *(json.dumps(value, indent=n) for n in (None, 0, 2, 4)), '{ "a": [ 1, 2 ] }'):
+        assert accepts(renderer, text, renderer.tokens.encode(usual).tolist()), usual
+    for odd in ('{"a":  1}', '{"a":\n\n1}', '{"a":\t1}', "{\n" + " " * 17 + '"a":1}', ' {"a":1}', '{"a":1}\n'):
+        assert not accepts(renderer, text, renderer.tokens.encode(odd).tolist()), odd
+
+
+@pytest.mark.parametrize("parameters", [{"type": "array"}, {"type": ["string", "null"]}, {"type": 5}, [1], "x", True])
+def test_a_call_whose_arguments_are_no_object_is_refused(renderers: Renderers, parameters: Any) -> None:
+    tools = [{"type": "function", "function": {"name": "bad", "parameters": parameters}}]
+    with pytest.raises(RequestError, match=r"parameters of the tool 'bad' must be .* type object, got") as refused:
+        grammar(Forced(calls=("bad",)), tools, renderers("chatml"), thinking=False)
+    assert refused.value.param == "tool_choice"
+
+
+@pytest.mark.parametrize("parameters", [None, {}, {"type": ["null", "object"]}, {"anyOf": [{"type": "object"}, {}]}])
+def test_of_what_parameters_allow_objects_are_taken(renderers: Renderers, parameters: Any) -> None:
+    renderer = renderers("chatml")
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    text, form = grammar(Forced(calls=("f",)), tools, renderer, thinking=False), renderer.call_form("f")
+    assert form is not None
+    for arguments, fine in (("{}", True), ("null", False), ('"a"', False), ("[]", False)):
+        ids = renderer.tokens.encode(form.before + arguments + form.after).tolist()
+        assert accepts(renderer, text, ids) is fine, arguments
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_name_that_cannot_be_read_back_is_refused(renderers: Renderers, kind: str) -> None:
+    renderer = renderers(kind)
+    special = next(t.content for t in renderer.tokens.tokenizer.get_added_tokens_decoder().values() if t.special)
+    for name, fine in (("my-tool.v2", True), ("größe", True), (f"a{special}", False)):
+        tools = [{"type": "function", "function": {"name": name}}]
+        if fine:
+            assert grammar(Forced(calls=(name,)), tools, renderer, thinking=False)
+            continue
+        with pytest.raises(RequestError, match="Name it otherwise") as refused:
+            grammar(Forced(calls=(name,)), tools, renderer, thinking=False)
+        assert repr(name) in str(refused.value)
 
 
 @pytest.mark.parametrize("gap", ["", "\n", "\n\n"])

@@ -10,6 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.serve.conftest import KEY, TOOLS, USER, Site, Start
 
+from openclaw_rl.errors import RequestError
+from openclaw_rl.serve.dialects.fields import PICTURES, unseen
+
 BAD: list[tuple[str | None, dict[str, Any]]] = [
     ("messages", {"messages": []}),
     ("messages", {"messages": "hi"}),
@@ -165,6 +168,58 @@ def test_the_official_client_raises_its_own_errors(site: Site) -> None:
         site.client("sk-wrong").models.list()
 
 
+@pytest.mark.parametrize("arguments", ['{"a": "\\ud800"}', '{"a": NaN}', '{"a": 1e999}', '{"\\udfff": -Infinity}'])
+@pytest.mark.parametrize("kind", ["chatml", "thinking"])
+def test_arguments_that_no_prompt_can_hold_stay_text(start: Start, kind: str, arguments: str) -> None:
+    """Half a surrogate pair cannot be tokenised, and NaN is no JSON: templates see the words as they were sent."""
+    site = start(kind)
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    chat = [USER, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    item = {"type": "function_call", "call_id": "c", "name": "f", "arguments": arguments}
+    for path, body in ((CHAT, {"messages": chat}), ("/v1/responses", {"input": [USER, item, USER]})):
+        assert post(site, body, path) == (200, None)
+    prompt = site.renderer.tokens.tokenizer.decode(site.last().request.prompt_ids.tolist(), skip_special_tokens=False)
+    assert arguments.replace('"', '\\"').replace("\\u", "\\\\u") in prompt or arguments in prompt
+
+
+def test_text_that_no_tokenizer_takes_is_a_400(site: Site) -> None:
+    with pytest.raises(RequestError, match="half a surrogate pair") as refused:
+        site.renderer.template.render([{"role": "user", "content": "\ud800"}], [], generation=True)
+    assert refused.value.status == 400
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_image", "file", "input_audio"])
+def test_what_a_tool_shows_is_told_of_in_words(site: Site, kind: str) -> None:
+    """A person's own picture is refused; a tool's would end an agent's conversation for good."""
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    shown: list[Any] = ["a", {"type": "text", "text": "b"}, {"type": kind, kind: {"url": "x"}}]
+    result = {"role": "tool", "tool_call_id": "c", "content": shown}
+    assert post(site, {"messages": [USER, {"role": "assistant", "tool_calls": [call]}, result]})[0] == 200
+    told = site.last().request.messages[2]["content"]
+    assert told == [*shown[:2], {"type": "text", "text": unseen(kind)}]
+    status, error = post(site, {"messages": [{"role": "user", "content": shown}]})
+    assert status == 400
+    assert error["message"] == f"messages[0].content[2]: got {PICTURES[kind]}; this model reads text only."
+    status, error = post(site, {"messages": [result | {"content": [{"type": "x"}]}]})
+    assert (status, error["param"]) == (400, "messages[0].content[0]")
+
+
+@pytest.mark.parametrize(
+    ("path", "tool", "field"),
+    [
+        (CHAT, TOOLS[0], "tools[1].function.name"),
+        ("/v1/responses", {"type": "function", "name": "get_weather"}, "tools[1].name"),
+        ("/v1/messages", {"name": "get_weather", "input_schema": {}}, "tools[1].name"),
+    ],
+)
+def test_two_tools_of_one_name(site: Site, path: str, tool: dict[str, Any], field: str) -> None:
+    body = {"messages": [USER], "input": "hi", "max_tokens": 9}
+    status, error = post(site, body | {"tools": [tool, tool]}, path)
+    assert status == 400
+    assert error["message"] == f"{field}: there are two tools with the name 'get_weather'."
+    assert post(site, body | {"tools": [tool]}, path)[0] == 200
+
+
 def test_what_a_template_refuses_is_a_400(start: Start) -> None:
     site = start("llama")
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -177,7 +232,8 @@ def test_what_a_template_refuses_is_a_400(start: Start) -> None:
 def test_routes_that_are_not_there(site: Site) -> None:
     status, error = post(site, {}, "/v1/completions")
     assert status == 404
-    assert "/v1/chat/completions" in error["message"]
+    routes = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "count_tokens", "input_tokens", "/v1/feedback")
+    assert all(route in error["message"] for route in (*routes, "/v1/models", "/readyz", "/metrics"))
     answer = site.http.get(CHAT)
     assert answer.status_code == 405
     assert answer.headers["Allow"] == "POST"
@@ -214,6 +270,9 @@ def test_keys(site: Site) -> None:
         ({"Authorization": "Basic " + KEY}, 401),
         ({"Authorization": "bearer " + KEY}, 200),
         ({"x-api-key": KEY}, 200),
+        ({"Authorization": "Bearer wrong", "x-api-key": KEY}, 200),
+        ({"Authorization": "Bearer " + KEY, "x-api-key": "wrong"}, 200),
+        ({"Authorization": "Bearer wrong", "x-api-key": "wrong"}, 401),
     ):
         assert site.http.post(CHAT, {"messages": [USER]}, headers).status_code == status, headers
     assert site.http.get("/healthz", {}).status_code == site.http.get("/readyz", {}).status_code == 200

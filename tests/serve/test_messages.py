@@ -284,6 +284,12 @@ def test_a_model_that_is_not_here(site: Site, client: Client) -> None:
     assert (error.value.type, error.value.error_code) == ("not_found_error", "model_not_found")
 
 
+def test_a_version_that_is_not_here(site: Site, client: Client) -> None:
+    with pytest.raises(anthropic.NotFoundError, match=r"version 7 does not exist; the newest is 0\.'") as error:
+        ask(client(site), model="openclaw@7")
+    assert (error.value.type, error.value.error_code) == ("not_found_error", "version_not_found")
+
+
 @pytest.mark.parametrize(
     ("more", "words"),
     [

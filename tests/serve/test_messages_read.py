@@ -12,7 +12,7 @@ from tests.collect.world import KEY, TRANSIENT
 
 from openclaw_rl import canon
 from openclaw_rl.errors import RequestError
-from openclaw_rl.serve.ask import Ask
+from openclaw_rl.serve.ask import MAX_ID, Ask
 from openclaw_rl.serve.dialects.chat import ChatDialect
 from openclaw_rl.serve.dialects.messages import MessagesDialect
 from openclaw_rl.serve.dialects.messages_read import read_user
@@ -125,6 +125,22 @@ def test_who_asks(user_id: str, user: str, session: str) -> None:
     assert read_user(user_id) == (user, session)
     ask = decode([USER], metadata={"user_id": user_id})
     assert (ask.user, ask.session) == (user, session or None)
+
+
+def test_a_name_that_is_too_long_to_be_claude_codes_is_not_taken_apart() -> None:
+    """The time that it would take is its length squared, and the loop waits."""
+    for name in ("user_" + "_account_" * 200_000, "user_" + "a" * 4 * MAX_ID + "_account_a_session_s"):
+        assert read_user(name) == (name, "")
+
+
+def test_neighbouring_messages_of_the_assistants_are_one() -> None:
+    """However many there are: 100 000 take no longer than their number."""
+    turn = [{"role": "assistant", "content": [text("word " * 10), {"type": "thinking", "thinking": "t"}]}] * 100_000
+    ask = decode([USER, *turn, USER, turn[0], USER])
+    assert [m["role"] for m in ask.messages] == ["user", "assistant", "user", "assistant", "user"]
+    assert len(ask.messages[1]["content"]) == 5_000_000
+    assert ask.messages[1]["reasoning_content"] == "t" * 100_000
+    assert ask.raw[1].count(b"+") == 99_999
 
 
 def test_a_session_in_a_header() -> None:

@@ -237,13 +237,37 @@ def test_typed_errors(site: Site) -> None:
     with pytest.raises(openai.BadRequestError, match="reads text only") as pictured:
         create(model=MODEL, input=[{"role": "user", "content": [{"type": "input_text", "text": "see"}, image]}])
     assert pictured.value.param == "input[0].content[1]"
-    with pytest.raises(openai.BadRequestError, match="reads text only"):
-        create(model=MODEL, input=[USER, {"type": "function_call_output", "call_id": "c", "output": [image]}])
     for field, value in (("background", True), ("conversation", "conv_1"), ("prompt", {"id": "p"}), ("input", [])):
         with pytest.raises(openai.BadRequestError) as caught:
             create(**({"model": MODEL, "input": "hi"} | {field: value}))
         assert caught.value.param == field
     assert site.count() == 0
+
+
+def test_store_false_is_told_as_it_is(site: Site) -> None:
+    told = post(site, store=False)
+    assert told.json()["store"] is True
+    assert "store: false" in told.headers["X-OpenClaw-Ignored"]
+    assert "X-OpenClaw-Ignored" not in post(site, store=True).headers
+    site.get(told.json()["id"])
+
+
+def test_how_long_a_prompt_is(site: Site) -> None:
+    first = site.client().responses.create(model=MODEL, input="hi", instructions="Be brief.", tools=[FUNCTION])
+    counted = site.client().responses.input_tokens.count(
+        model=MODEL, input="hi", instructions="Be brief.", tools=[FUNCTION]
+    )
+    assert first.usage is not None
+    assert counted.object == "response.input_tokens"
+    assert counted.input_tokens == first.usage.input_tokens
+    on = site.client().responses.create(model=MODEL, input="more", previous_response_id=first.id)
+    counted = site.client().responses.input_tokens.count(model=MODEL, input="more", previous_response_id=first.id)
+    assert on.usage is not None
+    assert counted.input_tokens == on.usage.input_tokens
+    assert site.count() == 2
+    refused = site.http.post("/v1/responses/compact", {"model": MODEL, "input": "hi"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (404, "not_found")
+    assert "summary" in refused.json()["error"]["message"]
 
 
 def test_who_asks(site: Site) -> None:

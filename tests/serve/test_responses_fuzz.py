@@ -9,7 +9,7 @@ from urllib.parse import quote
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.serve.conftest import Answer, Site
-from tests.serve.responses_wire import FUNCTION, events_of, whole
+from tests.serve.responses_wire import FUNCTION, events_of, stored, whole
 from tests.serve.test_responses_input import bodies, json_values
 
 wired = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -57,7 +57,7 @@ def test_what_is_asked_rightly_is_answered(site: Site, body: dict[str, Any]) -> 
     site.script.say(f"I look.\n{json.dumps(body['input'])}")
     answer = checked(site.http.post("/v1/responses", {"model": "openclaw", "stream": True} | body))
     response = whole(events_of(answer)[-1]["response"])
-    again = whole(checked(site.http.get(f"/v1/responses/{response.id}")).json())
+    again = stored(checked(site.http.get(f"/v1/responses/{response.id}")).json())
     assert again.output_text == response.output_text
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from openclaw_rl import canon
 from openclaw_rl.errors import RequestError
 from openclaw_rl.serve.ask import TokenInfo
+from openclaw_rl.serve.dialects.fields import unseen
 from openclaw_rl.serve.dialects.responses import ResponsesDialect
 from openclaw_rl.serve.dialects.responses_input import read_input, sealed, unsealed
 from openclaw_rl.serve.dialects.responses_output import ItemIds, Tokens, items_of
@@ -106,9 +107,25 @@ def test_every_kind_of_message() -> None:
 
 
 def test_items_of_tools_that_are_not_here_are_passed_over() -> None:
-    found, ignored = read_input([USER, {"type": "web_search_call", "id": "ws_1", "status": "completed"}, USER])
+    found, ignored, _ = read_input([USER, {"type": "web_search_call", "id": "ws_1", "status": "completed"}, USER])
     assert len(found) == 2
     assert ignored == ["input: web_search_call"]
+
+
+def test_what_a_tool_shows_is_told_of_in_words() -> None:
+    shown = [{"type": "input_text", "text": "a: "}, {"type": "input_image", "image_url": "x"}, {"type": "input_file"}]
+    (result,) = messages({"type": "function_call_output", "call_id": "c", "output": shown})
+    assert result["content"] == f"a: {unseen('input_image')}{unseen('input_file')}"
+    with pytest.raises(RequestError, match="got an image; this model reads text only"):
+        read_input([{"role": "user", "content": shown}])
+
+
+def test_the_parts_of_a_turn_are_joined_once() -> None:
+    """However many there are: 100 000 take no longer than their number."""
+    said = {"role": "assistant", "content": "word " * 10}
+    thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "t"}]}
+    (turn,) = messages(*[said, thought] * 100_000)
+    assert (len(turn["content"]), turn["reasoning_content"]) == (5_000_000, "t" * 100_000)
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,15 @@ from typing import Any
 import openai
 import pytest
 from tests.serve.conftest import OTHER_KEY, USER, Site, Start, wait_for
-from tests.serve.responses_wire import FUNCTION, call, whole
+from tests.serve.responses_wire import FUNCTION, call, stored
 from tests.serve.test_bridge import goes_on, odd
 
 from openclaw_rl.collect.link import EXACT, link
+from openclaw_rl.collect.loop import Collector
 from openclaw_rl.collect.side import Sides
-from openclaw_rl.store import exchanges
+from openclaw_rl.store import exchanges, turns
 from openclaw_rl.store.past import StoredPast
-from openclaw_rl.types import Capture, Exchange
+from openclaw_rl.types import Capture, Exchange, TurnState
 
 MODEL = "openclaw"
 
@@ -54,12 +55,72 @@ def test_turn_after_turn_by_id(start: Start, kind: str) -> None:
     assert roles == ["system"] + ["user", "assistant"] * 3 + ["user"]
 
 
+def test_no_key_of_a_clients_own_stands_for_a_mark_of_ours(site: Site) -> None:
+    """`reference` and `instructions` in messages: they are not replaced, left out or moved."""
+    client = site.client()
+    own = client.chat.completions.create(model=MODEL, messages=[USER]).id
+    marked: Any = {"role": "user", "content": "my real words", "reference": own, "instructions": True}
+    for first in (marked, marked | {"role": "system"}):
+        chat = client.chat.completions.create(model=MODEL, messages=[first, USER]).id
+        assert site.get(chat).request.messages[0]["content"] == "my real words"
+        assert client.responses.retrieve(chat).instructions is None
+        assert len(list(client.responses.input_items.list(chat))) == 2
+        on, exchange = say(site, "more", previous_response_id=chat)
+        words = ["my real words", "hi", "Hello there."]
+        assert [m["content"] for m in exchange.request.messages] == [*words, "more"]
+        _, exchange = say(site, "even more", previous_response_id=on.id)
+        assert [m["content"] for m in exchange.request.messages] == [*words, "more", "Hello there.", "even more"]
+        assert client.responses.retrieve(on.id).instructions is None
+    _, exchange = say(site, [USER | {"reference": own, "instructions": True}, {"role": "user", "content": "b"}])
+    assert [dict(m) for m in exchange.request.messages] == [USER, {"role": "user", "content": "b"}]
+    body = {"model": MODEL, "max_tokens": 9, "messages": [marked, USER]}
+    message = site.http.post("/v1/messages", body).json()
+    assert [m["content"] for m in site.get(message["id"]).request.messages] == ["my real words", "hi"]
+
+
+def test_a_reference_behind_instructions(site: Site) -> None:
+    first, _ = say(site, "hi")
+    reference = {"type": "item_reference", "id": first.output[0].id}
+    _, exchange = say(site, [USER, reference, {"role": "user", "content": "b"}], instructions="Be brief.")
+    assert [m["content"] for m in exchange.request.messages] == ["Be brief.", "hi", "Hello there.", "b"]
+
+
+def test_feedback_takes_the_id_of_an_item(site: Site) -> None:
+    first, _ = say(site, "hi")
+    for name in (first.id, first.output[0].id):
+        answer = site.http.post("/v1/feedback", {"id": name, "score": 1})
+        assert (answer.status_code, answer.json()["target"]) == (200, first.id)
+
+
 def test_instructions_are_not_carried_over(site: Site) -> None:
     first, _ = say(site, "one", instructions="Be brief.")
     second, exchange = say(site, "two", instructions="Be long.", previous_response_id=first.id)
     assert [m["content"] for m in exchange.request.messages] == ["Be long.", "one", "Hello there.", "two"]
     _, exchange = say(site, "three", previous_response_id=second.id)
     assert exchange.request.messages[0]["content"] == "one"
+
+
+def test_what_goes_on_by_id_is_linked_without_its_instructions(site: Site) -> None:
+    """As clients do it: instructions once, then nothing but the id; so the history is another one."""
+    odd(site, "OK.")
+    first, _ = say(site, "Book a table.", instructions="Be brief.")
+    second, two = say(site, "No, for Friday.", previous_response_id=first.id)
+    third, _ = say(site, "Thanks.", previous_response_id=second.id)
+    assert two.request.previous == first.id
+    collector = Collector(site.store, site.config.collect)
+    while collector.step():
+        pass
+    with site.store.read() as conn:
+        found = [turns.get(conn, r.id) for r in (first, second, third)]
+        reaction = turns.reaction(conn, first.id)
+    assert [(t.parent, t.session, t.unlinked) for t in found if t] == [
+        (None, first.id, None),
+        (first.id, first.id, None),
+        (second.id, first.id, None),
+    ]
+    assert [t.state for t in found if t] == [TurnState.CLOSED, TurnState.CLOSED, TurnState.SERVED]
+    assert reaction is not None
+    assert [m["content"] for m in reaction.messages] == ["No, for Friday."]
 
 
 @pytest.mark.parametrize("how", ["id", "items", "references"])
@@ -138,16 +199,18 @@ def test_a_stored_reply_can_be_had_again(start: Start) -> None:
     first, _ = say(site, "hi", instructions="Be kind.", tools=[FUNCTION, custom], max_output_tokens=100)
     client = site.client()
     again = client.responses.retrieve(first.id)
-    whole(again.model_dump(mode="json"))
+    stored(again.model_dump(mode="json"))
     assert again.output == first.output
     assert (again.instructions, again.status, again.model) == ("Be kind.", "completed", MODEL)
     assert [t.type for t in again.tools] == ["function", "custom"]
     assert again.usage is not None
     assert first.usage is not None
     assert again.usage.total_tokens == first.usage.total_tokens
+    assert again.previous_response_id is None
     results = [{"type": "function_call_output", "call_id": i.call_id, "output": "r"} for i in first.output[2:]]
     site.script.say("Hm.</think>Done.")
     second, _ = say(site, results, previous_response_id=first.id)
+    assert client.responses.retrieve(second.id).previous_response_id == first.id
     items = list(client.responses.input_items.list(second.id, order="asc", limit=2))
     kinds = ["message", "reasoning", "message", "function_call", "function_call", *["function_call_output"] * 2]
     assert [i.type for i in items] == kinds
@@ -187,7 +250,7 @@ def test_a_reply_that_failed_is_told_as_failed(start: Start) -> None:
         list(stream)
     wait_for(lambda: site.get(name).reply, lambda r: r is not None)
     found = site.client().responses.retrieve(name)
-    whole(found.model_dump(mode="json"))
+    stored(found.model_dump(mode="json"))
     assert found.status == "failed"
     assert found.error is not None
     assert "went away" in found.error.message

@@ -9,6 +9,7 @@ from tests.store.world import equal, reply, request, serve
 from openclaw_rl.store import arrays, events, exchanges, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.degenerate import degenerate, looping
+from openclaw_rl.store.past import StoredPast
 from openclaw_rl.types import (
     Capture,
     ExchangeStatus,
@@ -29,7 +30,7 @@ def feedback(target: str, **changes: object) -> Feedback:
 
 
 def test_everything_comes_back(store: Store) -> None:
-    asked = request("a", user="ann", session="s", kind=Kind.MAIN, session_done=True, dialect="responses")
+    asked = request("a", user="ann", session="s", kind=Kind.MAIN, session_done=True, dialect="responses", previous="z")
     odd = request(
         "b",
         messages=[{"role": "user", "content": "half \ud800, é", "extra": [1, None]}],
@@ -217,3 +218,15 @@ def test_packed_arrays_are_little_endian_whatever_came_in() -> None:
     assert arrays.unpack_ids(b"\x01\x00\x00\x00").tolist() == [1]
     with pytest.raises(ValueError, match="multiple of 4 bytes, got 3"):
         arrays.unpack_ids(b"abc")
+
+
+def test_one_exchange_is_found_by_its_id_in_its_scope(store: Store) -> None:
+    with store.write() as conn:
+        exchanges.admit(conn, [request("a", previous="before"), request("b", scope="another")])
+    with store.read() as conn:
+        past = StoredPast(conn)
+        found = past.by_id("key", "a")
+        assert found is not None
+        assert (found.id, found.previous) == ("a", "before")
+        assert past.by_id("key", "b") is None
+        assert past.by_id("key", "c") is None

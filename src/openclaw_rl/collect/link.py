@@ -1,8 +1,9 @@
 """Which earlier turns does a new request answer? Pure: hashes in, decisions out (decision 6 of the design).
 
-A turn is found again by our own reply standing in a later history: first by the exact chain (the same history up to and
-including the reply), else by a distinctive reply that only one exchange ever gave. A wrong link is a wrong gradient, a
-missing one is only a lost sample: whatever is not clear stays unlinked, with its reason.
+A turn is found again by our own reply standing in a later history: the one that the client itself named, else by the
+exact chain (the same history up to and including the reply), else by a distinctive reply that only one exchange ever
+gave. A wrong link is a wrong gradient, a missing one is only a lost sample: whatever is not clear stays unlinked, with
+its reason.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ class Index(Protocol):
     def by_own(self, scope: str, owns: Collection[bytes]) -> Sequence[Past]: ...
 
     def by_context(self, scope: str, chain: bytes) -> Sequence[Past]: ...
+
+    def by_id(self, scope: str, id: str) -> Past | None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +90,7 @@ def link(request: Request, seq: int, index: Index, sides: Sides) -> Link:
     relation, relation_of = _relation(request, seq, index, parent)
     answers = () if kind is Kind.SIDE else _answers(request, seq, found, reactions, index)
     return Link(
-        session=request.session or (parent.session if parent else request.id),
+        session=request.session or _session(request, parent, index),
         kind=kind,
         why_side=why_side,
         parent=parent.id if parent else None,
@@ -104,6 +107,37 @@ def compatible(request: Request, past: Past) -> bool:
     return all(not a or not b or a == b for a, b in pairs)
 
 
+def _delivered(request: Request, past: Past) -> bool:
+    """Its reply may stand in the history of the request."""
+    return past.finished_at is not None and past.finished_at <= request.admitted_at and compatible(request, past)
+
+
+def _session(request: Request, parent: Past | None, index: Index) -> str:
+    """Of several replies to one call (`n`) that begin a conversation, the first one's; its id is the others' stem."""
+    if parent is not None:
+        return parent.session
+    stem, _, number = request.id.rpartition(".")
+    first = index.by_id(request.scope, stem) if number.isdecimal() else None
+    together = first is not None and first.admitted_at == request.admitted_at
+    return first.session if first is not None and together else request.id
+
+
+def _named(request: Request, index: Index) -> Mapping[bytes, Past]:
+    """By the chain of its mark: each reply that the client named (`previous_response_id`), here or on the way here.
+
+    The named conversation was put before what is new, so instructions that were left out change no more than the chain.
+    """
+    out: dict[bytes, Past] = {}
+    past = index.by_id(request.scope, request.previous) if request.previous else None
+    for mark in reversed([m for m in request.marks if m.role == "assistant"]):
+        if past is None:
+            break
+        if past.reply_own == mark.own and _delivered(request, past):
+            out[mark.chain] = past
+            past = index.by_id(request.scope, past.previous) if past.previous else None
+    return out
+
+
 class _Candidates:
     """The earlier exchanges that may have given the assistant messages of one request."""
 
@@ -111,14 +145,14 @@ class _Candidates:
         self._request = request
         owns = {m.own for m in marks if m.distinctive}
         self._by_chain = self._group(index.by_chain(request.scope, {m.chain for m in marks}), "reply_chain")
+        self._by_chain |= {chain: [past] for chain, past in _named(request, index).items()}
         self._by_own = self._group(index.by_own(request.scope, owns), "reply_own")
         self._times = Counter(m.own for m in marks)
 
-    def _group(self, pasts: Sequence[Past], key: str) -> Mapping[bytes, list[Past]]:
+    def _group(self, pasts: Sequence[Past], key: str) -> dict[bytes, list[Past]]:
         out: dict[bytes, list[Past]] = {}
         for past in pasts:
-            delivered = past.finished_at is not None and past.finished_at <= self._request.admitted_at
-            if delivered and compatible(self._request, past):
+            if _delivered(self._request, past):
                 out.setdefault(getattr(past, key), []).append(past)
         return out
 

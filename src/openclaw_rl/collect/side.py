@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from openclaw_rl.canon import text_of
+from openclaw_rl.patterns import Pattern
 from openclaw_rl.types import Kind, Message, Request
 
 LONGEST_TASK = 1000
@@ -20,8 +21,8 @@ class Sides:
     """The patterns of `collect.side_patterns` and `collect.interlude_patterns`, compiled."""
 
     def __init__(self, patterns: Sequence[str], interludes: Sequence[str] = ()) -> None:
-        self._patterns = [re.compile(p) for p in patterns]
-        self._interludes = [re.compile(p) for p in interludes]
+        self._patterns = [Pattern(p) for p in patterns]
+        self._interludes = [Pattern(p) for p in interludes]
 
     def certain(self, message: Message) -> bool:
         """The whole message is the client's own prompt: nobody has typed it."""

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 import jinja2
+import msgspec
 from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
@@ -141,7 +142,7 @@ class ChatTemplate:
         if variables:
             self.check(variables)
         try:
-            return (template or self._compiled["default"]).render(
+            text = (template or self._compiled["default"]).render(
                 {
                     **variables,
                     "messages": list(messages),
@@ -155,6 +156,19 @@ class ChatTemplate:
             raise RequestError(
                 f"the model's chat template refuses this conversation: {error}", param="messages"
             ) from error
+        return _encodable(text)
+
+
+def _encodable(text: str) -> str:
+    """Raises `RequestError` for what no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"the conversation holds half a surrogate pair ({text[error.start]!r}). Leave it out.",
+            param="messages",
+        ) from None
+    return text
 
 
 def for_template(message: Message) -> dict[str, Any]:
@@ -183,8 +197,8 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
-            parsed = json.loads(arguments)
-        except ValueError:
+            parsed = msgspec.json.decode(arguments)
+        except ValueError:  # half a surrogate pair and NaN, too: these stand in no prompt
             parsed = None
         arguments = parsed if isinstance(parsed, dict) else arguments
     return {**call, "function": {**function, "arguments": arguments}}

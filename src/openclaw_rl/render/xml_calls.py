@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from openclaw_rl.render.calls import CALL, END_CALL, CallReader, Found, make_call
 from openclaw_rl.render.parse import ToolCall
 
@@ -84,16 +86,12 @@ def typed(text: str, schema: Any) -> Any:
     """The value that `text` stands for under a JSON schema; the text itself where it is a string, or unknown."""
     allowed = _allowed(schema)
     try:
-        value = _PYTHON[text] if text in _PYTHON else json.loads(text, parse_constant=_refuse)
+        value = _PYTHON[text] if text in _PYTHON else msgspec.json.decode(text)
     except (ValueError, RecursionError):
         return text
     kinds = allowed or frozenset({"object", "array"})
     fits = any(type(value) in _TYPES[k] for k in kinds if k in _TYPES)
     return value if fits else text
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
 
 
 def _allowed(schema: Any, depth: int = 0) -> frozenset[str]:

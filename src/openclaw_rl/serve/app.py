@@ -54,10 +54,12 @@ def make_app(
     app[_GATEWAY] = gateway
     for path in routes.replies.dialects:
         app.router.add_post(path, routes.replies.reply)
+    for path in routes.replies.counts:
+        app.router.add_post(path, routes.count_tokens)
+    app.router.add_post("/v1/responses/compact", routes.stored.compact)
     app.router.add_get("/v1/responses/{id}", routes.stored.get)
     app.router.add_delete("/v1/responses/{id}", routes.stored.delete)
     app.router.add_get("/v1/responses/{id}/input_items", routes.stored.items)
-    app.router.add_post("/v1/messages/count_tokens", routes.count_tokens)
     app.router.add_post("/v1/feedback", routes.feedback)
     app.router.add_get("/v1/models", routes.models)
     app.router.add_get("/v1/models/{name}", routes.model)

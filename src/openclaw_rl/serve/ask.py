@@ -53,8 +53,15 @@ class Ask:
     forced: Forced | None = None
     parallel_calls: bool = True  # False: the reply ends after its first tool call
     previous: str | None = None  # the reply that this request goes on from; `messages` are only what is new
+    references: Mapping[int, str] = field(default_factory=dict)  # a message's index -> id of the stored reply it is
+    instructions: bool = False  # the first message is this request's alone: a request that goes on leaves it out
     extra: Any = None  # the dialect's own: what it must remember of the request to write the answer
     ignored: tuple[str, ...] = ()  # what was asked and has no meaning here, in words: told in a header
+
+
+def choice_id(id: str, number: int) -> str:
+    """The id of the exchange of choice `number`, in an answer with the id `id`."""
+    return f"{id}.{number}" if number else id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,21 +30,28 @@ class Keys:
         self._known = [(k.encode("utf-8", "surrogateescape"), scope_of(k)) for k in keys]
 
     def scope(self, headers: Mapping[str, str]) -> str:
-        """The scope of the key in `Authorization: Bearer` or `x-api-key`. Raises `RequestError` (401)."""
+        """The scope of the key in `Authorization: Bearer`, else of that in `x-api-key`: clients send both, and often
+        only one of them is meant for this gateway. Raises `RequestError` (401).
+        """
         sent = headers.get("Authorization", "")
-        key = sent[7:].strip() if sent[:7].lower() == "bearer " else headers.get("x-api-key", "")
-        raw, found = key.encode("utf-8", "surrogateescape"), None
-        for known, scope in self._known:
-            if hmac.compare_digest(known, raw):
-                found = scope
+        bearer = sent[7:].strip() if sent[:7].lower() == "bearer " else ""
+        keys = [key for key in (bearer, headers.get("x-api-key", "")) if key]
+        found = next((scope for key in keys if (scope := self._scope_of(key)) is not None), None)
         if found is None:
-            what = "this API key is not known" if key else "no API key was sent"
+            what = "this API key is not known" if keys else "no API key was sent"
             raise RequestError(
                 f"{what}. Send `Authorization: Bearer <key>` (or `x-api-key: <key>`); the key is in the gateway's file "
                 "<home>/api_key.",
                 code="invalid_api_key",
                 status=401,
             )
+        return found
+
+    def _scope_of(self, key: str) -> str | None:
+        raw, found = key.encode("utf-8", "surrogateescape"), None
+        for known, scope in self._known:
+            if hmac.compare_digest(known, raw):
+                found = scope
         return found
 
 

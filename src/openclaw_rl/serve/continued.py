@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from openclaw_rl.errors import RequestError
 from openclaw_rl.serve.ask import Ask
-from openclaw_rl.serve.dialects.responses_input import INSTRUCTIONS, REFERENCE
+from openclaw_rl.serve.dialects.responses_input import INSTRUCTIONS, has_instructions
 from openclaw_rl.store import exchanges
 from openclaw_rl.store.codec import to_json
 from openclaw_rl.store.db import Store
@@ -22,7 +22,7 @@ async def continued(ask: Ask, scope: str, store: Store) -> Ask:
 
     Raises `RequestError` for a reply that is unknown under this key, is not complete, or was stored without its words.
     """
-    named = {str(m[REFERENCE]): "input" for m in ask.messages if REFERENCE in m}
+    named = dict.fromkeys(ask.references.values(), "input")
     if ask.previous is not None:
         named[ask.previous] = _PREVIOUS
     if not named:
@@ -30,12 +30,12 @@ async def continued(ask: Ask, scope: str, store: Store) -> Ask:
     found = await asyncio.to_thread(_load, store, list(named))
     for name, param in named.items():
         _check(found.get(name), name, param, scope)
-    new = [_resolved(m, found) for m in ask.messages]
+    new = [_reply(found[ask.references[n]]) if n in ask.references else m for n, m in enumerate(ask.messages)]
     before = [] if ask.previous is None else _conversation(found[ask.previous])
-    own = [m for m in new if INSTRUCTIONS in m]
-    messages = [*own, *before, *(m for m in new if INSTRUCTIONS not in m)]
+    own = 1 if ask.instructions else 0
+    messages = [*new[:own], *before, *new[own:]]
     raw = [to_json(m) for m in messages]
-    return replace(ask, messages=messages, raw=raw, size=ask.size + sum(map(len, raw)))
+    return replace(ask, messages=messages, references={}, raw=raw, size=ask.size + sum(map(len, raw)))
 
 
 def _load(store: Store, ids: Sequence[str]) -> Mapping[str, Exchange]:
@@ -62,13 +62,12 @@ def _check(found: Exchange | None, name: str, param: str, scope: str) -> None:
 
 
 def _conversation(exchange: Exchange) -> Iterable[Message]:
+    """What is carried over. A key of a client's own message must not pass for our mark in the next request."""
+    said = exchange.request.messages[1:] if has_instructions(exchange.request) else exchange.request.messages
+    unmarked = ({k: v for k, v in m.items() if k != INSTRUCTIONS} if INSTRUCTIONS in m else m for m in said)
+    return [*unmarked, _reply(exchange)]
+
+
+def _reply(exchange: Exchange) -> Message:
     assert exchange.reply is not None, "checked"
-    return [*(m for m in exchange.request.messages if INSTRUCTIONS not in m), exchange.reply.message]
-
-
-def _resolved(message: Message, found: Mapping[str, Exchange]) -> Message:
-    if REFERENCE not in message:
-        return message
-    reply = found[str(message[REFERENCE])].reply
-    assert reply is not None, "checked"
-    return reply.message
+    return exchange.reply.message

@@ -16,7 +16,7 @@ from openclaw_rl.errors import ConfigError, RequestError
 from openclaw_rl.observe import Metrics
 from openclaw_rl.protocols import Engine
 from openclaw_rl.render.renderer import Rendered, Renderer
-from openclaw_rl.serve.ask import COLDEST, Ask, Forced, Opening
+from openclaw_rl.serve.ask import COLDEST, Ask, Forced, Opening, choice_id
 from openclaw_rl.serve.continued import continued
 from openclaw_rl.serve.grammars import grammar, no_grammar
 from openclaw_rl.serve.prompts import Prompts, Recall
@@ -98,6 +98,7 @@ class Gateway:
             messages=ask.messages,
             tools=ask.tools,
             template=ask.template,
+            previous=ask.previous,
             marks=prompt.history.marks,
             sampling=sampling,
             prompt_ids=prompt.rendered.prompt_ids,
@@ -118,6 +119,7 @@ class Gateway:
 
     async def count(self, ask: Ask, scope: str) -> int:
         """How many tokens the prompt has that `begin` would render. Raises `RequestError`."""
+        ask = await continued(ask, scope, self.store)
         version, _ = await self._version(ask.model)
         try:
             return len((await self.prompts.prompt(ask, scope)).rendered.prompt_ids)
@@ -191,7 +193,7 @@ def _another(request: Request, number: int) -> Request:
     sampling = request.sampling
     if sampling.seed is not None:
         sampling = replace(sampling, seed=(sampling.seed + number + 2**63) % 2**64 - 2**63)
-    return replace(request, id=f"{request.id}.{number}", sampling=sampling)
+    return replace(request, id=choice_id(request.id, number), sampling=sampling)
 
 
 def check_override(given: Mapping[str, float]) -> dict[str, Any]:

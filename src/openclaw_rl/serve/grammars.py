@@ -9,15 +9,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from openclaw_rl.errors import RequestError
+from openclaw_rl.render.families import CallForm
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.serve.ask import Forced
 
 MAX_BYTES = 128 * 1024  # of a grammar's text: above it, llguidance may give up in the middle of a reply
-# Bounded white space: without a bound, a small model fills its reply with it. Room enough for indented JSON.
-_LAYOUT = {"whitespace_pattern": r"[ \n\t]{0,32}"}
+# What well-trained models write between two words of JSON, indented or not: a small one fills its reply with the rest.
+_LAYOUT = {"whitespace_pattern": r"( |\n[ ]{0,16})?"}
 _COMPOSED = frozenset({"anyOf", "oneOf", "not", "if", "$ref", "patternProperties", "unevaluatedProperties"})
 _BY_NAME = frozenset({"properties", "$defs", "definitions"})
 _VALUES = frozenset({"enum", "const", "default", "examples"})
@@ -30,6 +32,7 @@ def no_grammar(why: str, forced: Forced) -> RequestError:
     return RequestError(
         f"{forced.param}: {why}. Simplify the schema, or leave it out and ask for the format in the prompt.",
         param=forced.param,
+        code="invalid_grammar",
     )
 
 
@@ -68,11 +71,35 @@ def _call(name: str, forced: Forced, tools: Tools, renderer: Renderer, known: Ma
             + instead,
             param=forced.param,
         )
-    schema = tool.get("parameters") or {"type": "object", "properties": {}}
-    if isinstance(schema, dict) and "type" not in schema:
-        schema = {"type": "object", **schema}  # a call's arguments are an object, said or not
-    parts = [*_literal(form.before, known), _json(schema, forced), *_literal(form.after, known)]
+    if not _is_read_back(name, form, renderer):
+        raise RequestError(
+            f"{forced.param}: a call of the tool {name[:80]!r} could not be told from other text, because of what its "
+            "name holds (one of the model's special tokens, for example). Name it otherwise.",
+            param=forced.param,
+        )
+    parts = [*_literal(form.before, known), _json(_arguments(tool, forced), forced), *_literal(form.after, known)]
     return " ".join(parts)
+
+
+@lru_cache(4096)  # an agent sends the same tools in every turn
+def _is_read_back(name: str, form: CallForm, renderer: Renderer) -> bool:
+    reply = renderer.reply_text(thinking=False, tools=({"type": "function", "function": {"name": name}},))
+    reply.push([*renderer.tokens.encode(form.before + "{}" + form.after).tolist(), renderer.stop_token_ids[0]])
+    reply.finish()
+    return [call.name for call in reply.parser.calls] == [name] and not reply.parser.content
+
+
+def _arguments(tool: Mapping[str, Any], forced: Forced) -> Mapping[str, Any]:
+    """The tool's parameters; a call's arguments are an object, said or not, and nothing else that they allow."""
+    schema = tool.get("parameters") or {"properties": {}}
+    kind = schema.get("type", "object") if isinstance(schema, Mapping) else None
+    if kind == "object" or (isinstance(kind, list) and "object" in kind):
+        return {**schema, "type": "object"}
+    raise RequestError(
+        f"{forced.param}: the parameters of the tool {tool['name'][:80]!r} must be a JSON schema of type object, "
+        f"got {json.dumps(schema)[:80]}. A call's arguments are an object.",
+        param=forced.param,
+    )
 
 
 def _literal(text: str, known: Mapping[str, int]) -> Iterator[str]:

@@ -16,7 +16,7 @@ from openclaw_rl.serve.ask import Ask, Choice, End, ReplyFailed, checked_id
 from openclaw_rl.serve.auth import Keys
 from openclaw_rl.serve.choices import interleaved
 from openclaw_rl.serve.connection import first_line
-from openclaw_rl.serve.dialects.base import EVENT_STREAM, Dialect, Wire
+from openclaw_rl.serve.dialects.base import EVENT_STREAM, Counts, Dialect, Wire
 from openclaw_rl.serve.dialects.chat import ChatDialect
 from openclaw_rl.serve.dialects.fields import read_kind
 from openclaw_rl.serve.dialects.messages import MessagesDialect
@@ -36,11 +36,15 @@ class Replies:
     def __init__(self, gateway: Gateway, keys: Keys) -> None:
         self._gateway, self._keys = gateway, keys
         self._count = gateway.metrics.replies.labels
-        self._chat, self.messages = ChatDialect(), MessagesDialect()
+        self._chat, messages, responses = ChatDialect(), MessagesDialect(), ResponsesDialect()
         self.dialects: Mapping[str, Dialect] = {
             "/v1/chat/completions": self._chat,
-            "/v1/responses": ResponsesDialect(),
-            "/v1/messages": self.messages,
+            "/v1/responses": responses,
+            "/v1/messages": messages,
+        }
+        self.counts: Mapping[str, Counts] = {
+            "/v1/responses/input_tokens": responses,
+            "/v1/messages/count_tokens": messages,
         }
 
     def dialect(self, path: str) -> Dialect:

@@ -17,6 +17,7 @@ from openclaw_rl.errors import RequestError, StoreError
 from openclaw_rl.serve.ask import ReplyFailed
 from openclaw_rl.serve.auth import Keys
 from openclaw_rl.serve.dialects.fields import decode_json
+from openclaw_rl.serve.dialects.responses_input import owner_of
 from openclaw_rl.serve.gateway import Gateway
 from openclaw_rl.serve.replies import Replies, json_answer, read_body
 from openclaw_rl.serve.stored import StoredResponses
@@ -35,6 +36,11 @@ class _FeedbackBody(msgspec.Struct):
     correction: str | None = None
 
 
+_ROUTES = (
+    "POST /v1/chat/completions, /v1/responses, /v1/responses/input_tokens, /v1/messages, /v1/messages/count_tokens and "
+    "/v1/feedback; GET /v1/models, /v1/models/{name}, /v1/responses/{id}, /v1/responses/{id}/input_items, /healthz, "
+    "/readyz and /metrics"
+)
 _THUMBS = {None: None, "up": 1, "down": -1}
 _feedback_decoder = msgspec.json.Decoder(_FeedbackBody)
 _encode = msgspec.json.Encoder().encode
@@ -75,9 +81,7 @@ class Routes:
             answer.headers["Allow"] = allowed
             return answer
         words = {
-            404: f"there is no {request.path}; this is an OpenAI-compatible API: POST /v1/chat/completions, "
-            "POST /v1/responses, POST /v1/messages, "
-            "GET /v1/models, POST /v1/feedback.",
+            404: f"there is no {request.method} {request.path}; there are {_ROUTES}.",
             413: f"the body is larger than {self._gateway.config.serve.max_body_bytes} bytes (serve.max_body_bytes).",
         }
         return self._error(request, error.status, words.get(error.status, error.reason))
@@ -92,9 +96,10 @@ class Routes:
         return json_answer(dialect.error(status, message, param=param, code=code), status=status, headers=headers)
 
     async def count_tokens(self, request: web.Request) -> web.Response:
-        scope, messages = self._keys.scope(request.headers), self.replies.messages
-        ask = messages.decode_count(await read_body(request), request.headers)
-        return json_answer(messages.counted(await self._gateway.count(ask, scope)))
+        """How many tokens the prompt of a request has, in the dialect of its path."""
+        scope, dialect = self._keys.scope(request.headers), self.replies.counts[request.path]
+        ask = dialect.decode_count(await read_body(request), request.headers)
+        return json_answer(dialect.counted(await self._gateway.count(ask, scope)))
 
     async def feedback(self, request: web.Request) -> web.Response:
         scope = self._keys.scope(request.headers)
@@ -187,7 +192,7 @@ def _feedback(body: _FeedbackBody, scope: str) -> Feedback:
     return Feedback(
         id="fb-" + secrets.token_hex(12),
         scope=scope,
-        target=body.id,
+        target=owner_of(body.id) or body.id,  # of an item: of the response that gave it
         score=score,
         comment=body.comment or None,
         correction=body.correction or None,

@@ -52,6 +52,15 @@ class StoredResponses:
         self._keys.scope(request.headers)
         raise RequestError("stored replies are not deleted over the API; what was learned from one would remain.")
 
+    async def compact(self, request: web.Request) -> web.Response:
+        """There is none: its answer is for OpenAI's servers alone to read."""
+        self._keys.scope(request.headers)
+        raise RequestError(
+            "conversations are not compacted here; ask for a summary in a request of your own, and go on from that.",
+            code="not_found",
+            status=404,
+        )
+
     async def _find(self, request: web.Request) -> Exchange:
         scope, name = self._keys.scope(request.headers), request.match_info["id"]
         found = await asyncio.to_thread(_load, self._gateway.store, name)

@@ -76,7 +76,7 @@ class Versions:
                 raise RequestError(
                     f"version {version} {'was rejected' if found else 'does not exist'}; the newest is {self.head}.",
                     param="model",
-                    code="model_not_found",
+                    code="version_not_found",
                     status=404,
                 )
             self._known[version] = found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -38,6 +38,7 @@ _sampling = msgspec.json.Decoder(Sampling)
 _spans = msgspec.json.Decoder(tuple[Span, ...])
 _votes = msgspec.json.Decoder(tuple[Vote, ...])
 _strings = msgspec.json.Decoder(tuple[str, ...])
+_T = TypeVar("_T")
 
 
 def to_json(value: Any) -> bytes:
@@ -45,15 +46,22 @@ def to_json(value: Any) -> bytes:
     try:
         return _encoder.encode(value)
     except UnicodeEncodeError:
-        return json.dumps(value).encode()
+        return json.dumps(msgspec.to_builtins(value)).encode()
 
 
 def from_json(raw: bytes) -> Any:
     """The inverse of `to_json`."""
+    return _read(_anything, raw)
+
+
+def _read(decoder: msgspec.json.Decoder[_T], raw: bytes) -> _T:
+    """What `to_json` wrote, as the decoder's type; msgspec reads no escape of half a surrogate pair."""
     try:
-        return _anything.decode(raw)
+        return decoder.decode(raw)
+    except msgspec.ValidationError:
+        raise
     except msgspec.DecodeError:
-        return json.loads(raw)
+        return msgspec.convert(json.loads(raw), decoder.type)
 
 
 def request_of(row: Row[Any]) -> Request:
@@ -71,8 +79,9 @@ def request_of(row: Row[Any]) -> Request:
         messages=from_json(row.messages) if row.messages is not None else (),
         tools=from_json(row.tools) if row.tools is not None else (),
         template=from_json(row.template) if row.template is not None else {},
+        previous=row.previous,
         marks=canon.unpack(row.marks),
-        sampling=_sampling.decode(row.sampling),
+        sampling=_read(_sampling, row.sampling),
         prompt_ids=arrays.unpack_ids(row.prompt_ids or b""),
         version=row.version,
         identity=row.identity,
@@ -92,7 +101,7 @@ def reply_of(row: Row[Any]) -> Reply | None:
         response_ids=arrays.unpack_ids(row.response_ids or b""),
         logprobs=arrays.unpack_logprobs(row.logprobs or b""),
         mask=arrays.unpack_mask(row.mask or b""),
-        spans=() if redacted else _spans.decode(row.spans),
+        spans=() if redacted else _read(_spans, row.spans),
         finish_reason=FinishReason(row.finish_reason) if row.finish_reason else None,
         mark=canon.unpack(row.mark)[0] if row.mark else None,
         error=row.error,
@@ -150,8 +159,8 @@ def verdict_of(row: Row[Any]) -> Verdict:
         revision=row.revision,
         judge=row.judge,
         score=row.score,
-        votes=_votes.decode(row.votes),
-        hints=_strings.decode(row.hints),
+        votes=_read(_votes, row.votes),
+        hints=_read(_strings, row.hints),
         explicit=bool(row.explicit),
         reason=row.reason,
         at=row.at,

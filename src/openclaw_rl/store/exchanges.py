@@ -163,6 +163,7 @@ def _exchange_row(seq: int, r: Request) -> dict[str, Any]:
         "identity": r.identity,
         "admitted_at": r.admitted_at,
         "context_chain": r.marks[-1].chain if r.marks else None,
+        "previous": r.previous,
     }
 
 

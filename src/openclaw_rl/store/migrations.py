@@ -45,6 +45,12 @@ def template_variables(conn: sqlite3.Connection) -> None:
     conn.execute("ALTER TABLE bodies ADD COLUMN template BLOB")
 
 
+@migration(3)
+def named_exchange(conn: sqlite3.Connection) -> None:
+    """Which exchange a client said that it goes on from."""
+    conn.execute("ALTER TABLE exchanges ADD COLUMN previous TEXT")
+
+
 FIRST = """
 CREATE TABLE cursors (
     name TEXT NOT NULL,

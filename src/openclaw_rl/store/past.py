@@ -35,6 +35,7 @@ class Past:
     reply_chain: bytes | None  # 16 bytes
     state: TurnState
     cause: Cause | None = None  # why it was dropped
+    previous: str | None = None  # the exchange that its client said it goes on from
     signatures: frozenset[bytes] = frozenset()  # of every conversational reaction that it ever had
 
 
@@ -82,6 +83,11 @@ class StoredPast:
         found = self._pasts(self._conn.execute(_by_id, {"id": id}))
         return found[0] if found else None
 
+    def by_id(self, scope: str, id: str) -> Past | None:
+        """The exchange with this id, when it is in this scope."""
+        found = self.get(id)
+        return found if found is not None and found.scope == scope else None
+
     def _find(self, query: Select[Any], scope: str, values: Collection[bytes]) -> list[Past]:
         return self._pasts(self._conn.execute(query, {"of_scope": scope, "values": list(values)})) if values else []
 
@@ -114,5 +120,6 @@ def _past(row: Row[Any], signatures: frozenset[bytes]) -> Past:
         reply_chain=row.reply_chain,
         state=TurnState(row.state),
         cause=Cause(row.cause) if row.cause else None,
+        previous=row.previous,
         signatures=signatures,
     )

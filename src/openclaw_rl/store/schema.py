@@ -62,6 +62,7 @@ exchanges = Table(
     Column("context_chain", LargeBinary),  # of the request's last mark
     Column("reply_own", LargeBinary),
     Column("reply_chain", LargeBinary),
+    Column("previous", Text),  # id of the exchange that the client named, when it did
 )
 Index("exchanges_context", exchanges.c.scope, exchanges.c.context_chain)
 Index("exchanges_reply_chain", exchanges.c.scope, exchanges.c.reply_chain)

@@ -44,6 +44,18 @@ class Dialect(Protocol):
         ...
 
 
+class Counts(Protocol):
+    """A wire format that can be asked how long a prompt is."""
+
+    def decode_count(self, body: bytes, headers: Mapping[str, str]) -> Ask:
+        """Raises `RequestError` that names the field and says what was expected."""
+        ...
+
+    def counted(self, tokens: int) -> bytes:
+        """The body of the answer."""
+        ...
+
+
 def token_entry(info: TokenInfo) -> dict[str, Any]:
     """One token's log-probability, as OpenAI's formats write it."""
     return {

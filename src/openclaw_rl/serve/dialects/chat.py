@@ -9,14 +9,23 @@ import msgspec
 
 from openclaw_rl.render.parse import ToolCall
 from openclaw_rl.render.recent import Recent
-from openclaw_rl.serve.ask import Ask, Choice, End, Opening, Part, TokenInfo, Usage, checked_id
+from openclaw_rl.serve.ask import Ask, Choice, End, Opening, Part, TokenInfo, Usage, checked_id, choice_id
 from openclaw_rl.serve.dialects.base import token_entry
-from openclaw_rl.serve.dialects.fields import SamplingFields, bad, check_message, decode_json, read_kind, read_sampling
+from openclaw_rl.serve.dialects.fields import (
+    SamplingFields,
+    bad,
+    check_message,
+    check_name,
+    decode_json,
+    read_kind,
+    read_sampling,
+    read_top_logprobs,
+    told,
+)
 from openclaw_rl.serve.dialects.forced import read_forced, read_tool_choice
 from openclaw_rl.types import Sampling
 
 CACHE_BYTES = 16 * 2**20  # of messages whose decoded form is remembered
-MAX_TOP_LOGPROBS = 20
 MAX_CHOICES = 16
 _encode = msgspec.json.Encoder().encode
 
@@ -59,7 +68,8 @@ class ChatDialect:
     """Bytes to `Ask`, and a reply's parts to bytes.
 
     A temperature below 0.01 is taken as 0 (greedy) and stored so: such a reply never trains. Beside OpenAI's keys a
-    choice has `stop_reason`, the stop string that ended it, where one did.
+    choice has `id`, that of its exchange (streamed: with its finish), and `stop_reason`, the stop string that ended it,
+    where one did.
     """
 
     name = "chat"
@@ -88,9 +98,7 @@ class ChatDialect:
         tools, calls = read_tool_choice(b.tool_choice, given)
         if tools is not given:
             raw_tools = _encode(tools)  # what was worked out for the client's bytes was of them all
-        top = b.top_logprobs or 0
-        if not 0 <= top <= MAX_TOP_LOGPROBS:
-            raise bad("top_logprobs", f"top_logprobs: expected 0 to {MAX_TOP_LOGPROBS}, got {top}.")
+        top = read_top_logprobs(b.top_logprobs)
         if top and not b.logprobs:
             raise bad("top_logprobs", "top_logprobs needs logprobs: true.")
         return Ask(
@@ -116,17 +124,20 @@ class ChatDialect:
         )
 
     def _read_message(self, raw: bytes, index: int) -> dict[str, Any]:
-        message = decode_json(_message, raw, f"messages[{index}]")
+        message = told(decode_json(_message, raw, f"messages[{index}]"))
         check_message(message, f"messages[{index}]")
         self._messages.put(raw, message)
         return message
 
     def _read_tools(self, raw: bytes) -> Sequence[Mapping[str, Any]]:
         tools = (decode_json(_tool_list, raw, "tools") if raw else None) or ()
+        names: set[str] = set()
         for index, tool in enumerate(tools):
             function = tool.get("function")
             if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
                 raise bad(f"tools[{index}].function", f"tools[{index}].function: expected an object with a name.")
+            check_name(function["name"], names, f"tools[{index}].function")
+            names.add(function["name"])
         self._tools.put(raw, tools)
         return tools
 
@@ -145,6 +156,7 @@ class ChatDialect:
         entries = [
             {
                 "index": index,
+                "id": choice.id,
                 "message": {"refusal": None, **choice.message},
                 "logprobs": {"content": [token_entry(t) for t in choice.tokens], "refusal": None}
                 if ask.logprobs
@@ -163,8 +175,11 @@ class ChatStream:
 
     def __init__(self, opening: Opening, ask: Ask) -> None:
         constant = _encode(_constant(opening, "chat.completion.chunk"))[:-1]
-        self._replies = [_Reply(b"data: " + constant + b',"choices":[{"index":%d,"delta":{' % i) for i in range(ask.n)]
-        self._usage_head = b"data: " + constant + b',"choices":[],"usage":'
+        head = b"data: " + constant
+        self._replies = [
+            _Reply(choice_id(opening.id, i), head + b',"choices":[{"index":%d,"delta":{' % i) for i in range(ask.n)
+        ]
+        self._usage_head = head + b',"choices":[],"usage":'
         self._tail = b'},"logprobs":null,"finish_reason":null}]}\n\n'
         self._logprobs, self._include_usage = ask.logprobs, ask.include_usage
         self._usages: dict[int, Usage] = {}  # of the replies that have ended
@@ -175,7 +190,7 @@ class ChatStream:
         if part.delta or part.tokens or reply.first:
             out = reply.head + reply.delta(part) + (self._with_logprobs(part.tokens) if self._logprobs else self._tail)
         if part.end is not None:
-            out += reply.head + _finish(part.end)
+            out += reply.head + _finish(reply.id, part.end)
             self._usages[choice] = part.end.usage
             if len(self._usages) == len(self._replies):
                 out += self._last()
@@ -199,8 +214,8 @@ class ChatStream:
 class _Reply:
     """What is remembered of one reply's chunks."""
 
-    def __init__(self, head: bytes) -> None:
-        self.head, self.first, self._calls = head, True, 0
+    def __init__(self, id: str, head: bytes) -> None:
+        self.id, self.head, self.first, self._calls = id, head, True, 0
 
     def delta(self, part: Part) -> bytes:
         delta, fields = part.delta, []
@@ -222,9 +237,10 @@ class _Reply:
         return {"index": index, **call.wire()}
 
 
-def _finish(end: End) -> bytes:
+def _finish(id: str, end: End) -> bytes:
     stop = b',"stop_reason":' + _encode(end.stop) if end.stop else b""
-    return b'},"logprobs":null,"finish_reason":"' + end.reason.value.encode() + b'"' + stop + b"}]}\n\n"
+    head = b'},"id":' + _encode(id) + b',"logprobs":null,"finish_reason":"'
+    return head + end.reason.value.encode() + b'"' + stop + b"}]}\n\n"
 
 
 def _constant(opening: Opening, kind: str) -> dict[str, Any]:
@@ -238,13 +254,13 @@ def _constant(opening: Opening, kind: str) -> dict[str, Any]:
 
 
 def _usage(usages: Sequence[Usage]) -> dict[str, Any]:
-    """Of all replies together; they have one prompt."""
+    """Of all replies together. They have one prompt, of which was cached what the first of them to run found so."""
     prompt, completion = usages[0].prompt, sum(u.completion for u in usages)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": usages[0].cached},
+        "prompt_tokens_details": {"cached_tokens": min(u.cached for u in usages)},
         "completion_tokens_details": {"reasoning_tokens": sum(u.reasoning for u in usages)},
     }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -13,9 +13,22 @@ from openclaw_rl.serve.ask import COLDEST
 from openclaw_rl.types import Kind, Sampling
 
 MAX_STOPS = 16
+MAX_TOP_LOGPROBS = 20
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal"})
+PICTURES = {
+    "image": "an image",
+    "image_url": "an image",
+    "input_image": "an image",
+    "document": "a document",
+    "file": "a file",
+    "input_file": "a file",
+    "container_upload": "a file",
+    "input_audio": "a recording",
+}
+"""The kinds of parts that this model cannot see, in words."""
 INT32 = 2**31 - 1
+_UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
 _PATH = re.compile(r" - at `\$\.?(.*)`$")
 _MISSING = re.compile(r"missing required field `(\w+)`")
 _T = TypeVar("_T")
@@ -71,6 +84,42 @@ def read_kind(value: str | None, param: str) -> Kind | None:
         raise bad(param, f"{param}: expected main or side, got {value[:40]!r}.") from None
 
 
+def printable(text: str) -> str:
+    """A client's word as it may stand in a header."""
+    return _UNPRINTABLE.sub("?", text[:60])
+
+
+def unseen(kind: Any) -> str | None:
+    """What the model is told in place of a tool's picture: refused, it would end an agent's conversation for good."""
+    what = PICTURES.get(kind) if isinstance(kind, str) else None
+    return what and f"(The tool gave {what}, which this model cannot see.)"
+
+
+def told(message: dict[str, Any]) -> dict[str, Any]:
+    """A message of a tool's with words for its pictures; any other as it is."""
+    content = message.get("content")
+    if message.get("role") not in ("tool", "function") or not isinstance(content, list):
+        return message
+    return message | {"content": [_told_part(part) for part in content]}
+
+
+def _told_part(part: Any) -> Any:
+    words = unseen(part.get("type")) if isinstance(part, dict) else None
+    return {"type": "text", "text": words} if words else part
+
+
+def check_name(name: str, known: Container[str], place: str) -> None:
+    """Of a tool at `place`, after those that are `known`."""
+    if name in known:
+        raise bad(f"{place}.name", f"{place}.name: there are two tools with the name {name[:60]!r}.")
+
+
+def read_top_logprobs(top: int | None) -> int:
+    if not 0 <= (top or 0) <= MAX_TOP_LOGPROBS:
+        raise bad("top_logprobs", f"top_logprobs: expected 0 to {MAX_TOP_LOGPROBS}, got {top}.")
+    return top or 0
+
+
 def check_message(message: Mapping[str, Any], place: str) -> None:
     role = message.get("role")
     if not isinstance(role, str) or role not in _ROLES:
@@ -93,10 +142,17 @@ def _check_content(content: Any, place: str) -> None:
             continue
         kind = part.get("type") if isinstance(part, dict) else None
         if not isinstance(kind, str) or kind not in _TEXT_PARTS:
-            what = f"a part of type {kind!r}" if isinstance(part, dict) else kind_of(part)
-            raise bad(f"{place}[{index}]", f"{place}[{index}]: got {what}; this model reads text parts only.")
+            raise bad(f"{place}[{index}]", f"{place}[{index}]: got {part_name(part)}; this model reads text only.")
         if not isinstance(part.get("text", part.get("refusal")), str):
             raise bad(f"{place}[{index}].text", f"{place}[{index}].text: expected a string.")
+
+
+def part_name(part: Any) -> str:
+    """What a part is that is not text."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if isinstance(kind, str) and kind in PICTURES:
+        return PICTURES[kind]
+    return f"a part of type {str(kind)[:60]!r}" if isinstance(part, dict) else kind_of(part)
 
 
 def _check_calls(calls: Any, place: str) -> None:

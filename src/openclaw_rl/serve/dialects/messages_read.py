@@ -15,7 +15,7 @@ import msgspec
 
 from openclaw_rl.patterns import LOCAL_COMMAND, REMINDER
 from openclaw_rl.serve.ask import MAX_ID
-from openclaw_rl.serve.dialects.fields import bad, decode_json
+from openclaw_rl.serve.dialects.fields import PICTURES, bad, decode_json, unseen
 
 _PASSING = [re.compile(pattern, re.DOTALL) for pattern in (REMINDER, LOCAL_COMMAND)]
 # Claude Code hands on what the person typed while it worked as a system message (as a reminder to older servers).
@@ -23,8 +23,6 @@ _TYPED = re.compile(r"\s*The user sent a new message")
 # Claude Code's own book-keeping, in front of the system prompt; Anthropic's servers take it out, too.
 _BILLING = "x-anthropic-billing-header:"
 _OLD_USER = re.compile(r"user_(?P<user>.+?)_account_(?P<account>.*?)_session_(?P<session>.+)", re.DOTALL)
-UNSEEN = "(The tool gave {what}, which this model cannot see.)"
-_PICTURES = {"image": "an image", "document": "a document", "container_upload": "a file"}
 
 
 class Block(msgspec.Struct):
@@ -105,11 +103,8 @@ def _result(block: Block, place: str) -> dict[str, Any]:
 
 
 def _given(blocks: Sequence[Block], place: str) -> list[str]:
-    """What a tool gave. A picture is told of in words: refused, it would end the agent's conversation for good."""
-    return [
-        UNSEEN.format(what=_PICTURES[block.type]) if block.type in _PICTURES else _text(block, f"{place}[{index}]")
-        for index, block in enumerate(blocks)
-    ]
+    """What a tool gave."""
+    return [unseen(block.type) or _text(block, f"{place}[{index}]") for index, block in enumerate(blocks)]
 
 
 def _assistant(blocks: Sequence[Block], place: str) -> dict[str, Any]:
@@ -125,11 +120,7 @@ def _assistant(blocks: Sequence[Block], place: str) -> dict[str, Any]:
             thoughts.append(block.thinking or "")
         elif block.type != "redacted_thinking":  # nobody but its author can read that
             texts.append(_text(block, where))
-    content = "".join(texts)
-    out: dict[str, Any] = {"role": "assistant", "content": content if content or not calls else None}
-    if reasoning := "".join(thoughts):
-        out["reasoning_content"] = reasoning
-    return out | {"tool_calls": calls} if calls else out
+    return _said(texts, thoughts, calls)
 
 
 def _call(block: Block, place: str) -> dict[str, Any]:
@@ -156,7 +147,7 @@ def _text(block: Block, place: str) -> str:
         return _joined(_texts(found, place))
     if block.type == "tool_reference":
         return f"The tool {block.tool_name} can be called."
-    what = _PICTURES.get(block.type, f"a block of type {block.type[:40]!r}")
+    what = PICTURES.get(block.type, f"a block of type {block.type[:40]!r}")
     raise bad(place, f"{place}: got {what}; this model reads text only. Send its words as a text block.")
 
 
@@ -167,20 +158,22 @@ def _joined(texts: Iterable[str]) -> str:
 def merged(messages: Sequence[tuple[bytes, dict[str, Any]]]) -> list[tuple[bytes, dict[str, Any]]]:
     """(key, message) with neighbouring assistant messages as one: they were one reply."""
     out: list[tuple[bytes, dict[str, Any]]] = []
-    for key, message in messages:
-        if out and message["role"] == "assistant" == out[-1][1]["role"]:
-            before_key, before = out.pop()
-            key, message = before_key + b"+" + key, _both(before, message)
-        out.append((key, message))
+    for own, found in groupby(messages, key=lambda known: known[1]["role"] == "assistant"):
+        run = list(found)
+        out += [(b"+".join(key for key, _ in run), _one([m for _, m in run]))] if own and len(run) > 1 else run
     return out
 
 
-def _both(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    content = (first["content"] or "") + (second["content"] or "")
-    calls = [*first.get("tool_calls", ()), *second.get("tool_calls", ())]
-    reasoning = first.get("reasoning_content", "") + second.get("reasoning_content", "")
+def _one(run: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    calls = [call for message in run for call in message.get("tool_calls", ())]
+    thoughts = [message.get("reasoning_content", "") for message in run]
+    return _said([message["content"] or "" for message in run], thoughts, calls)
+
+
+def _said(texts: Iterable[str], thoughts: Iterable[str], calls: list[dict[str, Any]]) -> dict[str, Any]:
+    content = "".join(texts)
     out: dict[str, Any] = {"role": "assistant", "content": content if content or not calls else None}
-    if reasoning:
+    if reasoning := "".join(thoughts):
         out["reasoning_content"] = reasoning
     return out | {"tool_calls": calls} if calls else out
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from openclaw_rl.serve.ask import Forced
-from openclaw_rl.serve.dialects.fields import bad, decode_json
+from openclaw_rl.serve.dialects.fields import bad, check_name, decode_json, printable
 
 
 class Tool(msgspec.Struct):
@@ -65,7 +64,6 @@ _KNOWN: Mapping[str, tuple[str, dict[str, Any]]] = {
 """Tools that the client runs and whose schema only Anthropic's servers know: by how their type begins."""
 _SCREENS = ("computer_", "browser_toolset_")
 
-_UNPRINTABLE = re.compile(r"[^\x20-\x7e]")  # it goes into a header
 _list = msgspec.json.Decoder(list[Tool] | None)
 
 
@@ -73,16 +71,19 @@ def read_tools(raw: bytes) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
     """(what the model is shown, what it is not, in words). Raises `RequestError`."""
     shown: list[dict[str, Any]] = []
     ignored: list[str] = []
+    names: set[str] = set()
     for index, tool in enumerate((decode_json(_list, raw, "tools") if raw else None) or ()):
         kind = tool.type or "custom"
         known = next((k for start, k in _KNOWN.items() if kind.startswith(start)), None)
         if kind != "custom" and known is None and tool.input_schema is None:
-            ignored.append(f"the tool {_UNPRINTABLE.sub('?', kind[:60])} ({_why(kind)})")
+            ignored.append(f"the tool {printable(kind)} ({_why(kind)})")
             continue
         if not tool.name:
             raise bad(f"tools[{index}].name", f"tools[{index}].name: expected a string that is not empty.")
         if tool.input_schema is None and known is None:
             raise bad(f"tools[{index}].input_schema", f"tools[{index}].input_schema: expected a JSON schema.")
+        check_name(tool.name, names, f"tools[{index}]")
+        names.add(tool.name)
         description, schema = known or ("", {})
         shown.append(_function(tool.name, tool.description or description, tool.input_schema or schema))
     return shown, tuple(ignored)

@@ -12,8 +12,15 @@ from openclaw_rl.errors import RequestError
 from openclaw_rl.render.recent import Recent
 from openclaw_rl.serve.ask import Ask, Choice, Forced, Opening, checked_id
 from openclaw_rl.serve.dialects.chat import ChatDialect
-from openclaw_rl.serve.dialects.fields import SamplingFields, bad, decode_json, read_kind, read_sampling
-from openclaw_rl.serve.dialects.responses_input import ID_PREFIX, read_input, system_message
+from openclaw_rl.serve.dialects.fields import (
+    SamplingFields,
+    bad,
+    decode_json,
+    read_kind,
+    read_sampling,
+    read_top_logprobs,
+)
+from openclaw_rl.serve.dialects.responses_input import DIALECT, ID_PREFIX, read_input, system_message
 from openclaw_rl.serve.dialects.responses_output import ItemIds, items_of, response, status_of
 from openclaw_rl.serve.dialects.responses_stream import ResponsesStream
 from openclaw_rl.serve.dialects.responses_tools import (
@@ -28,7 +35,6 @@ from openclaw_rl.store.codec import to_json
 from openclaw_rl.types import Kind
 
 CACHE_BYTES = 4 * 2**20  # of tools whose decoded form is remembered
-MAX_TOP_LOGPROBS = 20
 LOGPROBS, SEALED = "message.output_text.logprobs", "reasoning.encrypted_content"
 _MARGIN = 200  # levels, frames of the stack included
 _SESSION_HEADERS = ("session-id", "session_id", "conversation_id")  # Codex, newest first
@@ -98,7 +104,7 @@ class Extra:
 class ResponsesDialect:
     """Bytes to `Ask`, and a reply's parts to bytes."""
 
-    name = "responses"
+    name = DIALECT
 
     def __init__(self) -> None:
         self._tools: Recent[bytes, Toolbox] = Recent(CACHE_BYTES, lambda raw, box: len(raw))
@@ -117,9 +123,9 @@ class ResponsesDialect:
         tools, raw_tools = chosen_tools(box, choice)
         echo = _echo(b, box)
         _check_depth(echo)
-        messages, passed_over = read_input(b.input)
-        if b.instructions:
-            messages = [system_message(b.instructions), *messages]
+        own = [system_message(b.instructions)] if b.instructions else []
+        given = read_input(b.input)
+        messages = [*own, *given.messages]
         include = b.include or ()
         return Ask(
             model=b.model or "",
@@ -129,7 +135,7 @@ class ResponsesDialect:
             template=_template(b),
             stream=bool(b.stream),
             logprobs=LOGPROBS in include,
-            top_logprobs=_top_logprobs(b) if LOGPROBS in include else 0,
+            top_logprobs=read_top_logprobs(b.top_logprobs) if LOGPROBS in include else 0,
             user=checked_id(b.user or b.safety_identifier or "", "user"),
             session=_session(b, headers),
             kind=_kind(b, headers),
@@ -142,9 +148,19 @@ class ResponsesDialect:
             forced=_forced(b, choice, tools),
             parallel_calls=b.parallel_tool_calls is not False,
             previous=b.previous_response_id or None,
+            references={n + len(own): id for n, id in given.references.items()},
+            instructions=bool(own),
             extra=Extra(echo=echo, origins=box.origins, seal=SEALED in include),
-            ignored=tuple(dict.fromkeys([*box.ignored, *passed_over, *_without_meaning(b)])),
+            ignored=tuple(dict.fromkeys([*box.ignored, *given.ignored, *_without_meaning(b)])),
         )
+
+    def decode_count(self, body: bytes, headers: Mapping[str, str]) -> Ask:
+        """As `decode`, for a body that asks how long its prompt is."""
+        return self.decode(body, headers)
+
+    def counted(self, tokens: int) -> bytes:
+        """The answer to `decode_count`."""
+        return to_json({"object": "response.input_tokens", "input_tokens": tokens})
 
     def _read_tools(self, raw: bytes) -> Toolbox:
         box = self._tools.get(raw)
@@ -185,13 +201,6 @@ def _check_depth(echo: Any) -> None:
     for _ in range(_MARGIN):
         echo = [echo]
     to_json(echo)
-
-
-def _top_logprobs(b: _Body) -> int:
-    top = b.top_logprobs or 0
-    if not 0 <= top <= MAX_TOP_LOGPROBS:
-        raise bad("top_logprobs", f"top_logprobs: expected 0 to {MAX_TOP_LOGPROBS}, got {top}.")
-    return top
 
 
 def _template(b: _Body) -> dict[str, Any]:
@@ -237,7 +246,8 @@ def _kind(b: _Body, headers: Mapping[str, str]) -> Kind | None:
 
 
 def _without_meaning(b: _Body) -> list[str]:
-    return ["truncation: auto (too long a conversation is refused)"] if b.truncation == "auto" else []
+    told = ["truncation: auto (too long a conversation is refused)"] if b.truncation == "auto" else []
+    return told if b.store is not False else [*told, "store: false (what is kept is decided at the gateway)"]
 
 
 def _echo(b: _Body, box: Toolbox) -> dict[str, Any]:
@@ -257,7 +267,7 @@ def _echo(b: _Body, box: Toolbox) -> dict[str, Any]:
         },
         "safety_identifier": b.safety_identifier,
         "service_tier": "default",
-        "store": b.store is not False,
+        "store": True,
         "temperature": 1.0 if b.temperature is None else b.temperature,
         "text": {
             "format": (b.text and b.text.format) or {"type": "text"},

@@ -8,17 +8,17 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from openclaw_rl.serve.dialects.fields import bad, kind_of
+from openclaw_rl.serve.dialects.fields import bad, kind_of, part_name, unseen
 from openclaw_rl.serve.dialects.responses_tools import LOCAL_SHELL, shown_name
 from openclaw_rl.store.codec import to_json
-from openclaw_rl.types import Message
+from openclaw_rl.types import Message, Request
 
+DIALECT = "responses"
 INSTRUCTIONS = "instructions"
-"""Key of the system message that `instructions` made: `previous_response_id` does not carry it over."""
-REFERENCE = "reference"
-"""Key of an assistant message that stands for a stored reply: its value is the response's id."""
+"""Key of the system message that `instructions` made, in the store: `previous_response_id` does not carry it over. It
+means something in one place only, see `has_instructions`: elsewhere it is a client's own."""
 ID_PREFIX = "resp_"
 
 _SEALED = "openclaw1."
@@ -62,33 +62,65 @@ def system_message(instructions: str) -> dict[str, Any]:
     return {"role": "system", "content": instructions, INSTRUCTIONS: True}
 
 
+def has_instructions(request: Request) -> bool:
+    """Whether the first message was made of the request's own `instructions`."""
+    return request.dialect == DIALECT and request.messages[0].get(INSTRUCTIONS) is True
+
+
 def owner_of(item_id: Any) -> str:
     """The id of the response that gave an item, or "" where the id is not one of ours."""
     found = _OWN_ID.fullmatch(item_id) if isinstance(item_id, str) else None
     return ID_PREFIX + found.group(1) if found else ""
 
 
-def read_input(given: str | Sequence[Mapping[str, Any]] | None) -> tuple[list[Message], list[str]]:
-    """(messages, what was passed over, in words). Raises `RequestError` that names the item."""
+class Given(NamedTuple):
+    """What `input` came to."""
+
+    messages: list[Message]
+    ignored: list[str]  # what was passed over, in words
+    references: dict[int, str]  # index of an assistant message that stands for a stored reply: the response's id
+
+
+def read_input(given: str | Sequence[Mapping[str, Any]] | None) -> Given:
+    """Raises `RequestError` that names the item."""
     if isinstance(given, str):
-        return [{"role": "user", "content": given}], []
+        return Given([{"role": "user", "content": given}], [], {})
     if not given:
         raise bad("input", "input: expected words or at least one item, got none.")
     reader = _Reader()
     for index, item in enumerate(given):
         reader.read(item, f"input[{index}]")
-    if not reader.messages:
+    if not reader.said:
         raise bad("input", "input: there are no words in its items that this model could read.")
-    return reader.messages, list(reader.ignored)
+    messages = [m.message() if isinstance(m, _Turn) else m for m in reader.said]
+    references = {n: m.reference for n, m in enumerate(reader.said) if isinstance(m, _Turn) and m.reference}
+    return Given(messages, list(reader.ignored), references)
+
+
+class _Turn:
+    """An assistant message while its items come in; joined once, for there may be very many."""
+
+    def __init__(self) -> None:
+        self.words: list[str] | None = None  # None: no item had any
+        self.thoughts: list[str] = []
+        self.calls: list[dict[str, Any]] = []
+        self.reference = ""
+
+    def message(self) -> dict[str, Any]:
+        content = None if self.words is None else "".join(self.words)
+        out: dict[str, Any] = {"role": "assistant", "content": content}
+        if self.thoughts:
+            out["reasoning_content"] = "".join(self.thoughts)
+        return out | {"tool_calls": self.calls} if self.calls else out
 
 
 class _Reader:
     """Items in, messages out."""
 
     def __init__(self) -> None:
-        self.messages: list[Message] = []
+        self.said: list[Message | _Turn] = []
         self.ignored: dict[str, None] = {}
-        self._turn: dict[str, Any] | None = None  # the assistant message that items may still belong to
+        self._turn: _Turn | None = None  # the assistant message that items may still belong to
         self._owner = ""
         self._kinds: Mapping[str, Callable[[Mapping[str, Any], str], None]] = {
             "message": self._message,
@@ -121,29 +153,30 @@ class _Reader:
         parts = _texts(item.get("content"), f"{place}.content")
         if role == "assistant":
             turn = self._turn_of(item)
-            turn["content"] = (turn["content"] or "") + "".join(parts)
+            turn.words = turn.words or []
+            turn.words += parts
             return
         self._turn = None
         content = parts[0] if len(parts) == 1 else [{"type": "text", "text": text} for text in parts]
-        self.messages.append({"role": role, "content": content})
+        self.said.append({"role": role, "content": content})
 
     def _output(self, item: Mapping[str, Any], place: str) -> None:
         call = item.get("call_id") or item.get("id")
         if not isinstance(call, str):
             raise bad(f"{place}.call_id", f"{place}.call_id: expected the id of the call, got {kind_of(call)}.")
-        text = "".join(_texts(item.get("output"), f"{place}.output"))
-        self.messages.append({"role": "tool", "tool_call_id": call, "content": text})
+        text = "".join(_texts(item.get("output"), f"{place}.output", given=True))
+        self.said.append({"role": "tool", "tool_call_id": call, "content": text})
 
     # What the model said.
 
-    def _turn_of(self, item: Mapping[str, Any]) -> dict[str, Any]:
+    def _turn_of(self, item: Mapping[str, Any]) -> _Turn:
         """The message of the turn that gave `item`: of its neighbours, unless their ids tell them apart."""
         owner, turn = owner_of(item.get("id")), self._turn
-        adjacent = turn is not None and self.messages[-1] is turn
+        adjacent = turn is not None and self.said[-1] is turn
         same = owner == self._owner if owner and self._owner else adjacent
         if turn is None or not same:
-            turn = {"role": "assistant", "content": None}
-            self.messages.append(turn)
+            turn = _Turn()
+            self.said.append(turn)
             self._turn, self._owner = turn, owner
         self._owner = self._owner or owner
         return turn
@@ -153,8 +186,7 @@ class _Reader:
         text = text or unsealed(item.get("encrypted_content"))
         text = text or "\n\n".join(_texts(item.get("summary") or [], f"{place}.summary"))
         if text or owner_of(item.get("id")):  # another service's, of which nothing can be read, is no message
-            turn = self._turn_of(item)
-            turn["reasoning_content"] = turn.get("reasoning_content", "") + text
+            self._turn_of(item).thoughts.append(text)
 
     def _function_call(self, item: Mapping[str, Any], place: str) -> None:
         namespace = item.get("namespace")
@@ -178,13 +210,13 @@ class _Reader:
     def _call(self, item: Mapping[str, Any], place: str, name: str, arguments: str) -> None:
         call_id = _string(item, "call_id", place)
         call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
-        self._turn_of(item).setdefault("tool_calls", []).append(call)
+        self._turn_of(item).calls.append(call)
 
     def _reference(self, item: Mapping[str, Any], place: str) -> None:
         owner = owner_of(item.get("id"))
         if not owner:
             raise bad(f"{place}.id", f"{place}.id: expected the id of an output item that this gateway gave.")
-        self._turn_of(item)[REFERENCE] = owner
+        self._turn_of(item).reference = owner
 
 
 def _string(item: Mapping[str, Any], key: str, place: str) -> str:
@@ -194,13 +226,17 @@ def _string(item: Mapping[str, Any], key: str, place: str) -> str:
     return value
 
 
-def _texts(content: Any, place: str) -> list[str]:
-    """The words of a content: one for each part."""
+def _texts(content: Any, place: str, *, given: bool = False) -> list[str]:
+    """The words of a content: one for each part. `given`: a tool gave it, and its pictures are told of in words."""
     if isinstance(content, str):
         return [content]
     if not isinstance(content, list):
         raise bad(place, f"{place}: expected a string or a list of parts, got {kind_of(content)}.")
-    return [_text(part, f"{place}[{index}]") for index, part in enumerate(content)]
+    return [(given and _unseen(part)) or _text(part, f"{place}[{index}]") for index, part in enumerate(content)]
+
+
+def _unseen(part: Any) -> str | None:
+    return unseen(part.get("type")) if isinstance(part, dict) else None
 
 
 def _text(part: Any, place: str) -> str:
@@ -208,8 +244,7 @@ def _text(part: Any, place: str) -> str:
     if kind == "refusal":
         return _string(part, "refusal", place)
     if not isinstance(kind, str) or kind not in _TEXT:
-        what = f"a part of type {str(kind)[:60]!r}" if isinstance(part, dict) else kind_of(part)
-        raise bad(place, f"{place}: got {what}; this model reads text only.")
+        raise bad(place, f"{place}: got {part_name(part)}; this model reads text only.")
     return _string(part, "text", place)
 
 

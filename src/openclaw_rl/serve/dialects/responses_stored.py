@@ -7,7 +7,7 @@ from typing import Any
 
 from openclaw_rl.serve.ask import Opening, Usage
 from openclaw_rl.serve.dialects import responses_output as out
-from openclaw_rl.serve.dialects.responses_input import ID_PREFIX, INSTRUCTIONS
+from openclaw_rl.serve.dialects.responses_input import ID_PREFIX, has_instructions
 from openclaw_rl.serve.dialects.responses_output import Item, ItemIds
 from openclaw_rl.serve.dialects.responses_tools import FREEFORM, LOCAL_SHELL, Origin
 from openclaw_rl.types import Exchange, ExchangeStatus, Message, Reply, Request
@@ -16,7 +16,7 @@ _STATES = {ExchangeStatus.CANCELLED: "cancelled", ExchangeStatus.FAILED: "failed
 
 
 def stored_response(exchange: Exchange, model: str) -> Item:
-    """As it was given, except what is not stored: metadata, the words of log-probabilities, format, choice of tools."""
+    """As it was given. What is not stored is null: metadata, format, choice of tools, cached and reasoning tokens."""
     request, reply = exchange.request, exchange.reply
     opening = Opening(id=request.id, created=int(request.admitted_at), model=model, version=_version(exchange))
     if reply is None:
@@ -24,9 +24,15 @@ def stored_response(exchange: Exchange, model: str) -> Item:
     status = _STATES.get(reply.status) or out.status_of(_finish(reply))
     items = out.items_of(reply.message, ItemIds(request.id), _origins(request.tools), status=_item_status(status))
     error = {"code": "server_error", "message": reply.error or "the reply failed"} if status == "failed" else None
-    usage = Usage(prompt=len(request.prompt_ids), completion=len(reply.response_ids), reasoning=0)
-    whole = out.response(opening, _echo(request), status, items, usage=usage, error=error)
-    return whole | {"completed_at": int(reply.finished_at) if status == out.COMPLETED else None}
+    whole = out.response(opening, _echo(request), status, items, error=error)
+    completed = int(reply.finished_at) if status == out.COMPLETED else None
+    return whole | {"completed_at": completed, "usage": _usage(request, reply)}
+
+
+def _usage(request: Request, reply: Reply) -> Item:
+    usage = out.usage_of(Usage(prompt=len(request.prompt_ids), completion=len(reply.response_ids), reasoning=0))
+    details = {name: dict.fromkeys(usage[name]) for name in ("input_tokens_details", "output_tokens_details")}
+    return usage | details  # they are not stored
 
 
 def _finish(reply: Reply) -> Any:
@@ -45,18 +51,18 @@ def _version(exchange: Exchange) -> int:
 
 def _echo(request: Request) -> dict[str, Any]:
     sampling = request.sampling
-    instructions = next((m["content"] for m in request.messages if INSTRUCTIONS in m), None)
+    instructions = request.messages[0]["content"] if has_instructions(request) else None
     return {
         "background": False,
         "instructions": instructions,
-        "max_output_tokens": sampling.max_tokens or None,
-        "metadata": {},
-        "parallel_tool_calls": True,
-        "previous_response_id": None,
+        "max_output_tokens": None,  # what is stored is already cut to the context
+        "metadata": None,
+        "parallel_tool_calls": None,
+        "previous_response_id": request.previous,
         "store": True,
         "temperature": sampling.temperature,
-        "text": {"format": {"type": "text"}},
-        "tool_choice": "auto",
+        "text": None,
+        "tool_choice": None,
         "tools": [_tool(t["function"]) for t in request.tools],
         "top_p": sampling.top_p,
         "truncation": "disabled",
@@ -90,9 +96,9 @@ def input_items(exchange: Exchange) -> list[Item]:
     request = exchange.request
     origins, base = _origins(request.tools), request.id.removeprefix(ID_PREFIX)
     items: list[Item] = []
-    for index, message in enumerate(request.messages):
-        if INSTRUCTIONS not in message:
-            items += _items(message, f"in{index:x}{base}", origins)
+    start = 1 if has_instructions(request) else 0
+    for index, message in enumerate(request.messages[start:], start):
+        items += _items(message, f"in{index:x}{base}", origins)
     return items
 
 

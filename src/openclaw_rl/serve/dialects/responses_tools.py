@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from openclaw_rl.serve.dialects.fields import bad, decode_json
+from openclaw_rl.serve.dialects.fields import bad, check_name, decode_json, printable
 from openclaw_rl.store.codec import to_json
 
 LOCAL_SHELL = "local_shell"
@@ -35,7 +34,6 @@ _SHELL = {
     },
 }
 _NO_PARAMETERS = {"type": "object", "properties": {}}
-_UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
 _list = msgspec.json.Decoder(list[dict[str, Any]] | None)
 
 
@@ -98,7 +96,7 @@ def _add(box: Toolbox, tool: Mapping[str, Any], place: str, namespace: str | Non
         function["parameters"] = FREEFORM if kind == "custom" else _parameters(tool, place)
         _show(box, Origin(kind, name, namespace), function, place)
     else:
-        box.ignored.append(f"tools: {_UNPRINTABLE.sub('?', str(kind))[:40]}")
+        box.ignored.append(f"tools: {printable(str(kind))}")
 
 
 def _add_namespace(box: Toolbox, tool: Mapping[str, Any], place: str) -> None:
@@ -111,8 +109,7 @@ def _add_namespace(box: Toolbox, tool: Mapping[str, Any], place: str) -> None:
 
 def _show(box: Toolbox, origin: Origin, function: Mapping[str, Any], place: str) -> None:
     name = function["name"]
-    if name in box.origins:
-        raise bad(f"{place}.name", f"{place}.name: there are two tools with the name {name[:60]!r}.")
+    check_name(name, box.origins, place)
     box.origins[name] = origin
     box.shown.append({"type": "function", "function": function})
 

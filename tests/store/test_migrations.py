@@ -1,0 +1,36 @@
+"""What an older openclaw-rl wrote is read on by this one."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+from tests.store.world import request, serve
+
+from openclaw_rl import canon
+from openclaw_rl.store import exchanges, setup
+from openclaw_rl.store.codec import to_json
+from openclaw_rl.store.db import Store
+from openclaw_rl.store.migrations import MIGRATIONS
+
+
+def test_a_store_of_the_schema_before_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    setup.prepare(path, create=True, migrations=MIGRATIONS[:2])
+    conn = sqlite3.connect(path)
+    body = (canon.pack(request("a").marks), to_json(request("a").sampling))
+    conn.execute(
+        "INSERT INTO exchanges (seq, id, scope, agent, user, session_done, dialect, capture, status, version, "
+        "identity, admitted_at) VALUES (1, 'a', 'key', '', '', 0, 'chat', 'full', 'running', 0, 'i', 1.0)"
+    )
+    conn.execute("INSERT INTO bodies (seq, marks, sampling) VALUES (1, ?, ?)", body)
+    conn.commit()
+    conn.close()
+    store = Store.open(path)
+    with store.read() as reading:
+        found = exchanges.get(reading, "a")
+    assert found is not None
+    assert (found.request.marks, found.request.previous) == (request("a").marks, None)
+    with store.write() as writing:
+        serve(writing, "b")
+    store.close()

@@ -1,0 +1,84 @@
+"""The supervisor and rooms that hang: they live, and do nothing any more."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from openclaw_rl.config import from_flat
+from openclaw_rl.run import Pulse, Supervisor, prepare_home
+from openclaw_rl.store import loops
+from openclaw_rl.store.db import Store
+
+WITHIN = 60.0  # seconds
+
+
+def silence(*looks: tuple[float | None, float]) -> float:
+    pulse = Pulse()
+    return [pulse.look(beat, now) for beat, now in looks][-1]
+
+
+def test_silence_is_what_the_supervisor_saw_of_it() -> None:
+    assert silence((1.0, 10), (2.0, 11), (2.0, 12), (2.0, 13)) == 2
+    assert silence((1.0, 10), (2.0, 11), (2.0, 12), (3.0, 13)) == 0
+
+
+def test_a_room_that_starts_may_take_its_time() -> None:
+    starting = [(None, float(n)) for n in range(500)]
+    loading = [(1.0, float(n)) for n in range(500, 1000)]
+    assert silence(*starting, *loading) == 0
+    assert silence(*starting, *loading, (2.0, 1000), (2.0, 1001)) == 1
+
+
+def test_a_machine_that_slept_has_heard_nothing_wrong() -> None:
+    assert silence((1.0, 10), (2.0, 11), (2.0, 5000), (2.0, 5001)) == 3
+
+
+def test_a_clock_that_was_set_back_is_no_silence() -> None:
+    assert silence((100.0, 10), (101.0, 11), (3.0, 12), (4.0, 13)) == 0
+
+
+def test_another_process_under_the_same_name_is_no_silence() -> None:
+    """Two trainers on one home: each writes over the other's sign of life."""
+    assert silence((1.0, 10), (2.0, 11), *[(None, 12 + float(n)) for n in range(300)]) == 0
+
+
+async def until(what: Callable[[], bool]) -> None:
+    end = time.monotonic() + WITHIN
+    while not what():
+        assert time.monotonic() < end
+        await asyncio.sleep(0.05)
+
+
+def beating(store: Store, pid: int | None, since: float) -> bool:
+    with store.read() as conn:
+        return any(b.name == "collect" and b.pid == pid and b.at > since for b in loops.beats(conn))
+
+
+def test_a_room_that_hangs_is_started_again(tmp_path: Path) -> None:
+    config = from_flat({"home": str(tmp_path), "run.hang": 4.0, "run.log_level": "error"})
+    prepare_home(config)
+
+    async def main() -> None:
+        stop = asyncio.Event()
+        supervisor = Supervisor(config, ["collect"], echo=False)
+        running = asyncio.create_task(supervisor.run(stop))
+        store = Store.open(config.store_path)
+        await until(lambda: beating(store, supervisor.pid("collect"), 0.0))
+        first = supervisor.pid("collect")
+        assert first is not None
+        began = time.time()
+        await until(lambda: beating(store, first, began + 1.5))  # it is past its start
+        os.kill(first, signal.SIGSTOP)
+        await until(lambda: supervisor.pid("collect") not in (None, first))
+        assert supervisor.health() == "degraded: collect died 1x (no sign of life for 4 s)"
+        await until(lambda: beating(store, supervisor.pid("collect"), began))
+        store.close()
+        stop.set()
+        await asyncio.wait_for(running, WITHIN)
+
+    asyncio.run(main())
