@@ -44,10 +44,11 @@ demo: $(STAMP) $(if $(filter vllm,$(BACKEND)),$(VLLM_VENV)/.installed)  ## talk 
 NODE ?= node@24.21.0
 OPENCLAW ?= openclaw@2026.9.6
 OPENCLAW_ENV ?= .openclaw-env
+# Each in a folder of its own: what node's package fetches when it is installed, npm would take away with the next one.
 $(OPENCLAW_ENV)/.installed:
-	mkdir -p $(OPENCLAW_ENV)
-	npm install --prefix $(OPENCLAW_ENV) --no-audit --no-fund --loglevel=error $(NODE)
-	PATH="$(abspath $(OPENCLAW_ENV))/node_modules/node/bin:$$PATH" \
+	mkdir -p $(OPENCLAW_ENV)/node
+	npm install --prefix $(OPENCLAW_ENV)/node --no-audit --no-fund --loglevel=error $(NODE)
+	PATH="$(abspath $(OPENCLAW_ENV))/node/node_modules/node/bin:$$PATH" \
 	    npm install --prefix $(OPENCLAW_ENV) --no-audit --no-fund --loglevel=error $(OPENCLAW)
 	touch $@
 

@@ -23,6 +23,7 @@ class OpenClaw:
 
     def __init__(self, env: Path, home: Path, *, base_url: str, key: str, settings: Mapping[str, Any] | None = None):
         self._modules = env / "node_modules"
+        self._node = env / "node" / "node_modules" / "node" / "bin" / "node"
         self.home, self.port = home, free_port()
         self.workspace = home / "workspace"
         self.config_file = home / ".openclaw" / "openclaw.json"
@@ -66,7 +67,7 @@ class OpenClaw:
     def command(self, *arguments: str, within: float = 120.0, check: bool = True) -> str:
         """One `openclaw` command. Returns what it printed."""
         done = subprocess.run(
-            [self._modules / "node" / "bin" / "node", self._modules / "openclaw" / "openclaw.mjs", *arguments],
+            [self._node, self._modules / "openclaw" / "openclaw.mjs", *arguments],
             env=self.environment,
             capture_output=True,
             text=True,
@@ -77,7 +78,7 @@ class OpenClaw:
         return done.stdout + done.stderr
 
     def __enter__(self) -> Self:
-        program = [self._modules / "node" / "bin" / "node", self._modules / "openclaw" / "openclaw.mjs"]
+        program = [self._node, self._modules / "openclaw" / "openclaw.mjs"]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [*program, "gateway", "run"], env=self.environment, stdout=log, stderr=log, cwd=self.home

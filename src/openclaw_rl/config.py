@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -203,7 +204,22 @@ def _check_patterns(key: str, patterns: Iterable[str]) -> None:
             raise ConfigError(f"{key}: {pattern!r} is no regular expression: {error}") from None
 
 
+def _check_url(key: str, url: str | None) -> None:
+    if not url:
+        return
+    try:
+        parts = urlsplit(url)
+        sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets that do not match, a port that is none
+        sound = False
+    if not sound:
+        raise ConfigError(f"{key}: expected an address like http://127.0.0.1:8001, got {url!r}")
+
+
 def _check_together(config: Config) -> None:
+    _check_url("engine.url", config.engine.url)
+    _check_url("judge.base_url", config.judge.base_url)
+    _check_url("teacher.base_url", config.teacher.base_url)
     _check_patterns("collect.side_patterns", config.collect.side_patterns)
     _check_patterns("collect.interlude_patterns", config.collect.interlude_patterns)
     _check_patterns("serve.transient_patterns", config.serve.transient_patterns)

@@ -272,7 +272,7 @@ def examine(config: Config, *, console: Console | None = None, wait: float = 120
     console = console or Console()
     console.print(f"[bold]openclaw-rl doctor --engine {config.engine.backend}[/]  ({config.model.path})")
     try:
-        backends.check(config)
+        backends.check(config, wait=wait)
         with tempfile.TemporaryDirectory(prefix="openclaw-rl-trial-") as folder:
             rows = asyncio.run(_examined(config, Path(folder), console, wait))
     except OpenClawError as error:
@@ -315,6 +315,8 @@ async def _examined(config: Config, folder: Path, console: Console, wait: float)
             )
             trial = Trial(engine, info, prompt, [a for a in adapters if a is not None], 1e-3 if exact else 0.05)
             rows = [(name, expected, await _tried(check, trial, wait)) for name, expected, check in _checks(trial)]
+            with contextlib.suppress(EngineError):  # a server that cannot has been found out above
+                await asyncio.wait_for(engine.load([BASE]), wait)
         finally:
             await engine.close()
     if not trial.adapters:

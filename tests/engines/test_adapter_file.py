@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from openclaw_rl.digest import ADAPTER_CONFIG, ADAPTER_WEIGHTS, digest_of
-from openclaw_rl.engines import adapter_file
+from openclaw_rl.engines import adapter_file, trial_adapter
 from openclaw_rl.errors import EngineError
+from openclaw_rl.render.model_files import ModelFiles
 from openclaw_rl.testing import write_adapter
 from openclaw_rl.types import PolicyRef
 
@@ -86,3 +89,21 @@ def test_what_cannot_be_served_is_explained(tmp_path: Path, harm: Callable[[Path
     with pytest.raises(EngineError, match=words) as caught:
         adapter_file.read(ref(tmp_path))
     assert str(tmp_path) in str(caught.value)
+
+
+def test_an_adapter_of_another_base_names_the_module_and_both_shapes(tmp_path: Path) -> None:
+    base = ModelFiles.find("starter")
+    ref = trial_adapter.write(base.weights, tmp_path / "own", version=1, rank=2)
+    assert ref is not None
+    file = adapter_file.read(ref)
+    adapter_file.check_fits(file, str(base.folder))
+    adapter_file.check_fits(file, str(tmp_path / "not here"))
+    module, (a, b) = next(iter(file.pairs.items()))
+    narrow = replace(file, pairs={module: (replace(a, shape=(2, 48)), b)})
+    expected = rf"{module} has \[out, in\] \[{b.shape[0]}, 48\], expected \[{b.shape[0]}, {a.shape[1]}\]"
+    with pytest.raises(EngineError, match=expected):
+        adapter_file.check_fits(narrow, str(base.folder))
+    deep = replace(file, pairs={re.sub(r"layers\.\d+", "layers.999", module): (a, b)})
+    with pytest.raises(EngineError, match=r"layers\.999\..* no such layer"):
+        adapter_file.check_fits(deep, str(base.folder))
+    adapter_file.check_fits(replace(file, pairs={"lm_head": (a, b)}), str(base.folder))  # it may be tied

@@ -187,6 +187,13 @@ def test_a_reply_that_is_cut_is_cut_by_its_length(core: Core, grammars: Grammars
             "large|limit",
         ),
         ('start: %json {"enum": ["\\ud800"]}', "the format"),
+        ('start: %json {"$ref": "#"}', "forced: nothing can ever fit it, as where a [$]ref leads only back to itself$"),
+        (
+            'start: %json {"type": "string", "pattern": "("}',
+            r"JSON schema: regex parse error: \( error: unclosed group$",
+        ),
+        ('start: %json {"type": "string", "pattern": "[z-a]"}', "the start must be <= the end$"),
+        ('start: %json {"type": "string", "pattern": "(?=a)b"}', "look-behind, is not supported$"),
     ],
 )
 def test_what_cannot_be_forced_is_refused(grammars: Grammars, grammar: str, words: str) -> None:
@@ -201,6 +208,16 @@ def test_a_reply_that_cannot_go_on_ends_with_its_reason(core: Core, grammars: Gr
     out = [item for _ in range(4) if core.busy for item in core.step()]
     assert isinstance(out[-1], Stuck)
     assert "no token of the vocabulary" in out[-1].why
+    assert not core.busy
+
+
+def test_a_grammar_that_fails_while_it_is_sampled_says_why(core: Core, grammars: Grammars) -> None:
+    """Its regex is built as far as the reply goes, up to the limits."""
+    large = json.dumps({"type": "string", "pattern": "^(([a-z]{1,1000}){1,1000}){1,1000}$"})
+    core.generate("x", 0, PROMPT, Sampling(max_tokens=9), [STOP], guide=grammars.guide("start: %json " + large, [STOP]))
+    out = [item for _ in range(9) if core.busy for item in core.step()]
+    assert isinstance(out[-1], Stuck)
+    assert out[-1].why.endswith("forced format (lexer error: too many expressions constructed)")
     assert not core.busy
 
 

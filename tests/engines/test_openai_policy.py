@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -17,8 +18,8 @@ from aiohttp import web
 from tests.engines.test_contract import collect
 
 from openclaw_rl.config import Config, from_flat
-from openclaw_rl.engines import backends, openai
-from openclaw_rl.errors import ConfigError, EngineError
+from openclaw_rl.engines import backends, openai, remote
+from openclaw_rl.errors import ConfigError, EngineError, EngineGone
 from openclaw_rl.testing import write_adapter
 from openclaw_rl.types import Generation, PolicyRef, Sampling
 
@@ -51,13 +52,15 @@ class Endpoint:
         self.ids, self.logprobs, self.reads, self.tells = ids, logprobs, reads, tells
         self.echo, self.usage, self.text_prompts_only = echo, usage, text_prompts_only
         self.models, self.context = models, context
-        self.loaded: dict[str, str] = {}
+        self.loaded: dict[str, str] = {}  # ever
+        self.held: dict[str, str] = {}  # now
         self.requests: list[tuple[str, Any]] = []
         self._app = web.Application()
         self._app.router.add_get("/v1/models", self._models)
         self._app.router.add_post("/v1/completions", self._completions)
         if adapters:
             self._app.router.add_post("/v1/load_lora_adapter", self._load)
+            self._app.router.add_post("/v1/unload_lora_adapter", self._unload)
 
     def __enter__(self) -> Self:
         self._loop = asyncio.new_event_loop()
@@ -91,7 +94,12 @@ class Endpoint:
         body = await request.json()
         if "lora_name" not in body:
             return web.json_response({"error": {"message": "lora_name: field required"}}, status=400)
-        self.loaded[body["lora_name"]] = body["lora_path"]
+        self.loaded[body["lora_name"]] = self.held[body["lora_name"]] = body["lora_path"]
+        return web.Response()
+
+    async def _unload(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        del self.held[body["lora_name"]]
         return web.Response()
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
@@ -185,6 +193,7 @@ def test_one_that_is_exact_is_the_engine(
         asyncio.run(body(endpoint.url))
     assert str(tmp_path / "adapter") in endpoint.loaded.values()
     assert not caplog.records
+    assert not endpoint.held, "whoever hangs up takes its adapters away"
 
 
 REFUSED = {
@@ -287,3 +296,23 @@ def test_one_that_is_down_or_no_endpoint_or_not_named(
 )
 def test_two_greedy_replies(one: Any, two: Any, differ: bool) -> None:
     assert openai._differ(one, two) is differ
+
+
+def test_one_that_accepts_and_never_answers_holds_nothing_up(
+    settings: Callable[..., Config], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with caplog.at_level(logging.WARNING, "openclaw_rl.engines.openai"):
+            backends.check(settings(url), wait=0.1)
+        assert "gives no answer within 0.1 s" in caplog.text
+
+        async def body() -> None:
+            for kind in ("openai", "vllm", "sglang"):
+                engine = backends.connect(from_flat({"engine.backend": kind, "engine.url": url}))
+                with pytest.raises(EngineGone, match=r"no answer within 0\.1 s"):
+                    await engine.info()
+                await engine.close()
+
+        monkeypatch.setattr(remote, "_GREETING", 0.1)
+        asyncio.run(body())

@@ -15,9 +15,13 @@ from tests.engines.vllm_double import VllmDouble
 from openclaw_rl.config import EngineConfig, from_flat
 from openclaw_rl.digest import digest_of
 from openclaw_rl.engines import backends, vllm_program
+from openclaw_rl.engines.base import until_ready
+from openclaw_rl.engines.holds import owner_of
 from openclaw_rl.engines.http import Http, message_of
+from openclaw_rl.engines.openai import Endpoint
+from openclaw_rl.engines.sglang import Server
 from openclaw_rl.engines.vllm import VllmEngine
-from openclaw_rl.errors import ConfigError, EngineError, EngineGone
+from openclaw_rl.errors import ConfigError, EngineError, EngineGone, GrammarError
 from openclaw_rl.testing import ScriptedEngine, write_adapter
 from openclaw_rl.types import Chunk, Generation, PolicyRef, Sampling
 
@@ -142,6 +146,46 @@ def test_names_are_new_for_each_content_and_are_unloaded_when_drained(
     run(vllm_double, body)
 
 
+def test_an_adapter_that_somebody_else_let_go_is_loaded_again_and_the_request_goes_on(
+    vllm_double: VllmDouble, run: Callable[..., None], adapters: dict[int, PolicyRef]
+) -> None:
+    async def body(engine: VllmEngine) -> None:
+        await engine.load([adapters[0], adapters[1]])
+        expected = await whole(engine, call(1, temperature=0.0))
+        scored = await engine.score(version=1, prompt_ids=PROMPT, response_ids=PROMPT, temperature=1.0)
+        for _ in range(2):
+            vllm_double.adapters.clear()
+            assert await whole(engine, call(1, temperature=0.0)) == expected
+            vllm_double.adapters.clear()
+            again = await engine.score(version=1, prompt_ids=PROMPT, response_ids=PROMPT, temperature=1.0)
+            assert again.tolist() == scored.tolist()
+        assert engine.epoch == 1
+
+    run(vllm_double, body, versions=3)
+
+
+def test_gateways_that_share_a_server_leave_each_others_adapters(
+    vllm_double: VllmDouble, tmp_path: Path, adapters: dict[int, PolicyRef]
+) -> None:
+    async def main() -> None:
+        one, two = (
+            VllmEngine(vllm_double.http(), EngineConfig(backend="vllm"), folder=tmp_path / who, owner=who)
+            for who in (owner_of(tmp_path / "a"), owner_of(tmp_path / "b"))
+        )
+        await one.load([adapters[0], adapters[1]])
+        await two.load([adapters[0], adapters[1]])
+        assert len(vllm_double.adapters) == 4
+        mine = {name for name in vllm_double.adapters if name.endswith(one.owner)}
+        await two.load([adapters[0], adapters[2]])
+        while len(vllm_double.adapters) > 4:
+            await asyncio.sleep(0.01)
+        assert mine <= vllm_double.adapters.keys()
+        await one.close()
+        await two.close()
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
 def test_the_base_never_runs_beside_adapters_without_one(
     vllm_double: VllmDouble, run: Callable[..., None], adapters: dict[int, PolicyRef]
 ) -> None:
@@ -263,10 +307,25 @@ def test_a_grammar_is_passed_on(vllm_double: VllmDouble, run: Callable[..., None
         assert (await engine.info()).grammar
         await whole(engine, call(0, grammar='start: "1"'))
         assert vllm_double.requests[-1][1]["structured_outputs"] == {"grammar": 'start: "1"'}
-        bounded = 'start: %json {"type": "object", "x-guidance": {"whitespace_pattern": "[ \\\\n]{0,32}"}} "</a>"'
+        bounded = 'start: %json {"type": "object", "x-guidance": {"whitespace_pattern": "( |\\\\n[ ]{0,16})?"}} "</a>"'
         await whole(engine, call(0, grammar=bounded))
         sent = vllm_double.requests[-1][1]["structured_outputs"]["grammar"]
-        assert sent.endswith('"key_separator": "[ ]{0,2}:[ ]{0,2}"}} "</a>"'), "as older versions understand it"
+        assert sent.endswith('"key_separator": ":[ ]?"}} "</a>"'), "as older versions understand it"
+
+    run(vllm_double, body)
+
+
+def test_a_grammar_that_is_refused_is_told_from_other_refusals(
+    vllm_double: VllmDouble, run: Callable[..., None]
+) -> None:
+    async def body(engine: VllmEngine) -> None:
+        await engine.info()
+        vllm_double.engine.refuse = "Grammar error: failed to compile JSON schema"
+        with pytest.raises(GrammarError, match="failed to compile"):
+            await whole(engine, call(0, grammar="start: nowhere"))
+        with pytest.raises(EngineError, match="failed to compile") as refused:
+            await whole(engine, call(0))
+        assert not isinstance(refused.value, GrammarError)
 
     run(vllm_double, body)
 
@@ -292,6 +351,20 @@ def test_other_servers_and_wrong_keys_are_explained(tmp_path: Path) -> None:
                 await engine.info()
             await engine.close()
         await runner.cleanup()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("end", ["", "/", "/v1", "/v1/"])
+def test_an_address_may_end_as_clients_of_openai_have_it(end: str) -> None:
+    for kind in (Http, Server, Endpoint):
+        assert kind(f"http://127.0.0.1:8001{end}").url == "http://127.0.0.1:8001"
+
+
+def test_a_server_that_never_answers_is_given_up_in_time_and_says_so() -> None:
+    async def main() -> None:
+        with pytest.raises(EngineGone, match=r"not ready within 0\.05 s: no answer"):
+            await until_ready(lambda: asyncio.Event().wait(), 0.05, (0.01, 0.01))  # type: ignore[arg-type,return-value]
 
     asyncio.run(main())
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 
 import pytest
 from aiohttp import web
@@ -23,7 +24,7 @@ from openclaw_rl.protocols import Judge
 from openclaw_rl.store import loops, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.testing import ScriptedJudge
-from openclaw_rl.types import JudgeInput, TurnState, Verdict
+from openclaw_rl.types import JudgeInput, TurnState, Verdict, Vote
 
 Ids = Callable[[int], list[str]]
 WITHIN = 10.0  # seconds
@@ -169,6 +170,30 @@ def test_a_plug_in_that_raises_anything_is_a_failure_of_its_turn_only(world: Wor
 
     asyncio.run(go())
     assert world.state("t00") is TurnState.CLOSED
+
+
+def test_half_a_surrogate_pair_anywhere_in_a_judges_words_stops_nothing(world: World, ids: Ids) -> None:
+    half = "x \ud800"
+
+    class Odd(ScriptedJudge):
+        async def judge(self, item: JudgeInput) -> Verdict:
+            if item.turn == "t00":
+                raise JudgeError(half)
+            made = await super().judge(item)
+            vote = Vote(score=-1, hint=half, reason=half, error=half)
+            return replace(made, votes=(vote,), hints=(half,), reason=half)
+
+    async def go() -> None:
+        for id in ids(2):
+            world.close(id, "no")
+        async with working(world, Odd(lambda item: -1)):
+            await until(lambda: world.judged() == 1)
+            await until(lambda: "x ?" in note(world))
+
+    asyncio.run(go())
+    verdict = world.verdict("t01")
+    assert (verdict.hints, verdict.reason) == (("x ?",), "x ?")
+    assert verdict.votes == (Vote(score=-1, hint="x ?", reason="x ?", error="x ?"),)
 
 
 def test_explicit_feedback_outranks_and_agreement_is_measured(world: World) -> None:

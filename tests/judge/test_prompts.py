@@ -98,6 +98,22 @@ def test_trim_tells_how_much_is_missing() -> None:
     assert int(left_out[1]) == 700
 
 
+def test_that_a_tool_failed_stands_in_its_mark() -> None:
+    failed = said("tool", "no such file") | {"is_error": True}
+    fine = said("tool", "ok [the call failed]") | {"is_error": False}
+    history = [said("user", "a"), said("assistant", "b"), failed]
+    text = record(item(history, said("assistant", "c"), failed, fine, said("user", "d") | {"is_error": True}))
+    marks = re.findall(rf"<<{text.split()[1]} (.*)>>", text)
+    assert marks[2:] == [
+        "tool: the call failed",
+        "REPLY under judgement",
+        "REACTION, tool: the call failed",
+        "REACTION, tool",
+        "REACTION, user",
+        "end",
+    ]
+
+
 def test_a_clients_own_instructions_do_not_drown_the_reaction() -> None:
     text = record(item([said("user", "a")], said("assistant", "b"), said("tool", "no"), said("system", "x" * 9000)))
     assert "REACTION, tool>>\nno\n" in text

@@ -94,6 +94,7 @@ def test_nothing_to_teach_leaves_the_verdict_and_is_no_failure() -> None:
     ("content", "words"),
     [
         (hint("Be brief."), "Be brief."),
+        (hint("be \ud800 brief \U0001f642"), "be ? brief \U0001f642"),
         ("<think>" + hint("no") + "</think>\n```json\n" + hint("  Be\n brief. ") + "\n```", "Be brief."),
     ],
 )

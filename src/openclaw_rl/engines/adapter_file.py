@@ -15,6 +15,8 @@ from openclaw_rl.errors import EngineError
 from openclaw_rl.types import PolicyRef
 
 _KEY = re.compile(r"^base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight$")
+_LAYER = re.compile(r"\.\d+\.")
+_WHOLE = ("F64", "F32", "F16", "BF16")  # one number an element
 _REFUSED = {
     "use_dora": "DoRA",
     "modules_to_save": "modules_to_save",
@@ -77,6 +79,39 @@ def read(ref: PolicyRef) -> AdapterFile:
     config = _config(folder / ADAPTER_CONFIG, parts[ADAPTER_CONFIG])
     weights = parts[ADAPTER_WEIGHTS]
     return AdapterFile(ref=ref, buffer=weights, pairs=_pairs(folder / ADAPTER_WEIGHTS, weights), config=config)
+
+
+def check_fits(file: AdapterFile, base: str) -> None:
+    """Compare an adapter with the weights in the folder `base`, if that is here. Raises `EngineError`.
+
+    A module that the base's files do not name is refused only where they name the same one of another layer: heads may
+    be tied to embeddings, and programs rename. Packed weights (quantised ones) are not compared.
+    """
+    if not base or not (shapes := _shapes(Path(base))):
+        return
+    kinds = {_LAYER.sub(".N.", name) for name in shapes}
+    for module, (a, b) in file.pairs.items():
+        where = f"version {file.ref.version}: {file.ref.path} is no adapter of {base}: {module}"
+        expected = shapes.get(f"{module}.weight")
+        got = (b.shape[0], a.shape[1])
+        if expected is None and _LAYER.sub(".N.", f"{module}.weight") in kinds:
+            raise EngineError(f"{where} is adapted, and the base has no such layer. Roll back, or serve its own base")
+        if expected is not None and got != expected:
+            raise EngineError(
+                f"{where} has [out, in] {list(got)}, expected {list(expected)}. Roll back, or serve its own base"
+            )
+
+
+def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Of the matrices in a folder's weight files, from their headers."""
+    out: dict[str, tuple[int, ...]] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as stream:
+            header = msgspec.json.decode(stream.read(int.from_bytes(stream.read(8), "little")), type=dict[str, Any])
+        for name, told in header.items():
+            if name != "__metadata__" and told["dtype"] in _WHOLE and len(told["shape"]) == 2:
+                out[name] = tuple(told["shape"])
+    return out
 
 
 def write_identity(file: AdapterFile, folder: Path) -> PolicyRef:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from openclaw_rl.config import Config
 from openclaw_rl.engines.base import EngineLink, OnConnect
-from openclaw_rl.engines.http import Http
+from openclaw_rl.engines.http import ANSWER, Http
 
 
 def connect(config: Config, *, on_connect: OnConnect | None = None) -> EngineLink:
@@ -26,8 +26,11 @@ def connect(config: Config, *, on_connect: OnConnect | None = None) -> EngineLin
     return EngineClient(config.engine_socket, on_connect=on_connect)
 
 
-def check(config: Config) -> None:
-    """Raises `EngineError` when the engine cannot be started as the settings say: before anything else is."""
+def check(config: Config, *, wait: float = ANSWER) -> None:
+    """Raises `EngineError` when the engine cannot be started as the settings say: before anything else is.
+
+    `wait`: seconds that an endpoint may take to answer.
+    """
     if config.engine.backend == "vllm" and config.engine.url is None:
         from openclaw_rl.engines import vllm_program
 
@@ -39,7 +42,7 @@ def check(config: Config) -> None:
     elif config.engine.backend == "openai":
         from openclaw_rl.engines import openai
 
-        openai.check(config)
+        openai.check(config, wait=wait)
 
 
 def serve(config: Config) -> None:

@@ -70,6 +70,7 @@ async def until_ready(
             return await asyncio.wait_for(ask(), max(left, 0.001))
         except (EngineGone, TimeoutError) as error:
             if left - pause <= 0:
-                raise EngineGone(f"the engine was not ready within {timeout:g} s: {error or 'no answer'}") from None
+                why = str(error) or "no answer"
+                raise EngineGone(f"the engine was not ready within {timeout:g} s: {why}") from None
         await asyncio.sleep(pause)
         pause = min(2 * pause, longest)

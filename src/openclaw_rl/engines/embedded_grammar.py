@@ -6,6 +6,7 @@ a millisecond for usual schemas; the limits bound it, and the compiling too. Sha
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -30,6 +31,9 @@ _LIMITS = llguidance.LLParserLimits(
     max_lexer_states=100_000,
     verbose_errors=False,
 )
+_PLACE = re.compile(r"^at \d+\(\d+\): ")  # in our grammar
+_SHOWN = re.compile(r"\n\s*\d+ \| |<state>|<non-verbose/>|<grammar>")  # from here on it is our grammar that is shown
+_OURS = {"NoExtensionBias": "nothing can ever fit it, as where a $ref leads only back to itself"}
 
 
 class Guide:
@@ -63,7 +67,7 @@ class Guide:
 
     def _why(self) -> str:
         reason = self._matcher.get_error() or self._matcher.stop_reason()
-        return f"no token of the vocabulary can follow in the forced format ({_first_line(reason)})"
+        return f"no token of the vocabulary can follow in the forced format ({_words(reason)})"
 
     def take(self, token: int) -> None:
         """The token that was drawn."""
@@ -98,7 +102,7 @@ class Grammars:
             made = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=_LIMITS)
             made.compute_bitmask()  # the first is the dearest, and some grammars only fail there
             if made.is_error():
-                raise GrammarError(f"the format cannot be forced: {_first_line(made.get_error())}")
+                raise GrammarError(f"the format cannot be forced: {_words(made.get_error())}")
             self._known[grammar] = made
             while len(self._known) > KEPT:
                 self._known.popitem(last=False)
@@ -112,5 +116,9 @@ class Grammars:
             raise GrammarError(f"formats cannot be forced with this model's tokenizer: {error}") from None
 
 
-def _first_line(error: str) -> str:
-    return error.strip().split("\n", 1)[0][:500]
+def _words(error: str) -> str:
+    """llguidance's reason in one line, of the client's schema only."""
+    said = _PLACE.sub("", _SHOWN.split(error.strip(), maxsplit=1)[0])
+    lines = [line.strip() for line in said.splitlines()]
+    words = " ".join(line for line in lines if line.strip("^"))  # without the marks below a regex
+    return _OURS.get(words, words)[:500]

@@ -207,7 +207,7 @@ class Server:
             peer, key = item.job.owner
             if isinstance(item, Stuck):
                 peer.jobs.pop(key, None)
-                peer.send(wire.Failed(key, item.why))
+                peer.send(wire.Failed(key, item.why, grammar=True))
                 continue
             if isinstance(item, Scored):
                 peer.jobs.pop(key, None)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
 
 from openclaw_rl.errors import EngineError
 from openclaw_rl.types import PolicyRef
@@ -35,9 +38,17 @@ class Held:
         return self.adapter is None and self.weights is None
 
 
-def adapter_name(ref: PolicyRef) -> str:
-    """The adapter's name on the server: another one for every version and content, so that no cache can be stale."""
-    return f"openclaw-{ref.version}-{ref.digest[:16]}"
+def owner_of(home: Path) -> str:
+    """8 hex digits for this home on this machine: whose adapter it is, where several gateways share a server."""
+    return sha256(f"{socket.gethostname()}\0{home.absolute()}".encode("utf-8", "surrogateescape")).hexdigest()[:8]
+
+
+def adapter_name(ref: PolicyRef, owner: str = "") -> str:
+    """The name on the server: another one for every version and content, so that no cache can be stale.
+
+    `owner`: so that nobody lets go what another gateway has loaded.
+    """
+    return f"openclaw-{ref.version}-{ref.digest[:16]}{owner and '-'}{owner}"
 
 
 class Holds:

@@ -20,17 +20,20 @@ _GONE = frozenset({502, 503, 504})
 _DEAD = ("EngineDead", "EngineCore encountered")  # how vLLM says that its engine's process died, in a 500
 _KEEP_ALIVE = 2.0  # seconds; below the 5 s after which uvicorn hangs up on an idle connection
 _CONNECT = 5.0  # seconds
-_ANSWER = 20.0  # seconds that a sign of life may take: a busy server is slow, not dead
+ANSWER = 20.0  # seconds that a sign of life may take: a busy server is slow, not dead
 
 _encoder = msgspec.json.Encoder()
 _anything = msgspec.json.Decoder()
 
 
 class Http:
-    """`url` like `http://host:port`; `socket`: speak over this Unix socket instead (then `url` is only a name)."""
+    """`url` like `http://host:port`, with or without the final `/v1` of OpenAI's clients.
+
+    `socket`: speak over this Unix socket instead (then `url` is only a name).
+    """
 
     def __init__(self, url: str, *, socket: Path | None = None, api_key: str | None = None) -> None:
-        self.url, self._socket = url.rstrip("/"), socket
+        self.url, self._socket = url.rstrip("/").removesuffix("/v1").rstrip("/"), socket
         self._headers = {"Content-Type": "application/json"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
@@ -64,7 +67,7 @@ class Http:
     async def alive(self, path: str = "/health") -> None:
         """A sign of life. Raises `EngineGone`."""
         try:
-            async with self._request("GET", path, None, None, _ANSWER) as answer:
+            async with self._request("GET", path, None, None, ANSWER) as answer:
                 await answer.read()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise self._gone(error, "it gives no sign of life") from None

@@ -18,7 +18,8 @@ from tokenizers import Tokenizer
 from openclaw_rl.config import Config
 from openclaw_rl.engines import completions, models
 from openclaw_rl.engines.base import Info, OnConnect
-from openclaw_rl.engines.http import Http
+from openclaw_rl.engines.holds import owner_of
+from openclaw_rl.engines.http import ANSWER, Http
 from openclaw_rl.engines.vllm import VllmEngine
 from openclaw_rl.errors import EngineError, EngineGone
 from openclaw_rl.types import Sampling
@@ -39,10 +40,7 @@ _INSTEAD = (
 
 
 class Endpoint(Http):
-    """`Http` for servers that have no `/health`. `url` with or without the final `/v1`."""
-
-    def __init__(self, url: str, *, api_key: str | None = None) -> None:
-        super().__init__(url.rstrip("/").removesuffix("/v1"), api_key=api_key)
+    """`Http` for servers that have no `/health`."""
 
     async def alive(self, path: str = "/v1/models") -> None:
         """A sign of life. Raises `EngineGone`."""
@@ -54,15 +52,19 @@ def connect(config: Config, *, on_connect: OnConnect | None = None) -> OpenAiEng
     return OpenAiEngine(config, on_connect=on_connect)
 
 
-def check(config: Config) -> None:
-    """Raises `EngineError` when the endpoint cannot be the policy's engine. One that is down is not judged."""
+def check(config: Config, *, wait: float = ANSWER) -> None:
+    """Raises `EngineError` when the endpoint cannot be the policy's engine.
+
+    One that is down, or does not answer within `wait` seconds, is not judged.
+    """
 
     async def ask() -> None:
         engine = connect(config)
         try:
-            await engine.info()
-        except EngineGone as error:
-            log.warning("%s: whether it can serve the policy is seen when it answers", error)
+            await asyncio.wait_for(engine.info(), wait)
+        except (EngineGone, TimeoutError) as error:
+            why = str(error) or f"{engine.http.where} gives no answer within {wait:g} s"
+            log.warning("%s: whether it can serve the policy is seen when it answers", why)
         finally:
             await engine.close()
 
@@ -77,9 +79,11 @@ class OpenAiEngine(VllmEngine):
 
     def __init__(self, config: Config, *, on_connect: OnConnect | None = None) -> None:
         assert config.engine.url is not None, "the settings are checked"
-        http, folder = Endpoint(config.engine.url, api_key=config.engine.api_key), config.home_dir / "identity"
-        super().__init__(http, config.engine, folder=folder, on_connect=on_connect)
+        http, home = Endpoint(config.engine.url, api_key=config.engine.api_key), config.home_dir
+        folder, owner = home / "identity", owner_of(home)
+        super().__init__(http, config.engine, folder=folder, owner=owner, on_connect=on_connect)
         self._model = config.model.path
+        self._base_path = models.location(config.model.path)
         self._decode = _decoder(config.model.path)
 
     async def _hello(self) -> Info:
@@ -111,7 +115,7 @@ class OpenAiEngine(VllmEngine):
 
     async def _models(self) -> Any:
         try:
-            return await self.http.call("GET", "/v1/models")
+            return await self.http.call("GET", "/v1/models", limit=ANSWER)
         except EngineGone:
             raise
         except EngineError as error:

@@ -11,7 +11,7 @@ import abc
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -30,19 +30,27 @@ from openclaw_rl.types import Chunk, Generation, Ids, Logprobs, PolicyRef
 log = logging.getLogger(__name__)
 
 _BACK_OFF = (0.05, 1.0)  # seconds between attempts to connect: first, longest
+_GREETING = 120.0  # seconds; the first replies of a server may compile
+_FAREWELL = 5.0  # seconds
 _SIGN = 1.0  # seconds between signs of life
+_NOT_THERE = ("does not exist", "not loaded", "not found")  # how servers say that there is no such adapter
 BASE = ""
 """The name of the base's own full weights."""
 
 
 class RemoteEngine(abc.ABC):
-    """An `EngineLink`. `http` is the server; `on_connect(epoch)` is called at each new connection."""
+    """An `EngineLink`. `http` is the server; `on_connect(epoch)` is called at each new connection.
+
+    `owner` is in the names of its adapters (`holds.owner_of`).
+    """
 
     kind: ClassVar[str]  # its name, for messages
     convention_advice: ClassVar[str] = ""  # what to do where the server's log-probabilities are of another convention
 
-    def __init__(self, http: Http, config: EngineConfig, *, on_connect: OnConnect | None = None) -> None:
-        self.http, self.config = http, config
+    def __init__(
+        self, http: Http, config: EngineConfig, *, owner: str = "", on_connect: OnConnect | None = None
+    ) -> None:
+        self.http, self.config, self.owner = http, config, owner
         self.epoch = 0
         self._on_connect = on_connect
         self._info: Info | None = None  # of the living connection
@@ -118,17 +126,26 @@ class RemoteEngine(abc.ABC):
                 return known
             if self._closed:
                 raise EngineGone("this engine client was closed")
-            info = await self._hello()
-            await self._check_convention()
+            info, weights = await self._greeted()
             self._holds = Holds(self.config.versions)
             self._full.clear()
-            self._turns = Turnstile(await self._weights_now(), self._reweighed)
+            self._turns = Turnstile(weights, self._reweighed)
             self._info = info
             self.epoch += 1
             self._spawn(self._watch())
             if self._on_connect is not None:
                 self._on_connect(self.epoch)
             return info
+
+    async def _greeted(self) -> tuple[Info, str | None]:
+        """The server, found fit, and its full weights' name. Raises `EngineGone` for one that accepts and is silent."""
+        try:
+            async with asyncio.timeout(_GREETING):
+                info = await self._hello()
+                await self._check_convention()
+                return info, await self._weights_now()
+        except TimeoutError:
+            raise EngineGone(f"the engine at {self.http.where} gave no answer within {_GREETING:g} s") from None
 
     def _living(self) -> Info | None:
         return self._info
@@ -176,11 +193,16 @@ class RemoteEngine(abc.ABC):
 
     async def close(self) -> None:
         """See `EngineLink.close`."""
+        leave = self.connected
         self._closed, self._info = True, None
         self._turns.close(EngineGone("the connection to the engine was closed"))
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if leave:
+            with contextlib.suppress(TimeoutError):  # what stays there takes room, and nobody answers on it
+                async with asyncio.timeout(_FAREWELL):
+                    await self._forget(self._holds, sorted(self._holds.adapters))
         await self.http.close()
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
@@ -217,17 +239,46 @@ class RemoteEngine(abc.ABC):
         turns = self._turns
         await turns.enter(held.weights or BASE)
         try:
+            begun = False
+            try:
+                async with contextlib.aclosing(self._chunks(generation, held, limit)) as chunks:
+                    async for chunk in chunks:
+                        begun = True
+                        yield chunk
+                return
+            except EngineError as error:
+                if begun or not await self._restored(held, error):
+                    raise
             async with contextlib.aclosing(self._chunks(generation, held, limit)) as chunks:
                 async for chunk in chunks:
                     yield chunk
         finally:
             turns.leave()
 
+    async def _restored(self, held: Held, error: EngineError) -> bool:
+        """Whether the server refused because somebody else let our adapter go: then it is there again."""
+        name = held.adapter
+        if name is None or name not in str(error) or not any(words in str(error) for words in _NOT_THERE):
+            return False
+        log.warning("%s: the adapter %s was let go by somebody else; it is loaded again", self.kind, name)
+        async with self._loading:
+            await self._add(name, held.files)
+            self._holds.adapters.add(name)
+        return True
+
+    async def _there(self, held: Held, ask: Callable[[], Awaitable[Logprobs]]) -> Logprobs:
+        try:
+            return np.asarray(await ask(), dtype=np.float32)
+        except EngineError as error:
+            if not await self._restored(held, error):
+                raise
+        return np.asarray(await ask(), dtype=np.float32)
+
     async def score(self, *, version: int, prompt_ids: Ids, response_ids: Ids, temperature: float) -> Logprobs:
         """See `protocols.Engine.score`."""
         async with self._scoring(version, prompt_ids, response_ids) as held:
-            found = await self._score(held, prompt_ids, response_ids, temperature if temperature > 0 else 1.0)
-        return np.asarray(found, dtype=np.float32)
+            wanted = temperature if temperature > 0 else 1.0
+            return await self._there(held, lambda: self._score(held, prompt_ids, response_ids, wanted))
 
     async def score_ids(self, *, version: int, prompt_ids: Ids, response_ids: Ids, ids: Ids) -> Logprobs:
         """[R, K] log softmax(logits) of `ids` [R, K] at each position of the response.
@@ -237,8 +288,7 @@ class RemoteEngine(abc.ABC):
         if ids.ndim != 2 or len(ids) != len(response_ids):
             raise EngineError(f"ids to score have shape {list(ids.shape)}, expected [{len(response_ids)}, K]")
         async with self._scoring(version, prompt_ids, response_ids) as held:
-            found = await self._score_ids(held, prompt_ids, response_ids, ids)
-        return np.asarray(found, dtype=np.float32)
+            return await self._there(held, lambda: self._score_ids(held, prompt_ids, response_ids, ids))
 
     @contextlib.asynccontextmanager
     async def _scoring(self, version: int, prompt_ids: Ids, response_ids: Ids) -> AsyncGenerator[Held]:
@@ -271,7 +321,7 @@ class RemoteEngine(abc.ABC):
             holds = self._holds
             holds.check_room(policies)
             await self._alive()
-            known = [holds.known(ref) or await _checked(ref) for ref in policies]
+            known = [holds.known(ref) or await _checked(ref, self.owner) for ref in policies]
             made = [await self._prepared(held, known) for held in known]
             fresh: list[str] = []
             try:
@@ -319,7 +369,7 @@ def _room(prompt: int, wanted: int, context: int) -> int:
     return min(wanted if wanted > 0 else context, context - prompt)
 
 
-async def _checked(ref: PolicyRef) -> Held:
+async def _checked(ref: PolicyRef, owner: str) -> Held:
     """The version, its files read and compared with their digest. Raises `EngineError`."""
     if ref.path is None:
         return Held(ref=ref)
@@ -327,4 +377,4 @@ async def _checked(ref: PolicyRef) -> Held:
         await asyncio.to_thread(adapter_file.check_full, ref)
         return Held(ref=ref, weights=adapter_name(ref))
     await asyncio.to_thread(adapter_file.read, ref)
-    return Held(ref=ref, adapter=adapter_name(ref))
+    return Held(ref=ref, adapter=adapter_name(ref, owner))

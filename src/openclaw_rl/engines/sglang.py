@@ -16,7 +16,7 @@ from openclaw_rl.config import EngineConfig
 from openclaw_rl.engines import adapter_file, sglang_wire
 from openclaw_rl.engines.base import Info, OnConnect
 from openclaw_rl.engines.holds import Held
-from openclaw_rl.engines.http import Http
+from openclaw_rl.engines.http import ANSWER, Http
 from openclaw_rl.engines.positions import each_position
 from openclaw_rl.engines.remote import RemoteEngine
 from openclaw_rl.errors import EngineError, EngineGone, GrammarError
@@ -57,8 +57,16 @@ class SglangEngine(RemoteEngine):
     kind = "SGLang"
     convention_advice = "Start it without SGLANG_RETURN_ORIGINAL_LOGPROB. "
 
-    def __init__(self, server: Server, config: EngineConfig, base: str, *, on_connect: OnConnect | None = None) -> None:
-        super().__init__(server, config, on_connect=on_connect)
+    def __init__(
+        self,
+        server: Server,
+        config: EngineConfig,
+        base: str,
+        *,
+        owner: str = "",
+        on_connect: OnConnect | None = None,
+    ) -> None:
+        super().__init__(server, config, owner=owner, on_connect=on_connect)
         self._server, self._base_path = server, base
 
     async def _hello(self) -> Info:
@@ -90,7 +98,7 @@ class SglangEngine(RemoteEngine):
 
     async def _server_info(self) -> dict[str, Any]:
         try:
-            found = await self.http.call("GET", "/server_info")
+            found = await self.http.call("GET", "/server_info", limit=ANSWER)
         except EngineGone:
             raise
         except EngineError as error:
@@ -172,8 +180,13 @@ class SglangEngine(RemoteEngine):
             raise EngineError(f"version {ref.version}: SGLang does not load {ref.path}: {error}{advice}") from None
 
     async def _check_scaling(self, ref: PolicyRef) -> None:
-        """Raises `EngineError` for what SGLang passes over: it takes lora_alpha / r for every module."""
-        config = (await asyncio.to_thread(adapter_file.read, ref)).config
+        """Raises `EngineError` for what SGLang passes over: it takes lora_alpha / r for every module.
+
+        So does an adapter of another base.
+        """
+        file = await asyncio.to_thread(adapter_file.read, ref)
+        await asyncio.to_thread(adapter_file.check_fits, file, self._base_path)
+        config = file.config
         found = [key for key in _PASSED_OVER if config.get(key)]
         if found:
             raise EngineError(

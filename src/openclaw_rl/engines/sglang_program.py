@@ -15,6 +15,7 @@ import yaml
 from openclaw_rl.config import Config, foreign_environment
 from openclaw_rl.engines import models, program
 from openclaw_rl.engines.base import OnConnect
+from openclaw_rl.engines.holds import owner_of
 from openclaw_rl.engines.sglang import FALL_BACK, Server, SglangEngine, check_version, numbers
 from openclaw_rl.errors import EngineError
 
@@ -26,11 +27,18 @@ _INCREMENTAL = (0, 5, 14)  # before it, new tokens were lost when two events met
 def connect(config: Config, *, on_connect: OnConnect | None = None) -> SglangEngine:
     """The client of the server that the settings name, or of the one that the engine's room starts."""
     engine, base = config.engine, models.location(config.model.path)
+    owner = owner_of(config.home_dir)
     if engine.url is not None:
-        return SglangEngine(Server(engine.url, api_key=engine.api_key), engine, base, on_connect=on_connect)
+        return SglangEngine(
+            Server(engine.url, api_key=engine.api_key),
+            engine,
+            base,
+            owner=owner,
+            on_connect=on_connect,
+        )
     place = _place(config)
     server = Server(_url(place), api_key=str(place["api-key"]), locate=lambda: _url(_place(config)))
-    return SglangEngine(server, engine, base, on_connect=on_connect)
+    return SglangEngine(server, engine, base, owner=owner, on_connect=on_connect)
 
 
 def check(config: Config) -> str:

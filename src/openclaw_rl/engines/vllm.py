@@ -16,20 +16,20 @@ import numpy as np
 from openclaw_rl.config import Config, EngineConfig
 from openclaw_rl.engines import adapter_file, completions
 from openclaw_rl.engines.base import Info, OnConnect
-from openclaw_rl.engines.holds import Held, adapter_name
-from openclaw_rl.engines.http import Http
+from openclaw_rl.engines.holds import Held, adapter_name, owner_of
+from openclaw_rl.engines.http import ANSWER, Http
 from openclaw_rl.engines.positions import each_position
 from openclaw_rl.engines.remote import RemoteEngine
-from openclaw_rl.errors import EngineError, EngineGone
+from openclaw_rl.errors import EngineError, EngineGone, GrammarError
 from openclaw_rl.types import Chunk, Generation, Ids, Logprobs, PolicyRef, Sampling
 
 _PATTERNS_SINCE = (0, 32)  # vLLM before it served rank_pattern and alpha_pattern as if they were not there
 _TAGS = re.compile(r"^openclaw-\d+-[0-9a-f]+$")
 _GRAMMAR = '%llguidance {}\nstart: "1"'
-# Without a bound, a small model fills its reply with white space.
+# White space between two words of JSON is bounded: a small model fills its reply with it.
 _LAYOUT = re.compile(r'"x-guidance": \{"whitespace_pattern": "[^"]*"\}')
 _SEPARATORS = '"x-guidance": ' + json.dumps(
-    {"whitespace_flexible": False, "item_separator": r"[ \n]{0,4},[ \n]{0,4}", "key_separator": "[ ]{0,2}:[ ]{0,2}"}
+    {"whitespace_flexible": False, "item_separator": r",( |\n[ ]{0,16})?", "key_separator": ":[ ]?"}
 )
 _LORA = (
     "Start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, or let `openclaw-rl` start it (no engine.url)"
@@ -44,7 +44,8 @@ def connect(config: Config, *, on_connect: OnConnect | None = None) -> VllmEngin
         http = Http(engine.url, api_key=engine.api_key)
     else:
         http = Http("http://vllm", socket=config.engine_socket)
-    return VllmEngine(http, engine, folder=config.home_dir / "identity", on_connect=on_connect)
+    home = config.home_dir
+    return VllmEngine(http, engine, folder=home / "identity", owner=owner_of(home), on_connect=on_connect)
 
 
 class VllmEngine(RemoteEngine):
@@ -58,15 +59,23 @@ class VllmEngine(RemoteEngine):
     _device = ""
     _patterns = False  # whether it knows per-module ranks and alphas
 
-    def __init__(self, http: Http, config: EngineConfig, *, folder: Path, on_connect: OnConnect | None = None) -> None:
-        super().__init__(http, config, on_connect=on_connect)
+    def __init__(
+        self,
+        http: Http,
+        config: EngineConfig,
+        *,
+        folder: Path,
+        owner: str = "",
+        on_connect: OnConnect | None = None,
+    ) -> None:
+        super().__init__(http, config, owner=owner, on_connect=on_connect)
         self._folder = folder
         self._identity: PolicyRef | None = None
         self._added: set[str] = set()  # in this connection; they may stay in the server's slots after they are let go
 
     async def _hello(self) -> Info:
         self._added.clear()
-        cards = _cards(await self.http.call("GET", "/v1/models"))
+        cards = _cards(await self.http.call("GET", "/v1/models", limit=ANSWER))
         if not cards:
             raise EngineError(f"the engine at {self.http.where} lists no model; expected a vLLM server")
         card = next((c for c in cards if not c.get("parent")), cards[0])
@@ -130,14 +139,21 @@ class VllmEngine(RemoteEngine):
         if generation.sampling.grammar is not None:
             asked |= _grammar(generation.sampling.grammar)
         end, cached = None, 0
-        async with aclosing(self.http.events("/v1/completions", asked)) as events:
-            async for together in events:
-                chunk = completions.chunk_of(together, generation.top_logprobs)
-                if chunk is not None and chunk.finish is None:
-                    yield chunk
-                end = chunk or end
-                if end is not None and end.finish is not None:
-                    cached = completions.cached_of(together)
+        try:
+            async with aclosing(self.http.events("/v1/completions", asked)) as events:
+                async for together in events:
+                    chunk = completions.chunk_of(together, generation.top_logprobs)
+                    if chunk is not None and chunk.finish is None:
+                        yield chunk
+                    end = chunk or end
+                    if end is not None and end.finish is not None:
+                        cached = completions.cached_of(together)
+        except EngineGone:
+            raise
+        except EngineError as error:
+            if generation.sampling.grammar is not None and "grammar" in str(error).lower():
+                raise GrammarError(str(error)) from None
+            raise
         if end is not None and end.finish is not None:
             yield replace(end, cached=cached)  # what was cached is told behind the finish
 
@@ -206,7 +222,7 @@ class VllmEngine(RemoteEngine):
                 return held
             file = await asyncio.to_thread(adapter_file.read, first.files)
             self._identity = await asyncio.to_thread(adapter_file.write_identity, file, self._folder)
-        return Held(ref=held.ref, adapter=adapter_name(self._identity), source=self._identity)
+        return Held(ref=held.ref, adapter=adapter_name(self._identity, self.owner), source=self._identity)
 
     async def _add(self, name: str, ref: PolicyRef) -> None:
         assert ref.path is not None
@@ -228,8 +244,13 @@ class VllmEngine(RemoteEngine):
             raise EngineError(f"version {ref.version}: vLLM does not load {ref.path}: {error}{advice}") from None
 
     async def _check_patterns(self, ref: PolicyRef) -> None:
-        """Raises `EngineError` where this version would serve ranks or alphas of single modules wrongly."""
-        config = (await asyncio.to_thread(adapter_file.read, ref)).config
+        """Raises `EngineError` where this version would serve ranks or alphas of single modules wrongly.
+
+        So does an adapter of another base.
+        """
+        file = await asyncio.to_thread(adapter_file.read, ref)
+        await asyncio.to_thread(adapter_file.check_fits, file, self._base_path)
+        config = file.config
         found = [key for key in ("rank_pattern", "alpha_pattern") if config.get(key)]
         if found and not self._patterns:
             raise EngineError(
@@ -294,7 +315,9 @@ def _absolute(ref: PolicyRef) -> str:
 
 
 def _grammar(grammar: str) -> dict[str, Any]:
-    """The field. llguidance 1.7, which vLLM 0.32 has, passes over `whitespace_pattern`: the bound is said otherwise."""
+    """The field. llguidance 1.7, which vLLM 0.32 has, takes any number of `whitespace_pattern`: the bound is said
+    otherwise, which leaves no white space behind an opening bracket or before a closing one.
+    """
     return {"structured_outputs": {"grammar": _LAYOUT.sub(lambda _: _SEPARATORS, grammar)}}
 
 

@@ -86,12 +86,17 @@ def _hint(value: str | None) -> str | None:
 
 
 def _cleaned(value: str | None) -> str | None:
-    words = " ".join((value or "").split()).strip("\"'`")
+    words = " ".join(sound(value or "").split()).strip("\"'`")
     return None if not words or words.lower() in ("null", "none", "n/a") else words
 
 
 def _reason(value: Any) -> str:
-    return " ".join(value.split())[:REASON_CHARS] if isinstance(value, str) else ""
+    return " ".join(sound(value).split())[:REASON_CHARS] if isinstance(value, str) else ""
+
+
+def sound(text: str) -> str:
+    """With a question mark for each half of a surrogate pair: JSON can escape one, no store and no prompt holds it."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def size(text: str) -> str:

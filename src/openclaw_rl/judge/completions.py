@@ -12,7 +12,7 @@ import aiohttp
 
 from openclaw_rl.config import EndpointConfig
 from openclaw_rl.errors import JudgeError
-from openclaw_rl.judge.answer import size
+from openclaw_rl.judge.answer import size, sound
 from openclaw_rl.judge.retry import Backoff, seconds_asked
 
 log = logging.getLogger("openclaw_rl.judge")
@@ -112,7 +112,7 @@ class Completions:
             got = f"{size(text)} of {content_type[:40]}"
             raise _Refused(f"expected a chat completion (JSON), got {got}", again=False) from None
         if isinstance(content, str) and content.strip():
-            return content
+            return sound(content)
         more = f" Raise {self._section}.max_tokens." if finish == "length" else ""
         ended = finish if finish in _FINISHES else "unknown"
         raise _Refused(f"expected an answer, got an empty one (finish_reason {ended}).{more}", again=False)

@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from openclaw_rl.config import Config
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.judge import explicit
+from openclaw_rl.judge.answer import sound
 from openclaw_rl.judge.llm import LlmJudge
 from openclaw_rl.judge.retry import delay
 from openclaw_rl.judge.rules import RulesJudge
 from openclaw_rl.judge.teacher import Teacher
+from openclaw_rl.judge.votes import sound_verdict
 from openclaw_rl.protocols import Judge
 from openclaw_rl.store import loops, turns
 from openclaw_rl.store.db import Store
@@ -156,7 +158,7 @@ class _Desk:
             return
         if self._teacher is not None:
             verdict = await self._teacher.taught(item, verdict)
-        await asyncio.to_thread(self._keep, [verdict])
+        await asyncio.to_thread(self._keep, [sound_verdict(verdict)])
         self._late.pop(_key(item), None)
         if outright:
             return  # nobody asked the judge: it may still be down
@@ -168,7 +170,7 @@ class _Desk:
         failures = self._late.get(key, (0, 0.0))[0] + 1
         now = time.monotonic()
         self._late[key] = failures, now + delay(failures, first=FIRST_WAIT, longest=LONGEST_WAIT)
-        words = str(error) if isinstance(error, OpenClawError) else f"{type(error).__name__}: {error}"
+        words = sound(str(error) if isinstance(error, OpenClawError) else f"{type(error).__name__}: {error}")
         self._trouble.add(words, len(self._late), now)
         self._probe_at = now + delay(self._trouble.in_a_row, first=self._poll, longest=LONGEST_PROBE)
 

@@ -105,7 +105,7 @@ def _conversation(history: Sequence[Message]) -> list[tuple[str, str]]:
             left_out += 1
             continue
         budget -= len(text)
-        blocks.append((role, text))
+        blocks.append((_title(message), text))
     blocks.reverse()
     if left_out:
         blocks.insert(0, ("note", f"[... {left_out} earlier messages left out ...]"))
@@ -114,11 +114,17 @@ def _conversation(history: Sequence[Message]) -> list[tuple[str, str]]:
 
 def _reaction(item: JudgeInput) -> list[tuple[str, str]]:
     reaction = item.reaction
-    blocks = [(f"REACTION, {m.get('role', '')}", _reacting(m)) for m in reaction.messages]
+    blocks = [(f"REACTION, {_title(m)}", _reacting(m)) for m in reaction.messages]
     for given in reaction.feedback:
         if given.comment:
             blocks.append(("REACTION, feedback by the user", given.comment))
     return blocks or [("REACTION", "(nothing)")]
+
+
+def _title(message: Message) -> str:
+    """Whose words they are. That a tool failed stands in the mark, where no result can write it."""
+    role = str(message.get("role", ""))
+    return f"{role}: the call failed" if role in ("tool", "function") and message.get("is_error") is True else role
 
 
 def _reacting(message: Message) -> str:

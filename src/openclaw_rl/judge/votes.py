@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-from openclaw_rl.types import Vote
+from openclaw_rl.judge.answer import sound
+from openclaw_rl.types import Verdict, Vote
 
 
 def majority(votes: Sequence[Vote], threshold: float) -> tuple[int | None, str]:
@@ -25,6 +27,15 @@ def majority(votes: Sequence[Vote], threshold: float) -> tuple[int | None, str]:
     if most / usable <= threshold:
         return None, f"abstained: no score has more than {threshold:g} of {usable} usable votes ({tally})"
     return score, f"{most} of {usable} usable votes say {score:+d}"
+
+
+def sound_verdict(verdict: Verdict) -> Verdict:
+    """The same in words that a store holds (`answer.sound`), whoever gave it."""
+    votes = (
+        replace(v, hint=v.hint and sound(v.hint), reason=sound(v.reason), error=v.error and sound(v.error))
+        for v in verdict.votes
+    )
+    return replace(verdict, votes=tuple(votes), hints=tuple(map(sound, verdict.hints)), reason=sound(verdict.reason))
 
 
 def distinct(hints: Iterable[str | None]) -> tuple[str, ...]:
