@@ -22,7 +22,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def env(request: pytest.FixtureRequest) -> Path:
-    folder = Path(request.config.getoption("--openclaw-env"))
+    folder = Path(request.config.getoption("--openclaw-env")).resolve()  # what runs in it has a folder of its own
     if not (folder / "node_modules" / "openclaw" / "openclaw.mjs").exists():
         pytest.fail(f"{folder}: OpenClaw is not installed there; `make test-openclaw` does it")
     return folder

@@ -13,7 +13,7 @@ from tests.render.folders import make
 
 from openclaw_rl.cli import cli
 from openclaw_rl.config import Config, from_flat
-from openclaw_rl.connect import openclaw
+from openclaw_rl.connect import commands, openclaw, others
 from openclaw_rl.connect.json5 import parse
 from openclaw_rl.errors import OpenClawError
 
@@ -119,3 +119,13 @@ def test_codex_gets_a_provider(config: Config) -> None:
     provider = table["model_providers"][table["model_provider"]]
     assert (provider["base_url"], provider["wire_api"]) == ("http://127.0.0.1:8123/v1", "responses")
     assert KEY not in str(table)
+
+
+def test_a_name_with_a_quote_is_still_toml(config: Config) -> None:
+    odd = config.model_copy(update={"model": config.model.model_copy(update={"name": 'my "own"\\\x7f'})})
+    assert tomllib.loads(others.codex(odd))["model"] == 'my "own"\\\x7f'
+
+
+def test_the_next_command_names_the_home_that_was_meant(config: Config, capsys: pytest.CaptureFixture[str]) -> None:
+    commands.connect_codex(config)
+    assert f"$(openclaw-rl key --home {config.home})" in capsys.readouterr().err

@@ -106,3 +106,8 @@ def test_it_is_assignment(whole: dict[str, Any], path: list[str], value: Any, in
     inner[path[-1]] = value
     assert parse(new).value == expected
     assert put(new, path, value) == new
+
+
+def test_what_is_nested_too_deeply_is_said() -> None:
+    with pytest.raises(Json5Error, match="nested too deeply"):
+        parse("[" * 3000 + "]" * 3000)

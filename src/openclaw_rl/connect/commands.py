@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
@@ -29,11 +30,16 @@ def connect_openclaw(config: Config, *, write: bool, into: Path | None) -> None:
 def connect_claude_code(config: Config) -> None:
     """Print the environment for Claude Code."""
     click.echo(others.claude_code(config))
-    click.echo('Next: eval "$(openclaw-rl connect claude-code)" && claude', err=True)
+    click.echo(f'Next: eval "$(openclaw-rl connect claude-code{_home(config)})" && claude', err=True)
 
 
 def connect_codex(config: Config) -> None:
     """Print the lines for Codex."""
     click.echo(others.codex(config))
     click.echo("That belongs into ~/.codex/config.toml.", err=True)
-    click.echo("Next: export OPENCLAW_API_KEY=$(openclaw-rl key) && codex", err=True)
+    click.echo(f"Next: export OPENCLAW_API_KEY=$(openclaw-rl key{_home(config)}) && codex", err=True)
+
+
+def _home(config: Config) -> str:
+    """The flag that names the same home, where it is not the usual one: another home has another key."""
+    return "" if config.home == Config().home else f" --home {shlex.quote(config.home)}"

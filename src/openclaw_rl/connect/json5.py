@@ -35,7 +35,10 @@ class Node:
 def parse(text: str) -> Node:
     """Raises `Json5Error` that names the line."""
     reader = _Reader(text)
-    node = reader.value(reader.skip(0))
+    try:
+        node = reader.value(reader.skip(0))
+    except RecursionError:
+        raise Json5Error("it is nested too deeply") from None
     if (end := reader.skip(node.end)) != len(text):
         raise reader.error(end, "expected the end")
     return node

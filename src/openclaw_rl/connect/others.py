@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 
 from openclaw_rl.config import Config
@@ -28,7 +29,7 @@ def codex(config: Config) -> str:
     """Lines for `~/.codex/config.toml`; the key comes from the environment."""
     return "\n".join(
         [
-            f'model = "{config.model.name}"',
+            f"model = {_quoted(config.model.name)}",
             'model_provider = "openclaw-rl"',
             f"model_context_window = {context_length(config)}",
             "",
@@ -39,3 +40,8 @@ def codex(config: Config) -> str:
             'wire_api = "responses"',
         ]
     )
+
+
+def _quoted(text: str) -> str:
+    """A TOML string: JSON's escapes are TOML's, but for DEL."""
+    return json.dumps(text).replace("\x7f", "\\u007f")
