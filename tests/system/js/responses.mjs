@@ -26,7 +26,7 @@ assert.equal(last.response.output[0].content[0].text, joined);
 let deltas = 0;
 const helper = client.responses.stream(short).on("response.output_text.delta", () => { deltas += 1; });
 const final = await helper.finalResponse();
-assert.ok(deltas > 1 && final.output_text.length > 0);
+assert.ok(deltas >= 1 && final.output_text.length > 0); // a short answer may arrive at once
 
 const next = await client.responses.create({ ...short, input: "Thank you!", previous_response_id: whole.id });
 assert.ok(ended(next));
