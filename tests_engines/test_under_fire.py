@@ -96,6 +96,8 @@ def test_a_killed_vllm_is_started_again_and_its_versions_are_loaded_again(served
             begun = [asyncio.Event() for _ in range(4)]
             streams = [asyncio.create_task(_long(api, served.stop_token_ids, b)) for b in begun]
             await asyncio.gather(*(b.wait() for b in begun))
+            running = [s for s in streams if not s.done()]  # on a busy machine one may be through before another begins
+            assert running
             os.kill(server, signal.SIGKILL)
             ledger.versions.clear()
             end = time.monotonic() + 240
@@ -103,7 +105,7 @@ def test_a_killed_vllm_is_started_again_and_its_versions_are_loaded_again(served
                 await asyncio.sleep(0.1)
             assert len(ledger.finished) >= before + 20, "replies did not come back"
             assert min(ledger.versions) >= seen, "the newest version answers, loaded again"
-        heard = list(await asyncio.gather(*streams))
+        heard = list(await asyncio.gather(*running))
         await api.close()
         return heard
 
