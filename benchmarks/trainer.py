@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from openclaw_rl.types import Sample
+from openclaw_rl.credit import Sample
 
 VOCABULARY = 8192
 MODEL = {

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "openclaw_rl"
 
 LEVELS: tuple[frozenset[str], ...] = (
-    frozenset({"types", "errors", "canon", "digest", "patterns"}),
+    frozenset({"types", "credit", "errors", "canon", "digest", "patterns"}),
     frozenset({"sections", "config", "protocols", "observe"}),
     frozenset({"methods", "render", "store", "engines", "trainers", "environments", "testing"}),
     frozenset({"serve", "collect", "judge", "train"}),

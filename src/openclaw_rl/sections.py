@@ -141,6 +141,8 @@ class TrainConfig(_Section):
     batch_max: int = Field(16, ge=1)
     max_wait: float = Field(600.0, gt=0, description="seconds after which a smaller batch is trained all the same")
     learning_rate: float = Field(1.5e-3, gt=0)
+    warmup_steps: int = Field(0, ge=0, description="steps over which the learning rate rises to its value")
+    warmup_samples: int = Field(0, ge=0, description="the same in turns; the longer of the two holds")
     weight_decay: float = Field(0.0, ge=0)
     adam_betas: tuple[_Share, _Share] = (0.9, 0.95)
     clip_grad: float = Field(1.0, gt=0)

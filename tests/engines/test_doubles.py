@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from openclaw_rl.credit import Sample
 from openclaw_rl.digest import digest_of
 from openclaw_rl.errors import EngineError, EngineGone, JudgeError
 from openclaw_rl.testing import ScriptedEngine, ScriptedJudge, ScriptedTrainer, always
-from openclaw_rl.types import Generation, JudgeInput, Reaction, Sample, Sampling
+from openclaw_rl.types import Generation, JudgeInput, Reaction, Sampling
 
 CALL = Generation(
     id="g", version=0, prompt_ids=np.arange(3), sampling=Sampling(max_tokens=5), stop_token_ids=(2,), top_logprobs=0

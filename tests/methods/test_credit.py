@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openclaw_rl import methods
+from openclaw_rl.credit import Evidence, Sample
 from openclaw_rl.methods import Binary, Combine, Opd
 from openclaw_rl.methods.baseline import MAX_AGENTS, Baseline
-from openclaw_rl.types import Sample
 
 DECAY, SHRINK, C = 0.95, 8.0, 1.0
 
@@ -42,6 +42,10 @@ def scores(rng: np.random.Generator, samples: list[Sample]) -> tuple[list[np.nda
         return -rng.exponential(3.0, len(s.mask)).astype(np.float32)
 
     return [draw(s) for s in samples], [[draw(s) for _ in s.hinted_prompts] for s in samples]
+
+
+def evidence(samples: list[Sample], student: list[np.ndarray], teachers: list[list[np.ndarray]]) -> Evidence:
+    return Evidence(samples=samples, student=student, teachers=teachers)
 
 
 def batch(seed: int) -> tuple[np.random.Generator, list[Sample]]:
@@ -73,7 +77,7 @@ def test_binary_is_the_reference(reference: ModuleType, seed: int) -> None:
     memory: dict = {}
     expected: dict = {}
     for _ in range(3):  # the baseline of one batch is what the batches before it left behind
-        (term,) = method.terms(samples, *scores(rng, samples), memory)
+        (term,) = method.terms(evidence(samples, *scores(rng, samples)), memory)
         for s, advantages, mask in zip(samples, term.advantages, term.masks, strict=True):
             if s.reward is None:
                 assert not mask.any()
@@ -93,7 +97,7 @@ def test_binary_is_the_reference(reference: ModuleType, seed: int) -> None:
 def test_opd_is_the_reference(reference: ModuleType, seed: int) -> None:
     rng, samples = batch(seed)
     student, teachers = scores(rng, samples)
-    (term,) = Opd(clip=C).terms(samples, student, teachers, {})
+    (term,) = Opd(clip=C).terms(evidence(samples, student, teachers), {})
     for i, s in enumerate(samples):
         if not teachers[i]:
             assert not term.masks[i].any()
@@ -111,8 +115,13 @@ def test_combine_is_both_side_by_side(seed: int) -> None:
     student, teachers = scores(rng, samples)
     binary, opd = Binary(decay=DECAY, shrink=SHRINK), Opd(clip=C)
     both = Combine(binary=binary, opd=opd, w_binary=0.5, w_opd=2.0)
-    alone = [*binary.terms(samples, student, teachers, {}), *opd.terms(samples, student, teachers, {})]
-    for term, single, weight in zip(both.terms(samples, student, teachers, {}), alone, (0.5, 2.0), strict=True):
+    alone = [
+        *binary.terms(evidence(samples, student, teachers), {}),
+        *opd.terms(evidence(samples, student, teachers), {}),
+    ]
+    for term, single, weight in zip(
+        both.terms(evidence(samples, student, teachers), {}), alone, (0.5, 2.0), strict=True
+    ):
         assert (term.name, term.weight, term.samples) == (single.name, weight, single.samples)
         for a, b in zip((*term.advantages, *term.masks), (*single.advantages, *single.masks), strict=True):
             np.testing.assert_array_equal(a, b)
@@ -128,7 +137,7 @@ def test_a_term_counts_only_its_own_samples() -> None:
         sample(rng, 3, reward=None),
     ]
     terms = methods.make("combine", decay=DECAY, shrink=SHRINK, clip=C, w_binary=1, w_opd=1).terms(
-        samples, *scores(rng, samples), {}
+        evidence(samples, *scores(rng, samples)), {}
     )
     assert {t.name: t.samples for t in terms} == {"binary": 2, "opd": 2}
 
@@ -138,14 +147,14 @@ def test_a_weight_of_zero_takes_the_signal_away() -> None:
     assert (method.uses_reward, method.uses_hints) == (True, False)
     rng = np.random.default_rng(0)
     samples = [sample(rng, 0, reward=1.0, hints=1)]
-    assert [t.name for t in method.terms(samples, *scores(rng, samples), {})] == ["binary"]
+    assert [t.name for t in method.terms(evidence(samples, *scores(rng, samples)), {})] == ["binary"]
 
 
 def test_equal_rewards_still_speak() -> None:
     """Four likes in a row: a division by the batch's standard deviation would be 0/0, its mean would say nothing."""
     rng = np.random.default_rng(0)
     samples = [sample(rng, n, reward=1.0) for n in range(4)]
-    (term,) = Binary().terms(samples, *scores(rng, samples), {})
+    (term,) = Binary().terms(evidence(samples, *scores(rng, samples)), {})
     assert all((a == 1.0).all() for a in term.advantages)
 
 
@@ -185,7 +194,7 @@ def test_refuses_a_reward_that_is_no_verdict() -> None:
     rng = np.random.default_rng(0)
     samples = [sample(rng, 0, reward=0.5)]
     with pytest.raises(ValueError, match=r"turn-0: expected a reward of \+1, -1 or none, got 0.5"):
-        Binary().terms(samples, *scores(rng, samples), {})
+        Binary().terms(evidence(samples, *scores(rng, samples)), {})
 
 
 def test_refuses_lengths_that_do_not_fit() -> None:
@@ -194,7 +203,7 @@ def test_refuses_lengths_that_do_not_fit() -> None:
     student, teachers = scores(rng, samples)
     r = len(samples[0].mask)
     with pytest.raises(ValueError, match=rf"turn-5: expected {r} log-probabilities .* got \[{r}, {r + 1}\]"):
-        Opd().terms(samples, student, [[np.append(teachers[0][0], 0.0)]], {})
+        Opd().terms(evidence(samples, student, [[np.append(teachers[0][0], 0.0)]]), {})
 
 
 def test_an_unknown_method_lists_what_there_is() -> None:

@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openclaw_rl import methods
+from openclaw_rl.credit import Sample
 from openclaw_rl.render.model_files import ModelFiles
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.train.batch import Builder, spliced
-from openclaw_rl.types import FinishReason, JudgedTurn, Policy, Sample, Sampling, Span
+from openclaw_rl.types import FinishReason, JudgedTurn, Policy, Sampling, Span
 
 Judged = Callable[..., JudgedTurn]
 

@@ -16,10 +16,10 @@ from tests.trainers.conftest import save_tiny
 
 from openclaw_rl import methods
 from openclaw_rl.config import TrainConfig
+from openclaw_rl.credit import Sample
 from openclaw_rl.train.gate import refusal
 from openclaw_rl.trainers.local import LocalTrainer
 from openclaw_rl.trainers.pack import Row
-from openclaw_rl.types import Sample
 
 V, STEPS = 64, 40
 Reward = Callable[[np.random.Generator], float | None]

@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 
 from openclaw_rl.config import Config, ModelConfig, TrainConfig
+from openclaw_rl.credit import Sample
 from openclaw_rl.errors import IdentityMismatch
 from openclaw_rl.store import events, leases, loops, policies, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.testing import ScriptedTrainer
 from openclaw_rl.train.batch import Builder
 from openclaw_rl.train.loop import LEASE, TrainRoom, run
-from openclaw_rl.types import Policy, PolicyState, Sample, Use
+from openclaw_rl.types import Policy, PolicyState, Use
 
 Fill = Callable[..., list[str]]
 Rooms = Callable[..., TrainRoom]

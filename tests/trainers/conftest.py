@@ -14,9 +14,9 @@ from transformers.utils import logging as transformers_logging
 
 from openclaw_rl import methods
 from openclaw_rl.config import TrainConfig
+from openclaw_rl.credit import Sample
 from openclaw_rl.trainers.local import LocalTrainer
 from openclaw_rl.trainers.pack import Row
-from openclaw_rl.types import Sample
 
 VOCABULARY = 64
 

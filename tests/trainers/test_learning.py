@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from openclaw_rl.credit import Evidence, Sample
 from openclaw_rl.methods import AnyMethod, Binary, Opd
 from openclaw_rl.trainers.length import ReplyTokens
 from openclaw_rl.trainers.local import LocalTrainer
 from openclaw_rl.trainers.loss import Bounds, TermSlice, batch_loss
 from openclaw_rl.trainers.pack import Row
-from openclaw_rl.types import Sample
 
 BOUNDS = Bounds(clip_low=0.8, clip_high=1.28, dual_clip=3.0, gap_low=0.5, gap_high=5.0)
 PROMPT = np.zeros(1, np.int32)
@@ -56,7 +56,7 @@ def descend(
             mask_K=torch.from_numpy(np.concatenate(term.masks)),
             denominator=term.samples * tokens,
         )
-        for term in method.terms(samples, student, teachers, memory)
+        for term in method.terms(Evidence(samples=samples, student=student, teachers=teachers), memory)
     ]
     mu_K = torch.from_numpy(np.concatenate([s.logprobs for s in samples]))
     loss = batch_loss(

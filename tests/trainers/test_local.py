@@ -14,11 +14,11 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
+from openclaw_rl.credit import Sample
 from openclaw_rl.errors import ConfigError, ModelError
 from openclaw_rl.trainers import checkpoint
 from openclaw_rl.trainers.local import LocalTrainer
 from openclaw_rl.trainers.pack import Row
-from openclaw_rl.types import Sample
 
 Make = Callable[..., LocalTrainer]
 Draw = Callable[..., list[Sample]]

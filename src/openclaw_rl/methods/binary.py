@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from openclaw_rl.credit import Evidence, Sample, Term
 from openclaw_rl.methods.baseline import Baseline
-from openclaw_rl.types import Logprobs, Sample, Term
 
 
 class Binary:
@@ -24,20 +24,14 @@ class Binary:
         self._decay = decay
         self._shrink = shrink
 
-    def terms(
-        self,
-        samples: Sequence[Sample],
-        student: Sequence[Logprobs],
-        teachers: Sequence[Sequence[Logprobs]],
-        memory: Mapping[str, Any],
-    ) -> tuple[Term, ...]:
-        """One term; `student` and `teachers` are not looked at. b is read once, before the batch."""
+    def terms(self, evidence: Evidence, memory: Mapping[str, Any]) -> tuple[Term, ...]:
+        """One term, of the scores alone. b is read once, before the batch."""
         baseline = Baseline(memory, decay=self._decay, shrink=self._shrink)
         advantages = [
             np.full(len(s.mask), 0.0 if s.reward is None else _checked(s) - baseline.read(s.agent), np.float32)
-            for s in samples
+            for s in evidence.samples
         ]
-        masks = [s.mask & (s.reward is not None) for s in samples]
+        masks = [s.mask & (s.reward is not None) for s in evidence.samples]
         return (Term(name="binary", weight=1.0, advantages=tuple(advantages), masks=tuple(masks)),)
 
     def remember(self, samples: Sequence[Sample], memory: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from openclaw_rl.credit import Evidence, Sample, Term
 from openclaw_rl.methods.binary import Binary
 from openclaw_rl.methods.opd import Opd
-from openclaw_rl.types import Logprobs, Sample, Term
 
 
 class Combine:
@@ -23,18 +23,12 @@ class Combine:
         self.uses_reward = w_binary > 0
         self.uses_hints = w_opd > 0
 
-    def terms(
-        self,
-        samples: Sequence[Sample],
-        student: Sequence[Logprobs],
-        teachers: Sequence[Sequence[Logprobs]],
-        memory: Mapping[str, Any],
-    ) -> tuple[Term, ...]:
+    def terms(self, evidence: Evidence, memory: Mapping[str, Any]) -> tuple[Term, ...]:
         """The weighted terms of both."""
         return tuple(
             replace(term, weight=term.weight * weight)
             for method, weight in self._parts
-            for term in method.terms(samples, student, teachers, memory)
+            for term in method.terms(evidence, memory)
         )
 
     def remember(self, samples: Sequence[Sample], memory: Mapping[str, Any]) -> dict[str, Any]:

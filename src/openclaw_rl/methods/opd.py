@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from openclaw_rl.types import Logprobs, Sample, Term
+from openclaw_rl.credit import Evidence, Sample, Term
+from openclaw_rl.types import Logprobs
 
 
 class Opd:
@@ -24,15 +25,9 @@ class Opd:
     def __init__(self, *, clip: float = 1.0) -> None:
         self._clip = clip
 
-    def terms(
-        self,
-        samples: Sequence[Sample],
-        student: Sequence[Logprobs],
-        teachers: Sequence[Sequence[Logprobs]],
-        memory: Mapping[str, Any],
-    ) -> tuple[Term, ...]:
-        """One term. `student` B times [R]: o; `teachers` B times (hints times [R]): T under each hint."""
-        triples = list(zip(samples, student, teachers, strict=True))
+    def terms(self, evidence: Evidence, memory: Mapping[str, Any]) -> tuple[Term, ...]:
+        """One term, where there are hints."""
+        triples = list(zip(evidence.samples, evidence.student, evidence.teachers, strict=True))
         advantages = tuple(self._advantage(s, o, hinted) for s, o, hinted in triples)
         masks = tuple(s.mask & bool(hinted) for s, _, hinted in triples)
         return (Term(name="opd", weight=1.0, advantages=advantages, masks=masks),)

@@ -9,10 +9,11 @@ from typing import Protocol
 import numpy as np
 
 from openclaw_rl.canon import Transience
+from openclaw_rl.credit import Sample
 from openclaw_rl.errors import RequestError
 from openclaw_rl.render.hint import with_hint
 from openclaw_rl.render.renderer import Renderer
-from openclaw_rl.types import FinishReason, Ids, JudgedTurn, Policy, Reply, Request, Sample, Verdict
+from openclaw_rl.types import FinishReason, Ids, JudgedTurn, Policy, Reply, Request, Verdict
 
 
 class Signal(Protocol):

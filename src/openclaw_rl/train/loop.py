@@ -17,6 +17,7 @@ from sqlalchemy import Connection
 from openclaw_rl import methods
 from openclaw_rl.canon import Transience
 from openclaw_rl.config import Config, TrainConfig
+from openclaw_rl.credit import StepResult
 from openclaw_rl.errors import StaleLease
 from openclaw_rl.protocols import Trainer
 from openclaw_rl.render.model_files import ModelFiles, identity
@@ -28,7 +29,7 @@ from openclaw_rl.train.batch import Batch, Builder
 from openclaw_rl.train.gate import refusal
 from openclaw_rl.train.lease import LeaseKeeper
 from openclaw_rl.train.tracking import Tracker
-from openclaw_rl.types import JudgedTurn, Lease, Policy, PolicyState, StepResult, Use
+from openclaw_rl.types import JudgedTurn, Lease, Policy, PolicyState, Use
 
 log = logging.getLogger("openclaw_rl.train")
 LEASE = "trainer"

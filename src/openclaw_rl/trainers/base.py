@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from openclaw_rl.types import Logprobs, Sample, Term
+from openclaw_rl.credit import Evidence, Sample, Term
 
 
 class Method(Protocol):
@@ -21,14 +21,8 @@ class Method(Protocol):
         """A sample with a hinted prompt carries signal: the trainer scores its teachers."""
         ...
 
-    def terms(
-        self,
-        samples: Sequence[Sample],
-        student: Sequence[Logprobs],
-        teachers: Sequence[Sequence[Logprobs]],
-        memory: Mapping[str, Any],
-    ) -> Sequence[Term]:
-        """`student`: B times [R], the current policy; `teachers`: B times (hints times [R]), the frozen base."""
+    def terms(self, evidence: Evidence, memory: Mapping[str, Any]) -> Sequence[Term]:
+        """The terms of the loss on these samples."""
         ...
 
     def remember(self, samples: Sequence[Sample], memory: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,10 +23,16 @@ for await (const event of await client.responses.create({ ...short, stream: true
 assert.ok(ended(last.response));
 assert.equal(last.response.output[0].content[0].text, joined);
 
-let deltas = 0;
-const helper = client.responses.stream(short).on("response.output_text.delta", () => { deltas += 1; });
-const final = await helper.finalResponse();
-assert.ok(deltas >= 1 && final.output_text.length > 0); // a short answer may arrive at once
+// On a busy machine a short answer may arrive at once; of five, one must come in pieces.
+let most = 0;
+for (let tried = 0; tried < 5 && most < 2; tried += 1) {
+  let deltas = 0;
+  const helper = client.responses.stream(short).on("response.output_text.delta", () => { deltas += 1; });
+  const final = await helper.finalResponse();
+  assert.ok(deltas > 0 && final.output_text.length > 0);
+  most = Math.max(most, deltas);
+}
+assert.ok(most > 1);
 
 const next = await client.responses.create({ ...short, input: "Thank you!", previous_response_id: whole.id });
 assert.ok(ended(next));
