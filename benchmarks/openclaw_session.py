@@ -1,11 +1,12 @@
 """The time to the first token over a session of OpenClaw, with and without the prefix cache.
 
-    python benchmarks/openclaw_session.py [--sessions 3] [--turns 10]
+    python benchmarks/openclaw_session.py [--sessions 3] [--turns 10] [--together 12]
 
 The real system (`openclaw-rl up`) on a model made on the spot: random weights, a context of 32,768 tokens, a tokenizer
 trained on the spot. The requests have the shape that OpenClaw's were seen to have (`conversations.py`): a long system
 prompt, twelve tools, the history as text, and last a passing context message that is gone from the next request: no
-request is the beginning of the next one. Writes benchmarks/results/openclaw_session.md.
+request is the beginning of the next one. First sessions one after the other; then many that take turns, with one cache
+for them all. Writes benchmarks/results/openclaw_session.md.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import model_folder
 from conversations import Conversation, Traffic
+from openclaw_rl.store import loops
+from openclaw_rl.store.db import Store
 from openclaw_rl.system import System, scratch
 from servers import RUNS
 
@@ -53,6 +56,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sessions", type=int, default=3)
     parser.add_argument("--turns", type=int, default=10)
+    parser.add_argument("--together", type=int, default=12, help="sessions that take turns")
     options = parser.parse_args()
     RUNS.mkdir(exist_ok=True)
     arms: dict[int, list[list[Turn]]] = {}
@@ -61,7 +65,8 @@ def main() -> None:
         for cache in (CACHE, 0):
             # Without the cache one session is like another, and every turn computes all of it.
             arms[cache] = run_arm(Path(folder), cache, word, options.sessions if cache else 1, options.turns)
-    text = report(arms)
+        together = run_together(Path(folder), word, options.together, options.turns)
+    text = report(arms, together)
     print(text)
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(text)
@@ -99,14 +104,50 @@ def run_arm(folder: Path, cache: int, word: int, sessions: int, turns: int) -> l
     return out
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Together:
+    """Sessions that take turns, and the engine's memory by them: MiB after the first turn of one, and at the end."""
+
+    sessions: list[list[Turn]]
+    before: float
+    after: float
+
+
+def run_together(folder: Path, word: int, sessions: int, turns: int) -> Together:
+    with System(scratch(folder / "home-together", SETTINGS | {"model.path": str(folder / "model")})) as system:
+        ask(system, start(0, word), 1)  # the first of all computes the trunk, in slots that stay
+        before = engine_memory(system)
+        talks = [start(1 + n, word) for n in range(sessions)]
+        out: list[list[Turn]] = [[] for _ in talks]
+        for number in range(1, turns + 1):
+            for talk, told in zip(talks, out, strict=True):
+                told.append(ask(system, talk, number))
+            print(f"turn {number}: {out[0][-1]}", file=sys.stderr, flush=True)
+        return Together(sessions=out, before=before, after=engine_memory(system))
+
+
+def engine_memory(system: System) -> float:
+    """MiB that are the engine's process' own."""
+    store = Store.open(system.config.store_path, create=False)
+    with store.read() as conn:
+        (pid,) = (beat.pid for beat in loops.beats(conn) if beat.name == "engine")
+    store.close()
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.split("RssAnon:")[1].split()[0]) / 1024
+
+
 def session(system: System, number: int, word: int, turns: int) -> list[Turn]:
     """A whole session, one turn after the other."""
+    talk = start(number, word)
+    return [ask(system, talk, n + 1) for n in range(turns)]
+
+
+def start(number: int, word: int) -> Conversation:
     traffic = Traffic(agent=True, stream=True, max_tokens=REPLY, system_bytes=SYSTEM, tool_bytes=TOOLS)
     # The same word over and over: text that comes back as the very tokens that were sampled, as a trained model's does.
     bias = b'"logit_bias":{"%d":100},' % word
     traffic.head = traffic.head.replace(b'"include_usage":false', b'"include_usage":true').replace(b"{", b"{" + bias, 1)
-    talk = Conversation(traffic, f"session {number}")
-    return [ask(system, talk, n + 1) for n in range(turns)]
+    return Conversation(traffic, f"session {number}")
 
 
 def ask(system: System, talk: Conversation, number: int) -> Turn:
@@ -132,7 +173,7 @@ def ask(system: System, talk: Conversation, number: int) -> Turn:
     return Turn(number=number, first_token=first, prompt=usage["prompt_tokens"], cached=cached)
 
 
-def report(arms: dict[int, list[list[Turn]]]) -> str:
+def report(arms: dict[int, list[list[Turn]]], together: Together) -> str:
     last = arms[CACHE][0][-1].number
     rows = [_row(cache, sessions, last) for cache, sessions in arms.items()]
     first = arms[CACHE][0][0]
@@ -153,8 +194,23 @@ def report(arms: dict[int, list[list[Turn]]]) -> str:
         "A request of OpenClaw's branches off from the one before: its passing context message is gone, and the reply "
         "stands in its place. So the last reply and the new words are computed, and all before them comes from the "
         "cache, in every turn; a new session has the system prompt and the tools from the session before.",
+        "",
+        *_together(together),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _together(told: Together) -> list[str]:
+    turns, ends = [t for s in told.sessions for t in s[1:]], [s[-1] for s in told.sessions]
+    shares = [t.cached / t.prompt for t in turns if t.cached is not None]
+    first = statistics.median(t.first_token for t in turns) * 1e3
+    return [
+        f"{len(ends)} sessions that take turns, {ends[0].number} each, on one cache of {CACHE:,} tokens (their last "
+        f"prompts have {sum(t.prompt for t in ends):,} together): from the second turn on, "
+        f"{statistics.median(shares):.1%} of a prompt came from the cache (at least {min(shares):.1%}), and the first "
+        f"word came after {first:,.0f} ms (median). The engine's memory grew from {told.before:,.0f} to "
+        f"{told.after:,.0f} MiB: what sessions share is held once.",
+    ]
 
 
 def _row(cache: int, sessions: Sequence[Sequence[Turn]], last: int) -> str:

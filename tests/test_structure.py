@@ -13,12 +13,12 @@ SOURCE = ROOT / "src" / "openclaw_rl"
 
 LEVELS: tuple[frozenset[str], ...] = (
     frozenset({"types", "credit", "errors", "canon", "digest", "patterns"}),
-    frozenset({"sections", "config", "protocols", "observe"}),
+    frozenset({"sections", "spellings", "reading", "config", "protocols", "observe", "lifeline"}),
     frozenset({"methods", "render", "store", "engines", "trainers", "environments", "testing"}),
-    frozenset({"serve", "collect", "judge", "train"}),
+    frozenset({"serve", "collect", "judge", "train", "trajectories"}),
     frozenset({"run", "system"}),
-    frozenset({"evaluate", "dashboard", "views", "doctor", "doctor_engine", "chat", "connect"}),
-    frozenset({"cli"}),
+    frozenset({"evaluate", "dashboard", "views", "doctor", "doctor_engine", "chat", "connect", "reference"}),
+    frozenset({"cli", "commands_data"}),
 )
 APART = (2, 3)
 """On these levels no two rooms may know each other."""

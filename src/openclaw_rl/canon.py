@@ -11,6 +11,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from hashlib import blake2b
+from itertools import groupby
 from typing import Any
 
 from openclaw_rl.patterns import Pattern
@@ -193,6 +194,14 @@ def marks(messages: Sequence[Message], key: bytes, transient: Transience) -> tup
         out.append(mark(message, index=index, chain=chain, key=key))
         chain = out[-1].chain
     return tuple(out)
+
+
+def signature_of(reaction: Sequence[Mark]) -> bytes | None:
+    """[16 bytes] of the words in their order; results of parallel tool calls count as one, whatever their order."""
+    if not reaction:
+        return None
+    runs = [[m.own for m in run] for _, run in groupby(reaction, key=lambda m: m.role == "tool" or id(m))]
+    return blake2b(b"".join(own for run in runs for own in sorted(run)), digest_size=16).digest()
 
 
 _ROLE_CODES = ("system", "user", "assistant", "tool", "")

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from openclaw_rl import __version__
+from openclaw_rl import __version__, commands_data
 from openclaw_rl.errors import OpenClawError
 
 if TYPE_CHECKING:
-    from openclaw_rl.config import Config
+    from openclaw_rl.config import Config, Loaded
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -45,7 +45,7 @@ def _model(function: _F) -> _F:
     """The options of commands that start rooms."""
     options = (
         click.option("--model-path", metavar="PATH", help="Base model: a folder or a hub id [the shipped starter]."),
-        click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"])),
+        click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error."),
     )
     for option in reversed(options):
         function = option(function)
@@ -66,27 +66,36 @@ def _gateway(function: _F) -> _F:
 
 
 def _method(function: _F) -> _F:
-    choices = click.Choice(["binary", "opd", "combine"])
-    return click.option("--method", type=choices, help="Training method [combine].")(function)
+    return click.option("--method", metavar="NAME", help="Training method, e.g. binary, opd, combine [combine].")(
+        function
+    )
 
 
-def _load(file: str | None, sets: tuple[str, ...], **flags: Any) -> Config:
+def _words(function: _F) -> _F:
+    """Every other spelling of a setting, as scripts forward them: `--lr 1e-6 --use-lora`."""
+    return click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[--FLAG VALUE]...")(function)
+
+
+_ANY = {"ignore_unknown_options": True}
+
+
+def _load(file: str | None, sets: tuple[str, ...], words: tuple[str, ...] = (), **flags: Any) -> Config:
     from openclaw_rl import config as settings
-    from openclaw_rl.errors import ConfigError
 
     handed = settings.inherited()
-    if handed is not None and not file and not sets and not any(v is not None for v in flags.values()):
+    if handed is not None and not file and not sets and not words and not any(v is not None for v in flags.values()):
         return handed
+    loaded = _load_all(file, sets, words, **flags)
+    for notice in loaded.notices:
+        click.echo(f"note: {notice}", err=True)
+    return loaded.config
+
+
+def _load_all(file: str | None, sets: tuple[str, ...], words: tuple[str, ...] = (), **flags: Any) -> Loaded:
+    from openclaw_rl import config as settings
+
     dotted = {_FLAGS[name]: value for name, value in flags.items() if value is not None}
-    for item in sets:
-        key, sign, value = item.partition("=")
-        if not sign:
-            raise ConfigError(f"--set {item}: expected KEY=VALUE, e.g. --set train.batch_min=8")
-        read = settings.read_value(value, f"--set {key}")
-        if key in dotted and dotted[key] != read:
-            raise ConfigError(f"--set {item}: a flag sets {key} to {dotted[key]!r} already. Give one of them.")
-        dotted[key] = read
-    return settings.load(file=file, flags=dotted)
+    return settings.load_all(file=file, flags=dotted, sets=sets, words=words)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -98,69 +107,75 @@ def cli() -> None:
     """
 
 
-@cli.command()
+@cli.command(context_settings=_ANY)
 @_common
 @_model
 @_gateway
 @_method
 @click.option("--with-parent", is_flag=True, hidden=True, help="End when the process that started this one ends.")
-def up(file: str | None, sets: tuple[str, ...], with_parent: bool, **flags: Any) -> None:
+@_words
+def up(file: str | None, sets: tuple[str, ...], words: tuple[str, ...], with_parent: bool, **flags: Any) -> None:
     """Serve, collect, judge and train: the whole loop, supervised."""
-    from openclaw_rl.run import ROOMS, die_with_parent
+    from openclaw_rl.lifeline import die_with_parent
+    from openclaw_rl.run import ROOMS
 
     if with_parent:
         die_with_parent()
-    _start(_load(file, sets, **flags), ROOMS)
+    _start(_load(file, sets, words, **flags), ROOMS)
 
 
-@cli.command()
+@cli.command(context_settings=_ANY)
 @_common
 @_model
 @_gateway
-def serve(file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
+@_words
+def serve(file: str | None, sets: tuple[str, ...], words: tuple[str, ...], **flags: Any) -> None:
     """Only serve (engine and gateway): capture conversations, train nothing."""
-    _start(_load(file, sets, **flags), ("engine", "gateway"))
+    _start(_load(file, sets, words, **flags), ("engine", "gateway"))
 
 
-@cli.command()
+@cli.command(context_settings=_ANY)
 @_common
 @_model
-def collect(file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
+@_words
+def collect(file: str | None, sets: tuple[str, ...], words: tuple[str, ...], **flags: Any) -> None:
     """Only link reactions to turns."""
-    _start(_load(file, sets, **flags), ("collect",))
+    _start(_load(file, sets, words, **flags), ("collect",))
 
 
-@cli.command()
+@cli.command(context_settings=_ANY)
 @_common
 @_model
-def judge(file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
+@_words
+def judge(file: str | None, sets: tuple[str, ...], words: tuple[str, ...], **flags: Any) -> None:
     """Only judge closed turns."""
-    _start(_load(file, sets, **flags), ("judge",))
+    _start(_load(file, sets, words, **flags), ("judge",))
 
 
-@cli.command()
+@cli.command(context_settings=_ANY)
 @_common
 @_model
 @_method
-def train(file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
+@_words
+def train(file: str | None, sets: tuple[str, ...], words: tuple[str, ...], **flags: Any) -> None:
     """Only train on judged turns."""
-    _start(_load(file, sets, **flags), ("train",))
+    _start(_load(file, sets, words, **flags), ("train",))
 
 
 def _start(config: Config, rooms: tuple[str, ...]) -> None:
     from openclaw_rl.render.model_files import ModelFiles
-    from openclaw_rl.run import supervise
+    from openclaw_rl.run import supervise, with_data
 
-    ModelFiles.find(config.model.path)  # a missing model is said here, not by a child that dies five times
+    ModelFiles.of(config.model)  # a missing model is said here, not by a child that dies five times
     if "gateway" in rooms:
         url = f"http://{config.serve.host}:{config.serve.port}/v1"
         click.echo(f"OpenClaw-RL {__version__}: {config.model.path} as {config.model.name!r} at {url}", err=True)
         click.echo(f"  home {config.home_dir}   key: `openclaw-rl key`   talk: `openclaw-rl chat`", err=True)
-    supervise(config, rooms)
+    supervise(config, with_data(config, rooms))
 
 
 @cli.command(hidden=True)
-@click.argument("name", type=click.Choice(["engine", "gateway", "collect", "judge", "train"]))
+@click.argument("name", type=click.Choice(["engine", "gateway", "collect", "judge", "train", "data"]))
 @_common
 def room(name: str, file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
     """Be one room in this process (what the supervisor starts)."""
@@ -314,17 +329,26 @@ def config_group() -> None:
     """The settings in force."""
 
 
-@config_group.command("show")
+@config_group.command("show", context_settings=_ANY)
 @_common
-def config_show(file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
-    """Every setting and its value, as YAML."""
-    import yaml
+@_words
+def config_show(file: str | None, sets: tuple[str, ...], words: tuple[str, ...], **flags: Any) -> None:
+    """Every setting, its value, and where that came from."""
+    from openclaw_rl.reference import show
 
-    config = _load(file, sets, **flags).model_dump(mode="json")
-    for section in ("serve", "engine", "judge", "teacher"):
-        if config[section]["api_key"]:
-            config[section]["api_key"] = "(set)"
-    click.echo(yaml.safe_dump(config, sort_keys=False), nl=False)
+    show(_load_all(file, sets, words, **flags))
+
+
+@config_group.command("check")
+@click.argument("file")
+def config_check(file: str) -> None:
+    """Say every fault of a settings file, or what it changes."""
+    from openclaw_rl.reference import check
+
+    check(file)
+
+
+cli.add_command(commands_data.group(_common, _model, _load))
 
 
 def main() -> None:

@@ -1,23 +1,25 @@
 """Every setting, typed, read once at the edge: flag over environment over file over default.
 
-The only file that reads the environment. The tree and its defaults stand in `sections.py`. An unknown key fails and
-names the nearest known one; two spellings of one setting that disagree are an error.
+The only file that reads the environment. The tree and its defaults stand in `sections.py`, other spellings in
+`spellings.py`, how they are read in `reading.py`. An unknown key fails and names the nearest known one; two spellings
+of one setting that disagree are an error.
 """
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
+from openclaw_rl import reading
 from openclaw_rl.errors import ConfigError
+from openclaw_rl.reading import read_value
 from openclaw_rl.sections import (
     STARTER,
     CollectConfig,
@@ -25,6 +27,7 @@ from openclaw_rl.sections import (
     EndpointConfig,
     EngineConfig,
     JudgeConfig,
+    LaunchConfig,
     LoraConfig,
     ModelConfig,
     RunConfig,
@@ -35,7 +38,6 @@ from openclaw_rl.sections import (
 )
 
 __all__ = [
-    "ENV_NAMES",
     "ENV_PREFIX",
     "HANDED_DOWN",
     "SECRETS",
@@ -45,6 +47,8 @@ __all__ = [
     "EndpointConfig",
     "EngineConfig",
     "JudgeConfig",
+    "LaunchConfig",
+    "Loaded",
     "LoraConfig",
     "ModelConfig",
     "RunConfig",
@@ -57,129 +61,119 @@ __all__ = [
     "inherited",
     "known_keys",
     "load",
+    "load_all",
     "read_environment",
     "read_file",
     "read_value",
     "to_environment",
 ]
 
-ENV_PREFIX = "OPENCLAW_RL_"
+ENV_PREFIX = reading.LONG
 HANDED_DOWN = "OPENCLAW_RL_CONFIG_JSON"
-ENV_NAMES: Mapping[str, str] = {
-    "OPENCLAW_HOME": "home",
-    "OPENCLAW_HOST": "serve.host",
-    "OPENCLAW_PORT": "serve.port",
-    "OPENCLAW_API_KEY": "serve.api_key",
-    "BASE_MODEL_PATH": "model.path",
-    "MODEL_PATH": "model.path",
-    "OPENCLAW_JUDGE_API_KEY": "judge.api_key",
-    "OPENCLAW_ENGINE_API_KEY": "engine.api_key",
-    "OPENCLAW_TEACHER_API_KEY": "teacher.api_key",
-}
-"""The short names; every other setting is `OPENCLAW_RL_<SECTION>_<KEY>`."""
-
-SECRETS = ("serve.api_key", "engine.api_key", "judge.api_key", "teacher.api_key")
+SECRETS = ("serve.api_key", "engine.api_key", "judge.api_key", "teacher.api_key", "model.hf_token")
+SECRET_NAMES = ("OPENCLAW_API_KEY", "OPENCLAW_ENGINE_API_KEY", "OPENCLAW_JUDGE_API_KEY", "OPENCLAW_TEACHER_API_KEY")
+"""Not for programs that are not ours (HF_TOKEN is: they download models, too)."""
 
 
-def known_keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
-    """Every setting's dotted name."""
+def _text_keys() -> frozenset[str]:
+    """Settings that are text: taken as it is from the environment and the command line."""
+    return frozenset(key for key, kind in _leaves() if kind in (str, str | None))
+
+
+def _leaves(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted name, type) of every setting."""
     for name, info in model.model_fields.items():
         kind = info.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
-            yield from known_keys(kind, f"{prefix}{name}.")
+            yield from _leaves(kind, f"{prefix}{name}.")
         else:
-            yield prefix + name
+            yield prefix + name, kind
 
 
-def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mapping to dotted keys; stops at known leaves (whose values may be mappings)."""
-    leaves = set(known_keys())
-    out: dict[str, Any] = {}
-    for key, value in tree.items():
-        dotted = f"{prefix}{key}"
-        if isinstance(value, Mapping) and dotted not in leaves:
-            out |= _flatten(value, dotted + ".")
-        else:
-            out[dotted] = value
-    return out
-
-
-def _check_known(flat: Mapping[str, Any], source: str) -> None:
-    leaves = list(known_keys())
-    for key in flat:
-        if key not in leaves:
-            near = difflib.get_close_matches(key, leaves, 1, 0.5) or difflib.get_close_matches(
-                key.split(".")[-1], [k.split(".")[-1] for k in leaves], 1, 0.5
-            )
-            full = next((k for k in leaves if k == near[0] or k.split(".")[-1] == near[0]), None) if near else None
-            hint = f" Did you mean {full!r}?" if full else " `openclaw-rl config show` lists the settings."
-            raise ConfigError(f"{source}: unknown setting {key!r}.{hint}")
+def known_keys() -> Iterator[str]:
+    """Every setting's dotted name."""
+    return (key for key, _ in _leaves())
 
 
 def read_file(path: str | Path) -> dict[str, Any]:
-    """A YAML (or JSON) file as dotted keys. Raises `ConfigError` naming the file and the key."""
-    file = Path(path)
-    try:
-        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{file}: no such settings file. Give an existing one with --config, or none.") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{file}: cannot be read as YAML: {error}") from error
-    if tree is None:
-        return {}
-    if not isinstance(tree, dict):
-        raise ConfigError(
-            f"{file}: expected a mapping of sections (model, serve, train, ...), got {type(tree).__name__}"
-        )
-    flat = _flatten(tree)
-    _check_known(flat, str(file))
-    return flat
-
-
-def read_value(text: str, source: str) -> Any:
-    """One value as YAML reads it. Raises `ConfigError` that names `source`."""
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"{source}: expected a value such as 8, true or [a, b], got {text!r} ({reason})") from None
+    """A YAML (or JSON) file as dotted keys. Raises `ConfigError` naming the file and the keys."""
+    return _values(reading.from_file(path, known_keys()).close())
 
 
 def read_environment(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Settings from the environment as dotted keys; two spellings that disagree are an error."""
+    return _values(_environment(environ).close())
+
+
+def _environment(environ: Mapping[str, str] | None) -> reading.Layer:
     env = os.environ if environ is None else environ
-    spelled: dict[str, tuple[str, Any]] = {}
-    names = dict(ENV_NAMES) | {ENV_PREFIX + k.replace(".", "_").upper(): k for k in known_keys()}
-    for name, key in names.items():
-        if name not in env:
-            continue
-        value = env[name] if key in SECRETS else read_value(env[name], f"environment: {name}")
-        if key in spelled and spelled[key][1] != value:
-            raise ConfigError(f"environment: {spelled[key][0]} and {name} both set {key} and disagree. Unset one.")
-        spelled[key] = (name, value)
-    for name in env:
-        if name.startswith(ENV_PREFIX) and name not in names and name != HANDED_DOWN:
-            near = difflib.get_close_matches(name, names, 1, 0.6)
-            raise ConfigError(f"environment: unknown setting {name}." + (f" Did you mean {near[0]}?" if near else ""))
-    return {key: value for key, (_, value) in spelled.items()}
+    return reading.from_environment(env, known_keys(), text=_text_keys(), ours=HANDED_DOWN)
+
+
+def _values(found: Mapping[str, reading.Given]) -> dict[str, Any]:
+    return {key: given.value for key, given in found.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """The settings in force, where each that is not a default came from, and what is to be said about them."""
+
+    config: Config
+    sources: Mapping[str, str]
+    notices: Sequence[str]
 
 
 def load(
     *,
     file: str | Path | None = None,
     flags: Mapping[str, Any] | None = None,
+    words: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
 ) -> Config:
-    """The settings in force. `flags` holds dotted keys; None values count as not given. Raises `ConfigError`."""
-    flat: dict[str, Any] = read_file(file) if file else {}
-    flat |= read_environment(environ)
-    given = {k: v for k, v in (flags or {}).items() if v is not None}
-    _check_known(given, "flags")
-    return from_flat(flat | given)
+    """The settings in force. See `load_all`."""
+    return load_all(file=file, flags=flags, words=words, environ=environ).config
+
+
+def load_all(
+    *,
+    file: str | Path | None = None,
+    flags: Mapping[str, Any] | None = None,
+    words: Sequence[str] = (),
+    sets: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+) -> Loaded:
+    """Flags over the environment over the file over the defaults. Raises `ConfigError`.
+
+    `flags`: dotted keys, None counts as not given. `sets`: `train.batch_min=8`. `words`: flags in other spellings.
+    """
+    layers = [reading.from_file(file, known_keys())] if file else []
+    layers.append(_environment(environ))
+    said = reading.from_words(words, known_keys(), text=_text_keys())
+    for key, value in (flags or {}).items():
+        if value is not None:
+            said.say(key, value)
+    for item in sets:
+        key, sign, value = item.partition("=")
+        if not sign:
+            raise ConfigError(f"--set {item}: expected KEY=VALUE, e.g. --set train.batch_min=8")
+        said.say(key, value, shown=f"--set {key}")
+    layers.append(said)
+    found: dict[str, reading.Given] = {}
+    for layer in layers:
+        given = layer.close()
+        found |= {key: one for key, one in given.items() if not one.weak or key not in found}
+    sources = {key: given.source for key, given in found.items()}
+    return Loaded(
+        config=_made(_values(found), sources), sources=sources, notices=[n for layer in layers for n in layer.notices]
+    )
 
 
 def from_flat(flat: Mapping[str, Any]) -> Config:
     """A `Config` from dotted keys. Raises `ConfigError` that names the key, the value and what was expected."""
+    return _made(flat, {})
+
+
+def _made(flat: Mapping[str, Any], sources: Mapping[str, str]) -> Config:
     tree: dict[str, Any] = {}
     for key, value in flat.items():
         node = tree
@@ -190,10 +184,16 @@ def from_flat(flat: Mapping[str, Any]) -> Config:
     try:
         config = Config.model_validate(tree)
     except ValidationError as error:
-        lines = [f"{'.'.join(map(str, e['loc']))}: {e['msg']} (got {e['input']!r})" for e in error.errors()]
-        raise ConfigError("settings: " + "; ".join(lines)) from None
+        raise ConfigError("settings: " + "; ".join(_fault(e, sources) for e in error.errors())) from None
     _check_together(config)
     return config
+
+
+def _fault(error: Any, sources: Mapping[str, str]) -> str:
+    key = ".".join(str(part) for part in error["loc"])
+    source = next((said for known, said in sources.items() if key == known or key.startswith(known + ".")), "")
+    shown = "" if key in SECRETS else f" (got {error['input']!r})"
+    return f"{key}: {error['msg']}{shown}" + (f", from {source}" if source else "")
 
 
 def _check_patterns(key: str, patterns: Iterable[str]) -> None:
@@ -227,6 +227,16 @@ def _check_together(config: Config) -> None:
         raise ConfigError(
             f"train.batch_max ({config.train.batch_max}) is below train.batch_min ({config.train.batch_min})"
         )
+    if config.train.method == "groups":
+        raise ConfigError(
+            "train.method groups compares several rollouts of one task, and a conversation has one reply a turn: "
+            "nothing could be learned from it. Say combine, binary or opd."
+        )
+    if config.train.hint_choice == "mixture" and config.train.follows_teacher_topk:
+        raise ConfigError(
+            "train.hint_choice mixture: each hinted teacher has likeliest tokens of its own, and there is no mixture "
+            "over them. Say overlap, or train.distill=student_topk (train.method=sdpo)"
+        )
     if config.judge.kind == "llm" and not (config.judge.base_url and config.judge.model):
         raise ConfigError("judge.kind is llm: judge.base_url and judge.model are needed too (an OpenAI-compatible one)")
     if config.engine.backend == "embedded" and (config.engine.url or config.engine.logprobs not in (None, "scaled")):
@@ -246,14 +256,19 @@ def _check_together(config: Config) -> None:
         )
 
 
-def to_environment(config: Config) -> dict[str, str]:
-    """The process environment plus this config: how the supervisor hands settings to its children."""
-    return dict(os.environ) | {HANDED_DOWN: config.model_dump_json(), "OMP_WAIT_POLICY": "passive"}
+def to_environment(config: Config, room: str = "") -> dict[str, str]:
+    """The process environment plus this config: how the supervisor hands settings to its children.
+
+    `room`: the child's; the engine and the trainer see the GPUs that the settings give to each.
+    """
+    gpus = {"engine": config.engine.gpus, "train": config.train.gpus}.get(room, ())
+    placed = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
+    return dict(os.environ) | {HANDED_DOWN: config.model_dump_json(), "OMP_WAIT_POLICY": "passive"} | placed
 
 
 def foreign_environment(extra: Mapping[str, str]) -> dict[str, str]:
     """The process environment for a program that is not ours: without our settings and keys, and with `extra`."""
-    ours = {HANDED_DOWN} | {name for name, key in ENV_NAMES.items() if key in SECRETS}
+    ours = {HANDED_DOWN, *SECRET_NAMES}
     kept = {name: value for name, value in os.environ.items() if name not in ours and not name.startswith(ENV_PREFIX)}
     return kept | dict(extra)
 

@@ -101,7 +101,7 @@ def _scratch(config: Config, folder: Path) -> Config:
 
 def _chain(exam: Examination, config: Config) -> None:
     with exam.link("model", "give a folder with config.json, tokenizer.json and *.safetensors to --model-path") as said:
-        renderer = Renderer(ModelFiles.find(config.model.path))
+        renderer = Renderer(ModelFiles.of(config.model))
         said.append(f"{renderer.files.folder}; {renderer.family.name} format; its template {renderer.history}")
     system = System(config)
     with exam.link("engine and gateway start", "read the lines above; `openclaw-rl up` shows the whole log"):

@@ -299,7 +299,7 @@ def _keep_logs(config: Config, console: Console) -> None:
 
 
 async def _examined(config: Config, folder: Path, console: Console, wait: float) -> list[tuple[str, str, Came]]:
-    files = ModelFiles.find(config.model.path)
+    files = ModelFiles.of(config.model)
     prompt = Renderer(files).render([{"role": "user", "content": _QUESTION}]).prompt_ids
     rank = min(config.train.lora.rank, 8)
     adapters = [trial_adapter.write(files.weights, folder / str(n), version=n, rank=rank) for n in (1, 2, 3)]

@@ -15,6 +15,10 @@ class ModelError(OpenClawError):
     """A model folder is missing, incomplete, or of a kind that the engine cannot serve."""
 
 
+class RanksGone(OpenClawError):
+    """A rank died or hangs: the step that all of them took is lost, and was not published."""
+
+
 class StoreError(OpenClawError):
     """The store cannot be opened, is corrupt, too new, or the disk is full."""
 

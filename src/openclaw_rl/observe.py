@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
+from collections.abc import Iterator, Mapping
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
 
 from openclaw_rl.errors import ConfigError
 
@@ -70,6 +73,27 @@ def _file_handler(path: Path) -> logging.Handler:
     return handler
 
 
+class Trained:
+    """What the step measured that made the newest published version: gauges `openclaw_train_<name>`.
+
+    A name is that of W&B with `_` for what Prometheus does not take: `loss/total` is `openclaw_train_loss_total`.
+    """
+
+    def __init__(self) -> None:
+        self._gauges: Mapping[str, tuple[str, float]] = {}
+
+    def tell(self, version: int, metrics: Mapping[str, float]) -> None:
+        """The head is `version` now. What the version before it had and this one has not is gone."""
+        told = {"version": float(version)} | dict(metrics)
+        self._gauges = {re.sub(r"[^a-zA-Z0-9_]", "_", name): (name, value) for name, value in told.items()}
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """What `CollectorRegistry` asks of a collector."""
+        for name, (source, value) in self._gauges.items():
+            text = f"{source} of the step that made the newest version" if name != "version" else "That version"
+            yield GaugeMetricFamily(f"openclaw_train_{name}", text, value=value)
+
+
 class Metrics:
     """The gateway's metrics, in a registry of their own (several gateways can live in one process)."""
 
@@ -102,6 +126,8 @@ class Metrics:
         )
         self.version = Gauge("openclaw_policy_version", "The version that answers new requests", registry=r)
         self.head = Gauge("openclaw_policy_head", "The newest published version", registry=r)
+        self.trained = Trained()
+        r.register(self.trained)
         self.engine_up = Gauge("openclaw_engine_up", "1 while the engine answers", registry=r)
 
     def expose(self) -> bytes:

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import fcntl
 import logging
 import os
 import signal
 import socket
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,15 +26,16 @@ from openclaw_rl.config import Config
 from openclaw_rl.engines import backends
 from openclaw_rl.errors import OpenClawError, StoreError
 from openclaw_rl.judge import endpoint
+from openclaw_rl.lifeline import die_with_parent
 from openclaw_rl.observe import setup_logging
 from openclaw_rl.serve.auth import read_key_file
 from openclaw_rl.store import loops
 from openclaw_rl.store.db import Store
+from openclaw_rl.trajectories import bridge
 
 log = logging.getLogger("openclaw_rl.run")
 
 ROOMS = ("engine", "gateway", "collect", "judge", "train")
-_PR_SET_PDEATHSIG = 1
 _WINDOW = 60.0  # seconds over which deaths are counted
 _GRACE = 10.0  # seconds between SIGTERM and SIGKILL
 _LOOK = 1.0  # seconds between two looks at the signs of life
@@ -52,7 +51,7 @@ def run_room(name: str, config: Config) -> None:
     if name == "engine":
         backends.serve(config)
         return
-    if name == "train":
+    if name in ("train", "data"):
         os.nice(5)  # the person who waits for an answer comes first
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_run_loop(name, config))
@@ -69,23 +68,21 @@ async def _run_loop(name: str, config: Config) -> None:
         from openclaw_rl.collect.loop import run
     elif name == "judge":
         from openclaw_rl.judge.loop import run
+    elif name == "data":
+        from openclaw_rl.trajectories.loop import run
     else:
         from openclaw_rl.train.loop import run
     await run(config, stop=stop)
 
 
-def die_with_parent() -> None:
-    """End this process when its supervisor ends, even by SIGKILL."""
-    parent = os.getppid()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True, name="parent-watch").start()
+def with_data(config: Config, rooms: Sequence[str]) -> tuple[str, ...]:
+    """`rooms`, and those without which the settings of `data` would do nothing."""
+    data, more = config.data, set(rooms)
+    if data.buffer_dir and more & {"gateway", "collect"}:
+        more |= {"collect", "data"}  # what is captured is written once its reaction is known
+    if (data.path or data.rollout_dir) and "train" in more:
+        more |= {"judge", "data"}
+    return tuple(room for room in (*ROOMS, "data") if room in more)
 
 
 # ------------------------------------------------------------------------------------------------------ the supervisor
@@ -95,27 +92,39 @@ class Pulse:
     """How long one process has been silent, as the supervisor itself has seen it.
 
     Only time between two of its looks counts, and little of a long gap: while the machine or the supervisor slept, the
-    rooms may have slept too. Before its second beat a room starts, which may take any time (a model is loaded).
+    rooms may have slept too. Before its second beat a room starts, which may take longer (a model is loaded).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, hang: float, start: float) -> None:
+        """`hang`, `start`: seconds of silence that are too long, for a room that runs and for one that starts."""
         self.silent = 0.0  # seconds
+        self._hang, self._start = hang, start
         self._beats = 0
         self._last: float | None = None
         self._looked: float | None = None
 
-    def look(self, beat: float | None, now: float) -> float:
-        """`beat`: when the process beat last by its own clock; None: it never did, or its place is another's. `now`:
-        monotonic. Returns the seconds of silence.
+    @property
+    def limit(self) -> float:
+        """Seconds of silence that are too long now."""
+        return self._hang if self._beats >= 2 else self._start
+
+    @property
+    def hung(self) -> bool:
+        return self.silent >= self.limit
+
+    def look(self, beat: float | None, now: float, *, own: bool = True) -> bool:
+        """`beat`: the latest in the room's place, by the giver's clock; `own`: this process did. `now`: monotonic.
+
+        Returns `hung`. A place in which another process beats tells nothing of this one.
         """
         passed = 0.0 if self._looked is None else min(now - self._looked, 2 * _LOOK)
         self._looked = now
-        if beat is None or beat != self._last:
-            self._beats += beat is not None
+        if beat is not None and beat != self._last:
+            self._beats += own
             self._last, self.silent = beat, 0.0
-        elif self._beats >= 2:
+        else:
             self.silent += passed
-        return self.silent
+        return self.hung
 
 
 @dataclass(slots=True)
@@ -123,11 +132,11 @@ class Child:
     """A room's process and its record."""
 
     name: str
+    pulse: Pulse
     process: asyncio.subprocess.Process | None = None
     deaths: deque[float] = field(default_factory=deque)
     last_exit: str = ""
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=15))
-    pulse: Pulse = field(default_factory=Pulse)
 
 
 class Supervisor:
@@ -139,9 +148,12 @@ class Supervisor:
 
     def __init__(self, config: Config, rooms: Sequence[str] = ROOMS, *, echo: bool = True) -> None:
         self._config = config
-        self._children = [Child(name) for name in rooms]
+        self._children = [Child(name, self._pulse()) for name in rooms]
         self._echo = echo
         self._gave_up: OpenClawError | None = None
+
+    def _pulse(self) -> Pulse:
+        return Pulse(hang=self._config.run.hang, start=self._config.run.start)
 
     def pid(self, room: str) -> int | None:
         """The process id of a running room."""
@@ -171,12 +183,12 @@ class Supervisor:
         while not stop.is_set():
             child.process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "openclaw_rl.cli", "room", child.name),
-                env=settings.to_environment(self._config),
+                env=settings.to_environment(self._config, child.name),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
             )
-            child.pulse = Pulse()
+            child.pulse = self._pulse()
             await self._relay(child)
             code = await child.process.wait()
             if stop.is_set():
@@ -210,8 +222,8 @@ class Supervisor:
         while child.deaths and child.deaths[0] < now - _WINDOW:
             child.deaths.popleft()
         child.last_exit = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        if child.pulse.silent >= self._config.run.hang:
-            child.last_exit = f"no sign of life for {self._config.run.hang:g} s"
+        if child.pulse.hung:
+            child.last_exit = f"no sign of life for {child.pulse.limit:g} s"
         log.warning(
             "%s ended (%s): starting it again; %d of %d deaths within a minute",
             *(child.name, child.last_exit, len(child.deaths), self._config.run.deaths),
@@ -243,9 +255,9 @@ class Supervisor:
             pid, beat = self.pid(child.name), beats.get(child.name)
             if pid is None or child.name == "engine":  # whose beat is written here
                 continue
-            own = beat.at if beat is not None and beat.pid == pid else None
-            if child.pulse.look(own, time.monotonic()) >= self._config.run.hang and child.process is not None:
-                log.warning("%s has given no sign of life for %g s: it is killed", child.name, self._config.run.hang)
+            at, own = (beat.at, beat.pid == pid) if beat is not None else (None, False)
+            if child.pulse.look(at, time.monotonic(), own=own) and child.process is not None:
+                log.warning("%s has given no sign of life for %g s: it is killed", child.name, child.pulse.limit)
                 with contextlib.suppress(ProcessLookupError):
                     child.process.kill()  # SIGTERM would wait for the very loop that does not turn
 
@@ -342,6 +354,8 @@ def supervise(config: Config, rooms: Sequence[str], *, echo: bool = True) -> Non
         backends.check(config)
     if "judge" in rooms:
         endpoint.check(config)
+    if "data" in rooms:
+        bridge.check(config)
     prepare_home(config)
     setup_logging("supervisor", config.logs_dir, config.run.log_level)
     if "gateway" in rooms:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -11,9 +11,6 @@ from openclaw_rl import patterns
 from openclaw_rl.types import Convention
 
 STARTER = "starter"
-
-
-_Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class _Section(BaseModel):
@@ -24,8 +21,10 @@ class ModelConfig(_Section):
     """Which base model is served and trained."""
 
     path: str = Field(STARTER, description="folder or hub id of the base model; `starter` is the one that is shipped")
+    tokenizer: str | None = Field(None, description="folder or hub id of another tokenizer and chat template")
+    hf_token: str | None = Field(None, description="for gated models of the hub (HF_TOKEN)")
     name: str = Field("openclaw", description="what clients put in `model`: the name means the newest policy")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    dtype: Literal["auto", "float64", "float32", "bfloat16", "float16"] = "auto"
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, ...")
 
 
@@ -35,6 +34,9 @@ class ServeConfig(_Section):
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535)
     api_key: str | None = Field(None, description="default: generated once into `<home>/api_key` (mode 600)")
+    capture: Literal["full", "redacted"] = Field(
+        "full", description="redacted: keep no text and no token ids, only hashes for linking; nothing is learned"
+    )
     any_model: bool = Field(False, description="answer whatever name clients put in `model`")
     sampling_override: dict[str, float] = Field(
         default_factory=dict, description="fixed sampling values, e.g. {temperature: 1.0, top_p: 1.0}"
@@ -67,8 +69,9 @@ class EngineConfig(_Section):
     max_batch: int = Field(32, ge=1)
     max_context: int | None = Field(None, ge=16, description="tokens; default: what the model was made for")
     prefill_chunk: int = Field(256, ge=16, description="prompt tokens computed between two decode steps")
-    prefix_cache_tokens: int = Field(32768, ge=0, description="tokens of finished replies kept for their next turn")
+    prefix_cache_tokens: int = Field(32768, ge=0, description="tokens of which states are kept for what begins alike")
     threads: int = Field(1, ge=1, description="CPU threads of the engine process")
+    gpus: tuple[str, ...] = Field((), description="device ids that the engine sees; default: all")
 
     @property
     def convention(self) -> Convention:
@@ -133,10 +136,29 @@ class LoraConfig(_Section):
     targets: tuple[str, ...] | Literal["all-linear"] = "all-linear"
 
 
+class LaunchConfig(_Section):
+    """How the ranks of a step are started (docs/guides/many_gpus.md)."""
+
+    by: Literal["local", "torchrun", "ray"] = Field(
+        "local", description="local: as children of the trainer; torchrun: for several machines; ray: where Ray puts them"
+    )
+    nodes: int = Field(1, ge=1, description="machines, for torchrun; the others join by the same command")
+    address: str = Field("127.0.0.1:29400", description="where this machine is found by the others, for torchrun")
+    ray: str = Field("auto", description="address of the Ray cluster; local: one is started here")
+    shard: bool | None = Field(
+        None, description="each rank holds a share of the frozen layers (FSDP2); default: with GPUs"
+    )
+    timeout: float = Field(600.0, gt=0, description="seconds after which a rank that does not answer has failed")
+
+
 class TrainConfig(_Section):
     """Credit, the step, and the gate. The symbols are those of docs/paper_index.md."""
 
-    method: Literal["binary", "opd", "combine"] = "combine"
+    method: Literal["binary", "opd", "combine", "sdpo", "sdft", "groups"] = Field(
+        "combine",
+        description="sdpo, sdft: distillation over the likeliest tokens of the student, of the teacher; "
+        "groups: several rollouts of one task, of environments only",
+    )
     batch_min: int = Field(4, ge=1, description="turns with signal that make a batch")
     batch_max: int = Field(16, ge=1)
     max_wait: float = Field(600.0, gt=0, description="seconds after which a smaller batch is trained all the same")
@@ -144,9 +166,15 @@ class TrainConfig(_Section):
     warmup_steps: int = Field(0, ge=0, description="steps over which the learning rate rises to its value")
     warmup_samples: int = Field(0, ge=0, description="the same in turns; the longer of the two holds")
     weight_decay: float = Field(0.0, ge=0)
-    adam_betas: tuple[_Share, _Share] = (0.9, 0.95)
+    adam_beta1: float = Field(0.9, ge=0, lt=1)
+    adam_beta2: float = Field(0.95, ge=0, lt=1)
     clip_grad: float = Field(1.0, gt=0)
+    weights: Literal["lora", "full"] = Field("lora", description="what is trained: an adapter, or the whole model")
     lora: LoraConfig = LoraConfig()
+    base_bits: Literal[16, 4] = Field(16, description="of the frozen base under an adapter; 4: QLoRA's NF4")
+    offload_optimizer: bool = Field(
+        False, description="keep moments, float32 copies and, of whole models, the base in CPU memory, and step there"
+    )
     loss: Literal["clip", "cispo", "gspo"] = Field("clip", description="surrogate: token clip, CISPO, sequence clip")
     epochs: int = Field(1, ge=1, le=8, description="optimizer steps a batch; above 1 the loss is the decoupled one")
     clip_low: float = Field(0.8, gt=0, lt=1)
@@ -154,30 +182,81 @@ class TrainConfig(_Section):
     dual_clip: float = Field(3.0, gt=1)
     gap_low: float = Field(0.5, gt=0, lt=1, description="tokens whose ratio is below are masked")
     gap_high: float = Field(5.0, gt=1, description="tokens whose ratio is above are masked")
+    sequence_mask: Literal["none", "opsm", "geometric"] = Field(
+        "none", description="replies masked as a whole: bad ones the policy has moved away from, or all that drifted"
+    )
+    opsm_delta: float = Field(
+        1e-4, ge=0, description="opsm: mean log(mu / pi) above which nothing of a reply is pushed down any further"
+    )
+    geometric_low: float = Field(0.99, gt=0, lt=1, description="geometric: replies whose ratio is below are masked")
+    geometric_high: float = Field(1.01, gt=1, description="geometric: replies whose ratio is above are masked")
     w_binary: float = Field(1.0, ge=0)
     w_opd: float = Field(1.0, ge=0)
     opd_clip: float = Field(1.0, gt=0, description="C: bound of the distillation advantage")
+    distill: Literal["token", "student_topk", "teacher_topk"] = Field(
+        "token", description="what opd and combine compare: the sampled token, or the likeliest of student or teacher"
+    )
+    topk: int = Field(20, ge=1, le=1024, description="how many of the likeliest tokens; the rest is one tail")
+    divergence: Literal["reverse", "forward", "jsd"] = Field(
+        "reverse", description="over the likeliest tokens: KL(student, teacher), KL(teacher, student), Jensen-Shannon"
+    )
+    distill_cap: float = Field(2.0, gt=0, description="largest ratio that weighs a position of such a divergence")
+    hint_choice: Literal["mixture", "overlap"] | None = Field(
+        None,
+        description="of several hints: their mixture (default for token), or the one whose teacher's likeliest tokens "
+        "overlap most with the student's (default over the likeliest tokens)",
+    )
+    reference: Literal["base", "average"] = Field(
+        "base", description="the teacher: the frozen base, or a slow average of the policy (which can run away)"
+    )
+    average_rate: float = Field(0.05, gt=0, le=1, description="of the slow average, per step")
+    average_bound: float = Field(
+        0.1, gt=0, description="KL(base, average) under the hint, in nats per token, beyond which it stands still"
+    )
     kl_coef: float = Field(0.1, ge=0, description="k2 to the base")
     baseline_decay: float = Field(0.95, ge=0, lt=1)
     baseline_shrink: float = Field(8.0, ge=0)
+    group_scale: Literal["none", "std"] = Field(
+        "none", description="what a distance to the mean of a group is divided by (groups)"
+    )
+    group_floor: float = Field(0.1, gt=0, description="the least standard deviation that it is divided by")
     length_decay: float = Field(0.99, ge=0, lt=1, description="of the slow average of reply tokens, per reply")
     checkpointing: bool = Field(
         False, description="compute each layer again in the backward pass: a fraction of the memory, a third more time"
     )
     micro_tokens: int = Field(4096, ge=1, description="tokens of one forward pass; one long sample may exceed it alone")
     max_gap: float = Field(0.5, gt=0, description="mean |log rho| of a turn above which it is too stale to train")
+    max_batch_gap: float | None = Field(
+        None, gt=0, description="the same over a whole batch: above it the stalest turns go; default: half of max_gap"
+    )
     max_staleness: int = Field(64, ge=1, description="versions; loose: a person answers after hours")
-    max_uses: int = Field(1, ge=1, le=2, description="2 allows one replay")
+    max_uses: int = Field(1, ge=1, le=2, description="2 allows one replay: batches of fresh turns take used ones along")
+    replay: float = Field(0.5, ge=0, lt=1, description="largest share of replays in a batch, when max_uses is 2")
     max_step_kl: float = Field(
         0.003, gt=0, description="trust region: a step that moves the policy further (k2, nats per token) is halved"
     )
     gate_grad_norm: float = Field(100.0, gt=0)
     gate_kl: float = Field(5.0, gt=0, description="mean KL estimate to the base, in nats per token")
     lease: float = Field(30.0, gt=0, description="seconds; a trainer frozen for longer publishes nothing")
-    keep_checkpoints: int = Field(8, ge=2, description="newest optimizer states kept; adapters are all kept")
+    keep_checkpoints: int = Field(
+        8, ge=2, description="newest versions whose optimizer states are kept; adapters are all kept, "
+        "of whole models only those of these versions"
+    )
     seed: int = 0
-    threads: int = Field(1, ge=1, description="CPU threads of the trainer process")
+    threads: int = Field(1, ge=1, description="CPU threads of the trainer process, of each rank")
+    ranks: int = Field(1, ge=1, description="processes that take a step together, one for each GPU")
+    launch: LaunchConfig = LaunchConfig()
+    gpus: tuple[str, ...] = Field((), description="device ids that the trainer sees; default: all")
     poll: float = Field(0.1, gt=0)
+
+    @property
+    def batch_gap(self) -> float:
+        """Mean |log rho| of a batch above which its stalest turns are left out."""
+        return self.max_gap / 2 if self.max_batch_gap is None else self.max_batch_gap
+
+    @property
+    def follows_teacher_topk(self) -> bool:
+        return self.method == "sdft" or (self.method in ("opd", "combine") and self.distill == "teacher_topk")
 
 
 class TrackConfig(_Section):
@@ -187,11 +266,23 @@ class TrackConfig(_Section):
     project: str = Field("openclaw-rl", description="of W&B; the run is called openclaw-rl-<method>")
 
 
+class DataConfig(_Section):
+    """Trajectories as files: what comes in, and what goes out (docs/guides/data.md)."""
+
+    path: str | None = Field(
+        None, description="file or folder of trajectories that is imported at the start and trained from"
+    )
+    buffer_dir: str | None = Field(None, description="what is captured is written here, a trajectory for each session")
+    rollout_dir: str | None = Field(None, description="trajectories that appear here are imported and trained from")
+    poll: float = Field(1.0, gt=0, description="seconds between two looks at rollout_dir")
+
+
 class RunConfig(_Section):
     """The supervisor."""
 
     deaths: int = Field(5, ge=1, description="deaths of one loop within a minute that end the whole system")
     hang: float = Field(120.0, ge=3, description="seconds without a sign of life after which a loop is started again")
+    start: float = Field(1800.0, ge=3, description="the same for a loop that starts: until its second sign of life")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
 
@@ -207,6 +298,7 @@ class Config(_Section):
     teacher: TeacherConfig = TeacherConfig()
     train: TrainConfig = TrainConfig()
     track: TrackConfig = TrackConfig()
+    data: DataConfig = DataConfig()
     run: RunConfig = RunConfig()
 
     @property

@@ -42,6 +42,13 @@ class Capture(StrEnum):
     REDACTED = "redacted"
 
 
+class Origin(StrEnum):
+    """Of an exchange that was not served here. Off-policy either way: no version of this policy sampled it here."""
+
+    TOKENS = "tokens"  # imported with its tokens and log-probabilities as another home recorded them
+    TEXT = "text"  # imported as words, tokenised once; `version` is the one that scored them
+
+
 class ExchangeStatus(StrEnum):
     RUNNING = "running"
     DONE = "done"
@@ -160,6 +167,7 @@ class Request:
     version: int  # the policy version that answers
     identity: str  # hash of tokenizer, template, special ids and base weights
     admitted_at: float
+    origin: Origin | None = None  # None: served here
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,7 +228,7 @@ class Reaction:
     messages: tuple[Message, ...]
     feedback: tuple[Feedback, ...] = ()
     source: str | None  # the exchange whose history holds `messages`
-    how: str  # "exact" | "distinctive" | "feedback"
+    how: str  # "exact" | "distinctive" | "feedback" | "imported"
     at: float
 
 

@@ -26,6 +26,7 @@ from openclaw_rl.store.schema import exchanges as exchange_table
 from openclaw_rl.store.schema import turns as turn_table
 from openclaw_rl.store.schema import uses as use_table
 from openclaw_rl.store.schema import verdicts as verdict_table
+from openclaw_rl.train.tracking import off_policy
 from openclaw_rl.types import Exchange, Message, Policy, Request, Turn, Verdict
 
 STALE = 10.0  # seconds without a heartbeat after which a loop counts as gone
@@ -131,7 +132,7 @@ def show_status(config: Config, *, watch: bool, as_json: bool) -> None:
 
 
 def _status(told: Mapping[str, Any]) -> Group:
-    return Group(_loops(told), _turns(told), _versions(told))
+    return Group(_loops(told), _turns(told), _versions(told), _newest_step(told["versions"]))
 
 
 def _loops(told: Mapping[str, Any]) -> Table:
@@ -153,7 +154,7 @@ def _turns(told: Mapping[str, Any]) -> Table:
     for state, count in told["turns"].items():
         table.add_row(str(count), state)
     for title in ("dropped", "untrainable"):
-        for reason, count in list(told[title].items())[:5]:
+        for reason, count in list(_by_kind(told[title]).items())[:5]:
             table.add_row(f"{count / total:.0%}", f"[dim]{title}:[/] {reason}")
     scores = {"1": "good", "-1": "not good", "0": "neither", "None": "no opinion"}
     words = ", ".join(f"{n} {scores.get(k, k)}" for k, n in told["verdicts"].items())
@@ -184,6 +185,21 @@ def _versions(told: Mapping[str, Any]) -> Table:
     return table
 
 
+def _by_kind(reasons: Mapping[str, int]) -> dict[str, int]:
+    """Reasons that differ only in their details, which follow a colon, are one. Most frequent first."""
+    kinds: dict[str, int] = {}
+    for reason, count in reasons.items():
+        kind = str(reason).split(":")[0]
+        kinds[kind] = kinds.get(kind, 0) + count
+    return dict(sorted(kinds.items(), key=lambda item: -item[1]))
+
+
+def _newest_step(versions: Sequence[Mapping[str, Any]]) -> Text:
+    row = versions[-1]
+    words = off_policy(row["metrics"])
+    return Text(f"\nnewest step (v{row['version']}): {words}" if words else "", style="dim")
+
+
 def _number(value: Any) -> str:
     return "" if value is None else f"{value:.3g}"
 
@@ -204,7 +220,7 @@ def template(config: Config) -> Text:
     from openclaw_rl.render.renderer import Renderer
 
     try:
-        renderer = Renderer(ModelFiles.find(path))
+        renderer = Renderer(ModelFiles.of(config.model))
     except ModelError as error:  # the folder may have changed since; the store can be looked at all the same
         return Text(f"chat template: {error}", "red")
     return Text(f"chat template: {renderer.family.name} format; {renderer.history}", "dim")
@@ -344,6 +360,7 @@ def _details(exchange: Exchange, turn: Turn) -> list[tuple[str, str | Text]]:
         ("relation", turn.relation + (f" of {turn.relation_of}" if turn.relation_of else "")),
         ("before it", turn.parent or turn.unlinked or "nothing: it began the conversation"),
         ("version", f"{request.version}, identity {request.identity[:12]}"),
+        *([("origin", Text(f"imported as {request.origin}: off-policy", "yellow"))] if request.origin else []),
         ("sampling", f"temperature {request.sampling.temperature:g}, top_p {request.sampling.top_p:g}"),
         ("prompt", f"{len(request.prompt_ids)} tokens, {len(request.messages)} messages, {len(request.tools)} tools"),
     ]

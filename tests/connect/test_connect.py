@@ -63,6 +63,19 @@ def test_it_is_written_once_and_nothing_is_lost(config: Config, tmp_path: Path) 
     assert (file.read_text(), list(file.parent.glob("*.bak"))) == (new, copies)
 
 
+def test_a_file_from_windows_keeps_its_line_ends(config: Config, tmp_path: Path) -> None:
+    file = tmp_path / "openclaw.json"
+    old = b"\xef\xbb\xbf{ // mine\r\n  models: {\r\n    providers: { other: { apiKey: 'k' } }\r\n  }\r\n}\r\n"
+    file.write_bytes(old)
+    connect(config, "openclaw", "--into", str(file))
+    new = file.read_bytes()
+    assert new.count(b"\n") == new.count(b"\r\n") > old.count(b"\n")
+    assert new.startswith(b"\xef\xbb\xbf{ // mine\r\n")
+    assert new.endswith(b"}\r\n")
+    assert parse(new.decode()).value["models"]["providers"]["openclaw-rl"] == openclaw.provider(config)
+    assert [c.read_bytes() for c in file.parent.glob("*.bak")] == [old]
+
+
 def test_what_the_owner_added_to_the_entry_stays(config: Config) -> None:
     text = '{models: {providers: {"openclaw-rl": {headers: {a: "b"}, apiKey: "old"}}}}'
     entry = parse(openclaw.edited(text, openclaw.provider(config))).value["models"]["providers"]["openclaw-rl"]

@@ -73,6 +73,25 @@ def test_adds_to_whatever_shape(text: str) -> None:
     assert put(new, ["z", "y"], [1, {"x": None}]) == new
 
 
+SHAPES = ["{\n}", "{\n  a: 1\n}", "{a:1, // , x\n}", "{\n  a: { b: 'c\\\nd', }, /* e\n */\n}\n", "// f\n{a:1}\n", OLD]
+
+
+@pytest.mark.parametrize("end", ["\r\n", "\r"])
+@pytest.mark.parametrize("text", SHAPES)
+def test_the_files_own_line_ends_stay(text: str, end: str) -> None:
+    for path in (["z", "y"], ["a", "q"] if "a: {" in text else ["q"], ["z"]):
+        told = put(text, path, [1, {"x": "\n"}])
+        assert put(text.replace("\n", end), path, [1, {"x": "\n"}]) == told.replace("\n", end)
+        assert parse(told.replace("\n", end)).value == parse(told).value
+    with pytest.raises(Json5Error, match="line 3"):
+        parse(f"{{{end}a: 1,{end}b c{end}}}")
+
+
+def test_where_ends_are_mixed_none_is_changed() -> None:
+    text = "{\r\n  a: 1, // x\n  b: 2 // y\r\n}\n"
+    assert put(text, ["z"], {"k": 1}) == '{\r\n  a: 1, // x\n  b: 2, // y\r\n  "z": {\r\n    "k": 1\r\n  },\r\n}\n'
+
+
 @pytest.mark.parametrize("text", ["", "{", "{a:}", "{a 1}", "{a:1 b:2}", "[1", "{a:1}}", "{a: what}", "{'a}"])
 def test_what_is_no_json5_is_refused(text: str) -> None:
     with pytest.raises(Json5Error, match="line 1"):
@@ -85,9 +104,13 @@ def test_something_in_the_way_is_refused() -> None:
 
 
 LEAVES = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=8)
-VALUES = st.recursive(
-    LEAVES, lambda v: st.lists(v, max_size=3) | st.dictionaries(st.text(max_size=4), v, max_size=3), max_leaves=8
-)
+
+
+def nested(values: st.SearchStrategy[object]) -> st.SearchStrategy[object]:
+    return st.lists(values, max_size=3) | st.dictionaries(st.text(max_size=4), values, max_size=3)
+
+
+VALUES = st.recursive(LEAVES, nested, max_leaves=8)
 OBJECTS = st.dictionaries(st.sampled_from("abcd"), VALUES, max_size=4)
 
 

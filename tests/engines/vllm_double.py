@@ -31,6 +31,7 @@ class VllmDouble:
         self.weights, self.loaded = "base", "/base"  # the tag, and the folder that was loaded last
         self.refused_weights: set[str] = set()
         self.requests: list[tuple[str, Any]] = []
+        self.breaks: tuple[str, int] | None = None  # how streams end before their time (`BREAKS`), and at which token
         self.routes: Mapping[str, Any] = {
             "/v1/completions": self._completions,
             "/v1/load_lora_adapter": self._load,
@@ -147,6 +148,7 @@ class VllmDouble:
         prompt = np.array(body["prompt"], dtype=np.int32)
         stop = tuple(body["stop_token_ids"])
         asked = Generation(id="g", version=version, prompt_ids=prompt, sampling=sampling, stop_token_ids=stop)
+        sent = 0
         try:
             async for chunk in self.engine.generate(asked):
                 choice = {
@@ -154,7 +156,10 @@ class VllmDouble:
                     "logprobs": self._logprobs(chunk.token_ids[0], version, body),
                     "finish_reason": chunk.finish,
                 }
-                await answer.write(b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n")
+                event = b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
+                if self.breaks is not None and self.breaks[1] <= (sent := sent + 1):
+                    return await _broken_off(request, answer, event, self.breaks[0])
+                await answer.write(event)
             usage = {"prompt_tokens_details": {"cached_tokens": len(prompt) - 1}}
             await answer.write(b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\n")
         except EngineError as error:
@@ -183,6 +188,44 @@ class VllmDouble:
             f"token_id:{i}": self.engine.logprob(i, version, body["temperature"]) for i in body["logprob_token_ids"]
         }
         return {"logprobs": {"tokens": ["token_id:1"], "token_logprobs": [-1.0], "top_logprobs": [named]}}
+
+
+async def _broken_off(request: web.Request, answer: web.StreamResponse, event: bytes, how: str) -> web.StreamResponse:
+    """As a server ends a stream that is killed, that dies within, or that lets go of a request."""
+    match how:
+        case "killed":
+            pass
+        case "killed within a line":
+            await answer.write(event[: len(event) // 2])
+        case "killed behind the finish":
+            await answer.write(b'data: {"choices": [{"token_ids": [], "finish_reason": "length"}]}\n\n')
+        case "ended without a finish":
+            return answer
+        case "ended with [DONE] alone":
+            await answer.write(b"data: [DONE]\n\n")
+            return answer
+        case "the engine died":
+            await answer.write(b'data: {"error": {"message": "EngineCore encountered an issue"}}\n\n')
+            return answer
+        case "aborted":
+            await answer.write(b'data: {"choices": [{"token_ids": [], "finish_reason": "abort"}]}\n\n')
+            return answer
+        case _:
+            raise ValueError(how)
+    assert request.transport is not None
+    request.transport.close()
+    return answer
+
+
+BREAKS = (
+    "killed",
+    "killed within a line",
+    "killed behind the finish",
+    "ended without a finish",
+    "ended with [DONE] alone",
+    "the engine died",
+    "aborted",
+)
 
 
 def _refused(status: int, words: str) -> web.Response:

@@ -81,3 +81,168 @@ def total_loss(batch, *, weights, kl_coef, average_length, bounds):
                 loss += kl_coef * value / (len(members) * average_length)
                 gradient[i][t] += kl_coef * slope / (len(members) * average_length)
     return loss, gradient
+
+
+# Masks of whole sequences, and the other forms of the loss.
+
+
+def drift(s):
+    """Mean of log pi - log mu over the tokens of a sample that may train and stand in any term."""
+    if all(a is None for a in s["advantages"].values()):
+        return 0.0
+    gaps = [logp - mu for logp, mu, inside in zip(s["logp"], s["mu"], s["mask"], strict=True) if inside]
+    return sum(gaps) / len(gaps) if gaps else 0.0
+
+
+def surrogate_token(logp, ratio, advantage, *, kind, low, high, dual):
+    """(loss, d loss / d logp): `low` and `high` are those of the kind; cispo has no `low` and no dual clip."""
+    if kind == "cispo":
+        weight = min(ratio, high)
+        return -weight * advantage * logp, -weight * advantage
+    plain, held = ratio * advantage, min(high, max(low, ratio)) * advantage
+    loss, slope = (-plain, -plain) if plain <= held else (-held, 0.0)
+    if advantage < 0 and loss > -dual * advantage:
+        return -dual * advantage, 0.0
+    return loss, slope
+
+
+def whole_ratio(s, start, gap_low, gap_high):
+    """GSPO: exp of the mean of logp - start over the tokens that may train and that the gap mask leaves."""
+    gaps = [
+        s["logp"][t] - start[t]
+        for t, inside in enumerate(s["mask"])
+        if inside and gap_low <= math.exp(s["logp"][t] - s["mu"][t]) <= gap_high
+    ]
+    return math.exp(sum(gaps) / len(gaps)) if gaps else 1.0
+
+
+def corrected_loss(
+    batch, *, weights, kl_coef, average_length, kind, low, high, dual, gap_low, gap_high, cap, opsm=None, band=None
+):
+    """(loss, its gradient by every token's logp, tokens that each mask took) with the masks of sequences.
+
+    Samples as in `total_loss`; with a list `old` in each it is the decoupled form, whose gap band is open and whose
+    weight is min(old / mu, cap). `opsm`: delta; `band`: (low, high) of the geometric mask.
+    """
+    gradient = [[0.0] * len(s["logp"]) for s in batch]
+    loss, taken = 0.0, {"gap": 0, "opsm": 0, "geometric": 0}
+    members = [i for i, s in enumerate(batch) if any(a is not None for a in s["advantages"].values())]
+    counts = {name: sum(s["advantages"].get(name) is not None for s in batch) for name in weights}
+    for i in members:
+        s = batch[i]
+        start = s.get("old", s["mu"])
+        lowest, highest = (0.0, math.inf) if "old" in s else (gap_low, gap_high)
+        steady = band is None or band[0] <= math.exp(drift(s)) <= band[1]
+        for t, inside in enumerate(s["mask"]):
+            if not inside:
+                continue
+            logp, inside_band = s["logp"][t], lowest <= math.exp(s["logp"][t] - s["mu"][t]) <= highest
+            weight = min(math.exp(s["old"][t] - s["mu"][t]), cap) if "old" in s else 1.0
+            ratio = math.exp(logp - start[t])
+            told = [(name, s["advantages"][name][t]) for name in weights if s["advantages"].get(name) is not None]
+            held = [name for name, a in told if opsm is not None and a < 0 and -drift(s) > opsm]
+            taken["gap"] += not inside_band
+            taken["geometric"] += not steady
+            taken["opsm"] += bool(held)
+            if not (inside_band and steady):
+                continue
+            for name, advantage in told:
+                if name in held:
+                    continue
+                r = whole_ratio(s, start, lowest, highest) if kind == "gspo" else ratio
+                value, slope = surrogate_token(logp, r, advantage, kind=kind, low=low, high=high, dual=dual)
+                share = weights[name] * weight / (counts[name] * average_length)
+                loss, gradient[i][t] = loss + share * value, gradient[i][t] + share * slope
+            share = kl_coef * weight * ratio / (len(members) * average_length)
+            loss += share * (logp - s["base"][t]) ** 2 / 2
+            gradient[i][t] += share * (logp - s["base"][t])
+    return loss, gradient, taken
+
+
+# Credit of groups.
+
+
+def group_advantages(steps, *, floor=None):
+    """A of each step, or None. `steps`: dicts with task, rollout, step, outcome, reward (None: has none).
+
+    (o - mean o over the rollouts of the task) + (s - mean s over the rollouts at this step of the task), each divided
+    by max(population standard deviation, floor) if there is a floor. A part whose group has one member, or all alike,
+    is not there; a step without a part is None.
+    """
+
+    def against(own, others):
+        if own is None or max(others) == min(others):
+            return None
+        mean = sum(others) / len(others)
+        spread = math.sqrt(sum((x - mean) ** 2 for x in others) / len(others))
+        return (own - mean) / (1.0 if floor is None else max(spread, floor))
+
+    known = [s for s in steps if s["outcome"] is not None]
+    out = []
+    for s in steps:
+        if s["outcome"] is None:
+            out.append(None)
+            continue
+        rollouts = {k["rollout"]: k["outcome"] for k in known if k["task"] == s["task"]}
+        beside = [k["reward"] for k in known if (k["task"], k["step"]) == (s["task"], s["step"])]
+        parts = [
+            against(s["outcome"], list(rollouts.values())),
+            against(s["reward"], [x for x in beside if x is not None] or [0.0]),
+        ]
+        parts = [x for x in parts if x is not None]
+        out.append(sum(parts) if parts else None)
+    return out
+
+
+# Following a distribution: some tokens, and the rest of the vocabulary as one more bin.
+
+
+def common(student, teacher):
+    """Share of the student's likeliest tokens that are among the teacher's: two lists of ids of one position."""
+    return sum(token in teacher for token in student) / len(student)
+
+
+def closest_hint(student, teachers, mask):
+    """The first hint with the largest mean share of common tokens: lists over positions, of each hint one."""
+    places = [t for t, inside in enumerate(mask) if inside]
+    means = [sum(common(student[t], teacher[t]) for t in places) / len(places) for teacher in teachers]
+    return means.index(max(means))
+
+
+def divergence_token(student, teacher, kind):
+    """(divergence, its derivatives by the student's log-probabilities) of one position; lists of log-probabilities."""
+    p, t = [math.exp(x) for x in student], [math.exp(x) for x in teacher]
+    q, u = 1 - sum(p), 1 - sum(t)
+    if kind == "reverse":
+        value = sum(a * math.log(a / b) for a, b in zip(p, t, strict=True)) + q * math.log(q / u)
+        return value, [a * (math.log(a / b) - math.log(q / u)) for a, b in zip(p, t, strict=True)]
+    if kind == "forward":
+        value = sum(b * math.log(b / a) for a, b in zip(p, t, strict=True)) + u * math.log(u / q)
+        return value, [u * a / q - b for a, b in zip(p, t, strict=True)]
+    value = sum((a * math.log(2 * a / (a + b)) + b * math.log(2 * b / (a + b))) / 2 for a, b in zip(p, t, strict=True))
+    value += (q * math.log(2 * q / (q + u)) + u * math.log(2 * u / (q + u))) / 2
+    tail = math.log(2 * q / (q + u))
+    return value, [a * (math.log(2 * a / (a + b)) - tail) / 2 for a, b in zip(p, t, strict=True)]
+
+
+def followed_loss(batch, *, kind, cap, average_length, gap_low, gap_high, decoupled=False):
+    """(loss of the term, its gradient by every log-probability that it is about).
+
+    Samples with lists `logp`, `mu`, `mask`, and `target`: None, or for each position a pair of lists, the student's and
+    the teacher's log-probabilities of the same tokens. `decoupled`: the first of several steps, where logp is old.
+    """
+    count = sum(s["target"] is not None for s in batch)
+    loss, gradient = 0.0, []
+    for s in batch:
+        rows = []
+        for t, pair in enumerate(s["target"] or []):
+            rho = math.exp(s["logp"][t] - s["mu"][t])
+            weight = min(rho, cap) if gap_low <= rho <= gap_high else 0.0
+            if decoupled:
+                weight = min(rho, 2.0)
+            value, slopes = divergence_token(*pair, kind)
+            share = weight * s["mask"][t] / (count * average_length)
+            loss += share * value
+            rows.append([share * slope for slope in slopes])
+        gradient.append(rows)
+    return loss, gradient

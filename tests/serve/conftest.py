@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import openai
@@ -178,7 +179,13 @@ class Site:
         """The exchange once it has ended."""
         return wait_for(lambda: self.get(id), lambda e: e.reply is not None)
 
-    def publish(self, folder: Path, *, state: PolicyState = PolicyState.LIVE) -> Policy:
+    def publish(
+        self,
+        folder: Path,
+        *,
+        state: PolicyState = PolicyState.LIVE,
+        metrics: Mapping[str, float] = MappingProxyType({}),
+    ) -> Policy:
         """One more version after the head, with a real (if senseless) adapter folder."""
         now = time.time()
         with self.store.write() as conn:
@@ -193,6 +200,7 @@ class Site:
                 digest=write_adapter(folder / str(version), weight=float(version)),
                 base=head.base,
                 identity=head.identity,
+                metrics=dict(metrics),
                 reason="too bad" if state is PolicyState.REJECTED else None,
                 created_at=now,
             )

@@ -95,20 +95,27 @@ def _apply(item: dict[str, Any], event: dict[str, Any]) -> None:
         assert item["input"] == event["input"]
 
 
-UNKNOWN = {"parallel_tool_calls": True, "tool_choice": "auto"}
-"""What a stored reply does not tell, and the client's types demand."""
+UNKNOWN = {
+    "parallel_tool_calls": True,
+    "tool_choice": "auto",
+    "metadata": {},
+    "text": {"format": {"type": "text"}, "verbosity": "medium"},
+    "max_output_tokens": None,
+    "max_tool_calls": None,
+    "prompt_cache_key": None,
+    "safety_identifier": None,
+    "service_tier": "default",
+    "top_logprobs": 0,
+}
+"""What a stored reply does not tell: as of a request that said nothing of it."""
 
 
 def stored(data: dict[str, Any]) -> Response:
-    """A Response that was stored: what is not known is null, the rest is strictly read."""
-    usage = data["usage"]
-    if usage is not None:
-        assert set(usage["input_tokens_details"].values()) | set(usage["output_tokens_details"].values()) == {None}
-    nulls = (*UNKNOWN, "max_output_tokens", "metadata", "text")
-    assert [data[name] for name in nulls] == [None] * len(nulls)
-    details = {"input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0}}
-    details["output_tokens_details"] = {"reasoning_tokens": 0}
-    return whole(data | UNKNOWN | {"usage": usage and usage | details})
+    """A Response that was stored, strictly read."""
+    assert {name: data[name] for name in UNKNOWN} == UNKNOWN
+    if data["usage"] is not None:
+        assert data["usage"]["input_tokens_details"] == {"cached_tokens": 0, "cache_write_tokens": 0}
+    return whole(data)
 
 
 def whole(data: dict[str, Any]) -> Response:

@@ -1,4 +1,4 @@
-"""Bytes that never reach a handler: answered in OpenAI's shape, and one line in the log."""
+"""Bytes that never reach a handler: answered in the shape of their path, and one line in the log."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import socket
 from typing import Any
 
 import pytest
-from tests.serve.conftest import KEY, USER, Site
+from tests.serve.conftest import KEY, USER, Site, Start
 
+CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
 BODY = json.dumps({"messages": [USER]}).encode()
 
 
-def chat(*headers: str, body: bytes = BODY, method: str = "POST", length: bool = True) -> bytes:
-    lines = [f"{method} /v1/chat/completions HTTP/1.1", "Host: x", f"Authorization: Bearer {KEY}", "Connection: close"]
+def chat(*headers: str, body: bytes = BODY, method: str = "POST", length: bool = True, path: str = CHAT) -> bytes:
+    lines = [f"{method} {path} HTTP/1.1", "Host: x", f"Authorization: Bearer {KEY}", "Connection: close"]
     lines += [*headers, f"Content-Length: {len(body)}"] if length else headers
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
@@ -38,6 +39,7 @@ BAD = {
     "a broken gzip body": (400, chat("Content-Encoding: gzip")),
     "half a gzip body": (400, chat("Content-Encoding: gzip", body=gzip.compress(BODY)[:-12])),
     "an unknown encoding": (415, chat("Content-Encoding: lzma")),
+    "an unknown expectation": (417, chat("Expect: a wonder")),
 }
 
 
@@ -54,6 +56,49 @@ def test_what_cannot_be_read(site: Site, name: str, caplog: pytest.LogCaptureFix
     assert not any(r.exc_info or "secret" in r.getMessage() for r in lines)
     assert site.count() == 0
     assert send(site, chat())[0] == 200
+
+
+PATHS = [
+    MESSAGES,
+    MESSAGES + "?beta=true",
+    MESSAGES + "/count_tokens",
+    MESSAGES + "/nowhere",
+    CHAT,
+    "/nowhere",
+]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_errors_have_the_shape_of_their_path(start: Start, path: str) -> None:
+    """Also where no handler has seen the request: who speaks Anthropic's format reads no other."""
+    site = start(settings={"serve.max_body_bytes": 2000})
+    found = "nowhere" not in path
+    for status, request in (
+        (400, chat("X A: no header", path=path)),
+        (431, chat("X-A: " + "a" * 70_000, path=path)),
+        (417, chat("Expect: a wonder", path=path)),
+        (405 if found else 404, chat(method="PUT", path=path)),
+        (413 if found else 404, chat(body=b"x" * 3000, path=path)),
+        (400 if found else 404, chat(body=b"{", path=path)),
+        (401 if found else 404, chat(path=path).replace(KEY.encode(), b"wrong")),
+    ):
+        got, body = send(site, request)
+        assert got == status
+        assert list(body) == (["type", "error", "request_id"] if "messages" in path else ["error"])
+        assert list(body["error"])[:2] == (["type", "message"] if "messages" in path else ["message", "type"])
+        assert body["error"]["message"]
+
+
+def test_a_path_is_forgotten_with_the_next_request(site: Site) -> None:
+    """On one connection, each error has the shape of its own request."""
+    host, port = site.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=5) as connection:
+        connection.sendall(chat(path=MESSAGES, body=b"{").replace(b"Connection: close\r\n", b""))
+        assert b'"request_id"' in connection.recv(65536)
+        connection.sendall(chat("X A: no header"))
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert b"400 Bad Request" in answer
+    assert b'"request_id"' not in answer
 
 
 def test_what_can_be_read(site: Site) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 from tests.serve.conftest import OTHER_KEY, USER, Site, Start, wait_for
-from tests.serve.responses_wire import FUNCTION, call, stored
+from tests.serve.responses_wire import FUNCTION, call, stored, whole
 from tests.serve.test_bridge import goes_on, odd
 
 from openclaw_rl.collect.link import EXACT, link
@@ -20,6 +20,7 @@ from openclaw_rl.store.past import StoredPast
 from openclaw_rl.types import Capture, Exchange, TurnState
 
 MODEL = "openclaw"
+GPT_OSS = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Hello.<|return|>"
 
 
 def say(site: Site, given: Any, **options: Any) -> tuple[Any, Exchange]:
@@ -199,13 +200,13 @@ def test_a_stored_reply_can_be_had_again(start: Start) -> None:
     first, _ = say(site, "hi", instructions="Be kind.", tools=[FUNCTION, custom], max_output_tokens=100)
     client = site.client()
     again = client.responses.retrieve(first.id)
-    stored(again.model_dump(mode="json"))
+    stored(again.to_dict(mode="json"))
     assert again.output == first.output
+    assert again.usage == first.usage
+    assert again.usage is not None
+    assert again.usage.output_tokens_details.reasoning_tokens > 1
     assert (again.instructions, again.status, again.model) == ("Be kind.", "completed", MODEL)
     assert [t.type for t in again.tools] == ["function", "custom"]
-    assert again.usage is not None
-    assert first.usage is not None
-    assert again.usage.total_tokens == first.usage.total_tokens
     assert again.previous_response_id is None
     results = [{"type": "function_call_output", "call_id": i.call_id, "output": "r"} for i in first.output[2:]]
     site.script.say("Hm.</think>Done.")
@@ -217,6 +218,28 @@ def test_a_stored_reply_can_be_had_again(start: Start) -> None:
     newest = client.responses.input_items.list(second.id)
     assert [i.id for i in newest.data] == [i.id for i in reversed(items)]
     assert len({i.id for i in items}) == len(items)
+
+
+@pytest.mark.parametrize("kind", ["chatml", "thinking", "gptoss"])
+def test_a_request_that_says_little_is_given_again_as_it_was(start: Start, kind: str) -> None:
+    """Every field, and not only those that the client's types demand."""
+    site = start(kind)
+    site.script.say({"thinking": "Well</think>Hello.", "gptoss": GPT_OSS}.get(kind, "Hello."))
+    answer = site.http.post("/v1/responses", {"input": "hi", "user": "ann", "reasoning": {"effort": "low"}}).json()
+    assert site.http.get(f"/v1/responses/{answer['id']}").json() == answer
+    whole(answer)
+
+
+def test_what_another_model_thought_is_not_counted(start: Start) -> None:
+    site = start("thinking")
+    site.script.say("Well</think>Hello.")
+    first, _ = say(site, "hi")
+    assert site.client().responses.retrieve(first.id).usage == first.usage
+    with site.store.write() as conn:
+        conn.exec_driver_sql("UPDATE exchanges SET identity = 'another'")
+    usage = site.client().responses.retrieve(first.id).usage
+    assert usage is not None
+    assert usage.output_tokens_details.reasoning_tokens == 0
 
 
 def test_retrieval_is_refused_with_reason(site: Site) -> None:
@@ -250,7 +273,7 @@ def test_a_reply_that_failed_is_told_as_failed(start: Start) -> None:
         list(stream)
     wait_for(lambda: site.get(name).reply, lambda r: r is not None)
     found = site.client().responses.retrieve(name)
-    stored(found.model_dump(mode="json"))
+    stored(found.to_dict(mode="json"))
     assert found.status == "failed"
     assert found.error is not None
     assert "went away" in found.error.message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import openai
 import pytest
 from tests.serve.conftest import KEY, OTHER_KEY, USER, Answer, Site, Start, wait_for
 
+from openclaw_rl.store import policies
 from openclaw_rl.types import PolicyState
 
 
@@ -88,3 +90,21 @@ def test_metrics(site: Site) -> None:
     assert 'openclaw_replies_total{outcome="stop",route="chat"} 1.0' in text
     assert f"openclaw_response_tokens_total {len(site.script.ids)}.0" in text
     assert "openclaw_running 0.0" in text
+
+
+def test_metrics_of_the_newest_version(site: Site, tmp_path: Path) -> None:
+    """Under the names of W&B, with underscores; a version that was rejected or rolled back is not told of."""
+
+    def told() -> dict[str, float]:
+        lines = [line for line in site.http.get("/metrics").text.splitlines() if line.startswith("openclaw_train_")]
+        return {name.removeprefix("openclaw_train_"): float(value) for name, value in map(str.split, lines)}
+
+    site.publish(tmp_path / "p", metrics={"loss/total": 0.5, "gradient/norm": 2.0, "masked/gap": 0.25, "kl/mu": 0.1})
+    expected = {"version": 1, "loss_total": 0.5, "gradient_norm": 2.0, "masked_gap": 0.25, "kl_mu": 0.1}
+    wait_for(told, lambda m: m == expected)
+    site.publish(tmp_path / "p", state=PolicyState.REJECTED, metrics={"loss/total": 9.0})
+    site.publish(tmp_path / "p", metrics={"loss/total": 0.25})
+    wait_for(told, lambda m: m == {"version": 3, "loss_total": 0.25})
+    with site.store.write() as conn:
+        policies.roll_back(conn, to=0, reason="worse", at=time.time())
+    wait_for(told, lambda m: m == {"version": 0})

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
@@ -42,6 +42,13 @@ def claimed(
     conn: Connection, head: int = 0, *, max_uses: int = 1, limit: int = 99, score: bool = True, hint: bool = True
 ) -> list[str]:
     found = policies.claimable(conn, head=head, limit=limit, max_uses=max_uses, need_score=score, need_hint=hint)
+    return [j.turn.id for j in found]
+
+
+def replayed(conn: Connection, head: int, *, max_uses: int = 2, limit: int = 99, skip: Sequence[str] = ()) -> list[str]:
+    found = policies.replayable(
+        conn, head=head, limit=limit, max_uses=max_uses, need_score=True, need_hint=True, skip=skip
+    )
     return [j.turn.id for j in found]
 
 
@@ -217,6 +224,54 @@ def test_what_may_not_train_is_not_claimed(conn: Connection) -> None:
     assert claimed(conn) == []
 
 
+def test_a_turn_is_replayed_once(conn: Connection) -> None:
+    lease = take(conn)
+    for id_ in "abc":
+        judged(conn, id_)
+    assert replayed(conn, 0) == [], "what was never used is not used again"
+    policies.publish(conn, lease, policy(1, 0), uses_of(conn, 1, "a", "b"), 101.0)
+    assert (claimed(conn, 1, max_uses=2), replayed(conn, 1)) == (["c"], ["a", "b"])
+    assert replayed(conn, 1, max_uses=1) == []
+    policies.publish(conn, lease, policy(2, 1), uses_of(conn, 2, "c", "b"), 102.0)
+    assert [(u.turn, u.number) for u in policies.uses(conn, 2)] == [("b", 2), ("c", 1)]
+    assert (claimed(conn, 2, max_uses=2), replayed(conn, 2)) == ([], ["a", "c"])
+
+
+def test_a_roll_back_gives_both_uses_back(conn: Connection) -> None:
+    lease = take(conn)
+    judged(conn, "a")
+    for version in (1, 2):
+        policies.publish(conn, lease, policy(version, version - 1), uses_of(conn, version, "a"), 101.0)
+    policies.roll_back(conn, to=1, reason="x", at=102.0)
+    assert (claimed(conn, 1, max_uses=2), replayed(conn, 1)) == ([], ["a"]), "its second use is undone"
+    policies.publish(conn, lease, policy(3, 1), uses_of(conn, 3, "a"), 103.0)
+    assert replayed(conn, 3) == []
+    policies.roll_back(conn, to=1, reason="x", at=104.0)
+    assert replayed(conn, 1) == [], "it is not tried for ever"
+
+
+def test_a_turn_whose_both_uses_were_rolled_back_is_fresh_once_more(conn: Connection) -> None:
+    lease = take(conn)
+    judged(conn, "a")
+    for version in (1, 2):
+        policies.publish(conn, lease, policy(version, version - 1), uses_of(conn, version, "a"), 101.0)
+    policies.roll_back(conn, to=0, reason="x", at=102.0)
+    assert (claimed(conn, 0, max_uses=2), replayed(conn, 0)) == (["a"], [])
+    policies.publish(conn, lease, policy(3, 0), uses_of(conn, 3, "a"), 103.0)
+    assert (claimed(conn, 3, max_uses=2), replayed(conn, 3)) == ([], [])
+
+
+def test_two_rejections_are_the_end_of_it_with_replay_too(conn: Connection) -> None:
+    lease = take(conn)
+    judged(conn, "a")
+    judged(conn, "b")
+    policies.publish(conn, lease, policy(1, 0), uses_of(conn, 1, "a"), 101.0)
+    for version in (2, 3):
+        assert (claimed(conn, 1, max_uses=2), replayed(conn, 1)) == (["b"], ["a"])
+        policies.reject(conn, lease, policy(version, 1), uses_of(conn, version, "a", "b"), 102.0)
+    assert (claimed(conn, 1, max_uses=2), replayed(conn, 1)) == ([], [])
+
+
 @dataclass
 class Model:
     """Plain Python: what the rules say about claims."""
@@ -224,19 +279,29 @@ class Model:
     parents: dict[int, int | None]
     used: list[tuple[int, str]]
     judged: list[str]
+    rejected: set[int] = field(default_factory=set)
 
-    def claimable(self, head: int, max_uses: int) -> list[str]:
+    def line(self, head: int) -> list[int]:
         line: list[int] = []
         at: int | None = head
         while at is not None:
             line.append(at)
             at = self.parents[at]
-        return [
-            turn
-            for turn in self.judged
-            if sum(t == turn and p in line for p, t in self.used) < max_uses
-            and sum(t == turn for _, t in self.used) < claims.MOST_USES
-        ]
+        return line
+
+    def uses(self, turn: str, versions: Collection[int]) -> int:
+        return sum(t == turn and p in versions for p, t in self.used)
+
+    def _may(self, turn: str, max_uses: int) -> bool:
+        return self.uses(turn, self.parents) <= max_uses and self.uses(turn, self.rejected) < claims.MOST_REJECTED
+
+    def claimable(self, head: int, max_uses: int) -> list[str]:
+        line = self.line(head)
+        return [turn for turn in self.judged if self.uses(turn, line) == 0 and self._may(turn, max_uses)]
+
+    def replayable(self, head: int, max_uses: int) -> list[str]:
+        line = self.line(head)
+        return [turn for turn in self.judged if 0 < self.uses(turn, line) < max_uses and self._may(turn, max_uses)]
 
 
 acts = st.lists(
@@ -274,20 +339,23 @@ def test_claims_over_random_lines(folder: Store, script: list[tuple[str, int]], 
                     policies.roll_back(conn, to=head, reason="x", at=101.0)
             else:
                 batch = claimed(conn, head, max_uses=max_uses)[: 1 + choice]
+                batch += replayed(conn, head, max_uses=max_uses, limit=choice)
                 version = policies.next_version(conn)
                 made: Policy = policy(version, head)
                 act = policies.publish if what == "publish" else policies.reject
                 act(conn, lease, made, uses_of(conn, version, *batch), 101.0)
                 model.parents[version] = head
                 model.used += [(version, turn) for turn in batch]
+                model.rejected |= {version} if what == "reject" else set()
                 head = version if what == "publish" else head
             for at in model.parents:
                 assert claimed(conn, at, max_uses=max_uses) == model.claimable(at, max_uses)
+                again = model.replayable(at, max_uses)
+                assert replayed(conn, at, max_uses=max_uses) == again
+                assert replayed(conn, at, max_uses=max_uses, limit=2) == again[-2:], "the newest"
+                assert replayed(conn, at, max_uses=max_uses, skip=again[:2]) == again[2:]
         undo.rollback()
     for at in model.parents:
-        line, here = [], at
-        while here is not None:
-            line.append(here)
-            here = model.parents[here]
+        line = model.line(at)
         on_line = [turn for version, turn in model.used if version in line]
         assert max(map(on_line.count, on_line), default=0) <= max_uses

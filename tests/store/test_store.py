@@ -366,6 +366,7 @@ def test_the_queries_of_the_loops_use_their_indexes(store: Store) -> None:
         asked = _watched(conn)
         turns.closed(conn, 5)
         policies.claimable(conn, head=0, limit=5, max_uses=1, need_score=True, need_hint=True)
+        policies.replayable(conn, head=0, limit=5, max_uses=2, need_score=True, need_hint=True)
         exchanges.fail_running(conn, "x", 1.0)
         events.after(conn, 0, 5, ["a"])
         leases.acquire(conn, "a", "b", 1, 1)

@@ -4,8 +4,13 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from openclaw_rl.digest import digest_of, weight_files
+from openclaw_rl.engines import adapter_file
+from openclaw_rl.errors import EngineError
 from openclaw_rl.train import folders
-from openclaw_rl.types import Policy
+from openclaw_rl.types import Policy, PolicyRef
 
 
 def folder(root: Path, name: str, *, age: float) -> Path:
@@ -35,6 +40,29 @@ def test_only_old_optimizer_states_are_thinned_out(tmp_path: Path) -> None:
     folders.thin(tmp_path, keep=2, spare=(None, str(paths[1])))
     assert [(p / folders.HEAVY).exists() for p in paths] == [False, True, False, False, False, True, True]
     assert all((p / "adapter_model.safetensors").exists() for p in paths)
+
+
+def test_of_whole_models_the_weights_are_thinned_out_too(tmp_path: Path) -> None:
+    """What engines and trainers may still be asked for stays whole: the newest, and the ones to spare."""
+    paths = [tmp_path / f"{n:06d}-x" for n in range(1, 8)]
+    for path in paths:
+        path.mkdir()
+        for name in (folders.HEAVY, "model-00001-of-00002.safetensors", "tokenizer.json", *folders.REMAINS):
+            (path / name).write_bytes(name.encode())
+    digests = [digest_of(path) for path in paths]
+    folders.thin(tmp_path, keep=4, spare=(None, str(paths[1])))
+    whole = [False, True, False, True, True, True, True]
+    assert [bool(weight_files(p)) for p in paths] == whole
+    assert [(p / folders.HEAVY).exists() for p in paths] == [False, True, False, False, False, True, True]
+    assert [digest_of(p) for p, kept in zip(paths, whole, strict=True) if kept] == [
+        d for d, kept in zip(digests, whole, strict=True) if kept
+    ]
+    assert {p.name for p in paths[0].iterdir()} == set(folders.REMAINS)
+    with pytest.raises(FileNotFoundError, match="no longer kept"):
+        digest_of(paths[0])
+    folders.thin(tmp_path, keep=4, spare=(None, str(paths[1])))
+    with pytest.raises(EngineError, match=r"version 1: .* no longer kept; .* train\.keep_checkpoints"):
+        adapter_file.check_full(PolicyRef(version=1, path=str(paths[0]), digest=digests[0]))
 
 
 def test_names_are_never_shared(tmp_path: Path) -> None:

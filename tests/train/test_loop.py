@@ -322,7 +322,7 @@ def test_the_whole_room_on_the_shipped_model(
     assert {p.name for p in Path(str(head.path)).iterdir()} == {
         "adapter_config.json",
         "adapter_model.safetensors",
-        "optimizer.safetensors",
+        "optimizer.state",
         "trainer.json",
     }
     with store.read() as conn:

@@ -12,9 +12,9 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from openclaw_rl import methods
 from openclaw_rl.config import TrainConfig
 from openclaw_rl.credit import Sample
+from openclaw_rl.train.loop import make_method
 from openclaw_rl.trainers.local import LocalTrainer
 from openclaw_rl.trainers.pack import Row
 
@@ -74,16 +74,8 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def trainer(tiny: str) -> Callable[..., LocalTrainer]:
     def make(method: str = "combine", path: str = tiny, **settings: Any) -> LocalTrainer:
-        train = TrainConfig(**settings)
-        credit = methods.make(
-            method,
-            decay=train.baseline_decay,
-            shrink=train.baseline_shrink,
-            clip=train.opd_clip,
-            w_binary=train.w_binary,
-            w_opd=train.w_opd,
-        )
-        return LocalTrainer(path, credit, train)
+        train = TrainConfig(**{"method": method} | settings)
+        return LocalTrainer(path, make_method(train), train)
 
     return make
 

@@ -41,7 +41,9 @@ def draw(seed: int) -> dict[str, torch.Tensor]:
     }
 
 
-def ours(given_: dict[str, torch.Tensor], dual: float, kind: Any = "clip") -> tuple[float, torch.Tensor]:
+def ours(
+    given_: dict[str, torch.Tensor], dual: float, kind: Any = "clip", **masks: float
+) -> tuple[float, torch.Tensor]:
     """Our loss without KL and without the gap mask, and its gradient [B, T]."""
     logp = given_["logp"].clone().requires_grad_()
     mask = given_["mask"]
@@ -59,7 +61,7 @@ def ours(given_: dict[str, torch.Tensor], dual: float, kind: Any = "clip") -> tu
         terms=[term],
         kl_coef=0.0,
         kl_denominator=1.0,
-        bounds=Bounds(clip_low=0.8, clip_high=1.28, dual_clip=dual, gap_low=1e-30, gap_high=1e30, kind=kind),
+        bounds=Bounds(clip_low=0.8, clip_high=1.28, dual_clip=dual, gap_low=1e-30, gap_high=1e30, kind=kind, **masks),
         rows_K=torch.arange(len(mask))[:, None].expand_as(mask)[mask],
     )
     loss.total.backward()
@@ -71,6 +73,8 @@ def trls(
     grpo_loss: Any, given_: dict[str, torch.Tensor], dual: float | None, **changes: Any
 ) -> tuple[float, torch.Tensor]:
     """TRL's `GRPOTrainer._compute_loss` itself, on log-probabilities that are given to it."""
+    from trl import GRPOTrainer
+
     logp = given_["logp"].clone().requires_grad_()
     b, t = logp.shape
     settings = {
@@ -78,6 +82,7 @@ def trls(
         "aux_loss_enabled": False,
         "top_entropy_quantile": 1.0,
         "off_policy_mask_threshold": None,
+        "get_off_policy_mask": GRPOTrainer.get_off_policy_mask,
         "importance_sampling_level": "token",
         "beta": 0.0,
         "args": SimpleNamespace(steps_per_generation=1, delta=dual, use_bias_correction_kl=True),
@@ -148,3 +153,45 @@ def test_slime(seed: int) -> None:
     bounded = torch.where(advantages < 0, torch.minimum(-3.0 * advantages, worse), worse)
     expected = (bounded * given_["mask"]).sum().item() / (len(ratio) * LENGTH)
     assert ours(given_, 3.0)[0] == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_trl_off_policy_sequence_mask(grpo_loss: Any, seed: int) -> None:
+    """OPSM (DeepSeek-V3.2): `off_policy_mask_threshold`, with every surrogate."""
+    given_ = draw(seed)
+    gspo = {"importance_sampling_level": "sequence", "epsilon_low": 3e-4, "epsilon_high": 4e-4}
+    for kind, dual, changes in (
+        ("clip", 3.0, {}),
+        ("cispo", 1e9, {"loss_type": "cispo", "epsilon_high": 5.0}),
+        ("gspo", 1e9, gspo),
+    ):
+        for delta in (0.01, 0.2):
+            value, gradient = ours(given_, dual, kind, opsm_delta=delta)
+            theirs, slopes = trls(
+                grpo_loss, given_, dual if kind == "clip" else None, off_policy_mask_threshold=delta, **changes
+            )
+            assert value == pytest.approx(theirs, rel=1e-9, abs=1e-12)
+            torch.testing.assert_close(gradient, slopes, rtol=1e-9, atol=1e-12)
+
+
+def test_the_sequence_mask_is_at_work() -> None:
+    given_ = draw(3) | {"logp": draw(3)["mu"] - 0.1, "advantages": -torch.ones(len(draw(3)["mu"]), dtype=torch.float64)}
+    assert ours(given_, 3.0)[1].any()
+    assert not ours(given_, 3.0, opsm_delta=0.05)[1].any()
+    assert not ours(given_, 3.0, geometric_low=0.99)[1].any()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_slime_off_policy_sequence_mask(seed: int) -> None:
+    """slime/utils/ppo_utils.py, compute_opsm_mask, before compute_policy_loss's values are added up."""
+    given_, delta = draw(seed), 1e-4
+    advantages, mask = given_["advantages"][:, None], given_["mask"]
+    sequence_kl = ((given_["mu"] - given_["logp"]) * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp_min(1)
+    kept = 1 - ((advantages < 0) & (sequence_kl > delta)).double()
+    ratio = torch.exp(given_["logp"] - given_["mu"])
+    worse = torch.maximum(-ratio * advantages, -ratio.clamp(1 - 0.2, 1 + 0.28) * advantages)
+    bounded = torch.where(advantages < 0, torch.minimum(-3.0 * advantages, worse), worse)
+    expected = (bounded * kept * mask).sum().item() / (len(ratio) * LENGTH)
+    assert ours(given_, 3.0, opsm_delta=delta)[0] == pytest.approx(expected, rel=1e-9, abs=1e-12)

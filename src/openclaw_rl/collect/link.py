@@ -11,11 +11,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
-from itertools import groupby
 from typing import Protocol
 
-from openclaw_rl.canon import visible_text
+from openclaw_rl.canon import signature_of, visible_text
 from openclaw_rl.collect.side import Sides
 from openclaw_rl.store.moves import Cause
 from openclaw_rl.store.past import Past
@@ -82,7 +80,9 @@ def link(request: Request, seq: int, index: Index, sides: Sides) -> Link:
     candidates = _Candidates(request, [request.marks[at] for at in ours], index)
     reactions = {at: _reaction(request, at, sides, candidates) for at in ours}
     found = {
-        at: candidates.find(request.marks[at], _signature(reactions[at]), may_be_main=_may_be_main(request, at, sides))
+        at: candidates.find(
+            request.marks[at], signature_of(reactions[at]), may_be_main=_may_be_main(request, at, sides)
+        )
         for at in ours
     }
     known = [f.past for f in found.values() if f.past is not None]
@@ -252,14 +252,6 @@ def _is_interlude(request: Request, mark: Mark, sides: Sides) -> bool:
     return mark.role == "user" and bool(request.messages) and sides.certain(request.messages[mark.index])
 
 
-def _signature(reaction: Sequence[Mark]) -> bytes | None:
-    """Of the words in their order; results of parallel tool calls count as one, whatever their order."""
-    if not reaction:
-        return None
-    runs = [[m.own for m in run] for _, run in groupby(reaction, key=lambda m: m.role == "tool" or id(m))]
-    return blake2b(b"".join(own for run in runs for own in sorted(run)), digest_size=16).digest()
-
-
 def _relation(request: Request, seq: int, index: Index, parent: Past | None) -> tuple[str, str | None]:
     """What the request is to the newest earlier one with the same history, by how that one stood at the time."""
     if request.marks:
@@ -281,7 +273,7 @@ def _answers(
 ) -> tuple[Answer, ...]:
     out = []
     for at, f in found.items():
-        signature = _signature(reactions[at])
+        signature = signature_of(reactions[at])
         if f.past is None or signature is None or not f.closes:
             continue
         redacted = Capture.REDACTED in (request.capture, f.past.capture)

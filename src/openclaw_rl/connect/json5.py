@@ -1,4 +1,4 @@
-"""Edits of JSON5 that leave every other character where it is: comments, order, quotes, commas."""
+"""Edits of JSON5 that leave every other character where it is: comments, order, quotes, commas, line ends."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-_SPACE = re.compile(r"(?:\s|\ufeff|//[^\n]*|/\*.*?\*/)+", re.DOTALL)
+_LINE_END = re.compile(r"\r\n|\n|\r")
+_SPACE = re.compile(r"(?:\s|\ufeff|//[^\n\r]*|/\*.*?\*/)+", re.DOTALL)
 _NAME = re.compile(r"[\w$]+")
-_STRING = re.compile(r"\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*'", re.DOTALL)
+_STRING = re.compile(r"\"(?:[^\"\\\n\r]|\\\r\n|\\.)*\"|'(?:[^'\\\n\r]|\\\r\n|\\.)*'", re.DOTALL)
 _WORD = re.compile(r"[+-]?[\w.+-]+")
-_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|\r?\n|.)", re.DOTALL)
+_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|\r\n|.)", re.DOTALL)
+_COMMENT_BEHIND = re.compile(r"[ \t]*(//[^\n\r]*|/\*[^\n\r]*?\*/[ \t]*(?=[\n\r]))")
 _PLAIN = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "0": "\0"}
 _LITERALS: Mapping[str, Any] = {"true": True, "false": False, "null": None}
 
@@ -49,7 +51,7 @@ class _Reader:
         self._text = text
 
     def error(self, at: int, what: str) -> Json5Error:
-        line = self._text.count("\n", 0, at) + 1
+        line = len(_LINE_END.findall(self._text[:at])) + 1
         return Json5Error(f"line {line}: {what}, got {self._text[at : at + 20]!r}")
 
     def skip(self, at: int) -> int:
@@ -123,7 +125,7 @@ def _unquoted(raw: str) -> str:
         what = found.group(1)
         if what[0] in "ux" and len(what) > 1:
             return chr(int(what[1:], 16))
-        return "" if what.endswith("\n") else _PLAIN.get(what, what)
+        return "" if what in ("\r\n", "\n", "\r") else _PLAIN.get(what, what)
 
     text = _ESCAPE.sub(one, raw[1:-1])
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")  # two halves become one
@@ -145,20 +147,20 @@ def put(text: str, path: Sequence[str], value: Any) -> str:
         node = node.members[key]
     if node.value == value:
         return text
-    return text[: node.start] + _written(value, _indent(text, node.start)) + text[node.end :]
+    return text[: node.start] + _written(value, _indent(text, node.start), _line_end(text)) + text[node.end :]
 
 
 def _added(text: str, node: Node, key: str, value: Any) -> str:
     assert node.members is not None
-    outer = _indent(text, node.start)
+    outer, end = _indent(text, node.start), _line_end(text)
     inner = outer + "  "
-    member = f"{inner}{json.dumps(key)}: {_written(value, inner)}"
+    member = f"{inner}{json.dumps(key)}: {_written(value, inner, end)}"
     if not node.members:
-        return f"{text[: node.start + 1]}\n{member},\n{outer}{text[node.start + 1 :].lstrip()}"
+        return f"{text[: node.start + 1]}{end}{member},{end}{outer}{text[node.start + 1 :].lstrip()}"
     last = max(m.end for m in node.members.values())
     comma = "" if node.comma else ","
     behind = _behind_comma(text, last) if node.comma else last
-    return f"{text[:behind]}{comma}{_rest_of_line(text, behind)}\n{member},{_after_line(text, behind)}"
+    return f"{text[:behind]}{comma}{_rest_of_line(text, behind)}{end}{member},{_after_line(text, behind)}"
 
 
 def _behind_comma(text: str, at: int) -> int:
@@ -169,19 +171,25 @@ def _behind_comma(text: str, at: int) -> int:
 
 def _rest_of_line(text: str, at: int) -> str:
     """A comment that stands behind the last member stays with it."""
-    found = re.compile(r"[ \t]*(//[^\n]*|/\*[^\n]*?\*/[ \t]*(?=\n))").match(text, at)
+    found = _COMMENT_BEHIND.match(text, at)
     return found.group() if found else ""
 
 
 def _after_line(text: str, at: int) -> str:
     rest = text[at + len(_rest_of_line(text, at)) :]
-    return rest if rest.startswith(("\n", "\r")) else f"\n{rest.lstrip(' ')}"
+    return rest if rest.startswith(("\n", "\r")) else f"{_line_end(text)}{rest.lstrip(' ')}"
 
 
 def _indent(text: str, at: int) -> str:
-    line = text[text.rfind("\n", 0, at) + 1 : at]
+    line = text[max(text.rfind("\n", 0, at), text.rfind("\r", 0, at)) + 1 : at]
     return line[: len(line) - len(line.lstrip())]
 
 
-def _written(value: Any, indent: str) -> str:
-    return json.dumps(value, indent=2, ensure_ascii=False).replace("\n", "\n" + indent)
+def _line_end(text: str) -> str:
+    """As the file ends its first line."""
+    found = _LINE_END.search(text)
+    return found.group() if found else "\n"
+
+
+def _written(value: Any, indent: str, end: str) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False).replace("\n", end + indent)

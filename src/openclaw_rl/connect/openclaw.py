@@ -30,7 +30,7 @@ def base_url(config: Config) -> str:
 
 def context_length(config: Config) -> int:
     """Tokens that the served model holds. Raises `OpenClawError` when neither settings nor model say."""
-    known = config.engine.max_context or ModelFiles.find(config.model.path).context_length
+    known = config.engine.max_context or ModelFiles.of(config.model).context_length
     if known is None:
         raise OpenClawError(
             f"{config.model.path} does not say how long its context is. Set engine.max_context (in tokens)."
@@ -82,7 +82,7 @@ def write(config: Config, file: Path) -> Path | None:
     """
     path = file.expanduser()
     try:
-        old = path.read_text(encoding="utf-8") if path.exists() else ""
+        old = path.read_bytes().decode("utf-8") if path.exists() else ""  # with its own line ends
         new = edited(old, provider(config))
         if new == old:
             return None
@@ -119,7 +119,7 @@ def _copied(path: Path, old: str) -> Path | None:
         return None
     copy = path.with_name(f"{path.name}.{time.strftime('%Y%m%d-%H%M%S')}.bak")
     copy.touch(mode=0o600)
-    copy.write_text(old, encoding="utf-8")
+    copy.write_bytes(old.encode("utf-8"))
     return copy
 
 
@@ -127,7 +127,7 @@ def _replaced(path: Path, text: str) -> None:
     """All or nothing, and readable by its owner alone: it holds a key. A link is followed, not replaced."""
     target = path.resolve()
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=".openclaw-")  # mode 600
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
+    with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

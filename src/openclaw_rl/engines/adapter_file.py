@@ -147,7 +147,10 @@ def check_full(ref: PolicyRef) -> None:
     try:
         digest = digest_of(ref.path)
     except OSError as error:
-        raise EngineError(f"version {ref.version}: {ref.path} cannot be read ({error.strerror}). Roll back") from None
+        raise EngineError(
+            f"version {ref.version}: {ref.path} cannot be read ({error.strerror}; of whole models only the newest "
+            "train.keep_checkpoints are). Name a newer version, or roll back to one"
+        ) from None
     _check_digest(ref, digest)
 
 

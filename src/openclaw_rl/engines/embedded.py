@@ -291,7 +291,7 @@ class Core:
 
     def _keep(self, job: Job, states: Tensor) -> None:
         if self._prefixes.wants(job.cached):
-            self._prefixes.add(job.key, job.all_ids(), states.clone())
+            self._prefixes.add(job.key, job.all_ids(), states)
 
     def _ended(self, job: Job) -> None:
         self._running[job.held] -= 1
@@ -303,7 +303,7 @@ class Core:
     def _stage(self) -> None:
         """Take what is prefilled next: one long prompt or one scoring, or several short prompts that fit one chunk."""
         room = self._config.max_batch - len(self._rows)
-        group: list[tuple[Job, tuple[int, Tensor] | None]] = []
+        group: list[tuple[Job, tuple[int, list[Tensor]] | None]] = []
         longest, chunk = 0, self._config.prefill_chunk
         for job in self._waiting:
             if job.targets is None and len(group) == room:
@@ -324,7 +324,7 @@ class Core:
         for row, (job, hit) in enumerate(group):
             if hit is not None:
                 job.start = job.reused = hit[0]
-                self._staging.put(row, hit[1])
+                self._staging.fill(row, hit[1])
         self._staged = [job for job, _ in group]
 
     def _prefill(self, out: list[Out]) -> None:

@@ -6,6 +6,7 @@ A row's token t lies at position t. Slots beyond a row's length hold leftovers, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +62,14 @@ class Slots:
     def put(self, row: int, states: Tensor) -> None:
         """Fill a row from its first token on."""
         self.data[:, :, row, :, : states.shape[3]] = states
+
+    def fill(self, row: int, pieces: Sequence[Tensor]) -> None:
+        """As `put`, with states that come in pieces."""
+        at = 0
+        for states in pieces:
+            end = at + states.shape[3]
+            self.data[:, :, row, :, at:end] = states
+            at = end
 
 
 class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped here

@@ -5,7 +5,9 @@ Shape legend: N rows, Q query tokens, J tokens that attention looks at, V vocabu
 
 from __future__ import annotations
 
+import copy
 import inspect
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,23 @@ class BaseModel:
         except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
             raise ModelError(f"model.path {config.path!r} cannot be loaded for generation: {error}") from error
         return BaseModel(model.to(device), name=config.path, max_context=max_context)
+
+    def twin(self, tensors: Mapping[str, Tensor], *, name: str) -> BaseModel:
+        """A model of the same kind with other weights. Raises `ModelError` where they are not just those it needs."""
+        with torch.device("meta"):
+            kind: Any = type(self._model)
+            model = kind(copy.deepcopy(self._model.config))
+        told = model.load_state_dict(
+            {k: v.to(self.device, self.dtype) for k, v in tensors.items()}, strict=False, assign=True
+        )
+        model.tie_weights()
+        for at, buffer in self._model.named_buffers():
+            owner, _, leaf = at.rpartition(".")
+            model.get_submodule(owner)._buffers[leaf] = buffer.clone()
+        wrong = sorted(told.unexpected_keys) + sorted(n for n, p in model.named_parameters() if p.is_meta)
+        if wrong:
+            raise ModelError(f"{len(wrong)} weights are missing or unknown (the first: {wrong[0]})")
+        return BaseModel(model, name=name, max_context=self.context_length)
 
     def forward(self, ids_NQ: Tensor, positions_NQ: Tensor, slots: Slots, *, writes_NQ: Tensor | None, length: int,
                 keep: int) -> Tensor:  # fmt: skip

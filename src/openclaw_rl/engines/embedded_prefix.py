@@ -1,95 +1,135 @@
-"""Keys and values of finished replies, kept for the next turn of their conversation; one policy's never serve another.
+"""Keys and values of finished sequences, kept for whatever begins alike; one policy's never serve another.
 
-Found by a chain of hashes over blocks of ids, then compared id by id, so a hit is exact. Bounded in tokens; the one
-that was not used for longest goes first.
+A tree: a node holds some tokens that follow its parent's, and no two siblings begin with the same token. So what many
+sequences begin with, the system prompt of all sessions above all, is there once. Ids are compared one by one: a hit is
+exact to the token. Bounded in tokens; the ends that were not used for longest go first.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator
-from dataclasses import dataclass
+from collections.abc import Hashable
+from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from openclaw_rl.types import Ids
 
-BLOCK = 16
+SHORTEST = 16  # tokens of a hit, and of a sequence that is kept
+NODE = 256  # tokens of a node at most: so much is copied when a sequence branches off within one
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
-    key: Hashable
+class Node:
+    """`states` [L, 2, H, n, D] of `ids` [n], in memory of their own. A root has no tokens."""
+
     ids: Ids
-    states: Tensor  # [L, 2, H, len(ids), D]
-    chain: list[int]  # hash up to each full block
+    states: Tensor
+    parent: Node | None
+    children: dict[int, Node] = field(default_factory=dict)  # by their first ids
 
 
 class PrefixCache:
-    def __init__(self, tokens: int) -> None:
-        self.limit = tokens
-        self.tokens = 0
-        self._entries: OrderedDict[int, Entry] = OrderedDict()  # by id(entry), least recently used first
-        self._by_hash: dict[int, Entry] = {}
+    """At most `limit` tokens; `tokens` are held."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.tokens = limit, 0
+        self._roots: dict[Hashable, Node] = {}
+        # Least recently used first. A path is used from its end to its root, so a node comes before its parent: the
+        # first is always an end, and dropping it breaks no path.
+        self._order: OrderedDict[Node, Hashable] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._entries)
+        """Sequences that no other continues."""
+        return sum(not node.children for node in self._order)
 
     def wants(self, length: int) -> bool:
         """Whether a sequence of this length would be kept."""
-        return BLOCK <= length <= self.limit
+        return SHORTEST <= length <= self.limit
 
-    def find(self, key: Hashable, ids: Ids) -> tuple[int, Tensor] | None:
-        """The longest known start of `ids`, less its last token: how many tokens, and their states (a view)."""
-        best: Entry | None = None
-        for value in _chain(key, ids[:-1]):
-            if (entry := self._by_hash.get(value)) is None:
-                break
-            best = entry
-        if best is None or best.key != key:
+    def find(self, key: Hashable, ids: Ids) -> tuple[int, list[Tensor]] | None:
+        """The longest known start of `ids`, less its last token: how many tokens, and their states in pieces.
+
+        The pieces [L, 2, H, n, D] are views that hold until the next `add`.
+        """
+        path, partly = self._walk(key, ids[:-1])
+        pieces = [node.states for node in path]
+        if partly:
+            pieces[-1] = pieces[-1][:, :, :, :partly]
+        length = sum(piece.shape[3] for piece in pieces)
+        if length < SHORTEST:
             return None
-        self._use(best)
-        most = min(len(best.ids), len(ids) - 1)
-        differs = np.flatnonzero(best.ids[:most] != ids[:most])
-        length = int(differs[0]) if len(differs) else most
-        return (length, best.states[:, :, :, :length]) if length else None
+        self._use(path)
+        return length, pieces
 
     def add(self, key: Hashable, ids: Ids, states: Tensor) -> None:
-        """Keep a finished sequence; one that it continues is let go."""
-        chain = list(_chain(key, ids))
-        for value in chain[::-1]:
-            older = self._by_hash.get(value)
-            if older is not None and len(older.ids) <= len(ids) and np.array_equal(older.ids, ids[: len(older.ids)]):
-                self._drop(older)
-                break
-        entry = Entry(key, ids, states, chain)
-        self._entries[id(entry)] = entry
-        self._use(entry)
-        self.tokens += len(ids)
+        """Keep a finished sequence, of `states` [L, 2, H, len(ids), D] a copy of what is new."""
+        path, partly = self._walk(key, ids)
+        at = sum(len(node.ids) for node in path[:-1]) + (partly or len(path[-1].ids)) if path else 0
+        if partly and at < len(ids):
+            path[-1] = self._split(key, path[-1], partly)
+        node = path[-1] if path else self._roots.setdefault(key, Node(ids[:0], torch.empty(0), None))
+        for start in range(at, len(ids), NODE):
+            end = min(start + NODE, len(ids))
+            node = self._hang(key, node, ids[start:end].copy(), _copied(states[:, :, :, start:end]))
+            path.append(node)
+        self.tokens += len(ids) - at
+        self._use(path)
         while self.tokens > self.limit:
-            self._drop(next(iter(self._entries.values())))
+            self._drop(next(iter(self._order)))
 
     def forget(self, key: Hashable) -> None:
         """Let go of everything of one policy."""
-        for entry in [e for e in self._entries.values() if e.key == key]:
-            self._drop(entry)
+        for node in [n for n, owner in self._order.items() if owner == key]:
+            del self._order[node]
+            self.tokens -= len(node.ids)
+        self._roots.pop(key, None)
 
-    def _use(self, entry: Entry) -> None:
-        # A start that several share belongs to the one used last: so dropping the oldest cuts no other's chain.
-        self._entries.move_to_end(id(entry))
-        self._by_hash.update(dict.fromkeys(entry.chain, entry))
+    def _walk(self, key: Hashable, ids: Ids) -> tuple[list[Node], int]:
+        """The nodes that `ids` begin with, and how many tokens of the last one (0: all)."""
+        path: list[Node] = []
+        node, at = self._roots.get(key), 0
+        while node is not None and at < len(ids) and (node := node.children.get(int(ids[at]))) is not None:
+            path.append(node)
+            same = _same(node.ids, ids[at : at + len(node.ids)])
+            if same < len(node.ids):
+                return path, same
+            at += same
+        return path, 0
 
-    def _drop(self, entry: Entry) -> None:
-        del self._entries[id(entry)]
-        self.tokens -= len(entry.ids)
-        for value in entry.chain:
-            if self._by_hash.get(value) is entry:
-                del self._by_hash[value]
+    def _split(self, key: Hashable, node: Node, at: int) -> Node:
+        """Cut a node in two; returns the first half. The second is still where it was in the order of use."""
+        assert node.parent is not None
+        first = self._hang(key, node.parent, node.ids[:at], _copied(node.states[:, :, :, :at]))
+        node.ids, node.states, node.parent = node.ids[at:], _copied(node.states[:, :, :, at:]), first
+        first.children[int(node.ids[0])] = node
+        return first
+
+    def _hang(self, key: Hashable, parent: Node, ids: Ids, states: Tensor) -> Node:
+        """One more node under `parent`; it is used last until its path is used."""
+        node = parent.children[int(ids[0])] = Node(ids, states, parent)
+        self._order[node] = key
+        return node
+
+    def _use(self, path: list[Node]) -> None:
+        for node in reversed(path):
+            self._order.move_to_end(node)
+
+    def _drop(self, node: Node) -> None:
+        assert node.parent is not None
+        assert not node.children, "an end goes first"
+        del self._order[node], node.parent.children[int(node.ids[0])]
+        self.tokens -= len(node.ids)
 
 
-def _chain(key: Hashable, ids: Ids) -> Iterator[int]:
-    value = hash(key)
-    for start in range(0, len(ids) - BLOCK + 1, BLOCK):
-        value = hash((value, ids[start : start + BLOCK].tobytes()))
-        yield value
+def _same(one: Ids, other: Ids) -> int:
+    """How many tokens both begin with."""
+    most = min(len(one), len(other))
+    differs = np.flatnonzero(one[:most] != other[:most])
+    return int(differs[0]) if len(differs) else most
+
+
+def _copied(states: Tensor) -> Tensor:
+    return states.clone(memory_format=torch.contiguous_format)

@@ -22,9 +22,10 @@ import torch
 import uvloop
 
 from openclaw_rl.config import Config
-from openclaw_rl.engines import adapter_file, wire
+from openclaw_rl.engines import wire
 from openclaw_rl.engines.base import Info
-from openclaw_rl.engines.embedded import Core, Job, Out, Scored, Stuck
+from openclaw_rl.engines.embedded import Job, Out, Scored, Stuck
+from openclaw_rl.engines.embedded_fleet import Fleet
 from openclaw_rl.engines.embedded_grammar import Grammars, Guide
 from openclaw_rl.engines.embedded_model import BaseModel, where
 from openclaw_rl.errors import EngineError, EngineGone, GrammarError
@@ -79,7 +80,7 @@ class _Peer(asyncio.Protocol):
 class Server:
     """Consumes: calls. Produces: tokens. Waits for: a call. Unblocked by: the socket."""
 
-    def __init__(self, core: Core, grammars: Grammars | None = None) -> None:
+    def __init__(self, core: Fleet, grammars: Grammars | None = None) -> None:
         self.core, self._grammars = core, grammars
         self._wake = asyncio.Event()
         self._loading = asyncio.Lock()
@@ -169,7 +170,7 @@ class Server:
         self.core.check_room(policies)
         files = {}
         for ref in self.core.missing(policies):
-            files[ref.version, ref.digest] = await asyncio.to_thread(adapter_file.read, ref)
+            files[ref.version, ref.digest] = await asyncio.to_thread(self.core.read, ref)
         await self._between_steps(self.core.change(policies, files))
 
     async def _tidy(self) -> None:
@@ -265,9 +266,9 @@ async def _serve(config: Config) -> None:
         config.engine_socket.unlink(missing_ok=True)
 
 
-def _core(config: Config) -> Core:
+def _core(config: Config) -> Fleet:
     torch.set_num_threads(config.engine.threads)
-    core = Core(BaseModel.load(config.model, max_context=config.engine.max_context), config.engine)
+    core = Fleet(BaseModel.load(config.model, max_context=config.engine.max_context), config.engine)
     gc.collect()
     gc.freeze()  # the model's objects stay for good: later collections need not look at them
     log.info("engine: %s on %s, context %d", core.model.name, core.model.device, core.model.context_length)

@@ -81,6 +81,7 @@ def command(config: Config, version: str) -> list[str]:
     flags: dict[str, str] = {
         "config": str(_file(config)),
         "model-path": model,
+        "tokenizer-path": models.location(config.model.tokenizer or config.model.path),
         "served-model-name": config.model.name,
         "dtype": models.dtype(config.model.dtype, model),
         "grammar-backend": "llguidance",

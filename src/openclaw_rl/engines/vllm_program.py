@@ -58,6 +58,7 @@ def command(config: Config) -> list[str]:
     engine, model = config.engine, models.location(config.model.path)
     flags: dict[str, str] = {
         "model": model,
+        "tokenizer": models.location(config.model.tokenizer or config.model.path),
         "served-model-name": config.model.name,
         "uds": str(config.engine_socket),
         "dtype": models.dtype(config.model.dtype, model),

@@ -80,7 +80,7 @@ def one(taste: Taste, method: str, seed: int, home: Path, settings: Mapping[str,
                 return before, talk, await driver.measure(api, f"{name}@{head}", taste, questions)
 
         before, talk, after = asyncio.run(talk_and_measure())
-        judged, agreed = accuracy(system, talk)
+        judged, agreed = accuracy(system.config.store_path, talk)
     return Run(
         taste=taste,
         method=method,
@@ -100,9 +100,9 @@ def one(taste: Taste, method: str, seed: int, home: Path, settings: Mapping[str,
     )
 
 
-def accuracy(system: System, talk: Talk) -> tuple[int, int]:
+def accuracy(store_path: Path, talk: Talk) -> tuple[int, int]:
     """How many reactions the judge scored, and how many of those scores were the user's true opinion."""
-    store = Store.open(system.config.store_path, create=False)
+    store = Store.open(store_path, create=False)
     judged = agreed = 0
     try:
         with store.read() as conn:

@@ -2,24 +2,79 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
+from openclaw_rl.credit import Divergence
 from openclaw_rl.methods.binary import Binary
 from openclaw_rl.methods.combine import Combine
+from openclaw_rl.methods.groups import Groups
+from openclaw_rl.methods.hints import HintChoice
 from openclaw_rl.methods.opd import Opd
+from openclaw_rl.methods.topk import TopK
 
-AnyMethod = Binary | Opd | Combine
-
-
-def make(name: str, *, decay: float, shrink: float, clip: float, w_binary: float, w_opd: float) -> AnyMethod:
-    """The method of that name. Raises `ValueError` that lists what there is."""
-    binary, opd = Binary(decay=decay, shrink=shrink), Opd(clip=clip)
-    methods: dict[str, AnyMethod] = {
-        "binary": binary,
-        "opd": opd,
-        "combine": Combine(binary=binary, opd=opd, w_binary=w_binary, w_opd=w_opd),
-    }
-    if name not in methods:
-        raise ValueError(f"no method {name!r}; there are {', '.join(methods)}")
-    return methods[name]
+AnyMethod = Binary | Opd | TopK | Combine | Groups
 
 
-__all__ = ["AnyMethod", "Binary", "Combine", "Opd", "make"]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distill:
+    """How a hinted teacher is followed: on the sampled token, or over the likeliest of the student or the teacher."""
+
+    by: Literal["token", "student_topk", "teacher_topk"] = "token"
+    top: int = 20
+    divergence: Divergence = "reverse"
+    cap: float = 2.0
+    hint_choice: HintChoice | None = None  # None: mixture where one token is compared, else overlap
+
+    def of(self, by: Literal["student", "teacher"], name: str) -> TopK:
+        """Over the likeliest tokens, named so in the metrics."""
+        return TopK(
+            name=name,
+            of=by,
+            top=self.top,
+            divergence=self.divergence,
+            cap=self.cap,
+            hint_choice=self.hint_choice or "overlap",
+        )
+
+    def opd(self, clip: float) -> Opd | TopK:
+        """The distillation of `opd` and `combine`."""
+        match self.by:
+            case "student_topk":
+                return self.of("student", "opd")
+            case "teacher_topk":
+                return self.of("teacher", "opd")
+            case "token":
+                return Opd(clip=clip, hint_choice=self.hint_choice or "mixture", top=self.top)
+
+
+def make(
+    name: str,
+    *,
+    decay: float,
+    shrink: float,
+    clip: float,
+    w_binary: float,
+    w_opd: float,
+    distill: Distill | None = None,
+    groups: Groups | None = None,
+) -> AnyMethod:
+    """The method of that name. Raises `ValueError` that lists what there is, or says what does not go together."""
+    how, binary = distill or Distill(), Binary(decay=decay, shrink=shrink)
+    match name:
+        case "binary":
+            return binary
+        case "opd":
+            return how.opd(clip)
+        case "combine":
+            return Combine(binary=binary, opd=how.opd(clip), w_binary=w_binary, w_opd=w_opd)
+        case "sdpo":
+            return how.of("student", name)
+        case "sdft":
+            return how.of("teacher", name)
+        case "groups":
+            return groups or Groups()
+    raise ValueError(f"no method {name!r}; there are binary, opd, combine, sdpo, sdft, groups")
+
+
+__all__ = ["AnyMethod", "Binary", "Combine", "Distill", "Groups", "Opd", "TopK", "make"]

@@ -19,6 +19,7 @@ class Binary:
 
     uses_reward = True
     uses_hints = False
+    top = 0
 
     def __init__(self, *, decay: float = 0.95, shrink: float = 8.0) -> None:
         self._decay = decay

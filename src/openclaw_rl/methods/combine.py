@@ -1,4 +1,4 @@
-"""combine: w_rl * L_binary + w_opd * L_opd, each a clipped surrogate with its own mask and denominator."""
+"""combine: w_rl * L_binary + w_opd * L_opd, each with its own mask and denominator."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from openclaw_rl.credit import Evidence, Sample, Term
+from openclaw_rl.credit import AnyTerm, Evidence, Sample
 from openclaw_rl.methods.binary import Binary
 from openclaw_rl.methods.opd import Opd
+from openclaw_rl.methods.topk import TopK
 
 
 class Combine:
@@ -18,12 +19,14 @@ class Combine:
     term's denominator, nor one without a score for the other's.
     """
 
-    def __init__(self, *, binary: Binary, opd: Opd, w_binary: float = 1.0, w_opd: float = 1.0) -> None:
-        self._parts = [(method, w) for method, w in ((binary, w_binary), (opd, w_opd)) if w > 0]
+    def __init__(self, *, binary: Binary, opd: Opd | TopK, w_binary: float = 1.0, w_opd: float = 1.0) -> None:
+        both: tuple[tuple[Binary | Opd | TopK, float], ...] = ((binary, w_binary), (opd, w_opd))
+        self._parts = [(method, w) for method, w in both if w > 0]
         self.uses_reward = w_binary > 0
         self.uses_hints = w_opd > 0
+        self.top = max((method.top for method, _ in self._parts), default=0)
 
-    def terms(self, evidence: Evidence, memory: Mapping[str, Any]) -> tuple[Term, ...]:
+    def terms(self, evidence: Evidence, memory: Mapping[str, Any]) -> tuple[AnyTerm, ...]:
         """The weighted terms of both."""
         return tuple(
             replace(term, weight=term.weight * weight)

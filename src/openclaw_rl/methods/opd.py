@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from openclaw_rl.credit import Evidence, Sample, Term
+from openclaw_rl.methods.hints import Floats, HintChoice, chosen, mixture, overlaps
 from openclaw_rl.types import Logprobs
 
 
@@ -16,25 +17,41 @@ class Opd:
 
     T is the frozen base under the hinted prompt, o the current policy under the plain one: the same code, precision
     and temperature. A sample without a hint is in no term and in no denominator. Of several hints, T is their even
-    mixture, token by token, which is a distribution again: what the student can come to rest at.
+    mixture, token by token, or the one whose teacher's likeliest tokens overlap most with the student's.
     """
 
     uses_reward = False
     uses_hints = True
 
-    def __init__(self, *, clip: float = 1.0) -> None:
-        self._clip = clip
+    def __init__(self, *, clip: float = 1.0, hint_choice: HintChoice = "mixture", top: int = 0) -> None:
+        """`top`: over how many of the likeliest tokens an overlap is taken."""
+        self._clip, self._choice = clip, hint_choice
+        self.top = top if hint_choice == "overlap" else 0
 
     def terms(self, evidence: Evidence, memory: Mapping[str, Any]) -> tuple[Term, ...]:
         """One term, where there are hints."""
-        triples = list(zip(evidence.samples, evidence.student, evidence.teachers, strict=True))
+        followed, metrics = self._followed(evidence)
+        triples = list(zip(evidence.samples, evidence.student, followed, strict=True))
         advantages = tuple(self._advantage(s, o, hinted) for s, o, hinted in triples)
         masks = tuple(s.mask & bool(hinted) for s, _, hinted in triples)
-        return (Term(name="opd", weight=1.0, advantages=advantages, masks=masks),)
+        return (Term(name="opd", weight=1.0, advantages=advantages, masks=masks, metrics=metrics),)
 
     def remember(self, samples: Sequence[Sample], memory: Mapping[str, Any]) -> dict[str, Any]:
         """Nothing to remember."""
         return dict(memory)
+
+    def _followed(self, evidence: Evidence) -> tuple[Sequence[Sequence[Logprobs]], dict[str, float]]:
+        """Of each sample the teachers that count, and what is worth knowing of them."""
+        if self._choice == "mixture":
+            return evidence.teachers, {}
+        followed: list[Sequence[Logprobs]] = []
+        shares: list[Floats] = [np.zeros(0)]
+        for sample, hinted, tops in zip(evidence.samples, evidence.teachers, evidence.tops, strict=True):
+            hints = chosen(tops, sample.mask, self._choice)
+            followed.append([hinted[i] for i in hints])
+            shares += [overlaps(tops, hints, sample.mask)] if hints else []
+        told = np.concatenate(shares)
+        return followed, {"overlap": float(told.mean())} if len(told) else {}
 
     def _advantage(self, sample: Sample, o: Logprobs, hinted: Sequence[Logprobs]) -> Logprobs:
         lengths = [len(o), *(len(t) for t in hinted)]
@@ -45,6 +62,5 @@ class Opd:
             )
         if not hinted:
             return np.zeros(len(o), np.float32)
-        mixture = np.logaddexp.reduce(np.stack(hinted).astype(np.float64), axis=0) - np.log(len(hinted))
-        advantage: Logprobs = np.clip(mixture - o, -self._clip, self._clip).astype(np.float32)
+        advantage: Logprobs = np.clip(mixture(hinted) - o, -self._clip, self._clip).astype(np.float32)
         return advantage

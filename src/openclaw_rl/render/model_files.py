@@ -10,7 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.config import STARTER
+from openclaw_rl.config import STARTER, ModelConfig
 from openclaw_rl.errors import ModelError
 
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")
@@ -33,20 +33,29 @@ class ModelFiles:
     context_length: int | None  # tokens; None when the folder does not say
     weights: tuple[Path, ...] = field(default=())
 
+    tokenizer_folder: Path  # where tokenizer.json lies; mostly `folder`
+
     @property
     def tokenizer_file(self) -> Path:
-        return self.folder / "tokenizer.json"
+        return self.tokenizer_folder / "tokenizer.json"
 
     @staticmethod
-    def find(path_or_hub_id: str) -> ModelFiles:
-        """Read a local folder, the shipped starter (`starter`), or a hub id (downloaded).
+    def find(path_or_hub_id: str, *, tokenizer: str | None = None, token: str | None = None) -> ModelFiles:
+        """Read a local folder, the shipped starter (`starter`), or a hub id (downloaded with `token`, if one is given).
 
-        Raises `ModelError` when there is no such model, or when its folder lacks what serving needs.
+        `tokenizer`: another such place for the tokenizer and its chat template. Raises `ModelError` when there is no
+        such model, or when its folder lacks what serving needs.
         """
-        return _read(_folder(path_or_hub_id))
+        folder = _folder(path_or_hub_id, token)
+        return _read(folder, folder if tokenizer is None else _folder(tokenizer, token, key="model.tokenizer"))
+
+    @staticmethod
+    def of(model: ModelConfig) -> ModelFiles:
+        """The model in the settings. Raises as `find` does."""
+        return ModelFiles.find(model.path, tokenizer=model.tokenizer, token=model.hf_token)
 
 
-def _folder(name: str) -> Path:
+def _folder(name: str, token: str | None, *, key: str = "model.path") -> Path:
     if name == STARTER:
         return _ASSETS / "starter"
     path = Path(name).expanduser()
@@ -54,16 +63,16 @@ def _folder(name: str) -> Path:
         return path
     if not _HUB_ID.match(name):
         raise ModelError(
-            f"model.path {name!r} is neither a folder nor a hub id like `Qwen/Qwen3-0.6B`. "
+            f"{key} {name!r} is neither a folder nor a hub id like `Qwen/Qwen3-0.6B`. "
             f"Give one of those with --model-path, or {STARTER!r} for the shipped model."
         )
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(name, allow_patterns=list(_DOWNLOAD)))
+        return Path(snapshot_download(name, allow_patterns=list(_DOWNLOAD), token=token))
     except Exception as error:  # the hub client raises many kinds; all mean: the model is not to be had
         raise ModelError(
-            f"model.path {name!r} is no local folder, and downloading it failed: {type(error).__name__}: {error}. "
+            f"{key} {name!r} is no local folder, and downloading it failed: {type(error).__name__}: {error}. "
             "Check the name and the network, or download it yourself and give its folder."
         ) from error
 
@@ -80,13 +89,13 @@ def _json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _read(folder: Path) -> ModelFiles:
-    if not (folder / "tokenizer.json").is_file():
+def _read(folder: Path, tokenizer: Path) -> ModelFiles:
+    if not (tokenizer / "tokenizer.json").is_file():
         raise ModelError(
-            f"{folder}: no tokenizer.json there. A model folder as transformers saves it is needed "
+            f"{tokenizer}: no tokenizer.json there. A model folder as transformers saves it is needed "
             "(config.json, tokenizer.json, a chat template, *.safetensors)."
         )
-    config, tokenizer_config = _json(folder / "config.json"), _json(folder / "tokenizer_config.json")
+    config, tokenizer_config = _json(folder / "config.json"), _json(tokenizer / "tokenizer_config.json")
     generation = _json(folder / "generation_config.json")
     inner = config.get("text_config")
     text_config = inner if isinstance(inner, dict) else config
@@ -96,10 +105,11 @@ def _read(folder: Path) -> ModelFiles:
         folder=folder,
         config=config,
         tokenizer_config=tokenizer_config,
-        templates=_templates(folder, tokenizer_config),
-        specials=_specials(folder, tokenizer_config),
+        templates=_templates(tokenizer, tokenizer_config),
+        specials=_specials(tokenizer, tokenizer_config),
         eos_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
         context_length=context if isinstance(context, int) and context > 0 else None,
+        tokenizer_folder=tokenizer,
         weights=tuple(sorted(p for pattern in _WEIGHTS for p in folder.glob(pattern))),
     )
 

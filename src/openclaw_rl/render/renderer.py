@@ -30,6 +30,7 @@ from openclaw_rl.types import Ids, Message
 log = logging.getLogger(__name__)
 
 Tools = Sequence[Mapping[str, Any]]
+_OPENING = 64  # tokens of a prompt's end, in which reasoning may be opened
 _TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
 
 
@@ -116,6 +117,11 @@ class Renderer:
 
     def tokenise(self, text: str) -> Rendered:
         return Rendered(prompt_ids=self.tokens.encode(text), thinking=self.family.opens_thinking(text))
+
+    def opens_thinking(self, prompt_ids: Ids) -> bool:
+        """What `Rendered.thinking` was, of a prompt's ids."""
+        last = prompt_ids[-_OPENING:].tolist()
+        return self.family.opens_thinking(self.tokens.tokenizer.decode(last, skip_special_tokens=False))
 
     # Bridged prompts.
 

@@ -1,4 +1,4 @@
-"""The gateway's HTTP face: routes, keys, errors in OpenAI's shape; and the room's entry, `run`."""
+"""The gateway's HTTP face: routes, keys; and the room's entry, `run`."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ async def run(config: Config, *, stop: asyncio.Event) -> None:
     """
     store = await asyncio.to_thread(Store.open, config.store_path)
     try:
-        files = await asyncio.to_thread(ModelFiles.find, config.model.path)
+        files = await asyncio.to_thread(ModelFiles.of, config.model)
         renderer = await asyncio.to_thread(Renderer, files)
         name = await asyncio.to_thread(identity, files)
         await asyncio.to_thread(_prepare, store, config, name)

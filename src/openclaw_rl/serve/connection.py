@@ -11,20 +11,29 @@ from typing import Any
 from aiohttp import web
 from aiohttp.http_exceptions import ContentEncodingError, HttpProcessingError, LineTooLong
 
-from openclaw_rl.serve.dialects.chat import ChatDialect
+from openclaw_rl.serve.dialects import errors
 
 log = logging.getLogger(__name__)
 
 LINE_BYTES = 64 * 1024  # of the request line, and of each header
 _QUOTED = re.compile(r"\n|:? b['\"]")  # the client's bytes are in no log
+_REQUEST_LINE = re.compile(rb"[A-Z]+ (/[^ ?\r\n]*)")
 _UNREADABLE = (HttpProcessingError, web.RequestPayloadError)
 
 
 class Connection(web.RequestHandler):
-    """One client's connection. What cannot be read is answered in OpenAI's shape, and is one line in the log."""
+    """One client's connection. What cannot be read is answered in the shape of its path, and is one line in the log."""
+
+    _path = ""  # of the latest request line, as far as one could be seen
 
     def __init__(self, manager: web.Server, **kwargs: Any) -> None:
         super().__init__(manager, access_log=None, **kwargs)  # type: ignore[arg-type]  # None is what AppRunner gives
+
+    def data_received(self, data: bytes) -> None:
+        """A request that cannot be parsed has no path any more: it is looked at before."""
+        if (line := _REQUEST_LINE.match(data)) is not None:
+            self._path = line[1].decode("latin-1")
+        super().data_received(data)
 
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
@@ -39,10 +48,19 @@ class Connection(web.RequestHandler):
             if status < 500
             else "the gateway failed."
         )
-        body = ChatDialect.error(status, words)
+        body = errors.error(self._path, status, words)
         answer = web.Response(body=body, status=status, content_type="application/json")
         answer.force_close()
         return answer
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """An `Expect` that is not known is refused before any handler: that answer too gets its shape here."""
+        if isinstance(resp, web.HTTPException):
+            body = errors.error(request.path, resp.status, f"{resp.text or resp.reason}.")
+            resp = web.Response(body=body, status=resp.status, content_type="application/json")
+        return await super().finish_response(request, resp, start_time)
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
         """A traceback for a bug of ours; a line for bytes that are no request."""

@@ -24,7 +24,7 @@ from openclaw_rl.serve.serving import Serving
 from openclaw_rl.serve.versions import Versions
 from openclaw_rl.serve.writer import Writer
 from openclaw_rl.store.db import Store
-from openclaw_rl.types import Request, Sampling
+from openclaw_rl.types import Capture, Request, Sampling
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +93,7 @@ class Gateway:
             user=ask.user,
             session=ask.session or session,
             kind=ask.kind,
+            capture=Capture(self.config.serve.capture),
             session_done=ask.session_done,
             dialect=ask.dialect,
             messages=ask.messages,

@@ -11,7 +11,7 @@ import numpy as np
 from openclaw_rl.render.parse import Delta, ReplyText
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.serve.ask import Part, TokenInfo, Usage
-from openclaw_rl.types import Chunk, ExchangeStatus, FinishReason, Mark, Reply, Request, Span
+from openclaw_rl.types import Chunk, Exchange, ExchangeStatus, FinishReason, Mark, Reply, Request, Span
 
 
 class Record:
@@ -131,3 +131,17 @@ class Record:
             first_token_at=self.first_token_at,
             finished_at=time.time(),
         )
+
+
+def reasoning_tokens(exchange: Exchange, renderer: Renderer) -> int:
+    """How many tokens of a stored reply are reasoning, counted one by one as `Record` counts chunks."""
+    request, reply = exchange.request, exchange.reply
+    if reply is None or not reply.message.get("reasoning_content"):
+        return 0
+    thinking = renderer.opens_thinking(request.prompt_ids)
+    text = renderer.reply_text(thinking=thinking, tools=request.tools, stops=request.sampling.stop)
+    count = 0
+    for token in reply.response_ids.tolist():
+        text.push((token,))
+        count += text.parser.in_reasoning
+    return count

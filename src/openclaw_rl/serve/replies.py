@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any
@@ -18,6 +18,7 @@ from openclaw_rl.serve.choices import interleaved
 from openclaw_rl.serve.connection import first_line
 from openclaw_rl.serve.dialects.base import EVENT_STREAM, Counts, Dialect, Wire
 from openclaw_rl.serve.dialects.chat import ChatDialect
+from openclaw_rl.serve.dialects.errors import MESSAGES
 from openclaw_rl.serve.dialects.fields import read_kind
 from openclaw_rl.serve.dialects.messages import MessagesDialect
 from openclaw_rl.serve.dialects.responses import ResponsesDialect
@@ -36,20 +37,16 @@ class Replies:
     def __init__(self, gateway: Gateway, keys: Keys) -> None:
         self._gateway, self._keys = gateway, keys
         self._count = gateway.metrics.replies.labels
-        self._chat, messages, responses = ChatDialect(), MessagesDialect(), ResponsesDialect()
+        messages, responses = MessagesDialect(), ResponsesDialect()
         self.dialects: Mapping[str, Dialect] = {
-            "/v1/chat/completions": self._chat,
+            "/v1/chat/completions": ChatDialect(),
             "/v1/responses": responses,
-            "/v1/messages": messages,
+            MESSAGES: messages,
         }
         self.counts: Mapping[str, Counts] = {
             "/v1/responses/input_tokens": responses,
             "/v1/messages/count_tokens": messages,
         }
-
-    def dialect(self, path: str) -> Dialect:
-        """Whose errors a path answers with."""
-        return next((d for start, d in self.dialects.items() if (path + "/").startswith(start + "/")), self._chat)
 
     async def reply(self, request: web.Request) -> web.StreamResponse:
         """A request for a reply, in the dialect of its path."""
@@ -76,44 +73,56 @@ class Replies:
     async def _stream(
         self, request: web.Request, dialect: Dialect, ask: Ask, servings: Sequence[Serving]
     ) -> web.StreamResponse:
-        response: web.StreamResponse | None = None
+        response = _event_stream(ask)
         wire: Wire | None = None
         try:
             async with aclosing(interleaved(servings)) as parts:
                 async for number, part in parts:
-                    if response is None or wire is None:  # up to here an error is an ordinary HTTP error
+                    if wire is None:  # up to here an error is an ordinary HTTP error
                         wire = dialect.stream(servings[0].opening, ask)
-                        response = await self._open(request, ask)
-                    await response.write(wire.part(part, number))
-        except (ReplyFailed, StoreError, RequestError) as error:
-            if response is None or wire is None:
+                        await _sent(response.prepare(request))
+                    await _sent(response.write(wire.part(part, number)))
+        except _HungUp:  # the exchange has ended as cancelled, or is complete
+            log.debug("%s: the client hung up", servings[0].opening.id)
+        except Exception as error:  # whatever it was: a stream that only stops looks whole to some clients
+            if wire is None:
                 raise
             await self._break_off(response, wire, dialect, error)
-        except ConnectionError:  # the client hung up; the exchange has ended as cancelled, or is complete
-            log.debug("%s: the client hung up", servings[0].opening.id)
-        assert response is not None, "a reply has at least its last part"
         return response
 
-    async def _break_off(
-        self,
-        response: web.StreamResponse,
-        wire: Wire,
-        dialect: Dialect,
-        error: ReplyFailed | StoreError | RequestError,
-    ) -> None:
+    async def _break_off(self, response: web.StreamResponse, wire: Wire, dialect: Dialect, error: Exception) -> None:
         """An error event, and no finish: what was streamed does not count as a reply."""
-        status, code = (
-            (500, "not_durable") if isinstance(error, StoreError) else (error.status, error.code or "refused")
-        )
+        status, words, code = _told(error)
         self._count(route=dialect.name, outcome=code).inc()
-        with suppress(ConnectionError):
-            await response.write(wire.broken(status, str(error), code))
+        with suppress(_HungUp):
+            await _sent(response.write(wire.broken(status, words, code)))
 
-    async def _open(self, request: web.Request, ask: Ask) -> web.StreamResponse:
-        headers = {"Content-Type": EVENT_STREAM, "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        response = web.StreamResponse(headers=headers | _notes(ask))
-        await response.prepare(request)
-        return response
+
+class _HungUp(Exception):
+    """The client went away. (A `ConnectionError` of whatever else would look the same.)"""
+
+
+async def _sent(writing: Awaitable[object]) -> None:
+    """Wait until it has left. Raises `_HungUp`."""
+    try:
+        await writing
+    except ConnectionError as error:
+        raise _HungUp from error
+
+
+def _told(error: Exception) -> tuple[int, str, str]:
+    """(status, words, code) of what broke a stream off."""
+    if isinstance(error, StoreError):
+        return 500, str(error), "not_durable"
+    if isinstance(error, (ReplyFailed, RequestError)):
+        return error.status, str(error), error.code or "refused"
+    log.error("a reply failed in the middle", exc_info=error)
+    return 500, "the gateway failed; its log says why.", "internal_error"
+
+
+def _event_stream(ask: Ask) -> web.StreamResponse:
+    headers = {"Content-Type": EVENT_STREAM, "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+    return web.StreamResponse(headers=headers | _notes(ask))
 
 
 def json_answer(body: bytes, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:

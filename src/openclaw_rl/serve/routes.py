@@ -1,4 +1,4 @@
-"""The routes: HTTP in, HTTP out, and every error in the shape of its dialect."""
+"""The routes: HTTP in, HTTP out, and every error in the shape of its path."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from aiohttp import web
 from openclaw_rl.errors import RequestError, StoreError
 from openclaw_rl.serve.ask import ReplyFailed
 from openclaw_rl.serve.auth import Keys
+from openclaw_rl.serve.dialects import errors
 from openclaw_rl.serve.dialects.fields import decode_json
 from openclaw_rl.serve.dialects.responses_input import owner_of
 from openclaw_rl.serve.gateway import Gateway
@@ -92,8 +93,8 @@ class Routes:
         self._count(route="error", outcome=str(status)).inc()
         # Claude Code asks ten times with a key that is not known, unless it is told not to.
         headers = {"Retry-After": "1"} if status == 503 else {"X-Should-Retry": "false"} if status < 500 else None
-        dialect = self.replies.dialect(request.path)
-        return json_answer(dialect.error(status, message, param=param, code=code), status=status, headers=headers)
+        body = errors.error(request.path, status, message, param=param, code=code)
+        return json_answer(body, status=status, headers=headers)
 
     async def count_tokens(self, request: web.Request) -> web.Response:
         """How many tokens the prompt of a request has, in the dialect of its path."""

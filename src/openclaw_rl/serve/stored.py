@@ -11,6 +11,7 @@ from openclaw_rl.errors import RequestError
 from openclaw_rl.serve.auth import Keys
 from openclaw_rl.serve.dialects.responses_stored import input_items, stored_response
 from openclaw_rl.serve.gateway import Gateway
+from openclaw_rl.serve.record import reasoning_tokens
 from openclaw_rl.serve.replies import json_answer
 from openclaw_rl.store import exchanges
 from openclaw_rl.store.codec import to_json
@@ -31,7 +32,13 @@ class StoredResponses:
         if request.query.get("stream", "").lower() == "true":
             raise RequestError("stream: a stored reply comes whole; leave stream out.", param="stream")
         found = await self._find(request)
-        return json_answer(to_json(stored_response(found, self._gateway.config.model.name)))
+        reasoning = await asyncio.to_thread(self._reasoning, found)
+        return json_answer(to_json(stored_response(found, self._gateway.config.model.name, reasoning=reasoning)))
+
+    def _reasoning(self, exchange: Exchange) -> int:
+        """Tokens of reasoning. None can be told of what another model has answered: its tokens are read otherwise."""
+        same = exchange.request.identity == self._gateway.identity
+        return reasoning_tokens(exchange, self._gateway.renderer) if same else 0
 
     async def items(self, request: web.Request) -> web.Response:
         """Its input items, the newest first unless `order` is asc; `limit` and `after` make pages."""

@@ -166,6 +166,7 @@ class Versions:
         self._known[found.version] = found
         self.head = found.version
         self._metrics.head.set(self.head)
+        self._metrics.trained.tell(found.version, found.metrics)
         return moved
 
     async def _settle(self) -> bool:

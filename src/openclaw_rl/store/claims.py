@@ -1,17 +1,18 @@
-"""Which judged turns may train the child of a given head."""
+"""Which judged turns may train the child of a given head: for the first time, or once more."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import CTE, Connection, Row, Select, select
+from sqlalchemy import CTE, ColumnElement, Connection, Row, ScalarSelect, Select, func, select
 
 from openclaw_rl.store import codec, exchanges, turns
 from openclaw_rl.store import schema as t
-from openclaw_rl.types import Exchange, JudgedTurn, Kind, TurnState
+from openclaw_rl.types import Exchange, JudgedTurn, Kind, PolicyState, TurnState
 
-MOST_USES = 2
-"""Of one turn anywhere. A turn whose policy was rejected or rolled back is tried once more, and then left alone."""
+MOST_REJECTED = 2
+"""Uses of one turn by rejected candidates: it is tried once more, and then left alone."""
 
 
 def line_of(version: int) -> CTE:
@@ -24,35 +25,72 @@ def line_of(version: int) -> CTE:
 def claimable(
     conn: Connection, *, head: int, limit: int, max_uses: int, need_score: bool, need_hint: bool
 ) -> list[JudgedTurn]:
-    """Judged turns with a signal for the method, oldest first; with both needs either signal suffices.
+    """Fresh judged turns with a signal for the method, oldest first; with both needs either signal suffices.
 
-    A turn is used at most `max_uses` times by the head and its ancestors, and at most twice anywhere. A reply that
-    was cut at its token limit has no score that could train, only hints.
+    Fresh: neither the head nor an ancestor of it used the turn. What beside the head's line was rejected or rolled back
+    may have: it is tried once more, as long as it was used at most `max_uses` times anywhere. A reply that was cut at
+    its token limit has no score that could train, only hints.
     """
+    line = line_of(head)
+    ready = _ready(need_score, need_hint).order_by(t.turns.c.seq).limit(limit)
+    again = ready.where(t.turns.c.uses.between(1, max_uses), *_tried_beside(line), _uses_on(line) == 0)
+    return _claimed(conn, [ready.where(t.turns.c.uses == 0), again], limit)
+
+
+def replayable(
+    conn: Connection,
+    *,
+    head: int,
+    limit: int,
+    max_uses: int,
+    need_score: bool,
+    need_hint: bool,
+    skip: Collection[str] = (),
+) -> list[JudgedTurn]:
+    """The newest judged turns, less those in `skip`, that the head's line used, and fewer than `max_uses` times.
+
+    Oldest of them first. As with fresh ones, a use beside the line takes away no use on it, within the same bounds.
+    """
+    line = line_of(head)
+    newest = _ready(need_score, need_hint).where(t.turns.c.id.not_in(list(skip)))
+    newest = newest.order_by(t.turns.c.seq.desc()).limit(limit)
+    once = newest.where(t.turns.c.uses.between(1, max_uses - 1), _uses_on(line) == t.turns.c.uses)
+    tried = newest.where(t.turns.c.uses.between(2, max_uses), *_tried_beside(line))
+    return _claimed(conn, [once, tried.where(_uses_on(line).between(1, max_uses - 1))], -limit)
+
+
+def _ready(need_score: bool, need_hint: bool) -> Select[tuple[int, str]]:
     wanted = [s for s in (1, 2, 3) if (need_score and s & turns.SCORE) or (need_hint and s & turns.HINT)]
-    ready = _ready.where(t.turns.c.signal.in_(wanted)).limit(limit)
-    fresh = ready.where(t.turns.c.uses == 0)
-    again = ready.where(t.turns.c.uses.between(1, MOST_USES - 1))
-    if max_uses == 1:  # its only use must have been by a policy that the head does not stand on
-        again = again.where(t.turns.c.id.in_(_used_beside(head)))
-    ids = sorted({(row.seq, row.id) for query in (fresh, again) for row in conn.execute(query)})[:limit]
-    return _read(conn, [id_ for _, id_ in ids])
-
-
-_ready = (
-    select(t.turns.c.seq, t.turns.c.id)
-    .where(
+    return select(t.turns.c.seq, t.turns.c.id).where(
         t.is_(t.turns.c.state, TurnState.JUDGED),
         t.turns.c.untrainable.is_(None),
         t.is_(t.turns.c.kind, Kind.MAIN),
+        t.turns.c.signal.in_(wanted),
     )
-    .order_by(t.turns.c.seq)
-)
 
 
-def _used_beside(head: int) -> Select[tuple[str]]:
-    beside = select(t.policies.c.version).where(t.policies.c.version.not_in(select(line_of(head).c.version)))
-    return select(t.uses.c.turn).where(t.uses.c.policy.in_(beside))
+def _tried_beside(line: CTE) -> tuple[ColumnElement[bool], ...]:
+    """The turn was used by a policy that is not on the line, and not rejected too often."""
+    beside = select(t.policies.c.version).where(t.policies.c.version.not_in(select(line.c.version)))
+    used = select(t.uses.c.turn).where(t.uses.c.policy.in_(beside))
+    rejected = select(t.policies.c.version).where(t.policies.c.state == PolicyState.REJECTED.value)
+    return t.turns.c.id.in_(used), _uses_by(rejected) < MOST_REJECTED
+
+
+def _uses_on(line: CTE) -> ScalarSelect[int]:
+    """How often the policies of the line used the turn."""
+    return _uses_by(select(line.c.version))
+
+
+def _uses_by(versions: Select[tuple[int]]) -> ScalarSelect[int]:
+    counted = select(func.count()).where(t.uses.c.turn == t.turns.c.id, t.uses.c.policy.in_(versions))
+    return counted.correlate(t.turns).scalar_subquery()
+
+
+def _claimed(conn: Connection, queries: list[Select[tuple[int, str]]], limit: int) -> list[JudgedTurn]:
+    """What the queries find, by age; the oldest `limit` of it, the newest where `limit` is negative."""
+    ids = sorted({(row.seq, row.id) for query in queries for row in conn.execute(query)})
+    return _read(conn, [id_ for _, id_ in (ids[:limit] if limit >= 0 else ids[limit:])])
 
 
 def _read(conn: Connection, ids: list[str]) -> list[JudgedTurn]:

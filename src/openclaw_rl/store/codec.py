@@ -19,6 +19,7 @@ from openclaw_rl.types import (
     Feedback,
     FinishReason,
     Kind,
+    Origin,
     Policy,
     PolicyState,
     Reaction,
@@ -86,6 +87,7 @@ def request_of(row: Row[Any]) -> Request:
         version=row.version,
         identity=row.identity,
         admitted_at=row.admitted_at,
+        origin=Origin(row.origin) if row.origin else None,
     )
 
 

@@ -57,14 +57,18 @@ _get_many = _whole.where(t.exchanges.c.id.in_(bindparam("ids", expanding=True)))
 
 def admit(conn: Connection, requests: Sequence[Request]) -> None:
     """Each becomes an exchange RUNNING, a turn SERVED, and an event "exchange.admitted"."""
-    if not requests:
-        return
+    if requests:
+        enter(conn, requests)
+        events.append_rows(conn, [events.row("exchange.admitted", r.id, {}, r.admitted_at) for r in requests])
+
+
+def enter(conn: Connection, requests: Sequence[Request]) -> None:
+    """`admit`, but nobody is told: collecting would link what was linked before it came here."""
     first = int(conn.execute(_last_seq).scalar_one()) + 1
     numbered = list(enumerate(requests, first))
     quick.run(conn, _insert_exchange, [_exchange_row(seq, r) for seq, r in numbered])
     quick.run(conn, _insert_body, [_body_row(seq, r) for seq, r in numbered])
     quick.run(conn, _insert_turn, [_turn_row(seq, r) for seq, r in numbered])
-    events.append_rows(conn, [events.row("exchange.admitted", r.id, {}, r.admitted_at) for r in requests])
 
 
 def finish(conn: Connection, replies: Sequence[Reply]) -> None:
@@ -74,8 +78,14 @@ def finish(conn: Connection, replies: Sequence[Reply]) -> None:
 
     Raises `KeyError` for an exchange that was never admitted, `ValueError` for one that has already ended.
     """
-    if not replies:
-        return
+    if replies:
+        end(conn, replies)
+        ended = [events.row("exchange.finished", r.id, {"status": r.status.value}, r.finished_at) for r in replies]
+        events.append_rows(conn, ended)
+
+
+def end(conn: Connection, replies: Sequence[Reply]) -> None:
+    """`finish`, but nobody is told."""
     known = {row.id: row for row in conn.execute(_heads, {"ids": [r.id for r in replies]})}
     for reply in replies:
         if reply.id not in known:
@@ -85,18 +95,17 @@ def finish(conn: Connection, replies: Sequence[Reply]) -> None:
     rows = [_reply_row(known[r.id].seq, r, redacted=known[r.id].capture == Capture.REDACTED) for r in replies]
     quick.run(conn, _insert_reply, rows)
     for reply in replies:
-        _drop_hopeless(conn, reply)
-    ended = [events.row("exchange.finished", r.id, {"status": r.status.value}, r.finished_at) for r in replies]
-    events.append_rows(conn, ended)
+        _drop_hopeless(conn, reply, wordless=known[reply.id].capture == Capture.REDACTED)
 
 
-def _drop_hopeless(conn: Connection, reply: Reply) -> None:
+def _drop_hopeless(conn: Connection, reply: Reply, *, wordless: bool) -> None:
+    """`wordless`: that it has no tokens may only say that they were not kept."""
     because = f": {reply.error}" if reply.error else ""
     if reply.status is ExchangeStatus.FAILED:
         moves.drop(conn, reply.id, Cause.FAILED, f"the reply failed{because}", at=reply.finished_at)
     elif reply.status is ExchangeStatus.CANCELLED:
         moves.drop(conn, reply.id, Cause.CANCELLED, f"the reply was cancelled{because}", at=reply.finished_at)
-    elif words := degenerate(reply):
+    elif not (wordless and len(reply.response_ids) == 0) and (words := degenerate(reply)):
         moves.drop(conn, reply.id, Cause.DEGENERATE, words, at=reply.finished_at)
 
 
@@ -106,7 +115,7 @@ def give(conn: Connection, items: Sequence[Feedback]) -> None:
         target = conn.execute(_heads, {"ids": [item.target]}).one_or_none()
         if target is None or target.scope != item.scope:
             raise KeyError(item.target)
-        conn.execute(_insert_feedback, _feedback_row(item))
+        conn.execute(_insert_feedback, feedback_row(item))
         events.append(conn, "feedback.given", item.id, {"target": item.target}, item.given_at)
 
 
@@ -164,6 +173,7 @@ def _exchange_row(seq: int, r: Request) -> dict[str, Any]:
         "admitted_at": r.admitted_at,
         "context_chain": r.marks[-1].chain if r.marks else None,
         "previous": r.previous,
+        "origin": r.origin.value if r.origin else None,
     }
 
 
@@ -222,7 +232,7 @@ def _reply_row(seq: int, r: Reply, *, redacted: bool) -> dict[str, Any]:
     }
 
 
-def _feedback_row(item: Feedback) -> dict[str, Any]:
+def feedback_row(item: Feedback) -> dict[str, Any]:
     return {
         "id": item.id,
         "scope": item.scope,

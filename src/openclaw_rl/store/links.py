@@ -88,7 +88,7 @@ def close(
     *,
     messages: Sequence[Message],
     signature: bytes,
-    source: str,
+    source: str | None,
     how: str,
     at: float,
     was_side: bool = False,

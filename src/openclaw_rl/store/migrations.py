@@ -51,6 +51,12 @@ def named_exchange(conn: sqlite3.Connection) -> None:
     conn.execute("ALTER TABLE exchanges ADD COLUMN previous TEXT")
 
 
+@migration(4)
+def origin(conn: sqlite3.Connection) -> None:
+    """Where an exchange came from that was not served here."""
+    conn.execute("ALTER TABLE exchanges ADD COLUMN origin TEXT")
+
+
 FIRST = """
 CREATE TABLE cursors (
     name TEXT NOT NULL,

@@ -63,6 +63,7 @@ exchanges = Table(
     Column("reply_own", LargeBinary),
     Column("reply_chain", LargeBinary),
     Column("previous", Text),  # id of the exchange that the client named, when it did
+    Column("origin", Text),  # an `Origin`; NULL: served here
 )
 Index("exchanges_context", exchanges.c.scope, exchanges.c.context_chain)
 Index("exchanges_reply_chain", exchanges.c.scope, exchanges.c.reply_chain)

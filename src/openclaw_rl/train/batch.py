@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -32,6 +33,8 @@ class Batch:
 
     samples: list[Sample] = field(default_factory=list)
     dropped: dict[str, str] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)  # of what can train, by name of a metric
+    left: Counter[str] = field(default_factory=Counter)  # the same of what cannot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,18 +46,20 @@ class Builder:
     signal: Signal
     max_staleness: int  # versions
 
-    def build(self, turns: Sequence[JudgedTurn], head: Policy) -> Batch:
-        """One sample or one reason for each turn, in their order."""
+    def build(self, turns: Sequence[JudgedTurn], head: Policy, *, replay: bool = False) -> Batch:
+        """One sample or one reason for each turn, in their order. `replay`: the head's line was trained on them."""
         batch = Batch()
         for item in turns:
-            made = self._sample(item, head)
+            made = self._sample(item, head, replay)
             if isinstance(made, Sample):
                 batch.samples.append(made)
+                batch.counts.update(self._told(item, head))
             else:
                 batch.dropped[item.turn.id] = made
+                batch.left.update(self._told(item, head))
         return batch
 
-    def _sample(self, item: JudgedTurn, head: Policy) -> Sample | str:
+    def _sample(self, item: JudgedTurn, head: Policy, replay: bool) -> Sample | str:
         request, reply = item.exchange.request, item.exchange.reply
         if reply is None:
             return "the reply is missing"
@@ -77,10 +82,19 @@ class Builder:
                 version=version,
                 reward=reward,
                 hinted_prompts=hinted,
-                on_policy=version == head.version,
+                on_policy=version == head.version and request.origin is None,
+                replay=replay,
             )
         except ValueError as error:  # what a broken engine recorded is data, not a reason to stop
             return str(error)
+
+    def _told(self, item: JudgedTurn, head: Policy) -> dict[str, int]:
+        """What counts of the turn, whether it trains or not."""
+        request, reply = item.exchange.request, item.exchange.reply
+        if reply is None:
+            return {}
+        old = request.identity == head.identity and head.version - _version(request, reply) > self.max_staleness
+        return {"dropped/stale": int(old), "truncated": int(reply.finish_reason is FinishReason.LENGTH)}
 
     def _hinted(self, request: Request, hints: Sequence[str], response: int) -> tuple[Ids, ...]:
         """The prompt with each hint in it; hints that find no place or no room are left out."""
@@ -138,7 +152,7 @@ def _unfit(request: Request, reply: Reply, head: Policy, version: int, max_stale
             "its tokens belong to another model: tokenizer, chat template or base weights have changed "
             f"(identity {request.identity[:12]}, the policy has {head.identity[:12]})"
         )
-    if head.version - version > max_staleness:
+    if request.origin is None and head.version - version > max_staleness:  # of what was imported its gap tells more
         return (
             f"too stale: answered by version {version}, {head.version - version} versions ago "
             f"(train.max_staleness {max_staleness})"

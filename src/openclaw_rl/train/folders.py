@@ -8,10 +8,13 @@ import uuid
 from collections.abc import Iterable
 from pathlib import Path
 
+from openclaw_rl.digest import MODEL_CONFIG, WEIGHT_FILES, weight_files
 from openclaw_rl.types import Policy
 
 log = logging.getLogger(__name__)
-HEAVY = "optimizer.safetensors"  # only needed to go on training from that version
+HEAVY = "optimizer.state"  # only needed to go on training from that version
+MOMENTS_OF_FULL = 2  # the newest whole models whose optimizer states are kept
+REMAINS = (MODEL_CONFIG, "trainer.json")  # of a whole model that was thinned out: what says that it was one
 
 
 def fresh(root: Path, version: int) -> Path:
@@ -44,9 +47,19 @@ def remove_orphans(root: Path, policies: Iterable[Policy], *, before: float) -> 
 
 
 def thin(root: Path, *, keep: int, spare: Iterable[str | None]) -> None:
-    """Remove the optimizer states of all but the newest `keep` versions and those in `spare`. Adapters stay."""
+    """Let go of what is only needed to go on from old versions: all but the newest `keep` and those in `spare`.
+
+    Optimizer states go, adapters stay. A whole model costs as much as the base, so of these the weights go, too, and
+    optimizer states, six times as large, are kept for the newest two.
+    """
     spared = {Path(path).name for path in spare if path}
     newest_first = sorted((path for path in root.iterdir() if path.name[0] != "."), key=lambda p: p.name, reverse=True)
-    for path in newest_first[keep:]:
-        if path.name not in spared:
-            (path / HEAVY).unlink(missing_ok=True)
+    for place, path in enumerate(newest_first):
+        full = (path / MODEL_CONFIG).exists() and weight_files(path) != WEIGHT_FILES
+        if path.name in spared or place < (min(keep, MOMENTS_OF_FULL) if full else keep):
+            continue
+        (path / HEAVY).unlink(missing_ok=True)
+        if full and place >= keep:
+            for file in path.iterdir():
+                if file.name not in REMAINS:
+                    file.unlink()

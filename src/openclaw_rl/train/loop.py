@@ -9,7 +9,8 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from sqlalchemy import Connection
@@ -17,18 +18,19 @@ from sqlalchemy import Connection
 from openclaw_rl import methods
 from openclaw_rl.canon import Transience
 from openclaw_rl.config import Config, TrainConfig
-from openclaw_rl.credit import StepResult
+from openclaw_rl.credit import Sample, StepResult
 from openclaw_rl.errors import StaleLease
 from openclaw_rl.protocols import Trainer
 from openclaw_rl.render.model_files import ModelFiles, identity
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.store import leases, loops, policies, turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.train import folders
-from openclaw_rl.train.batch import Batch, Builder
+from openclaw_rl.train import folders, ranks
+from openclaw_rl.train.batch import Builder
 from openclaw_rl.train.gate import refusal
 from openclaw_rl.train.lease import LeaseKeeper
-from openclaw_rl.train.tracking import Tracker
+from openclaw_rl.train.replay import Replays
+from openclaw_rl.train.tracking import Tracker, in_words, left_out, number_of_turns, staleness
 from openclaw_rl.types import JudgedTurn, Lease, Policy, PolicyState, Use
 
 log = logging.getLogger("openclaw_rl.train")
@@ -41,7 +43,8 @@ LOOK = 1.0  # seconds after which the store is asked again although nothing was 
 async def run(config: Config, *, stop: asyncio.Event) -> None:
     """The room `train`.
 
-    Consumes: judged turns that carry signal for the method and were not used on the head's lineage.
+    Consumes: judged turns that carry signal for the method and were not used on the head's lineage; with
+    `max_uses` 2 such a batch takes turns along that were used there once.
     Produces: policy versions (folder, row, uses), and the reasons of turns that cannot train.
     Waits for: `batch_min` such turns, or one that is `max_wait` old; the lease, while another trainer holds it.
     Unblocked by: the judge's commits; the end of the other trainer's lease.
@@ -49,7 +52,7 @@ async def run(config: Config, *, stop: asyncio.Event) -> None:
     store = await asyncio.to_thread(Store.open, config.store_path)
     try:
         loops.beat(store, "train", "loading the base model")
-        room = await asyncio.to_thread(_open, config, store)
+        room = await asyncio.to_thread(open_room, config, store)
         try:
             await _turn_over(room, store, stop, config.train.poll)
         finally:
@@ -89,12 +92,20 @@ def make_method(train: TrainConfig) -> methods.AnyMethod:
         clip=train.opd_clip,
         w_binary=train.w_binary,
         w_opd=train.w_opd,
+        distill=methods.Distill(
+            by=train.distill,
+            top=train.topk,
+            divergence=train.divergence,
+            cap=train.distill_cap,
+            hint_choice=train.hint_choice,
+        ),
+        groups=methods.Groups(scale=train.group_scale, floor=train.group_floor),
     )
 
 
-def _open(config: Config, store: Store) -> TrainRoom:
+def open_room(config: Config, store: Store) -> TrainRoom:
     """Load the base, and make sure that the store belongs to it. Raises `ModelError`, `IdentityMismatch`."""
-    files = ModelFiles.find(config.model.path)
+    files = ModelFiles.of(config.model)
     with store.write() as conn:
         policies.ensure_root(conn, base=str(files.folder), identity=identity(files), at=time.time())
     method = make_method(config.train)
@@ -104,9 +115,7 @@ def _open(config: Config, store: Store) -> TrainRoom:
         signal=method,
         max_staleness=config.train.max_staleness,
     )
-    from openclaw_rl.trainers.local import LocalTrainer  # torch: after what fails fast has been checked
-
-    trainer = LocalTrainer(str(files.folder), method, config.train, config.model)
+    trainer = _trainer(config, files, method)  # torch: after what fails fast has been checked
     tracker = Tracker(
         config.track,
         config.logs_dir,
@@ -116,6 +125,14 @@ def _open(config: Config, store: Store) -> TrainRoom:
     return TrainRoom(
         store, trainer, builder, config.train, config.policies_dir, engine=config.engine.backend, tracker=tracker
     )
+
+
+def _trainer(config: Config, files: ModelFiles, method: methods.AnyMethod) -> Trainer:
+    if config.train.ranks > 1:
+        return ranks.launched(config)
+    from openclaw_rl.trainers.local import LocalTrainer
+
+    return LocalTrainer(str(files.folder), method, config.train, config.model)
 
 
 class TrainRoom:
@@ -136,11 +153,13 @@ class TrainRoom:
         """`engine`: which one samples the turns; what it computes otherwise than the trainer is told under its name."""
         self._engine, self._tracker = engine, tracker
         self._store, self._trainer, self._builder, self._train = store, trainer, builder, train
+        self._replays = Replays(store, builder, train)
         self._root = root.resolve()
         self._clock = clock
         self._standing: int | None = None  # the version that the trainer stands on
         self._epoch: int | None = None  # of the lease under which the folders were cleaned up
         self._due = 0.0
+        self._passed: Counter[str] = Counter()  # turns since the last version, by name of a metric
         self.note = "waiting for turns"
         holder = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:6]}"
         self._keeper = LeaseKeeper(store, LEASE, holder, ttl=train.lease, clock=clock)
@@ -198,31 +217,55 @@ class TrainRoom:
 
     def _train_on(self, head: Policy, items: Sequence[JudgedTurn]) -> bool:
         batch = self._builder.build(items, head)
+        self._passed.update(batch.left)
         if batch.dropped:
             self._drop(batch.dropped)
         if not self._enough([i for i in items if i.turn.id not in batch.dropped] or items, len(batch.samples)):
             return bool(batch.dropped)
         if self._standing != head.version:
             self._trainer.load(folder=head.path, memory=head.memory)
+            self._replays.forget()
+        self._passed.update(batch.counts)
+        again, replays = self._replays.claim(head, len(batch.samples))
         with self._store.read() as conn:
             version = policies.next_version(conn)
-        self.note = f"training version {version} on {len(batch.samples)} turns"
+        self.note = f"training version {version} on {number_of_turns(len(batch.samples), len(replays))}"
         self._standing = None  # until it is known what became of the step
-        result = self._trainer.step(batch.samples, str(folders.fresh(self._root, version)))
-        if result.folder is None:
-            self._standing = head.version
-            self._drop(dict.fromkeys([s.turn for s in batch.samples], NO_GRADIENT) | dict(result.dropped))
+        result = self._trainer.step([*batch.samples, *replays], str(folders.fresh(self._root, version)))
+        fresh = {s.turn for s in batch.samples}
+        if result.folder is None or fresh <= result.dropped.keys():  # replays alone are no reason for a step
+            self._pass_over(head, fresh, result)
             return True
+        earlier = {i.turn.id: i.earlier_uses for i in (*items, *again)}
         try:
-            self._settle(head, version, result, batch, {i.turn.id: i.earlier_uses for i in items})
+            self._settle(head, version, result, [*batch.samples, *replays], earlier)
         except StaleLease:  # after other failures the folder stays: the commit may have been done
             folders.remove(Path(result.folder))
             raise
         folders.thin(self._root, keep=self._train.keep_checkpoints, spare=(head.path, result.folder))
         return True
 
-    def _settle(self, head: Policy, version: int, result: StepResult, batch: Batch, earlier: Mapping[str, int]) -> None:
+    def _pass_over(self, head: Policy, fresh: Collection[str], result: StepResult) -> None:
+        """Nothing comes of this batch: its fresh turns leave the queue, each with its reason."""
+        if result.folder is None:
+            self._standing = head.version
+        else:
+            folders.remove(Path(result.folder))
+        self._passed["dropped/stale"] += int(result.metrics.get("dropped/stale", 0))
+        self._replays.pass_over(result.dropped.keys() - fresh)
+        self._drop({turn: result.dropped.get(turn, NO_GRADIENT) for turn in fresh})
+
+    def _settle(
+        self, head: Policy, version: int, result: StepResult, samples: Sequence[Sample], earlier: Mapping[str, int]
+    ) -> None:
         """Publish or reject, in one transaction under the lease. Raises `StaleLease`, and nothing was done."""
+        trained = [s for s in samples if s.turn not in result.dropped]
+        left = [s for s in samples if s.turn in result.dropped]
+        metrics = dict(result.metrics) | {
+            "replays": float(sum(s.replay for s in trained)),
+            "replays/passed_over": float(sum(s.replay for s in left)),
+        }
+        metrics |= staleness(head.version, trained) | left_out(self._passed, result.metrics)
         reason = refusal(result.metrics, grad_norm=self._train.gate_grad_norm, kl=self._train.gate_kl)
         policy = Policy(
             version=version,
@@ -233,22 +276,23 @@ class TrainRoom:
             base=head.base,
             identity=head.identity,
             memory=result.memory,
-            metrics=self._kept(result.metrics),
+            metrics=self._kept(metrics),
             reason=reason,
             created_at=self._clock(),
         )
-        trained = [s.turn for s in batch.samples if s.turn not in result.dropped]
-        uses = [Use(policy=version, turn=turn, number=earlier[turn] + 1) for turn in trained]
+        uses = [Use(policy=version, turn=s.turn, number=earlier[s.turn] + 1) for s in trained]
         lease = self._held()
         settle = policies.reject if reason else policies.publish
         with self._store.write() as conn:
             settle(conn, lease, policy, uses, self._clock())
-            _mark(conn, result.dropped)
+            _mark(conn, {s.turn: result.dropped[s.turn] for s in left if not s.replay})
+        self._replays.pass_over(s.turn for s in left if s.replay)
+        self._passed.clear()
         if not reason:
             self._standing = version
-        _tell(policy, result.metrics, len(trained))
+        log.log(logging.WARNING if reason else logging.INFO, in_words(policy, metrics, len(trained)))
         if self._tracker is not None:
-            self._tracker.tell(policy, self._kept(result.metrics), trained)
+            self._tracker.tell(policy, self._kept(metrics), [s.turn for s in trained])
 
     def _kept(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """What can be stored; the gap between engine and trainer under the engine's name."""
@@ -270,16 +314,3 @@ class TrainRoom:
 def _mark(conn: Connection, reasons: Mapping[str, str]) -> None:
     for turn, reason in reasons.items():
         turns.mark_untrainable(conn, turn, reason)
-
-
-def _tell(policy: Policy, m: Mapping[str, float], used: int) -> None:
-    """One line for a person."""
-    reward = f", reward {m['reward/mean']:+.2f}" if "reward/mean" in m else ""
-    line = (
-        f"version {policy.version}: {used} turn{'s' * (used != 1)}, loss {m['loss/total']:.4f}{reward}, "
-        f"KL {m['kl']:.4f}, gradient {m['gradient/norm']:.3g}, {m.get('seconds', math.nan):.2f} s"
-    )
-    if policy.reason:
-        log.warning("%s: rejected: %s", line, policy.reason)
-    else:
-        log.info(line)

@@ -1,4 +1,4 @@
-"""Where a step's metrics go: always a line of JSON, and by choice TensorBoard and Weights & Biases."""
+"""Where a step's metrics go: one line for a person, one of JSON, and by choice TensorBoard and Weights & Biases."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from openclaw_rl.config import TrackConfig
+from openclaw_rl.credit import Sample
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.types import Policy
 
@@ -19,6 +20,55 @@ FILE = "metrics.jsonl"
 _WANDB_SECONDS = 15.0  # that W&B may take to answer at the start
 Sink = Callable[[int, Mapping[str, float]], None]
 """(step, metrics). The step is the policy version that came of it."""
+
+
+def in_words(policy: Policy, m: Mapping[str, float], used: int) -> str:
+    """One line for a person about a step on `used` turns."""
+    reward = f", reward {m['reward/mean']:+.2f}" if "reward/mean" in m else ""
+    replays = int(m["replays"])
+    line = (
+        f"version {policy.version}: {number_of_turns(used - replays, replays)}, loss {m['loss/total']:.4f}{reward}, "
+        f"KL {m['kl']:.4f}, gradient {m['gradient/norm']:.3g}, {m.get('seconds', math.nan):.2f} s"
+    )
+    return f"{line}: rejected: {policy.reason}" if policy.reason else line
+
+
+def number_of_turns(fresh: int, replays: int) -> str:
+    """E.g. "4 turns and 4 again"."""
+    return f"{fresh} turn{'s' * (fresh != 1)}" + (f" and {replays} again" if replays else "")
+
+
+def off_policy(m: Mapping[str, float]) -> str:
+    """For a person: how far off policy a step's turns were, and what was held back of them; empty for a root."""
+    if "gap" not in m:
+        return ""
+    words = [f"off policy by {m['gap']:.2g} nats a token" + (f", at most {m['gap/max']:.2g}" if "gap/max" in m else "")]
+    if "staleness/versions" in m:
+        words.append(f"{m['staleness/versions']:.1f} versions old, at most {m['staleness/versions/max']:.0f}")
+    shares = [
+        (*name.split("/", 1), value) for name, value in m.items() if name.startswith(("masked/", "clipped/", "capped/"))
+    ]
+    words += [f"{what} ({by}) {share:.1%}" for what, by, share in shares if share]
+    left = {"dropped/stale": "too stale", "truncated": "cut at their limit"}
+    words += [f"{m[name]:.0f} turn{'s' * (m[name] != 1)} {what}" for name, what in left.items() if m.get(name)]
+    return "; ".join(words)
+
+
+def staleness(head: int, samples: Sequence[Sample]) -> dict[str, float]:
+    """How many versions ago the samples were written, when `head` is trained on them: mean and most."""
+    ages = [head - s.version for s in samples]
+    if not ages:
+        return {}
+    return {"staleness/versions": sum(ages) / len(ages), "staleness/versions/max": float(max(ages))}
+
+
+def left_out(passed: Mapping[str, int], step: Mapping[str, float]) -> dict[str, float]:
+    """Turns that were too stale, and turns cut at their token limit, since the last version.
+
+    `passed`: what was counted before the step; `step`: what the step itself found too stale.
+    """
+    stale = passed.get("dropped/stale", 0) + step.get("dropped/stale", 0.0)
+    return {"dropped/stale": float(stale), "truncated": float(passed.get("truncated", 0))}
 
 
 class Tracker:

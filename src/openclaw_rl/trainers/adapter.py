@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from peft import LoraConfig as PeftLoraConfig
 from peft import get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
@@ -28,18 +29,26 @@ def device_of(model: ModelConfig) -> torch.device:
     return torch.device(model.device)
 
 
-def load_base(path: str, model: ModelConfig) -> Any:
-    """The base weights. auto: float32 on a CPU, as the checkpoint has them on a GPU."""
+def load_base(path: str, model: ModelConfig, quantization: Any = None) -> Any:
+    """The base weights. auto: float32 on a CPU, as the checkpoint has them on a GPU.
+
+    `quantization`: transformers' settings for a base of fewer bits. Raises `ModelError`, also where a weight is
+    missing in the files, which transformers would make up.
+    """
     device = device_of(model)
     transformers_logging.disable_progress_bar()
     dtype = ("float32" if device.type == "cpu" else "auto") if model.dtype == "auto" else model.dtype
+    placed = {} if quantization is None else {"quantization_config": quantization, "device_map": {"": device}}
     try:
-        base = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, attn_implementation="sdpa", local_files_only=True
+        base, told = AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, attn_implementation="sdpa", local_files_only=True, output_loading_info=True, **placed
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"{path}: cannot be loaded as a causal language model: {error}") from error
-    return base.to(device)
+    if told["missing_keys"]:
+        missing = sorted(told["missing_keys"])
+        raise ModelError(f"{path}: {len(missing)} weights are not in its files (the first: {missing[0]})")
+    return base if placed else base.to(device)
 
 
 def attach(base: Any, path: str, lora: LoraConfig, seed: int) -> Any:

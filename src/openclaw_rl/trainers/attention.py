@@ -1,9 +1,9 @@
 """Attention over a packed tree: each token looks at its ancestors and itself, and every token's states are made once.
 
-Registered with transformers under the name `tree`; the tree travels to it as a keyword of the decoder's call. On a GPU
-it is one FlexAttention call with the mask `j <= i < end[j]`. Elsewhere, each run of tokens is one call of torch's
-attention on its own path; the path's keys are gathered for the moment only, and again in the backward pass, so that a
-long prompt under many answers is held once.
+Registered with transformers under the name `tree`; the tree travels to it as a keyword of the decoder's call. With a
+`Sight` beside it (on a GPU) it is one FlexAttention call with the mask `j <= i < end[j]`. Without one, each run of
+tokens is one call of torch's attention on its own path; the path's keys are gathered for the moment only, and again in
+the backward pass, so that a long prompt under many answers is held once.
 
 Legend: H query heads, G key heads, T tokens of the tree, D head size.
 """
@@ -12,14 +12,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from openclaw_rl.trainers.tree import Segment, Tree
+from openclaw_rl.trainers import flex
+from openclaw_rl.trainers.flex import Sight
+from openclaw_rl.trainers.pack import Row
+from openclaw_rl.trainers.tree import Segment, Tree, pad, plant
 
 NAME = "tree"
 QUERIES = 1024  # queries of one call below a path: bounds its mask
+BENT = ("softcap", "s_aux", "position_bias")  # what some models do to scores, and nothing here does
 
 
 def _gathered(states_1HTD: torch.Tensor, segment: Segment, upto: int) -> torch.Tensor:
@@ -94,29 +99,10 @@ class _Branches(torch.autograd.Function):
         return d_query, d_key, d_value, None, None, None
 
 
-def tree_attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    tree: Tree | None = None,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
-    """transformers' attention interface: query [1, H, T, D], key and value [1, G, T, D] -> [1, T, H, D].
-
-    `attention_mask`: what `_window_only` gave. Without a tree: plain causal attention of rows that are not padded on
-    the left.
-    """
-    window = kwargs.get("sliding_window")
-    if attention_mask is not None:  # `_window_only`; not every model hands its window to the attention, too
-        window = int(attention_mask)
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if tree is None:
-        square = _mask(0, query.shape[2], query.shape[2], window, query.device)
-        return _attend(query, key, value, square, scale).transpose(1, 2).contiguous(), None
+def by_segments(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, tree: Tree, scale: float, window: int | None
+) -> torch.Tensor:
+    """[1, H, T, D] without FlexAttention; query [1, H, T, D], key and value [1, G, T, D]."""
     below = query
     if any(segment.above for segment in tree.segments):
         below = _Branches.apply(query, key, value, tree, scale, window)  # type: ignore[no-untyped-call]
@@ -128,7 +114,77 @@ def tree_attention(
         else:  # a plain causal square
             square = _mask(0, at.stop - at.start, at.stop - at.start, window, query.device)
             parts.append(_attend(query[:, :, at], key[:, :, at], value[:, :, at], square, scale))
-    return torch.cat(parts, dim=2).transpose(1, 2).contiguous(), None
+    return torch.cat(parts, dim=2)
+
+
+def tree_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    tree: Tree | None = None,
+    sight: Sight | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention interface: query [1, H, T, D], key and value [1, G, T, D] -> [1, T, H, D].
+
+    `attention_mask`: what `_window_only` gave. Without a tree: plain causal attention of rows that are not padded on
+    the left. Raises `ValueError` for models that bend their attention's scores.
+    """
+    if bent := [name for name in BENT if kwargs.get(name) is not None]:
+        raise ValueError(f"its attention has {bent[0]}, which attention over a tree does not know")
+    window = kwargs.get("sliding_window")
+    if attention_mask is not None:  # `_window_only`; not every model hands its window to the attention, too
+        window = int(attention_mask)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if tree is None:
+        square = _mask(0, query.shape[2], query.shape[2], window, query.device)
+        out = _attend(query, key, value, square, scale)
+    elif sight is not None:
+        out = flex.attend(query, key, value, sight, scale, window)
+    else:
+        out = by_segments(query, key, value, tree, scale, window)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def flex_gap(call: flex.Call, device: torch.device) -> float:
+    """How far FlexAttention is from `by_segments` on states of this shape: of outputs and gradients, relative in norm.
+
+    Raises what the compiler raises.
+    """
+    tree = _trial_tree(device)
+    random = torch.Generator().manual_seed(0)
+    states = [
+        torch.randn(1, heads, tree.tokens, call.size, generator=random).to(device, call.dtype)
+        for heads in (call.heads, call.groups, call.groups, call.heads)
+    ]
+    window = tree.tokens // 4 if call.windowed else None
+
+    def both(way: Any, what: Sight | Tree) -> list[torch.Tensor]:
+        query, key, value = (s.clone().requires_grad_() for s in states[:3])
+        out = way(query, key, value, what, call.size**-0.5, window)
+        return [out.detach(), *torch.autograd.grad((out * states[3]).sum(), (query, key, value))]
+
+    with torch.enable_grad():
+        pairs = zip(both(flex.attend, Sight(tree)), both(by_segments, tree), strict=True)
+        return max(float((got - want).norm() / want.norm()) for got, want in pairs)
+
+
+def _trial_tree(device: torch.device) -> Tree:
+    """A trunk, two branches, one more from its middle: full, mixed and empty blocks, some padding.
+
+    Five blocks: a number that hardly any model has of heads. The compiler takes sizes that are equal at first for one.
+    """
+    trunk, *branches = (np.arange(n, dtype=np.int32) + 1000 * n for n in (240, 119, 120, 121))
+    rows = [
+        Row(prompt_ids=np.concatenate([trunk[:start], branch]), response_ids=branch[:1], temperature=1.0)
+        for start, branch in zip((240, 240, 130), branches, strict=True)
+    ]
+    planted = plant(rows, device)
+    return pad(planted, flex.padded_length(planted.tokens))
 
 
 def _window_only(*args: Any, local_size: int | None = None, **kwargs: Any) -> torch.Tensor | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from openclaw_rl.credit import Evidence, Sample, Term
+from openclaw_rl.credit import AnyTerm, Evidence, Sample
 
 
 class Method(Protocol):
@@ -21,7 +21,12 @@ class Method(Protocol):
         """A sample with a hinted prompt carries signal: the trainer scores its teachers."""
         ...
 
-    def terms(self, evidence: Evidence, memory: Mapping[str, Any]) -> Sequence[Term]:
+    @property
+    def top(self) -> int:
+        """How many of the likeliest tokens at each position it wants to see (`Evidence.tops`); 0: none."""
+        ...
+
+    def terms(self, evidence: Evidence, memory: Mapping[str, Any]) -> Sequence[AnyTerm]:
         """The terms of the loss on these samples."""
         ...
 

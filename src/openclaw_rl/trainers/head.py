@@ -1,10 +1,12 @@
-"""The LM head in chunks: log-probability and entropy of chosen tokens, without ever holding [K, V].
+"""The LM head in chunks: log-probabilities and entropy of chosen tokens, without ever holding [K, V].
 
-Legend: K response tokens, C of one chunk, H hidden size, V vocabulary.
+Legend: K response tokens, C of one chunk, N tokens of the vocabulary at each of them, H hidden size, V vocabulary.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,7 +14,59 @@ from torch.utils.checkpoint import checkpoint
 
 FLOATS = 2**24  # logits held at once: 64 MiB in float32
 
-Pair = tuple[torch.Tensor, torch.Tensor]
+Columns = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # logps, entropy, ids
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picked:
+    """What was asked of K response tokens. No gradient flows into entropy."""
+
+    ids_KN: torch.Tensor  # the token itself, then the ids that were given, then the likeliest, best first
+    logps_KN: torch.Tensor  # in float32 at least, at each token's temperature
+    entropy_K: torch.Tensor  # nats
+
+    @property
+    def logp(self) -> torch.Tensor:
+        """[K] of the tokens themselves."""
+        return self.logps_KN[:, 0]
+
+    def split(self, lengths: Sequence[int]) -> list[Picked]:
+        """Of each row, on the CPU and without gradients."""
+        columns = (self.ids_KN, self.logps_KN, self.entropy_K)
+        parts = zip(*(torch.split(column.detach().cpu(), list(lengths)) for column in columns), strict=True)
+        return [Picked(ids_KN=ids, logps_KN=logps, entropy_K=entropy) for ids, logps, entropy in parts]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """What the layers below the head made of the K response tokens of some rows.
+
+    The head is asked once it is known what to ask, and again if need be.
+    """
+
+    head: torch.nn.Module
+    hidden_KH: torch.Tensor
+    targets_K: torch.Tensor
+    temperature_K: torch.Tensor
+    lengths: tuple[int, ...]  # response tokens of each row
+
+    def of(self, rows: Sequence[int]) -> Read:
+        """Some of the rows, in that order."""
+        places = torch.split(torch.arange(len(self.targets_K), device=self.targets_K.device), list(self.lengths))
+        at = torch.cat([places[i] for i in rows])
+        return Read(
+            head=self.head,
+            hidden_KH=self.hidden_KH[at],
+            targets_K=self.targets_K[at],
+            temperature_K=self.temperature_K[at],
+            lengths=tuple(self.lengths[i] for i in rows),
+        )
+
+    def pick(self, *, ids_KN: torch.Tensor | None = None, top: int = 0, floats: int | None = None) -> Picked:
+        """See `select`."""
+        return select(
+            self.head, self.hidden_KH, self.targets_K, self.temperature_K, ids_KN=ids_KN, top=top, floats=floats
+        )
 
 
 def select(
@@ -21,37 +75,45 @@ def select(
     targets_K: torch.Tensor,
     temperature_K: torch.Tensor,
     *,
-    floats: int = FLOATS,
-) -> Pair:
-    """(logp_K, entropy_K in nats), in float32 at least, at each token's temperature. No gradient flows into entropy."""
+    ids_KN: torch.Tensor | None = None,
+    top: int = 0,
+    floats: int | None = None,
+) -> Picked:
+    """The log-probabilities of the targets, of `ids_KN` if given, and of the `top` likeliest tokens.
+
+    `floats`: how many logits to hold at once.
+    """
     vocabulary = int(head.weight.shape[0]) if isinstance(head.weight, torch.Tensor) else len(hidden_KH)
-    size = max(1, floats // vocabulary)
-    columns = (hidden_KH, targets_K, temperature_K)
+    size = max(1, (floats or FLOATS) // vocabulary)
+    wanted_KN = targets_K.unsqueeze(-1) if ids_KN is None else torch.cat([targets_K.unsqueeze(-1), ids_KN], dim=-1)
     if type(head) is torch.nn.Linear and getattr(head, "bias", None) is None:
-        pair: Pair = _Select.apply(hidden_KH, head.weight, targets_K, temperature_K, size)  # type: ignore[no-untyped-call]
-        return pair
+        whole: Columns = _Select.apply(hidden_KH, head.weight, wanted_KN, temperature_K, top, size)  # type: ignore[no-untyped-call]
+        return Picked(logps_KN=whole[0], entropy_K=whole[1], ids_KN=whole[2])
+    columns = (hidden_KH, wanted_KN, temperature_K)
     parts = [tuple(column[at : at + size] for column in columns) for at in range(0, len(hidden_KH), size)]
-    pairs = [checkpoint(_through, head, *part, use_reentrant=False) for part in parts]
-    logp, entropy = zip(*pairs, strict=True)
-    return torch.cat(logp), torch.cat(entropy)
+    triples = [checkpoint(_through, head, *part, top, use_reentrant=False) for part in parts]
+    logps_KN, entropy_K, all_KN = (torch.cat(column) for column in zip(*triples, strict=True))
+    return Picked(logps_KN=logps_KN, entropy_K=entropy_K, ids_KN=all_KN)
 
 
-def _through(head: torch.nn.Module, hidden_CH: torch.Tensor, targets_C: torch.Tensor, temperature_C: torch.Tensor
-             ) -> Pair:  # fmt: skip
+def _through(head: torch.nn.Module, hidden_CH: torch.Tensor, wanted_CN: torch.Tensor, temperature_C: torch.Tensor,
+             top: int) -> Columns:  # fmt: skip
     """A head with something in it (an adapter, a bias): autograd does the rest."""
     logits_CV = head(hidden_CH)
     logits_CV = logits_CV.to(torch.promote_types(logits_CV.dtype, torch.float32)) / temperature_C.unsqueeze(-1)
-    logp_C, entropy_C, _ = _chosen(logits_CV, targets_C)
-    return logp_C, entropy_C.detach()
+    logps_CN, entropy_C, ids_CN, _ = _chosen(logits_CV, wanted_CN, top)
+    return logps_CN, entropy_C.detach(), ids_CN
 
 
-def _chosen(logits_CV: torch.Tensor, targets_C: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(logp_C, entropy_C, log of the partition function)."""
+def _chosen(logits_CV: torch.Tensor, wanted_CN: torch.Tensor, top: int
+            ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """(logps_CN, entropy_C, ids_CN with the likeliest behind those wanted, log of the partition function)."""
     log_z_C = torch.logsumexp(logits_CV, dim=-1)
-    logp_C = logits_CV.gather(-1, targets_C.unsqueeze(-1)).squeeze(-1) - log_z_C
     with torch.no_grad():
         entropy_C = log_z_C - (torch.softmax(logits_CV, dim=-1) * logits_CV).sum(-1)
-    return logp_C, entropy_C, log_z_C
+        likeliest = logits_CV.topk(min(top, logits_CV.shape[-1]), dim=-1).indices if top else wanted_CN[:, :0]
+        ids_CN = torch.cat([wanted_CN, likeliest], dim=-1)
+    return logits_CV.gather(-1, ids_CN) - log_z_C.unsqueeze(-1), entropy_C, ids_CN, log_z_C
 
 
 def _logits(hidden_CH: torch.Tensor, weight_VH: torch.Tensor, temperature_C: torch.Tensor) -> torch.Tensor:
@@ -65,28 +127,28 @@ def _logits(hidden_CH: torch.Tensor, weight_VH: torch.Tensor, temperature_C: tor
 
 
 class _Select(torch.autograd.Function):
-    """d logp[t] / d logits = (onehot - softmax) / T; logits are made again, and the head's gradient is added up wide.
+    """d logps[n] / d logits = (onehot[n] - softmax) / T; logits are made again, the head's gradient is added up wide.
 
     Rounding each chunk's share of that gradient to half precision would bias it.
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden_KH: torch.Tensor, weight_VH: torch.Tensor, targets_K: torch.Tensor,
-                temperature_K: torch.Tensor, size: int) -> Pair:  # fmt: skip
+    def forward(ctx: Any, hidden_KH: torch.Tensor, weight_VH: torch.Tensor, wanted_KN: torch.Tensor,
+                temperature_K: torch.Tensor, top: int, size: int) -> Columns:  # fmt: skip
         parts = []
         for at in range(0, len(hidden_KH), size):
             end = at + size
             logits_CV = _logits(hidden_KH[at:end], weight_VH, temperature_K[at:end])
-            parts.append(_chosen(logits_CV, targets_K[at:end]))
-        logp_K, entropy_K, log_z_K = (torch.cat(column) for column in zip(*parts, strict=True))
-        ctx.save_for_backward(hidden_KH, weight_VH, targets_K, temperature_K, log_z_K)
+            parts.append(_chosen(logits_CV, wanted_KN[at:end], top))
+        logps_KN, entropy_K, ids_KN, log_z_K = (torch.cat(column) for column in zip(*parts, strict=True))
+        ctx.save_for_backward(hidden_KH, weight_VH, ids_KN, temperature_K, log_z_K)
         ctx.size = size
-        ctx.mark_non_differentiable(entropy_K)
-        return logp_K, entropy_K
+        ctx.mark_non_differentiable(entropy_K, ids_KN)
+        return logps_KN, entropy_K, ids_KN
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        hidden_KH, weight_VH, targets_K, temperature_K, log_z_K = ctx.saved_tensors
+        hidden_KH, weight_VH, ids_KN, temperature_K, log_z_K = ctx.saved_tensors
         d_hidden = torch.empty_like(hidden_KH) if ctx.needs_input_grad[0] else None
         wide = log_z_K.dtype
         d_weight = torch.zeros_like(weight_VH, dtype=wide) if ctx.needs_input_grad[1] else None
@@ -94,11 +156,11 @@ class _Select(torch.autograd.Function):
             end = at + ctx.size
             hidden_CH, temperature_C = hidden_KH[at:end], temperature_K[at:end]
             logits_CV = _logits(hidden_CH, weight_VH, temperature_C)
-            g_C1 = (grads[0][at:end] / temperature_C).unsqueeze(-1)
-            d_logits_CV = logits_CV.sub_(log_z_K[at:end].unsqueeze(-1)).exp_().mul_(-g_C1)
-            d_logits_CV.scatter_add_(-1, targets_K[at:end].unsqueeze(-1), g_C1)
+            g_CN = grads[0][at:end] / temperature_C.unsqueeze(-1)
+            d_logits_CV = logits_CV.sub_(log_z_K[at:end].unsqueeze(-1)).exp_().mul_(-g_CN.sum(-1, keepdim=True))
+            d_logits_CV.scatter_add_(-1, ids_KN[at:end], g_CN)
             if d_hidden is not None:
                 d_hidden[at:end] = torch.mm(d_logits_CV.to(weight_VH.dtype), weight_VH)
             if d_weight is not None:
                 d_weight.addmm_(d_logits_CV.T, hidden_CH.to(wide))
-        return d_hidden, None if d_weight is None else d_weight.to(weight_VH.dtype), None, None, None
+        return d_hidden, None if d_weight is None else d_weight.to(weight_VH.dtype), None, None, None, None

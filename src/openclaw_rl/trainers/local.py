@@ -11,194 +11,206 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from openclaw_rl.config import ModelConfig, TrainConfig
-from openclaw_rl.credit import Sample, StepResult, Term
+from openclaw_rl.credit import AnyTerm, Sample, StepResult, Term
 from openclaw_rl.digest import digest_of
-from openclaw_rl.trainers import checkpoint, scored, weights
+from openclaw_rl.trainers import checkpoint, distill, memory, weights
+from openclaw_rl.trainers.average import Average
 from openclaw_rl.trainers.base import Method
+from openclaw_rl.trainers.bounds import bounds_of
+from openclaw_rl.trainers.fresh import why_silent
 from openclaw_rl.trainers.length import ReplyTokens
 from openclaw_rl.trainers.logprob import Passes, check_head
-from openclaw_rl.trainers.loss import Bounds, Loss, TermSlice, batch_loss
-from openclaw_rl.trainers.measure import measured
+from openclaw_rl.trainers.loss import Loss, TermSlice, batch_loss
+from openclaw_rl.trainers.measure import measured, shares
 from openclaw_rl.trainers.optimizer import Optimizer, Standing
 from openclaw_rl.trainers.pack import Row
 from openclaw_rl.trainers.schedule import rate
 from openclaw_rl.trainers.scored import Scored
+from openclaw_rl.trainers.sight import Sight
+from openclaw_rl.trainers.world import Alone, World
 
 log = logging.getLogger(__name__)
 MIN_SCALE = 2**-8  # of a step: what is still too far then is left to the gate
 
 
+class _Part(NamedTuple):
+    """Of the loss on some samples, by name: its parts, and counts of tokens."""
+
+    values: dict[str, float]
+    counts: dict[str, int]
+
+
 class LocalTrainer:
     """`protocols.Trainer` on torch, transformers and PEFT. Deterministic for a seed and a sequence of batches."""
 
-    def __init__(self, path: str, method: Method, train: TrainConfig, model: ModelConfig | None = None) -> None:
-        """`path`: folder of the base weights. Raises `ModelError` when they cannot be trained here."""
+    def __init__(
+        self,
+        path: str,
+        method: Method,
+        train: TrainConfig,
+        model: ModelConfig | None = None,
+        world: World | None = None,
+    ) -> None:
+        """`path`: folder of the base weights; `world`: the ranks that take each step together, of which this is one.
+
+        Raises `ModelError` when they cannot be trained here.
+        """
         torch.set_num_threads(train.threads)
-        self._method, self._train = method, train
-        self._weights = weights.make(path, train, model or ModelConfig())
+        self._method, self._train, self._world = method, train, world or Alone()
+        self._weights = weights.make(path, train, self._world.placed(model or ModelConfig()))
         self.model, self.causal = self._weights.model, self._weights.causal
+        self._world.spread(self.causal, self._weights.parameters.values())
         check_head(self.causal)
         if train.checkpointing:
             _checkpoint(self.causal)
-        self._passes = Passes(self.causal, micro_tokens=train.micro_tokens)
-        self._bounds = Bounds(
-            clip_low=train.clip_low,
-            clip_high=train.clip_high,
-            dual_clip=train.dual_clip,
-            gap_low=train.gap_low,
-            gap_high=train.gap_high,
-            kind=train.loss,
-        )
+        self._passes = Passes(self.causal, micro_tokens=train.micro_tokens, world=self._world)
+        self._bounds = bounds_of(train)
+        self._optimizer = Optimizer(self._weights.parameters, train)
+        self._average = _average(self._weights, train) if method.uses_hints else None
+        self._sight = Sight(self._weights, self._passes, train, self._average)
         self.load(folder=None, memory={})
 
     def load(self, *, folder: str | None, memory: Mapping[str, Any]) -> None:
         """Stand on a policy. Raises `ModelError` or `ConfigError` when its folder does not fit."""
-        self._optimizer = Optimizer(self._weights.parameters, self._train)
         self._memory = dict(memory)
         self._steps = self._seen = 0  # steps and turns of this line of versions
         if folder is None:
             self._weights.reset()
+            self._optimizer.start()
+            if self._average is not None:
+                self._average.start()
             return
         self._weights.read(Path(folder))
+        self._optimizer.start()
+        if self._average is not None:
+            self._average.read(Path(folder))
         state = checkpoint.read_state(Path(folder))
         self._steps, self._seen = int(state["steps"]), int(state.get("samples", 0))
         if not self._optimizer.read(Path(folder)):
             log.warning("%s holds no optimizer state any more: the optimizer starts afresh", folder)
 
     def step(self, samples: Sequence[Sample], out: str) -> StepResult:
-        """See `protocols.Trainer`. A step that is not finite leaves the weights as they were; the gate rejects it."""
+        """See `protocols.Trainer`. A step that is not finite leaves the weights as they were; the gate rejects it.
+
+        Raises `ModelError` when it does not fit into memory, not even with half of the tokens in a pass.
+        """
+        taken = self._optimizer.steps
+        return memory.fitted(lambda: self._step(samples, out), lambda: self._halve(taken))
+
+    def _halve(self, taken: int) -> int | None:
+        """Half of the tokens in a pass; None when the optimizer has begun a step, which nothing takes back."""
+        if self._optimizer.steps != taken:
+            return None
+        self._passes.budget = max(1, self._passes.budget // 2)
+        return self._passes.budget
+
+    def _step(self, samples: Sequence[Sample], out: str) -> StepResult:
         started = time.perf_counter()
-        batch, dropped = self._scored(samples)
+        batch, dropped = self._sight.scored(samples, self._method)
+        passed = {"dropped/stale": float(len(dropped))}
         terms = self._method.terms(batch.evidence(), self._memory)
         members = [i for i in range(len(batch.samples)) if any(term.masks[i].any() for term in terms)]
         for i in set(range(len(batch.samples))) - set(members):
-            dropped[batch.samples[i].turn] = "no score and no hint that the method can use"
-        if not any(np.any(a[m] != 0) for term in terms for a, m in zip(term.advantages, term.masks, strict=True)):
+            dropped[batch.samples[i].turn] = why_silent(batch.samples[i])
+        if not any(term.speaks for term in terms):
             dropped |= {batch.samples[i].turn: "the batch had nothing to say: every advantage is 0" for i in members}
-            return StepResult(folder=None, digest="", metrics={}, memory=self._memory, dropped=dropped)
+            return StepResult(folder=None, digest="", metrics=passed, memory=self._memory, dropped=dropped)
         reply_tokens = ReplyTokens(self._memory, decay=self._train.length_decay)
         lengths, standing = batch.tokens(members), self._optimizer.standing()
         speed = rate(self._train, steps=self._steps, samples=self._seen)
         metrics = self._descend(batch, terms, members, reply_tokens.read(lengths), speed)
-        metrics |= self._held_back(batch, members, standing)
-        self._memory = self._method.remember([batch.samples[i] for i in members], reply_tokens.updated(lengths))
-        self._steps, self._seen = self._steps + 1, self._seen + len(members)
-        metrics |= {"step": float(self._steps), "learning_rate": speed}
-        checkpoint.write_folder(Path(out), self._files())
+        metrics |= self._held_back(batch, members, standing) | self._sight.teacher_follows(batch.samples)
+        first = [i for i in members if not batch.samples[i].replay]  # averages count each turn once
+        updated = reply_tokens.updated(batch.tokens(first))
+        self._memory = self._method.remember([batch.samples[i] for i in first], updated)
+        self._steps, self._seen = self._steps + 1, self._seen + len(first)
+        metrics |= {"step": float(self._steps), "learning_rate": speed} | passed
+        first_rank = self._world.rank == 0
+        if first_rank:
+            checkpoint.write_folder(Path(out), self._state(), self._fill)
         metrics["seconds"] = time.perf_counter() - started
         return StepResult(
-            folder=out, digest=digest_of(out), metrics=metrics, memory=dict(self._memory), dropped=dropped
+            folder=out,
+            digest=digest_of(out) if first_rank else "",
+            metrics=metrics,
+            memory=dict(self._memory),
+            dropped=dropped,
         )
 
     def logprobs(self, rows: Sequence[Row], *, base: bool = False) -> list[torch.Tensor]:
         """B times [R]: under the current policy, or under the frozen base."""
-        return [logp for logp, _ in self._score(rows, base=base)]
-
-    def _score(self, rows: Sequence[Row], *, base: bool = False) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        self.model.eval()
-        if not base:
-            return self._passes.score(rows)
-        with self._weights.frozen():
-            return self._passes.score(rows)
-
-    def _scored(self, samples: Sequence[Sample]) -> tuple[Scored, dict[str, str]]:
-        """The batch without the turns that are too stale, and why those are not in it."""
-        rows = [scored.row_of(s) for s in samples]
-        live = self._live(rows)
-        student = self._score(rows) if live is None else [(a.detach().cpu(), b) for a, b in live]
-        kept, dropped = scored.fresh_enough(samples, [o for o, _ in student], self._train.max_gap)
-        rows, samples = [rows[i] for i in kept], [samples[i] for i in kept]
-        hinted = scored.hinted(samples) if self._method.uses_hints else []
-        frozen = self.logprobs([*rows, *(row for _, row in hinted)], base=True)  # one tree: hints are branches
-        teachers: list[list[torch.Tensor]] = [[] for _ in samples]
-        for (i, _), logp in zip(hinted, frozen[len(rows) :], strict=True):
-            teachers[i].append(logp)
-        return Scored(
-            samples=samples,
-            rows=rows,
-            student=[student[i][0] for i in kept],
-            entropy=[student[i][1] for i in kept],
-            base=frozen[: len(rows)],
-            teachers=teachers,
-            live=None if live is None else [live[i][0] for i in kept],
-        ), dict(dropped)
-
-    def _live(self, rows: Sequence[Row]) -> list[tuple[torch.Tensor, torch.Tensor]] | None:
-        """(logp [R] with its graph, entropy [R]) of each row, when the step's own pass can stand for "before the step".
-
-        That is so with one step, one micro-batch and nothing random; a small batch is then one pass cheaper.
-        """
-        if self._train.epochs > 1 or self._train.lora.dropout > 0 or len(self._passes.groups(rows)) != 1:
-            return None
-        self._training()
-        lengths = [len(row.response_ids) for row in rows]
-        logp_K, entropy_K = self._passes.forward(rows)
-        self.model.eval()
-        return list(zip(torch.split(logp_K, lengths), torch.split(entropy_K.cpu(), lengths), strict=True))
+        seen = self._sight.base(rows) if base else self._sight.policy(rows)
+        return [picked.logp for picked in seen]
 
     def _descend(
-        self, batch: Scored, terms: Sequence[Term], members: Sequence[int], slow: float, speed: float
+        self, batch: Scored, terms: Sequence[AnyTerm], members: Sequence[int], slow: float, speed: float
     ) -> dict[str, float]:
         """`train.epochs` optimizer steps on the whole batch; what is told is of the last one."""
-        self._training()
+        self._sight.training()
         device = self.causal.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            torch.manual_seed(self._train.seed + self._steps)  # dropout: a function of seed and step, nothing to save
+            # Dropout: a function of seed, step and rank, nothing to save.
+            torch.manual_seed(self._train.seed + self._steps + (self._world.rank << 32))
             for _ in range(self._train.epochs):
                 metrics = self._step_once(batch, terms, members, slow, speed)
         self.model.eval()
         return metrics
 
-    def _training(self) -> None:
-        self.model.train(self._train.lora.dropout > 0)
-        for layer in self.causal.modules():  # what is computed again in the backward pass
-            if getattr(layer, "gradient_checkpointing", False):
-                layer.training = True  # what is within stays as it is: the base's own dropout never acts
-
     def _step_once(
-        self, batch: Scored, terms: Sequence[Term], members: Sequence[int], slow: float, speed: float
+        self, batch: Scored, terms: Sequence[AnyTerm], members: Sequence[int], slow: float, speed: float
     ) -> dict[str, float]:
         """One optimizer step, in micro-batches whose gradients add up."""
         self._optimizer.zero()
         sums: Counter[str] = Counter()
         counts: Counter[str] = Counter()
         rows = [batch.rows[i] for i in members]
-        for group in [range(len(rows))] if batch.live else self._passes.groups(rows):
-            loss = self._loss(batch, terms, [members[j] for j in group], len(members), slow)
-            loss.total.backward()  # type: ignore[no-untyped-call]
-            sums.update({"total": loss.total.item()} | dict(loss.parts))
-            counts.update(loss.counts)
-        norm = self._optimizer.step(speed, sound=bool(np.isfinite(sums["total"])))
-        shares = {f"masked/{k}": v / max(1, sum(batch.tokens(members))) for k, v in counts.items() if k == "gap"}
-        for term in terms:
-            shares[f"clipped/{term.name}"] = counts[f"clipped/{term.name}"] / max(1, counts[f"tokens/{term.name}"])
-        return {f"loss/{name}": value for name, value in sums.items()} | shares | {"gradient/norm": norm}
 
-    def _loss(self, batch: Scored, terms: Sequence[Term], indices: Sequence[int], members: int, slow: float) -> Loss:
+        def part(group: Sequence[int], weight: float) -> _Part:
+            loss = self._loss(batch, terms, [members[j] for j in group], len(members), slow)
+            (weight * loss.total).backward()  # type: ignore[no-untyped-call]
+            return _Part({"total": loss.total.item()} | dict(loss.parts), dict(loss.counts))
+
+        for values, took in [part(range(len(rows)), 1.0)] if batch.live else self._passes.over(rows, part, _Part):
+            sums.update(values)
+            counts.update(took)
+        self._world.add_up(self._optimizer.tensors)
+        norm = self._optimizer.step(speed, sound=bool(np.isfinite(sums["total"])))
+        told = shares(counts, [term.name for term in terms]) | {"gradient/norm": norm}
+        for term in terms:
+            told |= term.metrics
+        return {f"loss/{name}": value for name, value in sums.items()} | told
+
+    def _loss(self, batch: Scored, terms: Sequence[AnyTerm], indices: Sequence[int], members: int, slow: float) -> Loss:
         """Of one micro-batch."""
         device = self.causal.device
-        if batch.live is None:
-            logp_K, _ = self._passes.forward([batch.rows[i] for i in indices])
-        else:
-            logp_K = torch.cat([batch.live[i] for i in indices])
+        asked_KN = distill.asked(terms, indices)
+        logps_KN = self._logps(batch, indices, None if asked_KN is None else asked_KN.to(device))
         lengths = torch.tensor([len(batch.samples[i].response_ids) for i in indices])
         return batch_loss(
-            logp_K=logp_K,
+            logp_K=logps_KN[:, 0],
             mu_K=torch.cat([batch.mu(i) for i in indices]).to(device),
             base_K=torch.cat([batch.base[i] for i in indices]).to(device),
-            terms=_slices(terms, indices, slow, device),
+            terms=_slices(terms, indices, slow, device) + distill.slices(terms, indices, logps_KN[:, 1:], slow),
             kl_coef=self._train.kl_coef,
             kl_denominator=members * slow,
             bounds=self._bounds,
             old_K=torch.cat([batch.student[i] for i in indices]).to(device) if self._train.epochs > 1 else None,
             rows_K=torch.arange(len(indices)).repeat_interleave(lengths).to(device),
         )
+
+    def _logps(self, batch: Scored, indices: Sequence[int], asked_KN: torch.Tensor | None) -> torch.Tensor:
+        """[K, 1 + N] of the samples' own tokens, and of those that were asked for, with their graph."""
+        if batch.live is None:
+            return self._passes.read([batch.rows[i] for i in indices]).pick(ids_KN=asked_KN).logps_KN
+        if asked_KN is None:
+            return torch.cat([batch.live.logp[i] for i in indices]).unsqueeze(-1)
+        return batch.live.read.of(indices).pick(ids_KN=asked_KN).logps_KN
 
     def _held_back(self, batch: Scored, members: Sequence[int], standing: Standing) -> dict[str, float]:
         """Keep the step within its trust region: while it moved the policy too far, halve it (arXiv:1502.05477).
@@ -214,12 +226,21 @@ class LocalTrainer:
             metrics = measured(batch, members, self.logprobs(rows))
         return metrics | {"step/scale": scale}
 
-    def _files(self) -> dict[str, bytes]:
+    def _state(self) -> dict[str, bytes]:
         state = {"steps": self._steps, "samples": self._seen, "settings": self._train.model_dump(mode="json")}
-        return self._weights.files() | {
-            checkpoint.OPTIMIZER_FILE: self._optimizer.to_bytes(),
-            checkpoint.STATE_FILE: json.dumps(state, indent=2).encode(),
-        }
+        return {checkpoint.STATE_FILE: json.dumps(state, indent=2).encode()}
+
+    def _fill(self, folder: Path) -> None:
+        self._weights.write(folder)
+        self._optimizer.write(folder)
+        if self._average is not None:
+            self._average.write(folder)
+
+
+def _average(trained: weights.Weights, train: TrainConfig) -> Average | None:
+    if train.reference == "base":
+        return None
+    return Average(trained.parameters, rate=train.average_rate, bound=train.average_bound)
 
 
 def _checkpoint(causal: Any) -> None:
@@ -229,7 +250,7 @@ def _checkpoint(causal: Any) -> None:
     enable({"use_reentrant": False})
 
 
-def _slices(terms: Sequence[Term], indices: Sequence[int], slow: float, device: torch.device) -> list[TermSlice]:
+def _slices(terms: Sequence[AnyTerm], indices: Sequence[int], slow: float, device: torch.device) -> list[TermSlice]:
     """The terms on these samples. Denominator: samples in the term times the slow average of reply tokens."""
     return [
         TermSlice(
@@ -240,5 +261,5 @@ def _slices(terms: Sequence[Term], indices: Sequence[int], slow: float, device: 
             denominator=term.samples * slow,
         )
         for term in terms
-        if term.samples
+        if isinstance(term, Term) and term.samples
     ]

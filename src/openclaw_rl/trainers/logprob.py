@@ -10,19 +10,24 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from openclaw_rl.errors import ModelError
 from openclaw_rl.trainers import attention, head, tree
-from openclaw_rl.trainers.pack import Row, micro_batches, pack
+from openclaw_rl.trainers.flex import Sight, padded_length
+from openclaw_rl.trainers.pack import Packed, Row, micro_batches, pack
+from openclaw_rl.trainers.world import Alone, World, cut
 
+_T = TypeVar("_T")
 log = logging.getLogger(__name__)
 _TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3}  # of a log-probability; lower precisions: below
 _LOW_TOLERANCE = 0.3
+_STATE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}  # of attention's states and gradients, in norm
+_LOW_STATES = 0.03
 
 
 class Passes:
@@ -31,33 +36,58 @@ class Passes:
     `shares` says whether; models whose layers carry a state along the sequence cannot branch.
     """
 
-    def __init__(self, model: Any, *, micro_tokens: int) -> None:
-        """`model`: a causal language model of transformers, with or without PEFT layers inside."""
-        self._model, self._budget = model, micro_tokens
+    def __init__(
+        self, model: Any, *, micro_tokens: int, flex: bool | None = None, world: World | None = None
+    ) -> None:
+        """`model`: a causal language model of transformers, with or without PEFT layers inside.
+
+        `flex`: try FlexAttention; None: on a GPU. `world`: the ranks among which passes are dealt out.
+        """
+        self._model, self.budget, self._world = model, micro_tokens, world or Alone()
         self._own = model.config._attn_implementation
         self._together = _together(model.config.get_text_config())
         self._growing = [m for m in model.modules() if getattr(m, "rope_type", None) == "dynamic"]
+        self.flex = model.device.type == "cuda" if flex is None else flex
         self.shares = self._try_tree()
 
     def _try_tree(self) -> bool:
-        """A small tree must give what its rows give."""
-        ids = np.arange(12, dtype=np.int32) * 7 % max(2, self._model.config.get_text_config().vocab_size)
-        rows = [
-            Row(prompt_ids=ids[:n], response_ids=ids[a : a + 3], temperature=1.0) for n, a in ((6, 2), (6, 7), (4, 5))
-        ]
-        if getattr(self._model.config.get_text_config(), "attention_chunk_size", None):
+        """A tree must give what its rows give; what fails is named in the log, and the next best way is tried."""
+        text = self._model.config.get_text_config()
+        if getattr(text, "attention_chunk_size", None):
             return self._go_padded("its layers attend in chunks")
+        rows = _trial_rows(text)
         with torch.no_grad():
-            padded = torch.cat([self._padded([row])[0] for row in rows])
-            try:
-                self._model.set_attn_implementation(attention.NAME)
-                shared = self._tree(rows)[0]
-            except (TypeError, ValueError, KeyError, RuntimeError, AttributeError) as error:
-                return self._go_padded(f"{type(error).__name__}: {error}")
-        gap = (shared - padded).abs().max().item()
-        if not gap <= _TOLERANCE.get(self._model.dtype, _LOW_TOLERANCE):
-            return self._go_padded(f"log-probabilities are off by {gap:.3g}")
-        return True
+            padded = torch.cat([self._padded([row]).pick().logp for row in rows])
+        why = self._why_not(rows, padded)
+        if why and self.flex:
+            log.warning(
+                "%s: FlexAttention does not work here, attention goes segment by segment, which is slower (%s)",
+                type(self._model).__name__,
+                why,
+            )
+            self.flex = False
+            why = self._why_not(rows, padded)
+        return self._go_padded(why) if why else True
+
+    @torch.no_grad()
+    def _why_not(self, rows: Sequence[Row], padded_K: torch.Tensor) -> str | None:
+        """What speaks against trees as `self.flex` has them."""
+        try:
+            self._model.set_attn_implementation(attention.NAME)
+            planted = self._planted(rows)
+            sight = self._sight(planted)
+            gap = (self._over(rows, planted, sight).pick().logp - padded_K).abs().max().item()
+            if not gap <= _TOLERANCE.get(self._model.dtype, _LOW_TOLERANCE):
+                return f"log-probabilities are off by {gap:.3g}"
+            for call in sight.calls if sight else ():
+                gap = attention.flex_gap(call, self._model.device)
+                if not gap <= _STATE_TOLERANCE.get(call.dtype, _LOW_STATES):
+                    return f"{call}: states and gradients are off by {gap:.3g}"
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001  foreign models and compilers fail in ways of their own
+            return f"{type(error).__name__}: {error}"
+        return None
 
     def _go_padded(self, why: str) -> bool:
         self._model.set_attn_implementation(self._own)
@@ -73,45 +103,95 @@ class Passes:
         alone = [[i] for i, row in enumerate(rows) if row.length > self._together]
         rest = [i for i, row in enumerate(rows) if row.length <= self._together]
         if self.shares:
-            found = tree.groups([rows[i] for i in rest], self._budget)
+            found = tree.groups([rows[i] for i in rest], self.budget)
         else:
-            found = micro_batches([rows[i].length for i in rest], self._budget)
-        return [*alone, *([rest[j] for j in group] for group in found)]
+            found = micro_batches([rows[i].length for i in rest], self.budget)
+        out = [*alone, *([rest[j] for j in group] for group in found)]
+        return cut(out, [row.length for row in rows], self._world.size)
 
-    def forward(self, rows: Sequence[Row], *, floats: int = head.FLOATS) -> tuple[torch.Tensor, torch.Tensor]:
+    @property
+    def ranks(self) -> int:
+        """How many take part."""
+        return self._world.size
+
+    def over(self, rows: Sequence[Row], work: Callable[[list[int], float], _T], kind: type[_T]) -> list[_T]:
+        """What `work(group, weight)` gives for each group of `rows`; see `World.each`."""
+        groups = self.groups(rows)
+        costs = [sum(rows[i].length for i in group) for group in groups]
+        return self._world.each(costs, lambda n, weight: work(groups[n], weight), kind)
+
+    def forward(self, rows: Sequence[Row], *, floats: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """(logp_K, entropy_K in nats) of one pass, at each row's temperature; response tokens in the rows' order."""
+        picked = self.read(rows).pick(floats=floats)
+        return picked.logp, picked.entropy_K
+
+    def read(self, rows: Sequence[Row]) -> head.Read:
+        """One pass of all that is below the head; response tokens in the rows' order."""
         for rope in self._growing:
             rope.max_seq_len_cached = 0  # else it keeps what the longest row so far made of it
-        return self._tree(rows, floats) if self.shares else self._padded(rows, floats)
+        return self._tree(rows) if self.shares else self._padded(rows)
 
-    def _tree(self, rows: Sequence[Row], floats: int = head.FLOATS) -> tuple[torch.Tensor, torch.Tensor]:
+    def _tree(self, rows: Sequence[Row]) -> head.Read:
+        planted = self._planted(rows)
+        return self._over(rows, planted, self._sight(planted))
+
+    def _planted(self, rows: Sequence[Row]) -> tree.Tree:
         planted = tree.plant(rows, self._model.device)
-        out = self._model.get_decoder()(
-            input_ids=planted.ids_T[None], position_ids=planted.depth_T[None], use_cache=False, tree=planted
-        )
-        hidden_KH = out.last_hidden_state[0][planted.kept_K]
-        return head.select(
-            self._model.get_output_embeddings(), hidden_KH, planted.targets_K, planted.temperature_K, floats=floats
-        )
+        return tree.pad(planted, padded_length(planted.tokens)) if self.flex else planted
 
-    def _padded(self, rows: Sequence[Row], floats: int = head.FLOATS) -> tuple[torch.Tensor, torch.Tensor]:
+    def _sight(self, planted: tree.Tree) -> Sight | None:
+        return Sight(planted) if self.flex else None
+
+    def _over(self, rows: Sequence[Row], planted: tree.Tree, sight: Sight | None) -> head.Read:
+        out = self._model.get_decoder()(
+            input_ids=planted.ids_T[None],
+            position_ids=planted.depth_T[None],
+            use_cache=False,
+            tree=planted,
+            sight=sight,
+        )
+        return self._read(rows, out.last_hidden_state[0], planted)
+
+    def _padded(self, rows: Sequence[Row]) -> head.Read:
         packed = pack(rows, self._model.device)
         hidden_BLH = self._model.get_decoder()(input_ids=packed.ids_BL, use_cache=False).last_hidden_state
-        hidden_KH = hidden_BLH.flatten(0, 1)[packed.kept_K]
-        return head.select(
-            self._model.get_output_embeddings(), hidden_KH, packed.targets_K, packed.temperature_K, floats=floats
+        return self._read(rows, hidden_BLH.flatten(0, 1), packed)
+
+    def _read(self, rows: Sequence[Row], hidden_TH: torch.Tensor, at: tree.Tree | Packed) -> head.Read:
+        return head.Read(
+            head=self._model.get_output_embeddings(),
+            hidden_KH=hidden_TH[at.kept_K],
+            targets_K=at.targets_K,
+            temperature_K=at.temperature_K,
+            lengths=tuple(len(row.response_ids) for row in rows),
         )
 
-    @torch.no_grad()
     def score(self, rows: Sequence[Row]) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """For each row (logp [R], entropy [R]), on the CPU and without gradients."""
-        out: list[tuple[torch.Tensor, torch.Tensor]] = [(torch.empty(0), torch.empty(0))] * len(rows)
-        for group in self.groups(rows):
-            logp_K, entropy_K = self.forward([rows[i] for i in group])
-            lengths = [len(rows[i].response_ids) for i in group]
-            for i, logp, entropy in zip(group, _cut(logp_K, lengths), _cut(entropy_K, lengths), strict=True):
-                out[i] = (logp, entropy)
-        return out
+        return [(seen.logp, seen.entropy_K) for seen in self.look(rows)]
+
+    @torch.no_grad()
+    def look(
+        self, rows: Sequence[Row], *, ids: Sequence[torch.Tensor] | None = None, top: int = 0
+    ) -> list[head.Picked]:
+        """Of each row what `head.select` gives, on the CPU and without gradients.
+
+        `ids`: of each row [R, N] further tokens to score, the same N for all.
+        """
+
+        def seen(group: list[int], _: float) -> dict[int, head.Picked]:
+            read = self.read([rows[i] for i in group])
+            asked = None if ids is None else torch.cat([ids[i] for i in group]).to(read.hidden_KH.device)
+            return dict(zip(group, read.pick(ids_KN=asked, top=top).split(read.lengths), strict=True))
+
+        out = dict(pair for found in self.over(rows, seen, dict[int, head.Picked]) for pair in found.items())
+        return [out[i] for i in range(len(rows))]
+
+
+def _trial_rows(text: Any) -> list[Row]:
+    """Short branches soon after the root, where a state that leaked from one into the next would show."""
+    ids = np.arange(12, dtype=np.int32) * 7 % max(2, text.vocab_size)
+    return [Row(prompt_ids=ids[:n], response_ids=ids[a : a + 3], temperature=1.0) for n, a in ((6, 2), (6, 7), (4, 5))]
 
 
 def _together(text: Any) -> float:
@@ -126,10 +206,6 @@ def _together(text: Any) -> float:
         for kind in grown
     ]
     return min(lengths, default=math.inf)
-
-
-def _cut(values_K: torch.Tensor, lengths: list[int]) -> Sequence[torch.Tensor]:
-    return torch.split(values_K.cpu(), lengths)
 
 
 @torch.no_grad()

@@ -1,13 +1,32 @@
-"""What to know of a step: the gap before it, and the distances after it (per token, in nats)."""
+"""What to know of a step: who was in it, how far off policy it was, what was held back, how far it went (in nats).
+
+Legend: K tokens of the batch that may train, R response tokens of one sample.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 
+from openclaw_rl.credit import Sample
+from openclaw_rl.trainers.loss import MAX_LOG_RATIO
 from openclaw_rl.trainers.scored import Scored
+
+MASKS = ("gap", "opsm", "geometric")
+
+
+def shares(counts: Mapping[str, int], terms: Sequence[str]) -> dict[str, float]:
+    """From counts of tokens (`Loss.counts`, all micro-batches) to shares: of the batch's tokens, or of a term's.
+
+    A term that is not in the counts stood on no token.
+    """
+    told = {f"masked/{mask}": counts.get(mask, 0) / max(1, counts.get("tokens", 0)) for mask in MASKS}
+    for term in terms:
+        of = max(1, counts.get(f"tokens/{term}", 0))
+        told |= {f"{what}/{term}": counts.get(f"{what}/{term}", 0) / of for what in ("clipped", "capped")}
+    return told
 
 
 def measured(batch: Scored, members: Sequence[int], after: Sequence[torch.Tensor]) -> dict[str, float]:
@@ -17,26 +36,44 @@ def measured(batch: Scored, members: Sequence[int], after: Sequence[torch.Tensor
     def flat(parts: Sequence[torch.Tensor]) -> torch.Tensor:
         return torch.cat([parts[i] for i in members])[masks].double()
 
-    before, base = flat(batch.student), flat(batch.base)
-    mu = torch.cat([batch.mu(i) for i in members])[masks].double()
-    now = torch.cat(list(after))[masks].double()
-    d, moved = now - base, now - before
-    rewards = [r for i in members if (r := batch.samples[i].reward) is not None]
-    scores = {"reward/mean": float(np.mean(rewards)), "reward/std": float(np.std(rewards))} if rewards else {}
+    before_K, base_K = flat(batch.student), flat(batch.base)
+    mu_K = torch.cat([batch.mu(i) for i in members])[masks].double()
+    now_K = torch.cat(list(after))[masks].double()
+    d_K, moved_K = now_K - base_K, now_K - before_K
     return (
-        scores
+        _rewards([batch.samples[i] for i in members])
         | _engine_gap(batch, members)
+        | _off_policy(before_K, mu_K)
         | {
-            "gap": (before - mu).abs().mean().item(),
-            "kl": (d.square() / 2).mean().item(),
-            "kl/k1": d.mean().item(),
-            "kl/k3": (torch.expm1(-d) + d).mean().item(),
-            "kl/step": (moved.square() / 2).mean().item(),
+            "kl": (d_K.square() / 2).mean().item(),
+            "kl/k1": d_K.mean().item(),
+            "kl/k3": (torch.expm1(-d_K) + d_K).mean().item(),
+            "kl/step": (moved_K.square() / 2).mean().item(),
             "entropy": flat(batch.entropy).mean().item(),
             "tokens": float(masks.sum()),
             "turns": float(len(members)),
         }
     )
+
+
+def _off_policy(before_K: torch.Tensor, mu_K: torch.Tensor) -> dict[str, float]:
+    """Before the step: |log rho|, the largest rho, and k3 of KL(mu || pi) (rho - 1 - log rho; what mu sampled)."""
+    log_rho_K = before_K - mu_K
+    bounded_K = log_rho_K.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return {
+        "gap": log_rho_K.abs().mean().item(),
+        "gap/max": log_rho_K.abs().max().item(),
+        "ratio/max": bounded_K.max().exp().item(),
+        "kl/mu": (torch.expm1(bounded_K) - bounded_K).mean().item(),
+    }
+
+
+def _rewards(samples: Sequence[Sample]) -> dict[str, float]:
+    """Of the scores and, each rollout once, of the outcomes."""
+    scores = [s.reward for s in samples if s.reward is not None]
+    outcomes = {(e.task, e.rollout): e.outcome for s in samples if (e := s.episode) and e.outcome is not None}
+    rewards = [*scores, *outcomes.values()]
+    return {"reward/mean": float(np.mean(rewards)), "reward/std": float(np.std(rewards))} if rewards else {}
 
 
 def _engine_gap(batch: Scored, members: Sequence[int]) -> dict[str, float]:

@@ -2,34 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 
 from openclaw_rl.config import TrainConfig
+from openclaw_rl.errors import ModelError
 from openclaw_rl.trainers import checkpoint
+from openclaw_rl.trainers.masters import Masters
 
 Standing = Mapping[str, torch.Tensor]
 """The weights at some moment, by name."""
+_MASTER = "master"
 
 
 class Optimizer:
-    """Of one line of policies. `parameters`: by name, in a fixed order."""
+    """Of one line of policies after the other. `parameters`: by name, in a fixed order."""
 
     def __init__(self, parameters: Mapping[str, torch.nn.Parameter], train: TrainConfig) -> None:
-        self._parameters, self._clip = parameters, train.clip_grad
+        self._masters = Masters(parameters, offload=train.offload_optimizer)
+        self._train = train
+        # A second copy of whole models is too much for a GPU that trains one.
+        self._aside = torch.device("cpu") if train.weights == "full" else None
+        self.steps = 0  # taken since this object was made
+        self.start()
+
+    def start(self) -> None:
+        """Afresh, from the weights as they are now."""
+        self._masters.follow()
+        self.zero()
         self._adam = torch.optim.AdamW(
-            parameters.values(),
-            lr=train.learning_rate,
-            betas=train.adam_betas,
-            weight_decay=train.weight_decay,
+            self._masters.tensors.values(),
+            lr=self._train.learning_rate,
+            betas=(self._train.adam_beta1, self._train.adam_beta2),
+            weight_decay=self._train.weight_decay,
             foreach=False,
         )
 
+    @property
+    def tensors(self) -> Collection[torch.Tensor]:
+        """What it changes, in a fixed order; the gradients are theirs."""
+        return self._masters.tensors.values()
+
     def zero(self) -> None:
         """Forget the gradients."""
-        self._adam.zero_grad(set_to_none=True)
+        self._masters.forget()
 
     def step(self, rate: float, *, sound: bool) -> float:
         """One step at this learning rate; returns the gradient's norm before it was clipped.
@@ -38,25 +57,57 @@ class Optimizer:
         """
         for group in self._adam.param_groups:
             group["lr"] = rate
-        norm = torch.nn.utils.clip_grad_norm_(self._parameters.values(), self._clip, foreach=False)
+        masters = self._masters.tensors.values()
+        norm = torch.nn.utils.clip_grad_norm_(masters, self._train.clip_grad, foreach=False)
         if sound and bool(torch.isfinite(norm)):
+            self.steps += 1
             self._adam.step()
+            self._masters.publish()
         return norm.item()
 
     def standing(self) -> Standing:
         """The weights as they are."""
-        return {name: p.detach().clone() for name, p in self._parameters.items()}
+        masters = self._masters.tensors.items()
+        return {name: m.detach().to(self._aside or m.device, copy=True) for name, m in masters}
 
     @torch.no_grad()
     def halve(self, standing: Standing) -> None:
         """Go half of the way back to `standing`."""
-        for name, parameter in self._parameters.items():
-            parameter.copy_(torch.lerp(standing[name], parameter, 0.5))
+        for name, master in self._masters.tensors.items():
+            master.copy_(torch.lerp(standing[name].to(master.device), master, 0.5))
+        self._masters.publish()
 
-    def to_bytes(self) -> bytes:
-        """The moments."""
-        return checkpoint.optimizer_bytes(self._adam, self._parameters)
+    def write(self, folder: Path) -> None:
+        """The moments as `<moment>/<weight>`, and what the masters know better than the weights on disk."""
+        checkpoint.write_tensors(folder / checkpoint.OPTIMIZER_FILE, dict(self._state()))
+
+    def _state(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, master in self._masters.tensors.items():
+            for moment, value in self._adam.state.get(master, {}).items():
+                yield f"{moment}/{name}", torch.as_tensor(value)
+            if name in self._masters.finer:
+                yield f"{_MASTER}/{name}", master
 
     def read(self, folder: Path) -> bool:
-        """Put the moments back. False when the folder no longer holds them."""
-        return checkpoint.read_optimizer(self._adam, self._parameters, folder)
+        """Put the state back. False when the folder no longer holds it (old ones are thinned out)."""
+        file = folder / checkpoint.OPTIMIZER_FILE
+        if not file.exists():
+            return False
+        with safe_open(file, framework="pt") as stored:
+            for key in stored.keys():  # noqa: SIM118 - it is no mapping
+                self._put(file, key, stored.get_tensor(key))
+        return True
+
+    def _put(self, file: Path, key: str, value: torch.Tensor) -> None:
+        moment, _, name = key.partition("/")
+        if name not in self._masters.tensors:
+            raise ModelError(
+                f"{file}: holds a moment of {name!r}, which is not trained. Set train.weights and train.lora back, or "
+                "remove the file: the optimizer then starts afresh"
+            )
+        master = self._masters.tensors[name]
+        if moment == _MASTER:
+            with torch.no_grad():
+                master.copy_(value)
+        else:
+            self._adam.state[master][moment] = value if moment == "step" else value.to(master.device, master.dtype)

@@ -1,19 +1,31 @@
 """What is known of a batch before its step: the policy, the frozen base and its teachers, on the batch's own tokens.
 
-Legend: B samples, R response tokens of one sample.
+Legend: B samples, R response tokens of one sample, N likeliest tokens at each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
-from openclaw_rl.credit import Evidence, Sample
+from openclaw_rl.credit import Evidence, Sample, Support, Tops
+from openclaw_rl.trainers.head import Picked, Read
 from openclaw_rl.trainers.pack import Row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Live:
+    """The step's own pass, where it also stands for "before the step"."""
+
+    read: Read
+    logp: list[torch.Tensor]  # of each row [R], with its graph
+
+    def of(self, rows: Sequence[int]) -> Live:
+        """Some of the rows, in that order."""
+        return Live(read=self.read.of(rows), logp=[self.logp[i] for i in rows])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,9 +36,10 @@ class Scored:
     rows: list[Row]
     student: list[torch.Tensor]  # [R] o: the current policy, before the step
     entropy: list[torch.Tensor]  # [R] nats
-    base: list[torch.Tensor]  # [R] adapter off, plain prompt
-    teachers: list[list[torch.Tensor]]  # of each hint [R]: adapter off, hinted prompt
-    live: list[torch.Tensor] | None = None  # [R] `student` with its graph, when one forward pass was enough for all
+    base: list[torch.Tensor]  # [R] the base, plain prompt
+    teachers: list[list[torch.Tensor]]  # of each hint [R]: the teacher, hinted prompt
+    tops: list[Tops]  # empty: not asked for
+    live: Live | None = None
 
     def mask(self, i: int) -> torch.Tensor:
         """[R] bool."""
@@ -46,7 +59,23 @@ class Scored:
             samples=self.samples,
             student=[o.numpy() for o in self.student],
             teachers=[[t.numpy() for t in of] for of in self.teachers],
+            tops=self.tops,
         )
+
+
+def tops_of(student: Picked, teachers: Sequence[Picked]) -> Tops:
+    """`student`: a reply's tokens, then the likeliest; `teachers`: its tokens, those same likeliest, then their own."""
+    n = student.ids_KN.shape[1]
+    return Tops(
+        student=_support(student, 1, n),
+        teachers=tuple(_support(teacher, n, 2 * n - 1) for teacher in teachers),
+        crossed=tuple(teacher.logps_KN[:, 1:n].numpy() for teacher in teachers),
+    )
+
+
+def _support(picked: Picked, start: int, end: int) -> Support:
+    ids_RN = picked.ids_KN[:, start:end].numpy().astype(np.int32)
+    return Support(ids=ids_RN, logps=picked.logps_KN[:, start:end].numpy())
 
 
 def row_of(sample: Sample) -> Row:
@@ -61,30 +90,3 @@ def hinted(samples: Sequence[Sample]) -> list[tuple[int, Row]]:
         for i, s in enumerate(samples)
         for prompt in s.hinted_prompts
     ]
-
-
-def fresh_enough(
-    samples: Sequence[Sample], student: Sequence[torch.Tensor], max_gap: float
-) -> tuple[list[int], Mapping[str, str]]:
-    """Which samples are, and of the others why not (turn -> words for a person)."""
-    kept, dropped = [], {}
-    for i, sample in enumerate(samples):
-        gap = _gap(sample, student[i].numpy())
-        if gap <= max_gap:
-            kept.append(i)
-        else:
-            dropped[sample.turn] = (
-                f"too stale: mean |log ratio| {gap:.2f} between version {sample.version} that wrote it and the "
-                f"policy being trained, above train.max_gap {max_gap:g}"
-            )
-    return kept, dropped
-
-
-def _gap(sample: Sample, student: np.ndarray[Any, Any]) -> float:
-    """Mean |log rho| over the tokens that may train. Raises `ValueError` when the policy itself is broken."""
-    if not np.all(np.isfinite(student)):
-        raise ValueError(
-            f"turn {sample.turn}: expected finite log-probabilities, got {student}. The policy's weights are broken: "
-            "roll back to an earlier version."
-        )
-    return float(np.abs(student - sample.logprobs)[sample.mask].mean()) if sample.mask.any() else 0.0

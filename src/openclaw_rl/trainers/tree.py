@@ -10,7 +10,7 @@ Legend: B rows, T tokens of the tree, K response tokens of all rows together.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -113,6 +113,21 @@ def plant(rows: Sequence[Row], device: torch.device) -> Tree:
         kept_K=torch.cat([_predictors(r, p) for r, p in zip(rows, places, strict=True)]).to(device),
         targets_K=torch.cat([torch.from_numpy(r.response_ids.astype("int64")) for r in rows]).to(device),
         temperature_K=_temperatures(rows, device),
+    )
+
+
+def pad(tree: Tree, tokens: int) -> Tree:
+    """The same tree with rootless tokens behind it, `tokens` in all, that nothing sees and nobody asks about."""
+    size, device = tree.tokens, tree.ids_T.device
+    if tokens == size:
+        return tree
+    rest = torch.arange(tokens - size, device=device)
+    return replace(
+        tree,
+        ids_T=torch.cat([tree.ids_T, torch.zeros_like(rest)]),
+        depth_T=torch.cat([tree.depth_T, rest]),
+        end_T=torch.cat([tree.end_T, torch.full_like(rest, tokens)]),
+        segments=(*tree.segments, Segment(start=size, end=tokens, above=(), depth=0)),
     )
 
 

@@ -1,4 +1,4 @@
-"""What is trained: an adapter in a frozen base."""
+"""What is trained: an adapter in a frozen base, or all weights of the model (see `full`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from typing import Any, Protocol
 import torch
 
 from openclaw_rl.config import ModelConfig, TrainConfig
-from openclaw_rl.trainers import adapter
+from openclaw_rl.digest import ADAPTER_CONFIG, MODEL_CONFIG
+from openclaw_rl.errors import ConfigError
+from openclaw_rl.trainers import adapter, quantized
+from openclaw_rl.trainers.full import Full
 
 
 class Weights(Protocol):
@@ -21,7 +24,9 @@ class Weights(Protocol):
     causal: Any
     """The causal language model of transformers, the trained weights within it."""
     parameters: dict[str, torch.nn.Parameter]
-    """What is trained, by name, in a fixed order."""
+    """What is trained, by name, in a fixed order; the same objects for good."""
+    dropout: float
+    """Of what is trained, while it is trained."""
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
@@ -36,19 +41,24 @@ class Weights(Protocol):
         """Stand on a policy. Raises `ModelError` or `ConfigError` when its files do not fit."""
         ...
 
-    def files(self) -> dict[str, bytes]:
+    def write(self, folder: Path) -> None:
         """The policy as files that engines load; equal weights give equal bytes."""
         ...
 
 
 class Lora:
-    """A LoRA adapter (arXiv:2106.09685) in a frozen base."""
+    """A LoRA adapter (arXiv:2106.09685) in a frozen base, which may have 4 bits (arXiv:2305.14314).
+
+    The adapter is float32 whatever the base is, and so is what the optimizer keeps of it.
+    """
 
     def __init__(self, path: str, train: TrainConfig, model: ModelConfig) -> None:
         """`path`: folder of the base weights. Raises `ModelError`, `ConfigError`."""
-        self.model = adapter.attach(adapter.load_base(path, model), path, train.lora, train.seed)
+        load = quantized.load_base if train.base_bits == 4 else adapter.load_base
+        self.model = adapter.attach(load(path, model), path, train.lora, train.seed)
         self.causal = self.model.get_base_model()
         self.parameters = adapter.trainable(self.model)
+        self.dropout = train.lora.dropout
         self._fresh = adapter.tensors(self.model)
 
     @contextmanager
@@ -60,12 +70,25 @@ class Lora:
         adapter.put(self.model, self._fresh)
 
     def read(self, folder: Path) -> None:
+        if not (folder / ADAPTER_CONFIG).exists() and (folder / MODEL_CONFIG).exists():
+            raise ConfigError(
+                f"{folder}: the policy was trained with train.weights full, the settings say lora. Set train.weights "
+                "back, or start from the base in a new home."
+            )
         adapter.read(self.model, folder)
 
-    def files(self) -> dict[str, bytes]:
-        return adapter.to_files(self.model)
+    def write(self, folder: Path) -> None:
+        for name, raw in adapter.to_files(self.model).items():
+            (folder / name).write_bytes(raw)
 
 
 def make(path: str, train: TrainConfig, model: ModelConfig) -> Weights:
-    """The weights that the settings want trained."""
-    return Lora(path, train, model)
+    """The weights that the settings want trained. Raises `ConfigError` where they contradict one another."""
+    if train.weights == "lora":
+        return Lora(path, train, model)
+    if train.base_bits != 16:
+        raise ConfigError(
+            f"train.weights full trains the base itself, which then cannot be held in {train.base_bits} bits. "
+            "Set train.weights lora, or train.base_bits 16"
+        )
+    return Full(path, train, model)

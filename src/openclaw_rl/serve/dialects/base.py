@@ -39,10 +39,6 @@ class Dialect(Protocol):
         """The body of an answer that is not streamed."""
         ...
 
-    def error(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> bytes:
-        """An error body in this format's shape."""
-        ...
-
 
 class Counts(Protocol):
     """A wire format that can be asked how long a prompt is."""

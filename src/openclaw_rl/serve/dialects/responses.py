@@ -11,7 +11,6 @@ import msgspec
 from openclaw_rl.errors import RequestError
 from openclaw_rl.render.recent import Recent
 from openclaw_rl.serve.ask import Ask, Choice, Forced, Opening, checked_id
-from openclaw_rl.serve.dialects.chat import ChatDialect
 from openclaw_rl.serve.dialects.fields import (
     SamplingFields,
     bad,
@@ -182,10 +181,6 @@ class ResponsesDialect:
         items = items_of(choice.message, ids, extra.origins, status=status, tokens=tokens, seal=extra.seal)
         return to_json(response(opening, extra.echo, status, items, usage=choice.end.usage))
 
-    def error(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> bytes:
-        """OpenAI's, as in chat completions."""
-        return ChatDialect.error(status, message, param=param, code=code)
-
 
 def _check_unsupported(b: _Body) -> None:
     if b.background:
@@ -280,3 +275,7 @@ def _echo(b: _Body, box: Toolbox) -> dict[str, Any]:
         "truncation": b.truncation or "disabled",
         "user": b.user,
     }
+
+
+PLAIN: Mapping[str, Any] = _echo(_Body(), Toolbox())
+"""What a Response repeats of a request that said nothing of all this."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from openclaw_rl.serve.ask import Opening, Usage
 from openclaw_rl.serve.dialects import responses_output as out
+from openclaw_rl.serve.dialects.responses import PLAIN
 from openclaw_rl.serve.dialects.responses_input import ID_PREFIX, has_instructions
 from openclaw_rl.serve.dialects.responses_output import Item, ItemIds
 from openclaw_rl.serve.dialects.responses_tools import FREEFORM, LOCAL_SHELL, Origin
@@ -15,8 +16,10 @@ from openclaw_rl.types import Exchange, ExchangeStatus, Message, Reply, Request
 _STATES = {ExchangeStatus.CANCELLED: "cancelled", ExchangeStatus.FAILED: "failed"}
 
 
-def stored_response(exchange: Exchange, model: str) -> Item:
-    """As it was given. What is not stored is null: metadata, format, choice of tools, cached and reasoning tokens."""
+def stored_response(exchange: Exchange, model: str, *, reasoning: int) -> Item:
+    """As it was given. What is not stored has the value of a request that said nothing of it: metadata, format, choice
+    of tools, `max_output_tokens`; and no token counts as cached. `reasoning`: how many tokens of the reply are.
+    """
     request, reply = exchange.request, exchange.reply
     opening = Opening(id=request.id, created=int(request.admitted_at), model=model, version=_version(exchange))
     if reply is None:
@@ -26,13 +29,8 @@ def stored_response(exchange: Exchange, model: str) -> Item:
     error = {"code": "server_error", "message": reply.error or "the reply failed"} if status == "failed" else None
     whole = out.response(opening, _echo(request), status, items, error=error)
     completed = int(reply.finished_at) if status == out.COMPLETED else None
-    return whole | {"completed_at": completed, "usage": _usage(request, reply)}
-
-
-def _usage(request: Request, reply: Reply) -> Item:
-    usage = out.usage_of(Usage(prompt=len(request.prompt_ids), completion=len(reply.response_ids), reasoning=0))
-    details = {name: dict.fromkeys(usage[name]) for name in ("input_tokens_details", "output_tokens_details")}
-    return usage | details  # they are not stored
+    usage = Usage(prompt=len(request.prompt_ids), completion=len(reply.response_ids), reasoning=reasoning)
+    return whole | {"completed_at": completed, "usage": out.usage_of(usage)}
 
 
 def _finish(reply: Reply) -> Any:
@@ -52,22 +50,17 @@ def _version(exchange: Exchange) -> int:
 def _echo(request: Request) -> dict[str, Any]:
     sampling = request.sampling
     instructions = request.messages[0]["content"] if has_instructions(request) else None
-    return {
-        "background": False,
+    effort = request.template.get("reasoning_effort")
+    known = {
         "instructions": instructions,
-        "max_output_tokens": None,  # what is stored is already cut to the context
-        "metadata": None,
-        "parallel_tool_calls": None,
         "previous_response_id": request.previous,
-        "store": True,
+        "reasoning": {"effort": effort if isinstance(effort, str) else None, "summary": None},
         "temperature": sampling.temperature,
-        "text": None,
-        "tool_choice": None,
         "tools": [_tool(t["function"]) for t in request.tools],
         "top_p": sampling.top_p,
-        "truncation": "disabled",
         "user": request.user or None,
     }
+    return {**PLAIN, **known}
 
 
 def _tool(function: Mapping[str, Any]) -> Item:

@@ -1,0 +1,100 @@
+"""`openclaw-rl data`: trajectories in and out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from openclaw_rl.config import Config
+
+Decorator = Callable[[Any], Any]
+
+_report = click.option("--report", metavar="FILE", help="Where every refusal is written, a line of JSON each.")
+_partial = click.option("--partial", is_flag=True, help="End well although something was refused.")
+_paths = click.argument("paths", metavar="PATH...", nargs=-1, required=True)
+
+
+def group(common: Decorator, model: Decorator, load: Callable[..., Config]) -> click.Group:
+    """The commands. `common`, `model`: the options of every command and of the model; `load`: the settings of them."""
+
+    @click.group("data")
+    def data() -> None:
+        """Conversations as files: check, import, score and export trajectories."""
+
+    _add_check(data)
+    _add_import(data, common, model, load)
+    _add_score(data, common, model, load)
+    _add_export(data, common, load)
+    return data
+
+
+def _add_check(data: click.Group) -> None:
+    @data.command("check")
+    @_paths
+    @_report
+    @_partial
+    def check(paths: tuple[str, ...], report: str | None, partial: bool) -> None:
+        """Read files or folders of trajectories and say what is wrong with them; nothing is changed."""
+        from openclaw_rl.trajectories import commands
+
+        sys.exit(0 if commands.check(paths, report=report) or partial else 1)
+
+
+def _add_import(data: click.Group, common: Decorator, model: Decorator, load: Callable[..., Config]) -> None:
+    @data.command("import")
+    @_paths
+    @click.option("--no-score", is_flag=True, help="Leave log-probabilities out: `data score` computes them later.")
+    @_report
+    @_partial
+    @common
+    @model
+    def bring_in(
+        paths: tuple[str, ...], no_score: bool, report: str | None, partial: bool, file: str | None, **rest: Any
+    ) -> None:
+        """Import files or folders of trajectories; what is there already is not imported again.
+
+        Words are tokenised once and scored by the newest policy. What is refused is told, the rest is imported.
+        """
+        from openclaw_rl.run import prepare_home
+        from openclaw_rl.trajectories import commands
+
+        config = load(file, **rest)
+        prepare_home(config)
+        sys.exit(0 if commands.bring_in(config, paths, score=not no_score, report=report) or partial else 1)
+
+
+def _add_score(data: click.Group, common: Decorator, model: Decorator, load: Callable[..., Config]) -> None:
+    @data.command("score")
+    @common
+    @model
+    def score(file: str | None, **rest: Any) -> None:
+        """Compute the log-probabilities of turns that were imported with --no-score."""
+        from openclaw_rl.trajectories import commands
+
+        commands.score(load(file, **rest))
+
+
+def _add_export(data: click.Group, common: Decorator, load: Callable[..., Config]) -> None:
+    @data.command("export")
+    @click.argument("target", metavar="FOLDER|FILE")
+    @click.option("--session", "names", multiple=True, metavar="ID", help="Only this session (may be given again).")
+    @click.option("--since", metavar="WHEN", help="Only sessions with a call since then: 12h, 7d, or 2026-03-01.")
+    @click.option(
+        "--format",
+        "form",
+        type=click.Choice(["trajectories", "turns"]),
+        default="trajectories",
+        help="turns: one flat row a turn, for datasets.load_dataset [trajectories].",
+    )
+    @common
+    def send_out(
+        target: str, names: tuple[str, ...], since: str | None, form: str, file: str | None, **rest: Any
+    ) -> None:
+        """Export what the store holds: a file for each session into FOLDER, or all into one .jsonl or .json FILE."""
+        from openclaw_rl.trajectories import commands
+
+        commands.send_out(load(file, **rest), target, names=names, since=since, form=form)

@@ -1,0 +1,93 @@
+"""One rank's program: takes part in every step; rank 0 also speaks with the room.
+
+Started by the room (`ranks`), or by torchrun on further machines: `torchrun ... -m openclaw_rl.train.rank`. Those need
+no settings of their own: rank 0 hands its settings to all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from typing import TYPE_CHECKING
+
+from openclaw_rl import config as settings
+from openclaw_rl.config import Config
+from openclaw_rl.errors import OpenClawError
+from openclaw_rl.lifeline import die_with_parent
+from openclaw_rl.observe import setup_logging
+from openclaw_rl.train import line
+from openclaw_rl.train.line import Done, Idle, Line, Load, Ready
+
+if TYPE_CHECKING:
+    from openclaw_rl.trainers.group import Group
+    from openclaw_rl.trainers.local import LocalTrainer
+
+log = logging.getLogger("openclaw_rl.train.rank")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Work until the room hangs up, or another rank is gone (then it raises)."""
+    parser = argparse.ArgumentParser(prog="openclaw_rl.train.rank")
+    parser.add_argument("--link", help="rank 0: where the room listens")
+    parser.add_argument("--store", help="a file by which ranks on one machine find each other; default: torchrun's way")
+    parser.add_argument("--rank", type=int, default=-1)
+    parser.add_argument("--ranks", type=int, default=-1)
+    given = parser.parse_args(arguments)
+    die_with_parent()
+    config = settings.inherited() or Config()
+    from openclaw_rl.trainers import group
+
+    world = group.join(config.train.launch, config.model, store=given.store, rank=given.rank, size=given.ranks)
+    mine = world.rank == 0
+    if mine and given.link is None:
+        raise OpenClawError("rank 0 is started by `openclaw-rl train`; start the ranks of the other machines only")
+    config = Config.model_validate_json(world.told(config.model_dump_json().encode() if mine else None))
+    setup_logging(f"rank-{world.rank}", config.logs_dir, config.run.log_level)
+    link = line.find(given.link) if mine else None
+    try:
+        _work(_trainer(config, world), world, link, every=config.train.launch.timeout / 4)
+    except (OpenClawError, ValueError) as error:  # every rank raises it; the room is told once
+        log.error("%s", error)
+        if link is not None:
+            link.send(line.encode(line.refused(error)))
+        raise SystemExit(1) from error
+
+
+def _trainer(config: Config, world: Group) -> LocalTrainer:
+    from openclaw_rl.render.model_files import ModelFiles
+    from openclaw_rl.train.loop import make_method
+    from openclaw_rl.trainers.local import LocalTrainer
+
+    path = str(ModelFiles.of(config.model).folder)
+    trainer = LocalTrainer(path, make_method(config.train), config.train, config.model, world)
+    log.info("rank %d of %d: the model is loaded", world.rank, world.size)
+    return trainer
+
+
+def _work(trainer: LocalTrainer, world: Group, link: Line | None, *, every: float) -> None:
+    """Consumes: commands. Produces: answers. Waits for: rank 0. Unblocked by: a sign of life `every` so often."""
+    if link is not None:
+        link.send(line.encode(Ready()))
+    while True:
+        command = line.commands.decode(world.told(None if link is None else _next(link, every)))
+        if isinstance(command, Idle):
+            continue
+        if isinstance(command, Load):
+            trainer.load(folder=command.folder, memory=command.memory)
+            done: line.Answer = Ready()
+        else:
+            done = Done(trainer.step(command.samples, command.out))
+        if link is not None:
+            link.send(line.encode(done))
+
+
+def _next(link: Line, every: float) -> bytes:
+    """The room's next command; `Idle` when there is none for so long. Raises `SystemExit` when the room is gone."""
+    try:
+        return link.receive(every) or line.encode(Idle())
+    except EOFError:
+        raise SystemExit(0) from None
+
+
+if __name__ == "__main__":
+    main()

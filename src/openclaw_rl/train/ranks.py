@@ -1,0 +1,188 @@
+"""Several processes take one step together: the room speaks with rank 0, which hands everything on to the others.
+
+When one of them dies or stops answering all of them end, and what was asked raises `RanksGone`. The room then ends,
+too; its supervisor starts it again, and it goes on from the head: nothing but the room ever publishes.
+"""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from openclaw_rl import config as settings
+from openclaw_rl.config import Config
+from openclaw_rl.credit import Sample, StepResult
+from openclaw_rl.errors import ConfigError, RanksGone
+from openclaw_rl.train import line
+from openclaw_rl.train.line import Done, Listener, Load, Ready, Refused, Step
+
+log = logging.getLogger(__name__)
+LOG = "ranks.log"  # what the ranks write to their standard error
+_TAIL = 25  # lines
+_LAST_WORDS = 3.0  # seconds for a launcher to say which rank it was
+_GRACE = 5.0  # seconds between SIGTERM and SIGKILL
+_PROGRAM = ("-m", "openclaw_rl.train.rank")
+
+
+class Ranks(Protocol):
+    """The processes, and the way to rank 0."""
+
+    def ask(self, raw: bytes | None) -> bytes:
+        """One command's answer; None: the answer that comes by itself, once it is loaded. Raises `RanksGone`."""
+        ...
+
+    def close(self) -> None:
+        """End them."""
+        ...
+
+
+class RankedTrainer:
+    """`protocols.Trainer` over several processes."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        """Waits until the model is loaded. Raises what loading it raised, or `RanksGone`."""
+        self._ranks = ranks
+        self._told(None)
+
+    def load(self, *, folder: str | None, memory: Mapping[str, Any]) -> None:
+        self._told(Load(folder, dict(memory)))
+
+    def step(self, samples: Sequence[Sample], out: str) -> StepResult:
+        answer = self._told(Step(list(samples), out))
+        assert isinstance(answer, Done), answer
+        return answer.result
+
+    def _told(self, command: Load | Step | None) -> Ready | Done:
+        try:
+            raw = None if command is None else line.encode(command)
+            answer: line.Answer = line.answers.decode(self._ranks.ask(raw))
+        except BaseException:  # also an interrupt must not leave them behind
+            self.close()
+            raise
+        if isinstance(answer, Refused):
+            self.close()
+            raise line.error_of(answer)
+        return answer
+
+    def close(self) -> None:
+        """End the ranks."""
+        self._ranks.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Processes:
+    """Children of this process: the ranks themselves, or one torchrun that starts them."""
+
+    def __init__(self, config: Config) -> None:
+        self._log = config.logs_dir / LOG
+        self._log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._log.write_bytes(b"")
+        self._log.chmod(0o600)
+        self._listener = Listener()
+        self._line: line.Line | None = None
+        self._store = tempfile.TemporaryDirectory(prefix="ranks-")
+        torchrun = config.train.launch.by == "torchrun"
+        commands = [_torchrun(config, self._listener)] if torchrun else _local(config, self._listener, self._store.name)
+        self.children = [self._start(command, environment) for command, environment in commands]
+
+    def _start(self, command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        with self._log.open("ab") as out:
+            return subprocess.Popen(command, env=dict(environment), stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+
+    def ask(self, raw: bytes | None) -> bytes:
+        try:
+            if self._line is None:
+                self._line = self._listener.accept(self._check)
+                self._listener.close()
+            return line.answer(self._line, self._check) if raw is None else line.ask(self._line, raw, self._check)
+        except EOFError:
+            line.wait(lambda: self._ended() is not None, _LAST_WORDS)
+            raise self._gone() from None
+
+    def _ended(self) -> subprocess.Popen[bytes] | None:
+        return next((child for child in self.children if child.poll() is not None), None)
+
+    def _check(self) -> None:
+        if self._ended() is not None:
+            line.wait(lambda: all(child.poll() is not None for child in self.children), 0.5)
+            raise self._gone()
+
+    def _gone(self) -> RanksGone:
+        how = ", ".join(
+            f"process {number} " + ("runs" if code is None else f"ended with {code}")
+            for number, code in enumerate(child.poll() for child in self.children)
+        )
+        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
+        tail = "\n".join(f"    {words}" for words in lines[-_TAIL:])
+        return RanksGone(f"a rank is gone ({how}). Their last words:\n{tail}\nTheir log: {self._log}")
+
+    def close(self) -> None:
+        if self._line is not None:
+            self._line.close()
+        self._listener.close()
+        for child in self.children:
+            child.terminate()
+        line.wait(lambda: all(child.poll() is not None for child in self.children), _GRACE)
+        for child in self.children:
+            child.kill()
+            child.wait()
+        self._store.cleanup()
+
+
+_Start = tuple[list[str], dict[str, str]]
+
+
+def rank_environment(config: Config) -> dict[str, str]:
+    """For a rank: of our settings only those that it needs, and no keys."""
+    own = Config(home=config.home, model=config.model, train=config.train, run=config.run)
+    return settings.foreign_environment({settings.HANDED_DOWN: own.model_dump_json(), "OMP_WAIT_POLICY": "passive"})
+
+
+def _local(config: Config, listener: Listener, folder: str) -> list[_Start]:
+    """Every rank a child. They meet by a file and speak over loopback: nothing listens for other machines."""
+    size, out = config.train.ranks, []
+    for rank in range(size):
+        how = ["--store", str(Path(folder) / "store"), "--rank", str(rank), "--ranks", str(size)]
+        loop = "lo" if sys.platform == "linux" else "lo0"
+        extra = {"LOCAL_RANK": str(rank), "GLOO_SOCKET_IFNAME": loop, "NCCL_SOCKET_IFNAME": loop}
+        command = [sys.executable, *_PROGRAM, *how, "--link", str(listener.path)]
+        out.append((command, rank_environment(config) | extra))
+    return out
+
+
+def _torchrun(config: Config, listener: Listener) -> _Start:
+    """This machine's ranks by torchrun; those of further machines join at `train.launch.address`."""
+    launch = config.train.launch
+    host, _, port = launch.address.rpartition(":")
+    if not (host and port.isdigit()) or config.train.ranks % launch.nodes:
+        raise ConfigError(
+            f"train.ranks {config.train.ranks}, train.launch.nodes {launch.nodes}, train.launch.address "
+            f"{launch.address!r}: expected as many ranks on each machine, and an address like 10.0.0.1:29400"
+        )
+    where = ["--nnodes", str(launch.nodes), "--node-rank", "0", "--master-addr", host, "--master-port", port]
+    each = ["--nproc-per-node", str(config.train.ranks // launch.nodes)]
+    command = [sys.executable, "-m", "torch.distributed.run", *where, *each]
+    return [*command, *_PROGRAM, "--link", str(listener.path)], rank_environment(config)
+
+
+def launched(config: Config) -> RankedTrainer:
+    """The trainer that `train.ranks` and `train.launch` want. Raises `ConfigError`, `ModelError`, `RanksGone`."""
+    log.info("starting %d ranks (%s)", config.train.ranks, config.train.launch.by)
+    if config.train.launch.by == "ray":
+        from openclaw_rl.train.ray_ranks import RayRanks
+
+        return RankedTrainer(RayRanks(config))
+    return RankedTrainer(Processes(config))

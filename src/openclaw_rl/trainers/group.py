@@ -1,0 +1,156 @@
+"""Several ranks, joined by torch.distributed: NCCL between GPUs, gloo for everything else.
+
+What travels between ranks is msgpack and tensors' bytes, never pickle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from openclaw_rl.config import LaunchConfig, ModelConfig
+from openclaw_rl.errors import ModelError
+from openclaw_rl.trainers import sharding
+from openclaw_rl.trainers.memory import CURE
+from openclaw_rl.trainers.world import dealt
+
+_T = TypeVar("_T")
+_BUCKET = 2**24  # elements that are added up in one call
+
+
+class Group:
+    """`World` of the ranks that were launched together. Raises what torch.distributed raises when one is gone."""
+
+    def __init__(self, launch: LaunchConfig, model: ModelConfig, *, local: int, cuda: bool) -> None:
+        """After `join`. `local`: number of the rank on its machine; `cuda`: whether it has a GPU."""
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self._local, self._cuda = local, cuda
+        self._sharded = cuda if launch.shard is None else launch.shard
+        # Of their own, so that a rank that fails between passes never answers to somebody else's collective.
+        self._talk = dist.new_group(backend="gloo", timeout=timedelta(seconds=launch.timeout))
+
+    def each(self, costs: Sequence[int], work: Callable[[int, float], _T], kind: type[_T]) -> list[_T]:
+        hands = dealt(costs, self.size)
+        own: list[_T] | None
+        if self._sharded:
+            own = self._in_step(hands, costs, work)
+        else:
+            try:
+                own = [work(number, 1.0) for number in hands[self.rank]]
+            except torch.OutOfMemoryError as error:
+                own, lacking = None, str(error)
+        told = msgspec.msgpack.Decoder(list[kind] | None, dec_hook=_plain)  # type: ignore[valid-type]
+        found = [told.decode(raw) for raw in self._gathered(msgspec.msgpack.encode(own, enc_hook=_packed))]
+        if None in [hand if hand is None else 0 for hand in found]:  # all ranks try again, or none does
+            raise torch.OutOfMemoryError(lacking if own is None else "on another rank")
+        out = {n: one for hand, ones in zip(hands, found, strict=True) for n, one in zip(hand, ones, strict=True)}
+        return [out[number] for number in range(len(costs))]
+
+    def _in_step(
+        self, hands: Sequence[Sequence[int]], costs: Sequence[int], work: Callable[[int, float], _T]
+    ) -> list[_T]:
+        """All ranks make equally many passes: each of them needs the others' shares of the layers."""
+        own, cheapest = hands[self.rank], min(range(len(costs)), key=lambda n: costs[n], default=0)
+        rounds = max(len(hand) for hand in hands)
+        try:
+            done = [work(number, 1.0) for number in own]
+            for _ in range(rounds - len(own)):
+                work(cheapest, 0.0)
+        except torch.OutOfMemoryError as error:
+            raise ModelError(f"rank {self.rank}: a pass does not fit into memory ({error}). {CURE}") from error
+        return done
+
+    @torch.no_grad()
+    def add_up(self, tensors: Iterable[torch.Tensor]) -> None:
+        whole = [t for t in tensors if not isinstance(t, DTensor)]  # of shares, FSDP has done it
+        if not whole:
+            return
+        has = torch.tensor([t.grad is not None for t in whole], dtype=torch.uint8)
+        dist.all_reduce(has, op=dist.ReduceOp.MAX, group=self._talk)
+        wanted = [t for t, any_ in zip(whole, has.tolist(), strict=True) if any_]
+        for bucket in _buckets(wanted):
+            flat = torch.cat([torch.zeros_like(t).flatten() if t.grad is None else t.grad.flatten() for t in bucket])
+            dist.all_reduce(flat, group=None if flat.is_cuda else self._talk)
+            for tensor, total in zip(bucket, torch.split(flat, [t.numel() for t in bucket]), strict=True):
+                tensor.grad = total.view_as(tensor).clone()
+
+    def placed(self, model: ModelConfig) -> ModelConfig:
+        return model.model_copy(update={"device": f"cuda:{self._local}"}) if self._cuda else model
+
+    def spread(self, causal: Any, trained: Iterable[torch.nn.Parameter]) -> None:
+        if self._sharded:
+            sharding.shard(causal, set(trained), "cuda" if self._cuda else "cpu", self.size)
+
+    def told(self, raw: bytes | None) -> bytes:
+        """What rank 0 gives, on every rank."""
+        size = torch.tensor([0 if raw is None else len(raw)])
+        dist.broadcast(size, 0, group=self._talk)
+        body = torch.empty(int(size), dtype=torch.uint8) if raw is None else _bytes(raw)
+        dist.broadcast(body, 0, group=self._talk)
+        return body.numpy().tobytes()
+
+    def _gathered(self, raw: bytes) -> list[bytes]:
+        """What each rank gives, in the order of ranks."""
+        sizes = [torch.zeros(1, dtype=torch.long) for _ in range(self.size)]
+        dist.all_gather(sizes, torch.tensor([len(raw)]), group=self._talk)
+        width = max(int(size) for size in sizes)
+        bodies = [torch.empty(width, dtype=torch.uint8) for _ in range(self.size)]
+        dist.all_gather(bodies, _bytes(raw.ljust(width, b"\0")), group=self._talk)
+        return [body[: int(size)].numpy().tobytes() for body, size in zip(bodies, sizes, strict=True)]
+
+
+def join(launch: LaunchConfig, model: ModelConfig, *, store: str | None, rank: int, size: int) -> Group:
+    """Wait for the other ranks. `store`: a file that all of them see, with `rank` and `size`; None: as torchrun says.
+
+    Raises what torch.distributed raises when they do not come within `launch.timeout`.
+    """
+    cuda = not model.device.startswith("cpu") and torch.cuda.is_available()
+    local = dist.get_node_local_rank(fallback_rank=max(0, rank))
+    if cuda:
+        torch.cuda.set_device(local)
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if cuda else "gloo",
+        init_method="env://" if store is None else f"file://{store}",
+        rank=rank if store else -1,
+        world_size=size if store else -1,
+        timeout=timedelta(seconds=launch.timeout),
+    )
+    return Group(launch, model, local=local, cuda=cuda)
+
+
+def _bytes(raw: bytes) -> torch.Tensor:
+    return torch.from_numpy(np.frombuffer(bytearray(raw), dtype=np.uint8))
+
+
+def _buckets(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Neighbours of one kind and place, few enough elements together."""
+    bucket: list[torch.Tensor] = []
+    for tensor in tensors:
+        alike = bucket and (bucket[0].dtype, bucket[0].device) == (tensor.dtype, tensor.device)
+        if bucket and not (alike and sum(t.numel() for t in bucket) + tensor.numel() <= _BUCKET):
+            yield bucket
+            bucket = []
+        bucket.append(tensor)
+    if bucket:
+        yield bucket
+
+
+def _packed(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        flat = value.detach().cpu().contiguous()
+        return [str(flat.dtype), list(flat.shape), flat.reshape(-1).view(torch.uint8).numpy().tobytes()]
+    raise NotImplementedError(f"{type(value).__name__} does not travel between ranks")
+
+
+def _plain(kind: type, value: Any) -> Any:
+    assert kind is torch.Tensor, kind
+    name, shape, raw = value
+    dtype: torch.dtype = getattr(torch, name.removeprefix("torch."))
+    return _bytes(raw).view(dtype).reshape(shape) if raw else torch.empty(shape, dtype=dtype)

@@ -1,0 +1,68 @@
+"""What the optimizer works on: the trained weights themselves, or copies of them.
+
+Copies, in float32, where the weights are of a lower precision: an update of a thousandth of a weight is lost in
+bfloat16, which has three digits. Copies on the CPU, where the optimizer is to take no room on the GPU. A copy's
+gradient is added up in its own precision and place as soon as each weight's is known, which is then let go: gradients
+of all weights are never held at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+import torch
+
+_LOW = (torch.bfloat16, torch.float16)
+
+
+class Masters:
+    """Of some weights, by name. `tensors`: what the optimizer changes; `publish` brings the weights after it."""
+
+    def __init__(self, parameters: Mapping[str, torch.nn.Parameter], *, offload: bool) -> None:
+        """`offload`: copies on the CPU, whatever the weights' precision."""
+        self._parameters = parameters
+        self.tensors: dict[str, torch.nn.Parameter] = {}
+        self._apart: list[str] = []
+        self.finer: list[str] = []  # those that say more than the weights do
+        for name, parameter in parameters.items():
+            low = parameter.dtype in _LOW
+            if not low and not offload:
+                self.tensors[name] = parameter
+                continue
+            self.tensors[name] = torch.nn.Parameter(_copy(parameter, offload=offload))
+            self._apart.append(name)
+            self.finer += [name] if low else []
+            parameter.register_post_accumulate_grad_hook(partial(self._collect, name))  # type: ignore[no-untyped-call]
+
+    def _collect(self, name: str, parameter: torch.Tensor) -> None:
+        """Called in the backward pass: move a gradient to its master."""
+        assert parameter.grad is not None
+        master = self.tensors[name]
+        gradient = parameter.grad.to(master.device).to(master.dtype)  # the narrower one travels
+        master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+        parameter.grad = None
+
+    def forget(self) -> None:
+        """No gradients any more, not even those of a backward pass that was broken off."""
+        for tensors in (self._parameters, self.tensors):
+            for tensor in tensors.values():
+                tensor.grad = None
+
+    @torch.no_grad()
+    def follow(self) -> None:
+        """The masters are what the weights are."""
+        for name in self._apart:
+            self.tensors[name].copy_(self._parameters[name])
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """The weights are what the masters are, as far as their precision goes."""
+        for name in self._apart:
+            self._parameters[name].copy_(self.tensors[name])
+
+
+def _copy(parameter: torch.nn.Parameter, *, offload: bool) -> torch.Tensor:
+    device = torch.device("cpu") if offload else parameter.device
+    dtype = torch.promote_types(parameter.dtype, torch.float32)
+    return parameter.detach().to(device, dtype, copy=True)

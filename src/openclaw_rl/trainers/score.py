@@ -1,0 +1,35 @@
+"""Log-probabilities of given tokens under one policy, and nothing else: no optimizer, no gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from openclaw_rl.config import ModelConfig, TrainConfig
+from openclaw_rl.trainers import weights
+from openclaw_rl.trainers.logprob import Passes, check_head
+from openclaw_rl.trainers.pack import Row
+from openclaw_rl.types import Ids, Logprobs
+
+
+class Scorer:
+    """One policy, loaded once. Prompts that rows share are computed once."""
+
+    def __init__(self, path: str, folder: str | None, train: TrainConfig, model: ModelConfig) -> None:
+        """`path`: folder of the base weights; `folder`: of the policy, None for the base itself.
+
+        Raises `ModelError` or `ConfigError` when they cannot be loaded or do not fit.
+        """
+        made = weights.make(path, train, model)
+        check_head(made.causal)
+        if folder is not None:
+            made.read(Path(folder))
+        made.model.eval()
+        self._passes = Passes(made.causal, micro_tokens=train.micro_tokens)
+
+    def score(self, rows: Sequence[tuple[Ids, Ids]]) -> list[Logprobs]:
+        """For each (prompt [P], response [R]): [R] natural logarithms at temperature 1."""
+        packed = [Row(prompt_ids=prompt, response_ids=response, temperature=1.0) for prompt, response in rows]
+        return [logp.to(torch.float32).numpy() for logp, _ in self._passes.score(packed)]

@@ -1,0 +1,1 @@
+"""Conversations as files: trajectories read, checked, imported, exported, and watched for in folders."""

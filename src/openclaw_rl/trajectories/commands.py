@@ -1,0 +1,220 @@
+"""What `openclaw-rl data ...` does."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from sqlalchemy import Connection
+
+from openclaw_rl.config import Config
+from openclaw_rl.errors import OpenClawError
+from openclaw_rl.store.codec import to_json
+from openclaw_rl.store.db import Store
+from openclaw_rl.trajectories import exporting, flat, reading, writing
+from openclaw_rl.trajectories.exporting import Session
+from openclaw_rl.trajectories.format import Refused
+from openclaw_rl.trajectories.importing import Importer
+from openclaw_rl.trajectories.plan import plan
+from openclaw_rl.trajectories.reading import Entry
+from openclaw_rl.trajectories.report import Report
+from openclaw_rl.trajectories.scoring import score_waiting
+
+REFUSALS = "refused.jsonl"
+_SINCE = re.compile(r"(\d+)([hdw])")
+_UNITS = {"h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
+Tick = Callable[[int, int], None]
+"""(bytes further, trajectories further)."""
+
+
+def check(paths: Sequence[str], *, report: str | None) -> bool:
+    """Read and validate, and change nothing. False: something was refused. Raises `OpenClawError` for no files."""
+    found = reading.files([Path(p) for p in paths])
+    with Report(Path(report) if report else None) as told, _bytes("checking", found) as tick:
+        for entry in _ticked(found, tick):
+            told.counts.read += 1
+            try:
+                told.counts.count(turns=(n := len(plan(entry.trajectory()))), of=n, news=False)
+            except Refused as problem:
+                told.refuse(entry, problem)
+    Console().print(told.shown("sound"))
+    return told.refused == 0
+
+
+def bring_in(config: Config, paths: Sequence[str], *, score: bool, report: str | None) -> bool:
+    """Import. False: something was refused, and the rest is there. Raises `OpenClawError`."""
+    found = reading.files([Path(p).expanduser() for p in paths])
+    store = Store.open(config.store_path)
+    try:
+        importer = Importer(config, store, score=score)
+        file = Path(report) if report else config.logs_dir / REFUSALS
+        with Report(file) as told, _bytes("importing", found) as tick:
+            importer.run(_entries(found), told, progress=_follower(tick))
+    finally:
+        store.close()
+    Console().print(told.shown("imported"))
+    return told.refused == 0
+
+
+def score(config: Config) -> None:
+    """Compute the log-probabilities that an import left out. Raises `OpenClawError`."""
+    store = Store.open(config.store_path, create=False)
+    try:
+        columns = (TextColumn("scoring"), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=Console(stderr=True)) as bar:
+            task = bar.add_task("scoring", total=None)
+            done = score_waiting(config, store, lambda n: bar.advance(task, n))
+    finally:
+        store.close()
+    Console().print(f"{done} turns scored")
+
+
+def send_out(config: Config, target: str, *, names: Sequence[str], since: str | None, form: str) -> None:
+    """Export: a file for each session into a folder, or everything into one .jsonl or .json. Raises `OpenClawError`."""
+    path = Path(target).expanduser()
+    if form == "turns" and path.suffix.lower() not in reading.LINES:
+        raise OpenClawError(f"{path}: rows of turns go into one file that ends with .jsonl. Name such a file.")
+    store = Store.open(config.store_path, create=False)
+    try:
+        after = None if since is None else moment(since, time.time())
+        with store.read() as conn, store.read() as other:
+            found = exporting.sessions(conn, names=names, since=after)
+            with _counted("exporting", exporting.count(other, names=names, since=after)) as tick:
+                told = _send(other, path, _each(found, tick), form)
+    finally:
+        store.close()
+    Console().print(told)
+
+
+def _send(conn: Connection, path: Path, sessions: Iterable[Session], form: str) -> str:
+    if form == "turns":
+        return _rows(conn, path, sessions)
+    if path.suffix.lower() not in reading.SUFFIXES:
+        number = sum(save(conn, path, session) is not None for session in sessions)
+        return f"{number} trajectories in {path}"
+    begin, between, end = (b"", b"\n", b"\n") if path.suffix.lower() in reading.LINES else (b"[", b",\n", b"]\n")
+    number = 0
+    with writing.replacing(path) as stream:
+        stream.write(begin)
+        for session in sessions:
+            stream.write(between * (number > 0) + (exported(conn, session) or b""))
+            number += 1
+        stream.write(end if number or begin else b"")
+    return f"{number} trajectories in {path}"
+
+
+def _rows(conn: Connection, path: Path, sessions: Iterable[Session]) -> str:
+    written = left = 0
+    with writing.replacing(path) as stream:
+        for session in sessions:
+            for item in exporting.stored(conn, session):
+                row = flat.row_of(session, item)
+                written, left = written + (row is not None), left + (row is None)
+                if row is not None:
+                    stream.write(to_json(row) + b"\n")
+    without = f"; {left} turns without words, tokens or log-probabilities were left out" if left else ""
+    return f"{written} turns in {path}{without}"
+
+
+def exported(conn: Connection, session: Session, **which: Any) -> bytes | None:
+    """A session as one line of JSON; None when there is no turn. `which`: as of `exporting.stored`."""
+    items = list(exporting.stored(conn, session, **which))
+    return to_json(exporting.trajectory(session, items)) if items else None
+
+
+def save(conn: Connection, folder: Path, session: Session, **which: Any) -> Path | None:
+    """Write a session's own file, when it says something new. None: there is nothing to be written."""
+    raw = exported(conn, session, **which)
+    if raw is None:
+        return None
+    path = folder / f"{exporting.file_stem(conn, session)}.json"
+    writing.write(path, raw + b"\n")
+    return path
+
+
+def moment(text: str, now: float) -> float:
+    """`7d`, `12h`, `2w`, or a date as 2026-03-01 or 2026-03-01T12:00 -> seconds. Raises `OpenClawError`."""
+    if ago := _SINCE.fullmatch(text.strip()):
+        return now - int(ago[1]) * _UNITS[ago[2]]
+    try:
+        return datetime.fromisoformat(text.strip()).timestamp()
+    except ValueError:
+        raise OpenClawError(f"--since {text}: expected 12h, 7d, 2w, or a date such as 2026-03-01") from None
+
+
+# ------------------------------------------------------------------------------------------------------------ progress
+
+
+def _entries(files: Iterable[Path]) -> Iterator[Entry]:
+    for file in files:
+        yield from reading.entries(file)
+
+
+def _ticked(files: Iterable[Path], tick: Tick) -> Iterator[Entry]:
+    follow = _follower(tick)
+    for entry in _entries(files):
+        yield entry
+        follow(entry)
+
+
+def _follower(tick: Tick) -> Callable[[Entry], None]:
+    """Tells of each entry how many bytes further it has brought us, whatever file it is of."""
+    at: list[Any] = [None, 0]
+
+    def follow(entry: Entry) -> None:
+        before = at[1] if at[0] == entry.file else 0
+        at[:] = entry.file, entry.read
+        tick(entry.read - before, 1)
+
+    return follow
+
+
+class _Rate(ProgressColumn):
+    """Trajectories a second, over the whole run."""
+
+    def render(self, task: Any) -> str:
+        done, took = task.fields["done"], task.elapsed or 0.0
+        return f"{done} trajectories, {done / took:.0f}/s" if took > 0.5 else f"{done} trajectories"
+
+
+@contextmanager
+def _bytes(what: str, files: Sequence[Path]) -> Iterator[Tick]:
+    total = sum(file.stat().st_size for file in files)
+    columns = (TextColumn(what), BarColumn(), DownloadColumn(), _Rate(), TextColumn("left"), TimeRemainingColumn(True))
+    with Progress(*columns, console=Console(stderr=True), speed_estimate_period=60.0) as bar:
+        task = bar.add_task(what, total=total, done=0)
+
+        def tick(size: int, number: int) -> None:
+            bar.update(task, advance=size, done=bar.tasks[0].fields["done"] + number)
+
+        yield tick
+
+
+@contextmanager
+def _counted(what: str, total: int) -> Iterator[Callable[[], None]]:
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TextColumn("left"), TimeRemainingColumn(True))
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda: bar.advance(task)
+
+
+def _each(sessions: Iterable[Session], tick: Callable[[], None]) -> Iterator[Session]:
+    for session in sessions:
+        yield session
+        tick()

@@ -1,0 +1,228 @@
+"""From files to the store: checked, tokenised, scored by the head, and written a trajectory at a time or not at all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+from sqlalchemy import Connection
+
+from openclaw_rl.canon import Transience
+from openclaw_rl.config import Config
+from openclaw_rl.render.model_files import ModelFiles, identity
+from openclaw_rl.render.renderer import Renderer
+from openclaw_rl.store import exchanges, imports, policies
+from openclaw_rl.store.db import Store
+from openclaw_rl.trajectories.format import Refused
+from openclaw_rl.trajectories.making import Made, Maker
+from openclaw_rl.trajectories.plan import Planned, plan
+from openclaw_rl.trajectories.reading import Entry
+from openclaw_rl.trajectories.report import Report
+from openclaw_rl.types import Exchange, Ids, Logprobs, Policy
+
+GROUP = 64
+"""Trajectories tokenised, scored and committed together; each is whole in the one transaction."""
+GROUP_BYTES = 8 * 2**20
+Progress = Callable[[Entry], None]
+
+
+class Scores(Protocol):
+    """`trainers.score.Scorer`."""
+
+    def score(self, rows: Sequence[tuple[Ids, Ids]]) -> list[Logprobs]: ...
+
+
+_Plan = tuple[Entry, list[Planned]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _One:
+    """A trajectory on its way. `made`: its turns that the store lacks."""
+
+    entry: Entry
+    planned: list[Planned]
+    known: Mapping[str, imports.Known]
+    made: list[Made]
+
+
+def head_of(store: Store, files: ModelFiles) -> Policy:
+    """The store's head; a new store gets its root. Raises `IdentityMismatch` for another model's store."""
+    with store.write() as conn:
+        policies.ensure_root(conn, base=str(files.folder), identity=identity(files), at=time.time())
+    with store.read() as conn:
+        return policies.head(conn)
+
+
+def scorer_of(config: Config, files: ModelFiles, head: Policy) -> Scores:
+    """The head, loaded. Raises `ModelError` or `ConfigError` when it cannot be."""
+    from openclaw_rl.trainers.score import Scorer  # torch
+
+    return Scorer(str(files.folder), head.path, config.train, config.model)
+
+
+def _nobody(_: Entry) -> None:
+    """Progress that nobody follows."""
+
+
+class Importer:
+    """Imports for one model. The policy is loaded with the first turn that is to be scored."""
+
+    def __init__(self, config: Config, store: Store, *, score: bool = True) -> None:
+        """Raises `ModelError` for a model that is not there, `IdentityMismatch` for another model's store."""
+        files = ModelFiles.find(config.model.path)
+        self._store, self._wanted = store, score
+        self._head = head_of(store, files)
+        self._load: Callable[[], Scores] = lambda: scorer_of(config, files, self._head)
+        self._scorer: Scores | None = None
+        self._maker = Maker(
+            Renderer(files),
+            identity=identity(files),
+            key=store.secret,
+            transient=Transience(config.serve.transient_patterns),
+            version=self._head.version,
+        )
+
+    def run(
+        self,
+        found: Iterable[Entry],
+        report: Report,
+        *,
+        progress: Progress = _nobody,
+        stop: Callable[[], bool] = bool,
+    ) -> None:
+        """Imports, or refuses into `report`, every entry; `stop` is asked between groups.
+
+        Raises `StoreError` when file or disk fail: what was committed until then stays, the rest is taken again.
+        """
+        for group in groups(found):
+            if stop():
+                return
+            self._group(group, report)
+            for entry in group:
+                progress(entry)
+
+    def _group(self, group: Sequence[Entry], report: Report) -> None:
+        now = time.time()
+        for wave in _waves(_planned(group, report)):
+            ready = self._scored(self._made(wave, report, now), report)
+            with self._store.write() as conn:
+                self._write(conn, ready, report, now)
+
+    def _made(self, plans: Sequence[_Plan], report: Report, now: float) -> list[_One]:
+        with self._store.read() as conn:
+            known = imports.known(conn, [p.id for _, planned in plans for p in planned])
+            there = _named(conn, plans, known)
+        out: list[_One] = []
+        for entry, planned in plans:
+            try:
+                _check(planned, there)
+                made = [self._maker.make(p, now) for p in planned if p.id not in known]
+            except Refused as problem:
+                report.refuse(entry, problem)
+                continue
+            out.append(_One(entry=entry, planned=planned, known=known, made=made))
+        return out
+
+    def _scored(self, ready: Sequence[_One], report: Report) -> list[_One]:
+        """With log-probabilities where they were missing: those of the head, at temperature 1."""
+        wanting = [m for one in ready for m in one.made if m.wants_score]
+        report.counts.tokenised += len(wanting)
+        if not wanting:
+            return list(ready)
+        if not self._wanted:
+            done = {m.request.id: _unscored(m) for m in wanting}
+        else:
+            self._scorer = self._scorer or self._load()
+            found = self._scorer.score([(m.request.prompt_ids, m.reply.response_ids) for m in wanting])
+            done = {m.request.id: _with(m, logprobs) for m, logprobs in zip(wanting, found, strict=True)}
+            report.counts.scored += len(wanting)
+        return [replace(one, made=[done.get(m.request.id, m) for m in one.made]) for one in ready]
+
+    def _write(self, conn: Connection, ready: Sequence[_One], report: Report, now: float) -> None:
+        made = [m for one in ready for m in one.made]
+        since = imports.known(conn, [m.request.id for m in made])  # another import may have brought them meanwhile
+        made = [m for m in made if m.request.id not in since]
+        imports.add(conn, [m.request for m in made], [m.reply for m in made], [m.place for m in made])
+        standing = {**{id_: k for one in ready for id_, k in one.known.items()}, **since}
+        standing |= imports.known(conn, [m.request.id for m in made])
+        fresh = {m.request.id for m in made}
+        for one in ready:
+            ours = [p for p in one.planned if standing[p.id].imported]
+            outcomes = [outcome for p in ours if (outcome := self._maker.outcome(p, now)).speaks]
+            news = [imports.settle(conn, outcome, standing[outcome.turn], now) for outcome in outcomes]
+            new = sum(p.id in fresh for p in one.planned)
+            report.counts.count(turns=new, of=len(one.planned), news=any(news))
+
+
+def _planned(group: Sequence[Entry], report: Report) -> list[_Plan]:
+    out: list[_Plan] = []
+    for entry in group:
+        report.counts.read += 1
+        try:
+            out.append((entry, plan(entry.trajectory())))
+        except Refused as problem:
+            report.refuse(entry, problem)
+    return out
+
+
+def _waves(plans: Sequence[_Plan]) -> Iterator[list[_Plan]]:
+    """In their order, in runs that have no turn in common: what a run brought, the next one finds in the store."""
+    wave: list[_Plan] = []
+    ids: set[str] = set()
+    for entry, planned in plans:
+        own = {p.id for p in planned}
+        if wave and own & ids:
+            yield wave
+            wave, ids = [], set()
+        wave.append((entry, planned))
+        ids |= own
+    if wave:
+        yield wave
+
+
+def groups(found: Iterable[Entry]) -> Iterator[list[Entry]]:
+    """In groups of bounded size."""
+    group: list[Entry] = []
+    size = 0
+    for entry in found:
+        group.append(entry)
+        size += len(entry.raw)
+        if len(group) >= GROUP or size >= GROUP_BYTES:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def _named(conn: Connection, plans: Sequence[_Plan], known: Mapping[str, imports.Known]) -> dict[str, Exchange]:
+    """What is in the store under ids that the files gave."""
+    ids = [p.id for _, planned in plans for p in planned if p.turn.id is not None and p.id in known]
+    parts = (ids[at : at + imports.MOST_ASKED] for at in range(0, len(ids), imports.MOST_ASKED))
+    return {id_: found for part in parts for id_, found in exchanges.get_many(conn, part).items()}
+
+
+def _check(planned: Sequence[Planned], there: Mapping[str, Exchange]) -> None:
+    """Ids that the file gives must be unique, and name what they named before. Raises `Refused`."""
+    own: set[str] = set()
+    for p in planned:
+        if p.id in own:
+            raise Refused("contradiction", f"id {p.id!r} stands twice in this trajectory", p.number)
+        own.add(p.id)
+        before = there.get(p.id)
+        if before is None or before.reply is None:
+            continue
+        words = list(before.request.messages), dict(before.reply.message)
+        if words != (list(p.messages), dict(p.reply)):
+            raise Refused("contradiction", f"id {p.id!r} is in the store with other words; leave the id out", p.number)
+
+
+def _unscored(made: Made) -> Made:
+    return replace(made, place=replace(made.place, untrainable=imports.UNSCORED))
+
+
+def _with(made: Made, logprobs: Logprobs) -> Made:
+    reply = replace(made.reply, logprobs=np.asarray(logprobs, np.float32))
+    return replace(made, reply=reply, place=replace(made.place, untrainable=None))

@@ -1,0 +1,223 @@
+"""Files and folders of trajectories, one entry at a time: what is held at once is one entry, not one file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from openclaw_rl.errors import OpenClawError
+from openclaw_rl.store.codec import from_json
+from openclaw_rl.trajectories.format import Refused, Trajectory, parse
+
+LINES = (".jsonl", ".ndjson")
+SUFFIXES = (".json", *LINES)
+ENTRY_BYTES = 64 * 2**20
+"""The largest entry: a session of a thousand turns with their tokens is about half of that."""
+_CHUNK = 2**20
+_IN_STRING = re.compile(rb'["\\]')
+_INSIDE = re.compile(rb'["\[\]{}]')
+_OUTSIDE = re.compile(rb'["\[\]{},]')
+_BOM = b"\xef\xbb\xbf"
+_TOO_LARGE = Refused("too large", f"expected at most {ENTRY_BYTES // 2**20} MiB for one trajectory; split the session")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One trajectory as bytes, or why there is none. `read`: bytes of its file up to its end."""
+
+    file: Path
+    place: str  # "line 3", "item 2"; empty: the whole file
+    raw: bytes = b""
+    problem: Refused | None = None
+    read: int
+
+    def trajectory(self) -> Trajectory:
+        """Raises `Refused`."""
+        if self.problem is not None:
+            raise self.problem
+        return parse(decoded(self.raw))
+
+
+def decoded(raw: bytes) -> Any:
+    """JSON as Python values. Raises `Refused`."""
+    try:
+        return from_json(raw)
+    except RecursionError:
+        raise Refused("not JSON", "nested too deeply to be read") from None
+    except ValueError as error:
+        raise Refused("not JSON", f"expected JSON: {str(error)[:200]}") from None
+
+
+def files(paths: Sequence[Path]) -> list[Path]:
+    """The files that these name, folders searched (hidden ones left out), each once and sorted within its folder.
+
+    Raises `OpenClawError` for a path that is not there, and when there is nothing to read.
+    """
+    found: dict[Path, None] = {}
+    for path in paths:
+        if path.is_dir():
+            found |= dict.fromkeys(inside(path))
+        elif path.exists():
+            found[path] = None
+        else:
+            raise OpenClawError(f"{path}: no such file or folder. Expected trajectories ({', '.join(SUFFIXES)}).")
+    if not found:
+        where = ", ".join(map(str, paths))
+        raise OpenClawError(f"{where}: no trajectories there. Expected files that end with {', '.join(SUFFIXES)}.")
+    return list(found)
+
+
+def inside(folder: Path) -> list[Path]:
+    """The files of trajectories in a folder and below."""
+    return [p for p in sorted(folder.rglob("*")) if _is_ours(p, folder)]
+
+
+def _is_ours(path: Path, root: Path) -> bool:
+    hidden = any(part.startswith(".") for part in path.relative_to(root).parts)
+    return path.suffix.lower() in SUFFIXES and not hidden and path.is_file()
+
+
+def entries(file: Path) -> Iterator[Entry]:
+    """Every trajectory of a file: a line each (.jsonl), the items of an array, or objects one after the other."""
+    try:
+        with file.open("rb") as stream:
+            numbered = _lines(stream) if file.suffix.lower() in LINES else _values(stream)
+            for place, raw, problem, read in numbered:
+                yield Entry(file=file, place=place, raw=raw, problem=problem, read=read)
+    except OSError as error:
+        said = Refused("cannot be read", f"expected a file that this user may read: {error.strerror}")
+        yield Entry(file=file, place="", problem=said, read=0)
+
+
+_Found = tuple[str, bytes, Refused | None, int]
+
+
+def _lines(stream: BinaryIO) -> Iterator[_Found]:
+    number = 0
+    while line := stream.readline(ENTRY_BYTES + 1):
+        number += 1
+        place, problem = f"line {number}", None
+        if len(line) > ENTRY_BYTES and not line.endswith(b"\n"):
+            problem = _TOO_LARGE
+            while (more := stream.readline(_CHUNK)) and not more.endswith(b"\n"):
+                pass
+        line = line.removeprefix(_BOM) if number == 1 else line
+        if problem or line.strip():
+            yield place, b"" if problem else line, problem, stream.tell()
+
+
+def _values(stream: BinaryIO) -> Iterator[_Found]:
+    """The items of an array, or JSON values one after the other."""
+    first = _first(stream)
+    splitter = Splitter(array=first == b"[")
+    number = 0
+    while chunk := stream.read(_CHUNK):
+        for raw in splitter.feed(chunk):
+            number += 1
+            yield _found(number, raw, splitter, stream.tell())
+    rest = splitter.rest()
+    if rest is not None or (number == 0 and not splitter.array):
+        number += 1
+        broken = Refused("not JSON", "the file ends in the middle of it, or holds something else behind it")
+        empty = Refused("not JSON", "expected a trajectory, and the file is empty")
+        yield _place(number, splitter), b"", broken if rest else empty, stream.tell()
+
+
+def _first(stream: BinaryIO) -> bytes:
+    """The first byte that says something; the stream stands on it."""
+    start = 0
+    while chunk := stream.read(_CHUNK):
+        left = chunk.removeprefix(_BOM) if start == 0 else chunk
+        said = left.lstrip()
+        if said:
+            stream.seek(start + len(chunk) - len(said))
+            return said[:1]
+        start += len(chunk)
+    return b""
+
+
+def _place(number: int, splitter: Splitter) -> str:
+    return f"item {number}" if splitter.array or number > 1 else ""
+
+
+def _found(number: int, raw: bytes | None, splitter: Splitter, read: int) -> _Found:
+    return _place(number, splitter), raw or b"", None if raw is not None else _TOO_LARGE, read
+
+
+class Splitter:
+    """Cuts a stream of JSON into its values without reading them: brackets are counted, strings stepped over.
+
+    What a value is wrong in is left to who reads it. One above `ENTRY_BYTES` is None, and was never held.
+    """
+
+    def __init__(self, *, array: bool) -> None:
+        self.array = array
+        self._base = 1 if array else 0
+        self._depth = 0
+        self._string = self._escaped = self._over = False
+        self._held = bytearray()
+
+    def feed(self, chunk: bytes) -> Iterator[bytes | None]:
+        """The values that end in this chunk."""
+        at = start = 0
+        while at < len(chunk):
+            if self._escaped:
+                self._escaped, at = False, at + 1
+                continue
+            match = self._pattern().search(chunk, at)
+            if match is None:
+                break
+            at = match.end()
+            if self._string:
+                self._escaped = match[0] == b"\\"
+                self._string = self._escaped
+            elif match[0] == b'"':
+                self._string = True
+            else:
+                cut = self._bracket(match[0], match.start(), at)
+                if cut is not None:
+                    yield from self._take(chunk[start : cut[0]])
+                    start = cut[1]
+        self._hold(chunk[start:])
+
+    def _pattern(self) -> re.Pattern[bytes]:
+        if self._string:
+            return _IN_STRING
+        return _OUTSIDE if self._depth <= self._base else _INSIDE
+
+    def _bracket(self, sign: bytes, start: int, end: int) -> tuple[int, int] | None:
+        """(where the value ends, where the next begins), when one ends here."""
+        if sign == b",":
+            return (start, end) if self.array and self._depth == 1 else None
+        before = self._depth
+        self._depth += 1 if sign in b"[{" else -1
+        if self.array:
+            return (end, end) if (before, self._depth) == (0, 1) else (start, end) if self._depth == 0 else None
+        return (end, end) if self._depth <= 0 else None
+
+    def _take(self, last: bytes) -> Iterator[bytes | None]:
+        self._hold(last)
+        whole, over = bytes(self._held), self._over
+        self._held, self._over = bytearray(), False
+        self._depth = max(self._depth, 0)
+        opening = self.array and whole.strip() in (b"[", b"")
+        if over:
+            yield None
+        elif not opening:
+            yield whole
+
+    def _hold(self, more: bytes) -> None:
+        if len(self._held) + len(more) > ENTRY_BYTES:
+            self._over, self._held = True, bytearray()
+        elif not self._over:
+            self._held += more
+
+    def rest(self) -> bytes | None:
+        """What was left when the stream ended; None: nothing, it ended as it should."""
+        left = bytes(self._held).strip()
+        if self._over:
+            return b"..."
+        return left or (b"[" if self.array and self._depth > 0 else None)

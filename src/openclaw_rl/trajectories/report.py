@@ -1,0 +1,108 @@
+"""What came of reading trajectories: counts, and every refusal with its place and its reason."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from openclaw_rl.trajectories.format import Refused
+from openclaw_rl.trajectories.reading import Entry
+
+EXAMPLES = 3
+"""Of each reason that are shown; the file has all."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """Trajectories and turns. `known`: they were here before, and nothing about them was new."""
+
+    read: int = 0
+    imported: int = 0
+    grown: int = 0
+    known: int = 0
+    turns: int = 0
+    tokenised: int = 0
+    scored: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+
+    def count(self, *, turns: int, of: int, news: bool) -> None:
+        """One trajectory of `of` turns, `turns` of them new; `news`: something became of one of its turns."""
+        self.turns += turns
+        if turns == of:
+            self.imported += 1
+        elif turns or news:
+            self.grown += 1
+        else:
+            self.known += 1
+
+
+class Report:
+    """A context: the file of refusals (mode 600) is made with the first one. `file` None: they are only counted."""
+
+    def __init__(self, file: Path | None = None) -> None:
+        self.counts = Counts()
+        self.file = file
+        self.examples: dict[str, list[str]] = {}
+        self._stream: IO[str] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._stream is not None:
+            self._stream.close()
+
+    @property
+    def refused(self) -> int:
+        return self.counts.refused.total()
+
+    def refuse(self, entry: Entry, problem: Refused) -> None:
+        """Count it, and keep it."""
+        self.counts.refused[problem.reason] += 1
+        where = f"{entry.file}, {entry.place}" if entry.place else str(entry.file)
+        told = self.examples.setdefault(problem.reason, [])
+        if len(told) < EXAMPLES:
+            told.append(f"{where}: {problem.detail}")
+        if self.file is not None:
+            line = {"file": str(entry.file), "place": entry.place, "turn": problem.turn}
+            self._write(json.dumps(line | {"reason": problem.reason, "detail": problem.detail}))
+
+    def _write(self, line: str) -> None:
+        assert self.file is not None
+        if self._stream is None:
+            self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            opened = os.open(self.file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            self._stream = os.fdopen(opened, "w", encoding="utf-8")
+        self._stream.write(line + "\n")
+
+    def shown(self, what: str) -> Group:
+        """For a person. `what`: what was done, such as "imported"."""
+        parts: list[Text | Table] = [Text(self._line(what))]
+        if self.refused:
+            table = Table(title=f"\n{self.refused} refused", title_justify="left", box=None, padding=(0, 2))
+            table.add_column("", justify="right")
+            table.add_column("reason", no_wrap=True)
+            table.add_column("such as")
+            for reason, count in self.counts.refused.most_common():
+                table.add_row(str(count), reason, Text("\n".join(self.examples[reason])))
+            parts.append(table)
+            if self.file is not None:
+                parts.append(Text(f"all of them: {self.file}"))
+        return Group(*parts)
+
+    def _line(self, what: str) -> str:
+        c = self.counts
+        words = [f"{c.imported} trajectories {what} ({c.turns} turns)"]
+        words += [f"{c.grown} had grown"] * bool(c.grown) + [f"{c.known} were there already"] * bool(c.known)
+        words += [f"{c.tokenised} turns tokenised from words"] * bool(c.tokenised)
+        words += [f"{c.scored} scored"] * bool(c.scored)
+        return ", ".join(words)

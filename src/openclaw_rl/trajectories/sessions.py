@@ -1,0 +1,100 @@
+"""Sessions for people and plug-ins: what is in a folder of trajectories, and advantages along a session."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from openclaw_rl.errors import OpenClawError
+from openclaw_rl.trajectories import reading
+from openclaw_rl.trajectories.format import Refused, parse
+
+_SHOWN = 5
+MAIN_LINE = ("user", "assistant")
+
+
+def inspect_sessions(path: str | Path, *, strict: bool = True) -> dict[str, list[dict[str, Any]]]:
+    """`{session_id: [turns as their file has them, each with "type"]}` of a file or a folder, in order.
+
+    Raises `OpenClawError` when there is nothing, and for trajectories that an import would refuse; with `strict` False
+    those are left out.
+    """
+    found: dict[str, list[dict[str, Any]]] = {}
+    refused: list[str] = []
+    for file in reading.files([Path(path).expanduser()]):
+        for entry in reading.entries(file):
+            try:
+                if entry.problem is not None:
+                    raise entry.problem
+                value = reading.decoded(entry.raw)
+                found.setdefault(parse(value).session_id, []).extend(value["turns"])
+            except Refused as problem:
+                refused.append(f"{file}{', ' * bool(entry.place)}{entry.place}: {problem.detail}")
+    if refused and strict:
+        more = f" and {len(refused) - _SHOWN} more" * (len(refused) > _SHOWN)
+        raise OpenClawError(
+            f"{len(refused)} trajectories are not sound: {'; '.join(refused[:_SHOWN])}{more}. "
+            "`openclaw-rl data check` tells all; strict=False leaves them out."
+        )
+    return found
+
+
+def compute_gae(
+    rewards: Sequence[float], values: Sequence[float], gamma: float = 0.99, lambda_: float = 0.95
+) -> NDArray[np.float64]:
+    """[T] generalised advantage estimates (arXiv:1506.02438, eq. 16).
+
+    `rewards` [T]; `values` [T], or [T + 1] with that of the state after the last step (else 0: the session ended).
+    Raises `ValueError` for other lengths.
+    """
+    t = len(rewards)
+    if len(values) not in (t, t + 1):
+        raise ValueError(f"compute_gae: expected {t} or {t + 1} values for {t} rewards, got {len(values)}")
+    v = np.zeros(t + 1)
+    v[: len(values)] = values
+    deltas = np.asarray(rewards, np.float64) + gamma * v[1:] - v[:-1]
+    out, later = np.empty(t), 0.0
+    for step in range(t - 1, -1, -1):
+        later = deltas[step] + gamma * lambda_ * later
+        out[step] = later
+    return out
+
+
+class SessionAwareProcessor:
+    """Collects interactions by session, and gives whole sessions with their advantages."""
+
+    def __init__(self, *, gamma: float = 0.99, lambda_: float = 0.95) -> None:
+        self.sessions: dict[str, list[Mapping[str, Any]]] = {}
+        self._gamma, self._lambda = gamma, lambda_
+
+    def add_interaction(self, session_id: str, interaction: Mapping[str, Any]) -> None:
+        """`interaction`: `role`, and of an assistant's `reward` and, with a critic, `value`. Raises `ValueError`."""
+        role = interaction.get("role")
+        if not isinstance(role, str):
+            raise ValueError(f"session {session_id}: expected an interaction with a role, got {sorted(interaction)}")
+        if role == "assistant" and not isinstance(interaction.get("reward"), int | float):
+            raise ValueError(f"session {session_id}: an assistant's interaction needs a number as its reward")
+        self.sessions.setdefault(session_id, []).append(interaction)
+
+    def get_training_trajectories(self, min_turns: int = 3) -> list[dict[str, Any]]:
+        """Sessions with at least `min_turns` interactions of user or assistant; others (system, tool) are left out.
+
+        Each: `session_id`, `interactions` [T] and `advantages` [T]. What a user says has reward 0 unless it says so.
+        """
+        out = []
+        for session_id, interactions in self.sessions.items():
+            main = [i for i in interactions if i["role"] in MAIN_LINE]
+            if len(main) >= min_turns:
+                out.append({"session_id": session_id, **self.compute_trajectory_advantages(main)})
+        return out
+
+    def compute_trajectory_advantages(self, interactions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """`interactions` and their `advantages` [T], a list of numbers."""
+        rewards = [float(i.get("reward", 0.0)) for i in interactions]
+        values = [float(i.get("value", 0.0)) for i in interactions]
+        advantages = compute_gae(rewards, values, self._gamma, self._lambda)
+        return {"interactions": list(interactions), "advantages": advantages.tolist()}

@@ -1,0 +1,57 @@
+"""Files that are whole or not there, for their owner's eyes only."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import blake2b
+from pathlib import Path
+from typing import BinaryIO
+from urllib.parse import quote
+
+from openclaw_rl.errors import OpenClawError
+
+LONGEST_STEM = 180
+"""Bytes; file systems take 255 with the suffix and what stands before a name while it is written."""
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A stream (mode 600) that becomes `path` when the block ends well, synced first. Raises `OpenClawError`."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        opened = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    except OSError as error:
+        raise OpenClawError(
+            f"{path}: cannot be written ({error.strerror}). Name a folder that this user may write."
+        ) from error
+    try:
+        with os.fdopen(opened, "wb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        part.replace(path)
+    except OSError as error:
+        raise OpenClawError(f"{path}: cannot be written ({error.strerror}). Is the disk full?") from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write(path: Path, raw: bytes) -> bool:
+    """False, and nothing written, when the file holds just that already. Raises `OpenClawError`."""
+    if path.is_file() and path.stat().st_size == len(raw) and path.read_bytes() == raw:
+        return False
+    with replacing(path) as stream:
+        stream.write(raw)
+    return True
+
+
+def stem(session: str) -> str:
+    """A session's name as a file's: other names give other files, and none leaves its folder."""
+    safe = quote(session, safe=" ")
+    safe = "%2E" + safe[1:] if safe.startswith(".") else safe
+    if len(safe) > LONGEST_STEM:
+        safe = f"{safe[:LONGEST_STEM]}-{blake2b(session.encode(), digest_size=8).hexdigest()}"
+    return safe

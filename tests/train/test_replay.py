@@ -1,0 +1,240 @@
+"""Replay: used turns join a batch of fresh ones once more. On the real store, with a scripted trainer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from openclaw_rl.config import TrainConfig
+from openclaw_rl.credit import Sample, StepResult
+from openclaw_rl.store import policies, turns
+from openclaw_rl.store.db import Store
+from openclaw_rl.testing import ScriptedTrainer
+from openclaw_rl.train.batch import Builder
+from openclaw_rl.train.loop import TrainRoom
+from openclaw_rl.train.replay import room_for
+from openclaw_rl.types import Policy, TurnState
+
+Fill = Callable[..., list[str]]
+Rooms = Callable[..., TrainRoom]
+
+
+class Picky(ScriptedTrainer):
+    """Finds the turns in `stale` too stale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stale: set[str] = set()
+
+    def step(self, samples: Sequence[Sample], out: str) -> StepResult:
+        result = super().step(samples, out)
+        dropped = {s.turn: "too stale: mean |log ratio| 0.7" for s in samples if s.turn in self.stale}
+        return StepResult(
+            folder=result.folder, digest=result.digest, metrics=result.metrics, memory=result.memory, dropped=dropped
+        )
+
+    @property
+    def last(self) -> tuple[list[str], list[str]]:
+        """(fresh, replayed) turns of the last batch."""
+        batch = self.batches[-1]
+        return [s.turn for s in batch if not s.replay], [s.turn for s in batch if s.replay]
+
+
+@pytest.fixture
+def trainer() -> Picky:
+    return Picky()
+
+
+@pytest.fixture
+def rooms(store: Store, builder: Builder, tmp_path: Path, trainer: Picky) -> Iterator[Rooms]:
+    opened = []
+
+    def make(**settings: Any) -> TrainRoom:
+        train = TrainConfig(**{"batch_min": 2, "batch_max": 4, "max_uses": 2, **settings})
+        opened.append(TrainRoom(store, trainer, builder, train, tmp_path / "policies"))
+        return opened[-1]
+
+    yield make
+    for room in opened:
+        room.close()
+
+
+def head_of(store: Store) -> Policy:
+    with store.read() as conn:
+        return policies.head(conn)
+
+
+def numbers(store: Store, version: int) -> dict[str, int]:
+    with store.read() as conn:
+        return {use.turn: use.number for use in policies.uses(conn, version)}
+
+
+def reasons(store: Store, ids: Sequence[str]) -> list[str | None]:
+    with store.read() as conn:
+        found = [turns.get(conn, id_) for id_ in ids]
+    return [turn.untrainable for turn in found if turn]
+
+
+def test_each_turn_is_trained_on_twice_and_no_more(store: Store, rooms: Rooms, fill: Fill, trainer: Picky) -> None:
+    room = rooms()
+    seen: list[list[str]] = []
+    for _ in range(4):
+        seen.append(fill(store, 2))
+        assert room.turn()
+        assert trainer.last == (seen[-1], seen[-2] if len(seen) > 1 else [])
+    assert numbers(store, 4) == dict.fromkeys(seen[3], 1) | dict.fromkeys(seen[2], 2)
+    assert (head_of(store).metrics["replays"], head_of(store).metrics["replays/passed_over"]) == (2, 0)
+
+
+def test_without_replay_there_is_none(store: Store, rooms: Rooms, fill: Fill, trainer: Picky) -> None:
+    room = rooms(max_uses=1)
+    for _ in range(2):
+        ids = fill(store, 2)
+        assert room.turn()
+        assert trainer.last == (ids, [])
+
+
+def test_replays_are_no_reason_for_a_batch(store: Store, rooms: Rooms, fill: Fill, trainer: Picky) -> None:
+    room = rooms()
+    fill(store, 4)
+    assert room.turn()
+    fill(store, 1)
+    assert room.turn() is False
+    assert room.note == "waiting for turns: 1 of 2"
+    assert len(trainer.batches) == 1
+
+
+def test_fresh_turns_come_first(store: Store, rooms: Rooms, fill: Fill, trainer: Picky) -> None:
+    room = rooms()
+    first = fill(store, 2)
+    assert room.turn()
+    many = fill(store, 4)
+    assert room.turn()
+    assert trainer.last == (many, []), "a full batch has no room"
+    three = fill(store, 3)
+    assert room.turn()
+    assert trainer.last == (three, many[-1:]), "the newest one: the least stale"
+    assert first[0] not in numbers(store, 3)
+
+
+@pytest.mark.parametrize(("share", "replays"), [(0.0, 0), (0.34, 1), (0.5, 2)])
+def test_the_share_of_replays_is_bounded(
+    store: Store, rooms: Rooms, fill: Fill, trainer: Picky, share: float, replays: int
+) -> None:
+    room = rooms(replay=share, batch_max=8)
+    fill(store, 8)
+    assert room.turn()
+    fill(store, 2)
+    assert room.turn()
+    assert len(trainer.last[1]) == replays
+
+
+@given(fresh=st.integers(1, 100), share=st.floats(0, 0.99), most=st.integers(1, 200))
+def test_room_for_replays(fresh: int, share: float, most: int) -> None:
+    n = room_for(fresh, share=share, most=most)
+    assert n >= 0
+    assert n == 0 or fresh + n <= most
+    assert n <= share * (fresh + n) + 1e-6
+    assert fresh + n == most or fresh > most or n + 1 > share * (fresh + n + 1) - 1e-6, "as many as may be"
+
+
+def test_what_is_too_stale_is_passed_over_and_no_worse_for_it(
+    store: Store, rooms: Rooms, fill: Fill, trainer: Picky
+) -> None:
+    room = rooms()
+    first = fill(store, 2)
+    assert room.turn()
+    trainer.stale = {first[1]}
+    fill(store, 2)
+    assert room.turn()
+    assert trainer.last[1] == first
+    assert numbers(store, 2)[first[0]] == 2
+    assert first[1] not in numbers(store, 2)
+    assert reasons(store, first) == [None, None], "it carried a gradient once"
+    assert head_of(store).metrics["replays/passed_over"] == 1
+    trainer.stale = set()
+    for _ in range(2):
+        fill(store, 2)
+        assert room.turn()
+        assert first[1] not in trainer.last[1], "it is not tried again and again"
+
+
+def test_after_a_roll_back_what_was_passed_over_is_tried_again(
+    store: Store, rooms: Rooms, fill: Fill, trainer: Picky
+) -> None:
+    room = rooms()
+    first = fill(store, 2)
+    assert room.turn()
+    trainer.stale = set(first)
+    second = fill(store, 2)
+    assert room.turn()
+    assert numbers(store, 2) == dict.fromkeys(second, 1)
+    with store.write() as conn:
+        policies.roll_back(conn, to=1, reason="a person said so", at=time.time())
+    trainer.stale = set()
+    assert room.turn()
+    assert trainer.last == (second, first), "nearer to what wrote them, they may fit"
+    assert numbers(store, 3) == dict.fromkeys(second + first, 2)
+
+
+def test_where_all_fresh_turns_are_too_stale_there_is_no_version(
+    store: Store, rooms: Rooms, fill: Fill, trainer: Picky, tmp_path: Path
+) -> None:
+    room = rooms()
+    fill(store, 2)
+    assert room.turn()
+    second = fill(store, 2)
+    trainer.stale = set(second)
+    assert room.turn()
+    assert len(trainer.batches[-1]) == 4
+    assert (head_of(store).version, trainer.steps) == (1, 2)
+    assert len(list((tmp_path / "policies").iterdir())) == 1
+    assert reasons(store, second) == ["too stale: mean |log ratio| 0.7"] * 2
+    fill(store, 2)
+    assert room.turn()
+    assert head_of(store).memory == {"steps": 2}, "what the replays alone had done to the weights is undone"
+
+
+def test_a_replay_without_a_gradient_keeps_its_good_name(
+    store: Store, rooms: Rooms, fill: Fill, trainer: Picky
+) -> None:
+    room = rooms()
+    first = fill(store, 2)
+    assert room.turn()
+    trainer.outcome = lambda samples: None
+    second = fill(store, 2)
+    assert room.turn()
+    assert len(trainer.batches[-1]) == 4
+    assert reasons(store, first + second) == [None, None] + ["the script has nothing to say"] * 2
+
+
+def test_a_rejected_batch_tries_its_replays_once_more(store: Store, rooms: Rooms, fill: Fill, trainer: Picky) -> None:
+    room = rooms()
+    first = fill(store, 2)
+    assert room.turn()
+    trainer.outcome = lambda samples: {"kl": 9.0}
+    second = fill(store, 2)
+    assert [room.turn() for _ in range(3)] == [True, True, False]
+    assert trainer.last == (second, first)
+    assert numbers(store, 3) == dict.fromkeys(second, 2) | dict.fromkeys(first, 3)
+    assert head_of(store).version == 1
+
+
+def test_a_turn_that_is_judged_anew_is_replayed_as_it_is_judged_now(
+    store: Store, rooms: Rooms, fill: Fill, trainer: Picky
+) -> None:
+    room = rooms()
+    first = fill(store, 2, score=1)
+    assert room.turn()
+    with store.write() as conn:
+        conn.exec_driver_sql("UPDATE verdicts SET score = -1 WHERE turn = ?", (first[0],))
+        assert turns.counts(conn)[TurnState.JUDGED] == 2
+    fill(store, 2)
+    assert room.turn()
+    assert {s.turn: s.reward for s in trainer.batches[-1] if s.replay} == {first[0]: -1.0, first[1]: 1.0}

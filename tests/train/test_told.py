@@ -1,0 +1,99 @@
+"""What a version tells of the turns that it was made of, and of those that were left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from openclaw_rl.config import TrainConfig
+from openclaw_rl.credit import Sample, StepResult
+from openclaw_rl.store import policies
+from openclaw_rl.store.db import Store
+from openclaw_rl.testing import ScriptedTrainer
+from openclaw_rl.train.batch import Builder
+from openclaw_rl.train.loop import TrainRoom
+from openclaw_rl.train.tracking import staleness
+from openclaw_rl.types import FinishReason, Policy
+
+Fill = Callable[..., list[str]]
+
+
+class Picky(ScriptedTrainer):
+    """Finds the first turn of each batch too stale; with `silent`, there is nothing to say about the rest either."""
+
+    silent = False
+
+    def step(self, samples: Sequence[Sample], out: str) -> StepResult:
+        self.outcome = lambda _: None if self.silent else {"dropped/stale": 1.0}
+        result = super().step(samples, out)
+        return StepResult(
+            folder=result.folder,
+            digest=result.digest,
+            metrics={"dropped/stale": 1.0} if result.folder is None else result.metrics,
+            memory=result.memory,
+            dropped={samples[0].turn: "too stale"} | dict(result.dropped),
+        )
+
+
+def head_metrics(store: Store) -> Mapping[str, float]:
+    with store.read() as conn:
+        return policies.head(conn).metrics
+
+
+@pytest.fixture
+def room(store: Store, builder: Builder, tmp_path: Path) -> TrainRoom:
+    train = TrainConfig(batch_min=4, batch_max=8, max_wait=1e9)
+    return TrainRoom(store, Picky(), builder, train, tmp_path / "policies")
+
+
+def test_ages_and_what_was_left_out_are_metrics(store: Store, room: TrainRoom, fill: Fill) -> None:
+    fill(store, 4)
+    assert room.turn()
+    first = head_metrics(store)
+    assert (first["staleness/versions"], first["staleness/versions/max"]) == (0, 0)
+    assert (first["dropped/stale"], first["truncated"]) == (1, 0)
+    fill(store, 3)
+    fill(store, 1, request={"version": 1})
+    fill(store, 2, reply={"finish_reason": FinishReason.LENGTH}, hints=("Be short.",))
+    assert room.turn()
+    second = head_metrics(store)
+    assert (second["staleness/versions"], second["staleness/versions/max"]) == (0.8, 1), "five trained, one of them new"
+    assert (second["dropped/stale"], second["truncated"]) == (1, 2)
+    room.close()
+
+
+def test_what_is_left_out_before_a_version_counts_once(store: Store, room: TrainRoom, fill: Fill) -> None:
+    """Truncated turns that wait for company are looked at again and again; a batch without a step has its count too."""
+    cut = {"reply": {"finish_reason": FinishReason.LENGTH}, "hints": ("Be short.",)}
+    fill(store, 3, **cut)
+    fill(store, 1, request={"identity": "x" * 64}, **cut)
+    assert room.turn(), "one leaves, three wait"
+    assert not room.turn()
+    fill(store, 1)
+    assert isinstance(room._trainer, Picky)
+    room._trainer.silent = True
+    assert room.turn()
+    room._trainer.silent = False
+    fill(store, 4)
+    assert room.turn()
+    told = head_metrics(store)
+    assert (told["dropped/stale"], told["truncated"]) == (2, 4)
+    fill(store, 4)
+    assert room.turn()
+    assert (head_metrics(store)["dropped/stale"], head_metrics(store)["truncated"]) == (1, 0)
+    room.close()
+
+
+def test_too_many_versions_old_is_stale(builder: Builder, judged: Callable[..., object], head: Policy) -> None:
+    old, new = judged(), judged(request={"version": 70})
+    far = Policy(
+        version=70, parent=69, state=head.state, path=None, digest="", base="b", identity=head.identity, created_at=0.0
+    )
+    batch = builder.build([old, new], far)  # type: ignore[list-item]
+    assert batch.left["dropped/stale"] == 1
+    assert batch.counts["dropped/stale"] == 0
+    assert "70 versions ago" in next(iter(batch.dropped.values()))
+    assert staleness(70, batch.samples) == {"staleness/versions": 0.0, "staleness/versions/max": 0.0}
+    assert staleness(70, []) == {}

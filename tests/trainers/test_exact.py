@@ -1,0 +1,242 @@
+"""A whole step against the plain way: one turn at a time, all logits, no tree, no chunks, formulas stated apart.
+
+In float64, gradients of every trained weight to 1e-6 relative, for every method, family and kind of weights.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.trainers.conftest import save_tiny
+from transformers import AutoModelForCausalLM, GemmaConfig, GemmaForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from openclaw_rl.config import TrainConfig
+from openclaw_rl.credit import Sample
+from openclaw_rl.train.loop import make_method
+from openclaw_rl.trainers import head
+from openclaw_rl.trainers.local import LocalTrainer
+
+V = 64
+SHAPE: dict[str, Any] = {
+    "vocab_size": V,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.3,
+}
+METHODS: dict[str, dict[str, Any]] = {
+    "binary": {"method": "binary"},
+    "opd": {"method": "opd", "opd_clip": 0.7},
+    "opd-overlap": {"method": "opd", "hint_choice": "overlap", "topk": 5},
+    "combine": {"method": "combine", "w_binary": 0.6, "w_opd": 1.7},
+    "combine-student": {"method": "combine", "w_opd": 1.7, "distill": "student_topk", "topk": 4},
+    "combine-teacher": {"method": "combine", "distill": "teacher_topk", "topk": 6, "divergence": "forward"},
+    "sdpo": {"method": "sdpo", "topk": 7},
+    "sdpo-mixture": {"method": "sdpo", "topk": 7, "hint_choice": "mixture", "divergence": "jsd", "distill_cap": 1.1},
+    "sdft": {"method": "sdft", "topk": 7},
+}
+SETTINGS: dict[str, Any] = {
+    "max_gap": 99.0,
+    "max_batch_gap": 99.0,
+    "max_step_kl": 1e9,
+    "clip_grad": 1e12,
+    "learning_rate": 1e-12,  # the gradient is what is looked at
+    "kl_coef": 0.2,
+    "lora": {"rank": 3},
+}
+MEMORY = {"reply_tokens": 6.5, "baseline": {"all": [0.3, 9], "agents": {"a": [0.6, 5], "b": [-0.2, 1]}}}
+BOUNDS = {"low": 0.8, "high": 1.28, "dual": 3.0, "gap_low": 0.5, "gap_high": 5.0}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    root = tmp_path_factory.mktemp("exact")
+    torch.manual_seed(5)
+    LlamaForCausalLM(LlamaConfig(**SHAPE)).save_pretrained(root / "llama")
+    GemmaForCausalLM(GemmaConfig(**SHAPE)).save_pretrained(root / "gemma")
+    return {"qwen3": save_tiny(root / "qwen3"), "llama": str(root / "llama"), "gemma": str(root / "gemma")}
+
+
+def plain(model: Any, prompt: np.ndarray, s: Sample) -> torch.Tensor:
+    """[R, V] by the model's own attention, all logits of the row."""
+    ids = torch.from_numpy(np.concatenate([prompt, s.response_ids]).astype(np.int64))
+    logits = model(input_ids=ids[None, :-1], use_cache=False).logits[0] / s.temperature
+    return torch.log_softmax(logits, -1)[len(prompt) - 1 :]
+
+
+def session(seed: int, *, rewards: bool = True, hints: bool = True) -> list[Sample]:
+    """Turns upon one trunk, each with replies of uneven lengths, up to three hints, scores or none, masks with gaps."""
+    rng = np.random.default_rng(seed)
+
+    def draw(low: int, high: int) -> np.ndarray:
+        return rng.integers(0, V, int(rng.integers(low, high))).astype(np.int32)
+
+    history, out = draw(10, 20), []
+    for n in range(8):
+        prompt, response = np.concatenate([history, draw(1, 6)]), draw(1, 9)
+        mask = rng.random(len(response)) < 0.7
+        mask[rng.integers(len(response))] = True
+        told = [np.concatenate([prompt[:-1], draw(1, 5), prompt[-1:]]) for _ in range((0, 1, 3, 2)[n % 4] * hints)]
+        out.append(
+            Sample(
+                turn=f"turn-{n}",
+                agent="ab"[n % 2],
+                prompt_ids=prompt,
+                response_ids=response,
+                logprobs=np.zeros(len(response), np.float32),
+                mask=mask,
+                temperature=float(rng.uniform(0.6, 1.4)),
+                version=0,
+                reward=(1.0, -1.0, None)[n % 3] if rewards else None,
+                hinted_prompts=tuple(told),
+            )
+        )
+        history = history if n % 3 else np.concatenate([prompt, response])
+    return out
+
+
+def made_double(folder: str, train: TrainConfig) -> LocalTrainer:
+    """In float64, and away from the base."""
+    made = LocalTrainer(folder, make_method(train), train)
+    made.load(folder=None, memory=MEMORY)
+    made.model.double()
+    if train.weights == "full":
+        for name, base in made._weights._base.items():
+            made._weights._base[name] = base.double()
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, weight in made._weights.parameters.items():
+            spread = 0.02 if train.weights == "full" else 0.2 * ("lora_B" in name)
+            weight += spread * torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
+    return made
+
+
+class Reference:
+    """The same step from the formulas: values that the trainer tells, and the gradient of every trained weight."""
+
+    def __init__(self, reference: ModuleType, made: LocalTrainer, folder: str, train: TrainConfig) -> None:
+        self._reference, self._train = reference, train
+        self._model = copy.deepcopy(made.model)
+        self._student = self._model if train.weights == "full" else self._model.get_base_model()
+        self._student.set_attn_implementation("sdpa")
+        self._base = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa").double().eval()
+        named = dict(self._model.named_parameters())
+        self._parameters = [named[name] for name in made._weights.parameters]
+
+    def sampled(self, samples: list[Sample]) -> list[Sample]:
+        """With sampled log-probabilities around the student's own, some of them far away."""
+        rng, out = np.random.default_rng(2), []
+        for s in samples:
+            o = self._own(plain(self._student, s.prompt_ids, s), s).detach().numpy()
+            noise = rng.normal(0, 0.25, len(o)) + rng.choice([0, 0, 0, 0, 0, 0, 0.9, -2.0], len(o))
+            fields = {f: getattr(s, f) for f in s.__slots__}
+            out.append(Sample(**fields | {"logprobs": (o + noise).astype(np.float32)}))
+        return out
+
+    def gradients(self, samples: list[Sample]) -> tuple[float, tuple[torch.Tensor, ...]]:
+        """(the loss, d loss / d weight for each)."""
+        whole = [plain(self._student, s.prompt_ids, s) for s in samples]
+        stated = [self._stated(s, all_RV) for s, all_RV in zip(samples, whole, strict=True)]
+        weights = {"binary": self._train.w_binary, "opd": self._train.w_opd}
+        if self._train.method != "combine":
+            weights = dict.fromkeys(weights, 1.0)
+        value, slopes = self._reference.total_loss(
+            stated, weights=weights | {"topk": 0.0}, kl_coef=0.2, average_length=6.5, bounds=BOUNDS
+        )
+        followed, bins = self._reference.followed_loss(
+            stated,
+            kind=self._train.divergence,
+            cap=self._train.distill_cap,
+            average_length=6.5,
+            gap_low=0.5,
+            gap_high=5.0,
+        )
+        total = torch.zeros((), dtype=torch.float64)
+        for s, all_RV, given, slope, rows in zip(samples, whole, stated, slopes, bins, strict=True):
+            total = total + (self._own(all_RV, s) * torch.tensor(slope, dtype=torch.float64)).sum()
+            for t, row in enumerate(rows):
+                total = total + (all_RV[t][given["ids"][t]] * weights["opd"] * torch.tensor(row)).sum()
+        return value + weights["opd"] * followed, torch.autograd.grad(total, self._parameters)
+
+    def _own(self, all_RV: torch.Tensor, s: Sample) -> torch.Tensor:
+        return all_RV.gather(-1, torch.from_numpy(s.response_ids.astype(np.int64))[:, None])[:, 0]
+
+    @torch.no_grad()
+    def _stated(self, s: Sample, all_RV: torch.Tensor) -> dict[str, Any]:
+        """The sample as tests/methods/reference.py wants it."""
+        train, o = self._train, self._own(all_RV, s).tolist()
+        teachers = [plain(self._base, prompt, s) for prompt in s.hinted_prompts]
+        advantages: dict[str, Any] = {"binary": None, "opd": None, "topk": None}
+        if train.method in ("binary", "combine") and s.reward is not None:
+            state = {("agent", k): tuple(v) for k, v in MEMORY["baseline"]["agents"].items()}  # type: ignore[index]
+            b = self._reference.baselines(state | {"everyone": (0.3, 9)}, s.agent, 8.0)
+            advantages["binary"] = [s.reward - b] * len(o)
+        by = {"sdpo": "student_topk", "sdft": "teacher_topk"}.get(train.method, train.distill)
+        choice = train.hint_choice or ("mixture" if by == "token" else "overlap")
+        target, ids = None, None
+        if train.method != "binary" and teachers:
+            tops = [x.topk(train.topk, -1).indices.tolist() for x in (all_RV, *teachers)]
+            if choice == "overlap":
+                number = self._reference.closest_hint(tops[0], tops[1:], s.mask)
+                teachers, tops = [teachers[number]], [tops[0], tops[1 + number]]
+            if by == "token":
+                at = [self._own(x, s).tolist() for x in teachers]
+                advantages["opd"] = [
+                    self._reference.opd_advantage(o[t], [x[t] for x in at], train.opd_clip) for t in range(len(o))
+                ]
+            else:
+                advantages["topk"] = [0.0] * len(o)  # it is in the batch: the KL to the base stands there
+                ids = tops[0] if by == "student_topk" else tops[1]
+                even = torch.stack(teachers).exp().mean(0).log()
+                target = [(all_RV[t][ids[t]].tolist(), even[t][ids[t]].tolist()) for t in range(len(o))]
+        return {
+            "logp": o,
+            "mu": s.logprobs.astype(np.float64).tolist(),
+            "base": self._own(plain(self._base, s.prompt_ids, s), s).tolist(),
+            "mask": s.mask.tolist(),
+            "advantages": advantages,
+            "target": target,
+            "ids": ids,
+        }
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("tuned", ["lora", "full"])
+@pytest.mark.parametrize("family", ["qwen3", "llama", "gemma"])
+def test_a_step_is_the_plain_one(
+    reference: ModuleType,
+    folders: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    family: str,
+    tuned: str,
+    name: str,
+) -> None:
+    """One pass for all, and one for each row; heads in chunks; a batch whose terms are all there, and two without."""
+    monkeypatch.setattr(head, "FLOATS", V * 5)
+    batches = [{}, {"rewards": False}, {"hints": False}] if family == "qwen3" else [{}]
+    for number, (batch, micro) in enumerate([(b, m) for b in batches for m in (10_000, 1)]):
+        train = TrainConfig(**SETTINGS | METHODS[name] | {"weights": tuned, "micro_tokens": micro})
+        made = made_double(folders[family], train)
+        stated = Reference(reference, made, folders[family], train)
+        samples = stated.sampled(session(9, **batch))
+        result = made.step(samples, str(tmp_path / str(number)))
+        if result.folder is None:
+            assert batch in ({"rewards": False}, {"hints": False}), "one of its terms is the only one"
+            continue
+        value, gradients = stated.gradients(samples)
+        assert result.metrics["loss/total"] == pytest.approx(value, rel=1e-6)
+        assert result.metrics["masked/gap"] > 0, "some tokens are out of the band"
+        for (where, weight), wanted in zip(made._weights.parameters.items(), gradients, strict=True):
+            assert weight.grad is not None
+            assert (weight.grad - wanted).abs().max() <= 1e-6 * wanted.abs().max(), where
