@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 export OMP_WAIT_POLICY ?= passive
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: env demo learn test check fuzz bench starter clean test-openclaw test-clients test-engines
+.PHONY: env demo learn learn-rate test check fuzz bench starter clean test-openclaw test-clients test-engines test-ray
 $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; v=sys.version_info; sys.exit(0 if v >= (3, 11) else f"OpenClaw-RL needs Python 3.11 or newer; this is {v[0]}.{v[1]}. Try: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
@@ -58,9 +58,12 @@ test-openclaw: $(STAMP) $(OPENCLAW_ENV)/.installed  ## the real OpenClaw talks t
 learn: $(STAMP)  ## five tastes x three methods, measured; writes docs/learning.md (about half an hour)
 	$(BIN)/python -m openclaw_rl.evaluate.learn --out runs/learn
 
+learn-rate: $(STAMP)  ## reactions of one person until satisfied, by batch size, with and without replay; writes docs/learning_rate.md (about half an hour)
+	$(BIN)/python -m openclaw_rl.evaluate.rate --out runs/learn-rate
+
 check: $(STAMP)  ## lint, format, strict types; the import order is among the tests
-	$(BIN)/ruff check src tests tests_engines tests_openclaw tests_clients benchmarks docs
-	$(BIN)/ruff format --check src tests tests_engines tests_openclaw tests_clients benchmarks docs
+	$(BIN)/ruff check src tests tests_engines tests_openclaw tests_clients tests_ray benchmarks docs
+	$(BIN)/ruff format --check src tests tests_engines tests_openclaw tests_clients tests_ray benchmarks docs
 	$(BIN)/mypy
 
 test: check  ## everything that CI runs
@@ -80,14 +83,28 @@ $(CLIENTS_VENV)/.installed: pyproject.toml
 	$(CLIENTS_VENV)/bin/pip install -q -e . pytest pytest-timeout $(CLIENTS)
 	touch $@
 
+# An environment on top of .venv, which it does not touch.
+RAY ?= ray>=2.40
+RAY_VENV ?= .ray-venv
+test-ray: $(STAMP) $(RAY_VENV)/.installed  ## ranks that a real, local Ray places (one to three minutes)
+	RAY_USAGE_STATS_ENABLED=0 $(RAY_VENV)/bin/python -m pytest tests_ray -o filterwarnings=default
+
+$(RAY_VENV)/.installed: $(STAMP)
+	$(PYTHON) -m venv $(RAY_VENV)
+	below=$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])') && \
+	    echo "import site; site.addsitedir('$$below')" > $$(echo $(RAY_VENV)/lib/python3*/site-packages)/below.pth
+	$(RAY_VENV)/bin/pip install -q "$(RAY)"
+	touch $@
+
 bench: $(STAMP)  ## gateway and trainer against their peers, token gaps while swapping, a long session; benchmarks/results
 	$(BIN)/python benchmarks/gateway.py
 	$(BIN)/python benchmarks/swaps.py
 	$(BIN)/python benchmarks/openclaw_session.py
 	$(BIN)/python benchmarks/trainer.py
+	$(BIN)/python benchmarks/garbage.py
 
 starter: $(STAMP)  ## train the shipped starter policy again, from nothing
 	$(BIN)/python -m openclaw_rl.evaluate.starter --out src/openclaw_rl/assets/starter
 
 clean:
-	rm -rf $(VENV) .vllm-venv .bench-venv .clients-venv runs demo-out build
+	rm -rf $(VENV) .vllm-venv .bench-venv .clients-venv .ray-venv runs demo-out build

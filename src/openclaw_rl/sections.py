@@ -239,8 +239,10 @@ class TrainConfig(_Section):
     gate_kl: float = Field(5.0, gt=0, description="mean KL estimate to the base, in nats per token")
     lease: float = Field(30.0, gt=0, description="seconds; a trainer frozen for longer publishes nothing")
     keep_checkpoints: int = Field(
-        8, ge=2, description="newest versions whose optimizer states are kept; adapters are all kept, "
-        "of whole models only those of these versions"
+        8,
+        ge=2,
+        description="newest versions whose optimizer states are kept (of whole models: of two); adapters are all kept, "
+        "whole models only of these versions",
     )
     seed: int = 0
     threads: int = Field(1, ge=1, description="CPU threads of the trainer process, of each rank")

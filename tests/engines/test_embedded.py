@@ -186,6 +186,24 @@ def test_a_regeneration_of_a_cached_prompt_agrees(bench: Bench, reference: Refer
         np.testing.assert_allclose(logprobs, reference(2, prompt, ids, 1.0), atol=ATOL)
 
 
+def test_sessions_that_share_a_trunk_have_their_turns_cached_and_agree(bench: Bench, reference: Reference) -> None:
+    """Eight take turns in a cache that would hold five whole ones; each turn branches off from the one before."""
+    trunk, passing = random_ids(1, 330), random_ids(2, 7)
+    histories = [np.concatenate([trunk, random_ids(10 + s, 9)]) for s in range(8)]
+    for turn in range(3):
+        for session, history in enumerate(histories):
+            name = f"{session}-{turn}"
+            prompt = np.concatenate([history, passing])
+            job = bench.ask(name, 1, prompt, seed=session)
+            bench.finish()
+            ids, logprobs = bench.reply(name)
+            np.testing.assert_allclose(logprobs, reference(1, prompt, ids, 1.0), atol=ATOL)
+            assert job.reused >= (len(history) - len(ids) - 6 if turn else len(trunk) if session else 0)
+            said = np.array(ids, dtype=np.int32)
+            histories[session] = np.concatenate([history, said, random_ids(100 * turn + session, 6)])
+    assert sum(len(h) for h in histories) > 1.4 * 2048
+
+
 def test_scores_come_between_steps_and_agree(bench: Bench, reference: Reference) -> None:
     bench.ask("running", 1, random_ids(1, 4), max_tokens=100)
     cases = {"long": (1, 40, 50), "one": (2, 1, 1), "chunk": (0, 16, 1), "cached": (1, 4, 30)}

@@ -15,13 +15,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from openclaw_rl.config import Config, EngineConfig, ModelConfig
+from openclaw_rl import methods
+from openclaw_rl.config import Config, EngineConfig, ModelConfig, TrainConfig
+from openclaw_rl.credit import Sample
 from openclaw_rl.digest import digest_of
 from openclaw_rl.engines.client import EngineClient
 from openclaw_rl.engines.embedded import Job, Scored, Token
 from openclaw_rl.engines.embedded_fleet import Fleet
 from openclaw_rl.engines.embedded_model import BaseModel
 from openclaw_rl.errors import EngineError
+from openclaw_rl.trainers.local import LocalTrainer
+from openclaw_rl.trainers.pack import Row
 from openclaw_rl.types import Generation, PolicyRef, Sampling
 
 Refs = dict[int, PolicyRef]
@@ -230,6 +234,32 @@ def test_another_kind_of_model_is_no_version(model_folder: Path, tmp_path: Path)
     other.save_pretrained(tmp_path)
     with pytest.raises(EngineError, match="are not served as"):
         Bench(model_folder).fleet.read(_ref(9, tmp_path))
+
+
+def test_what_the_trainer_writes_is_what_is_served(model_folder: Path, all_refs: Refs, tmp_path: Path) -> None:
+    """Three versions of one line, side by side: each gives its trainer's log-probabilities."""
+    made = methods.make("binary", decay=0.95, shrink=8.0, clip=1.0, w_binary=1.0, w_opd=1.0)
+    train = TrainConfig(weights="full", learning_rate=1e-3, max_gap=9.0, max_step_kl=1e9)
+    trainer = LocalTrainer(str(model_folder), made, train, ModelConfig(device="cpu"))
+    prompt, response = random_ids(1, 12), random_ids(2, 9)
+    row = Row(prompt_ids=prompt, response_ids=response, temperature=1.0)
+    refs, expected = [all_refs[0]], [trainer.logprobs([row])[0].numpy()]
+    for version in (10, 11):
+        sample = Sample(
+            turn=f"t{version}", agent="a", prompt_ids=prompt, response_ids=response, logprobs=expected[-1],
+            mask=np.ones(9, dtype=bool), temperature=1.0, version=0, reward=1.0,
+        )  # fmt: skip
+        result = trainer.step([sample], str(tmp_path / str(version)))
+        refs.append(PolicyRef(version=version, path=str(result.folder), digest=result.digest))
+        expected.append(trainer.logprobs([row])[0].numpy())
+    assert np.abs(expected[2] - expected[1]).min() > 1e-3, "versions differ"
+    bench = Bench(model_folder)
+    bench.load(*refs)
+    for ref in refs:
+        bench.fleet.score(str(ref.version), ref.version, prompt, response, 1.0)
+    bench.finish()
+    for ref, logps in zip(refs, expected, strict=True):
+        np.testing.assert_allclose(bench.scores[str(ref.version)], logps, atol=ATOL)
 
 
 def test_through_the_process_replies_go_on_while_a_whole_model_is_loaded(

@@ -226,7 +226,9 @@ def test_a_request_that_says_little_is_given_again_as_it_was(start: Start, kind:
     site = start(kind)
     site.script.say({"thinking": "Well</think>Hello.", "gptoss": GPT_OSS}.get(kind, "Hello."))
     answer = site.http.post("/v1/responses", {"input": "hi", "user": "ann", "reasoning": {"effort": "low"}}).json()
-    assert site.http.get(f"/v1/responses/{answer['id']}").json() == answer
+    again = site.http.get(f"/v1/responses/{answer['id']}").json()
+    assert answer["created_at"] <= again["completed_at"] <= answer["completed_at"]  # before it left
+    assert again | {"completed_at": answer["completed_at"]} == answer
     whole(answer)
 
 

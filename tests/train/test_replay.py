@@ -34,7 +34,8 @@ class Picky(ScriptedTrainer):
 
     def step(self, samples: Sequence[Sample], out: str) -> StepResult:
         result = super().step(samples, out)
-        dropped = {s.turn: "too stale: mean |log ratio| 0.7" for s in samples if s.turn in self.stale}
+        stale = {s.turn: "too stale: mean |log ratio| 0.7" for s in samples if s.turn in self.stale}
+        dropped = dict(result.dropped) | stale
         return StepResult(
             folder=result.folder, digest=result.digest, metrics=result.metrics, memory=result.memory, dropped=dropped
         )

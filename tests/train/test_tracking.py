@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -40,6 +41,41 @@ def test_each_step_is_a_line(tmp_path: Path) -> None:
     assert second["version"] == 2
 
 
+SURFACE = {  # what the descriptions promise, by these very names
+    "loss/total": 0.5, "loss/binary": 0.25, "loss/opd": 0.125, "reward/mean": -1.0, "reward/std": 0.75,
+    "gradient/norm": 2.0, "learning_rate": 0.0625, "step": 3.0,
+}  # fmt: skip
+
+
+def test_the_real_tensorboard_shows_them(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", exc_type=ImportError)
+    made = tracker(tmp_path, "tensorboard")
+    made.tell(policy(4), SURFACE, [])
+    made.tell(policy(5), {"loss/total": 0.25}, [])
+    events = accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    told = {name: [(e.step, e.tensor_proto.float_val[0]) for e in events.Tensors(name)] for name in SURFACE}
+    assert told == {name: [(4, value)] for name, value in SURFACE.items()} | {"loss/total": [(4, 0.5), (5, 0.25)]}
+
+
+@pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="wandb is not installed: pip install wandb")
+@pytest.mark.filterwarnings("default")  # its own, and those of what it brings
+def test_the_real_wandb_keeps_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Offline: a run of the promised name, in whose file each name and value stands."""
+    import wandb
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    tracker(tmp_path, "wandb").tell(policy(4), SURFACE, [])
+    run = wandb.run
+    assert run is not None
+    assert (run.name, run.project, run.config["rank"]) == ("openclaw-rl-binary", "openclaw-rl", 4)
+    assert run.step == 5, "the step is not held back until the next one is there"
+    wandb.finish()
+    (kept,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
+    assert all(name.encode() in kept.read_bytes() for name in SURFACE)
+
+
 def test_a_library_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, module in (("wandb", "wandb"), ("tensorboard", "tensorboard.summary")):
         monkeypatch.setitem(sys.modules, module, None)
@@ -53,7 +89,8 @@ def test_a_sink_that_fails_is_left_out(
     """A stand-in for the library, as far as it is used: its server goes away after the first step."""
     got: list[tuple[int | None, dict[str, float]]] = []
 
-    def log(metrics: dict[str, float], step: int) -> None:
+    def log(metrics: dict[str, float], step: int, commit: bool) -> None:
+        assert commit
         if got:
             raise ConnectionError("no route")
         got.append((step, metrics))

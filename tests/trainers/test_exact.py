@@ -222,10 +222,14 @@ def test_a_step_is_the_plain_one(
     tuned: str,
     name: str,
 ) -> None:
-    """One pass for all, and one for each row; heads in chunks; a batch whose terms are all there, and two without."""
+    """Heads in chunks; and on one family one pass for each row, and batches in which one of the terms has no sample."""
     monkeypatch.setattr(head, "FLOATS", V * 5)
-    batches = [{}, {"rewards": False}, {"hints": False}] if family == "qwen3" else [{}]
-    for number, (batch, micro) in enumerate([(b, m) for b in batches for m in (10_000, 1)]):
+    batches: list[tuple[dict[str, Any], int]] = [({}, 10_000)]
+    if family == "qwen3":
+        batches.append(({}, 1))
+    if (family, tuned) == ("qwen3", "lora"):
+        batches += [({"rewards": False}, 10_000), ({"hints": False}, 1)]
+    for number, (batch, micro) in enumerate(batches):
         train = TrainConfig(**SETTINGS | METHODS[name] | {"weights": tuned, "micro_tokens": micro})
         made = made_double(folders[family], train)
         stated = Reference(reference, made, folders[family], train)
@@ -235,7 +239,7 @@ def test_a_step_is_the_plain_one(
             assert batch in ({"rewards": False}, {"hints": False}), "one of its terms is the only one"
             continue
         value, gradients = stated.gradients(samples)
-        assert result.metrics["loss/total"] == pytest.approx(value, rel=1e-6)
+        assert result.metrics["loss/total"] == pytest.approx(value, rel=1e-6, abs=1e-7)  # its terms cancel
         assert result.metrics["masked/gap"] > 0, "some tokens are out of the band"
         for (where, weight), wanted in zip(made._weights.parameters.items(), gradients, strict=True):
             assert weight.grad is not None

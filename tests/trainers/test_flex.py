@@ -20,7 +20,7 @@ from torch.nn.attention.flex_attention import BlockMask
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
 
 from openclaw_rl.trainers import attention, flex, tree
-from openclaw_rl.trainers.flex import BLOCK, Sight
+from openclaw_rl.trainers.flex import BLOCK, Masks
 from openclaw_rl.trainers.logprob import Passes
 from openclaw_rl.trainers.pack import Row
 from openclaw_rl.trainers.tree import Tree
@@ -94,7 +94,7 @@ def means(mask: BlockMask, tokens: int) -> torch.Tensor:
 def test_the_block_mask_is_the_tree(seed: int, branches: int, longest: int, window: int | None) -> None:
     of = planted(grown(seed, branches, longest))
     wanted = seen(of, window)
-    mask = Sight(of).mask(window)
+    mask = Masks(of).mask(window)
     assert torch.equal(means(mask, of.tokens), wanted)
     squares = wanted.view(of.tokens // BLOCK, BLOCK, -1, BLOCK)
     full = blocks(mask.full_kv_num_blocks, mask.full_kv_indices)
@@ -105,10 +105,10 @@ def test_the_block_mask_is_the_tree(seed: int, branches: int, longest: int, wind
 
 
 def test_a_mask_is_made_once_for_all_layers() -> None:
-    sight = Sight(planted(grown(1, 3, 200)))
-    assert sight.mask(None) is sight.mask(None)
-    assert sight.mask(7) is sight.mask(7)
-    assert sight.mask(7) is not sight.mask(None)
+    masks = Masks(planted(grown(1, 3, 200)))
+    assert masks.mask(None) is masks.mask(None)
+    assert masks.mask(7) is masks.mask(7)
+    assert masks.mask(7) is not masks.mask(None)
 
 
 @settings(max_examples=30, deadline=None)
@@ -139,7 +139,7 @@ def test_states_and_gradients_are_those_of_segments(
     given_states = [torch.randn(1, n, of.tokens, 16, generator=random, dtype=torch.float64) for n in shapes]
     weights = torch.randn(1, heads[0], of.tokens, 16, generator=random, dtype=torch.float64)
     results = []
-    for way, what in ((flex.attend, Sight(of)), (attention.by_segments, of)):
+    for way, what in ((flex.attend, Masks(of)), (attention.by_segments, of)):
         states = [s.clone().requires_grad_() for s in given_states]
         out = way(*states, what, scale, window)  # type: ignore[operator]
         results.append([out.detach(), *torch.autograd.grad((out * weights).sum(), states)])
@@ -153,23 +153,23 @@ def test_one_kernel_serves_all_lengths_and_trees(unfused: None, monkeypatch: pyt
     monkeypatch.setattr(flex, "BACKEND", made)
     for seed, longest in enumerate((400, 200, 20, 300)):
         of = planted(grown(seed, 3, longest))
-        sight = Sight(of)
+        masks = Masks(of)
         query = torch.randn(1, 4, of.tokens, 16)
         key, value = torch.randn(2, 1, 2, of.tokens, 16)
         for window in (None, 5, 60):
             for trains in (True, False):
                 with torch.set_grad_enabled(trains):
-                    flex.attend(query.requires_grad_(trains), key, value, sight, 0.25, window)
+                    flex.attend(query.requires_grad_(trains), key, value, masks, 0.25, window)
     assert made.frame_count == 4
 
 
 def test_too_many_kernels_are_an_error_and_not_a_crawl(unfused: None) -> None:
     of = planted(grown(0, 3, 500))
     query = torch.randn(1, 2, of.tokens, 16)
-    flex.attend(query, query, query, Sight(of), 0.25, None)
+    flex.attend(query, query, query, Masks(of), 0.25, None)
     limit = torch._dynamo.config.patch(recompile_limit=1)
     with limit, pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
-        flex.attend(query.double(), query.double(), query.double(), Sight(of), 0.25, None)
+        flex.attend(query.double(), query.double(), query.double(), Masks(of), 0.25, None)
 
 
 SHAPE = {
@@ -183,6 +183,8 @@ def _gemma3() -> Gemma3ForCausalLM:
     return Gemma3ForCausalLM(Gemma3TextConfig(**SHAPE, sliding_window=40, layer_types=kinds))
 
 
+# The compiler asks tensors for their gradient, and hides what torch says to that, but not from a filter of errors.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.parametrize("model", [_gemma3, lambda: LlamaForCausalLM(LlamaConfig(**SHAPE))], ids=["gemma3", "llama"])
 def test_a_whole_model_gives_the_gradients_of_segments(unfused: None, model: type) -> None:
     torch.manual_seed(0)

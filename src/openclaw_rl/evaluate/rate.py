@@ -1,7 +1,7 @@
 """`make learn-rate`: how many reactions of one person until the policy is to their taste, by batch size and replay.
 
-A person is slow and a trainer is quick: before each message all that was said is judged, trained and swapped in. So what
-comes out is the same whatever the machine is and does.
+A person is slow and a trainer is quick: before each message all that was said is judged, trained and swapped in. So
+what comes out is the same whatever the machine is and does.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from openclaw_rl.evaluate.rooms import Rooms
 from openclaw_rl.evaluate.styles import TASTES, Taste
 from openclaw_rl.evaluate.world import Question, held_out_questions
 
-BATCHES = (4, 8, 16)
+BATCHES = (2, 4, 8, 16)
 METHODS = ("combine", "binary")
 QUESTIONS = 200
-REACTIONS = 120
+REACTIONS = 100
 AT_ONCE = 256  # questions that are answered together
 
 
@@ -177,7 +177,7 @@ def _in_scratch(setting: Setting, given: argparse.Namespace) -> Run:
     return run
 
 
-def main() -> None:
+def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Reactions until satisfied, by batch size, with and without replay.")
     parser.add_argument("--out", type=Path, default=Path("runs/learn-rate"))
     parser.add_argument("--doc", type=Path, default=Path("docs/learning_rate.md"))
@@ -192,6 +192,11 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=QUESTIONS)
     parser.add_argument("--parallel", type=int, default=2, help="people at once, each in a process of its own")
     parser.add_argument("--set", dest="sets", metavar="KEY=VALUE", action="append", default=[], help="other settings")
+    return parser
+
+
+def main() -> None:
+    parser = arguments()
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     console, began = Console(), time.monotonic()

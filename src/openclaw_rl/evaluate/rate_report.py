@@ -178,12 +178,14 @@ PREFACE = """# Learning at one person's rate
 
 Made by `make learn-rate` on the shipped starter policy. How often must a person say something until the policy is to
 their taste? For each row {people} simulated people, each with a taste of their own and a fresh system, react in words
-only, some {reactions} times: more than half of the time in words that the rules do not know, a tenth of the time wrong on
-purpose. A batch is that many fresh judged turns; with replay, as many turns again that were trained on once before
-(`train.max_uses` 2). Gateway, collector, judge, trainer, store and engine are the real ones, one after the other in one
-process: before each message everything that was said is judged, trained and swapped in, as it would be for a person who
-takes minutes. So nothing here depends on the speed of the machine, and the same seed gives the same figures. Each version is measured when it comes into use: satisfied is right and to the person's taste, at
-temperature 1, on {questions} questions that were never asked (the same ones, with the same seeds, for all versions).
-Reactions to 0.9: the median over people (and the range) of the reactions given when the first version with 0.9 or more
-came into use; of these judged: those to which the rules gave a score, so that they could train at all.
+only, some {reactions} times: more than half of the time in words that the rules do not know, a tenth of the time wrong
+on purpose. A batch is that many fresh judged turns; with replay, as many turns again that were trained on once before
+(`train.max_uses` 2). All rooms are the real ones, one after the other in one process (`openclaw_rl.evaluate.rooms`):
+before each message everything that was said is judged, trained and swapped in, as it would be for a person who takes
+minutes. So nothing here depends on the speed of the machine, and the same seed gives the same figures.
+
+Each version is measured when it comes into use: satisfied is right and to the person's taste, at temperature 1, on
+{questions} questions that were never asked (the same ones, with the same seeds, for all versions). Reactions to 0.9:
+the median over people (and the range) of the reactions given when the first version with 0.9 or more came into use; of
+these judged: those to which the rules gave a score, so that they could train at all.
 """

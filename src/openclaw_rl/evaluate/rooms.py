@@ -1,8 +1,8 @@
 """The whole system in one process, one room after the other: what takes a person a day takes seconds, and never races.
 
-Gateway, collector, judge, trainer, store and embedded engine are the real ones. Only the loops around them are not: here
-each room does all that there is to do before the person goes on, so that what is learned when does not depend on how
-fast or how busy the machine is.
+Gateway, collector, judge, trainer, store and embedded engine are the real ones. Only the loops around them are not:
+here each room does all that there is to do before the person goes on, so that what is learned when does not depend on
+how fast or how busy the machine is.
 """
 
 from __future__ import annotations

@@ -84,16 +84,15 @@ class TopK:
 
     def _part(self, sample: Sample, o: Floats, hinted: Sequence[Floats], tops: Tops) -> _Part:
         mask = sample.mask
+        lengths = [len(seen.ids) for seen in (tops.student, *tops.teachers)]
+        if set(lengths) != {len(mask)}:
+            raise ValueError(f"turn {sample.turn}: expected likeliest tokens at {len(mask)} positions, got {lengths}")
         hints = chosen(tops, mask, self._choice)
         if self._of == "student":
             support = Support(ids=tops.student.ids, logps=mixture([tops.crossed[i] for i in hints]))
             own = tops.student
         else:
             support = own = tops.teachers[hints[0]]
-        if len(support.ids) != len(mask):
-            raise ValueError(
-                f"turn {sample.turn}: expected likeliest tokens at {len(mask)} positions, got {len(support.ids)}"
-            )
         return _Part(
             support=support,
             speaks=any(bool(np.any(hinted[i][mask] != o[mask])) for i in hints),

@@ -13,6 +13,7 @@ from openclaw_rl.types import Policy
 
 log = logging.getLogger(__name__)
 HEAVY = "optimizer.state"  # only needed to go on training from that version
+AVERAGE = "average.state"  # the teacher, where it follows the policy: as large as the weights
 MOMENTS_OF_FULL = 2  # the newest whole models whose optimizer states are kept
 REMAINS = (MODEL_CONFIG, "trainer.json")  # of a whole model that was thinned out: what says that it was one
 
@@ -58,7 +59,8 @@ def thin(root: Path, *, keep: int, spare: Iterable[str | None]) -> None:
         full = (path / MODEL_CONFIG).exists() and weight_files(path) != WEIGHT_FILES
         if path.name in spared or place < (min(keep, MOMENTS_OF_FULL) if full else keep):
             continue
-        (path / HEAVY).unlink(missing_ok=True)
+        for name in (HEAVY, *((AVERAGE,) if full else ())):
+            (path / name).unlink(missing_ok=True)
         if full and place >= keep:
             for file in path.iterdir():
                 if file.name not in REMAINS:

@@ -61,11 +61,11 @@ Command = Load | Step | Idle
 Answer = Ready | Done | Refused
 
 
-def _to_bytes(value: Any) -> bytes:
+def _to_bytes(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return np.ascontiguousarray(value).tobytes()
     if isinstance(value, np.generic):
-        return msgspec.Raw(msgspec.msgpack.encode(value.item()))
+        return value.item()
     raise NotImplementedError(f"{type(value).__name__} does not travel to the ranks")
 
 
@@ -136,11 +136,11 @@ class Line:
 
 
 class Listener:
-    """Where rank 0 finds us: a socket in a folder that is ours alone, for as long as it takes to be found."""
+    """Where rank 0 finds us: a socket in a folder that is ours alone."""
 
     def __init__(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="ranks-"))
-        self.path = self._folder / "0.sock"
+        self.folder = Path(tempfile.mkdtemp(prefix="ranks-"))
+        self.path = self.folder / "0.sock"
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(str(self.path))
         self._socket.listen(1)
@@ -156,8 +156,9 @@ class Listener:
                 return Line(connection)
 
     def close(self) -> None:
+        """Take the folder away, and the file by which ranks find each other."""
         self._socket.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def find(path: str) -> Line:

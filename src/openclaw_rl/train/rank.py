@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> None:
     config = settings.inherited() or Config()
     from openclaw_rl.trainers import group
 
-    world = group.join(config.train.launch, config.model, store=given.store, rank=given.rank, size=given.ranks)
+    world = group.join(config.train, config.model, store=given.store, rank=given.rank, size=given.ranks)
     mine = world.rank == 0
     if mine and given.link is None:
         raise OpenClawError("rank 0 is started by `openclaw-rl train`; start the ranks of the other machines only")
@@ -61,6 +61,7 @@ def _trainer(config: Config, world: Group) -> LocalTrainer:
     path = str(ModelFiles.of(config.model).folder)
     trainer = LocalTrainer(path, make_method(config.train), config.train, config.model, world)
     log.info("rank %d of %d: the model is loaded", world.rank, world.size)
+    world.gather()
     return trainer
 
 

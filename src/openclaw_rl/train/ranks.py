@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -27,7 +26,9 @@ LOG = "ranks.log"  # what the ranks write to their standard error
 _TAIL = 25  # lines
 _LAST_WORDS = 3.0  # seconds for a launcher to say which rank it was
 _GRACE = 5.0  # seconds between SIGTERM and SIGKILL
-_PROGRAM = ("-m", "openclaw_rl.train.rank")
+PROGRAM = (sys.executable, "-m", "openclaw_rl.train.rank")
+Start = tuple[list[str], dict[str, str]]
+"""A command and its environment."""
 
 
 class Ranks(Protocol):
@@ -84,19 +85,16 @@ class RankedTrainer:
 
 
 class Processes:
-    """Children of this process: the ranks themselves, or one torchrun that starts them."""
+    """Children of this process: ranks, or one torchrun that starts them."""
 
-    def __init__(self, config: Config) -> None:
-        self._log = config.logs_dir / LOG
+    def __init__(self, starts: Sequence[Start], listener: Listener | None, log_file: Path) -> None:
+        """`listener`: where rank 0 finds us, when it is among them; `log_file`: what they write to standard error."""
+        self._log, self._listener = log_file, listener
         self._log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._log.write_bytes(b"")
         self._log.chmod(0o600)
-        self._listener = Listener()
         self._line: line.Line | None = None
-        self._store = tempfile.TemporaryDirectory(prefix="ranks-")
-        torchrun = config.train.launch.by == "torchrun"
-        commands = [_torchrun(config, self._listener)] if torchrun else _local(config, self._listener, self._store.name)
-        self.children = [self._start(command, environment) for command, environment in commands]
+        self.children = [self._start(command, environment) for command, environment in starts]
 
     def _start(self, command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         with self._log.open("ab") as out:
@@ -105,9 +103,9 @@ class Processes:
     def ask(self, raw: bytes | None) -> bytes:
         try:
             if self._line is None:
-                self._line = self._listener.accept(self._check)
-                self._listener.close()
-            return line.answer(self._line, self._check) if raw is None else line.ask(self._line, raw, self._check)
+                assert self._listener is not None, "rank 0 is elsewhere"
+                self._line = self._listener.accept(self.check)
+            return line.answer(self._line, self.check) if raw is None else line.ask(self._line, raw, self.check)
         except EOFError:
             line.wait(lambda: self._ended() is not None, _LAST_WORDS)
             raise self._gone() from None
@@ -115,7 +113,8 @@ class Processes:
     def _ended(self) -> subprocess.Popen[bytes] | None:
         return next((child for child in self.children if child.poll() is not None), None)
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raises `RanksGone` when one of them has ended."""
         if self._ended() is not None:
             line.wait(lambda: all(child.poll() is not None for child in self.children), 0.5)
             raise self._gone()
@@ -132,17 +131,14 @@ class Processes:
     def close(self) -> None:
         if self._line is not None:
             self._line.close()
-        self._listener.close()
+        if self._listener is not None:
+            self._listener.close()
         for child in self.children:
             child.terminate()
         line.wait(lambda: all(child.poll() is not None for child in self.children), _GRACE)
         for child in self.children:
             child.kill()
             child.wait()
-        self._store.cleanup()
-
-
-_Start = tuple[list[str], dict[str, str]]
 
 
 def rank_environment(config: Config) -> dict[str, str]:
@@ -151,19 +147,18 @@ def rank_environment(config: Config) -> dict[str, str]:
     return settings.foreign_environment({settings.HANDED_DOWN: own.model_dump_json(), "OMP_WAIT_POLICY": "passive"})
 
 
-def _local(config: Config, listener: Listener, folder: str) -> list[_Start]:
+def local(config: Config, listener: Listener) -> list[Start]:
     """Every rank a child. They meet by a file and speak over loopback: nothing listens for other machines."""
     size, out = config.train.ranks, []
+    loop = "lo" if sys.platform == "linux" else "lo0"
     for rank in range(size):
-        how = ["--store", str(Path(folder) / "store"), "--rank", str(rank), "--ranks", str(size)]
-        loop = "lo" if sys.platform == "linux" else "lo0"
+        how = ["--store", str(listener.folder / "store"), "--rank", str(rank), "--ranks", str(size)]
         extra = {"LOCAL_RANK": str(rank), "GLOO_SOCKET_IFNAME": loop, "NCCL_SOCKET_IFNAME": loop}
-        command = [sys.executable, *_PROGRAM, *how, "--link", str(listener.path)]
-        out.append((command, rank_environment(config) | extra))
+        out.append(([*PROGRAM, *how, "--link", str(listener.path)], rank_environment(config) | extra))
     return out
 
 
-def _torchrun(config: Config, listener: Listener) -> _Start:
+def _torchrun(config: Config, listener: Listener) -> list[Start]:
     """This machine's ranks by torchrun; those of further machines join at `train.launch.address`."""
     launch = config.train.launch
     host, _, port = launch.address.rpartition(":")
@@ -174,15 +169,18 @@ def _torchrun(config: Config, listener: Listener) -> _Start:
         )
     where = ["--nnodes", str(launch.nodes), "--node-rank", "0", "--master-addr", host, "--master-port", port]
     each = ["--nproc-per-node", str(config.train.ranks // launch.nodes)]
-    command = [sys.executable, "-m", "torch.distributed.run", *where, *each]
-    return [*command, *_PROGRAM, "--link", str(listener.path)], rank_environment(config)
+    command = [PROGRAM[0], "-m", "torch.distributed.run", *where, *each, *PROGRAM[1:], "--link", str(listener.path)]
+    return [(command, rank_environment(config))]
 
 
 def launched(config: Config) -> RankedTrainer:
     """The trainer that `train.ranks` and `train.launch` want. Raises `ConfigError`, `ModelError`, `RanksGone`."""
-    log.info("starting %d ranks (%s)", config.train.ranks, config.train.launch.by)
-    if config.train.launch.by == "ray":
+    by = config.train.launch.by
+    log.info("starting %d ranks (%s)", config.train.ranks, by)
+    if by == "ray":
         from openclaw_rl.train.ray_ranks import RayRanks
 
         return RankedTrainer(RayRanks(config))
-    return RankedTrainer(Processes(config))
+    listener = Listener()
+    starts = _torchrun(config, listener) if by == "torchrun" else local(config, listener)
+    return RankedTrainer(Processes(starts, listener, config.logs_dir / LOG))

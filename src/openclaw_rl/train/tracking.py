@@ -139,7 +139,7 @@ def _wandb(track: TrackConfig, logs: Path, run: str, settings: Mapping[str, Any]
     )
 
     def sink(step: int, metrics: Mapping[str, float]) -> None:
-        made.log(dict(metrics), step=step)
+        made.log(dict(metrics), step=step, commit=True)  # else W&B shows a step when the next one is there
 
     return sink
 

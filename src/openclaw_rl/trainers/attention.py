@@ -1,7 +1,7 @@
 """Attention over a packed tree: each token looks at its ancestors and itself, and every token's states are made once.
 
 Registered with transformers under the name `tree`; the tree travels to it as a keyword of the decoder's call. With a
-`Sight` beside it (on a GPU) it is one FlexAttention call with the mask `j <= i < end[j]`. Without one, each run of
+`Masks` beside it (on a GPU) it is one FlexAttention call with the mask `j <= i < end[j]`. Without one, each run of
 tokens is one call of torch's attention on its own path; the path's keys are gathered for the moment only, and again in
 the backward pass, so that a long prompt under many answers is held once.
 
@@ -18,7 +18,7 @@ from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from openclaw_rl.trainers import flex
-from openclaw_rl.trainers.flex import Sight
+from openclaw_rl.trainers.flex import Masks
 from openclaw_rl.trainers.pack import Row
 from openclaw_rl.trainers.tree import Segment, Tree, pad, plant
 
@@ -126,7 +126,7 @@ def tree_attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     tree: Tree | None = None,
-    sight: Sight | None = None,
+    masks: Masks | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention interface: query [1, H, T, D], key and value [1, G, T, D] -> [1, T, H, D].
@@ -143,8 +143,8 @@ def tree_attention(
     if tree is None:
         square = _mask(0, query.shape[2], query.shape[2], window, query.device)
         out = _attend(query, key, value, square, scale)
-    elif sight is not None:
-        out = flex.attend(query, key, value, sight, scale, window)
+    elif masks is not None:
+        out = flex.attend(query, key, value, masks, scale, window)
     else:
         out = by_segments(query, key, value, tree, scale, window)
     return out.transpose(1, 2).contiguous(), None
@@ -163,13 +163,13 @@ def flex_gap(call: flex.Call, device: torch.device) -> float:
     ]
     window = tree.tokens // 4 if call.windowed else None
 
-    def both(way: Any, what: Sight | Tree) -> list[torch.Tensor]:
+    def both(way: Any, what: Masks | Tree) -> list[torch.Tensor]:
         query, key, value = (s.clone().requires_grad_() for s in states[:3])
         out = way(query, key, value, what, call.size**-0.5, window)
         return [out.detach(), *torch.autograd.grad((out * states[3]).sum(), (query, key, value))]
 
     with torch.enable_grad():
-        pairs = zip(both(flex.attend, Sight(tree)), both(by_segments, tree), strict=True)
+        pairs = zip(both(flex.attend, Masks(tree)), both(by_segments, tree), strict=True)
         return max(float((got - want).norm() / want.norm()) for got, want in pairs)
 
 

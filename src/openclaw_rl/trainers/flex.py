@@ -43,7 +43,7 @@ class Call:
     windowed: bool
 
 
-class Sight:
+class Masks:
     """What the tokens of one tree see, for FlexAttention. Each window's mask is made once and serves all layers."""
 
     def __init__(self, tree: Tree) -> None:
@@ -51,14 +51,14 @@ class Sight:
         assert tree.tokens == padded_length(tree.tokens), f"{tree.tokens} tokens are not whole blocks"
         self._end_T = tree.end_T.int()
         self._depth_T = tree.depth_T.int()
-        self._masks: dict[int | None, BlockMask] = {}
+        self._made: dict[int | None, BlockMask] = {}
         self.calls: set[Call] = set()
 
     def mask(self, window: int | None) -> BlockMask:
         """`window`: how far back in depth a token looks, itself included; None: to the root."""
-        if window not in self._masks:
-            self._masks[window] = _block_mask(self._end_T, self._depth_T, window)
-        return self._masks[window]
+        if window not in self._made:
+            self._made[window] = _block_mask(self._end_T, self._depth_T, window)
+        return self._made[window]
 
 
 def _block_mask(end_T: torch.Tensor, depth_T: torch.Tensor, window: int | None) -> BlockMask:
@@ -122,10 +122,10 @@ def compiled(backend: str) -> Callable[..., torch.Tensor]:
     return torch.compile(_call, dynamic=True, fullgraph=True, backend=backend)
 
 
-def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sight: Sight, scale: float, window: int | None
+def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, masks: Masks, scale: float, window: int | None
            ) -> torch.Tensor:  # fmt: skip
     """[1, H, T, D]; query [1, H, T, D], key and value [1, G, T, D]. Raises what the compiler raises."""
-    sight.calls.add(
+    masks.calls.add(
         Call(
             heads=query.shape[1],
             groups=key.shape[1],
@@ -134,4 +134,4 @@ def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sight: S
             windowed=window is not None,
         )
     )
-    return compiled(BACKEND)(query, key, value, sight.mask(window), repr(scale))
+    return compiled(BACKEND)(query, key, value, masks.mask(window), repr(scale))

@@ -15,26 +15,29 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from openclaw_rl.config import LaunchConfig, ModelConfig
+from openclaw_rl.config import ModelConfig, TrainConfig
 from openclaw_rl.errors import ModelError
 from openclaw_rl.trainers import sharding
 from openclaw_rl.trainers.memory import CURE
 from openclaw_rl.trainers.world import dealt
 
 _T = TypeVar("_T")
+_START = 1800.0  # seconds in which every rank must have come and loaded the model
 _BUCKET = 2**24  # elements that are added up in one call
 
 
 class Group:
     """`World` of the ranks that were launched together. Raises what torch.distributed raises when one is gone."""
 
-    def __init__(self, launch: LaunchConfig, model: ModelConfig, *, local: int, cuda: bool) -> None:
-        """After `join`. `local`: number of the rank on its machine; `cuda`: whether it has a GPU."""
+    def __init__(self, train: TrainConfig, *, local: int, cuda: bool) -> None:
+        """`join` makes it. `local`: number of the rank on its machine; `cuda`: whether it has a GPU."""
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._local, self._cuda = local, cuda
-        self._sharded = cuda if launch.shard is None else launch.shard
-        # Of their own, so that a rank that fails between passes never answers to somebody else's collective.
-        self._talk = dist.new_group(backend="gloo", timeout=timedelta(seconds=launch.timeout))
+        self._sharded = sharding.wanted(train, cuda=cuda)
+        # Words and tensors apart: a rank that failed within a pass must not answer where others exchange results.
+        timeout = timedelta(seconds=train.launch.timeout)
+        self._talk = dist.new_group(backend="gloo", timeout=timeout)
+        self._data = dist.new_group(backend="nccl" if cuda else "gloo", timeout=timeout)
 
     def each(self, costs: Sequence[int], work: Callable[[int, float], _T], kind: type[_T]) -> list[_T]:
         hands = dealt(costs, self.size)
@@ -77,16 +80,26 @@ class Group:
         wanted = [t for t, any_ in zip(whole, has.tolist(), strict=True) if any_]
         for bucket in _buckets(wanted):
             flat = torch.cat([torch.zeros_like(t).flatten() if t.grad is None else t.grad.flatten() for t in bucket])
-            dist.all_reduce(flat, group=None if flat.is_cuda else self._talk)
+            dist.all_reduce(flat, group=self._data if flat.is_cuda == self._cuda else self._talk)
             for tensor, total in zip(bucket, torch.split(flat, [t.numel() for t in bucket]), strict=True):
                 tensor.grad = total.view_as(tensor).clone()
 
-    def placed(self, model: ModelConfig) -> ModelConfig:
-        return model.model_copy(update={"device": f"cuda:{self._local}"}) if self._cuda else model
+    def placed(self, path: str, model: ModelConfig) -> ModelConfig:
+        if not self._cuda:
+            return model
+        if not self._sharded:
+            return model.model_copy(update={"device": f"cuda:{self._local}"})
+        # A GPU that holds a share of the layers need not have room for all: each goes there by itself.
+        return model.model_copy(update={"device": "cpu", "dtype": sharding.precision(path, model)})
 
     def spread(self, causal: Any, trained: Iterable[torch.nn.Parameter]) -> None:
         if self._sharded:
-            sharding.shard(causal, set(trained), "cuda" if self._cuda else "cpu", self.size)
+            device = torch.device("cuda", self._local) if self._cuda else torch.device("cpu")
+            sharding.shard(causal, set(trained), device, self._data)
+
+    def gather(self) -> None:
+        """Wait until every rank has come this far, however long loading a model takes it."""
+        dist.all_reduce(torch.zeros(1))
 
     def told(self, raw: bytes | None) -> bytes:
         """What rank 0 gives, on every rank."""
@@ -106,10 +119,10 @@ class Group:
         return [body[: int(size)].numpy().tobytes() for body, size in zip(bodies, sizes, strict=True)]
 
 
-def join(launch: LaunchConfig, model: ModelConfig, *, store: str | None, rank: int, size: int) -> Group:
+def join(train: TrainConfig, model: ModelConfig, *, store: str | None, rank: int, size: int) -> Group:
     """Wait for the other ranks. `store`: a file that all of them see, with `rank` and `size`; None: as torchrun says.
 
-    Raises what torch.distributed raises when they do not come within `launch.timeout`.
+    Raises what torch.distributed raises when they do not come.
     """
     cuda = not model.device.startswith("cpu") and torch.cuda.is_available()
     local = dist.get_node_local_rank(fallback_rank=max(0, rank))
@@ -120,9 +133,9 @@ def join(launch: LaunchConfig, model: ModelConfig, *, store: str | None, rank: i
         init_method="env://" if store is None else f"file://{store}",
         rank=rank if store else -1,
         world_size=size if store else -1,
-        timeout=timedelta(seconds=launch.timeout),
+        timeout=timedelta(seconds=_START),
     )
-    return Group(launch, model, local=local, cuda=cuda)
+    return Group(train, local=local, cuda=cuda)
 
 
 def _bytes(raw: bytes) -> torch.Tensor:

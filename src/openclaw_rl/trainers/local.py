@@ -63,7 +63,7 @@ class LocalTrainer:
         """
         torch.set_num_threads(train.threads)
         self._method, self._train, self._world = method, train, world or Alone()
-        self._weights = weights.make(path, train, self._world.placed(model or ModelConfig()))
+        self._weights = weights.make(path, train, self._world.placed(path, model or ModelConfig()))
         self.model, self.causal = self._weights.model, self._weights.causal
         self._world.spread(self.causal, self._weights.parameters.values())
         check_head(self.causal)

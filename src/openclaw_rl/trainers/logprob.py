@@ -18,7 +18,7 @@ import torch
 
 from openclaw_rl.errors import ModelError
 from openclaw_rl.trainers import attention, head, tree
-from openclaw_rl.trainers.flex import Sight, padded_length
+from openclaw_rl.trainers.flex import Masks, padded_length
 from openclaw_rl.trainers.pack import Packed, Row, micro_batches, pack
 from openclaw_rl.trainers.world import Alone, World, cut
 
@@ -75,11 +75,11 @@ class Passes:
         try:
             self._model.set_attn_implementation(attention.NAME)
             planted = self._planted(rows)
-            sight = self._sight(planted)
-            gap = (self._over(rows, planted, sight).pick().logp - padded_K).abs().max().item()
+            masks = self._masks(planted)
+            gap = (self._over(rows, planted, masks).pick().logp - padded_K).abs().max().item()
             if not gap <= _TOLERANCE.get(self._model.dtype, _LOW_TOLERANCE):
                 return f"log-probabilities are off by {gap:.3g}"
-            for call in sight.calls if sight else ():
+            for call in masks.calls if masks else ():
                 gap = attention.flex_gap(call, self._model.device)
                 if not gap <= _STATE_TOLERANCE.get(call.dtype, _LOW_STATES):
                     return f"{call}: states and gradients are off by {gap:.3g}"
@@ -133,22 +133,22 @@ class Passes:
 
     def _tree(self, rows: Sequence[Row]) -> head.Read:
         planted = self._planted(rows)
-        return self._over(rows, planted, self._sight(planted))
+        return self._over(rows, planted, self._masks(planted))
 
     def _planted(self, rows: Sequence[Row]) -> tree.Tree:
         planted = tree.plant(rows, self._model.device)
         return tree.pad(planted, padded_length(planted.tokens)) if self.flex else planted
 
-    def _sight(self, planted: tree.Tree) -> Sight | None:
-        return Sight(planted) if self.flex else None
+    def _masks(self, planted: tree.Tree) -> Masks | None:
+        return Masks(planted) if self.flex else None
 
-    def _over(self, rows: Sequence[Row], planted: tree.Tree, sight: Sight | None) -> head.Read:
+    def _over(self, rows: Sequence[Row], planted: tree.Tree, masks: Masks | None) -> head.Read:
         out = self._model.get_decoder()(
             input_ids=planted.ids_T[None],
             position_ids=planted.depth_T[None],
             use_cache=False,
             tree=planted,
-            sight=sight,
+            masks=masks,
         )
         return self._read(rows, out.last_hidden_state[0], planted)
 

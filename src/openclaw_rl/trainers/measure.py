@@ -43,6 +43,7 @@ def measured(batch: Scored, members: Sequence[int], after: Sequence[torch.Tensor
     return (
         _rewards([batch.samples[i] for i in members])
         | _engine_gap(batch, members)
+        | _replay_gap(batch, members)
         | _off_policy(before_K, mu_K)
         | {
             "kl": (d_K.square() / 2).mean().item(),
@@ -74,6 +75,15 @@ def _rewards(samples: Sequence[Sample]) -> dict[str, float]:
     outcomes = {(e.task, e.rollout): e.outcome for s in samples if (e := s.episode) and e.outcome is not None}
     rewards = [*scores, *outcomes.values()]
     return {"reward/mean": float(np.mean(rewards)), "reward/std": float(np.std(rewards))} if rewards else {}
+
+
+def _replay_gap(batch: Scored, members: Sequence[int]) -> dict[str, float]:
+    """Mean |log rho| before the step of those that were trained on before: how stale they are."""
+    again = [i for i in members if batch.samples[i].replay]
+    if not again:
+        return {}
+    gaps_K = torch.cat([(batch.student[i].double() - batch.mu(i).double()).abs()[batch.mask(i)] for i in again])
+    return {"gap/replays": gaps_K.mean().item()}
 
 
 def _engine_gap(batch: Scored, members: Sequence[int]) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -22,14 +23,17 @@ class Scorer:
 
         Raises `ModelError` or `ConfigError` when they cannot be loaded or do not fit.
         """
+        torch.set_num_threads(train.threads)
         made = weights.make(path, train, model)
         check_head(made.causal)
         if folder is not None:
             made.read(Path(folder))
         made.model.eval()
+        self._standing = nullcontext if folder is not None else made.frozen  # an adapter that does nothing costs time
         self._passes = Passes(made.causal, micro_tokens=train.micro_tokens)
 
     def score(self, rows: Sequence[tuple[Ids, Ids]]) -> list[Logprobs]:
         """For each (prompt [P], response [R]): [R] natural logarithms at temperature 1."""
         packed = [Row(prompt_ids=prompt, response_ids=response, temperature=1.0) for prompt, response in rows]
-        return [logp.to(torch.float32).numpy() for logp, _ in self._passes.score(packed)]
+        with self._standing():
+            return [logp.to(torch.float32).numpy() for logp, _ in self._passes.score(packed)]

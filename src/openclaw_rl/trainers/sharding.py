@@ -9,14 +9,39 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from transformers import AutoConfig
 
-from openclaw_rl.errors import ModelError
+from openclaw_rl.config import ModelConfig, TrainConfig
+from openclaw_rl.errors import ConfigError, ModelError
 
 
-def shard(causal: Any, trained: set[torch.nn.Parameter], device: str, size: int) -> None:
-    """Shard the frozen weights of the decoder's layers over `size` ranks. Raises `ModelError` when it has no layers."""
+def wanted(train: TrainConfig, *, cuda: bool) -> bool:
+    """Whether the layers are to be shared out. Raises `ConfigError` where they cannot be."""
+    possible = train.weights == "lora" and train.base_bits == 16
+    if train.launch.shard and not possible:
+        raise ConfigError(
+            "train.launch.shard true shares out the frozen layers below an adapter, in 16 bits or more. With "
+            f"train.weights {train.weights} and train.base_bits {train.base_bits} every rank holds the whole model: "
+            "set it false"
+        )
+    return possible and (cuda if train.launch.shard is None else train.launch.shard)
+
+
+def precision(path: str, model: ModelConfig) -> str:
+    """In which a GPU would load the model: as the settings say, or as the checkpoint has it."""
+    if model.dtype != "auto":
+        return model.dtype
+    stored = AutoConfig.from_pretrained(path, local_files_only=True).dtype
+    return str(stored or torch.float32).removeprefix("torch.")
+
+
+def shard(causal: Any, trained: set[torch.nn.Parameter], device: torch.device, group: Any) -> None:
+    """Shard the frozen weights of the decoder's layers over the ranks, everything on `device`.
+
+    `group`: the ranks' process group. Raises `ModelError` when the decoder does not list its layers.
+    """
     decoder = causal.get_decoder()
     layers = getattr(decoder, "layers", None)
     if not isinstance(layers, torch.nn.ModuleList):
@@ -26,10 +51,12 @@ def shard(causal: Any, trained: set[torch.nn.Parameter], device: str, size: int)
         )
     inside = {p for layer in layers for p in layer.parameters()}
     whole = {p for p in causal.parameters() if p not in inside}
-    mesh = init_device_mesh(device, (size,))
+    mesh = DeviceMesh.from_group(group, device.type)
     for layer in layers:
         fully_shard(layer, mesh=mesh, ignored_params=trained)
     fully_shard(decoder, mesh=mesh, ignored_params=trained | whole)
     for module in decoder.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)  # gradients add up: denominators are of the whole batch
+    for parameter in whole | trained:
+        parameter.data = parameter.data.to(device)  # the same objects for good

@@ -38,8 +38,8 @@ class World(Protocol):
         """Their gradients become the sums over all ranks."""
         ...
 
-    def placed(self, model: ModelConfig) -> ModelConfig:
-        """The settings with the device on which this rank loads the model."""
+    def placed(self, path: str, model: ModelConfig) -> ModelConfig:
+        """The settings with the device, and the precision, in which this rank loads the model at `path`."""
         ...
 
     def spread(self, causal: Any, trained: Iterable[torch.nn.Parameter]) -> None:
@@ -58,7 +58,7 @@ class Alone:
     def add_up(self, tensors: Iterable[torch.Tensor]) -> None:
         return
 
-    def placed(self, model: ModelConfig) -> ModelConfig:
+    def placed(self, path: str, model: ModelConfig) -> ModelConfig:
         return model
 
     def spread(self, causal: Any, trained: Iterable[torch.nn.Parameter]) -> None:

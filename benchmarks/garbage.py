@@ -1,0 +1,189 @@
+"""Streams of what makes peers collapse, at thirty times the learning rate; and the same with the bounds taken away.
+
+    python benchmarks/garbage.py
+
+Junk tokens, rewards that mean nothing or are all equal, rewards that flip, replies cut at their limit, wrong
+log-probabilities, turns of a policy that is long gone: forty steps of eight turns each on a random two-layer model.
+Writes the table in docs/concepts/safety_of_a_step.md; `tests/train/test_garbage.py` holds the bounds.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from openclaw_rl import methods
+from openclaw_rl.config import TrainConfig
+from openclaw_rl.credit import Sample
+from openclaw_rl.trainers.local import LocalTrainer
+from openclaw_rl.trainers.pack import Row
+
+PAGE = Path(__file__).parent.parent / "docs" / "concepts" / "safety_of_a_step.md"
+BEGIN, END = "<!-- made by benchmarks/garbage.py: begin -->", "<!-- end -->"
+V, STEPS, TURNS = 64, 40, 8
+RATE = 0.05
+UNBOUND = {"max_step_kl": 1e9, "kl_coef": 0.0, "max_gap": 1e9, "gap_low": 1e-9, "gap_high": 1e9}
+
+Reward = Callable[[np.random.Generator], float | None]
+Make = Callable[[LocalTrainer, np.random.Generator, int], list[Sample]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Of one stream: the metrics of each step that was taken, and of the others why not (one reason a batch)."""
+
+    steps: list[dict[str, float]] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    left_out: int = 0  # turns without gradient, of all
+
+
+def turns(trainer: LocalTrainer, rng: np.random.Generator, reward: Reward, *, junk: bool, off: float) -> list[Sample]:
+    """Eight turns, of random words or one token over and over; `off`: nats that their log-probabilities are wrong."""
+    out = []
+    for n in range(TURNS):
+        prompt, size = rng.integers(0, V, 6).astype(np.int32), int(rng.integers(4, 12))
+        response = np.full(size, rng.integers(V)) if junk else rng.integers(0, V, size)
+        row = Row(prompt_ids=prompt, response_ids=response.astype(np.int32), temperature=1.0)
+        truth = trainer.logprobs([row])[0].numpy()
+        mu = truth + rng.normal(0, off, size) if off else truth
+        out.append(
+            Sample(
+                turn=f"t{n}", agent="a", prompt_ids=prompt, response_ids=row.response_ids,
+                logprobs=mu.astype(np.float32), mask=np.ones(size, np.bool_), temperature=1.0, version=0,
+                reward=reward(rng),
+            )
+        )  # fmt: skip
+    return out
+
+
+def _coin(rng: np.random.Generator) -> float:
+    return float(rng.choice([-1.0, 1.0]))
+
+
+def _spikes(trainer: LocalTrainer, rng: np.random.Generator, _: int) -> list[Sample]:
+    """One token in ten is three nats off, as after a kernel's fault."""
+    out = []
+    for s in turns(trainer, rng, _coin, junk=False, off=0.0):
+        wrong = (rng.random(len(s.mask)) < 0.1) * rng.choice([-3.0, 3.0], len(s.mask))
+        out.append(replace(s, logprobs=(s.logprobs + wrong).astype(np.float32)))
+    return out
+
+
+def _truncated(trainer: LocalTrainer, rng: np.random.Generator, _: int) -> list[Sample]:
+    """Every reply runs into its limit: no score counts, and the hints are noise."""
+    made = turns(trainer, rng, lambda _: None, junk=True, off=0.0)
+    return [replace(s, hinted_prompts=(rng.integers(0, V, 9).astype(np.int32),)) for s in made]
+
+
+def _flip(trainer: LocalTrainer, rng: np.random.Generator, step: int) -> list[Sample]:
+    """The same eight replies, praised in one step and blamed in the next."""
+    made = turns(trainer, np.random.default_rng(1), lambda _: 1.0, junk=False, off=0.0)
+    return [replace(s, reward=1.0 if (n + step) % 2 else -1.0) for n, s in enumerate(made)]
+
+
+def _gone(trainer: LocalTrainer, rng: np.random.Generator, _: int) -> list[Sample]:
+    """Replies that the base wrote, however many versions ago, always with the same score."""
+    made = turns(trainer, np.random.default_rng(2), lambda _: 1.0, junk=False, off=0.0)
+    rows = [Row(prompt_ids=s.prompt_ids, response_ids=s.response_ids, temperature=1.0) for s in made]
+    base = trainer.logprobs(rows, base=True)
+    return [
+        replace(s, logprobs=mu.numpy(), reward=1.0 if n % 2 else -1.0)
+        for n, (s, mu) in enumerate(zip(made, base, strict=True))
+    ]
+
+
+def _plain(reward: Reward, *, junk: bool = False, off: float = 0.0) -> Make:
+    return lambda trainer, rng, step: turns(trainer, rng, reward, junk=junk, off=off)
+
+
+STREAMS: dict[str, Make] = {
+    "junk that is praised": _plain(lambda rng: 1.0, junk=True),
+    "rewards that mean nothing": _plain(_coin),
+    "everything is bad": _plain(lambda rng: -1.0),
+    "everything is good": _plain(lambda rng: 1.0),
+    "an engine whose log-probabilities are off": _plain(_coin, off=0.4),
+    "log-probabilities with spikes of three nats": _spikes,
+    "cut at the limit, hints are noise": _truncated,
+    "praised and blamed in turn": _flip,
+    "written by a policy that is long gone": _gone,
+}
+
+
+def run(base: str, out: Path, make: Make, *, count: int = STEPS, **settings: Any) -> Outcome:
+    """`count` batches of one stream. `settings`: of `train`, besides the learning rate."""
+    rng, train = np.random.default_rng(0), TrainConfig(**({"learning_rate": RATE} | settings))
+    method = methods.make("combine", decay=0.95, shrink=8.0, clip=1.0, w_binary=1.0, w_opd=1.0)
+    trainer, steps, refused, left_out = LocalTrainer(base, method, train), [], [], 0
+    for step in range(count):
+        result = trainer.step(make(trainer, rng, step), str(out / f"{step}"))
+        left_out += len(result.dropped)
+        if result.folder is None:
+            refused.append(next(iter(result.dropped.values())))
+        else:
+            steps.append(dict(result.metrics))
+    return Outcome(steps=steps, refused=refused, left_out=left_out)
+
+
+def save_tiny(folder: Path) -> str:
+    """A random Qwen3 of two layers whose log-probabilities differ visibly."""
+    transformers_logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=V, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, tie_word_embeddings=True, max_position_embeddings=256, bos_token_id=0,
+        eos_token_id=1,
+    )  # fmt: skip
+    model = Qwen3ForCausalLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(4.0)
+    model.save_pretrained(folder)
+    return str(folder)
+
+
+def table(rows: Sequence[tuple[str, Outcome, Outcome]]) -> str:
+    """One line a stream."""
+    lines = [
+        "| stream | steps | turns left out | masked | gradient norm, most | KL of a step, most | KL to the base, end "
+        "| the same unbound | entropy, first to last |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, held, free in rows:
+        first, last = held.steps[0], held.steps[-1]
+        masked = float(np.mean([m["masked/gap"] for m in held.steps]))
+        lines.append(
+            f"| {name} | {len(held.steps)} of {STEPS} | {held.left_out / STEPS / TURNS:.0%} | {masked:.1%} "
+            f"| {max(m['gradient/norm'] for m in held.steps):.1f} | {max(m['kl/step'] for m in held.steps):.4f} "
+            f"| {last['kl']:.3f} | {free.steps[-1]['kl']:.2f} | {first['entropy']:.2f} → {last['entropy']:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        base = save_tiny(Path(folder) / "base")
+        for number, (name, make) in enumerate(STREAMS.items(), 1):
+            print(f"{number} of {len(STREAMS)}: {name}", file=sys.stderr)
+            held = run(base, Path(folder) / f"{number}-held", make)
+            free = run(base, Path(folder) / f"{number}-free", make, **UNBOUND)
+            rows.append((name, held, free))
+    made = table(rows)
+    print(made)
+    head, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
+    PAGE.write_text(f"{head}{BEGIN}\n{made}\n{END}{rest.split(END, 1)[1]}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

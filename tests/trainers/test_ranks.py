@@ -1,0 +1,186 @@
+"""Several ranks are one trainer: the same steps, and after a death the same steps again. On the starter, in float64."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from openclaw_rl.config import Config, from_flat
+from openclaw_rl.credit import Sample, StepResult
+from openclaw_rl.digest import digest_of
+from openclaw_rl.errors import ConfigError, RanksGone
+from openclaw_rl.render.model_files import ModelFiles
+from openclaw_rl.train import ranks
+from openclaw_rl.train.line import Listener
+from openclaw_rl.train.loop import make_method
+from openclaw_rl.train.ranks import Processes, RankedTrainer, launched
+from openclaw_rl.trainers.local import LocalTrainer
+from openclaw_rl.trainers.world import Alone, cut, dealt
+
+Draw = Callable[..., list[Sample]]
+SETTINGS: dict[str, Any] = {
+    "model.dtype": "float64",
+    "train.max_gap": 9.0,
+    "train.max_batch_gap": 9.0,
+    "train.max_step_kl": 1e9,
+    "train.micro_tokens": 60,
+    "train.ranks": 2,
+    "train.launch.timeout": 120.0,
+}
+
+
+def settings(home: Path, **further: Any) -> Config:
+    return from_flat(SETTINGS | {"home": str(home)} | {k.replace("__", "."): v for k, v in further.items()})
+
+
+def alone(config: Config) -> LocalTrainer:
+    return LocalTrainer(str(ModelFiles.of(config.model).folder), make_method(config.train), config.train, config.model)
+
+
+def batches(trainer: LocalTrainer, draw: Draw, sizes: Sequence[int]) -> list[list[Sample]]:
+    alike = {1: {"reward": -1.0}}  # a batch of one must have something to say
+    return [draw(trainer, seed, size, noise=0.2, **alike.get(size, {})) for seed, size in enumerate(sizes)]
+
+
+def same(one: StepResult, two: StepResult) -> None:
+    """Losses, gradients, distances, memory and weights: to 1e-6."""
+    assert (one.dropped, one.metrics.keys()) == (two.dropped, two.metrics.keys())
+    assert json.dumps(one.memory) == json.dumps(two.memory)
+    for name in set(one.metrics) - {"seconds"}:
+        assert two.metrics[name] == pytest.approx(one.metrics[name], rel=1e-6, abs=1e-6), name
+    assert one.folder
+    assert two.folder
+    assert two.digest == digest_of(two.folder)
+    ours, theirs = weights(one.folder), weights(two.folder)
+    assert ours.dtype is torch.float64
+    torch.testing.assert_close(theirs, ours, rtol=0, atol=1e-6)
+
+
+def weights(folder: str) -> torch.Tensor:
+    file = next(Path(folder).glob("*model.safetensors"))
+    return torch.cat([tensor.flatten() for _, tensor in sorted(load_file(file).items())])
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"train__launch__by": "torchrun", "train__launch__address": "127.0.0.1:29417"},
+        {"train__launch__shard": True, "train__checkpointing": True},
+        {"train__weights": "full", "train__learning_rate": 1e-4},
+    ],
+    ids=["torchrun", "sharded", "full"],
+)
+def test_two_ranks_are_one(how: dict[str, Any], draw: Draw, tmp_path: Path) -> None:
+    """Also with fewer samples than ranks, and with ranks that have more passes to make than others."""
+    config = settings(tmp_path / "home", **how)
+    one = alone(config)
+    given = batches(one, draw, (7, 1, 5))
+    start = weights_of(one)
+    done = [one.step(batch, str(tmp_path / f"one-{n}")) for n, batch in enumerate(given)]
+    with launched(config) as two:
+        for n, batch in enumerate(given):
+            same(done[n], two.step(batch, str(tmp_path / f"two-{n}")))
+    assert (weights_of(one) - start).abs().max() > 1e-4, "the steps did something"
+
+
+def weights_of(trainer: LocalTrainer) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in trainer.model.parameters() if p.requires_grad])
+
+
+@pytest.mark.timeout(900)
+def test_killed_and_frozen_ranks_are_not_noticed_afterwards(draw: Draw, tmp_path: Path) -> None:
+    """In the middle of three steps: rank 0 is killed, rank 1 is killed, rank 1 stops answering."""
+    config = settings(tmp_path / "home", train__launch__timeout=20.0)
+    one = alone(config)
+    given = batches(one, draw, (6, 6, 6, 6))
+    done = [one.step(batch, str(tmp_path / f"one-{n}")) for n, batch in enumerate(given)]
+    last: StepResult | None = None
+    for n, victim in enumerate((0, 1, None)):
+        with started(config) as (two, children):
+            if last:
+                two.load(folder=last.folder, memory=last.memory)
+            last = two.step(given[n], str(tmp_path / f"two-{n}"))
+            same(done[n], last)
+            os.kill(children[1], signal.SIGSTOP)  # from here on rank 0 waits for it, in the middle of the step
+            if victim is not None:
+                threading.Timer(1.0, os.kill, (children[victim], signal.SIGKILL)).start()
+            with pytest.raises(RanksGone, match=r"a rank is gone \(process 0 "):
+                two.step(given[n + 1], str(tmp_path / f"lost-{n}"))
+            assert not (tmp_path / f"lost-{n}").exists()
+            for pid in children:  # the others end with it
+                with pytest.raises(ProcessLookupError):
+                    os.kill(pid, 0)
+    with launched(config) as two:
+        assert last
+        two.load(folder=last.folder, memory=last.memory)
+        same(done[3], two.step(given[3], str(tmp_path / "two-3")))
+
+
+class started:  # noqa: N801 - used as a function is
+    """A trainer over processes of which the test knows the ids."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+
+    def __enter__(self) -> tuple[RankedTrainer, list[int]]:
+        listener = Listener()
+        starts = ranks.local(self._config, listener)
+        self._processes = Processes(starts, listener, self._config.logs_dir / ranks.LOG)
+        return RankedTrainer(self._processes), [child.pid for child in self._processes.children]
+
+    def __exit__(self, *error: object) -> None:
+        self._processes.close()
+
+
+@pytest.mark.timeout(300)
+def test_what_every_rank_refuses_comes_back_as_it_was_raised(tmp_path: Path) -> None:
+    config = settings(tmp_path / "home", train__lora__targets=["embed_tokens"])
+    with pytest.raises(ConfigError, match=r"train.lora.targets: model.embed_tokens of .* engines serve adapters"):
+        launched(config)
+
+
+@pytest.mark.parametrize("settings_", [{"train.weights": "full"}, {"train.base_bits": 4}])
+def test_what_cannot_be_sharded_says_so(settings_: dict[str, Any]) -> None:
+    from openclaw_rl.trainers.sharding import wanted
+
+    with pytest.raises(ConfigError, match=r"train.launch.shard true shares out the frozen layers"):
+        wanted(from_flat(settings_ | {"train.launch.shard": True}).train, cuda=True)
+    assert not wanted(from_flat(settings_).train, cuda=True)
+
+
+def test_work_is_dealt_evenly() -> None:
+    costs = [5, 1, 9, 9, 2, 7, 3]
+    hands = dealt(costs, 3)
+    assert sorted(n for hand in hands for n in hand) == list(range(7))
+    assert {len(hand) for hand in hands} == {2, 3}
+    sums = [sum(costs[n] for n in hand) for hand in hands]
+    assert max(sums) - min(sums) <= max(costs)
+    assert dealt([], 2) == [[], []]
+    assert dealt([4], 2) == [[0], []]
+
+
+def test_groups_are_cut_until_every_rank_has_one() -> None:
+    lengths = [10, 1, 1, 1, 9, 30]
+    assert cut([[0, 1, 2, 3, 4]], lengths, 1) == [[0, 1, 2, 3, 4]]
+    assert cut([[0, 1, 2, 3, 4]], lengths, 2) == [[0, 1], [2, 3, 4]]
+    assert cut([[5], [0, 4]], lengths, 2) == [[5], [0, 4]]
+    assert cut([[5], [0, 4]], lengths, 9) == [[5], [0], [4]]
+
+
+def test_alone_does_everything_in_order() -> None:
+    assert Alone().each([3, 1, 2], lambda n, weight: n * weight, float) == [0.0, 1.0, 2.0]
+    gradient = torch.nn.Parameter(torch.ones(2))
+    gradient.grad = torch.full((2,), 3.0)
+    Alone().add_up([gradient])
+    assert np.array_equal(gradient.grad, [3.0, 3.0])

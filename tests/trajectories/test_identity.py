@@ -1,0 +1,77 @@
+"""Export, then import: the same again."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from hypothesis import HealthCheck, given, settings
+from tests.trajectories.world import PRINTED, Home, Plot, live, main, nouns, plot, put, stories
+
+from openclaw_rl.trajectories import exporting
+from openclaw_rl.trajectories.commands import save, send_out
+
+
+def again(folder: Path, home: Home) -> Home:
+    """A new home with what the first one exports."""
+    (folder / "all.jsonl").write_bytes(b"\n".join(home.exports()))
+    other = Home.open(folder / "other")
+    report = other.bring(folder / "all.jsonl")
+    assert report.refused == 0, report.examples
+    return other
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(stories)
+def test_a_store_comes_back_as_it_was(story: list[list[Plot]]) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        first = Home.open(folder / "first")
+        live(first.store, story)
+        second = again(folder, first)
+        assert second.exports() == first.exports()
+        assert nouns(second.store) == nouns(first.store)
+        first.store.close()
+        second.store.close()
+
+
+def test_words_come_back_with_the_tokens_that_were_made_of_them(tmp_path: Path, home: Home) -> None:
+    home.bring(
+        put(tmp_path / "in.jsonl", PRINTED, {"session_id": "b", "turns": [main("Hi", "Yo"), main("More", "No")]})
+    )
+    other = again(tmp_path, home)
+    assert other.exports() == home.exports()
+    assert nouns(other.store) == nouns(home.store)
+    other.store.close()
+
+
+def test_the_same_file_does_nothing_the_second_time(tmp_path: Path, home: Home) -> None:
+    file = put(tmp_path / "in.jsonl", PRINTED)
+    home.bring(file)
+    before = home.exports()
+    counts = home.bring(file).counts
+    assert (counts.imported, counts.grown, counts.known, counts.turns) == (0, 0, 1, 0)
+    assert home.exports() == before
+
+
+def test_its_own_export_does_nothing(tmp_path: Path, home: Home) -> None:
+    home.bring(put(tmp_path / "in.jsonl", PRINTED))
+    (tmp_path / "out.jsonl").write_bytes(home.exports()[0])
+    assert home.bring(tmp_path / "out.jsonl").counts.known == 1
+
+
+def test_a_folder_gets_a_private_file_for_each_session(tmp_path: Path, home: Home) -> None:
+    odd = {"session_id": "../a b/ü", "turns": [main("Hi", "Yo")]}
+    home.bring(put(tmp_path / "in.jsonl", PRINTED, odd))
+    send_out(home.config, str(tmp_path / "out"), names=(), since=None, form="trajectories")
+    files = sorted((tmp_path / "out").iterdir())
+    assert [f.name for f in files] == ["%2E.%2Fa b%2F%C3%BC.json", "user_session_abc123.json"]
+    assert [f.stat().st_mode & 0o777 for f in files] == [0o600, 0o600]
+
+
+def test_two_keys_with_a_session_of_one_name_have_two_files(tmp_path: Path, home: Home) -> None:
+    home.bring(put(tmp_path / "in.jsonl", {"session_id": "session 0", "turns": [main("Hi", "Yo")]}))
+    live(home.store, [[plot("closed")]])
+    with home.store.read() as conn:
+        names = [save(conn, tmp_path / "out", s) for s in list(exporting.sessions(conn))]
+    assert sorted(n.name for n in names if n) == ["session 0.json", "session 0~key.json"]

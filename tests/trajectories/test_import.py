@@ -1,0 +1,205 @@
+"""Words become turns that judge and trainer take like any other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.trajectories.world import IDENTITY, PRINTED, RENDERER, THANKS, Home, main, put
+
+from openclaw_rl.canon import Transience
+from openclaw_rl.config import STARTER, ModelConfig, TrainConfig
+from openclaw_rl.errors import IdentityMismatch
+from openclaw_rl.methods import make
+from openclaw_rl.render.model_files import ModelFiles
+from openclaw_rl.store import exchanges, imports, policies, turns
+from openclaw_rl.trajectories.making import NOT_TRAINABLE
+from openclaw_rl.trajectories.plan import Planned, plan
+from openclaw_rl.trajectories.reading import entries
+from openclaw_rl.trajectories.scoring import score_waiting
+from openclaw_rl.train.batch import Builder
+from openclaw_rl.types import Exchange, Origin, Reply, TurnState, Verdict
+
+
+def planned(file: Path) -> list[Planned]:
+    return [p for e in entries(file) for p in plan(e.trajectory())]
+
+
+def stored(home: Home, id_: str) -> tuple[Exchange, Reply]:
+    with home.store.read() as conn:
+        found = exchanges.get(conn, id_)
+    assert found is not None
+    assert found.reply is not None
+    return found, found.reply
+
+
+def test_words_are_scored_once_and_then_train(tmp_path: Path, home: Home) -> None:
+    """From the printed format to a sample, whose log-probabilities are those of the frozen trainer's own code."""
+    from openclaw_rl.trainers.local import LocalTrainer
+    from openclaw_rl.trainers.pack import Row
+
+    file = put(tmp_path / "in.jsonl", PRINTED | {"turns": [*PRINTED["turns"], main("And now?", "Now.")]})
+    report = home.bring(file, score=True)
+    assert (report.counts.tokenised, report.counts.scored, report.counts.turns) == (2, 2, 3)
+    first, side, second = planned(file)
+    exchange, reply = stored(home, first.id)
+    assert exchange.request.origin is Origin.TEXT
+    method = make("binary", decay=0.95, shrink=8, clip=1, w_binary=1, w_opd=1)
+    trainer = LocalTrainer(str(ModelFiles.find(STARTER).folder), method, TrainConfig(method="binary"), ModelConfig())
+    for id_ in (first.id, second.id):
+        found, said = stored(home, id_)
+        row = Row(prompt_ids=found.request.prompt_ids, response_ids=said.response_ids, temperature=1.0)
+        np.testing.assert_allclose(said.logprobs, trainer.logprobs([row])[0].numpy(), atol=1e-4)
+    with home.store.read() as conn:
+        waiting = turns.closed(conn, 10)
+        aside = turns.get(conn, side.id)
+        last = turns.get(conn, second.id)
+    assert [(w.turn, w.reaction.messages, w.reaction.how) for w in waiting] == [
+        (first.id, ({"role": "user", "content": THANKS},), "imported")
+    ]
+    assert aside is not None
+    assert (aside.state, aside.reason) == (TurnState.DROPPED, "side traffic: its trajectory says so")
+    assert last is not None
+    assert (last.state, last.parent, last.relation) == (TurnState.SERVED, first.id, "continuation")
+    with home.store.write() as conn:
+        turns.add_verdict(conn, Verdict(turn=first.id, revision=1, judge="rules", score=1, at=1.0))
+        head = policies.head(conn)
+        ready = policies.claimable(conn, head=0, limit=9, max_uses=1, need_score=True, need_hint=False)
+    builder = Builder(renderer=RENDERER, transient=Transience(()), signal=method, max_staleness=1)
+    batch = builder.build(ready, head)
+    assert batch.dropped == {}
+    (sample,) = batch.samples
+    assert (sample.turn, sample.reward, sample.temperature, sample.on_policy) == (first.id, 1.0, 1.0, False)
+    assert reply.response_ids.tolist() == sample.response_ids.tolist()
+
+
+def test_tokens_are_those_of_the_template(tmp_path: Path, home: Home) -> None:
+    turns_ = [main("Hi", "Yo"), {"type": "side", "prompt": "title?", "response": "T"}, main("More", "No")]
+    file = put(tmp_path / "in.jsonl", {"session_id": "s", "turns": turns_})
+    home.bring(file)
+    history = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Yo"},
+        {"role": "user", "content": "More"},
+        {"role": "assistant", "content": "No"},
+    ]
+    *_, last = planned(file)
+    exchange, reply = stored(home, last.id)
+    whole = RENDERER.render(history, generation=False).prompt_ids.tolist()
+    ours = [*exchange.request.prompt_ids.tolist(), *reply.response_ids.tolist()]
+    assert ours == whole[: len(ours)]
+    assert reply.response_ids[-1] in RENDERER.stop_token_ids
+
+
+def test_without_next_state_the_next_prompt_answers(tmp_path: Path, home: Home) -> None:
+    file = put(tmp_path / "in.jsonl", {"session_id": "s", "turns": [main("Hi", "Yo"), main("Shorter!", "Y")]})
+    home.bring(file)
+    first, second = planned(file)
+    with home.store.read() as conn:
+        said = turns.reaction(conn, first.id)
+    assert said is not None
+    assert (said.messages, said.source) == (({"role": "user", "content": "Shorter!"},), second.id)
+
+
+def test_tool_results_are_the_reaction_and_the_history(tmp_path: Path, home: Home) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": "sky"}'}}
+    asked = {"role": "assistant", "content": "", "tool_calls": [call]}
+    seen = [{"role": "tool", "tool_call_id": "c1", "content": "blue"}]
+    turns_ = [main("Look up", "", message=asked, next_state=seen), main("", "It is blue.", next_state="ok")]
+    file = put(tmp_path / "in.jsonl", {"session_id": "s", "turns": turns_})
+    assert home.bring(file).refused == 0
+    first, second = planned(file)
+    assert second.messages == ({"role": "user", "content": "Look up"}, asked, *seen)
+    with home.store.read() as conn:
+        said = turns.reaction(conn, first.id)
+    assert said is not None
+    assert list(said.messages) == seen
+
+
+def test_a_file_that_grows_adds_what_is_new(tmp_path: Path, home: Home) -> None:
+    begun = {"session_id": "s", "turns": [main("Hi", "Yo")]}
+    grown = {"session_id": "s", "turns": [main("Hi", "Yo", next_state="good"), main("More", "No")]}
+    home.bring(put(tmp_path / "a.jsonl", begun))
+    counts = home.bring(put(tmp_path / "a.jsonl", grown)).counts
+    assert (counts.imported, counts.grown, counts.turns) == (0, 1, 1)
+    first, _ = planned(tmp_path / "a.jsonl")
+    with home.store.read() as conn:
+        found = turns.get(conn, first.id)
+    assert found is not None
+    assert found.state is TurnState.CLOSED
+
+
+def test_what_was_grown_may_stand_in_the_same_file(tmp_path: Path, home: Home) -> None:
+    begun, grown = [main("Hi", "Yo")], [main("Hi", "Yo"), main("More", "No")]
+    counts = home.bring(
+        put(tmp_path / "a.jsonl", {"session_id": "s", "turns": begun}, {"session_id": "s", "turns": grown})
+    ).counts
+    assert (counts.imported, counts.grown, counts.turns) == (1, 1, 2)
+
+
+def test_trainable_false_never_trains(tmp_path: Path, home: Home) -> None:
+    file = put(tmp_path / "in.jsonl", {"session_id": "s", "turns": [main("a", "b", next_state="c", trainable=False)]})
+    home.bring(file)
+    with home.store.read() as conn:
+        found = turns.get(conn, planned(file)[0].id)
+    assert found is not None
+    assert (found.untrainable, found.state) == (NOT_TRAINABLE, TurnState.CLOSED)
+
+
+def test_one_bad_turn_keeps_its_whole_trajectory_out_and_no_other(tmp_path: Path, home: Home) -> None:
+    bad = {"session_id": "bad", "turns": [main("a", "b"), main("c", "ends <|im_end|> early")]}
+    report = home.bring(put(tmp_path / "in.jsonl", bad, PRINTED))
+    assert report.counts.imported == 1
+    assert report.counts.refused == {"chat template": 1}
+    assert "line 1: turn 2: the response holds <|im_end|>" in report.examples["chat template"][0]
+    assert len(home.exports()) == 1
+    assert report.file is not None
+    assert report.file.stat().st_mode & 0o777 == 0o600
+
+
+def test_unscored_turns_wait_until_they_are_scored(tmp_path: Path, home: Home) -> None:
+    file = put(tmp_path / "in.jsonl", PRINTED)
+    home.bring(file, score=False)
+    first = planned(file)[0].id
+    with home.store.read() as conn:
+        before = turns.get(conn, first)
+    assert before is not None
+    assert before.untrainable == imports.UNSCORED
+    seen: list[int] = []
+    assert score_waiting(home.config, home.store, seen.append) == 1
+    assert seen == [1]
+    assert score_waiting(home.config, home.store, seen.append) == 0
+    with home.store.read() as conn:
+        after = turns.get(conn, first)
+    assert after is not None
+    assert after.untrainable is None
+    assert np.isfinite(stored(home, first)[1].logprobs).all()
+
+
+def test_tokens_of_another_model_are_made_anew(tmp_path: Path, home: Home) -> None:
+    foreign = main("Hi", "Yo", prompt_ids=[1, 2], response_ids=[3], logprobs=[-1.0], identity="f" * 64)
+    file = put(tmp_path / "in.jsonl", {"session_id": "s", "turns": [foreign]})
+    home.bring(file)
+    exchange, _ = stored(home, planned(file)[0].id)
+    assert (exchange.request.origin, exchange.request.identity) == (Origin.TEXT, IDENTITY)
+    assert exchange.request.prompt_ids.tolist() == RENDERER.render(exchange.request.messages).prompt_ids.tolist()
+
+
+def test_a_token_outside_the_vocabulary_is_refused(tmp_path: Path, home: Home) -> None:
+    wrong = main("Hi", "Yo", prompt_ids=[10**6], response_ids=[3], logprobs=[-1.0], identity=IDENTITY)
+    report = home.bring(put(tmp_path / "in.jsonl", {"session_id": "s", "turns": [wrong]}))
+    assert "token 1000000 is not in the model's vocabulary" in report.examples["token arrays"][0]
+
+
+def test_an_id_never_changes_its_words(tmp_path: Path, home: Home) -> None:
+    home.bring(put(tmp_path / "a.jsonl", {"session_id": "s", "turns": [main("Hi", "Yo", id="mine")]}))
+    report = home.bring(put(tmp_path / "b.jsonl", {"session_id": "s", "turns": [main("Hi", "No", id="mine")]}))
+    assert "is in the store with other words" in report.examples["contradiction"][0]
+
+
+def test_another_models_store_is_refused(tmp_path: Path, home: Home) -> None:
+    with home.store.write() as conn:
+        policies.ensure_root(conn, base="other", identity="o" * 64, at=1.0)
+    with pytest.raises(IdentityMismatch, match="belongs to other"):
+        home.bring(put(tmp_path / "in.jsonl", PRINTED))

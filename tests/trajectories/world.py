@@ -1,0 +1,292 @@
+"""Trajectories, stores that hold every kind of turn, and importing on the starter policy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+from sqlalchemy import Connection
+
+from openclaw_rl import canon
+from openclaw_rl.canon import Transience
+from openclaw_rl.config import STARTER, Config, from_flat
+from openclaw_rl.render.model_files import ModelFiles, identity
+from openclaw_rl.render.renderer import Renderer
+from openclaw_rl.store import exchanges, links, moves, policies, turns
+from openclaw_rl.store.db import Store
+from openclaw_rl.store.moves import Cause
+from openclaw_rl.trajectories import exporting, reading
+from openclaw_rl.trajectories.commands import exported
+from openclaw_rl.trajectories.importing import Importer
+from openclaw_rl.trajectories.report import Report
+from openclaw_rl.types import (
+    Capture,
+    ExchangeStatus,
+    Feedback,
+    FinishReason,
+    Kind,
+    Reply,
+    Request,
+    Sampling,
+    Span,
+    Verdict,
+    Vote,
+)
+
+RENDERER = Renderer(ModelFiles.find(STARTER))
+IDENTITY = identity(ModelFiles.find(STARTER))
+THANKS = "User accepted the change and said 'perfect, thanks!'"
+PRINTED = {
+    "session_id": "user_session_abc123",
+    "turns": [
+        {
+            "type": "main",
+            "prompt": "Help me refactor this function to use async/await",
+            "response": "Here's the refactored version: ...",
+            "next_state": THANKS,
+            "trainable": True,
+        },
+        {"type": "side", "prompt": "What is 2+2?", "response": "4", "trainable": False},
+    ],
+}
+"""The format as the program's descriptions print it."""
+
+
+def main(prompt: str, response: str, **more: Any) -> dict[str, Any]:
+    return {"type": "main", "prompt": prompt, "response": response, **more}
+
+
+def put(file: Path, *trajectories: Any) -> Path:
+    """As lines of JSON."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(json.dumps(t) + "\n" for t in trajectories), encoding="utf-8")
+    return file
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Home:
+    """A store of its own, and importing into it."""
+
+    config: Config
+    store: Store
+
+    @staticmethod
+    def open(folder: Path, **settings: Any) -> Home:
+        config = from_flat({"home": str(folder)} | {k.replace("__", "."): v for k, v in settings.items()})
+        folder.mkdir(parents=True, exist_ok=True)
+        return Home(config=config, store=Store.open(config.store_path))
+
+    def bring(self, *files: Path, score: bool = False) -> Report:
+        """Import; without scores, so that nothing needs torch, unless they are asked for."""
+        importer = Importer(self.config, self.store, score=score)
+        with Report(self.config.logs_dir / "refused.jsonl") as report:
+            importer.run((e for f in reading.files(files) for e in reading.entries(f)), report)
+        return report
+
+    def exports(self) -> list[bytes]:
+        with self.store.read() as conn:
+            return [raw for s in list(exporting.sessions(conn)) if (raw := exported(conn, s)) is not None]
+
+
+# ------------------------------------------------------------------------------------- stores with every kind of turn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plot:
+    """What happens to one call."""
+
+    prompt: str
+    answer: str
+    fate: str
+    sampling: Sampling
+    score: int | None
+    hints: tuple[str, ...]
+    feedback: str | None
+    masked: bool
+    agent: str
+
+
+FATES = ("served", "closed", "judged", "tools", "failed", "cancelled", "redacted", "side", "timeout", "liked", "length")
+words = st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc")), min_size=1, max_size=20)
+samplings = st.builds(
+    Sampling,
+    temperature=st.sampled_from([1.0, 0.7, 0.0]),
+    top_p=st.sampled_from([1.0, 0.9]),
+    seed=st.none() | st.integers(0, 2**31),
+    stop=st.lists(words, max_size=2).map(tuple),
+    logit_bias=st.dictionaries(st.integers(0, 1000), st.floats(-2, 2), max_size=2),
+)
+plots = st.builds(
+    Plot,
+    prompt=words,
+    answer=words.filter(lambda w: canon.normalise(w) != ""),
+    fate=st.sampled_from(FATES),
+    sampling=samplings,
+    score=st.sampled_from([1, 0, -1, None]),
+    hints=st.lists(words, max_size=2).map(tuple),
+    feedback=st.none() | words,
+    masked=st.booleans(),
+    agent=st.sampled_from(["", "work"]),
+)
+stories = st.lists(st.lists(plots, min_size=1, max_size=4), min_size=1, max_size=3)
+
+
+def plot(fate: str) -> Plot:
+    """A plain one."""
+    return Plot(
+        prompt="What now?",
+        answer="This and that.",
+        fate=fate,
+        sampling=Sampling(),
+        score=1,
+        hints=(),
+        feedback=None,
+        masked=False,
+        agent="",
+    )
+
+
+def live(store: Store, story: Sequence[Sequence[Plot]]) -> None:
+    """Serve, link and judge as the rooms do; a session for each list."""
+    with store.write() as conn:
+        policies.ensure_root(conn, base="starter", identity=IDENTITY, at=1.0)
+        for number, session in enumerate(story):
+            parent: str | None = None
+            history: list[dict[str, Any]] = [{"role": "system", "content": "You help."}]
+            for place, plot in enumerate(session):
+                id_ = f"chatcmpl-{number}-{place}"
+                reply = _serve(conn, id_, plot, history)
+                happened(conn, id_, plot, f"session {number}", parent)
+                history = [*history, {"role": "user", "content": plot.prompt}, dict(reply.message)]
+                parent = id_
+
+
+def _serve(conn: Connection, id_: str, plot: Plot, history: list[dict[str, Any]]) -> Reply:
+    messages = [*history, {"role": "user", "content": plot.prompt}]
+    marks = canon.marks(messages, b"k" * 32, Transience(()))
+    redacted = plot.fate == "redacted"
+    request = Request(
+        id=id_,
+        scope="key",
+        agent=plot.agent,
+        user="me",
+        capture=Capture.REDACTED if redacted else Capture.FULL,
+        messages=messages,
+        tools=[{"type": "function", "function": {"name": "look", "parameters": {}}}] if plot.fate == "tools" else [],
+        template={"enable_thinking": False} if plot.masked else {},
+        marks=marks,
+        sampling=plot.sampling,
+        prompt_ids=RENDERER.render(messages).prompt_ids,
+        version=3,
+        identity=IDENTITY,
+        admitted_at=10.25,
+    )
+    exchanges.admit(conn, [request])
+    reply = _reply(request, plot)
+    exchanges.finish(conn, [reply])
+    return reply
+
+
+def _reply(request: Request, plot: Plot) -> Reply:
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": "x"}'}}
+    message: dict[str, Any] = {"role": "assistant", "content": plot.answer}
+    if plot.fate == "tools":
+        message["tool_calls"] = [call]
+    ids = np.append(RENDERER.tokens.encode(plot.answer), RENDERER.stop_token_ids[0]).astype(np.int32)
+    r = len(ids)
+    mask = np.ones(r, bool)
+    mask[r // 2 :] = not plot.masked
+    status = {"failed": ExchangeStatus.FAILED, "cancelled": ExchangeStatus.CANCELLED}.get(
+        plot.fate, ExchangeStatus.DONE
+    )
+    finish = FinishReason.LENGTH if plot.fate == "length" else FinishReason.STOP
+    return Reply(
+        id=request.id,
+        status=status,
+        message=message,
+        response_ids=ids,
+        logprobs=-np.linspace(0, 3.7, r, dtype=np.float32),
+        mask=mask,
+        spans=(Span(start=0, end=1, version=3), Span(start=1, end=r, version=4)),
+        finish_reason=finish if status is ExchangeStatus.DONE else None,
+        mark=canon.mark(message, index=2, chain=request.marks[-1].chain, key=b"k" * 32),
+        error="the engine went away" if status is ExchangeStatus.FAILED else None,
+        first_token_at=10.5,
+        finished_at=11.125,
+    )
+
+
+def happened(conn: Connection, id_: str, plot: Plot, session: str, parent: str | None) -> None:
+    """What became of the reply."""
+    kind = Kind.SIDE if plot.fate == "side" else Kind.MAIN
+    relation = "continuation" if parent else "fresh"
+    links.place(
+        conn, id_, session=session, parent=parent, kind=kind, relation=relation, relation_of=None, unlinked=None
+    )
+    if plot.fate == "side":
+        moves.drop(conn, id_, Cause.SIDE, 'side traffic: a message says "title"', at=12.0)
+    if plot.fate == "timeout":
+        moves.drop(conn, id_, Cause.TIMEOUT, "no reaction within 24 h", at=12.0)
+    said: list[dict[str, Any]] = [{"role": "user", "content": f"about {plot.answer}"}]
+    if plot.fate == "tools":
+        said = [{"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "seen"}]}, *said]
+    if plot.fate in ("closed", "judged", "tools", "length"):
+        links.close(conn, id_, messages=said, signature=b"s" * 16, source="later", how="exact", at=12.5)
+    if plot.fate == "liked" or (plot.feedback and plot.fate == "judged"):
+        given = Feedback(id=f"f-{id_}", scope="key", target=id_, score=1, comment=plot.feedback, given_at=12.75)
+        exchanges.give(conn, [given])
+        links.take_up_feedback(conn, id_, 12.75)
+    state = turns.get(conn, id_)
+    assert state is not None
+    reaction = turns.reaction(conn, id_)
+    if plot.fate in ("judged", "tools", "liked", "length") and reaction is not None and state.state == "closed":
+        votes = (Vote(score=plot.score, reason="why"), Vote(score=None, error="time-out"))
+        verdict = Verdict(
+            turn=id_,
+            revision=reaction.revision,
+            judge="llm",
+            score=plot.score,
+            votes=votes,
+            hints=plot.hints,
+            explicit=plot.fate == "liked",
+            reason="said so",
+            at=13.5,
+        )
+        turns.add_verdict(conn, verdict)
+
+
+def nouns(store: Store) -> dict[str, tuple[Any, ...]]:
+    """By turn: what an import must give back. What belongs to a home alone is left out (see docs/guides/data.md)."""
+    with store.read() as conn:
+        out: dict[str, tuple[Any, ...]] = {}
+        for session in list(exporting.sessions(conn)):
+            for item in exporting.stored(conn, session):
+                request, reply = item.exchange.request, item.reply
+                marks = tuple((m.index, m.role, m.distinctive) for m in request.marks)
+                asked = replace(
+                    request, scope="", session=None, kind=None, origin=None, marks=(), messages=list(request.messages)
+                )
+                out[item.turn.id] = (
+                    _plain(replace(asked, tools=list(request.tools))),
+                    () if request.capture is Capture.REDACTED else marks,
+                    _plain(replace(reply, mark=None)),
+                    item.turn,
+                    item.kind,
+                    item.cause,
+                    item.reaction
+                    and (item.reaction.messages, item.reaction.how, item.reaction.source, item.reaction.at)
+                    + tuple(replace(f, scope="") for f in item.reaction.feedback),
+                    item.verdict and replace(item.verdict, revision=0),
+                )
+        return out
+
+
+def _plain(value: Any) -> tuple[tuple[str, Any], ...]:
+    """A noun with its arrays as bytes, so that it can be compared."""
+    read: Callable[[Any], Any] = lambda v: (v.dtype.str, v.tobytes()) if isinstance(v, np.ndarray) else v  # noqa: E731
+    return tuple((name, read(getattr(value, name))) for name in value.__dataclass_fields__)
