@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 export OMP_WAIT_POLICY ?= passive
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: env demo learn learn-rate test check fuzz bench starter clean test-openclaw test-clients test-engines test-ray
+.PHONY: gpu-check gpu-bench env demo learn learn-rate test check fuzz bench starter clean test-openclaw test-clients test-engines test-ray
 $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; v=sys.version_info; sys.exit(0 if v >= (3, 11) else f"OpenClaw-RL needs Python 3.11 or newer; this is {v[0]}.{v[1]}. Try: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
@@ -102,6 +102,15 @@ bench: $(STAMP)  ## gateway and trainer against their peers, token gaps while sw
 	$(BIN)/python benchmarks/openclaw_session.py
 	$(BIN)/python benchmarks/trainer.py
 	$(BIN)/python benchmarks/garbage.py
+	$(BIN)/python benchmarks/cost.py
+
+# Where results go: `make gpu-check OUT=folder`. With a GPU, the environment is made by `make env TORCH=torch`.
+OUT ?= benchmarks/results
+gpu-check: $(STAMP)  ## what must hold on a GPU: kernels, gradients, steps, engine against trainer, the whole system
+	$(BIN)/python benchmarks/gpu_check.py --out $(OUT)
+
+gpu-bench: $(STAMP)  ## tokens/s, MFU and memory of a step for Qwen3 shapes of 0.6B to 4B (a GPU, under ten minutes)
+	$(BIN)/python benchmarks/gpu.py --out $(OUT)
 
 starter: $(STAMP)  ## train the shipped starter policy again, from nothing
 	$(BIN)/python -m openclaw_rl.evaluate.starter --out src/openclaw_rl/assets/starter

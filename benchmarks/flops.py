@@ -89,14 +89,21 @@ def memory(shape: Mapping[str, Any], tokens: int, mode: Mode) -> float:
     before the step and the weights to start from; a layer's input for each layer; what one layer keeps, half as much
     again for its gradients; the head's chunks.
     """
-    h, m, layers = shape["hidden_size"], shape["intermediate_size"], shape["num_hidden_layers"]
-    q, kv = _widths(shape)
+    h, layers = shape["hidden_size"], shape["num_hidden_layers"]
     embeddings = 2 * shape["vocab_size"] * h
     if mode == "full":  # weights, gradients and the base in 2 bytes; a float32 copy, two moments and the standing in 4
         fixed = (linear(shape) + embeddings / 2) * (3 * 2 + 4 * 4)
-        casts = 0
     else:
         fixed = linear(shape) * (2 if mode == "lora" else 0.53) + embeddings + adapter(shape) * 4 * 6
-        casts = 4 * (5 * h + q + m)  # the adapter computes in float32: each linear layer's input once more
-    kept = casts + 2 * 3 * m + 4 * (2 * h + q + kv) + 2 * (2 * q + 2 * kv)
-    return fixed + tokens * (2 * h * layers + 1.5 * kept) + 4 * 2**26
+    return fixed + tokens * (2 * h * layers + 1.5 * kept(shape, mode)) + 4 * 2**26
+
+
+def kept(shape: Mapping[str, Any], mode: Mode) -> float:
+    """Bytes for a token that a layer keeps for its backward pass, base in bfloat16.
+
+    Norms compute in float32; so does an adapter, which keeps each linear layer's input once more.
+    """
+    h, m = shape["hidden_size"], shape["intermediate_size"]
+    q, kv = _widths(shape)
+    casts = 0 if mode == "full" else 4 * (5 * h + q + m)
+    return casts + 2 * 3 * m + 4 * (2 * h + q + kv) + 2 * (2 * q + 2 * kv)

@@ -94,7 +94,7 @@ class Measured:
     note: str = ""
 
 
-# ------------------------------------------------------------------------------------------------------------ measuring
+# ----------------------------------------------------------------------------------------------------------- measuring
 
 
 def wait(device: torch.device) -> None:
@@ -234,7 +234,7 @@ def run(models: Sequence[str], lengths: Sequence[int], device: torch.device, scr
                 yield attempt(path, replace(cell, offload=True), device, scratch, with_whole=False)
 
 
-# -------------------------------------------------------------------------------------------------------------- telling
+# ------------------------------------------------------------------------------------------------------------- telling
 
 
 def row(found: Measured, peak: float | None) -> str:
@@ -293,7 +293,7 @@ def main() -> None:
     device = torch.device("cpu" if given.cpu else "cuda")
     name = "CPU" if given.cpu else torch.cuda.get_device_name(device)
     peak = 1e12 * given.peak if given.peak else flops.peak_of(name)
-    models, lengths = (["tiny"], [128, 256]) if given.tiny else (given.models, given.lengths)
+    models, lengths = (["tiny"], [64, 128]) if given.tiny else (given.models, given.lengths)
     found, rows = [], []
     print(*HEAD, sep="\n", flush=True)
     with tempfile.TemporaryDirectory() as place:

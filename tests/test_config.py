@@ -50,6 +50,8 @@ def test_two_spellings_that_disagree_are_an_error() -> None:
         ("serve: {port: many}", "serve.port: .*got 'many'"),
         ("serve: [", "cannot be read as YAML"),
         ("train: {batch_min: 9, batch_max: 4}", "batch_max .* below"),
+        ("train: {method: sdft, hint_choice: mixture}", "train.hint_choice mixture: .*Say overlap"),
+        ("train: {method: opd, distill: teacher_topk, hint_choice: mixture}", "train.hint_choice mixture: "),
         ("judge: {kind: llm}", "base_url and judge.model are needed"),
         ("serve: {host: 0.0.0.0}", "no key is set"),
         ("engine: {backend: vllm, url: 'localhost:8001'}", "engine.url: expected an address .*got 'localhost:8001'"),

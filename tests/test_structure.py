@@ -12,8 +12,8 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "openclaw_rl"
 
 LEVELS: tuple[frozenset[str], ...] = (
-    frozenset({"types", "credit", "errors", "canon", "digest", "patterns"}),
-    frozenset({"sections", "spellings", "reading", "config", "protocols", "observe", "lifeline"}),
+    frozenset({"types", "credit", "errors", "canon", "digest", "durable", "patterns"}),
+    frozenset({"sections", "spellings", "reading", "config", "protocols", "observe", "lifeline", "plugins"}),
     frozenset({"methods", "render", "store", "engines", "trainers", "environments", "testing"}),
     frozenset({"serve", "collect", "judge", "train", "trajectories"}),
     frozenset({"run", "system"}),

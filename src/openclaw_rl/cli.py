@@ -165,7 +165,9 @@ def train(file: str | None, sets: tuple[str, ...], words: tuple[str, ...], **fla
 def _start(config: Config, rooms: tuple[str, ...]) -> None:
     from openclaw_rl.render.model_files import ModelFiles
     from openclaw_rl.run import supervise, with_data
+    from openclaw_rl.train.resume import with_base
 
+    config = with_base(config)
     ModelFiles.of(config.model)  # a missing model is said here, not by a child that dies five times
     if "gateway" in rooms:
         url = f"http://{config.serve.host}:{config.serve.port}/v1"

@@ -47,6 +47,10 @@ class JudgeError(OpenClawError):
     """The judge gave no usable answer. Never a bad score: the turn waits and is tried again."""
 
 
+class PluginError(OpenClawError):
+    """Code that the owner named cannot be loaded, or does not do what was agreed. Names file, line, got, expected."""
+
+
 class RequestError(OpenClawError):
     """A client's request is wrong. Carries what an OpenAI-shaped error body needs."""
 

@@ -31,6 +31,7 @@ from openclaw_rl.observe import setup_logging
 from openclaw_rl.serve.auth import read_key_file
 from openclaw_rl.store import loops
 from openclaw_rl.store.db import Store
+from openclaw_rl.train import resume
 from openclaw_rl.trajectories import bridge
 
 log = logging.getLogger("openclaw_rl.run")
@@ -358,6 +359,8 @@ def supervise(config: Config, rooms: Sequence[str], *, echo: bool = True) -> Non
         bridge.check(config)
     prepare_home(config)
     setup_logging("supervisor", config.logs_dir, config.run.log_level)
+    if {"train", "gateway"} & set(rooms):
+        resume.begin(config, train="train" in rooms)
     if "gateway" in rooms:
         with only_one(config):
             check_port(config)

@@ -109,8 +109,14 @@ class EndpointConfig(_Section):
 class JudgeConfig(EndpointConfig):
     """Who says how good a turn was. The endpoint is the llm judge's."""
 
-    kind: Literal["rules", "llm"] = "rules"
+    kind: Literal["rules", "llm", "classifier", "plugin"] = "rules"
     rules_path: str | None = Field(None, description="default: the shipped rules")
+    reward_path: str | None = Field(
+        None, description="folder or hub id of a sequence-classification model: the classifier, or a plug-in's own"
+    )
+    plugin_path: str | None = Field(None, description="Python file with the owner's reward model (judge.kind plugin)")
+    reward_low: float = Field(0.4, ge=0, le=1, description="a reward in [0, 1] below it is a verdict of -1")
+    reward_high: float = Field(0.6, ge=0, le=1, description="above it +1; between the two 0, which trains nothing")
     num_judges: int = Field(3, ge=1, description="votes per turn, in parallel")
     consensus_threshold: float = Field(0.5, ge=0, lt=1, description="a score needs more than this share of the votes")
     workers: int = Field(4, ge=1, description="turns judged at once")
@@ -140,7 +146,7 @@ class LaunchConfig(_Section):
     """How the ranks of a step are started (docs/guides/many_gpus.md)."""
 
     by: Literal["local", "torchrun", "ray"] = Field(
-        "local", description="local: as children of the trainer; torchrun: for several machines; ray: where Ray puts them"
+        "local", description="local: as children of the trainer; torchrun: for several machines; ray: where Ray has room"
     )
     nodes: int = Field(1, ge=1, description="machines, for torchrun; the others join by the same command")
     address: str = Field("127.0.0.1:29400", description="where this machine is found by the others, for torchrun")
@@ -159,7 +165,7 @@ class TrainConfig(_Section):
         description="sdpo, sdft: distillation over the likeliest tokens of the student, of the teacher; "
         "groups: several rollouts of one task, of environments only",
     )
-    batch_min: int = Field(4, ge=1, description="turns with signal that make a batch")
+    batch_min: int = Field(2, ge=1, description="fresh turns with signal that make a batch")
     batch_max: int = Field(16, ge=1)
     max_wait: float = Field(600.0, gt=0, description="seconds after which a smaller batch is trained all the same")
     learning_rate: float = Field(1.5e-3, gt=0)
@@ -176,6 +182,7 @@ class TrainConfig(_Section):
         False, description="keep moments, float32 copies and, of whole models, the base in CPU memory, and step there"
     )
     loss: Literal["clip", "cispo", "gspo"] = Field("clip", description="surrogate: token clip, CISPO, sequence clip")
+    loss_path: str | None = Field(None, description="Python file with the owner's loss, in place of ours")
     epochs: int = Field(1, ge=1, le=8, description="optimizer steps a batch; above 1 the loss is the decoupled one")
     clip_low: float = Field(0.8, gt=0, lt=1)
     clip_high: float = Field(1.28, gt=1)
@@ -243,6 +250,12 @@ class TrainConfig(_Section):
         ge=2,
         description="newest versions whose optimizer states are kept (of whole models: of two); adapters are all kept, "
         "whole models only of these versions",
+    )
+    save_dir: str | None = Field(None, description="folder for checkpoints, which outlive the home")
+    save_interval: int = Field(1, ge=1, description="a checkpoint after each so many steps, in save_dir")
+    resume: str | None = Field(
+        None,
+        description="a checkpoint on which a fresh home begins, of whatever method; latest: the newest in save_dir",
     )
     seed: int = 0
     threads: int = Field(1, ge=1, description="CPU threads of the trainer process, of each rank")

@@ -195,7 +195,13 @@ class ScriptedTrainer:
         self.memory = dict(self.memory) | {"steps": self.steps}
         write_adapter(out, weight=float(self.steps))
         self.folder = out
-        sound = {"loss/total": 0.1, "kl": 0.0, "gradient/norm": 1.0, "turns": float(len(samples))}
+        sound = {
+            "loss/total": 0.1,
+            "kl": 0.0,
+            "gradient/norm": 1.0,
+            "turns": float(len(samples)),
+            "step": float(self.steps),
+        }
         return StepResult(folder=out, digest=digest_of(out), metrics=sound | dict(metrics), memory=self.memory)
 
 

@@ -212,17 +212,17 @@ def closest_hint(student, teachers, mask):
 def divergence_token(student, teacher, kind):
     """(divergence, its derivatives by the student's log-probabilities) of one position; lists of log-probabilities."""
     p, t = [math.exp(x) for x in student], [math.exp(x) for x in teacher]
-    q, u = 1 - sum(p), 1 - sum(t)
+    least = 1 - math.exp(-1e-7)  # of the last bin, in which there is then no slope
+    q, u, moves = max(least, 1 - sum(p)), max(least, 1 - sum(t)), 1 - sum(p) > least
+    pairs = list(zip(p, t, strict=True))
     if kind == "reverse":
-        value = sum(a * math.log(a / b) for a, b in zip(p, t, strict=True)) + q * math.log(q / u)
-        return value, [a * (math.log(a / b) - math.log(q / u)) for a, b in zip(p, t, strict=True)]
+        value = sum(a * math.log(a / b) for a, b in pairs) + q * math.log(q / u)
+        return value, [a * (math.log(a / b) - (math.log(q / u) if moves else -1)) for a, b in pairs]
     if kind == "forward":
-        value = sum(b * math.log(b / a) for a, b in zip(p, t, strict=True)) + u * math.log(u / q)
-        return value, [u * a / q - b for a, b in zip(p, t, strict=True)]
-    value = sum((a * math.log(2 * a / (a + b)) + b * math.log(2 * b / (a + b))) / 2 for a, b in zip(p, t, strict=True))
-    value += (q * math.log(2 * q / (q + u)) + u * math.log(2 * u / (q + u))) / 2
-    tail = math.log(2 * q / (q + u))
-    return value, [a * (math.log(2 * a / (a + b)) - tail) / 2 for a, b in zip(p, t, strict=True)]
+        value = sum(b * math.log(b / a) for a, b in pairs) + u * math.log(u / q)
+        return value, [u * a / q * moves - b for a, b in pairs]
+    value = sum((a * math.log(2 * a / (a + b)) + b * math.log(2 * b / (a + b))) / 2 for a, b in [*pairs, (q, u)])
+    return value, [a * (math.log(2 * a / (a + b)) - moves * math.log(2 * q / (q + u))) / 2 for a, b in pairs]
 
 
 def followed_loss(batch, *, kind, cap, average_length, gap_low, gap_high, decoupled=False):

@@ -47,7 +47,13 @@ def test_of_whole_models_the_weights_are_thinned_out_too(tmp_path: Path) -> None
     paths = [tmp_path / f"{n:06d}-x" for n in range(1, 8)]
     for path in paths:
         path.mkdir()
-        for name in (folders.HEAVY, folders.AVERAGE, "model-00001-of-00002.safetensors", "tokenizer.json", *folders.REMAINS):
+        for name in (
+            folders.HEAVY,
+            folders.AVERAGE,
+            "model-00001-of-00002.safetensors",
+            "tokenizer.json",
+            *folders.REMAINS,
+        ):
             (path / name).write_bytes(name.encode())
     digests = [digest_of(path) for path in paths]
     folders.thin(tmp_path, keep=4, spare=(None, str(paths[1])))

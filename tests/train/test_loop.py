@@ -19,7 +19,8 @@ from openclaw_rl.store import events, leases, loops, policies, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.testing import ScriptedTrainer
 from openclaw_rl.train.batch import Builder
-from openclaw_rl.train.loop import LEASE, TrainRoom, run
+from openclaw_rl.train.lease import LEASE
+from openclaw_rl.train.loop import TrainRoom, run
 from openclaw_rl.types import Policy, PolicyState, Use
 
 Fill = Callable[..., list[str]]

@@ -15,6 +15,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from openclaw_rl.credit import Sample
+from openclaw_rl.durable import write_folder
 from openclaw_rl.errors import ConfigError, ModelError
 from openclaw_rl.trainers import checkpoint
 from openclaw_rl.trainers.local import LocalTrainer
@@ -215,10 +216,10 @@ def test_goes_on_without_the_moments(
 def test_folders_are_whole_or_not_there(tmp_path: Path) -> None:
     (tmp_path / ".a.tmp").mkdir()
     (tmp_path / ".a.tmp" / "half").write_bytes(b"what a killed process left")
-    checkpoint.write_folder(tmp_path / "a", {"x": b"1", "y": b"2"})
+    write_folder(tmp_path / "a", {"x": b"1", "y": b"2"})
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["a", "x", "y"]
     with pytest.raises(FileExistsError, match="written once"):
-        checkpoint.write_folder(tmp_path / "a", {"x": b"3"})
+        write_folder(tmp_path / "a", {"x": b"3"})
     assert (tmp_path / "a" / "x").read_bytes() == b"1"
 
 

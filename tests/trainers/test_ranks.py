@@ -20,6 +20,7 @@ from openclaw_rl.credit import Sample, StepResult
 from openclaw_rl.digest import digest_of
 from openclaw_rl.errors import ConfigError, RanksGone
 from openclaw_rl.render.model_files import ModelFiles
+from openclaw_rl.run import free_port
 from openclaw_rl.train import ranks
 from openclaw_rl.train.line import Listener
 from openclaw_rl.train.loop import make_method
@@ -75,7 +76,7 @@ def weights(folder: str) -> torch.Tensor:
 @pytest.mark.parametrize(
     "how",
     [
-        {"train__launch__by": "torchrun", "train__launch__address": "127.0.0.1:29417"},
+        {"train__launch__by": "torchrun", "train__launch__address": f"127.0.0.1:{free_port()}"},
         {"train__launch__shard": True, "train__checkpointing": True},
         {"train__weights": "full", "train__learning_rate": 1e-4},
     ],
@@ -98,7 +99,7 @@ def weights_of(trainer: LocalTrainer) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in trainer.model.parameters() if p.requires_grad])
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1200)
 def test_killed_and_frozen_ranks_are_not_noticed_afterwards(draw: Draw, tmp_path: Path) -> None:
     """In the middle of three steps: rank 0 is killed, rank 1 is killed, rank 1 stops answering."""
     config = settings(tmp_path / "home", train__launch__timeout=20.0)

@@ -203,6 +203,12 @@ def test_a_whole_model_is_a_folder_for_transformers(
     ):
         assert n == m
         assert ours.equal(theirs), n
+    numbers = sum(p.numel() for p in loaded.parameters())
+    sizes = {n: (tmp_path / "policy" / n).stat().st_size / numbers for n in ("model.safetensors", "optimizer.state")}
+    expected = {"model.safetensors": 4, "optimizer.state": 8} if mode == "full" else {
+        "model.safetensors": 2, "optimizer.state": 12
+    }  # fmt: skip
+    assert sizes == pytest.approx(expected, rel=0.25), "as docs/guides/memory.md says; headers are the rest"
     if mode == "full":
         s = batch[0]
         ids = torch.tensor(np.concatenate([s.prompt_ids, s.response_ids]), dtype=torch.long)

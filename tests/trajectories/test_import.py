@@ -14,11 +14,11 @@ from openclaw_rl.errors import IdentityMismatch
 from openclaw_rl.methods import make
 from openclaw_rl.render.model_files import ModelFiles
 from openclaw_rl.store import exchanges, imports, policies, turns
+from openclaw_rl.train.batch import Builder
 from openclaw_rl.trajectories.making import NOT_TRAINABLE
 from openclaw_rl.trajectories.plan import Planned, plan
 from openclaw_rl.trajectories.reading import entries
 from openclaw_rl.trajectories.scoring import score_waiting
-from openclaw_rl.train.batch import Builder
 from openclaw_rl.types import Exchange, Origin, Reply, TurnState, Verdict
 
 

@@ -15,7 +15,8 @@ from tests.trajectories.world import PRINTED, Home, main, put
 
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.trajectories import reading
-from openclaw_rl.trajectories.format import Refused, parse
+from openclaw_rl.trajectories.format import Refused
+from openclaw_rl.trajectories.parsing import parse
 
 SIGNS = st.text('"\\[]{},: é', max_size=8)
 values = st.recursive(

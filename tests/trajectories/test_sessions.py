@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.trajectories.world import PRINTED, Home, live, main, plot, put
 
@@ -35,6 +35,7 @@ def test_unsound_sessions_are_named_or_left_out(tmp_path: Path) -> None:
 floats = st.floats(-3, 3)
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(floats, floats), min_size=1, max_size=12), floats, st.floats(0, 1), st.floats(0, 1))
 def test_gae_is_the_sum_that_the_paper_states(
     steps: list[tuple[float, float]], last: float, gamma: float, lambda_: float

@@ -30,6 +30,7 @@ from openclaw_rl.types import (
     Feedback,
     FinishReason,
     Kind,
+    Reaction,
     Reply,
     Request,
     Sampling,
@@ -278,12 +279,16 @@ def nouns(store: Store) -> dict[str, tuple[Any, ...]]:
                     item.turn,
                     item.kind,
                     item.cause,
-                    item.reaction
-                    and (item.reaction.messages, item.reaction.how, item.reaction.source, item.reaction.at)
-                    + tuple(replace(f, scope="") for f in item.reaction.feedback),
+                    _reaction(item.reaction),
                     item.verdict and replace(item.verdict, revision=0),
                 )
         return out
+
+
+def _reaction(found: Reaction | None) -> Any:
+    if found is None:
+        return None
+    return found.messages, found.how, found.source, found.at, [replace(f, scope="") for f in found.feedback]
 
 
 def _plain(value: Any) -> tuple[tuple[str, Any], ...]:

@@ -15,7 +15,8 @@ log = logging.getLogger(__name__)
 HEAVY = "optimizer.state"  # only needed to go on training from that version
 AVERAGE = "average.state"  # the teacher, where it follows the policy: as large as the weights
 MOMENTS_OF_FULL = 2  # the newest whole models whose optimizer states are kept
-REMAINS = (MODEL_CONFIG, "trainer.json")  # of a whole model that was thinned out: what says that it was one
+NOTE = "checkpoint.json"  # of a version that began as a checkpoint: what that was (see `checkpoints`)
+REMAINS = (MODEL_CONFIG, "trainer.json", NOTE)  # of a whole model that was thinned out: what says that it was one
 
 
 def fresh(root: Path, version: int) -> Path:

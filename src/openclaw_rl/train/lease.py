@@ -17,6 +17,8 @@ from openclaw_rl.store.db import Store
 from openclaw_rl.types import Lease
 
 log = logging.getLogger(__name__)
+LEASE = "trainer"
+"""Its name: who holds it may publish versions."""
 
 
 class LeaseKeeper:

@@ -27,14 +27,14 @@ from openclaw_rl.store import leases, loops, policies, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.train import folders, ranks
 from openclaw_rl.train.batch import Builder
+from openclaw_rl.train.checkpoints import Saver
 from openclaw_rl.train.gate import refusal
-from openclaw_rl.train.lease import LeaseKeeper
+from openclaw_rl.train.lease import LEASE, LeaseKeeper
 from openclaw_rl.train.replay import Replays
 from openclaw_rl.train.tracking import Tracker, in_words, left_out, number_of_turns, staleness
 from openclaw_rl.types import JudgedTurn, Lease, Policy, PolicyState, Use
 
 log = logging.getLogger("openclaw_rl.train")
-LEASE = "trainer"
 BEAT = 1.0  # seconds
 NO_GRADIENT = "the batch that it was in carried no gradient"
 LOOK = 1.0  # seconds after which the store is asked again although nothing was committed: turns grow old
@@ -115,6 +115,7 @@ def open_room(config: Config, store: Store) -> TrainRoom:
         signal=method,
         max_staleness=config.train.max_staleness,
     )
+    saver = None if config.train.save_dir is None else Saver(store, config)
     trainer = _trainer(config, files, method)  # torch: after what fails fast has been checked
     tracker = Tracker(
         config.track,
@@ -123,7 +124,14 @@ def open_room(config: Config, store: Store) -> TrainRoom:
         settings=config.train.model_dump(mode="json"),
     )
     return TrainRoom(
-        store, trainer, builder, config.train, config.policies_dir, engine=config.engine.backend, tracker=tracker
+        store,
+        trainer,
+        builder,
+        config.train,
+        config.policies_dir,
+        engine=config.engine.backend,
+        tracker=tracker,
+        saver=saver,
     )
 
 
@@ -148,10 +156,11 @@ class TrainRoom:
         *,
         engine: str = "engine",
         tracker: Tracker | None = None,
+        saver: Saver | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """`engine`: which one samples the turns; what it computes otherwise than the trainer is told under its name."""
-        self._engine, self._tracker = engine, tracker
+        self._engine, self._tracker, self._saver = engine, tracker, saver
         self._store, self._trainer, self._builder, self._train = store, trainer, builder, train
         self._replays = Replays(store, builder, train)
         self._root = root.resolve()
@@ -195,6 +204,8 @@ class TrainRoom:
             rows = policies.all(conn)
         folders.remove_orphans(self._root, rows, before=lease.expires_at - self._train.lease)
         self._epoch = lease.epoch
+        if self._saver is not None:  # a trainer that died right after it had published
+            self._saver.catch_up()
 
     def _claim(self) -> tuple[Policy, list[JudgedTurn]]:
         signal = self._builder.signal
@@ -290,6 +301,8 @@ class TrainRoom:
         self._passed.clear()
         if not reason:
             self._standing = version
+            if self._saver is not None:
+                self._saver.published(policy)
         log.log(logging.WARNING if reason else logging.INFO, in_words(policy, metrics, len(trained)))
         if self._tracker is not None:
             self._tracker.tell(policy, self._kept(metrics), [s.turn for s in trained])

@@ -6,6 +6,7 @@ too; its supervisor starts it again, and it goes on from the head: nothing but t
 
 from __future__ import annotations
 
+import atexit
 import logging
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from openclaw_rl.train.line import Done, Listener, Load, Ready, Refused, Step
 log = logging.getLogger(__name__)
 LOG = "ranks.log"  # what the ranks write to their standard error
 _TAIL = 25  # lines
-_LAST_WORDS = 3.0  # seconds for a launcher to say which rank it was
+_LAST_WORDS = 5.0  # seconds for the rank that went first to be known
 _GRACE = 5.0  # seconds between SIGTERM and SIGKILL
 PROGRAM = (sys.executable, "-m", "openclaw_rl.train.rank")
 Start = tuple[list[str], dict[str, str]]
@@ -39,7 +40,7 @@ class Ranks(Protocol):
         ...
 
     def close(self) -> None:
-        """End them."""
+        """End them. Again: nothing."""
         ...
 
 
@@ -180,7 +181,10 @@ def launched(config: Config) -> RankedTrainer:
     if by == "ray":
         from openclaw_rl.train.ray_ranks import RayRanks
 
-        return RankedTrainer(RayRanks(config))
-    listener = Listener()
-    starts = _torchrun(config, listener) if by == "torchrun" else local(config, listener)
-    return RankedTrainer(Processes(starts, listener, config.logs_dir / LOG))
+        started: Ranks = RayRanks(config)
+    else:
+        listener = Listener()
+        starts = _torchrun(config, listener) if by == "torchrun" else local(config, listener)
+        started = Processes(starts, listener, config.logs_dir / LOG)
+    atexit.register(started.close)  # a room that ends in peace; when it is killed they notice it themselves
+    return RankedTrainer(started)

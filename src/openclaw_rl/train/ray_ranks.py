@@ -124,6 +124,8 @@ class RayRanks:
         return given
 
     def close(self) -> None:
+        if not self._ray.is_initialized():
+            return
         for place in self._places:
             self._ray.kill(place)
         self._ray.util.remove_placement_group(self._group)

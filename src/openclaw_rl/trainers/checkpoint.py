@@ -1,11 +1,9 @@
-"""A policy's folder: whole or not there at all."""
+"""The files of a policy's folder that only the trainer reads."""
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,35 +21,6 @@ _KINDS = {
     torch.float16: "F16",
     torch.int64: "I64",
 }
-
-
-def write_folder(out: Path, files: Mapping[str, bytes], fill: Callable[[Path], None] | None = None) -> None:
-    """Write beside `out`, sync every file and the folder, then rename into place. Raises `FileExistsError`.
-
-    `fill` writes what is too large to be handed over as bytes into the folder that it is given.
-    """
-    if out.exists():
-        raise FileExistsError(f"{out}: there already; a policy's folder is written once")
-    temporary = out.with_name(f".{out.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True, mode=0o700)
-    if fill is not None:
-        fill(temporary)
-    for name, raw in files.items():
-        (temporary / name).write_bytes(raw)
-    for file in temporary.iterdir():
-        _sync(file)
-    _sync(temporary)
-    temporary.rename(out)
-    _sync(out.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def write_tensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:

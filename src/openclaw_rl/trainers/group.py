@@ -5,6 +5,7 @@ What travels between ranks is msgpack and tensors' bytes, never pickle.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -13,7 +14,6 @@ import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
 from openclaw_rl.config import ModelConfig, TrainConfig
 from openclaw_rl.errors import ModelError
@@ -22,6 +22,7 @@ from openclaw_rl.trainers.memory import CURE
 from openclaw_rl.trainers.world import dealt
 
 _T = TypeVar("_T")
+log = logging.getLogger(__name__)
 _START = 1800.0  # seconds in which every rank must have come and loaded the model
 _BUCKET = 2**24  # elements that are added up in one call
 
@@ -48,12 +49,13 @@ class Group:
             try:
                 own = [work(number, 1.0) for number in hands[self.rank]]
             except torch.OutOfMemoryError as error:
-                own, lacking = None, str(error)
+                own = None
+                log.warning("rank %d: a pass does not fit into memory (%s)", self.rank, error)
         told = msgspec.msgpack.Decoder(list[kind] | None, dec_hook=_plain)  # type: ignore[valid-type]
         found = [told.decode(raw) for raw in self._gathered(msgspec.msgpack.encode(own, enc_hook=_packed))]
-        if None in [hand if hand is None else 0 for hand in found]:  # all ranks try again, or none does
-            raise torch.OutOfMemoryError(lacking if own is None else "on another rank")
-        out = {n: one for hand, ones in zip(hands, found, strict=True) for n, one in zip(hand, ones, strict=True)}
+        if lacking := [rank for rank, done in enumerate(found) if done is None]:  # all of us try again, or none does
+            raise torch.OutOfMemoryError(f"a pass does not fit into the memory of rank {lacking[0]}")
+        out = {n: one for hand, done in zip(hands, found, strict=True) for n, one in zip(hand, done or (), strict=True)}
         return [out[number] for number in range(len(costs))]
 
     def _in_step(
@@ -72,12 +74,10 @@ class Group:
 
     @torch.no_grad()
     def add_up(self, tensors: Iterable[torch.Tensor]) -> None:
-        whole = [t for t in tensors if not isinstance(t, DTensor)]  # of shares, FSDP has done it
-        if not whole:
-            return
-        has = torch.tensor([t.grad is not None for t in whole], dtype=torch.uint8)
+        every = list(tensors)
+        has = torch.tensor([t.grad is not None for t in every], dtype=torch.uint8)
         dist.all_reduce(has, op=dist.ReduceOp.MAX, group=self._talk)
-        wanted = [t for t, any_ in zip(whole, has.tolist(), strict=True) if any_]
+        wanted = [t for t, somewhere in zip(every, has.tolist(), strict=True) if somewhere]
         for bucket in _buckets(wanted):
             flat = torch.cat([torch.zeros_like(t).flatten() if t.grad is None else t.grad.flatten() for t in bucket])
             dist.all_reduce(flat, group=self._data if flat.is_cuda == self._cuda else self._talk)

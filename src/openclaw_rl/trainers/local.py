@@ -19,6 +19,7 @@ import torch
 from openclaw_rl.config import ModelConfig, TrainConfig
 from openclaw_rl.credit import AnyTerm, Sample, StepResult, Term
 from openclaw_rl.digest import digest_of
+from openclaw_rl.durable import write_folder
 from openclaw_rl.trainers import checkpoint, distill, memory, weights
 from openclaw_rl.trainers.average import Average
 from openclaw_rl.trainers.base import Method
@@ -133,7 +134,7 @@ class LocalTrainer:
         metrics |= {"step": float(self._steps), "learning_rate": speed} | passed
         first_rank = self._world.rank == 0
         if first_rank:
-            checkpoint.write_folder(Path(out), self._state(), self._fill)
+            write_folder(Path(out), self._state(), self._fill)
         metrics["seconds"] = time.perf_counter() - started
         return StepResult(
             folder=out,

@@ -36,9 +36,7 @@ class Passes:
     `shares` says whether; models whose layers carry a state along the sequence cannot branch.
     """
 
-    def __init__(
-        self, model: Any, *, micro_tokens: int, flex: bool | None = None, world: World | None = None
-    ) -> None:
+    def __init__(self, model: Any, *, micro_tokens: int, flex: bool | None = None, world: World | None = None) -> None:
         """`model`: a causal language model of transformers, with or without PEFT layers inside.
 
         `flex`: try FlexAttention; None: on a GPU. `world`: the ranks among which passes are dealt out.

@@ -9,8 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
 from transformers import AutoConfig
 
 from openclaw_rl.config import ModelConfig, TrainConfig
@@ -42,6 +40,9 @@ def shard(causal: Any, trained: set[torch.nn.Parameter], device: torch.device, g
 
     `group`: the ranks' process group. Raises `ModelError` when the decoder does not list its layers.
     """
+    from torch.distributed.device_mesh import DeviceMesh  # what nobody else needs takes seconds to import
+    from torch.distributed.fsdp import FSDPModule, fully_shard
+
     decoder = causal.get_decoder()
     layers = getattr(decoder, "layers", None)
     if not isinstance(layers, torch.nn.ModuleList):

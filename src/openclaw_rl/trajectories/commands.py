@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -106,7 +107,8 @@ def _send(conn: Connection, path: Path, sessions: Iterable[Session], form: str) 
     if form == "turns":
         return _rows(conn, path, sessions)
     if path.suffix.lower() not in reading.SUFFIXES:
-        number = sum(save(conn, path, session) is not None for session in sessions)
+        number = sum(save(conn, path, session, sync=False) is not None for session in sessions)
+        os.sync()
         return f"{number} trajectories in {path}"
     begin, between, end = (b"", b"\n", b"\n") if path.suffix.lower() in reading.LINES else (b"[", b",\n", b"]\n")
     number = 0
@@ -138,13 +140,16 @@ def exported(conn: Connection, session: Session, **which: Any) -> bytes | None:
     return to_json(exporting.trajectory(session, items)) if items else None
 
 
-def save(conn: Connection, folder: Path, session: Session, **which: Any) -> Path | None:
-    """Write a session's own file, when it says something new. None: there is nothing to be written."""
+def save(conn: Connection, folder: Path, session: Session, *, sync: bool = True, **which: Any) -> Path | None:
+    """Write a session's own file, when it says something new. None: there is nothing to be written.
+
+    `sync`: as of `writing.replacing`; `which`: as of `exporting.stored`.
+    """
     raw = exported(conn, session, **which)
     if raw is None:
         return None
     path = folder / f"{exporting.file_stem(conn, session)}.json"
-    writing.write(path, raw + b"\n")
+    writing.write(path, raw + b"\n", sync=sync)
     return path
 
 

@@ -10,7 +10,8 @@ from typing import Any, BinaryIO
 
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.store.codec import from_json
-from openclaw_rl.trajectories.format import Refused, Trajectory, parse
+from openclaw_rl.trajectories.format import Refused, Trajectory
+from openclaw_rl.trajectories.parsing import parse
 
 LINES = (".jsonl", ".ndjson")
 SUFFIXES = (".json", *LINES)

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.trajectories import reading
-from openclaw_rl.trajectories.format import Refused, parse
+from openclaw_rl.trajectories.format import Refused
+from openclaw_rl.trajectories.parsing import parse
 
 _SHOWN = 5
 MAIN_LINE = ("user", "assistant")

@@ -17,8 +17,11 @@ LONGEST_STEM = 180
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A stream (mode 600) that becomes `path` when the block ends well, synced first. Raises `OpenClawError`."""
+def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
+    """A stream (mode 600) that becomes `path` when the block ends well, synced first. Raises `OpenClawError`.
+
+    `sync` False: the caller syncs when all of many files are there.
+    """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -31,7 +34,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         with os.fdopen(opened, "wb") as stream:
             yield stream
             stream.flush()
-            os.fsync(stream.fileno())
+            if sync:
+                os.fsync(stream.fileno())
         part.replace(path)
     except OSError as error:
         raise OpenClawError(f"{path}: cannot be written ({error.strerror}). Is the disk full?") from error
@@ -39,11 +43,11 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         part.unlink(missing_ok=True)
 
 
-def write(path: Path, raw: bytes) -> bool:
+def write(path: Path, raw: bytes, *, sync: bool = True) -> bool:
     """False, and nothing written, when the file holds just that already. Raises `OpenClawError`."""
     if path.is_file() and path.stat().st_size == len(raw) and path.read_bytes() == raw:
         return False
-    with replacing(path) as stream:
+    with replacing(path, sync=sync) as stream:
         stream.write(raw)
     return True
 

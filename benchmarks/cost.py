@@ -1,0 +1,212 @@
+"""What a step costs as batches and contexts grow: seconds and memory of `LocalTrainer.step` against its tokens.
+
+python benchmarks/cost.py [--rounds 3] [--most 32768]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from openclaw_rl.trainers.pack import Row
+
+PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
+VOCABULARY = 4096
+MODEL = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 128,
+    "intermediate_size": 384,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 65_536,
+    "tie_word_embeddings": True,
+}
+CONTEXT = 1024  # of every session of the first table
+TURNS = 4  # of a session
+LEAST = 1024
+HEAD = (
+    "| tokens | turns | s | ms for 1000 tokens | peak MiB | attention's share |",
+    "|---|---|---|---|---|---|",
+)
+TEXT = """\
+# What a step costs
+
+Measured by `make bench` (`benchmarks/cost.py`) on a CPU, one thread, with a small model (4 layers of 128, a vocabulary
+of 4,096): one whole step of the local trainer, which is the policy before, the frozen base, the step, the policy after
+it, and the folder on the disk. Tokens are those of the batch's tree: what turns share is in it once. Memory is what the
+process's peak grows by. A GPU has its own page: [Trainer on a GPU](guides/gpu.md).
+
+## More conversations
+
+Sessions of {turns} turns with a context of {context} tokens each. For {times:.0f} times the tokens a step takes
+{growth:.1f} times as long and {wider:.1f} times the memory: a pass holds `train.micro_tokens` (4,096) at the most.
+
+{sessions}
+
+## Longer conversations
+
+One session of {turns} turns, whose context grows. All but attention is linear in tokens; attention is linear in pairs
+of a token and one that it sees, and so its share of the operations grows. The share is counted, not measured. A context
+is one pass whatever `train.micro_tokens` says: memory grows with it; `train.checkpointing` takes most of that away.
+
+{contexts}
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Sessions that share nothing."""
+
+    sessions: int
+    context: int  # tokens of each, the last reply's last one included
+
+    @property
+    def tokens(self) -> int:
+        return self.sessions * self.context
+
+
+def rows(batch: Batch) -> list[Row]:
+    """An eighth of a session's tokens is replies."""
+    random, out = np.random.default_rng(0), []
+    piece = batch.context // (8 * TURNS)
+
+    def draw(n: int) -> np.ndarray:
+        return random.integers(0, VOCABULARY, n).astype(np.int32)
+
+    for _ in range(batch.sessions):
+        history = draw(batch.context + 1 - 2 * TURNS * piece)
+        for _ in range(TURNS):
+            prompt, answer = np.concatenate([history, draw(piece)]), draw(piece)
+            out.append(Row(prompt_ids=prompt, response_ids=answer, temperature=1.0))
+            history = np.concatenate([prompt, answer])
+    return out
+
+
+def share(batch: Batch) -> float:
+    """Attention's of a forward pass's operations: 4 S L H D of that, 2 N T and the head's 2 V h K."""
+    import flops
+
+    work = flops.work_of(rows(Batch(sessions=1, context=batch.context)))
+    attention = 4 * work.pairs * MODEL["num_hidden_layers"] * MODEL["num_attention_heads"] * MODEL["head_dim"]
+    rest = 2 * flops.linear(MODEL) * work.tokens + 2 * VOCABULARY * MODEL["hidden_size"] * work.asked
+    return attention / (attention + rest)
+
+
+# ---------------------------------------------------------------------------------------------------------------- child
+
+
+def child(batch: Batch, folder: Path) -> None:
+    """Two steps: memory is what they take, time is the faster one's."""
+    import torch
+
+    import qwen3
+    from openclaw_rl import methods
+    from openclaw_rl.config import TrainConfig
+    from openclaw_rl.trainers.local import LocalTrainer
+
+    torch.set_num_threads(1)
+    # No trust region: how often it halves a step is no matter of tokens.
+    train = TrainConfig(method="binary", max_gap=1e9, gap_low=1e-9, gap_high=1e9, max_step_kl=1e9)
+    method = methods.make("binary", decay=0.95, shrink=8.0, clip=1.0, w_binary=1.0, w_opd=1.0)
+    trainer = LocalTrainer(str(folder), method, train)
+    samples, before, seconds = qwen3.samples(rows(batch)), _peak(), []
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        for n in range(2):
+            began = time.perf_counter()
+            done = trainer.step(samples, f"{scratch}/{n}")
+            assert done.folder is not None, done.dropped
+            seconds.append(time.perf_counter() - began)
+    sys.stdout.write(json.dumps({"seconds": min(seconds), "mib": _peak() - before}) + "\n")
+
+
+def _peak() -> float:
+    """MiB: the largest resident size of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+# --------------------------------------------------------------------------------------------------------------- parent
+
+
+def make_model(folder: Path) -> None:
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    torch.manual_seed(0)
+    Qwen3ForCausalLM(Qwen3Config(**MODEL)).save_pretrained(folder)
+
+
+def measure(batch: Batch, folder: Path, rounds: int) -> tuple[float, float]:
+    """(seconds, MiB): medians over processes."""
+    command = [sys.executable, __file__, "--child", str(batch.sessions), str(batch.context), "--folder", str(folder)]
+    env = dict(os.environ) | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    found = []
+    for _ in range(rounds):
+        done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=1800, check=False)
+        if done.returncode:
+            raise RuntimeError(f"{batch}: {done.stderr[-2000:]}")
+        found.append(json.loads(done.stdout.strip().splitlines()[-1]))
+    return statistics.median(f["seconds"] for f in found), statistics.median(f["mib"] for f in found)
+
+
+def table(batches: Sequence[Batch], folder: Path, rounds: int) -> tuple[list[str], list[tuple[float, float]]]:
+    """(lines, seconds and MiB)."""
+    lines, found = list(HEAD), []
+    for batch in batches:
+        took, mib = measure(batch, folder, rounds)
+        found.append((took, mib))
+        lines.append(
+            f"| {batch.tokens} | {batch.sessions * TURNS} | {took:.2f} | {1e6 * took / batch.tokens:.0f} | {mib:.0f} "
+            f"| {share(batch):.0%} |"
+        )
+        print(lines[-1], flush=True)
+    return lines, found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--most", type=int, default=32_768, help="tokens of the largest batch")
+    parser.add_argument("--out", type=Path, default=PAGE)
+    parser.add_argument("--child", nargs=2, type=int, metavar=("SESSIONS", "CONTEXT"))
+    parser.add_argument("--folder", type=Path)
+    given = parser.parse_args()
+    if given.child:
+        child(Batch(sessions=given.child[0], context=given.child[1]), given.folder)
+        return
+    sizes = [LEAST * 2**n for n in range(16) if LEAST * 2**n <= given.most]
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "model"
+        make_model(folder)
+        many = [Batch(sessions=size // CONTEXT, context=CONTEXT) for size in sizes]
+        sessions, found = table(many, folder, given.rounds)
+        contexts, _ = table([Batch(sessions=1, context=size) for size in sizes], folder, given.rounds)
+    text = TEXT.format(
+        turns=TURNS,
+        context=CONTEXT,
+        growth=found[-1][0] / found[0][0],
+        wider=found[-1][1] / found[0][1],
+        times=sizes[-1] / sizes[0],
+        sessions="\n".join(sessions),
+        contexts="\n".join(contexts),
+    )
+    given.out.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

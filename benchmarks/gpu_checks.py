@@ -1,0 +1,349 @@
+"""The checks of `gpu_check.py`.
+
+"rows" are rows computed one at a time by the model's own attention; differences are of norms, relative, unless they are
+of log-probabilities (nats).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import random
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+import qwen3
+from openclaw_rl import methods
+from openclaw_rl.config import STARTER, EngineConfig, ModelConfig, TrainConfig
+from openclaw_rl.credit import StepResult
+from openclaw_rl.digest import digest_of
+from openclaw_rl.engines import adapter_file
+from openclaw_rl.engines.embedded import Core, Scored
+from openclaw_rl.engines.embedded_model import BaseModel, where
+from openclaw_rl.trainers import attention, head
+from openclaw_rl.trainers.flex import Call
+from openclaw_rl.trainers.local import LocalTrainer
+from openclaw_rl.trainers.logprob import Passes
+from openclaw_rl.trainers.pack import Row
+from openclaw_rl.types import PolicyRef, Sampling
+
+HEADS = {  # H, G, D of known models
+    "Qwen3 4B": (32, 8, 128),
+    "Qwen2.5 7B": (28, 4, 128),
+    "Gemma 3 4B": (8, 4, 256),
+    "Llama 3.2 1B": (32, 8, 64),
+}
+WIDE = {torch.float32: 1e-4, torch.bfloat16: 0.03}  # of attention's states and gradients
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """Of one check. `passed` None: it does not apply here."""
+
+    name: str
+    measured: str
+    expected: str
+    passed: bool | None
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where the checks run. `scratch` is theirs alone."""
+
+    device: torch.device
+    scratch: Path
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device.type == "cuda"
+
+
+Check = Callable[[Place], list[Found]]
+
+
+def within(name: str, value: float, bound: float) -> Found:
+    return Found(name=name, measured=f"{value:.3g}", expected=f"at most {bound:.3g}", passed=value <= bound)
+
+
+def distance(got: Sequence[torch.Tensor], want: Sequence[torch.Tensor]) -> float:
+    """Of all of them together, relative in norm."""
+    pairs = list(zip(got, want, strict=True))
+    apart = sum(float((g.double() - w.double()).square().sum()) for g, w in pairs)
+    return float((apart / sum(float(w.double().square().sum()) for _, w in pairs)) ** 0.5)
+
+
+def machine(place: Place) -> list[Found]:
+    triton = importlib.util.find_spec("triton") is not None
+    name, half = "CPU", True
+    if place.on_gpu:
+        name, half = torch.cuda.get_device_name(place.device), torch.cuda.is_bf16_supported()
+        name = f"{name}, CUDA {torch.version.cuda}, triton {'there' if triton else 'missing'}"
+    return [
+        Found(name="device", measured=f"{name}, torch {torch.__version__}", expected="", passed=True),
+        Found(name="bfloat16", measured=str(half), expected="True", passed=half),
+    ]
+
+
+def kernels(place: Place) -> list[Found]:
+    """The compiled FlexAttention against attention by segments, forward and backward."""
+    if not place.on_gpu:
+        return [Found(name="FlexAttention", measured="no gradients on a CPU", expected="", passed=None)]
+    found = []
+    for model, (heads, groups, size) in HEADS.items():
+        for dtype, bound in WIDE.items():
+            for windowed in (False, True):
+                call = Call(heads=heads, groups=groups, size=size, dtype=dtype, windowed=windowed)
+                kind = f"{str(dtype).removeprefix('torch.')}{', window' if windowed else ''}"
+                found.append(within(f"FlexAttention, {model}, {kind}", attention.flex_gap(call, place.device), bound))
+    return found
+
+
+def gradients(place: Place) -> list[Found]:
+    """The packed tree against rows. Half precision: at most half as far again from float32 as rows are."""
+    found = []
+    for name, model in (("Qwen3", _qwen), ("Gemma 3 (windows)", _gemma)):
+        exact = _gradients(model(place.device, torch.float32), one_by_one=True)
+        shared = _gradients(model(place.device, torch.float32), one_by_one=False)
+        found.append(within(f"tree against rows, {name}, float32", distance(shared, exact), 1e-4))
+        half, tree = (_gradients(model(place.device, torch.bfloat16), one_by_one=flag) for flag in (True, False))
+        bound = 1.5 * distance(half, exact) + 1e-3
+        found.append(within(f"tree against rows, {name}, bfloat16", distance(tree, exact), bound))
+        flex = Passes(model(place.device, torch.bfloat16), micro_tokens=10**6).flex
+        found.append(
+            Found(
+                name=f"FlexAttention is used, {name}",
+                measured=str(flex),
+                expected=str(place.on_gpu),
+                passed=flex is place.on_gpu,
+            )
+        )
+    return found
+
+
+def _qwen(device: torch.device, dtype: torch.dtype) -> Any:
+    return qwen3.make("tiny", device, torch.float32, sharpness=3.0).to(torch.bfloat16).to(dtype)
+
+
+def _gemma(device: torch.device, dtype: torch.dtype) -> Any:
+    torch.manual_seed(0)
+    config = Gemma3TextConfig(
+        vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, max_position_embeddings=2048, sliding_window=48,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    )  # fmt: skip
+    return Gemma3ForCausalLM(config).to(device).to(torch.bfloat16).to(dtype).eval()
+
+
+def _gradients(model: Any, *, one_by_one: bool) -> list[torch.Tensor]:
+    """Of a weighted sum of log-probabilities, in float32 or the model's own precision."""
+    rows = qwen3.session(512, 400, turns=4)
+    passes = Passes(model, micro_tokens=10**6)
+    if one_by_one:
+        model.set_attn_implementation("eager")
+        parts = [passes._padded([row]).pick().logp for row in rows]
+        logp_K = torch.cat(parts)
+    else:
+        assert passes.shares
+        logp_K, _ = passes.forward(rows)
+    weights_K = torch.linspace(-1, 1, len(logp_K), device=logp_K.device)
+    return list(torch.autograd.grad((logp_K * weights_K).sum(), [p for p in model.parameters() if p.ndim == 2]))
+
+
+def lm_head(place: Place) -> list[Found]:
+    """Half-precision states and weights, added up in float32: against float64 on the same numbers."""
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(512, 8_000, bias=False).to(place.device, torch.bfloat16)
+    hidden = torch.randn(128, 512, device=place.device).to(torch.bfloat16).requires_grad_()
+    targets, warm = torch.arange(128, device=place.device) * 61, torch.linspace(0.5, 1.5, 128, device=place.device)
+    picked = head.select(linear, hidden, targets, warm, floats=8_000 * 50)
+    twin = hidden.detach().double().requires_grad_()
+    logits = twin @ linear.weight.detach().double().T / warm.double().unsqueeze(-1)
+    exact = torch.log_softmax(logits, -1).gather(-1, targets.unsqueeze(-1))[:, 0]
+    gradients = torch.autograd.grad(picked.logp.sum(), [hidden, linear.weight])
+    wanted = torch.autograd.grad(exact.sum(), [twin])
+    wide = 1e-3 if place.on_gpu else 0.05  # a CPU rounds the products' sums to half precision
+    return [
+        within("LM head, log-probabilities", float((picked.logp.double() - exact).detach().abs().max()), wide),
+        within("LM head, gradient of states", distance(gradients[:1], wanted), 0.02),
+    ]
+
+
+def steps(place: Place) -> list[Found]:
+    """`LocalTrainer.step` of each kind: it moves the policy, is the same twice, and goes on from the disk."""
+    base = qwen3.save("tiny", place.scratch / "base", place.device, torch.float32, sharpness=3.0)
+    kinds: dict[str, dict[str, Any]] = {
+        "LoRA, float32": {"dtype": "float32"},
+        "LoRA, bfloat16": {"dtype": "bfloat16"},
+        "full, float32": {"dtype": "float32", "weights": "full", "learning_rate": 1e-5},
+        "full, bfloat16, offloaded": {
+            "dtype": "bfloat16", "weights": "full", "learning_rate": 1e-5, "offload_optimizer": True,
+        },
+        "QLoRA": {"dtype": "bfloat16" if place.on_gpu else "float32", "base_bits": 4},
+    }  # fmt: skip
+    found = []
+    for kind, settings in kinds.items():
+        if settings.get("base_bits") == 4 and importlib.util.find_spec("bitsandbytes") is None:
+            found.append(Found(name=f"step, {kind}", measured="no bitsandbytes here", expected="", passed=None))
+            continue
+        found += _steps(place, base, kind, settings)
+    return found
+
+
+def _steps(place: Place, base: str, kind: str, settings: dict[str, Any]) -> list[Found]:
+    at = Path(tempfile.mkdtemp(dir=place.scratch))
+    trainer = _trainer(place, base, settings)
+    first, second = _step(trainer, at / "1"), _step(trainer, at / "2")
+    moved = first.metrics["kl/step"]
+    finite = all(np.isfinite(v) for v in (*first.metrics.values(), *second.metrics.values()))
+    trainer.load(folder=str(at / "1"), memory=first.memory)
+    _step(trainer, at / "resumed")
+    again = _trainer(place, base, settings)
+    _step(again, at / "again")
+    lean = _trainer(place, base, settings | {"checkpointing": True})
+    _step(lean, at / "lean")
+    loose = settings["dtype"] != "float32"  # half-precision sums are taken in another order under recomputation
+    return [
+        Found(
+            name=f"step, {kind}",
+            measured=f"KL {moved:.2g}, norm {first.metrics['gradient/norm']:.3g}",
+            expected="finite, above 0",
+            passed=finite and moved > 0,
+        ),
+        _same(f"the same twice, {kind}", at / "1", at / "again", 1e-5),
+        _same(f"resumed from the disk, {kind}", at / "2", at / "resumed", 1e-5),
+        _same(f"checkpointing changes nothing, {kind}", at / "1", at / "lean", 2e-2 if loose else 1e-4),
+    ]
+
+
+def _trainer(place: Place, base: str, settings: dict[str, Any]) -> LocalTrainer:
+    own = {key: value for key, value in settings.items() if key != "dtype"}
+    train = TrainConfig(
+        **{"method": "binary", "max_gap": 1e9, "gap_low": 1e-9, "gap_high": 1e9, "max_step_kl": 1e9} | own,
+        threads=torch.get_num_threads(),
+    )
+    method = methods.make("binary", decay=0.95, shrink=8.0, clip=1.0, w_binary=1.0, w_opd=1.0)
+    model = ModelConfig(path=base, device=str(place.device), dtype=settings["dtype"])
+    return LocalTrainer(base, method, train, model)
+
+
+def _step(trainer: LocalTrainer, out: Path) -> StepResult:
+    done = trainer.step(qwen3.samples(qwen3.session(512, 300, turns=4)), str(out))
+    assert done.folder is not None, done.dropped
+    return done
+
+
+def _same(name: str, one: Path, other: Path, bound: float) -> Found:
+    """How far two policies are apart, of what the step may change: relative to the one's norm."""
+    if digest_of(one) == digest_of(other):
+        return Found(name=name, measured="to the bit", expected=f"at most {bound:.3g}", passed=True)
+    a, b = (load_file(next(f for f in sorted(p.glob("*model*.safetensors")))) for p in (one, other))
+    return within(name, distance([b[k] for k in sorted(a)], [a[k] for k in sorted(a)]), bound)
+
+
+def engine(place: Place) -> list[Found]:
+    """The starter policy served, trained and served again on this device: engine and trainer see the same numbers."""
+    found = []
+    for dtype, bound in (("float32", 1e-3), ("bfloat16", 0.1)):
+        model = ModelConfig(path=STARTER, device=str(place.device), dtype=dtype)  # type: ignore[arg-type]
+        core = Core(BaseModel.load(model), EngineConfig())
+        trainer = _trainer(place, where(STARTER), {"dtype": dtype, "learning_rate": 1e-4})
+        found += _rounds(place, core, trainer, dtype, bound)
+    return found
+
+
+def _rounds(place: Place, core: Core, trainer: LocalTrainer, dtype: str, bound: float) -> list[Found]:
+    """Serve, step, swap, serve."""
+    rows, logprobs = _replies(core, 0)
+    found = [within(f"engine against trainer, {dtype}, version 0", _gap(trainer, rows, logprobs), bound)]
+    greedy, drawn = _replies(core, 0, temperature=0.0)
+    scores = [_score(core, 0, row) for row in greedy]
+    found.append(within(f"greedy reply scored again, {dtype}", _apart(drawn, scores), bound))
+    out = Path(tempfile.mkdtemp(dir=place.scratch)) / "policy"
+    done = trainer.step(qwen3.samples(rows, logprobs), str(out))
+    assert done.folder is not None, done.dropped
+    base, ref = PolicyRef(version=0, path=None, digest=""), PolicyRef(version=1, path=str(out), digest=done.digest)
+    for _ in core.change([base, ref], {(1, done.digest): adapter_file.read(ref)}):
+        core.step()
+    rows, logprobs = _replies(core, 1)
+    found.append(within(f"engine against trainer, {dtype}, version 1", _gap(trainer, rows, logprobs), bound))
+    return found
+
+
+def _replies(core: Core, version: int, temperature: float = 1.0) -> tuple[list[Row], list[np.ndarray]]:
+    """Eight at once: (rows, sampled log-probabilities)."""
+    draw = np.random.default_rng(7)
+    prompts = [draw.integers(5, core.model.vocab_size, int(draw.integers(5, 60))).astype(np.int32) for _ in range(8)]
+    tokens: dict[int, list[tuple[int, float]]] = {n: [] for n in range(8)}
+    for n, prompt in enumerate(prompts):
+        core.generate(n, version, prompt, Sampling(temperature=temperature, seed=n, max_tokens=24), ())
+    while core.busy:
+        for item in core.step():
+            tokens[item.job.owner].append((item.token, item.logprob))  # type: ignore[union-attr]
+    rows = [
+        Row(prompt_ids=prompts[n], response_ids=np.array([t for t, _ in drawn], np.int32), temperature=temperature or 1)
+        for n, drawn in tokens.items()
+    ]
+    return rows, [np.array([logprob for _, logprob in drawn], np.float32) for drawn in tokens.values()]
+
+
+def _score(core: Core, version: int, row: Row) -> np.ndarray:
+    core.score("score", version, row.prompt_ids, row.response_ids, row.temperature)
+    while core.busy:
+        for item in core.step():
+            if isinstance(item, Scored):
+                return np.asarray(item.logprobs)
+    raise AssertionError("a scoring that gave nothing")
+
+
+def _gap(trainer: LocalTrainer, rows: Sequence[Row], logprobs: Sequence[np.ndarray]) -> float:
+    return _apart([t.numpy() for t in trainer.logprobs(rows)], logprobs)
+
+
+def _apart(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> float:
+    """Mean difference in nats."""
+    return float(np.abs(np.concatenate(one) - np.concatenate(other)).mean())
+
+
+def system(place: Place) -> list[Found]:
+    """`openclaw-rl up`, engine and trainer on the device: a simulated user talks, policies are trained and swapped."""
+    from openclaw_rl.evaluate import driver
+    from openclaw_rl.evaluate.personas import Persona
+    from openclaw_rl.evaluate.styles import TASTES
+    from openclaw_rl.system import System, scratch
+
+    async def talk(running: System) -> driver.Talk:
+        persona = Persona(taste=random.Random(0).choice(sorted(TASTES)), seed=0)
+        async with driver.client(running.base_url, running.key) as api:
+            return await driver.converse(api, "openclaw", persona, replies=60, pause=0.05)
+
+    with System(scratch(place.scratch / "home", {"model.device": str(place.device)})) as running:
+        said = asyncio.run(talk(running))
+        version = running.settle(timeout=120)
+    return [
+        Found(
+            name="the whole system",
+            measured=f"{len(said.spoken)} replies, {len(said.failures)} failed, version {version}",
+            expected="60 replies, 0 failed, version 1 or later",
+            passed=len(said.spoken) == 60 and not said.failures and version >= 1,
+        )
+    ]
+
+
+CHECKS: dict[str, Check] = {
+    "machine": machine,
+    "kernels": kernels,
+    "gradients": gradients,
+    "head": lm_head,
+    "steps": steps,
+    "engine": engine,
+    "system": system,
+}

@@ -1,0 +1,331 @@
+"""Checkpoints: whole or not there, and a fresh home that begins on one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openclaw_rl.config import Config
+from openclaw_rl.digest import digest_of
+from openclaw_rl.durable import linked
+from openclaw_rl.errors import ConfigError, IdentityMismatch, ModelError
+from openclaw_rl.store import events, policies
+from openclaw_rl.store.db import Store
+from openclaw_rl.testing import ScriptedTrainer
+from openclaw_rl.train import checkpoints, resume
+from openclaw_rl.train.batch import Builder
+from openclaw_rl.train.checkpoints import LATEST, NOTE, Saver, read_note
+from openclaw_rl.train.loop import TrainRoom, run
+from openclaw_rl.types import Policy
+
+Fill = Callable[..., list[str]]
+SHAPE = {"rank": 1, "alpha": 1}  # of the scripted trainer's adapters
+
+
+def settings(home: Path, **train: Any) -> Config:
+    return Config(home=str(home), train={"batch_min": 2, "batch_max": 2, "lora": SHAPE, **train})
+
+
+@pytest.fixture
+def rooms(store: Store, builder: Builder, tmp_path: Path) -> Iterator[Callable[..., TrainRoom]]:
+    opened = []
+
+    def make(**train: Any) -> TrainRoom:
+        config = settings(tmp_path, **train)
+        saver = Saver(store, config) if config.train.save_dir else None
+        opened.append(TrainRoom(store, ScriptedTrainer(), builder, config.train, tmp_path / "policies", saver=saver))
+        return opened[-1]
+
+    yield make
+    for room in opened:
+        room.close()
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.iterdir())
+
+
+def head_of(store: Store) -> Policy:
+    with store.read() as conn:
+        return policies.head(conn)
+
+
+def learn(room: TrainRoom, store: Store, fill: Fill, times: int) -> None:
+    for _ in range(times):
+        fill(store, 2)
+        assert room.turn()
+
+
+def test_every_second_version_becomes_a_checkpoint(
+    store: Store, rooms: Callable[..., TrainRoom], fill: Fill, tmp_path: Path
+) -> None:
+    out = tmp_path / "saved"
+    room = rooms(save_dir=str(out), save_interval=2)
+    learn(room, store, fill, 5)
+    assert names(out) == ["checkpoint-2", "checkpoint-4", LATEST]
+    assert (out / LATEST).resolve() == (out / "checkpoint-4").resolve()
+    assert names(out / "checkpoint-4") == ["adapter_config.json", "adapter_model.safetensors", NOTE]
+    note = read_note(out / "checkpoint-4")
+    assert (note.step, note.version, note.lineage) == (4, 4, (4, 3, 2, 1, 0))
+    assert (note.method, note.model, note.memory) == ("combine", "starter", {"steps": 4})
+    assert note.digest == digest_of(out / "checkpoint-4")
+    with store.read() as conn:
+        made = policies.get(conn, 4)
+    assert made is not None
+    assert made.digest == note.digest
+
+
+def test_a_checkpoint_keeps_what_the_home_thins_out(tmp_path: Path) -> None:
+    home, kept = tmp_path / "home", tmp_path / "kept"
+    home.mkdir(), kept.mkdir()
+    (home / "optimizer.state").write_bytes(b"moments")
+    linked(home, kept)
+    (home / "optimizer.state").unlink()
+    assert (kept / "optimizer.state").read_bytes() == b"moments"
+
+
+def test_one_that_died_before_it_was_written_is_made_up_for(
+    store: Store, rooms: Callable[..., TrainRoom], fill: Fill, tmp_path: Path
+) -> None:
+    out = tmp_path / "saved"
+    first = rooms()
+    learn(first, store, fill, 1)
+    first.close()
+    second = rooms(save_dir=str(out))
+    assert not second.turn()
+    assert names(out) == ["checkpoint-1", LATEST]
+    (out / LATEST).unlink()
+    second.close()
+    assert not rooms(save_dir=str(out)).turn()
+    assert (out / LATEST).resolve() == (out / "checkpoint-1").resolve(), "killed between the folder and its link"
+
+
+def test_another_lines_checkpoint_gives_way_but_no_other_homes(
+    store: Store, rooms: Callable[..., TrainRoom], fill: Fill, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    out = tmp_path / "saved"
+    room = rooms(save_dir=str(out))
+    learn(room, store, fill, 2)
+    with store.write() as conn:
+        policies.roll_back(conn, to=1, reason="worse", at=time.time())
+    learn(room, store, fill, 1)
+    assert read_note(out / "checkpoint-2").version == 3
+    note = out / "checkpoint-2" / NOTE
+    theirs = json.dumps(json.loads(note.read_text()) | {"home": "/elsewhere"})
+    note.write_text(theirs)
+    with store.write() as conn:
+        policies.roll_back(conn, to=1, reason="worse again", at=time.time())
+    learn(room, store, fill, 1)
+    assert note.read_text() == theirs
+    assert head_of(store).version == 4, "learning goes on"
+    assert "of another home or program. Choose another train.save_dir" in caplog.text
+
+
+SAVING = """
+import itertools, sys
+from dataclasses import replace
+from pathlib import Path
+from openclaw_rl.config import Config
+from openclaw_rl.store import policies
+from openclaw_rl.store.db import Store
+from openclaw_rl.train.checkpoints import Saver
+
+config = Config.model_validate_json(sys.argv[1])
+store = Store.open(config.store_path)
+with store.read() as conn:
+    head = policies.head(conn)
+saver = Saver(store, config)
+for step in itertools.cycle(range(1, 4)):
+    saver.published(replace(head, metrics={"step": step}))
+    print(step, flush=True)
+"""
+
+
+def test_never_half_there_after_kill_9(
+    store: Store, rooms: Callable[..., TrainRoom], fill: Fill, tmp_path: Path
+) -> None:
+    learn(rooms(), store, fill, 1)
+    folder = Path(str(head_of(store).path))
+    for n in range(20):
+        (folder / f"part-{n}").write_bytes(b"x" * 4096)
+    whole = {*names(folder), NOTE}
+    out = tmp_path / "saved"
+    command = [sys.executable, "-c", SAVING, settings(tmp_path, save_dir=str(out)).model_dump_json()]
+    for after in (0.003, 0.011):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as saving:
+            assert saving.stdout is not None
+            for _ in range(4):
+                assert saving.stdout.readline()
+            time.sleep(after)
+            saving.kill()
+            assert saving.wait() == -signal.SIGKILL
+        there = [p for p in out.iterdir() if p.name.startswith("checkpoint-")]
+        assert len(there) >= 3
+        for path in there:
+            assert set(names(path)) == whole, path
+            assert read_note(path).digest == digest_of(path)
+
+
+# ------------------------------------------------------------------------------------------------------------- resuming
+
+
+@pytest.fixture
+def checkpoint(
+    store: Store, rooms: Callable[..., TrainRoom], fill: Fill, tmp_path: Path, starter_identity: str
+) -> Path:
+    """Made by a home of the starter; of two steps."""
+    room = rooms(save_dir=str(tmp_path / "saved"))
+    learn(room, store, fill, 2)
+    path = tmp_path / "saved" / "checkpoint-2"
+    note = json.loads((path / NOTE).read_text())
+    (path / NOTE).write_text(json.dumps(note | {"identity": starter_identity}))
+    return path
+
+
+def test_a_fresh_home_begins_on_a_checkpoint(
+    checkpoint: Path, builder: Builder, fill: Fill, tmp_path: Path, starter_identity: str
+) -> None:
+    config = settings(tmp_path / "new", resume=str(checkpoint), save_dir=str(tmp_path / "more"), method="binary")
+    resume.begin(config, train=True)
+    store = Store.open(config.store_path)
+    head = head_of(store)
+    assert (head.version, head.parent, head.metrics) == (1, 0, {"step": 2.0})
+    assert head.memory == {"steps": 2}
+    assert head.path is not None
+    assert digest_of(head.path) == head.digest == digest_of(checkpoint)
+    with store.read() as conn:
+        told = events.after(conn, 0, 99, kinds=["policy.live", "policy.resumed"])
+    assert [e.kind for e in told] == ["policy.live", "policy.resumed"]
+    assert told[1].data["checkpoint"] == str(checkpoint)
+
+    resume.begin(config, train=True)  # the same command again
+    assert head_of(store) == head
+
+    trainer, saver = ScriptedTrainer(), Saver(store, config)
+    room = TrainRoom(store, trainer, builder, config.train, config.policies_dir, saver=saver)
+    fill(store, 2, request={"identity": starter_identity, "version": 1})
+    assert room.turn()
+    room.close()
+    assert trainer.steps == 3, "the trainer stood on the checkpoint"
+    note = read_note(tmp_path / "more" / "checkpoint-3")
+    assert (note.lineage, note.method) == ((2, 1, 0), "binary")
+    assert note.came_of == (checkpoints.in_words(read_note(checkpoint)),)
+
+    resume.begin(config, train=True)
+    assert head_of(store).version == 2, "a home that came of it goes on"
+    store.close()
+
+
+def test_latest_is_the_newest_of_the_folder(checkpoint: Path, tmp_path: Path) -> None:
+    config = settings(tmp_path / "new", resume="latest", save_dir=str(checkpoint.parent))
+    assert checkpoints.find(config.train) == checkpoint
+    with pytest.raises(ConfigError, match="train.save_dir is needed too"):
+        checkpoints.find(settings(tmp_path, resume="latest").train)
+    with pytest.raises(ConfigError, match="no such checkpoint"):
+        checkpoints.find(settings(tmp_path, resume=str(tmp_path / "none")).train)
+
+
+def test_a_home_that_has_learned_refuses(
+    checkpoint: Path, store: Store, fill: Fill, rooms: Callable[..., TrainRoom], tmp_path: Path
+) -> None:
+    resume.begin(settings(tmp_path, resume=str(checkpoint)), train=True)
+    assert head_of(store).version == 2, "it is this home's own"
+    note = json.loads((checkpoint / NOTE).read_text())
+    (checkpoint / NOTE).write_text(json.dumps(note | {"digest": "f" * 64}))
+    with pytest.raises(ConfigError, match="this one has learned already .version 2.. Leave --resume-from-checkpoint"):
+        resume.begin(settings(tmp_path, resume=str(checkpoint)), train=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "train", "error", "words"),
+    [
+        ({"identity": "y" * 64}, {}, IdentityMismatch, "Set model.path starter"),
+        ({"digest": "f" * 64}, {}, ModelError, "its weights are damaged"),
+        ({"step": "many"}, {}, ConfigError, "checkpoint.json: cannot be read"),
+        ({}, {"lora": {"rank": 8}}, ConfigError, "train.lora.rank 1, the settings say 8. Set train.lora.rank 1"),
+        ({}, {"weights": "full"}, ConfigError, "train.weights lora, the settings say full"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_nothing_stays(
+    checkpoint: Path, tmp_path: Path, change: dict[str, Any], train: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    note = json.loads((checkpoint / NOTE).read_text())
+    (checkpoint / NOTE).write_text(json.dumps(note | change))
+    config = settings(tmp_path / "new", resume=str(checkpoint), **train)
+    with pytest.raises(error, match=words):
+        resume.begin(config, train=True)
+    assert not config.policies_dir.exists() or names(config.policies_dir) == []
+    (checkpoint / NOTE).unlink()
+    with pytest.raises(ConfigError, match=r"so it is no checkpoint\. Expected a folder checkpoint-<step>"):
+        resume.begin(config, train=True)
+
+
+def test_the_folder_of_an_adapters_checkpoint_is_a_model_by_itself(checkpoint: Path, tmp_path: Path) -> None:
+    config = resume.with_base(Config(home=str(tmp_path / "new"), model={"path": str(checkpoint)}))
+    assert config.model.path == "starter"
+    assert (config.train.resume, config.train.lora.rank, config.train.lora.alpha) == (str(checkpoint), 1, 1.0)
+    plain = Config(home=str(tmp_path / "new"))
+    assert resume.with_base(plain) == plain
+    other = Config(model={"path": str(checkpoint)}, train={"resume": str(tmp_path)})
+    with pytest.raises(ConfigError, match="Leave one of them out"):
+        resume.with_base(other)
+
+
+def whole(config: Config, until: Callable[[Store], bool], seconds: float = 120.0) -> None:
+    """Run the train room until the store says so."""
+
+    async def main() -> None:
+        stop = asyncio.Event()
+        room = asyncio.create_task(run(config, stop=stop))
+        store = Store.open(config.store_path)
+        try:
+            give_up = time.monotonic() + seconds
+            while not until(store):
+                assert time.monotonic() < give_up, "it did not happen"
+                assert not room.done(), room.result()
+                await asyncio.sleep(0.02)
+            stop.set()
+            await room
+        finally:
+            store.close()
+
+    asyncio.run(main())
+
+
+def test_binary_then_opd_on_the_shipped_model(
+    tmp_path: Path, fill: Fill, starter_identity: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Optimizer, schedule and baseline go along from one method to the next, and from home to home."""
+    caplog.set_level(logging.INFO)
+    loose = {"batch_min": 2, "batch_max": 2, "max_gap": 99, "gap_low": 1e-6, "gap_high": 1e6, "poll": 0.01}
+    said = {"request": {"identity": starter_identity}, "hints": ("Answer in one word.",), "score": -1}
+    before: Path | None = None
+    for step, method in enumerate(("binary", "opd"), start=1):
+        out = tmp_path / f"saved-{method}"
+        train = loose | {"method": method, "save_dir": str(out), "resume": before and str(before)}
+        config = Config(home=str(tmp_path / method), train=train)
+        resume.begin(config, train=True)
+        store = Store.open(config.store_path)
+        with store.write() as conn:
+            policies.ensure_root(conn, base="starter", identity=starter_identity, at=1.0)
+        fill(store, 2, **said)
+        before = out / f"checkpoint-{step}"
+        whole(config, lambda _, at=before: (at.parent / LATEST).exists())  # type: ignore[misc]
+        head = head_of(store)
+        store.close()
+        assert head.metrics["step"] == step
+        assert head.memory["baseline"]["all"][1] == 2, "opd keeps the baseline as it was"
+        assert {"optimizer.state", "trainer.json"} <= set(names(before))
+    assert "loss/opd" in head.metrics
+    assert "the optimizer starts afresh" not in caplog.text
+    assert read_note(before).came_of  # type: ignore[arg-type]
