@@ -16,9 +16,9 @@ LEVELS: tuple[frozenset[str], ...] = (
     frozenset({"sections", "spellings", "reading", "config", "protocols", "observe", "lifeline", "plugins"}),
     frozenset({"methods", "render", "store", "engines", "trainers", "environments", "testing"}),
     frozenset({"serve", "collect", "judge", "train", "trajectories"}),
-    frozenset({"run", "system"}),
-    frozenset({"evaluate", "dashboard", "views", "doctor", "doctor_engine", "chat", "connect", "reference"}),
-    frozenset({"cli", "commands_data"}),
+    frozenset({"run", "system", "ending"}),
+    frozenset({"evaluate", "dashboard", "views", "doctor", "doctor_engine", "chat", "connect", "reference", "rollouts"}),
+    frozenset({"cli", "commands_data", "commands_rollout"}),
 )
 APART = (2, 3)
 """On these levels no two rooms may know each other."""

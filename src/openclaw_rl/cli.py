@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from openclaw_rl import __version__, commands_data
+from openclaw_rl import __version__, commands_data, commands_rollout
 from openclaw_rl.errors import OpenClawError
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def _start(config: Config, rooms: tuple[str, ...]) -> None:
 
 
 @cli.command(hidden=True)
-@click.argument("name", type=click.Choice(["engine", "gateway", "collect", "judge", "train", "data"]))
+@click.argument("name", type=click.Choice(["engine", "gateway", "collect", "judge", "judge-engine", "train", "data"]))
 @_common
 def room(name: str, file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
     """Be one room in this process (what the supervisor starts)."""
@@ -351,6 +351,7 @@ def config_check(file: str) -> None:
 
 
 cli.add_command(commands_data.group(_common, _model, _load))
+cli.add_command(commands_rollout.command(_common, _gateway, _words, _load))
 
 
 def main() -> None:

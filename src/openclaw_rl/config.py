@@ -185,8 +185,18 @@ def _made(flat: Mapping[str, Any], sources: Mapping[str, str]) -> Config:
         config = Config.model_validate(tree)
     except ValidationError as error:
         raise ConfigError("settings: " + "; ".join(_fault(e, sources) for e in error.errors())) from None
+    config = _taught_by_the_judge(config)
     _check_together(config)
     return config
+
+
+def _taught_by_the_judge(config: Config) -> Config:
+    """A teacher that is only named lives where the judge does."""
+    judge, teacher = config.judge, config.teacher
+    if not teacher.model or teacher.base_url or not judge.base_url:
+        return config
+    where = {"base_url": judge.base_url, "api_key": teacher.api_key or judge.api_key}
+    return config.model_copy(update={"teacher": teacher.model_copy(update=where)})
 
 
 def _fault(error: Any, sources: Mapping[str, str]) -> str:
@@ -237,8 +247,23 @@ def _check_together(config: Config) -> None:
             "train.hint_choice mixture: each hinted teacher has likeliest tokens of its own, and there is no mixture "
             "over them. Say overlap, or train.distill=student_topk (train.method=sdpo)"
         )
-    if config.judge.kind == "llm" and not (config.judge.base_url and config.judge.model):
-        raise ConfigError("judge.kind is llm: judge.base_url and judge.model are needed too (an OpenAI-compatible one)")
+    _check_plugins(config)
+    if config.train.teacher_temperature != 1 and config.train.follows_topk:
+        raise ConfigError(
+            "train.teacher_temperature is for the token that was sampled; over the likeliest tokens a softer teacher "
+            "would be another target. Leave it at 1, or set train.distill token (train.method combine or opd)"
+        )
+    if config.judge.kind == "llm" and not config.judge.path and not (config.judge.base_url and config.judge.model):
+        raise ConfigError(
+            "judge.kind is llm: judge.base_url and judge.model are needed too (an OpenAI-compatible one), or judge.path"
+        )
+    if config.judge.kind == "llm" and config.judge.path and config.engine.backend == "openai":
+        raise ConfigError(
+            "judge.path: a model of the judge's own needs an engine that is started here, and engine.backend is "
+            "openai. Give judge.base_url and judge.model instead"
+        )
+    if config.teacher.model and not config.teacher.base_url:
+        raise ConfigError("teacher.model is set: teacher.base_url is needed too, or judge.base_url where it is as well")
     if config.engine.backend == "embedded" and (config.engine.url or config.engine.logprobs not in (None, "scaled")):
         raise ConfigError(
             "engine.url and engine.logprobs are for a server; the embedded engine takes neither. Unset it,"
@@ -256,12 +281,43 @@ def _check_together(config: Config) -> None:
         )
 
 
+def _check_plugins(config: Config) -> None:
+    train, judge = config.train, config.judge
+    ours: dict[str, tuple[object, tuple[object, ...]]] = {
+        "method": (train.method, ("binary", "opd", "combine")),
+        "distill": (train.distill, ("token",)),
+        "hint_choice": (train.hint_choice, (None, "mixture")),
+        "loss": (train.loss, ("clip",)),
+        "sequence_mask": (train.sequence_mask, ("geometric", "none")),
+    }
+    for key, (value, possible) in ours.items():
+        if train.loss_path is not None and value not in possible:
+            raise ConfigError(
+                f"train.loss_path: a loss of your own works on the sampled tokens, and train.{key} {value} would be "
+                f"without effect. Say train.{key} {possible[-1]}, or unset train.loss_path."
+            )
+    rollout = config.rollout
+    if rollout.function_path is not None and rollout.generate_path is not None:
+        raise ConfigError("rollout.function_path and rollout.generate_path: which of the two? Unset one")
+    if rollout.per_prompt > 1 and rollout.function_path is None and rollout.generate_path is None:
+        raise ConfigError(
+            f"rollout.per_prompt {rollout.per_prompt}: a live conversation happens once; rollouts per prompt "
+            "need a rollout plug-in (rollout.function_path, `openclaw-rl rollout`). Leave it at 1"
+        )
+    if judge.kind == "plugin" and judge.plugin_path is None:
+        raise ConfigError("judge.kind is plugin: judge.plugin_path (--custom-rm-path FILE) is needed too")
+    if judge.kind == "classifier" and judge.reward_path is None:
+        raise ConfigError("judge.kind is classifier: judge.reward_path (PRM_MODEL_PATH) is needed too")
+    if judge.reward_low > judge.reward_high:
+        raise ConfigError(f"judge.reward_low ({judge.reward_low}) is above judge.reward_high ({judge.reward_high})")
+
+
 def to_environment(config: Config, room: str = "") -> dict[str, str]:
     """The process environment plus this config: how the supervisor hands settings to its children.
 
     `room`: the child's; the engine and the trainer see the GPUs that the settings give to each.
     """
-    gpus = {"engine": config.engine.gpus, "train": config.train.gpus}.get(room, ())
+    gpus = {"engine": config.engine.gpus, "train": config.train.gpus, "judge-engine": config.judge.gpus}.get(room, ())
     placed = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
     return dict(os.environ) | {HANDED_DOWN: config.model_dump_json(), "OMP_WAIT_POLICY": "passive"} | placed
 

@@ -71,7 +71,7 @@ class Layer:
         for key, one in meant.items():
             if key not in self.keys:
                 raise AssertionError(f"{known.name} means {key}, which is no setting")
-            self._put(key, Given(value=one, source=source, weak=known.weak))
+            self._put(key, Given(value=one, source=source, weak=known.weak or key in known.yields))
 
     def _put(self, key: str, given: Given) -> None:
         if self.text is not None and isinstance(given.value, str):

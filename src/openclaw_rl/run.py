@@ -22,10 +22,11 @@ from dataclasses import dataclass, field
 import uvloop
 
 from openclaw_rl import config as settings
+from openclaw_rl import ending
 from openclaw_rl.config import Config
 from openclaw_rl.engines import backends
 from openclaw_rl.errors import OpenClawError, StoreError
-from openclaw_rl.judge import endpoint
+from openclaw_rl.judge import endpoint, own
 from openclaw_rl.lifeline import die_with_parent
 from openclaw_rl.observe import setup_logging
 from openclaw_rl.serve.auth import read_key_file
@@ -37,6 +38,8 @@ from openclaw_rl.trajectories import bridge
 log = logging.getLogger("openclaw_rl.run")
 
 ROOMS = ("engine", "gateway", "collect", "judge", "train")
+ENGINES = {"engine": lambda config: config, own.ROOM: own.engine_config}
+"""Rooms that are an engine, and their settings. They know no store: who started them tells of their life."""
 _WINDOW = 60.0  # seconds over which deaths are counted
 _GRACE = 10.0  # seconds between SIGTERM and SIGKILL
 _LOOK = 1.0  # seconds between two looks at the signs of life
@@ -49,11 +52,11 @@ def run_room(name: str, config: Config) -> None:
     """Be one room until SIGTERM or SIGINT. The imports are here so that each process pays for its own room only."""
     die_with_parent()
     setup_logging(name, config.logs_dir, config.run.log_level)
-    if name == "engine":
-        backends.serve(config)
-        return
-    if name in ("train", "data"):
+    if name in ("train", "data", own.ROOM):
         os.nice(5)  # the person who waits for an answer comes first
+    if name in ENGINES:
+        backends.serve(ENGINES[name](config))
+        return
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_run_loop(name, config))
 
@@ -77,13 +80,15 @@ async def _run_loop(name: str, config: Config) -> None:
 
 
 def with_data(config: Config, rooms: Sequence[str]) -> tuple[str, ...]:
-    """`rooms`, and those without which the settings of `data` would do nothing."""
+    """`rooms`, and those without which the settings of `data` and the judge's own model would do nothing."""
     data, more = config.data, set(rooms)
     if data.buffer_dir and more & {"gateway", "collect"}:
         more |= {"collect", "data"}  # what is captured is written once its reaction is known
     if (data.path or data.rollout_dir) and "train" in more:
         more |= {"judge", "data"}
-    return tuple(room for room in (*ROOMS, "data") if room in more)
+    if "judge" in more and own.wanted(config):
+        more.add(own.ROOM)
+    return tuple(room for room in (own.ROOM, *ROOMS, "data") if room in more)
 
 
 # ------------------------------------------------------------------------------------------------------ the supervisor
@@ -148,7 +153,7 @@ class Supervisor:
     """
 
     def __init__(self, config: Config, rooms: Sequence[str] = ROOMS, *, echo: bool = True) -> None:
-        self._config = config
+        self._config, self._rooms = config, tuple(rooms)
         self._children = [Child(name, self._pulse()) for name in rooms]
         self._echo = echo
         self._gave_up: OpenClawError | None = None
@@ -166,17 +171,20 @@ class Supervisor:
         keepers = [asyncio.create_task(self._keep(c, stop), name=f"keep-{c.name}") for c in self._children]
         beat = asyncio.create_task(self._beat(stop), name="supervisor-beat")
         stopped = asyncio.create_task(stop.wait(), name="supervisor-stop")
+        ends = (
+            [asyncio.create_task(ending.come(self._config, stop))] if ending.wanted(self._config, self._rooms) else []
+        )
         try:
             # A keeper that ends before the stop has failed itself: then nobody would restart its room.
-            done, _ = await asyncio.wait({stopped, beat, *keepers}, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait({stopped, beat, *keepers, *ends}, return_when=asyncio.FIRST_COMPLETED)
             for task in done - {stopped}:
                 task.result()
         finally:
             stop.set()
             await self._end_children()
-            for task in (*keepers, beat, stopped):
+            for task in (*keepers, *ends, beat, stopped):
                 task.cancel()
-            await asyncio.gather(*keepers, beat, stopped, return_exceptions=True)
+            await asyncio.gather(*keepers, *ends, beat, stopped, return_exceptions=True)
         if self._gave_up:
             raise self._gave_up
 
@@ -243,8 +251,9 @@ class Supervisor:
         while not stop.is_set():
             try:
                 await asyncio.to_thread(loops.beat, store, "supervisor", self.health())
-                if engine := self.pid("engine"):  # the engine knows no store: its life is told by who started it
-                    await asyncio.to_thread(loops.beat, store, "engine", self._config.engine.backend, pid=engine)
+                for name in ENGINES:
+                    if engine := self.pid(name):
+                        await asyncio.to_thread(loops.beat, store, name, self._config.engine.backend, pid=engine)
                 self._end_silent(await asyncio.to_thread(_beats, store))
             except StoreError as error:  # a full or busy disk for a moment: the rooms go on, so does this
                 log.warning("the supervisor's sign of life was not written: %s", error)
@@ -254,7 +263,7 @@ class Supervisor:
         """Kill what lives and does nothing; its keeper starts it again. Asked only when beats can be written at all."""
         for child in self._children:
             pid, beat = self.pid(child.name), beats.get(child.name)
-            if pid is None or child.name == "engine":  # whose beat is written here
+            if pid is None or child.name in ENGINES:  # whose beat is written here
                 continue
             at, own = (beat.at, beat.pid == pid) if beat is not None else (None, False)
             if child.pulse.look(at, time.monotonic(), own=own) and child.process is not None:
@@ -342,7 +351,7 @@ def free_port() -> int:
 
 
 def supervise(config: Config, rooms: Sequence[str], *, echo: bool = True) -> None:
-    """Run the rooms until a signal. What `up`, `serve`, `collect`, `judge` and `train` do."""
+    """Run the rooms until a signal, or until training is over (`ending`). What `up`, `train` and so on do."""
 
     async def main() -> None:
         stop = asyncio.Event()
@@ -355,6 +364,9 @@ def supervise(config: Config, rooms: Sequence[str], *, echo: bool = True) -> Non
         backends.check(config)
     if "judge" in rooms:
         endpoint.check(config)
+    if own.ROOM in rooms:
+        backends.check(own.engine_config(config))
+        prepare_home(own.engine_config(config))
     if "data" in rooms:
         bridge.check(config)
     prepare_home(config)

@@ -111,6 +111,12 @@ class JudgeConfig(EndpointConfig):
 
     kind: Literal["rules", "llm", "classifier", "plugin"] = "rules"
     rules_path: str | None = Field(None, description="default: the shipped rules")
+    path: str | None = Field(
+        None,
+        description="folder or hub id of a model that is the llm judge; it has an engine of its own, of the same kind "
+        "as the policy's, and no endpoint is asked",
+    )
+    gpus: tuple[str, ...] = Field((), description="device ids that this engine sees; default: all")
     reward_path: str | None = Field(
         None, description="folder or hub id of a sequence-classification model: the classifier, or a plug-in's own"
     )
@@ -124,7 +130,10 @@ class JudgeConfig(EndpointConfig):
 
 
 class TeacherConfig(EndpointConfig):
-    """Who writes the hints, when it is not the judge. In force once `base_url` and `model` are given."""
+    """Who writes the hints, when it is not the judge. In force once `model` is given.
+
+    Without a `base_url` it is asked at `judge.base_url`, with the judge's key.
+    """
 
     when: Literal["negative", "always", "never"] = Field(
         "negative", description="which judged turns it is asked about: those with score -1, all, or none"
@@ -145,16 +154,24 @@ class LoraConfig(_Section):
 class LaunchConfig(_Section):
     """How the ranks of a step are started (docs/guides/many_gpus.md)."""
 
-    by: Literal["local", "torchrun", "ray"] = Field(
-        "local", description="local: as children of the trainer; torchrun: for several machines; ray: where Ray has room"
+    by: Literal["local", "torchrun", "ray"] | None = Field(
+        None,
+        description="local: as children of the trainer; torchrun; ray: where a Ray cluster has room; default: torchrun "
+        "with several nodes, else local",
     )
-    nodes: int = Field(1, ge=1, description="machines, for torchrun; the others join by the same command")
-    address: str = Field("127.0.0.1:29400", description="where this machine is found by the others, for torchrun")
+    nodes: int = Field(1, ge=1, description="machines, each with train.ranks ranks")
+    node_rank: int = Field(0, ge=0, description="number of this machine; 0 trains, the others lend it their ranks")
+    master_addr: str = Field("127.0.0.1", description="where machine 0 is found by the others")
+    master_port: int = Field(29400, ge=1, le=65535)
     ray: str = Field("auto", description="address of the Ray cluster; local: one is started here")
     shard: bool | None = Field(
         None, description="each rank holds a share of the frozen layers (FSDP2); default: with GPUs"
     )
     timeout: float = Field(600.0, gt=0, description="seconds after which a rank that does not answer has failed")
+
+    @property
+    def how(self) -> Literal["local", "torchrun", "ray"]:
+        return self.by or ("local" if self.nodes == 1 else "torchrun")
 
 
 class TrainConfig(_Section):
@@ -167,6 +184,9 @@ class TrainConfig(_Section):
     )
     batch_min: int = Field(2, ge=1, description="fresh turns with signal that make a batch")
     batch_max: int = Field(16, ge=1)
+    accumulation: int = Field(
+        1, ge=1, description="batches whose gradients make one step: batch_min and batch_max count each of them"
+    )
     max_wait: float = Field(600.0, gt=0, description="seconds after which a smaller batch is trained all the same")
     learning_rate: float = Field(1.5e-3, gt=0)
     warmup_steps: int = Field(0, ge=0, description="steps over which the learning rate rises to its value")
@@ -204,6 +224,9 @@ class TrainConfig(_Section):
         "token", description="what opd and combine compare: the sampled token, or the likeliest of student or teacher"
     )
     topk: int = Field(20, ge=1, le=1024, description="how many of the likeliest tokens; the rest is one tail")
+    teacher_temperature: float = Field(
+        1.0, gt=0, description="T and o of opd are compared at this times the temperature of the reply"
+    )
     divergence: Literal["reverse", "forward", "jsd"] = Field(
         "reverse", description="over the likeliest tokens: KL(student, teacher), KL(teacher, student), Jensen-Shannon"
     )
@@ -251,6 +274,14 @@ class TrainConfig(_Section):
         description="newest versions whose optimizer states are kept (of whole models: of two); adapters are all kept, "
         "whole models only of these versions",
     )
+    max_steps: int | None = Field(
+        None, ge=1, description="steps of a line (those before a resumed checkpoint count) after which none is taken"
+    )
+    once: bool | None = Field(
+        None,
+        description="`openclaw-rl train` ends at max_steps, or when nothing is left to import, judge and train; "
+        "default: with max_steps at the one, with data.path at both",
+    )
     save_dir: str | None = Field(None, description="folder for checkpoints, which outlive the home")
     save_interval: int = Field(1, ge=1, description="a checkpoint after each so many steps, in save_dir")
     resume: str | None = Field(
@@ -259,15 +290,29 @@ class TrainConfig(_Section):
     )
     seed: int = 0
     threads: int = Field(1, ge=1, description="CPU threads of the trainer process, of each rank")
-    ranks: int = Field(1, ge=1, description="processes that take a step together, one for each GPU")
+    ranks: int = Field(1, ge=1, description="processes that take a step together, one for each GPU of a machine")
     launch: LaunchConfig = LaunchConfig()
     gpus: tuple[str, ...] = Field((), description="device ids that the trainer sees; default: all")
     poll: float = Field(0.1, gt=0)
 
     @property
+    def least(self) -> int:
+        """Fresh turns that make a step."""
+        return self.batch_min * self.accumulation
+
+    @property
+    def most(self) -> int:
+        """Turns of a step."""
+        return self.batch_max * self.accumulation
+
+    @property
     def batch_gap(self) -> float:
         """Mean |log rho| of a batch above which its stalest turns are left out."""
         return self.max_gap / 2 if self.max_batch_gap is None else self.max_batch_gap
+
+    @property
+    def follows_topk(self) -> bool:
+        return self.method in ("sdft", "sdpo") or (self.method in ("opd", "combine") and self.distill != "token")
 
     @property
     def follows_teacher_topk(self) -> bool:
@@ -278,6 +323,9 @@ class TrackConfig(_Section):
     """Where metrics go besides `<home>/logs/metrics.jsonl`."""
 
     to: tuple[Literal["tensorboard", "wandb"], ...] = Field((), description="e.g. [tensorboard, wandb]")
+    eval_every: int | None = Field(
+        None, ge=1, description="after so many steps the metrics also say how people took the replies since (eval/...)"
+    )
     project: str = Field("openclaw-rl", description="of W&B; the run is called openclaw-rl-<method>")
 
 
@@ -290,6 +338,17 @@ class DataConfig(_Section):
     buffer_dir: str | None = Field(None, description="what is captured is written here, a trajectory for each session")
     rollout_dir: str | None = Field(None, description="trajectories that appear here are imported and trained from")
     poll: float = Field(1.0, gt=0, description="seconds between two looks at rollout_dir")
+
+
+class RolloutConfig(_Section):
+    """The owner's rollouts, as clients of the gateway (`openclaw-rl rollout`, docs/guides/plugins.md)."""
+
+    function_path: str | None = Field(None, description="Python file with an async rollout function")
+    generate_path: str | None = Field(None, description="Python file with an async `generate`: one reply a prompt")
+    workers: int = Field(2, ge=1, description="rollouts at once")
+    parallel_envs: int = Field(1, ge=1, description="the same, as environments count it; the larger holds")
+    max_turns: int = Field(10, ge=1, description="replies in one rollout")
+    per_prompt: int = Field(1, ge=1, description="rollouts of each task")
 
 
 class RunConfig(_Section):
@@ -314,6 +373,7 @@ class Config(_Section):
     train: TrainConfig = TrainConfig()
     track: TrackConfig = TrackConfig()
     data: DataConfig = DataConfig()
+    rollout: RolloutConfig = RolloutConfig()
     run: RunConfig = RunConfig()
 
     @property

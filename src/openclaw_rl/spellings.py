@@ -8,7 +8,7 @@ is refused, in one line that says why and what to use instead.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 ARGUMENTS = ("CKPT_ARGS", "ROLLOUT_ARGS", "REWARD_ARGS", "OPTIMIZER_ARGS", "LORA_ARGS")
@@ -30,6 +30,7 @@ class Spelling:
     notice: str = ""  # what is said when it is set: it changes nothing by itself
     switch: bool = False  # a flag that may stand without a value: true
     weak: bool = False
+    yields: tuple[str, ...] = ()  # of what it means: only where nothing else sets it
 
     @property
     def form(self) -> Form:
@@ -188,7 +189,8 @@ SPELLINGS: tuple[Spelling, ...] = tuple(
         _same("model.hf_token", "HF_TOKEN"),
         _read("`model.path` Qwen/Qwen3-..., where no other is given", _size, "MODEL_SIZE", weak=True),
         _read("`judge.path`, `judge.kind` llm", _judge_path, "JUDGE_MODEL_PATH", "--judge-model-path"),
-        _read("`judge.reward_path`, `judge.kind` classifier", _reward_path, "PRM_MODEL_PATH", "--rm-checkpoint"),
+        [replace(s, yields=("judge.kind",)) for s in _read("`judge.reward_path`; `judge.kind` classifier, where no "
+         "other is given", _reward_path, "PRM_MODEL_PATH", "--rm-checkpoint")],
         # Serving
         _same("home", "OPENCLAW_HOME", "--home"),
         _same("serve.host", "OPENCLAW_HOST", "--host"),

@@ -107,12 +107,12 @@ class System:
         ready = policies.claimable(
             conn,
             head=head,
-            limit=train.batch_min,
+            limit=train.least,
             max_uses=train.max_uses,
             need_score=train.method in ("binary", "combine"),
             need_hint=train.method in ("opd", "combine"),
         )
-        return len(ready) >= train.batch_min
+        return len(ready) >= train.least
 
     def _serving(self) -> int:
         with urllib.request.urlopen(f"{self.base_url}/readyz", timeout=5) as response:

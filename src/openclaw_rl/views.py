@@ -19,7 +19,7 @@ from sqlalchemy import Connection, func, select
 from openclaw_rl.canon import text_of, typed
 from openclaw_rl.config import STARTER, Config
 from openclaw_rl.errors import ModelError, OpenClawError
-from openclaw_rl.judge.agreement import agreement
+from openclaw_rl.store.agreement import agreement
 from openclaw_rl.store import exchanges, loops, policies, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.schema import exchanges as exchange_table

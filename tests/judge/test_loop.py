@@ -19,7 +19,7 @@ from tests.judge.world import World
 from openclaw_rl.config import from_flat
 from openclaw_rl.errors import ConfigError, JudgeError
 from openclaw_rl.judge import loop as judge_loop
-from openclaw_rl.judge.agreement import agreement
+from openclaw_rl.store.agreement import agreement
 from openclaw_rl.protocols import Judge
 from openclaw_rl.store import loops, turns
 from openclaw_rl.store.db import Store

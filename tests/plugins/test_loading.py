@@ -29,7 +29,9 @@ def test_the_file_runs_with_what_is_supplied(make: Make, caplog: pytest.LogCaptu
                                              monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     monkeypatch.setattr(logging.getLogger("openclaw_rl"), "propagate", True)
     with caplog.at_level(logging.INFO, "openclaw_rl.plugins"):
-        plugin = make("from dataclasses import dataclass\n@dataclass\nclass A:\n    x: int = 1\ndef f(x): return double(x)")
+        plugin = make(
+            "from dataclasses import dataclass\n@dataclass\nclass A:\n    x: int = 1\ndef f(x): return double(x)"
+        )
     assert plugin.only("f", "g")[0] == "f"
     assert plugin.only("f")[1](4) == 8
     assert plugin.defined() == ["A", "f"]
@@ -42,7 +44,10 @@ def test_the_file_runs_with_what_is_supplied(make: Make, caplog: pytest.LogCaptu
     [
         ("def f(:\n", r"mine\.py:1: is not valid Python"),
         ("x = 1\n\x00", r"mine\.py.*: is not valid Python"),
-        ("x = 1\ny = 1 / 0\n", r"mine\.py:2: the file, while it was loaded, raised ZeroDivisionError: division by zero"),
+        (
+            "x = 1\ny = 1 / 0\n",
+            r"mine\.py:2: the file, while it was loaded, raised ZeroDivisionError: division by zero",
+        ),
         ("import no_such_library\n", r"mine\.py:1: .* ModuleNotFoundError: No module named 'no_such_library'"),
         ("import sys\nsys.exit(3)\n", r"mine\.py:2: .* SystemExit: 3"),
     ],

@@ -229,7 +229,7 @@ def test_a_fresh_home_begins_on_a_checkpoint(
 def test_latest_is_the_newest_of_the_folder(checkpoint: Path, tmp_path: Path) -> None:
     config = settings(tmp_path / "new", resume="latest", save_dir=str(checkpoint.parent))
     assert checkpoints.find(config.train) == checkpoint
-    with pytest.raises(ConfigError, match="train.save_dir is needed too"):
+    with pytest.raises(ConfigError, match="is needed too, where the checkpoints lie"):
         checkpoints.find(settings(tmp_path, resume="latest").train)
     with pytest.raises(ConfigError, match="no such checkpoint"):
         checkpoints.find(settings(tmp_path, resume=str(tmp_path / "none")).train)
@@ -242,7 +242,7 @@ def test_a_home_that_has_learned_refuses(
     assert head_of(store).version == 2, "it is this home's own"
     note = json.loads((checkpoint / NOTE).read_text())
     (checkpoint / NOTE).write_text(json.dumps(note | {"digest": "f" * 64}))
-    with pytest.raises(ConfigError, match="this one has learned already .version 2.. Leave --resume-from-checkpoint"):
+    with pytest.raises(ConfigError, match=r"this one has learned already \(version 2\)\. Leave --resume"):
         resume.begin(settings(tmp_path, resume=str(checkpoint)), train=True)
 
 
@@ -329,3 +329,43 @@ def test_binary_then_opd_on_the_shipped_model(
     assert "loss/opd" in head.metrics
     assert "the optimizer starts afresh" not in caplog.text
     assert read_note(before).came_of  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------------------------------------------- steps and batches
+
+
+def test_after_the_last_step_nothing_is_trained(store: Store, rooms: Callable[..., TrainRoom], fill: Fill) -> None:
+    room = rooms(max_steps=2)
+    learn(room, store, fill, 2)
+    fill(store, 2)
+    assert not room.turn()
+    assert room.note == "train.max_steps 2 is reached: version 2 is the last"
+    room.close()
+    learn(rooms(max_steps=3), store, fill, 1)
+    assert head_of(store).version == 3
+
+
+def test_accumulated_batches_make_one_step(store: Store, builder: Builder, fill: Fill, tmp_path: Path) -> None:
+    trainer = ScriptedTrainer()
+    train = settings(tmp_path, accumulation=3, batch_max=3).train
+    room = TrainRoom(store, trainer, builder, train, tmp_path / "policies")
+    fill(store, 5)
+    assert not room.turn()
+    assert room.note == "waiting for turns: 5 of 6"
+    fill(store, 6)
+    assert room.turn()
+    assert [len(batch) for batch in trainer.batches] == [9]
+    room.close()
+
+
+def test_after_some_steps_the_metrics_say_how_people_take_it(
+    store: Store, builder: Builder, fill: Fill, tmp_path: Path
+) -> None:
+    train = settings(tmp_path).train
+    room = TrainRoom(store, ScriptedTrainer(), builder, train, tmp_path / "policies", eval_every=2)
+    learn(room, store, fill, 1)
+    assert "eval/turns" not in head_of(store).metrics
+    learn(room, store, fill, 1)
+    assert head_of(store).metrics["eval/turns"] == 4
+    assert head_of(store).metrics["eval/satisfaction"] == 1
+    room.close()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from openclaw_rl.config import Config, from_flat
+from openclaw_rl.config import Config, from_flat, known_keys
 from openclaw_rl.credit import Sample, StepResult
 from openclaw_rl.digest import digest_of
 from openclaw_rl.errors import ConfigError, RanksGone
@@ -76,11 +78,10 @@ def weights(folder: str) -> torch.Tensor:
 @pytest.mark.parametrize(
     "how",
     [
-        {"train__launch__by": "torchrun", "train__launch__address": f"127.0.0.1:{free_port()}"},
         {"train__launch__shard": True, "train__checkpointing": True},
         {"train__weights": "full", "train__learning_rate": 1e-4},
     ],
-    ids=["torchrun", "sharded", "full"],
+    ids=["sharded", "full"],
 )
 def test_two_ranks_are_one(how: dict[str, Any], draw: Draw, tmp_path: Path) -> None:
     """Also with fewer samples than ranks, and with ranks that have more passes to make than others."""
@@ -93,6 +94,40 @@ def test_two_ranks_are_one(how: dict[str, Any], draw: Draw, tmp_path: Path) -> N
         for n, batch in enumerate(given):
             same(done[n], two.step(batch, str(tmp_path / f"two-{n}")))
     assert (weights_of(one) - start).abs().max() > 1e-4, "the steps did something"
+
+
+@pytest.mark.timeout(600)
+def test_a_second_machine_lends_its_ranks(draw: Draw, tmp_path: Path) -> None:
+    """By torchrun. The second machine knows where the first is, and nothing else; it notices that the first is gone."""
+    where = {"train__ranks": 1, "train__launch__nodes": 2, "train__launch__master_port": free_port()}
+    config = settings(tmp_path / "home", **where)
+    knows = ("home", "train.ranks", "train.launch.nodes", "train.launch.master_port", "train.launch.node_rank")
+    flat = {k: v for k, v in flatten(settings(tmp_path / "other", train__launch__node_rank=1, **where)) if k in knows}
+    one = alone(config)
+    given = batches(one, draw, (4, 3))
+    with ThreadPoolExecutor(1) as thread:
+        other = thread.submit(lambda: asyncio.run(ranks.lend(from_flat(flat), stop=asyncio.Event())))
+        with launched(config) as two:
+            for n, batch in enumerate(given):
+                same(one.step(batch, str(tmp_path / f"one-{n}")), two.step(batch, str(tmp_path / f"two-{n}")))
+        assert isinstance(other.exception(timeout=120), RanksGone)
+
+
+def flatten(config: Config) -> Iterator[tuple[str, Any]]:
+    for key in known_keys():
+        value: Any = config
+        for part in key.split("."):
+            value = getattr(value, part)
+        yield key, value
+
+
+@pytest.mark.parametrize(
+    "launch", [{"nodes": 2, "by": "local"}, {"nodes": 2, "node_rank": 2}, {"node_rank": 1, "by": "torchrun"}]
+)
+def test_machines_that_do_not_add_up_are_refused(launch: dict[str, Any], tmp_path: Path) -> None:
+    config = settings(tmp_path, **{f"train__launch__{key}": value for key, value in launch.items()})
+    with pytest.raises(ConfigError, match=r"train.launch: \d nodes, node_rank \d, by .* numbered from 0"):
+        launched(config)
 
 
 def weights_of(trainer: LocalTrainer) -> torch.Tensor:

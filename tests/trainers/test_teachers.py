@@ -158,17 +158,16 @@ def test_comes_to_rest_at_the_hinted_base(asked: Callable[..., Four], method: st
 
 
 def test_a_bound_keeps_the_slow_average_from_running_away(asked: Callable[..., Four]) -> None:
-    """Without one, policy and average end at one token; the frozen base is reached (above)."""
-    free, held = (asked("sdpo", topk=3, reference="average", average_bound=bound) for bound in (1e9, 0.02))
-    told = free.follow(60)
-    assert np.exp(free.says(PROMPT)).max() > 0.99, "the control collapsed"
-    assert told["teacher/moved"] == 1.0
-    assert told["teacher/kl"] > 0.5
-    told = held.follow(40)
-    assert np.exp(held.says(PROMPT)).max() < 0.95
-    assert held.distance() < 0.05
-    assert told["teacher/kl"] <= 0.02
-    assert told["teacher/moved"] == 0.0
+    """Without one, it takes its student to where one token is nearly all; the frozen base is reached (above)."""
+    free, held = (
+        asked("sdpo", topk=3, reference="average", average_bound=bound, learning_rate=1e-2) for bound in (1e9, 0.05)
+    )
+    away, told = free.follow(40), held.follow(40)
+    assert np.exp(free.says(PROMPT)).max() > 0.97
+    assert (away["teacher/moved"], away["teacher/kl"] > 0.3) == (1.0, True)
+    assert np.exp(held.says(PROMPT)).max() < 0.92
+    assert (told["teacher/moved"], told["teacher/kl"] <= 0.05) == (0.0, True)
+    assert held.distance() < 0.06 < 0.12 < free.distance()
 
 
 @pytest.mark.parametrize("weights", ["lora", "full"])

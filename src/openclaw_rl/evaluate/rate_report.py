@@ -150,8 +150,9 @@ def plot(path: Path, runs: Sequence[Run]) -> None:
         axis.axhline(AIM, color="#9aa5b1", linewidth=0.8)
         axis.axvline(SOON, color="#9aa5b1", linewidth=0.8)
         axis.set(title=method, xlabel="reactions of the person", ylabel="satisfied on questions never asked")
-        axis.set_ylim(0.4, 1.01)
-        axis.legend(loc="lower right", frameon=False)
+        axis.set_ylim(0.4, 1.2)
+        axis.set_yticks([0.4, 0.6, 0.8, 1.0])
+        axis.legend(loc="upper left", frameon=False, ncols=2, fontsize=8, bbox_to_anchor=(0, 1.0))
         axis.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
@@ -168,7 +169,7 @@ def write(doc: Path, runs: Sequence[Run], *, questions: int) -> None:
     facts = (
         f"- The rules gave a score to {judged} of {given} reactions ({judged / given:.0%}); {agreed} of those "
         f"({agreed / max(judged, 1):.0%}) were what the person thought.\n"
-        f"- {sum(r.seconds for r in runs) / 60:.0f} minutes of processor time, about.\n"
+        f"- {sum(r.seconds for r in runs) / 60:.0f} minutes, added up over the runs.\n"
     )
     picture = f"![satisfaction against reactions](images/{doc.stem}.png)\n"
     doc.write_text(f"{text}\n{table(runs)}\n\n{facts}\n{picture}", encoding="utf-8")
@@ -177,12 +178,13 @@ def write(doc: Path, runs: Sequence[Run], *, questions: int) -> None:
 PREFACE = """# Learning at one person's rate
 
 Made by `make learn-rate` on the shipped starter policy. How often must a person say something until the policy is to
-their taste? For each row {people} simulated people, each with a taste of their own and a fresh system, react in words
-only, some {reactions} times: more than half of the time in words that the rules do not know, a tenth of the time wrong
-on purpose. A batch is that many fresh judged turns; with replay, as many turns again that were trained on once before
-(`train.max_uses` 2). All rooms are the real ones, one after the other in one process (`openclaw_rl.evaluate.rooms`):
-before each message everything that was said is judged, trained and swapped in, as it would be for a person who takes
-minutes. So nothing here depends on the speed of the machine, and the same seed gives the same figures.
+their taste? Simulated people (for each row: {people}), each with a taste of their own and a fresh system, react in
+words only, some {reactions} times: more than half of the time in words that the rules do not know, a tenth of the time
+wrong on purpose. A batch is that many fresh judged turns; with replay, as many turns again that were trained on once
+before (`train.max_uses` 2). All rooms are the real ones, one after the other in one process
+(`openclaw_rl.evaluate.rooms`): before each message everything that was said is judged, trained and swapped in, as it
+would be for a person who takes minutes. So nothing here depends on the speed of the machine, and the same seed gives
+the same figures.
 
 Each version is measured when it comes into use: satisfied is right and to the person's taste, at temperature 1, on
 {questions} questions that were never asked (the same ones, with the same seeds, for all versions). Reactions to 0.9:

@@ -15,7 +15,7 @@ _BASE = re.compile(r"@0$")
 
 def check(config: Config) -> None:
     """Raises `ConfigError` when a judge or a teacher that the settings name cannot be one: before anything starts."""
-    if config.judge.kind == "llm":
+    if config.judge.kind == "llm" and config.judge.path is None:
         check_endpoint("judge", config.judge, config)
     if config.teacher.wanted:
         check_endpoint("teacher", config.teacher, config)

@@ -1,15 +1,16 @@
-"""A judge behind any OpenAI-compatible endpoint: m votes in parallel, one verdict or none."""
+"""A judge that is a language model, behind an endpoint or of its own: m votes in parallel, one verdict or none."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
+from typing import Protocol
 
 from openclaw_rl.canon import Transience
 from openclaw_rl.config import Config
 from openclaw_rl.errors import JudgeError
-from openclaw_rl.judge import prompts
+from openclaw_rl.judge import own, prompts
 from openclaw_rl.judge.answer import parse
 from openclaw_rl.judge.completions import Completions
 from openclaw_rl.judge.endpoint import check_endpoint
@@ -21,24 +22,42 @@ log = logging.getLogger("openclaw_rl.judge")
 _EXCERPT_CHARS = 200  # of an answer, in the debug log only: it may quote the conversation
 
 
-class LlmJudge:
-    """Asks `judge.model` at `judge.base_url`. Never the live policy: see `check_endpoint`."""
+class Asked(Protocol):
+    """Who answers in words."""
 
-    def __init__(self, config: Config) -> None:
-        """Raises `ConfigError` when the endpoint is missing, no URL, or the policy that is being trained."""
-        check_endpoint("judge", config.judge, config)
+    url: str
+
+    async def ask(self, messages: list[dict[str, str]]) -> str:
+        """Raises `JudgeError`."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+def _asked(config: Config) -> Asked:
+    if config.judge.path is not None:
+        return own.connect(config)
+    check_endpoint("judge", config.judge, config)
+    return Completions("judge", config.judge, connections=config.judge.workers * config.judge.num_judges)
+
+
+class LlmJudge:
+    """Asks `judge.model` at `judge.base_url`, or the model at `judge.path`. Never the live policy."""
+
+    def __init__(self, config: Config, *, asked: Asked | None = None) -> None:
+        """`asked`: in place of what the settings name. Raises `ConfigError` as `check_endpoint` does, `ModelError`."""
         self._config = config.judge
-        connections = config.judge.workers * config.judge.num_judges
-        self._completions = Completions("judge", config.judge, connections=connections)
+        self._completions = asked or _asked(config)
         self._transient = Transience(config.serve.transient_patterns)
-        self.name = f"llm:{config.judge.model}@{prompts.VERSION}"
+        self._model = config.judge.model if config.judge.path is None else config.judge.path
+        self.name = f"llm:{self._model}@{prompts.VERSION}"
 
     async def judge(self, item: JudgeInput) -> Verdict:
         """Raises `JudgeError` when not one vote is usable; the reason says what came instead."""
         messages = prompts.build(item, self._transient)
         votes = tuple(await asyncio.gather(*(self._vote(messages) for _ in range(self._config.num_judges))))
         if all(vote.score is None for vote in votes):
-            where = f"judge {self._config.model} at {self._completions.url}"
+            where = f"judge {self._model} at {self._completions.url}"
             raise JudgeError(f"{where}: no usable vote: {votes[0].error}")
         score, reason = majority(votes, self._config.consensus_threshold)
         return Verdict(

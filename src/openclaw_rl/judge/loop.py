@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from openclaw_rl.config import Config
 from openclaw_rl.errors import OpenClawError
-from openclaw_rl.judge import explicit
+from openclaw_rl.judge import classifier, explicit, plugin
 from openclaw_rl.judge.answer import sound
 from openclaw_rl.judge.llm import LlmJudge
 from openclaw_rl.judge.retry import delay
@@ -57,8 +57,16 @@ async def run(config: Config, *, stop: asyncio.Event, judge: Judge | None = None
 
 
 def make(config: Config) -> Judge:
-    """The judge that the settings name. Raises `ConfigError`."""
-    return LlmJudge(config) if config.judge.kind == "llm" else RulesJudge.load(config.judge.rules_path)
+    """The judge that the settings name. Raises `ConfigError`, `ModelError`, `PluginError`."""
+    match config.judge.kind:
+        case "llm":
+            return LlmJudge(config)
+        case "classifier":
+            return classifier.make(config)
+        case "plugin":
+            return plugin.make(config)
+        case "rules":
+            return RulesJudge.load(config.judge.rules_path)
 
 
 def _key(item: JudgeInput) -> Key:

@@ -69,9 +69,9 @@ class Plugin:
         """What the owner's code raises becomes one `PluginError` with its file and line; `passing` goes through."""
         try:
             yield
-        except (PluginError, *passing):
-            raise
         except (Exception, SystemExit) as error:  # the owner's code may raise anything
+            if isinstance(error, (PluginError, *passing)):
+                raise
             raise self.error(f"{name} raised {_told(error)}", _line(error, self.path)) from error
 
 

@@ -43,8 +43,8 @@ _closed = (
 )
 # A correction without a score outranks no judge's score.
 _scored_outright = case((t.verdicts.c.score.is_not(None), t.verdicts.c.explicit), else_=0)
-_in_force = (_scored_outright.desc(), t.verdicts.c.revision.desc(), t.verdicts.c.at.desc(), t.verdicts.c.judge)
-_verdict = select(t.verdicts).where(t.verdicts.c.turn == bindparam("turn")).order_by(*_in_force).limit(1)
+IN_FORCE = (_scored_outright.desc(), t.verdicts.c.revision.desc(), t.verdicts.c.at.desc(), t.verdicts.c.judge)
+_verdict = select(t.verdicts).where(t.verdicts.c.turn == bindparam("turn")).order_by(*IN_FORCE).limit(1)
 _of_revision = (
     select(t.turns.c.state, t.turns.c.revision, t.exchanges.c.finish_reason)
     .join(t.exchanges, t.exchanges.c.seq == t.turns.c.seq)

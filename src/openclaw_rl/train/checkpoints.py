@@ -59,8 +59,8 @@ def read_note(folder: Path) -> Note:
         return _notes.validate_json((folder / NOTE).read_bytes())
     except FileNotFoundError:
         raise ConfigError(
-            f"{folder}: no {NOTE} there, so it is no checkpoint. Expected a folder checkpoint-<step>, as they are put into "
-            "train.save_dir"
+            f"{folder}: no {NOTE} there, so it is no checkpoint. Expected a folder checkpoint-<step>, as they "
+            "are put into train.save_dir"
         ) from None
     except (OSError, ValidationError) as error:
         raise ConfigError(f"{folder / NOTE}: cannot be read: {error}") from error

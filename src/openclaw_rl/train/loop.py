@@ -25,9 +25,10 @@ from openclaw_rl.render.model_files import ModelFiles, identity
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.store import leases, loops, policies, turns
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.standing import standing
 from openclaw_rl.train import folders, ranks
 from openclaw_rl.train.batch import Builder
-from openclaw_rl.train.checkpoints import Saver
+from openclaw_rl.train.checkpoints import Saver, step_of
 from openclaw_rl.train.gate import refusal
 from openclaw_rl.train.lease import LEASE, LeaseKeeper
 from openclaw_rl.train.replay import Replays
@@ -36,6 +37,8 @@ from openclaw_rl.types import JudgedTurn, Lease, Policy, PolicyState, Use
 
 log = logging.getLogger("openclaw_rl.train")
 BEAT = 1.0  # seconds
+WAITING = "waiting for turns: "
+"""How the note of a room begins that has looked and found too few."""
 NO_GRADIENT = "the batch that it was in carried no gradient"
 LOOK = 1.0  # seconds after which the store is asked again although nothing was committed: turns grow old
 
@@ -46,9 +49,13 @@ async def run(config: Config, *, stop: asyncio.Event) -> None:
     Consumes: judged turns that carry signal for the method and were not used on the head's lineage; with
     `max_uses` 2 such a batch takes turns along that were used there once.
     Produces: policy versions (folder, row, uses), and the reasons of turns that cannot train.
-    Waits for: `batch_min` such turns, or one that is `max_wait` old; the lease, while another trainer holds it.
+    Waits for: `batch_min` such turns (times `accumulation`), or one that is `max_wait` old; the lease, while another
+    trainer holds it; for good, once `max_steps` is reached.
     Unblocked by: the judge's commits; the end of the other trainer's lease.
     """
+    if config.train.launch.node_rank > 0:
+        await ranks.lend(config, stop=stop)
+        return
     store = await asyncio.to_thread(Store.open, config.store_path)
     try:
         loops.beat(store, "train", "loading the base model")
@@ -132,11 +139,12 @@ def open_room(config: Config, store: Store) -> TrainRoom:
         engine=config.engine.backend,
         tracker=tracker,
         saver=saver,
+        eval_every=config.track.eval_every,
     )
 
 
 def _trainer(config: Config, files: ModelFiles, method: methods.AnyMethod) -> Trainer:
-    if config.train.ranks > 1:
+    if config.train.ranks * config.train.launch.nodes > 1:
         return ranks.launched(config)
     from openclaw_rl.trainers.local import LocalTrainer
 
@@ -157,10 +165,11 @@ class TrainRoom:
         engine: str = "engine",
         tracker: Tracker | None = None,
         saver: Saver | None = None,
+        eval_every: int | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """`engine`: which one samples the turns; what it computes otherwise than the trainer is told under its name."""
-        self._engine, self._tracker, self._saver = engine, tracker, saver
+        self._engine, self._tracker, self._saver, self._eval_every = engine, tracker, saver, eval_every
         self._store, self._trainer, self._builder, self._train = store, trainer, builder, train
         self._replays = Replays(store, builder, train)
         self._root = root.resolve()
@@ -169,7 +178,7 @@ class TrainRoom:
         self._epoch: int | None = None  # of the lease under which the folders were cleaned up
         self._due = 0.0
         self._passed: Counter[str] = Counter()  # turns since the last version, by name of a metric
-        self.note = "waiting for turns"
+        self.note = "starting"
         holder = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:6]}"
         self._keeper = LeaseKeeper(store, LEASE, holder, ttl=train.lease, clock=clock)
 
@@ -189,8 +198,11 @@ class TrainRoom:
             return False
         self._due = time.monotonic() + LOOK
         head, items = self._claim()
+        if is_last(head, self._train):
+            self.note = f"train.max_steps {self._train.max_steps} is reached: version {head.version} is the last"
+            return False
         if not self._enough(items, len(items)):
-            self.note = f"waiting for turns: {len(items)} of {self._train.batch_min}"
+            self.note = f"{WAITING}{len(items)} of {self._train.least}"
             return False
         try:
             return self._train_on(head, items)
@@ -214,7 +226,7 @@ class TrainRoom:
             return head, policies.claimable(
                 conn,
                 head=head.version,
-                limit=self._train.batch_max,
+                limit=self._train.most,
                 max_uses=self._train.max_uses,
                 need_score=signal.uses_reward,
                 need_hint=signal.uses_hints,
@@ -224,9 +236,10 @@ class TrainRoom:
         if usable == 0:
             return False
         waited = self._clock() - min(item.verdict.at for item in items)
-        return usable >= self._train.batch_min or waited >= self._train.max_wait
+        return usable >= self._train.least or waited >= self._train.max_wait
 
     def _train_on(self, head: Policy, items: Sequence[JudgedTurn]) -> bool:
+        self.note = "making a batch"
         batch = self._builder.build(items, head)
         self._passed.update(batch.left)
         if batch.dropped:
@@ -277,6 +290,7 @@ class TrainRoom:
             "replays/passed_over": float(sum(s.replay for s in left)),
         }
         metrics |= staleness(head.version, trained) | left_out(self._passed, result.metrics)
+        metrics |= self._standing_of(head, int(metrics.get("step", 0)))
         reason = refusal(result.metrics, grad_norm=self._train.gate_grad_norm, kl=self._train.gate_kl)
         policy = Policy(
             version=version,
@@ -307,6 +321,13 @@ class TrainRoom:
         if self._tracker is not None:
             self._tracker.tell(policy, self._kept(metrics), [s.turn for s in trained])
 
+    def _standing_of(self, head: Policy, step: int) -> dict[str, float]:
+        """After every `track.eval_every`-th step: how people took what the versions since the last time have said."""
+        if self._eval_every is None or step % self._eval_every:
+            return {}
+        with self._store.read() as conn:
+            return standing(conn, policies.lineage(conn, head.version)[: self._eval_every])
+
     def _kept(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """What can be stored; the gap between engine and trainer under the engine's name."""
         named = ((name.replace("gap/engine", f"gap/{self._engine}"), value) for name, value in metrics.items())
@@ -322,6 +343,11 @@ class TrainRoom:
         with self._store.write() as conn:
             leases.check(conn, self._held(), self._clock())
             _mark(conn, reasons)
+
+
+def is_last(head: Policy, train: TrainConfig) -> bool:
+    """`train.max_steps` allows no further step."""
+    return train.max_steps is not None and step_of(head) >= train.max_steps
 
 
 def _mark(conn: Connection, reasons: Mapping[str, str]) -> None:

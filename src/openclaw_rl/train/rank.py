@@ -1,7 +1,6 @@
 """One rank's program: takes part in every step; rank 0 also speaks with the room.
 
-Started by the room (`ranks`), or by torchrun on further machines: `torchrun ... -m openclaw_rl.train.rank`. Those need
-no settings of their own: rank 0 hands its settings to all.
+Started by the room (`ranks`). The settings are those of rank 0, which hands them to all.
 """
 
 from __future__ import annotations

@@ -6,7 +6,9 @@ too; its supervisor starts it again, and it goes on from the head: nothing but t
 
 from __future__ import annotations
 
+import asyncio
 import atexit
+import contextlib
 import logging
 import subprocess
 import sys
@@ -18,6 +20,7 @@ from typing import Any, Protocol, Self
 from openclaw_rl import config as settings
 from openclaw_rl.config import Config
 from openclaw_rl.credit import Sample, StepResult
+from openclaw_rl.engines import guard
 from openclaw_rl.errors import ConfigError, RanksGone
 from openclaw_rl.train import line
 from openclaw_rl.train.line import Done, Listener, Load, Ready, Refused, Step
@@ -26,7 +29,8 @@ log = logging.getLogger(__name__)
 LOG = "ranks.log"  # what the ranks write to their standard error
 _TAIL = 25  # lines
 _LAST_WORDS = 5.0  # seconds for the rank that went first to be known
-_GRACE = 5.0  # seconds between SIGTERM and SIGKILL
+_LOOK = 0.5  # seconds
+_GRACE = 8.0  # seconds between SIGTERM and SIGKILL
 PROGRAM = (sys.executable, "-m", "openclaw_rl.train.rank")
 Start = tuple[list[str], dict[str, str]]
 """A command and its environment."""
@@ -99,7 +103,7 @@ class Processes:
 
     def _start(self, command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         with self._log.open("ab") as out:
-            return subprocess.Popen(command, env=dict(environment), stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+            return subprocess.Popen(command, env=dict(environment), stdin=subprocess.PIPE, stdout=out, stderr=out)
 
     def ask(self, raw: bytes | None) -> bytes:
         try:
@@ -135,6 +139,8 @@ class Processes:
         if self._listener is not None:
             self._listener.close()
         for child in self.children:
+            assert child.stdin is not None
+            child.stdin.close()  # what the guard of a torchrun waits for
             child.terminate()
         line.wait(lambda: all(child.poll() is not None for child in self.children), _GRACE)
         for child in self.children:
@@ -159,25 +165,48 @@ def local(config: Config, listener: Listener) -> list[Start]:
     return out
 
 
-def _torchrun(config: Config, listener: Listener) -> list[Start]:
-    """This machine's ranks by torchrun; those of further machines join at `train.launch.address`."""
+def _torchrun(config: Config, listener: Listener | None) -> list[Start]:
+    """This machine's ranks by torchrun; those of further machines meet them at machine 0. It ends when we do."""
     launch = config.train.launch
-    host, _, port = launch.address.rpartition(":")
-    if not (host and port.isdigit()) or config.train.ranks % launch.nodes:
+    where = ["--master-addr", launch.master_addr, "--master-port", str(launch.master_port)]
+    which = ["--nnodes", str(launch.nodes), "--node-rank", str(launch.node_rank)]
+    each = ["--nproc-per-node", str(config.train.ranks), *PROGRAM[1:]]
+    link = [] if listener is None else ["--link", str(listener.path)]
+    command = [PROGRAM[0], "-m", "torch.distributed.run", *which, *where, *each, *link]
+    return [([PROGRAM[0], "-I", guard.__file__, *command], rank_environment(config))]
+
+
+def _check(config: Config) -> None:
+    launch = config.train.launch
+    if (launch.how == "local" and launch.nodes > 1) or launch.node_rank >= launch.nodes:
         raise ConfigError(
-            f"train.ranks {config.train.ranks}, train.launch.nodes {launch.nodes}, train.launch.address "
-            f"{launch.address!r}: expected as many ranks on each machine, and an address like 10.0.0.1:29400"
+            f"train.launch: {launch.nodes} nodes, node_rank {launch.node_rank}, by {launch.how}: several machines take "
+            "by torchrun or ray, and are numbered from 0"
         )
-    where = ["--nnodes", str(launch.nodes), "--node-rank", "0", "--master-addr", host, "--master-port", port]
-    each = ["--nproc-per-node", str(config.train.ranks // launch.nodes)]
-    command = [PROGRAM[0], "-m", "torch.distributed.run", *where, *each, *PROGRAM[1:], "--link", str(listener.path)]
-    return [(command, rank_environment(config))]
+
+
+async def lend(config: Config, *, stop: asyncio.Event) -> None:
+    """The room `train` of a further machine: its ranks take part in machine 0's steps.
+
+    Consumes, produces: nothing of the store. Waits for: machine 0. Unblocked by: the end of any rank (`RanksGone`).
+    """
+    _check(config)
+    processes = Processes(_torchrun(config, None), None, config.logs_dir / LOG)
+    log.info("%d ranks join %s", config.train.ranks, config.train.launch.master_addr)
+    try:
+        while not stop.is_set():
+            await asyncio.to_thread(processes.check)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), _LOOK)
+    finally:
+        await asyncio.to_thread(processes.close)
 
 
 def launched(config: Config) -> RankedTrainer:
     """The trainer that `train.ranks` and `train.launch` want. Raises `ConfigError`, `ModelError`, `RanksGone`."""
-    by = config.train.launch.by
-    log.info("starting %d ranks (%s)", config.train.ranks, by)
+    _check(config)
+    by = config.train.launch.how
+    log.info("starting %d ranks on %d machines (%s)", config.train.ranks, config.train.launch.nodes, by)
     if by == "ray":
         from openclaw_rl.train.ray_ranks import RayRanks
 

@@ -76,26 +76,26 @@ class RayRanks:
             raise ConfigError(
                 "train.launch.by is ray, which is not installed: pip install 'openclaw-rl[ray]'"
             ) from None
-        launch, size = config.train.launch, config.train.ranks
+        launch, size = config.train.launch, config.train.ranks * config.train.launch.nodes
         self._ray: Any = ray
         where = {"include_dashboard": False} if launch.ray == "local" else {"address": launch.ray}
         ray.init(**where, log_to_driver=False, ignore_reinit_error=True)
-        self._places = self._placed(config)
+        self._places = self._placed(config, size)
         address = ray.get(self._places[0].address.remote())
         own = Config(home=config.home, model=config.model, train=config.train, run=config.run).model_dump_json()
         ray.get([place.start.remote(own, rank, size, address) for rank, place in enumerate(self._places)])
         self._ends = [place.wait.remote() for place in self._places]
 
-    def _placed(self, config: Config) -> list[Any]:
+    def _placed(self, config: Config, size: int) -> list[Any]:
         ray, train = self._ray, config.train
         gpus = 1 if ray.cluster_resources().get("GPU") and not config.model.device.startswith("cpu") else 0
         bundle = {"CPU": train.threads} | ({"GPU": gpus} if gpus else {})
-        self._group = ray.util.placement_group([bundle] * train.ranks, strategy="PACK")
+        self._group = ray.util.placement_group([bundle] * size, strategy="PACK")
         try:
             ray.get(self._group.ready(), timeout=train.launch.timeout)
         except ray.exceptions.GetTimeoutError:
             raise ConfigError(
-                f"the Ray cluster found no room for {train.ranks} times {bundle} within {train.launch.timeout:g} s. "
+                f"the Ray cluster found no room for {size} times {bundle} within {train.launch.timeout:g} s. "
                 f"It has {ray.cluster_resources()}. Lower train.ranks or train.threads, or add machines"
             ) from None
         strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
@@ -108,7 +108,7 @@ class RayRanks:
                 scheduling_strategy=strategy(self._group, placement_group_bundle_index=number),
             )
             .remote()
-            for number in range(train.ranks)
+            for number in range(size)
         ]
 
     def ask(self, raw: bytes | None) -> bytes:

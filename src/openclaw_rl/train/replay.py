@@ -39,7 +39,7 @@ class Replays:
 
     def claim(self, head: Policy, fresh: int) -> tuple[list[JudgedTurn], list[Sample]]:
         """What joins `fresh` turns on top of `head`: the turns, and the samples of those that fit."""
-        limit = room_for(fresh, share=self._train.replay, most=self._train.batch_max)
+        limit = room_for(fresh, share=self._train.replay, most=self._train.most)
         if self._train.max_uses < 2 or limit == 0:
             return [], []
         signal = self._builder.signal

@@ -20,7 +20,7 @@ from openclaw_rl.config import ModelConfig, TrainConfig
 from openclaw_rl.credit import AnyTerm, Sample, StepResult, Term
 from openclaw_rl.digest import digest_of
 from openclaw_rl.durable import write_folder
-from openclaw_rl.trainers import checkpoint, distill, memory, weights
+from openclaw_rl.trainers import checkpoint, custom, distill, memory, weights
 from openclaw_rl.trainers.average import Average
 from openclaw_rl.trainers.base import Method
 from openclaw_rl.trainers.bounds import bounds_of
@@ -64,13 +64,14 @@ class LocalTrainer:
         """
         torch.set_num_threads(train.threads)
         self._method, self._train, self._world = method, train, world or Alone()
+        self._custom = custom.make(train, method)
         self._weights = weights.make(path, train, self._world.placed(path, model or ModelConfig()))
         self.model, self.causal = self._weights.model, self._weights.causal
         self._world.spread(self.causal, self._weights.parameters.values())
         check_head(self.causal)
         if train.checkpointing:
             _checkpoint(self.causal)
-        self._passes = Passes(self.causal, micro_tokens=train.micro_tokens, world=self._world)
+        self._passes = Passes(self.causal, micro_tokens=train.micro_tokens, parts=train.accumulation, world=self._world)
         self._bounds = bounds_of(train)
         self._optimizer = Optimizer(self._weights.parameters, train)
         self._average = _average(self._weights, train) if method.uses_hints else None
@@ -132,6 +133,7 @@ class LocalTrainer:
         self._memory = self._method.remember([batch.samples[i] for i in first], updated)
         self._steps, self._seen = self._steps + 1, self._seen + len(first)
         metrics |= {"step": float(self._steps), "learning_rate": speed} | passed
+        metrics |= self._custom.metrics if self._custom else {}
         first_rank = self._world.rank == 0
         if first_rank:
             write_folder(Path(out), self._state(), self._fill)
@@ -192,6 +194,8 @@ class LocalTrainer:
         device = self.causal.device
         asked_KN = distill.asked(terms, indices)
         logps_KN = self._logps(batch, indices, None if asked_KN is None else asked_KN.to(device))
+        if self._custom is not None:
+            return self._custom.loss(batch, terms, indices, logps_KN[:, 0], members * slow)
         lengths = torch.tensor([len(batch.samples[i].response_ids) for i in indices])
         return batch_loss(
             logp_K=logps_KN[:, 0],
@@ -229,6 +233,7 @@ class LocalTrainer:
 
     def _state(self) -> dict[str, bytes]:
         state = {"steps": self._steps, "samples": self._seen, "settings": self._train.model_dump(mode="json")}
+        state |= {"plugins": [self._custom.identity]} if self._custom else {}
         return {checkpoint.STATE_FILE: json.dumps(state, indent=2).encode()}
 
     def _fill(self, folder: Path) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -36,12 +37,15 @@ class Passes:
     `shares` says whether; models whose layers carry a state along the sequence cannot branch.
     """
 
-    def __init__(self, model: Any, *, micro_tokens: int, flex: bool | None = None, world: World | None = None) -> None:
+    def __init__(
+        self, model: Any, *, micro_tokens: int, parts: int = 1, flex: bool | None = None, world: World | None = None
+    ) -> None:
         """`model`: a causal language model of transformers, with or without PEFT layers inside.
 
-        `flex`: try FlexAttention; None: on a GPU. `world`: the ranks among which passes are dealt out.
+        `parts`: passes over which rows are spread at least, where there are so many; `flex`: try FlexAttention, None:
+        on a GPU; `world`: the ranks among which passes are dealt out.
         """
-        self._model, self.budget, self._world = model, micro_tokens, world or Alone()
+        self._model, self.budget, self._parts, self._world = model, micro_tokens, parts, world or Alone()
         self._own = model.config._attn_implementation
         self._together = _together(model.config.get_text_config())
         self._growing = [m for m in model.modules() if getattr(m, "rope_type", None) == "dynamic"]
@@ -98,14 +102,19 @@ class Passes:
 
     def groups(self, rows: Sequence[Row]) -> list[list[int]]:
         """Row numbers, a list for each forward pass: each within the budget of tokens, but for single long rows."""
-        alone = [[i] for i, row in enumerate(rows) if row.length > self._together]
-        rest = [i for i, row in enumerate(rows) if row.length <= self._together]
+        parts = min(self._parts, len(rows))
+        cuts = [len(rows) * part // parts for part in range(parts + 1)] if rows else []
+        out = [group for a, b in pairwise(cuts) for group in self._grouped(rows, range(a, b))]
+        return cut(out, [row.length for row in rows], self._world.size)
+
+    def _grouped(self, rows: Sequence[Row], numbers: Sequence[int]) -> list[list[int]]:
+        alone = [[i] for i in numbers if rows[i].length > self._together]
+        rest = [i for i in numbers if rows[i].length <= self._together]
         if self.shares:
             found = tree.groups([rows[i] for i in rest], self.budget)
         else:
             found = micro_batches([rows[i].length for i in rest], self.budget)
-        out = [*alone, *([rest[j] for j in group] for group in found)]
-        return cut(out, [row.length for row in rows], self._world.size)
+        return [*alone, *([rest[j] for j in group] for group in found)]
 
     @property
     def ranks(self) -> int:

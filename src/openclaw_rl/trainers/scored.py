@@ -35,6 +35,7 @@ class Scored:
     samples: list[Sample]
     rows: list[Row]
     student: list[torch.Tensor]  # [R] o: the current policy, before the step
+    compared: list[torch.Tensor]  # [R] o at the teachers' temperature
     entropy: list[torch.Tensor]  # [R] nats
     base: list[torch.Tensor]  # [R] the base, plain prompt
     teachers: list[list[torch.Tensor]]  # of each hint [R]: the teacher, hinted prompt
@@ -57,7 +58,7 @@ class Scored:
         """For the method."""
         return Evidence(
             samples=self.samples,
-            student=[o.numpy() for o in self.student],
+            student=[o.numpy() for o in self.compared],
             teachers=[[t.numpy() for t in of] for of in self.teachers],
             tops=self.tops,
         )
@@ -78,15 +79,15 @@ def _support(picked: Picked, start: int, end: int) -> Support:
     return Support(ids=ids_RN, logps=picked.logps_KN[:, start:end].numpy())
 
 
-def row_of(sample: Sample) -> Row:
-    """The sample under its plain prompt."""
-    return Row(prompt_ids=sample.prompt_ids, response_ids=sample.response_ids, temperature=sample.temperature)
+def row_of(sample: Sample, *, times: float = 1.0) -> Row:
+    """The sample under its plain prompt, at so many times its temperature."""
+    return Row(prompt_ids=sample.prompt_ids, response_ids=sample.response_ids, temperature=sample.temperature * times)
 
 
-def hinted(samples: Sequence[Sample]) -> list[tuple[int, Row]]:
+def hinted(samples: Sequence[Sample], *, times: float = 1.0) -> list[tuple[int, Row]]:
     """(which sample, the row of its teacher) for each hint."""
     return [
-        (i, Row(prompt_ids=prompt, response_ids=s.response_ids, temperature=s.temperature))
+        (i, Row(prompt_ids=prompt, response_ids=s.response_ids, temperature=s.temperature * times))
         for i, s in enumerate(samples)
         for prompt in s.hinted_prompts
     ]

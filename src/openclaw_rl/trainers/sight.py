@@ -55,7 +55,7 @@ class Sight:
         bounds = {"max_gap": self._train.max_gap, "max_batch_gap": self._train.batch_gap}
         kept, dropped = fresh_enough(samples, [o.logp for o in student], **bounds)
         rows, samples, student = [rows[i] for i in kept], [samples[i] for i in kept], [student[i] for i in kept]
-        hinted = scored.hinted(samples) if method.uses_hints else []
+        hinted = scored.hinted(samples, times=self._train.teacher_temperature) if method.uses_hints else []
         base, seen = self._taught(rows, hinted, student, method.top)
         teachers: list[list[Picked]] = [[] for _ in samples]
         for (i, _), picked in zip(hinted, seen, strict=True):
@@ -64,6 +64,7 @@ class Sight:
             samples=samples,
             rows=rows,
             student=[o.logp for o in student],
+            compared=self._compared(samples, student, [i for i, _ in hinted]),
             entropy=[o.entropy_K for o in student],
             base=[picked.logp for picked in base],
             teachers=[[t.logp for t in of] for of in teachers],
@@ -85,6 +86,17 @@ class Sight:
         self._weights.model.eval()
         logp = list(torch.split(picked.logp, list(read.lengths)))
         return Live(read=read, logp=logp), picked.split(read.lengths)
+
+    def _compared(
+        self, samples: Sequence[Sample], student: Sequence[Picked], taught: Sequence[int]
+    ) -> list[torch.Tensor]:
+        """The policy at the temperature of its teachers, where it has one."""
+        out, times = [o.logp for o in student], self._train.teacher_temperature
+        warm = sorted(set(taught)) if times != 1 else []
+        rows = [scored.row_of(samples[i], times=times) for i in warm]
+        for i, picked in zip(warm, self.policy(rows) if rows else [], strict=True):
+            out[i] = picked.logp
+        return out
 
     def _taught(
         self, rows: list[Row], hinted: Sequence[tuple[int, Row]], student: Sequence[Picked], top: int

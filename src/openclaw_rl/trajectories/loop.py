@@ -132,11 +132,7 @@ class Bridge:
 
     def _news(self, file: Path) -> tuple[str, int] | None:
         """(its cursor, its state) when the file is not as it was when it was imported."""
-        stat = file.stat()
-        name = f"data.file:{_digest(str(file.resolve())):x}"
-        state = _digest(f"{stat.st_size} {stat.st_mtime_ns}")
-        with self._store.read() as conn:
-            return None if events.cursor(conn, name) == state else (name, state)
+        return _news(self._store, file)
 
     def _tell(self, report: Report) -> None:
         c = report.counts
@@ -144,6 +140,21 @@ class Bridge:
         if report.refused:
             kinds = ", ".join(f"{n} {reason}" for reason, n in c.refused.most_common())
             log.warning("%d trajectories were refused (%s); all of them: %s", report.refused, kinds, report.file)
+
+
+def imported(config: Config, store: Store) -> bool:
+    """All of `data.path` has come in, or was refused."""
+    path = config.data.path
+    return path is None or all(_news(store, file) is None for file in reading.files([Path(path).expanduser()]))
+
+
+def _news(store: Store, file: Path) -> tuple[str, int] | None:
+    """(its cursor, its state) when the file is not as it was when it was imported."""
+    stat = file.stat()
+    name = f"data.file:{_digest(str(file.resolve())):x}"
+    state = _digest(f"{stat.st_size} {stat.st_mtime_ns}")
+    with store.read() as conn:
+        return None if events.cursor(conn, name) == state else (name, state)
 
 
 def _digest(text: str) -> int:

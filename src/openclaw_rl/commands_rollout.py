@@ -1,0 +1,57 @@
+"""`openclaw-rl rollout`: the owner's rollouts against the running gateway."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from openclaw_rl.config import Config
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def command(common: Decorator, gateway: Decorator, words: Decorator, load: Callable[..., Config]) -> click.Command:
+    """`common`, `gateway`, `words`: the shared options; `load`: from what they give to the settings."""
+
+    @click.command("rollout", context_settings={"ignore_unknown_options": True})
+    @click.option("--tasks", metavar="FILE", help="Tasks: a JSON list, JSON lines, or plain lines.")
+    @click.option("--prompt", "prompts", multiple=True, metavar="TEXT", help="A task (may be given again).")
+    @click.option("--num", type=click.IntRange(min=1), help="Rollouts [each task once, or rollout.per_prompt times].")
+    @click.option("--out", metavar="FOLDER", help="A result file for each rollout [<home>/rollouts].")
+    @common
+    @gateway
+    @words
+    def rollout(
+        tasks: str | None, prompts: tuple[str, ...], num: int | None, out: str | None, file: str | None, **rest: Any
+    ) -> None:
+        """Run a rollout function (--rollout-function-path FILE) as a client of the running gateway.
+
+        What it says is captured, judged and trained as any other conversation. The file's code runs on this machine.
+        """
+        import asyncio
+        from pathlib import Path
+
+        from openclaw_rl.errors import ConfigError
+        from openclaw_rl.rollouts.run import Outcome, Task, read_tasks, run
+
+        config = load(file, **rest)
+        if config.rollout.function_path is None and config.rollout.generate_path is None:
+            raise ConfigError("which rollout? Say --rollout-function-path FILE (see docs/guides/plugins.md)")
+        wanted = [Task(words=text) for text in prompts] + (read_tasks(Path(tasks)) if tasks else [])
+        if not wanted:
+            raise ConfigError("no tasks: say --tasks FILE or --prompt TEXT")
+
+        def tell(outcome: Outcome) -> None:
+            click.echo(f"{outcome.session}: {outcome.error or f'{outcome.replies} replies'}: {outcome.file}")
+
+        folder = Path(out) if out else config.home_dir / "rollouts"
+        outcomes = asyncio.run(run(config, wanted, folder, num=num, seen=tell))
+        failed = sum(outcome.error is not None for outcome in outcomes)
+        click.echo(f"{len(outcomes)} rollouts, {failed} failed")
+        sys.exit(1 if failed else 0)
+
+    return rollout

@@ -1,0 +1,106 @@
+"""A judge that is a reward model in a file of the owner's (docs/guides/plugins.md)."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from openclaw_rl.config import Config
+from openclaw_rl.judge.reward import Question, RewardJudge
+from openclaw_rl.plugins.loading import Plugin, check_call, load
+
+SETTING = "judge.plugin_path"
+MAKE, ONE, BATCH = "get_reward_model", "compute_reward", "batch_compute_rewards"
+PARAMETERS = {"score": ("prompt", "response", "next_state"), ONE: ("prompt", "response", "next_feedback")}
+
+
+def make(config: Config) -> RewardJudge:
+    """Load the file and make its model. Raises `PluginError`."""
+    path = config.judge.plugin_path
+    assert path is not None, "the settings were checked"
+    plugin = load(SETTING, path)
+    answer = _answer(plugin, _model(plugin, config.judge.reward_path))
+    return RewardJudge(config, f"plugin:{plugin.path.name}@{plugin.sha256[:8]}", answer)
+
+
+class _Given(dict[str, Any]):
+    """The config that the file is given; what it lacks is said in words."""
+
+    def __init__(self, plugin: Plugin, values: dict[str, Any]) -> None:
+        super().__init__(values)
+        self._plugin = plugin
+
+    def __missing__(self, key: str) -> Any:
+        there = ", ".join(self) or "nothing"
+        words = f"{MAKE}: its config has no {key!r}, only {there}"
+        cure = ". Set judge.reward_path (--rm-checkpoint, PRM_MODEL_PATH)" if key == "prm_model_path" else ""
+        raise self._plugin.error(words + cure)
+
+
+def _model(plugin: Plugin, reward_path: str | None) -> Any:
+    """What `get_reward_model(config)` gives, or an object of the class that has `compute_reward`."""
+    if (function := plugin.find(MAKE)) is not None:
+        check_call(plugin, MAKE, function, ("config",))
+        values = {} if reward_path is None else {"prm_model_path": reward_path}
+        with plugin.running(MAKE):
+            return function(config=_Given(plugin, values))
+    classes = [name for name in plugin.defined() if hasattr(getattr(plugin.module, name), ONE)]
+    if len(classes) != 1:
+        found = " and ".join(classes) or f"defines {', '.join(plugin.defined()) or 'nothing'}"
+        raise plugin.error(f"expected {MAKE}(config), or one class with {ONE}; it {found}")
+    name, kind = classes[0], getattr(plugin.module, classes[0])
+    check_call(plugin, name, kind, ("checkpoint_path",))
+    if reward_path is None:
+        raise plugin.error(f"{name} needs a checkpoint_path: set judge.reward_path (--rm-checkpoint, PRM_MODEL_PATH)")
+    with plugin.running(name):
+        return kind(checkpoint_path=reward_path)
+
+
+def _answer(plugin: Plugin, model: Any) -> Callable[[Sequence[Question]], list[float]]:
+    """How the model is asked: many at once where it can, else one by one."""
+    named = f"{type(model).__name__}."
+    if (batch := getattr(model, BATCH, None)) is not None:
+        if len(inspect.signature(batch).parameters) != 1:
+            raise plugin.error(f"got {named}{BATCH}{inspect.signature(batch)}, expected one parameter: a list of items")
+        return lambda questions: _many(plugin, named + BATCH, batch, questions)
+    for name, parameters in PARAMETERS.items():
+        if (one := getattr(model, name, None)) is not None:
+            check_call(plugin, named + name, one, parameters)
+            return lambda questions: [_one(plugin, named + name, one, parameters, q) for q in questions]
+    raise plugin.error(f"{MAKE} gave {_shown(model)}, expected an object with score or {ONE}")
+
+
+def _one(
+    plugin: Plugin, name: str, function: Callable[..., Any], parameters: Sequence[str], question: Question
+) -> float:
+    words = (question.prompt, question.response, question.outcome)
+    with plugin.running(name):
+        value = function(**dict(zip(parameters, words, strict=True)))
+    return _reward(plugin, name, value)
+
+
+def _many(plugin: Plugin, name: str, function: Callable[..., Any], questions: Sequence[Question]) -> list[float]:
+    items = [{"prompt": q.prompt, "response": q.response, "feedback": q.outcome} for q in questions]
+    with plugin.running(name):
+        values = function(items)
+        found = values.tolist() if hasattr(values, "tolist") else values
+    if not isinstance(found, list) or len(found) != len(items):
+        shape = f"a tensor of shape {tuple(values.shape)}" if hasattr(values, "shape") else _shown(values)
+        raise plugin.error(f"{name} gave {shape}, expected one reward for each of {len(items)} items: ({len(items)},)")
+    return [_reward(plugin, name, value) for value in found]
+
+
+def _reward(plugin: Plugin, name: str, value: Any) -> float:
+    try:
+        reward = float(value)
+    except (TypeError, ValueError):
+        raise plugin.error(f"{name} gave {_shown(value)}, expected a number in [0, 1]") from None
+    if not (math.isfinite(reward) and 0 <= reward <= 1):
+        raise plugin.error(f"{name} gave {reward:g}, expected a number in [0, 1]: judge.reward_low and _high are in it")
+    return reward
+
+
+def _shown(value: Any) -> str:
+    return f"a value of type {type(value).__name__}"

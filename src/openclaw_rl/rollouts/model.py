@@ -1,0 +1,72 @@
+"""What a rollout talks to: the policy behind the gateway, in one conversation of its own."""
+
+from __future__ import annotations
+
+import base64
+import io
+from typing import Any
+
+import aiohttp
+
+from openclaw_rl.errors import OpenClawError
+
+
+class Model:
+    """Keeps the history, so that each prompt is the reaction to the reply before it."""
+
+    def __init__(self, http: aiohttp.ClientSession, url: str, *, name: str, session: str, most: int) -> None:
+        """`http`: with the key in its headers; `name`: the model's; `most`: replies in this conversation."""
+        self._http, self._url, self._name, self._most = http, url, name, most
+        self.session = session
+        self.messages: list[dict[str, Any]] = []
+        self.replies = 0
+        self._last: str | None = None
+
+    async def generate(
+        self, prompt: str, image: Any = None, *, side: bool = False, max_tokens: int | None = None
+    ) -> str:
+        """The reply to `prompt` (with `image`: a PIL image or PNG bytes), at temperature 1.
+
+        `side`: asked aside, outside the history; never trained on. Raises `OpenClawError` for a refusal, and when more
+        replies are asked for than the settings allow.
+        """
+        if not side and self.replies >= self._most:
+            raise OpenClawError(f"more than {self._most} replies in one rollout (rollout.max_turns)")
+        asked = {"role": "user", "content": prompt if image is None else _with_image(prompt, image)}
+        messages = [asked] if side else [*self.messages, asked]
+        body: dict[str, Any] = {"model": self._name, "messages": messages, "temperature": 1.0}
+        headers = {"X-Turn-Type": "side"} if side else {"X-Session-Id": self.session}
+        told = await self._post("chat/completions", body | ({"max_tokens": max_tokens} if max_tokens else {}), headers)
+        reply = str(told["choices"][0]["message"]["content"] or "")
+        if not side:
+            self.messages, self._last = [*messages, {"role": "assistant", "content": reply}], str(told["id"])
+            self.replies += 1
+        return reply
+
+    async def feedback(self, score: int | None = None, comment: str | None = None) -> None:
+        """An opinion on the last reply, which nothing in the conversation answers: +1, 0 or -1, and words."""
+        if self._last is None:
+            raise OpenClawError("feedback before the first reply")
+        given = {"id": self._last, "score": score, "comment": comment}
+        await self._post("feedback", {name: value for name, value in given.items() if value is not None}, {})
+
+    async def _post(self, path: str, body: dict[str, Any], headers: dict[str, str]) -> dict[str, Any]:
+        try:
+            async with self._http.post(f"{self._url}/v1/{path}", json=body, headers=headers) as response:
+                told: dict[str, Any] = await response.json()
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            raise OpenClawError(f"{self._url}: the gateway gave no answer ({type(error).__name__}: {error})") from error
+        if response.status != 200:
+            raise OpenClawError(
+                f"the gateway refused ({response.status}): {told.get('error', {}).get('message', told)}"
+            )
+        return told
+
+
+def _with_image(prompt: str, image: Any) -> list[dict[str, Any]]:
+    if not isinstance(image, bytes):
+        buffer = io.BytesIO()
+        image.save(buffer, format="PNG")
+        image = buffer.getvalue()
+    url = "data:image/png;base64," + base64.b64encode(image).decode()
+    return [{"type": "text", "text": prompt}, {"type": "image_url", "image_url": {"url": url}}]

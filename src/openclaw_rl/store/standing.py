@@ -1,0 +1,58 @@
+"""How people take what it says: counted in the store, without asking any model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import ColumnElement, Connection, Row, func, select
+
+from openclaw_rl.store import schema as t
+from openclaw_rl.store.agreement import agreement
+from openclaw_rl.store.turns import IN_FORCE
+from openclaw_rl.types import FinishReason, Kind, TurnState
+
+
+def standing(conn: Connection, versions: Sequence[int]) -> dict[str, float]:
+    """Of the main turns that these versions answered here, by name of a metric; a share of nothing is left out.
+
+    `eval/satisfaction`: share of +1 among those scored +1 or -1. `eval/truncated`: share cut at their token limit.
+    `eval/untrainable`: share of those judged. `eval/agreement`: of the judge with what users said outright, over all
+    turns. `eval/waiting`: turns without their verdict, of all versions.
+    """
+    rows = _answered(conn, versions)
+    scores = _scores(conn, versions)
+    scored = [score for score in scores if score]
+    judged = [row for row in rows if row.state == TurnState.JUDGED]
+    same, both = agreement(conn)
+    shares = {
+        "eval/satisfaction": (sum(score > 0 for score in scored), len(scored)),
+        "eval/truncated": (sum(row.finish_reason == FinishReason.LENGTH for row in rows), len(rows)),
+        "eval/untrainable": (sum(row.untrainable is not None for row in judged), len(judged)),
+        "eval/agreement": (same, both),
+    }
+    waiting = select(func.count()).where(t.is_(t.turns.c.state, TurnState.CLOSED))
+    counts = {"eval/turns": float(len(rows)), "eval/waiting": float(conn.execute(waiting).scalar_one())}
+    return counts | {name: part / whole for name, (part, whole) in shares.items() if whole}
+
+
+def _answered(conn: Connection, versions: Sequence[int]) -> Sequence[Row[tuple[str, str, str]]]:
+    query = select(t.turns.c.state, t.turns.c.untrainable, t.exchanges.c.finish_reason)
+    return conn.execute(query.join(t.exchanges, t.exchanges.c.seq == t.turns.c.seq).where(*_by(versions))).all()
+
+
+def _scores(conn: Connection, versions: Sequence[int]) -> list[int | None]:
+    """The verdict in force of each."""
+    query = select(t.verdicts.c.turn, t.verdicts.c.score).join(t.turns, t.turns.c.id == t.verdicts.c.turn)
+    query = query.join(t.exchanges, t.exchanges.c.seq == t.turns.c.seq).where(*_by(versions)).order_by(*IN_FORCE)
+    first: dict[str, int | None] = {}
+    for row in conn.execute(query):
+        first.setdefault(row.turn, row.score)
+    return list(first.values())
+
+
+def _by(versions: Sequence[int]) -> tuple[ColumnElement[bool], ...]:
+    return (
+        t.exchanges.c.version.in_(list(versions)),
+        t.exchanges.c.origin.is_(None),
+        t.is_(t.turns.c.kind, Kind.MAIN),
+    )

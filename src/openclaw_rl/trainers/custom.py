@@ -1,0 +1,286 @@
+"""A loss of the owner's in place of ours, reply by reply. Everything around it stays (docs/guides/plugins.md).
+
+Stale turns, the band on the gap to the engine, the trust region, what is measured and the gate do not ask whose loss it
+was. Legend: T tokens of one reply that may train, K response tokens of a micro-batch.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from openclaw_rl.config import TrainConfig
+from openclaw_rl.credit import AnyTerm, Term
+from openclaw_rl.errors import PluginError
+from openclaw_rl.plugins.loading import Plugin, check_call, load
+from openclaw_rl.trainers.base import Method
+from openclaw_rl.trainers.bounds import bounds_of
+from openclaw_rl.trainers.loss import Loss, corrections
+from openclaw_rl.trainers.scored import Scored
+
+log = logging.getLogger("openclaw_rl.plugins")
+SETTING = "train.loss_path"
+PARAMETERS = {
+    "compute_loss": ("policy_logits", "reference_logits", "rewards", "advantages", "config"),
+    "compute_opd_loss": ("student_logprobs", "teacher_logprobs", "advantage_mask", "clip_ratio"),
+    "compute_hybrid_loss": (
+        *("student_logprobs", "teacher_logprobs", "scalar_rewards"),
+        *("opd_weight", "binary_weight", "clip_ratio"),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What a loss may know of one reply: [T] each, natural logarithms at the temperature of sampling."""
+
+    student: torch.Tensor  # of the policy being trained, with its graph
+    sampled: torch.Tensor  # as the engine sampled it
+    base: torch.Tensor
+    teacher: torch.Tensor | None  # told the hint, the even mixture over several; None: there is no hint
+    advantages: torch.Tensor  # of the method, weighted and summed over its terms
+    score: float | None
+
+
+def compute_gae(
+    rewards: torch.Tensor, values: torch.Tensor | None = None, gamma: float = 1.0, lambda_: float = 1.0
+) -> torch.Tensor:
+    """[T] generalised advantage estimates of one reply (arXiv:1506.02438, eq. 16), without gradient.
+
+    A_t = delta_t + gamma lambda A_{t+1}, delta_t = r_t + gamma V_{t+1} - V_t, nothing after the last token. `rewards`
+    and `values` [T]; without values (there is no critic) V is 0. Supplied to every loss under this name.
+    """
+    values = torch.zeros_like(rewards) if values is None else values
+    if rewards.ndim != 1 or rewards.shape != values.shape:
+        raise ValueError(f"expected rewards and values [T], got {tuple(rewards.shape)} and {tuple(values.shape)}")
+    out: list[float] = []
+    after = value = 0.0
+    for r, v in zip(reversed(rewards.tolist()), reversed(values.tolist()), strict=True):
+        after = r + gamma * value - v + gamma * lambda_ * after
+        value = v
+        out.append(after)
+    return torch.tensor(out[::-1], dtype=rewards.dtype, device=rewards.device)
+
+
+class Custom:
+    """The function of the owner's file, found by its name, and the settings that it is given."""
+
+    def __init__(self, plugin: Plugin, train: TrainConfig) -> None:
+        """Raises `PluginError` when the file does not define exactly one of the functions, or in another way."""
+        self._plugin, self._train, self._bounds = plugin, train, bounds_of(train)
+        self.name, self._function = plugin.only(*PARAMETERS)
+        check_call(plugin, self.name, self._function, PARAMETERS[self.name])
+        self.wrong: tuple[str, ...] = ()  # which ways it pushes that it should not
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Besides the parts of the loss."""
+        return {"plugin/wrong_signs": float(len(self.wrong))}
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """What code trained."""
+        return {
+            "setting": SETTING,
+            "path": str(self._plugin.path),
+            "sha256": self._plugin.sha256,
+            "function": self.name,
+        }
+
+    def error(self, words: str) -> PluginError:
+        """Names the file and the function."""
+        return self._plugin.error(f"{self.name} {words}")
+
+    def of(self, reply: Reply, **instead: float) -> tuple[torch.Tensor, Mapping[str, float]] | None:
+        """The loss on one reply, and what the function tells besides. None: it has nothing to learn there.
+
+        `instead`: other weights than the settings'. Raises `PluginError`.
+        """
+        if self.name == "compute_opd_loss" and reply.teacher is None:
+            return None
+        given = self._given(reply) | instead
+        with self._plugin.running(self.name, passing=(torch.OutOfMemoryError,)):
+            result = self._function(**given)
+        if self.name != "compute_hybrid_loss":
+            return self._scalar(result), {}
+        if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)):
+            raise self.error(f"gave {_shown(result)}, expected (loss, metrics): a scalar tensor and a dict of numbers")
+        with self._plugin.running(f"{self.name}: a metric that is no number"):
+            return self._scalar(result[0]), {str(name): float(value) for name, value in result[1].items()}
+
+    def _given(self, reply: Reply) -> dict[str, Any]:
+        rewards = torch.zeros_like(reply.sampled)
+        rewards[-1] = reply.score or 0.0
+        clip = 1 - self._train.clip_low
+        match self.name:
+            case "compute_loss":
+                config = {"clip_range": clip, "kl_coeff": self._train.kl_coef, "base_logprobs": reply.base}
+                values = (reply.student, reply.sampled, rewards, reply.advantages, config)
+            case "compute_opd_loss":
+                values = (reply.student, reply.teacher, torch.ones_like(rewards), clip)  # type: ignore[assignment]
+            case _:
+                # Where there is no hint, the teacher agrees: its part has nothing to say.
+                teacher = reply.student.detach() if reply.teacher is None else reply.teacher
+                values = (reply.student, teacher, rewards, self._train.w_opd, self._train.w_binary, clip)  # type: ignore[assignment]
+        return dict(zip(PARAMETERS[self.name], values, strict=True))
+
+    def _scalar(self, value: Any) -> torch.Tensor:
+        sound = isinstance(value, torch.Tensor) and value.ndim == 0 and value.is_floating_point()
+        if not sound:
+            raise self.error(f"gave {_shown(value)}, expected a scalar tensor of floats, e.g. the mean over the tokens")
+        if not value.requires_grad:
+            raise self.error(
+                f"gave a loss without a gradient, expected one that depends on {PARAMETERS[self.name][0]}. "
+                "Was it detached, or computed under no_grad?"
+            )
+        return value  # type: ignore[no-any-return]
+
+    def loss(
+        self, batch: Scored, terms: Sequence[AnyTerm], indices: Sequence[int], logp_K: torch.Tensor, denominator: float
+    ) -> Loss:
+        """Of a micro-batch: sum over replies of T * (the function's value) / `denominator`.
+
+        So the mean over a reply's tokens, which such functions give, becomes the sum over tokens with the denominator
+        of our own losses, and no reply weighs more or less for those beside it.
+        """
+        total, counts, parts = 0.0 * logp_K.sum(), Counter[str](), defaultdict[str, float](float)
+        lengths = [len(batch.samples[i].response_ids) for i in indices]
+        for i, logp in zip(indices, torch.split(logp_K, lengths), strict=True):
+            reply = self._reply(batch, terms, i, logp, counts)
+            if reply is None or (found := self.of(reply)) is None:
+                continue
+            weight = len(reply.sampled) / denominator
+            total = total + weight * found[0]
+            parts["custom"] += weight * found[0].item()
+            for name, value in found[1].items():
+                parts[f"custom/{name}"] += weight * value
+        return Loss(total=total, parts=dict(parts), counts=dict(counts))
+
+    def _reply(
+        self, batch: Scored, terms: Sequence[AnyTerm], i: int, logp: torch.Tensor, counts: Counter[str]
+    ) -> Reply | None:
+        """Its tokens that stand in any term and that no mask takes out; None: there are none."""
+        own = [term for term in terms if isinstance(term, Term) and term.masks[i].any()]
+        advantages, anywhere = torch.zeros(len(logp)), torch.zeros(len(logp), dtype=torch.bool)
+        for term in own:
+            mask = torch.from_numpy(term.masks[i].astype(bool))
+            advantages += term.weight * torch.from_numpy(term.advantages[i]) * mask
+            anywhere |= mask
+        mu, mask = batch.mu(i).to(logp.device), anywhere.to(logp.device)
+        row = torch.zeros(len(logp), dtype=torch.long, device=logp.device)
+        seen = corrections(logp, mu, None, row, mask, self._bounds)
+        keep = mask & seen.band_K & seen.steady_K
+        counts.update(
+            tokens=int(mask.sum()), gap=int((mask & ~seen.band_K).sum()), geometric=int((mask & ~seen.steady_K).sum())
+        )
+        if not keep.any():
+            return None
+        return Reply(
+            student=logp[keep],
+            sampled=mu[keep],
+            base=batch.base[i].to(logp.device)[keep],
+            teacher=_mixture(batch.teachers[i], keep),
+            advantages=advantages.to(logp.device)[keep],
+            score=batch.samples[i].reward,
+        )
+
+
+def _mixture(teachers: Sequence[torch.Tensor], keep: torch.Tensor) -> torch.Tensor | None:
+    """[T] log of the mean of the probabilities."""
+    if not teachers:
+        return None
+    stacked = torch.stack([teacher.to(keep.device)[keep] for teacher in teachers])
+    return torch.logsumexp(stacked, 0) - math.log(len(teachers))
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)}, {str(value.dtype).removeprefix('torch.')}"
+    if isinstance(value, tuple):
+        return f"({', '.join(_shown(one) for one in value)})"
+    return f"a value of type {type(value).__name__}"
+
+
+def make(train: TrainConfig, method: Method) -> Custom | None:
+    """The loss that the settings name, after the check of its signs; None: ours. Raises `PluginError`."""
+    if train.loss_path is None:
+        return None
+    custom = Custom(load(SETTING, train.loss_path, {"compute_gae": compute_gae}), train)
+    if custom.name != "compute_loss" and not method.uses_hints:
+        raise custom.error("follows a teacher, and the method has no hints for one. Say train.method opd or combine")
+    if custom.name == "compute_hybrid_loss" and not method.uses_reward:
+        raise custom.error("needs scores, and the method uses none. Say train.method combine")
+    custom.wrong = wrong_ways(custom, train)
+    for words in custom.wrong:
+        log.warning("%s", custom.error(words))
+    return custom
+
+
+# ------------------------------------------------------------------------------------------------- the check of signs
+
+_CURE = "It is used all the same. docs/guides/plugins.md derives the signs; examples/plugins has corrected losses"
+
+
+def wrong_ways(custom: Custom, train: TrainConfig) -> tuple[str, ...]:
+    """What is wrong with the way that the loss pushes a policy of two tokens, of which the first was sampled.
+
+    Differentiated through a real softmax, at the policy that sampled (so at a ratio of 1).
+    """
+    found = []
+    for why, wanted, reply, instead in _cases(custom.name, train):
+        rise = _rise(custom, reply, instead)
+        if rise * wanted <= 0:
+            does = "does not change" if rise == 0 else "raises" if rise > 0 else "lowers"
+            found.append(f"pushes the wrong way: {why}, and a step {does} the token's probability. {_CURE}")
+    return tuple(found)
+
+
+Case = tuple[str, int, Callable[[torch.Tensor], Reply], dict[str, float]]
+
+
+def _cases(name: str, train: TrainConfig) -> list[Case]:
+    """(why, +1 or -1: which way is right, the reply, weights that leave one part alone)."""
+    scores: list[Case] = [(f"the advantage is {a:+d}", a, _scored(a), {}) for a in (1, -1)]
+    hints: list[Case] = [
+        ("the teacher prefers the token (0.6, the student 0.5)", 1, _taught(0.6), {}),
+        ("the teacher likes the token less (0.4, the student 0.5)", -1, _taught(0.4), {}),
+    ]
+    if name == "compute_loss":
+        return scores
+    if name == "compute_opd_loss":
+        return hints
+    binary = [(why, way, reply, {"opd_weight": 0.0}) for why, way, reply, _ in scores if train.w_binary > 0]
+    return binary + [(why, way, reply, {"binary_weight": 0.0}) for why, way, reply, _ in hints if train.w_opd > 0]
+
+
+def _scored(score: int) -> Callable[[torch.Tensor], Reply]:
+    def reply(student: torch.Tensor) -> Reply:
+        own, advantages = student.detach(), torch.full((1,), float(score))
+        return Reply(student=student, sampled=own, base=own, teacher=own, advantages=advantages, score=float(score))
+
+    return reply
+
+
+def _taught(teacher: float) -> Callable[[torch.Tensor], Reply]:
+    def reply(student: torch.Tensor) -> Reply:
+        own, told = student.detach(), torch.full((1,), math.log(teacher))
+        return Reply(student=student, sampled=own, base=own, teacher=told, advantages=torch.zeros(1), score=None)
+
+    return reply
+
+
+def _rise(custom: Custom, reply: Callable[[torch.Tensor], Reply], instead: Mapping[str, float]) -> float:
+    """How fast a small step of gradient descent raises the sampled token's log-probability."""
+    with torch.enable_grad():
+        logits = torch.zeros(2, requires_grad=True)
+        logp = torch.log_softmax(logits, 0)
+        found = custom.of(reply(logp[:1]), **instead)
+        assert found is not None, "every case gives the function what it needs"
+        (down,) = torch.autograd.grad(found[0], logits)
+    return -float(down @ (torch.tensor([1.0, 0.0]) - torch.softmax(logits.detach(), 0)))

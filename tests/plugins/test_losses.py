@@ -1,0 +1,184 @@
+"""Losses of the owner's: the examples train, the wrong ones are named, and what does not fit is said in one line."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from openclaw_rl.config import from_flat
+from openclaw_rl.credit import Sample
+from openclaw_rl.digest import digest_of
+from openclaw_rl.errors import ConfigError, PluginError
+from openclaw_rl.trainers.custom import compute_gae
+from openclaw_rl.trainers.local import LocalTrainer
+
+Make = Callable[..., LocalTrainer]
+Draw = Callable[..., list[Sample]]
+FREE = {"max_gap": 9.0, "max_step_kl": 1e9, "learning_rate": 1e-3}
+LOSSES = {
+    "custom_loss.py": ("binary", "compute_loss", 0),
+    "custom_opd_loss.py": ("opd", "compute_opd_loss", 1),
+    "custom_opd_loss_corrected.py": ("opd", "compute_opd_loss", 0),
+    "hybrid_loss.py": ("combine", "compute_hybrid_loss", 1),
+    "hybrid_loss_corrected.py": ("combine", "compute_hybrid_loss", 0),
+}
+
+
+def weights(trainer: LocalTrainer) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in trainer.model.parameters() if p.requires_grad])
+
+
+def hinted(batch: list[Sample]) -> list[Sample]:
+    """With a hint and a score each."""
+    return [
+        replace(s, hinted_prompts=(np.concatenate([s.prompt_ids, [n + 2]]).astype(np.int32),), reward=(-1.0) ** n)
+        for n, s in enumerate(batch)
+    ]
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_examples_train_and_the_wrong_ones_are_named(
+    trainer: Make,
+    draw: Draw,
+    examples: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    monkeypatch.setattr(logging.getLogger("openclaw_rl"), "propagate", True)
+    method, function, wrong = LOSSES[name]
+    made = trainer(method, loss_path=str(examples / name), **FREE)
+    warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert len(warnings) == wrong
+    for words in warnings:
+        assert f"{name}: {function} pushes the wrong way: the teacher prefers the token" in words
+        assert "a step lowers the token's probability" in words
+    before = weights(made)
+    result = made.step(hinted(draw(made, 0)), str(tmp_path / "policy"))
+    assert not weights(made).equal(before)
+    assert result.metrics["plugin/wrong_signs"] == wrong
+    assert np.isfinite(result.metrics["loss/custom"])
+    assert result.metrics["loss/total"] == pytest.approx(result.metrics["loss/custom"])
+    assert {"kl", "kl/step", "gradient/norm", "gap", "step/scale"} <= result.metrics.keys()
+    if function == "compute_hybrid_loss":
+        parts = [result.metrics[f"loss/custom/{part}_loss"] for part in ("binary", "opd")]
+        assert result.metrics["loss/custom/total_loss"] == pytest.approx(sum(parts), abs=1e-6)
+    assert result.digest == digest_of(tmp_path / "policy")
+    (told,) = json.loads((tmp_path / "policy" / "trainer.json").read_text())["plugins"]
+    assert told["function"] == function
+    assert told["path"].endswith(name)
+    assert len(told["sha256"]) == 64
+
+
+@pytest.mark.parametrize("micro", [1, 4096])
+def test_the_corrected_distillation_is_our_own(
+    trainer: Make, draw: Draw, examples: Path, tmp_path: Path, micro: int
+) -> None:
+    """The mean over each reply's tokens comes to our denominators, however the batch is cut."""
+    shared = FREE | {"kl_coef": 0.0, "opd_clip": 99.0, "gap_low": 1e-9, "gap_high": 1e9}
+    ours = trainer("opd", **shared)
+    batch = hinted(draw(ours, 3))
+    path = str(examples / "custom_opd_loss_corrected.py")
+    theirs = trainer("opd", loss_path=path, micro_tokens=micro, **shared)
+    start = weights(ours)
+    steps = [t.step(batch, str(tmp_path / str(n))).metrics for n, t in enumerate((ours, theirs))]
+    assert (weights(ours) - start).abs().max() > 1e-4
+    assert steps[0]["gradient/norm"] == pytest.approx(steps[1]["gradient/norm"], rel=1e-4)
+    assert steps[0]["kl/step"] == pytest.approx(steps[1]["kl/step"], rel=1e-3)
+
+
+def test_the_clipped_surrogate_is_our_own(trainer: Make, draw: Draw, examples: Path, tmp_path: Path) -> None:
+    """Off policy, with clips and with tokens that the band takes out."""
+    shared = FREE | {"kl_coef": 0.0, "clip_high": 1.2, "dual_clip": 1e9}
+    ours, theirs = trainer("binary", **shared), trainer("binary", loss_path=str(examples / "custom_loss.py"), **shared)
+    batch = [s for s in draw(ours, 5, 12, noise=0.6) if s.reward is not None]
+    steps = [t.step(batch, str(tmp_path / str(n))).metrics for n, t in enumerate((ours, theirs))]
+    assert steps[0]["masked/gap"] == steps[1]["masked/gap"] > 0
+    assert steps[0]["clipped/binary"] > 0
+    assert steps[0]["loss/total"] == pytest.approx(steps[1]["loss/custom"], rel=1e-4)
+    assert steps[0]["gradient/norm"] == pytest.approx(steps[1]["gradient/norm"], rel=1e-4)
+
+
+def test_a_loss_holds_to_the_trust_region(trainer: Make, draw: Draw, examples: Path, tmp_path: Path) -> None:
+    path = str(examples / "custom_loss.py")
+    made = trainer("binary", loss_path=path, learning_rate=3e-2, max_gap=9.0, max_step_kl=0.001)
+    metrics = made.step(hinted(draw(made, 0)), str(tmp_path / "policy")).metrics
+    assert metrics["step/scale"] < 1
+    assert metrics["kl/step"] <= 0.001
+
+
+PLAIN = "def compute_loss(policy_logits, reference_logits, rewards, advantages, config):\n    "
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (PLAIN + "return policy_logits", r"gave a tensor of shape \(1,\), float32, expected a scalar tensor of floats"),
+        (PLAIN + "return 1.0", "gave a value of type float, expected a scalar tensor"),
+        (PLAIN + "return -policy_logits.detach().mean()", "without a gradient, .* depends on policy_logits"),
+        (PLAIN + "return rewards[7]", r"mine\.py:2: compute_loss raised IndexError"),
+        ("def compute_loss(logits, labels): ...", r"mine\.py:1: got compute_loss\(logits, labels\), expected compute_"),
+        ("def loss(): ...", "no compute_loss or compute_opd_loss or compute_hybrid_loss. What it defines: loss"),
+        ("def compute_opd_loss(student_logprobs, teacher_logprobs, advantage_mask, clip_ratio): ...",
+         "follows a teacher, and the method has no hints"),
+        ("def compute_hybrid_loss(**all): return (all['student_logprobs'].mean(), 1)",
+         "the method has no hints"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_said_before_training(trainer: Make, tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "mine.py").write_text(text)
+    with pytest.raises(PluginError, match=rf"^train\.loss_path: .*{words}"):
+        trainer("binary", loss_path=str(tmp_path / "mine.py"))
+
+
+def test_the_shape_of_a_hybrid_result(trainer: Make, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def compute_hybrid_loss(**all): return all['student_logprobs'].mean()")
+    with pytest.raises(
+        PluginError, match=r"compute_hybrid_loss gave a tensor of shape \(\), .* expected \(loss, metrics\)"
+    ):
+        trainer("combine", loss_path=str(file))
+    file.write_text("def compute_hybrid_loss(**all): return all['student_logprobs'].mean(), {'a': 'b'}")
+    with pytest.raises(PluginError, match="a metric that is no number"):
+        trainer("combine", loss_path=str(file))
+    file.write_text("def compute_hybrid_loss(**all): return all['student_logprobs'].mean(), {}")
+    with pytest.raises(PluginError, match="needs scores"):
+        trainer("opd", loss_path=str(file))
+
+
+def test_an_error_in_the_middle_of_training_is_told_with_its_line(trainer: Make, draw: Draw, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(PLAIN + "assert len(rewards) == 1, 'too long'\n    return -(advantages * policy_logits).mean()")
+    made = trainer("binary", loss_path=str(file), **FREE)
+    with pytest.raises(PluginError, match=r"mine\.py:2: compute_loss raised AssertionError: too long"):
+        made.step(hinted(draw(made, 0)), str(tmp_path / "policy"))
+
+
+def test_advantages_are_estimated_as_the_formula_says() -> None:
+    """A_t = sum_k (gamma lambda)^k delta_{t+k}, stated a second time."""
+    rng = np.random.default_rng(0)
+    rewards, values = rng.normal(size=7), rng.normal(size=7)
+    after = np.append(values[1:], 0.0)
+    delta = rewards + 0.9 * after - values
+    stated = [sum((0.9 * 0.8) ** (k - t) * delta[k] for k in range(t, 7)) for t in range(7)]
+    got = compute_gae(torch.tensor(rewards), torch.tensor(values), gamma=0.9, lambda_=0.8)
+    torch.testing.assert_close(got, torch.tensor(stated))
+    torch.testing.assert_close(compute_gae(torch.tensor([0.0, 0.0, -1.0])), torch.tensor([-1.0, -1.0, -1.0]))
+    with pytest.raises(ValueError, match="expected rewards and values"):
+        compute_gae(torch.zeros(2, 2))
+
+
+@pytest.mark.parametrize(
+    "other", [("method", "sdpo"), ("distill", "student_topk"), ("loss", "gspo"), ("sequence_mask", "opsm")]
+)
+def test_settings_that_would_be_without_effect_are_refused(other: tuple[str, str]) -> None:
+    with pytest.raises(ConfigError, match=rf"train\.{other[0]} {other[1]} would be without effect"):
+        from_flat({"train.loss_path": "x.py", f"train.{other[0]}": other[1]})
