@@ -62,8 +62,8 @@ learn-rate: $(STAMP)  ## reactions of one person until satisfied, by batch size,
 	$(BIN)/python -m openclaw_rl.evaluate.rate --out runs/learn-rate
 
 check: $(STAMP)  ## lint, format, strict types; the import order is among the tests
-	$(BIN)/ruff check src tests tests_engines tests_openclaw tests_clients tests_ray benchmarks docs
-	$(BIN)/ruff format --check src tests tests_engines tests_openclaw tests_clients tests_ray benchmarks docs
+	$(BIN)/ruff check src tests tests_engines tests_openclaw tests_clients tests_ray benchmarks docs examples
+	$(BIN)/ruff format --check src tests tests_engines tests_openclaw tests_clients tests_ray benchmarks docs examples
 	$(BIN)/mypy
 
 test: check  ## everything that CI runs

@@ -8,7 +8,7 @@ import pytest
 from tests.render.trl_templates import make_kind
 
 from openclaw_rl.config import from_flat
-from openclaw_rl.views import _by_kind, _newest_step, template
+from openclaw_rl.views import _newest_step, by_kind, template
 
 
 @pytest.mark.parametrize(
@@ -43,4 +43,4 @@ def test_the_newest_step_says_what_was_held_back() -> None:
 
 def test_reasons_that_differ_in_their_details_are_one() -> None:
     reasons = {"greedy": 2, "too stale: 0.61 between version 3": 1, "too stale: 0.72 between version 4": 2}
-    assert list(_by_kind(reasons).items()) == [("too stale", 3), ("greedy", 2)]
+    assert list(by_kind(reasons).items()) == [("too stale", 3), ("greedy", 2)]

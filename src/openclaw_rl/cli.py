@@ -163,12 +163,16 @@ def train(file: str | None, sets: tuple[str, ...], words: tuple[str, ...], **fla
 
 
 def _start(config: Config, rooms: tuple[str, ...]) -> None:
+    from openclaw_rl.plugins import loading
     from openclaw_rl.render.model_files import ModelFiles
     from openclaw_rl.run import supervise, with_data
     from openclaw_rl.train.resume import with_base
 
     config = with_base(config)
     ModelFiles.of(config.model)  # a missing model is said here, not by a child that dies five times
+    loading.examine(config)
+    if config.rollout != type(config.rollout)():
+        click.echo("note: rollout.* is for `openclaw-rl rollout --tasks FILE`, to be run beside this", err=True)
     if "gateway" in rooms:
         url = f"http://{config.serve.host}:{config.serve.port}/v1"
         click.echo(f"OpenClaw-RL {__version__}: {config.model.path} as {config.model.name!r} at {url}", err=True)
@@ -204,8 +208,13 @@ def key(file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
 def status(file: str | None, sets: tuple[str, ...], watch: bool, as_json: bool, **flags: Any) -> None:
     """What runs, what was learned, and what was not, with the reason."""
     from openclaw_rl.views import show_status
+    from openclaw_rl.watch import keep
 
-    show_status(_load(file, sets, **flags), watch=watch, as_json=as_json)
+    config = _load(file, sets, **flags)
+    if watch and not as_json:
+        keep(config)
+    else:
+        show_status(config, as_json=as_json)
 
 
 @cli.group()

@@ -8,16 +8,14 @@ of one setting that disagree are an error.
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ValidationError
 
-from openclaw_rl import reading
+from openclaw_rl import checking, reading
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.reading import read_value
 from openclaw_rl.sections import (
@@ -186,7 +184,7 @@ def _made(flat: Mapping[str, Any], sources: Mapping[str, str]) -> Config:
     except ValidationError as error:
         raise ConfigError("settings: " + "; ".join(_fault(e, sources) for e in error.errors())) from None
     config = _taught_by_the_judge(config)
-    _check_together(config)
+    checking.together(config)
     return config
 
 
@@ -204,112 +202,6 @@ def _fault(error: Any, sources: Mapping[str, str]) -> str:
     source = next((said for known, said in sources.items() if key == known or key.startswith(known + ".")), "")
     shown = "" if key in SECRETS else f" (got {error['input']!r})"
     return f"{key}: {error['msg']}{shown}" + (f", from {source}" if source else "")
-
-
-def _check_patterns(key: str, patterns: Iterable[str]) -> None:
-    for pattern in patterns:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise ConfigError(f"{key}: {pattern!r} is no regular expression: {error}") from None
-
-
-def _check_url(key: str, url: str | None) -> None:
-    if not url:
-        return
-    try:
-        parts = urlsplit(url)
-        sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # brackets that do not match, a port that is none
-        sound = False
-    if not sound:
-        raise ConfigError(f"{key}: expected an address like http://127.0.0.1:8001, got {url!r}")
-
-
-def _check_together(config: Config) -> None:
-    _check_url("engine.url", config.engine.url)
-    _check_url("judge.base_url", config.judge.base_url)
-    _check_url("teacher.base_url", config.teacher.base_url)
-    _check_patterns("collect.side_patterns", config.collect.side_patterns)
-    _check_patterns("collect.interlude_patterns", config.collect.interlude_patterns)
-    _check_patterns("serve.transient_patterns", config.serve.transient_patterns)
-    if config.train.batch_max < config.train.batch_min:
-        raise ConfigError(
-            f"train.batch_max ({config.train.batch_max}) is below train.batch_min ({config.train.batch_min})"
-        )
-    if config.train.method == "groups":
-        raise ConfigError(
-            "train.method groups compares several rollouts of one task, and a conversation has one reply a turn: "
-            "nothing could be learned from it. Say combine, binary or opd."
-        )
-    if config.train.hint_choice == "mixture" and config.train.follows_teacher_topk:
-        raise ConfigError(
-            "train.hint_choice mixture: each hinted teacher has likeliest tokens of its own, and there is no mixture "
-            "over them. Say overlap, or train.distill=student_topk (train.method=sdpo)"
-        )
-    _check_plugins(config)
-    if config.train.teacher_temperature != 1 and config.train.follows_topk:
-        raise ConfigError(
-            "train.teacher_temperature is for the token that was sampled; over the likeliest tokens a softer teacher "
-            "would be another target. Leave it at 1, or set train.distill token (train.method combine or opd)"
-        )
-    if config.judge.kind == "llm" and not config.judge.path and not (config.judge.base_url and config.judge.model):
-        raise ConfigError(
-            "judge.kind is llm: judge.base_url and judge.model are needed too (an OpenAI-compatible one), or judge.path"
-        )
-    if config.judge.kind == "llm" and config.judge.path and config.engine.backend == "openai":
-        raise ConfigError(
-            "judge.path: a model of the judge's own needs an engine that is started here, and engine.backend is "
-            "openai. Give judge.base_url and judge.model instead"
-        )
-    if config.teacher.model and not config.teacher.base_url:
-        raise ConfigError("teacher.model is set: teacher.base_url is needed too, or judge.base_url where it is as well")
-    if config.engine.backend == "embedded" and (config.engine.url or config.engine.logprobs not in (None, "scaled")):
-        raise ConfigError(
-            "engine.url and engine.logprobs are for a server; the embedded engine takes neither. Unset it,"
-            " or set engine.backend (--backend vllm)"
-        )
-    if config.engine.backend == "openai" and not config.engine.url:
-        raise ConfigError("engine.backend is openai: engine.url is needed too, e.g. http://127.0.0.1:8001/v1")
-    if config.teacher.wanted and not config.teacher.model:
-        raise ConfigError("teacher.base_url is set: teacher.model is needed too. teacher.when=never turns it off.")
-    loopback = config.serve.host in ("127.0.0.1", "localhost", "::1")
-    if not loopback and not config.serve.api_key:
-        raise ConfigError(
-            f"serve.host {config.serve.host} can be reached from other machines, and no key is set. "
-            "Set serve.api_key (OPENCLAW_API_KEY), or bind 127.0.0.1."
-        )
-
-
-def _check_plugins(config: Config) -> None:
-    train, judge = config.train, config.judge
-    ours: dict[str, tuple[object, tuple[object, ...]]] = {
-        "method": (train.method, ("binary", "opd", "combine")),
-        "distill": (train.distill, ("token",)),
-        "hint_choice": (train.hint_choice, (None, "mixture")),
-        "loss": (train.loss, ("clip",)),
-        "sequence_mask": (train.sequence_mask, ("geometric", "none")),
-    }
-    for key, (value, possible) in ours.items():
-        if train.loss_path is not None and value not in possible:
-            raise ConfigError(
-                f"train.loss_path: a loss of your own works on the sampled tokens, and train.{key} {value} would be "
-                f"without effect. Say train.{key} {possible[-1]}, or unset train.loss_path."
-            )
-    rollout = config.rollout
-    if rollout.function_path is not None and rollout.generate_path is not None:
-        raise ConfigError("rollout.function_path and rollout.generate_path: which of the two? Unset one")
-    if rollout.per_prompt > 1 and rollout.function_path is None and rollout.generate_path is None:
-        raise ConfigError(
-            f"rollout.per_prompt {rollout.per_prompt}: a live conversation happens once; rollouts per prompt "
-            "need a rollout plug-in (rollout.function_path, `openclaw-rl rollout`). Leave it at 1"
-        )
-    if judge.kind == "plugin" and judge.plugin_path is None:
-        raise ConfigError("judge.kind is plugin: judge.plugin_path (--custom-rm-path FILE) is needed too")
-    if judge.kind == "classifier" and judge.reward_path is None:
-        raise ConfigError("judge.kind is classifier: judge.reward_path (PRM_MODEL_PATH) is needed too")
-    if judge.reward_low > judge.reward_high:
-        raise ConfigError(f"judge.reward_low ({judge.reward_low}) is above judge.reward_high ({judge.reward_high})")
 
 
 def to_environment(config: Config, room: str = "") -> dict[str, str]:

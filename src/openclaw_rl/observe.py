@@ -40,8 +40,12 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, ensure_ascii=False, default=str)
 
 
-def setup_logging(name: str, logs_dir: Path | None, level: str = "info") -> logging.Logger:
+def setup_logging(
+    name: str, logs_dir: Path | None, level: str = "info", *, readable: str | None = None
+) -> logging.Logger:
     """Human lines to stderr and, with `logs_dir`, JSON lines to `logs_dir/<name>.log` (rotating).
+
+    `readable`: a further file there, with lines for people.
 
     Sets up the logger "openclaw_rl", replacing what an earlier call set up. Raises `ConfigError` when the folder
     cannot be written.
@@ -56,11 +60,14 @@ def setup_logging(name: str, logs_dir: Path | None, level: str = "info") -> logg
     stderr.setFormatter(logging.Formatter(f"%(asctime)s {name} %(levelname)s %(message)s", "%H:%M:%S"))
     root.addHandler(stderr)
     if logs_dir is not None:
-        root.addHandler(_file_handler(logs_dir / f"{name}.log"))
+        root.addHandler(_file_handler(logs_dir / f"{name}.log", JsonLines()))
+    if logs_dir is not None and readable is not None:
+        lines = logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S")
+        root.addHandler(_file_handler(logs_dir / readable, lines))
     return root
 
 
-def _file_handler(path: Path) -> logging.Handler:
+def _file_handler(path: Path, formatter: logging.Formatter) -> logging.Handler:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         handler = RotatingFileHandler(path, maxBytes=LOG_BYTES, backupCount=LOG_FILES, encoding="utf-8", delay=False)
@@ -69,7 +76,7 @@ def _file_handler(path: Path) -> logging.Handler:
             f"{path}: the log cannot be written ({error}). Make the folder writable, or set home."
         ) from error
     path.chmod(0o600)
-    handler.setFormatter(JsonLines())
+    handler.setFormatter(formatter)
     return handler
 
 

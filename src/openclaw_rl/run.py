@@ -51,7 +51,8 @@ _LOOK = 1.0  # seconds between two looks at the signs of life
 def run_room(name: str, config: Config) -> None:
     """Be one room until SIGTERM or SIGINT. The imports are here so that each process pays for its own room only."""
     die_with_parent()
-    setup_logging(name, config.logs_dir, config.run.log_level)
+    readable = "training.log" if name == "train" else None
+    setup_logging(name, config.logs_dir, config.run.log_level, readable=readable)
     if name in ("train", "data", own.ROOM):
         os.nice(5)  # the person who waits for an answer comes first
     if name in ENGINES:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group
-from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -19,8 +18,8 @@ from sqlalchemy import Connection, func, select
 from openclaw_rl.canon import text_of, typed
 from openclaw_rl.config import STARTER, Config
 from openclaw_rl.errors import ModelError, OpenClawError
-from openclaw_rl.store.agreement import agreement
 from openclaw_rl.store import exchanges, loops, policies, turns
+from openclaw_rl.store.agreement import agreement
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.schema import exchanges as exchange_table
 from openclaw_rl.store.schema import turns as turn_table
@@ -32,7 +31,8 @@ from openclaw_rl.types import Exchange, Message, Policy, Request, Turn, Verdict
 STALE = 10.0  # seconds without a heartbeat after which a loop counts as gone
 
 
-def _open(config: Config) -> Store:
+def opened(config: Config) -> Store:
+    """The home's store. Raises `OpenClawError` where there is none."""
     if not config.store_path.exists():
         raise OpenClawError(
             f"{config.store_path}: no store there yet. `openclaw-rl up` makes it; --home names another one."
@@ -107,28 +107,19 @@ def _policy_row(conn: Connection, policy: Policy) -> dict[str, Any]:
     }
 
 
-def show_status(config: Config, *, watch: bool, as_json: bool) -> None:
-    """Print the status once, or keep it on the screen."""
-    store, console = _open(config), Console()
-
-    def now() -> dict[str, Any]:
-        with store.read() as conn:
-            return gather(conn, time.time())
+def show_status(config: Config, *, as_json: bool) -> None:
+    """Print the status once (`watch` keeps it on the screen)."""
+    store, console = opened(config), Console()
 
     try:
-        if as_json:
-            console.print_json(json.dumps(now()))
-        elif not watch:
-            console.print(_status(now()))
-        else:
-            with Live(_status(now()), console=console, refresh_per_second=2, screen=True) as live:
-                while True:
-                    time.sleep(0.5)
-                    live.update(_status(now()))
-    except KeyboardInterrupt:
-        pass
+        with store.read() as conn:
+            told = gather(conn, time.time())
     finally:
         store.close()
+    if as_json:
+        console.print_json(json.dumps(told))
+    else:
+        console.print(_status(told))
 
 
 def _status(told: Mapping[str, Any]) -> Group:
@@ -154,7 +145,7 @@ def _turns(told: Mapping[str, Any]) -> Table:
     for state, count in told["turns"].items():
         table.add_row(str(count), state)
     for title in ("dropped", "untrainable"):
-        for reason, count in list(_by_kind(told[title]).items())[:5]:
+        for reason, count in list(by_kind(told[title]).items())[:5]:
             table.add_row(f"{count / total:.0%}", f"[dim]{title}:[/] {reason}")
     scores = {"1": "good", "-1": "not good", "0": "neither", "None": "no opinion"}
     words = ", ".join(f"{n} {scores.get(k, k)}" for k, n in told["verdicts"].items())
@@ -185,7 +176,7 @@ def _versions(told: Mapping[str, Any]) -> Table:
     return table
 
 
-def _by_kind(reasons: Mapping[str, int]) -> dict[str, int]:
+def by_kind(reasons: Mapping[str, int]) -> dict[str, int]:
     """Reasons that differ only in their details, which follow a colon, are one. Most frequent first."""
     kinds: dict[str, int] = {}
     for reason, count in reasons.items():
@@ -228,7 +219,7 @@ def template(config: Config) -> Text:
 
 def show_sessions(config: Config, limit: int) -> None:
     """The newest sessions: how many turns, in which states, and how they began."""
-    store, console = _open(config), Console()
+    store, console = opened(config), Console()
     try:
         with store.read() as conn:
             rows = conn.execute(
@@ -283,7 +274,7 @@ def _short(text: str, width: int = 70) -> str:
 
 def show_session(config: Config, session: str) -> None:
     """Every turn of one session. Raises `OpenClawError` when there is none of that name."""
-    store, console = _open(config), Console()
+    store, console = opened(config), Console()
     try:
         with store.read() as conn:
             ids = conn.execute(
@@ -299,7 +290,7 @@ def show_session(config: Config, session: str) -> None:
 
 def show_turn(config: Config, turn: str) -> None:
     """One turn, whole. Raises `OpenClawError` when there is none with that id."""
-    store, console = _open(config), Console()
+    store, console = opened(config), Console()
     try:
         with store.read() as conn:
             panel = _turn_panel(conn, turn, whole=True)
@@ -376,7 +367,7 @@ def _details(exchange: Exchange, turn: Turn) -> list[tuple[str, str | Text]]:
 
 def show_policy(config: Config, version: int) -> None:
     """One version: lineage, metrics, and the turns it was trained on. Raises `OpenClawError` when it does not exist."""
-    store, console = _open(config), Console()
+    store, console = opened(config), Console()
     try:
         with store.read() as conn:
             policy = policies.get(conn, version)

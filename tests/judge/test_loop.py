@@ -19,9 +19,9 @@ from tests.judge.world import World
 from openclaw_rl.config import from_flat
 from openclaw_rl.errors import ConfigError, JudgeError
 from openclaw_rl.judge import loop as judge_loop
-from openclaw_rl.store.agreement import agreement
 from openclaw_rl.protocols import Judge
 from openclaw_rl.store import loops, turns
+from openclaw_rl.store.agreement import agreement
 from openclaw_rl.store.db import Store
 from openclaw_rl.testing import ScriptedJudge
 from openclaw_rl.types import JudgeInput, TurnState, Verdict, Vote

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.system.test_words import run
 
 from openclaw_rl.errors import PluginError
 from openclaw_rl.plugins.loading import Plugin, check_call, load
@@ -97,3 +98,16 @@ def test_what_it_raises_is_told_with_its_line(make: Make) -> None:
         plugin.module.f()
     with pytest.raises(ValueError, match="no"), plugin.running("f", (ValueError,)):
         plugin.module.f()
+
+
+@pytest.mark.parametrize(
+    "flag",
+    ["--custom-loss-function-path", "--custom-rm-path", "--rollout-function-path", "--custom-generate-function-path"],
+)
+def test_a_file_with_a_fault_is_said_before_anything_starts(tmp_path: Path, flag: str) -> None:
+    (tmp_path / "mine.py").write_text("open('ran', 'w')\ndef f(:")
+    done = run("up", "--home", str(tmp_path / "home"), flag, str(tmp_path / "mine.py"))
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert "mine.py:2: is not valid Python" in done.stderr
+    assert not Path("ran").exists(), "nothing of it ran"

@@ -16,7 +16,7 @@ from tests.judge.test_loop import until, working
 from tests.judge.world import World
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM, Qwen3ForSequenceClassification
 
-from openclaw_rl.config import from_flat
+from openclaw_rl.config import from_flat, load
 from openclaw_rl.errors import ConfigError, ModelError, PluginError
 from openclaw_rl.judge import loop, plugin
 from openclaw_rl.judge.reward import Batches, Question, RewardJudge, question_of
@@ -249,6 +249,20 @@ def test_files_that_do_not_fit(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "mine.py").write_text(text)
     with pytest.raises(PluginError, match=rf"^judge\.plugin_path: .*{words}"):
         plugin.make(from_flat({"judge.kind": "plugin", "judge.plugin_path": str(tmp_path / "mine.py")}))
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"REWARD_ARGS": "--custom-rm-path a.py --rm-checkpoint m"},
+        {"REWARD_ARGS": "--rm-checkpoint m --custom-rm-path a.py"},
+        {"PRM_MODEL_PATH": "m", "REWARD_ARGS": "--custom-rm-path a.py"},
+    ],
+)
+def test_the_plug_in_is_the_judge_and_the_checkpoint_is_its_own(environ: dict[str, str]) -> None:
+    judge = load(environ=environ).judge
+    assert (judge.kind, judge.plugin_path, judge.reward_path) == ("plugin", "a.py", "m")
+    assert load(environ={"PRM_MODEL_PATH": "m"}).judge.kind == "classifier"
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
+from openclaw_rl.config import Config
 from openclaw_rl.errors import PluginError
 
 log = logging.getLogger("openclaw_rl.plugins")
@@ -77,6 +78,29 @@ class Plugin:
 
 def load(setting: str, path: str | Path, supplied: Mapping[str, Any] | None = None) -> Plugin:
     """Run the file at `path`. `supplied`: names that it may use without defining them. Raises `PluginError`."""
+    plugin, code = _read(setting, path)
+    vars(plugin.module).update(supplied or {})
+    sys.modules[plugin.module.__name__] = plugin.module  # dataclasses and pickle look it up there
+    with plugin.running("the file, while it was loaded,"):
+        exec(code, vars(plugin.module))
+    log.info("%s: loaded %s, sha256 %s", setting, plugin.path, plugin.sha256)
+    return plugin
+
+
+def examine(config: Config) -> None:
+    """Without running any: the files that the settings name are there, and valid Python. Raises `PluginError`."""
+    named = {
+        "train.loss_path": config.train.loss_path,
+        "judge.plugin_path": config.judge.plugin_path if config.judge.kind == "plugin" else None,
+        "rollout.function_path": config.rollout.function_path,
+        "rollout.generate_path": config.rollout.generate_path,
+    }
+    for setting, path in named.items():
+        if path is not None:
+            _read(setting, path)
+
+
+def _read(setting: str, path: str | Path) -> tuple[Plugin, CodeType]:
     file = Path(path).expanduser().resolve()
     try:
         raw = file.read_bytes()
@@ -84,15 +108,9 @@ def load(setting: str, path: str | Path, supplied: Mapping[str, Any] | None = No
         raise PluginError(f"{setting}: {file}: cannot be read ({error.strerror}). Give the path of a file.") from None
     digest = hashlib.sha256(raw).hexdigest()
     module = ModuleType(f"openclaw_rl_plugin_{file.stem}_{digest[:8]}")
-    plugin = Plugin(setting=setting, path=file, sha256=digest, module=module)
     module.__file__ = str(file)
-    vars(module).update(supplied or {})
-    code = _compiled(plugin, raw)
-    sys.modules[module.__name__] = module  # dataclasses and pickle look it up there
-    with plugin.running("the file, while it was loaded,"):
-        exec(code, vars(module))
-    log.info("%s: loaded %s, sha256 %s", setting, file, digest)
-    return plugin
+    plugin = Plugin(setting=setting, path=file, sha256=digest, module=module)
+    return plugin, _compiled(plugin, raw)
 
 
 def _compiled(plugin: Plugin, raw: bytes) -> CodeType:

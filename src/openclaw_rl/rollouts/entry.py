@@ -74,7 +74,7 @@ class Entry:
             "max_turns": lambda: self._rollout.max_turns,
             "teacher_augmentation_fn": lambda: augmented,
             "args": lambda: SimpleNamespace(model=model, **self._rollout.model_dump()),
-            "sample": lambda: self.plugin_sample(task, more),
+            "sample": lambda: self._sample(task, more),
             "sampling_params": lambda: {"temperature": 1.0},
             **{name: lambda value=value: value for name, value in more.items()},  # type: ignore[misc]
         }
@@ -90,6 +90,6 @@ class Entry:
             )
         return {name: known[name]() for name in self._parameters if name in known}
 
-    def plugin_sample(self, task: str, more: Mapping[str, Any]) -> Sample:
+    def _sample(self, task: str, more: Mapping[str, Any]) -> Sample:
         """For a generate function in slime's shape."""
         return Sample(prompt=task, metadata=dict(more))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, func, select
+from sqlalchemy import ColumnElement, Connection, func, select
 
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.agreement import agreement
@@ -20,8 +21,7 @@ def standing(conn: Connection, versions: Sequence[int]) -> dict[str, float]:
     turns. `eval/waiting`: turns without their verdict, of all versions.
     """
     rows = _answered(conn, versions)
-    scores = _scores(conn, versions)
-    scored = [score for score in scores if score]
+    scored = [score for _, score in _scores(conn, versions) if score]
     judged = [row for row in rows if row.state == TurnState.JUDGED]
     same, both = agreement(conn)
     shares = {
@@ -35,18 +35,29 @@ def standing(conn: Connection, versions: Sequence[int]) -> dict[str, float]:
     return counts | {name: part / whole for name, (part, whole) in shares.items() if whole}
 
 
-def _answered(conn: Connection, versions: Sequence[int]) -> Sequence[Row[tuple[str, str, str]]]:
+def _answered(conn: Connection, versions: Sequence[int]) -> Sequence[Any]:
     query = select(t.turns.c.state, t.turns.c.untrainable, t.exchanges.c.finish_reason)
     return conn.execute(query.join(t.exchanges, t.exchanges.c.seq == t.turns.c.seq).where(*_by(versions))).all()
 
 
-def _scores(conn: Connection, versions: Sequence[int]) -> list[int | None]:
-    """The verdict in force of each."""
-    query = select(t.verdicts.c.turn, t.verdicts.c.score).join(t.turns, t.turns.c.id == t.verdicts.c.turn)
+def liked(conn: Connection, versions: Sequence[int]) -> dict[int, tuple[int, int]]:
+    """Of each version that was scored at all: how many of its turns +1, and how many +1 or -1."""
+    out: dict[int, tuple[int, int]] = {}
+    for version, score in _scores(conn, versions):
+        if score:
+            good, scored = out.get(version, (0, 0))
+            out[version] = good + (score > 0), scored + 1
+    return out
+
+
+def _scores(conn: Connection, versions: Sequence[int]) -> list[tuple[int, int | None]]:
+    """The version and the verdict in force of each turn that has one."""
+    query = select(t.verdicts.c.turn, t.exchanges.c.version, t.verdicts.c.score)
+    query = query.join(t.turns, t.turns.c.id == t.verdicts.c.turn)
     query = query.join(t.exchanges, t.exchanges.c.seq == t.turns.c.seq).where(*_by(versions)).order_by(*IN_FORCE)
-    first: dict[str, int | None] = {}
+    first: dict[str, tuple[int, int | None]] = {}
     for row in conn.execute(query):
-        first.setdefault(row.turn, row.score)
+        first.setdefault(row.turn, (row.version, row.score))
     return list(first.values())
 
 

@@ -1,0 +1,99 @@
+"""The page that stays current: what is on it, how it fits, and that it ends."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from openclaw_rl import watch
+from openclaw_rl.store import loops, policies
+from openclaw_rl.store.db import Store
+
+TOLD: dict[str, Any] = {
+    "head": 3,
+    "states": {"live": 4, "rejected": 1},
+    "liked": [None, 0.0, 0.5, 1.0],
+    "liked_overall": [9, 12],
+    "loops": [
+        {"name": "judge", "pid": 1, "age": 0.2, "alive": True, "note": "7 judged; " + "no usable vote " * 20},
+        {"name": "train", "pid": 2, "age": 31.0, "alive": False, "note": "waiting for turns: 1 of 4"},
+    ],
+    "queues": {"judge": (5, "without a verdict"), "train": (1, "to train on")},
+    "versions": [
+        {"version": 3, "state": "live", "turns": 4, "metrics": {"loss/total": 0.25, "kl": 0.0125, "tokens": 9.0}},
+    ],
+    "dropped": {"no reaction: a": 2, "no reaction: b": 1},
+    "untrainable": {"greedy sampling": 4},
+}
+
+
+def drawn(width: int) -> list[str]:
+    console = Console(file=StringIO(), width=width, color_system=None)
+    console.print(watch.page(TOLD))
+    file = console.file
+    assert isinstance(file, StringIO)
+    return file.getvalue().splitlines()
+
+
+def test_it_says_what_there_is() -> None:
+    text = "\n".join(drawn(100))
+    for words in (
+        *("version 3 answers", "4 live, 1 rejected", "75% of 12", "·▁▅█", "5 without a verdict", "1 to train on"),
+        *("gone for 31 s", "loss/total", "0.25", "4 turns", "4 greedy sampling", "3 no reaction"),
+    ):
+        assert words in text, words
+    assert "tokens" not in text, "only what a glance is for"
+
+
+@pytest.mark.parametrize("width", [20, 40, 80])
+def test_nothing_wraps_in_a_narrow_terminal(width: int) -> None:
+    lines = drawn(width)
+    assert len(lines) == len(drawn(200))
+    assert all(len(line.rstrip()) <= width for line in lines)
+
+
+def test_bars() -> None:
+    assert watch.sparkline([0.0, 0.13, 0.99, 1.0, None]) == "▁▂██·"
+
+
+@pytest.mark.parametrize("key", [b"q", b"\x03"])
+def test_it_ends_on_q_and_on_ctrl_c_and_leaves_the_terminal_as_it_was(tmp_path: Path, key: bytes) -> None:
+    store = Store.open(tmp_path / "store.db")
+    with store.write() as conn:
+        policies.ensure_root(conn, base="b", identity="i", at=1.0)
+    loops.beat(store, "train", "waiting for turns: 0 of 4")
+    store.close()
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "openclaw_rl.cli", "status", "--watch", "--home", str(tmp_path)]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True) as shown:
+        os.close(theirs)
+        seen = b""
+        give_up = time.monotonic() + 60
+        while b"waiting for turns" not in seen:
+            assert time.monotonic() < give_up, seen
+            if select.select([ours], [], [], 0.5)[0]:
+                seen += os.read(ours, 65536)
+        if key == b"\x03":
+            os.kill(shown.pid, 2)  # no terminal of its own here, so its Ctrl-C is the signal
+        else:
+            os.write(ours, key)
+        while select.select([ours], [], [], 5)[0]:
+            try:
+                seen += os.read(ours, 65536)
+            except OSError:  # Linux: the other side is closed
+                break
+        assert shown.wait(30) == 0
+    os.close(ours)
+    assert b"\x1b[?1049h" in seen
+    assert b"\x1b[?1049l" in seen, "the screen before is back"
+    assert b"Traceback" not in seen
