@@ -13,11 +13,26 @@ SOURCE = ROOT / "src" / "openclaw_rl"
 
 LEVELS: tuple[frozenset[str], ...] = (
     frozenset({"types", "credit", "errors", "canon", "digest", "durable", "patterns"}),
-    frozenset({"sections", "spellings", "reading", "checking", "config", "protocols", "observe", "lifeline", "plugins"}),
+    frozenset(
+        {"sections", "spellings", "reading", "checking", "config", "protocols", "observe", "lifeline", "plugins"}
+    ),
     frozenset({"methods", "render", "store", "engines", "trainers", "environments", "testing"}),
     frozenset({"serve", "collect", "judge", "train", "trajectories"}),
     frozenset({"run", "system", "ending"}),
-    frozenset({"evaluate", "dashboard", "views", "watch", "doctor", "doctor_engine", "chat", "connect", "reference", "rollouts"}),
+    frozenset(
+        {
+            "evaluate",
+            "dashboard",
+            "views",
+            "watch",
+            "doctor",
+            "doctor_engine",
+            "chat",
+            "connect",
+            "reference",
+            "rollouts",
+        }
+    ),
     frozenset({"cli", "commands_data", "commands_rollout"}),
 )
 APART = (2, 3)

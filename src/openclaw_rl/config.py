@@ -154,7 +154,7 @@ def load_all(
         key, sign, value = item.partition("=")
         if not sign:
             raise ConfigError(f"--set {item}: expected KEY=VALUE, e.g. --set train.batch_min=8")
-        said.say(key, value, shown=f"--set {key}")
+        said.say(key, value)
     layers.append(said)
     found: dict[str, reading.Given] = {}
     for layer in layers:

@@ -117,9 +117,7 @@ class JudgeConfig(EndpointConfig):
         "as the policy's, and no endpoint is asked",
     )
     gpus: tuple[str, ...] = Field((), description="device ids that this engine sees; default: all")
-    reward_path: str | None = Field(
-        None, description="folder or hub id of a sequence-classification model: the classifier, or a plug-in's own"
-    )
+    reward_path: str | None = Field(None, description="sequence classifier, or what a plug-in loads")
     plugin_path: str | None = Field(None, description="Python file with the owner's reward model (judge.kind plugin)")
     reward_low: float = Field(0.4, ge=0, le=1, description="a reward in [0, 1] below it is a verdict of -1")
     reward_high: float = Field(0.6, ge=0, le=1, description="above it +1; between the two 0, which trains nothing")

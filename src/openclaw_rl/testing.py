@@ -198,6 +198,7 @@ class ScriptedTrainer:
         sound = {
             "loss/total": 0.1,
             "kl": 0.0,
+            "kl/step": 0.0,
             "gradient/norm": 1.0,
             "turns": float(len(samples)),
             "step": float(self.steps),

@@ -19,12 +19,13 @@ from openclaw_rl.config import Config
 from openclaw_rl.digest import digest_of
 from openclaw_rl.durable import linked
 from openclaw_rl.errors import ConfigError, IdentityMismatch, ModelError
-from openclaw_rl.store import events, policies
+from openclaw_rl.store import events, leases, policies
 from openclaw_rl.store.db import Store
 from openclaw_rl.testing import ScriptedTrainer
 from openclaw_rl.train import checkpoints, resume
 from openclaw_rl.train.batch import Builder
 from openclaw_rl.train.checkpoints import LATEST, NOTE, Saver, read_note
+from openclaw_rl.train.lease import LEASE
 from openclaw_rl.train.loop import TrainRoom, run
 from openclaw_rl.types import Policy
 
@@ -268,6 +269,26 @@ def test_what_does_not_fit_is_refused_and_nothing_stays(
     (checkpoint / NOTE).unlink()
     with pytest.raises(ConfigError, match=r"so it is no checkpoint\. Expected a folder checkpoint-<step>"):
         resume.begin(config, train=True)
+
+
+def test_a_trainer_at_work_is_not_disturbed_and_a_dead_one_waited_for(
+    checkpoint: Path, tmp_path: Path, starter_identity: str
+) -> None:
+    config = settings(tmp_path / "new", resume=str(checkpoint), lease=0.5)
+    store = Store.open(config.store_path)
+    with store.write() as conn:
+        policies.ensure_root(conn, base="starter", identity=starter_identity, at=1.0)
+        assert leases.acquire(conn, LEASE, "at work", 60.0, time.time())
+    with pytest.raises(ConfigError, match="another trainer is at work on this home"):
+        resume.begin(config, train=True)
+    assert head_of(store).version == 0
+    with store.write() as conn:
+        assert leases.acquire(conn, LEASE, "at work", 0.5, time.time())  # it dies now
+    resume.begin(config, train=True)
+    assert head_of(store).version == 1
+    with store.write() as conn:
+        assert leases.acquire(conn, LEASE, "next", 1.0, time.time()), "the lease was given back"
+    store.close()
 
 
 def test_the_folder_of_an_adapters_checkpoint_is_a_model_by_itself(checkpoint: Path, tmp_path: Path) -> None:

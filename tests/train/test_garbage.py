@@ -40,7 +40,8 @@ def test_it_stays_bounded(base: str, tmp_path: Path, name: str) -> None:
         assert all(np.isfinite(v) for v in metrics.values())
         assert metrics["kl/step"] <= train.max_step_kl
         assert metrics["gap"] <= train.batch_gap
-        assert refusal(metrics, grad_norm=train.gate_grad_norm, kl=train.gate_kl) is None
+        bounds = {"kl": train.gate_kl, "step_kl": train.max_step_kl}
+        assert refusal(metrics, grad_norm=train.gate_grad_norm, **bounds) is None
     assert all("too stale" in why for why in told.refused)
     first, last = told.steps[0], told.steps[-1]
     assert last["kl"] < 0.13, f"nats per token from the base: {last['kl']:.2f}"

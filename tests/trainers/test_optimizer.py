@@ -33,7 +33,7 @@ def test_updates_smaller_than_the_weights_precision_are_not_lost(dtype: torch.dt
         for w, o in ((weight, optimizer), (exact, control)):
             o.zero()
             w.sum().backward()
-            o.step(RATE, sound=True)
+            o.step(RATE, wanted=True)
         after.append(weight[0].item())
     assert exact[0].item() == pytest.approx(1 - 100 * RATE, rel=1e-5)
     assert weight.equal(exact.to(dtype)), "the nearest number that there is"
@@ -49,7 +49,7 @@ def test_gradients_of_many_passes_add_up_in_float32(offload: bool) -> None:
     for share in (1.0, *[1e-3] * 300):
         (weight * share).sum().backward()
         assert weight.grad is None, "let go at once"
-    norm = optimizer.step(RATE, sound=True)
+    norm = optimizer.step(RATE, wanted=True)
     thousandth = torch.tensor(1e-3, dtype=torch.bfloat16).item()
     assert norm == pytest.approx(2 * (1 + 300 * thousandth), rel=1e-5)
     lost = torch.ones((), dtype=torch.bfloat16)
@@ -64,7 +64,7 @@ def test_what_a_broken_pass_left_is_forgotten() -> None:
         weight.sum().backward()
         optimizer.zero()
         weight.sum().backward()
-        assert optimizer.step(RATE, sound=True) == pytest.approx(2.0)
+        assert optimizer.step(RATE, wanted=True) == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("offload", [False, True])
@@ -73,7 +73,7 @@ def test_half_of_the_way_back_is_half(dtype: torch.dtype, offload: bool) -> None
     weight, optimizer = one(dtype, offload_optimizer=offload)
     standing = optimizer.standing()
     weight.sum().backward()
-    optimizer.step(0.5, sound=True)
+    optimizer.step(0.5, wanted=True)
     assert weight[0].item() == pytest.approx(0.5)
     optimizer.halve(standing)
     assert weight[0].item() == pytest.approx(0.75)
@@ -84,10 +84,10 @@ def test_half_of_the_way_back_is_half(dtype: torch.dtype, offload: bool) -> None
 
 def test_an_unsound_step_is_none() -> None:
     weight, optimizer = one(torch.bfloat16)
-    for sound, share in ((False, 1.0), (True, float("nan"))):
+    for wanted, share in ((False, 1.0), (True, float("nan"))):
         optimizer.zero()
         (weight * share).sum().backward()
-        optimizer.step(0.5, sound=sound)
+        optimizer.step(0.5, wanted=wanted)
     assert weight.tolist() == [1.0] * 4
     assert optimizer.steps == 0
 
@@ -101,7 +101,7 @@ def test_the_state_on_disk_is_exact_and_knows_what_it_belongs_to(tmp_path: Path,
     for _ in range(3):
         optimizer.zero()
         weight.sum().backward()
-        optimizer.step(RATE, sound=True)
+        optimizer.step(RATE, wanted=True)
     optimizer.write(tmp_path)
     stored = load_file(tmp_path / checkpoint.OPTIMIZER_FILE)
     assert set(stored) == {"exp_avg/w", "exp_avg_sq/w", "step/w"} | ({"master/w"} if dtype is torch.bfloat16 else set())
@@ -113,7 +113,7 @@ def test_the_state_on_disk_is_exact_and_knows_what_it_belongs_to(tmp_path: Path,
     for w, o in ((weight, optimizer), (other, reader)):
         o.zero()
         w.sum().backward()
-        o.step(RATE, sound=True)
+        o.step(RATE, wanted=True)
     again = tmp_path / "again"
     again.mkdir()
     for n, o in enumerate((optimizer, reader)):

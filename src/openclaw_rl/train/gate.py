@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-NEEDED = ("loss/total", "gradient/norm", "kl")
+NEEDED = ("loss/total", "gradient/norm", "kl", "kl/step")
 
 
-def refusal(metrics: Mapping[str, float], *, grad_norm: float, kl: float) -> str | None:
+def refusal(metrics: Mapping[str, float], *, grad_norm: float, kl: float, step_kl: float) -> str | None:
     """Why these metrics of a step do not pass, in words for a person; None when they do.
 
-    `grad_norm` bounds the norm before clipping; `kl` bounds the mean distance to the base after the step (nats/token).
+    `grad_norm` bounds the norm before clipping; `kl` the mean distance to the base after the step, `step_kl` that of the
+    step itself, which the trainer has halved as often as it does (nats/token).
     """
     for name in (*NEEDED, *metrics):
         value = metrics.get(name)
@@ -21,4 +22,9 @@ def refusal(metrics: Mapping[str, float], *, grad_norm: float, kl: float) -> str
         return f"gradient norm {metrics['gradient/norm']:.3g} is above train.gate_grad_norm {grad_norm:g}"
     if metrics["kl"] > kl:
         return f"KL to the base {metrics['kl']:.3g} nats per token is above train.gate_kl {kl:g}"
+    if metrics["kl/step"] > step_kl:
+        return (
+            f"even {metrics.get('step/scale', 1.0):.3g} of the step moves the policy by {metrics['kl/step']:.3g} nats "
+            f"per token, above train.max_step_kl {step_kl:g}"
+        )
     return None

@@ -291,7 +291,8 @@ class TrainRoom:
         }
         metrics |= staleness(head.version, trained) | left_out(self._passed, result.metrics)
         metrics |= self._standing_of(head, int(metrics.get("step", 0)))
-        reason = refusal(result.metrics, grad_norm=self._train.gate_grad_norm, kl=self._train.gate_kl)
+        bounds = {"kl": self._train.gate_kl, "step_kl": self._train.max_step_kl}
+        reason = refusal(result.metrics, grad_norm=self._train.gate_grad_norm, **bounds)
         policy = Policy(
             version=version,
             parent=head.version,

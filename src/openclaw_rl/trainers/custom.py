@@ -155,6 +155,7 @@ class Custom:
             reply = self._reply(batch, terms, i, logp, counts)
             if reply is None or (found := self.of(reply)) is None:
                 continue
+            counts["live"] += len(reply.sampled)
             weight = len(reply.sampled) / denominator
             total = total + weight * found[0]
             parts["custom"] += weight * found[0].item()

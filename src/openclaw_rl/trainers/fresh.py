@@ -21,8 +21,9 @@ def fresh_enough(
     """Which samples are, and of the others why not (turn -> words for a person).
 
     No turn's gap is above `max_gap`. Then, while that of all tokens together is above `max_batch_gap`, the stalest turn
-    goes: many turns that are each just bearable are a batch of another policy. Raises `ValueError` when the policy
-    itself is broken.
+    goes: many turns that are each just bearable are a batch of another policy. Of fresh turns it is asked as if there
+    were no replays, which join as far as the bound lets them: they have had their turn, the others have no second one.
+    Raises `ValueError` when the policy itself is broken.
     """
     gaps = [_gaps(sample, logp.numpy()) for sample, logp in zip(samples, student, strict=True)]
     means = [float(gap.mean()) if len(gap) else 0.0 for gap in gaps]
@@ -32,12 +33,15 @@ def fresh_enough(
         if not mean <= max_gap
     }
     kept = [i for i, mean in enumerate(means) if mean <= max_gap]
-    while (whole := _mean([gaps[i] for i in kept])) > max_batch_gap:
-        stalest = max(kept, key=lambda i: means[i])
-        kept.remove(stalest)
-        words = f"mean |log ratio| {means[stalest]:.2f}, of its whole batch {whole:.2f}"
-        dropped[samples[stalest].turn] = _why(samples[stalest], words, "train.max_batch_gap", max_batch_gap)
-    return kept, dropped
+    fresh = [i for i in kept if not samples[i].replay]
+    replays = [i for i in kept if samples[i].replay]
+    for beside, some in (([], fresh), (fresh, replays)):
+        while (whole := _mean([gaps[i] for i in (*beside, *some)])) > max_batch_gap:
+            stalest = max(some, key=lambda i: means[i])
+            some.remove(stalest)
+            words = f"mean |log ratio| {means[stalest]:.2f}, of its whole batch {whole:.2f}"
+            dropped[samples[stalest].turn] = _why(samples[stalest], words, "train.max_batch_gap", max_batch_gap)
+    return sorted([*fresh, *replays]), dropped
 
 
 def _mean(gaps: Sequence[np.ndarray[Any, Any]]) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-FLOATS = 2**24  # logits held at once: 64 MiB in float32
+FLOATS = 2**24  # logits held at once, and numbers of the head in another precision: 64 MiB each in float32
 
 Columns = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # logps, entropy, ids
 
@@ -117,13 +117,25 @@ def _chosen(logits_CV: torch.Tensor, wanted_CN: torch.Tensor, top: int
 
 
 def _logits(hidden_CH: torch.Tensor, weight_VH: torch.Tensor, temperature_C: torch.Tensor) -> torch.Tensor:
-    """[C, V] in float32 at least; a GPU adds half-precision products up in float32."""
+    """[C, V] in float32 at least, half-precision products included: rounded sums would be off by hundredths of a nat."""
     wide = torch.promote_types(hidden_CH.dtype, torch.float32)
-    if hidden_CH.is_cuda and hidden_CH.dtype is not wide:
+    if hidden_CH.dtype is wide:
+        logits_CV = torch.mm(hidden_CH, weight_VH.T)
+    elif hidden_CH.is_cuda:
         logits_CV = torch.mm(hidden_CH, weight_VH.T, out_dtype=wide)
     else:
-        logits_CV = torch.mm(hidden_CH, weight_VH.T).to(wide)
+        logits_CV = _widened(hidden_CH.to(wide), weight_VH)
     return logits_CV.div_(temperature_C.unsqueeze(-1))
+
+
+def _widened(hidden_CH: torch.Tensor, weight_VH: torch.Tensor) -> torch.Tensor:
+    """[C, V] where a product gives no wider type than it is given: the head goes to that of `hidden_CH` part by part."""
+    logits_CV = hidden_CH.new_empty(len(hidden_CH), len(weight_VH))
+    size = max(1, FLOATS // weight_VH.shape[1])
+    for at in range(0, len(weight_VH), size):
+        part_PH = weight_VH[at : at + size].to(hidden_CH.dtype)
+        logits_CV[:, at : at + size] = torch.mm(hidden_CH, part_PH.T)
+    return logits_CV
 
 
 class _Select(torch.autograd.Function):

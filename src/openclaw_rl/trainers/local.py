@@ -28,7 +28,7 @@ from openclaw_rl.trainers.fresh import why_silent
 from openclaw_rl.trainers.length import ReplyTokens
 from openclaw_rl.trainers.logprob import Passes, check_head
 from openclaw_rl.trainers.loss import Loss, TermSlice, batch_loss
-from openclaw_rl.trainers.measure import measured, shares
+from openclaw_rl.trainers.measure import Epoch, measured, told, why_idle
 from openclaw_rl.trainers.optimizer import Optimizer, Standing
 from openclaw_rl.trainers.pack import Row
 from openclaw_rl.trainers.schedule import rate
@@ -37,7 +37,7 @@ from openclaw_rl.trainers.sight import Sight
 from openclaw_rl.trainers.world import Alone, World
 
 log = logging.getLogger(__name__)
-MIN_SCALE = 2**-8  # of a step: what is still too far then is left to the gate
+MIN_SCALE = 2**-8  # of a step: what is still too far then, the gate refuses
 
 
 class _Part(NamedTuple):
@@ -121,13 +121,14 @@ class LocalTrainer:
         for i in set(range(len(batch.samples))) - set(members):
             dropped[batch.samples[i].turn] = why_silent(batch.samples[i])
         if not any(term.speaks for term in terms):
-            dropped |= {batch.samples[i].turn: "the batch had nothing to say: every advantage is 0" for i in members}
-            return StepResult(folder=None, digest="", metrics=passed, memory=self._memory, dropped=dropped)
+            return self._none(batch, members, "the batch had nothing to say: every advantage is 0", passed, dropped)
         reply_tokens = ReplyTokens(self._memory, decay=self._train.length_decay)
         lengths, standing = batch.tokens(members), self._optimizer.standing()
         speed = rate(self._train, steps=self._steps, samples=self._seen)
-        metrics = self._descend(batch, terms, members, reply_tokens.read(lengths), speed)
-        metrics |= self._held_back(batch, members, standing) | self._sight.teacher_follows(batch.samples)
+        epochs = self._descend(batch, terms, members, reply_tokens.read(lengths), speed)
+        if why := why_idle(epochs):
+            return self._none(batch, members, why, passed, dropped)
+        metrics = told(epochs, terms) | self._held_back(batch, members, standing) | self._sight.teacher_follows(batch.samples)
         first = [i for i in members if not batch.samples[i].replay]  # averages count each turn once
         updated = reply_tokens.updated(batch.tokens(first))
         self._memory = self._method.remember([batch.samples[i] for i in first], updated)
@@ -146,6 +147,13 @@ class LocalTrainer:
             dropped=dropped,
         )
 
+    def _none(
+        self, batch: Scored, members: Sequence[int], why: str, metrics: dict[str, float], dropped: dict[str, str]
+    ) -> StepResult:
+        """No step: weights, moments, memory and the count of steps are what they were."""
+        every = dropped | {batch.samples[i].turn: why for i in members}
+        return StepResult(folder=None, digest="", metrics=metrics, memory=self._memory, dropped=every)
+
     def logprobs(self, rows: Sequence[Row], *, base: bool = False) -> list[torch.Tensor]:
         """B times [R]: under the current policy, or under the frozen base."""
         seen = self._sight.base(rows) if base else self._sight.policy(rows)
@@ -153,22 +161,21 @@ class LocalTrainer:
 
     def _descend(
         self, batch: Scored, terms: Sequence[AnyTerm], members: Sequence[int], slow: float, speed: float
-    ) -> dict[str, float]:
-        """`train.epochs` optimizer steps on the whole batch; what is told is of the last one."""
+    ) -> list[Epoch]:
+        """`train.epochs` optimizer steps on the whole batch."""
         self._sight.training()
         device = self.causal.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             # Dropout: a function of seed, step and rank, nothing to save.
             torch.manual_seed(self._train.seed + self._steps + (self._world.rank << 32))
-            for _ in range(self._train.epochs):
-                metrics = self._step_once(batch, terms, members, slow, speed)
+            epochs = [self._step_once(batch, terms, members, slow, speed) for _ in range(self._train.epochs)]
         self.model.eval()
-        return metrics
+        return epochs
 
     def _step_once(
         self, batch: Scored, terms: Sequence[AnyTerm], members: Sequence[int], slow: float, speed: float
-    ) -> dict[str, float]:
-        """One optimizer step, in micro-batches whose gradients add up."""
+    ) -> Epoch:
+        """One optimizer step, in micro-batches whose gradients add up; none, where it would be on nothing."""
         self._optimizer.zero()
         sums: Counter[str] = Counter()
         counts: Counter[str] = Counter()
@@ -183,11 +190,8 @@ class LocalTrainer:
             sums.update(values)
             counts.update(took)
         self._world.add_up(self._optimizer.tensors)
-        norm = self._optimizer.step(speed, sound=bool(np.isfinite(sums["total"])))
-        told = shares(counts, [term.name for term in terms]) | {"gradient/norm": norm}
-        for term in terms:
-            told |= term.metrics
-        return {f"loss/{name}": value for name, value in sums.items()} | told
+        wanted = bool(np.isfinite(sums["total"])) and counts["live"] > 0
+        return Epoch(values=sums, counts=counts, norm=self._optimizer.step(speed, wanted=wanted))
 
     def _loss(self, batch: Scored, terms: Sequence[AnyTerm], indices: Sequence[int], members: int, slow: float) -> Loss:
         """Of one micro-batch."""

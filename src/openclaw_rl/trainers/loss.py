@@ -196,9 +196,10 @@ def batch_loss(
     seen = corrections(logp_K, mu_K, old_K, rows_K, anywhere_K, bounds)
     total = torch.zeros((), dtype=logp_K.dtype, device=logp_K.device)
     parts: dict[str, float] = {}
-    counts = _masked(anywhere_K, terms, seen)
+    counts, moving_K = _masked(anywhere_K, terms, seen), torch.zeros_like(anywhere_K)
     for term in terms:
         live_K = term.mask_K & seen.band_K & seen.steady_K & ~_held(term, seen)
+        moving_K = moving_K | (live_K if term.divergence_K is not None else live_K & (term.advantages_K != 0))
         step_K = seen.step_K
         if bounds.kind == "gspo":
             assert rows_K is not None, "corrections() has seen to it"
@@ -214,6 +215,7 @@ def batch_loss(
     # In the decoupled form the same two factors as above: a token that engine and trainer see differently stays capped.
     penalty_K = k2(logp_K, base_K, seen.weight_K * seen.step_K)
     penalty = _masked_sum(penalty_K, anywhere_K & seen.band_K & seen.steady_K) / kl_denominator
+    counts |= {"live": int(moving_K.sum())}  # in any term, and asking for a change; the KL alone is no reason for a step
     return Loss(total=total + kl_coef * penalty, parts=parts | {"kl": penalty.item()}, counts=counts)
 
 

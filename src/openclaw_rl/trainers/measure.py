@@ -5,16 +5,62 @@ Legend: K tokens of the batch that may train, R response tokens of one sample.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from openclaw_rl.credit import Sample
+from openclaw_rl.credit import AnyTerm, Sample
 from openclaw_rl.trainers.loss import MAX_LOG_RATIO
 from openclaw_rl.trainers.scored import Scored
 
 MASKS = ("gap", "opsm", "geometric")
+MASKED = (
+    "nothing is left to learn from: the masks (train.gap_low, train.gap_high, train.sequence_mask) or train.loss_path "
+    "took every token that asks for a change"
+)
+NO_SLOPE = "the batch asks for no change any more: its gradient is 0"
+
+
+class Epoch(NamedTuple):
+    """One pass over the whole batch, of all ranks."""
+
+    values: Mapping[str, float]  # of the loss ("total") and its parts
+    counts: Mapping[str, int]  # of tokens, see `Loss.counts`
+    norm: float  # of the gradient before it was clipped
+
+    @property
+    def sound(self) -> bool:
+        """Everything about it is finite."""
+        return bool(np.isfinite([self.norm, *self.values.values()]).all())
+
+    @property
+    def idle(self) -> bool:
+        """It is sound, and there was nothing to take a step on."""
+        return self.sound and (self.norm == 0 or self.counts.get("live", 0) == 0)
+
+
+def why_idle(epochs: Sequence[Epoch]) -> str | None:
+    """Why none of them took a step, in words for a person; None where one did, or where the gate has to refuse one."""
+    if not all(epoch.idle for epoch in epochs):
+        return None
+    return NO_SLOPE if any(epoch.counts.get("live", 0) for epoch in epochs) else MASKED
+
+
+def told(epochs: Sequence[Epoch], terms: Sequence[AnyTerm]) -> dict[str, float]:
+    """Of all of them: mean losses, shares of all their tokens, the largest norm. What is not finite once, stays so."""
+    values, counts = Counter[str](), Counter[str]()
+    for epoch in epochs:
+        values.update(epoch.values)
+        counts.update(epoch.counts)
+    out = {f"loss/{name}": value / len(epochs) for name, value in values.items()}
+    out |= shares(counts, [term.name for term in terms])
+    out |= {"gradient/norm": float(np.max([epoch.norm for epoch in epochs]))}  # max() would pass over a nan
+    for term in terms:
+        out |= term.metrics
+    return out
 
 
 def shares(counts: Mapping[str, int], terms: Sequence[str]) -> dict[str, float]:

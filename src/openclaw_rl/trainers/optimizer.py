@@ -50,16 +50,17 @@ class Optimizer:
         """Forget the gradients."""
         self._masters.forget()
 
-    def step(self, rate: float, *, sound: bool) -> float:
+    def step(self, rate: float, *, wanted: bool) -> float:
         """One step at this learning rate; returns the gradient's norm before it was clipped.
 
-        None is taken when the norm is not finite, or the loss was not (`sound`).
+        None is taken where it is not `wanted`, and where the norm is not finite, or 0: the moments alone would move
+        the weights then.
         """
         for group in self._adam.param_groups:
             group["lr"] = rate
         masters = self._masters.tensors.values()
         norm = torch.nn.utils.clip_grad_norm_(masters, self._train.clip_grad, foreach=False)
-        if sound and bool(torch.isfinite(norm)):
+        if wanted and bool(torch.isfinite(norm)) and bool(norm > 0):
             self.steps += 1
             self._adam.step()
             self._masters.publish()
