@@ -31,9 +31,11 @@ LEVELS: tuple[frozenset[str], ...] = (
             "connect",
             "reference",
             "rollouts",
+            "signs",
+            "troubles",
         }
     ),
-    frozenset({"cli", "commands_data", "commands_rollout"}),
+    frozenset({"cli", "commands_data", "commands_recipes", "commands_rollout"}),
 )
 APART = (2, 3)
 """On these levels no two rooms may know each other."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from openclaw_rl import __version__, commands_data, commands_rollout
+from openclaw_rl import __version__, commands_data, commands_recipes, commands_rollout
 from openclaw_rl.errors import OpenClawError
 
 if TYPE_CHECKING:
@@ -128,9 +128,14 @@ def up(file: str | None, sets: tuple[str, ...], words: tuple[str, ...], with_par
 @_common
 @_model
 @_gateway
+@click.option("--with-parent", is_flag=True, hidden=True, help="End when the process that started this one ends.")
 @_words
-def serve(file: str | None, sets: tuple[str, ...], words: tuple[str, ...], **flags: Any) -> None:
+def serve(file: str | None, sets: tuple[str, ...], words: tuple[str, ...], with_parent: bool, **flags: Any) -> None:
     """Only serve (engine and gateway): capture conversations, train nothing."""
+    from openclaw_rl.lifeline import die_with_parent
+
+    if with_parent:
+        die_with_parent()
     _start(_load(file, sets, words, **flags), ("engine", "gateway"))
 
 
@@ -273,11 +278,16 @@ def inspect_policy(file: str | None, sets: tuple[str, ...], version: int, **flag
     type=click.Choice(["embedded", "vllm", "sglang", "openai"]),
     help="Prove this engine alone: streaming, exact ids, log-probabilities, stop, cancellation, versions, swaps.",
 )
-def doctor(file: str | None, sets: tuple[str, ...], wait: float, engine: str | None, **flags: Any) -> None:
+@click.option("--troubles", is_flag=True, help="Look at this home instead: name its troubles, each with its cure.")
+def doctor(
+    file: str | None, sets: tuple[str, ...], wait: float, engine: str | None, troubles: bool, **flags: Any
+) -> None:
     """Prove turn -> verdict -> gradient -> new version -> served, on a scratch store; name the first broken link."""
-    from openclaw_rl.doctor import examine, examine_engine
+    from openclaw_rl.doctor import examine, examine_engine, examine_home
 
     config = _load(file, sets, **(flags | {"backend": engine or flags["backend"]}))
+    if troubles:
+        sys.exit(0 if examine_home(config) else 1)
     if not (examine if engine is None else examine_engine)(config, wait=wait):
         sys.exit(1)
 
@@ -361,6 +371,8 @@ def config_check(file: str) -> None:
 
 cli.add_command(commands_data.group(_common, _model, _load))
 cli.add_command(commands_rollout.command(_common, _gateway, _words, _load))
+cli.add_command(commands_recipes.new_method())
+cli.add_command(commands_recipes.evaluate(_common, _gateway, _words, _load))
 
 
 def main() -> None:

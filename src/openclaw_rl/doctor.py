@@ -90,6 +90,20 @@ def examine_engine(config: Config, *, console: Console | None = None, wait: floa
         return doctor_engine.examine(_scratch(config, Path(folder)), console=console, wait=wait)
 
 
+def examine_home(config: Config) -> bool:
+    """Name the troubles of the running home, each with its cure. Returns whether there is none."""
+    from openclaw_rl import troubles
+
+    if not config.store_path.exists():
+        return troubles.show(config, None)
+    store = Store.open(config.store_path, create=False)
+    try:
+        with store.read() as conn:
+            return troubles.show(config, conn)
+    finally:
+        store.close()
+
+
 def _scratch(config: Config, folder: Path) -> Config:
     """The same settings on a temporary home; small batches, so that a few turns make a step."""
     own: dict[str, Any] = {"home": True, "serve": {"host", "port", "api_key"}}

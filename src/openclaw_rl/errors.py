@@ -7,12 +7,30 @@ class OpenClawError(Exception):
     """Base of everything that this package raises on purpose. The message is for the user."""
 
 
+def named(kind: str, message: str) -> Exception:
+    """What was raised in another process: our own errors and `ValueError` as themselves."""
+    if kind == "ValueError":
+        return ValueError(message)
+    found = globals().get(kind)
+    if isinstance(found, type) and issubclass(found, OpenClawError):
+        return found(message)
+    return OpenClawError(f"{kind}: {message}")
+
+
 class ConfigError(OpenClawError):
     """A setting is unknown, contradictory or out of range."""
 
 
 class ModelError(OpenClawError):
     """A model folder is missing, incomplete, or of a kind that the engine cannot serve."""
+
+
+class TooLarge(ModelError):
+    """A step does not fit into memory, not even one row in a pass: its longest turn is too long for this device."""
+
+
+class BrokenPolicy(OpenClawError):
+    """The policy's weights give no finite numbers: no turn is to blame, and no other batch would do."""
 
 
 class RanksGone(OpenClawError):

@@ -235,8 +235,8 @@ class Supervisor:
         if child.pulse.hung:
             child.last_exit = f"no sign of life for {child.pulse.limit:g} s"
         log.warning(
-            "%s ended (%s): starting it again; %d of %d deaths within a minute",
-            *(child.name, child.last_exit, len(child.deaths), self._config.run.deaths),
+            "%s ended (%s): starting it again; %d of %d deaths within a minute. Its last words: %s",
+            *(child.name, child.last_exit, len(child.deaths), self._config.run.deaths, (child.tail or ["none"])[-1]),
         )
 
     def _give_up(self, child: Child) -> OpenClawError:

@@ -11,7 +11,7 @@ import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from sqlalchemy import Connection
 
@@ -36,8 +36,9 @@ class System:
     Raises `OpenClawError` with the log's last lines when the system does not become ready.
     """
 
-    def __init__(self, config: Config) -> None:
-        self.config = config
+    def __init__(self, config: Config, *, command: Literal["up", "serve"] = "up") -> None:
+        """`command`: serve starts no more than engine and gateway."""
+        self.config, self._command = config, command
         prepare_home(config)
         self._log = config.logs_dir / "up.log"
         self._process: subprocess.Popen[bytes] | None = None
@@ -56,7 +57,7 @@ class System:
         return self._process.pid
 
     def __enter__(self) -> Self:
-        command = [sys.executable, "-m", "openclaw_rl.cli", "up", "--with-parent"]
+        command = [sys.executable, "-m", "openclaw_rl.cli", self._command, "--with-parent"]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, env=to_environment(self.config), stdout=log, stderr=log, stdin=subprocess.DEVNULL
@@ -74,7 +75,8 @@ class System:
         end = time.monotonic() + within
         while time.monotonic() < end:
             if self._process.poll() is not None:
-                raise OpenClawError(f"`openclaw-rl up` ended with {self._process.returncode}:\n{self.log_tail()}")
+                code = self._process.returncode
+                raise OpenClawError(f"`openclaw-rl {self._command}` ended with {code}:\n{self.log_tail()}")
             if ready(self.base_url):
                 return
             time.sleep(0.1)

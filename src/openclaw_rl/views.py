@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 from sqlalchemy import Connection, func, select
 
+from openclaw_rl import troubles
 from openclaw_rl.canon import text_of, typed
 from openclaw_rl.config import STARTER, Config
 from openclaw_rl.errors import ModelError, OpenClawError
@@ -113,7 +114,7 @@ def show_status(config: Config, *, as_json: bool) -> None:
 
     try:
         with store.read() as conn:
-            told = gather(conn, time.time())
+            told = gather(conn, time.time()) | troubles.told(config, conn)
     finally:
         store.close()
     if as_json:
@@ -123,7 +124,9 @@ def show_status(config: Config, *, as_json: bool) -> None:
 
 
 def _status(told: Mapping[str, Any]) -> Group:
-    return Group(_loops(told), _turns(told), _versions(told), _newest_step(told["versions"]))
+    seen = ", ".join(told["troubles"])
+    cure = Text(f"\ntroubles: {seen} (`openclaw-rl doctor --troubles` says what cures them)" if seen else "", "red")
+    return Group(_loops(told), _turns(told), _versions(told), _newest_step(told["versions"]), cure)
 
 
 def _loops(told: Mapping[str, Any]) -> Table:

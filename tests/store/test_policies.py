@@ -295,9 +295,13 @@ class Model:
     def _may(self, turn: str, max_uses: int) -> bool:
         return self.uses(turn, self.parents) <= max_uses and self.uses(turn, self.rejected) < claims.MOST_REJECTED
 
+    def _may_be_fresh(self, turn: str, max_uses: int) -> bool:
+        sizes = [sum(p == v for p, _ in self.used) for v in self.rejected if (v, turn) in self.used]
+        return self.uses(turn, set(self.parents) - self.rejected) <= max_uses and len(set(sizes)) == len(sizes)
+
     def claimable(self, head: int, max_uses: int) -> list[str]:
         line = self.line(head)
-        return [turn for turn in self.judged if self.uses(turn, line) == 0 and self._may(turn, max_uses)]
+        return [turn for turn in self.judged if self.uses(turn, line) == 0 and self._may_be_fresh(turn, max_uses)]
 
     def replayable(self, head: int, max_uses: int) -> list[str]:
         line = self.line(head)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -21,6 +22,7 @@ from openclaw_rl.system import System, scratch
 from openclaw_rl.types import Exchange, ExchangeStatus, Policy
 
 SECONDS = 12.0
+PATIENCE = 90.0  # seconds more that the first versions may take
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +35,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[System, L
         async def talk() -> None:
             async with crowd(system, 6, ledger):
                 await asyncio.sleep(SECONDS)
+                end = time.monotonic() + PATIENCE
+                while len(ledger.versions) < 3 and time.monotonic() < end:  # a busy machine learns later
+                    await asyncio.sleep(0.2)
 
         asyncio.run(talk())
         system.settle()

@@ -1,28 +1,60 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from openclaw_rl.config import TrainConfig
+from openclaw_rl.store import policies
+from openclaw_rl.store.db import Store
+from openclaw_rl.testing import ScriptedTrainer
+from openclaw_rl.train.batch import Builder
 from openclaw_rl.train.gate import refusal
+from openclaw_rl.train.loop import TrainRoom
+from openclaw_rl.types import PolicyState
 
-SOUND = {"loss/total": 0.1, "gradient/norm": 2.0, "kl": 0.3, "gap": 0.01}
+SOUND = {"loss/total": 0.1, "gradient/norm": 2.0, "kl": 0.3, "kl/step": 0.002, "gap": 0.01}
+BOUNDS = {"grad_norm": 2.0, "kl": 0.3, "step_kl": 0.002}
 
 
 def test_a_sound_step_passes() -> None:
-    assert refusal(SOUND, grad_norm=2.0, kl=0.3) is None
+    assert refusal(SOUND, **BOUNDS) is None
 
 
 @pytest.mark.parametrize("name", SOUND)
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_every_metric_must_be_finite(name: str, value: float) -> None:
-    assert refusal(SOUND | {name: value}, grad_norm=9.0, kl=9.0) == f"{name} is {value}, expected a finite number"
+    wide = dict.fromkeys(BOUNDS, 9.0)
+    assert refusal(SOUND | {name: value}, **wide) == f"{name} is {value}, expected a finite number"
 
 
 def test_a_step_that_does_not_say_how_it_went_is_refused() -> None:
-    assert "kl is None" in str(refusal({k: v for k, v in SOUND.items() if k != "kl"}, grad_norm=9.0, kl=9.0))
+    for name in ("loss/total", "gradient/norm", "kl", "kl/step"):
+        assert f"{name} is None" in str(refusal({k: v for k, v in SOUND.items() if k != name}, **BOUNDS))
 
 
 def test_bounds_name_their_settings() -> None:
-    assert "gradient norm 2 is above train.gate_grad_norm 1.9" in str(refusal(SOUND, grad_norm=1.9, kl=9.0))
-    assert "KL to the base 0.3 nats per token is above train.gate_kl 0.2" in str(refusal(SOUND, grad_norm=9.0, kl=0.2))
+    refused = {name: str(refusal(SOUND | {"step/scale": 2**-8}, **BOUNDS | {name: 0.001})) for name in BOUNDS}
+    assert refused["grad_norm"] == "gradient norm 2 is above train.gate_grad_norm 0.001"
+    assert refused["kl"] == "KL to the base 0.3 nats per token is above train.gate_kl 0.001"
+    assert refused["step_kl"] == (
+        "even 0.00391 of the step moves the policy by 0.002 nats per token, above train.max_step_kl 0.001"
+    )
+
+
+def test_a_step_that_left_its_trust_region_is_not_served(
+    store: Store, builder: Builder, fill: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    trainer = ScriptedTrainer(lambda samples: {"kl/step": 0.01, "step/scale": 2**-8})
+    room = TrainRoom(store, trainer, builder, TrainConfig(batch_min=4), tmp_path / "policies")
+    fill(store, 4)
+    assert room.turn()
+    room.close()
+    with store.read() as conn:
+        head, candidate = policies.head(conn), policies.get(conn, 1)
+    assert head.version == 0
+    assert candidate is not None
+    assert candidate.state is PolicyState.REJECTED
+    assert "above train.max_step_kl 0.003" in str(candidate.reason)

@@ -153,18 +153,22 @@ def test_a_candidate_that_does_not_pass_is_kept_but_not_served(
     assert waiting(store) == ids, "they may try once more"
     trainer.outcome = lambda samples: {}
     assert room.turn()
+    assert [s.turn for s in trainer.batches[-1]] == ids[:2], "in halves"
     live = head_of(store)
     assert (live.version, live.parent, live.memory) == (2, 0, {"steps": 1}), "the rejected step is not built upon"
     assert {u.number for u in uses_of(store, 2)} == {2}
 
 
-def test_two_rejections_end_a_turns_chances(store: Store, rooms: Rooms, fill: Fill) -> None:
-    room = rooms(ScriptedTrainer(lambda samples: {"gradient/norm": math.inf}))
-    fill(store, 4)
-    assert [room.turn() for _ in range(3)] == [True, True, False]
+def test_a_rejection_alone_ends_a_turns_chances(store: Store, rooms: Rooms, fill: Fill) -> None:
+    room = rooms(trainer := ScriptedTrainer(lambda samples: {"gradient/norm": math.inf}))
+    ids = fill(store, 4)
+    assert [room.turn() for _ in range(8)] == [True] * 7 + [False]
+    assert [len(batch) for batch in trainer.batches] == [4, 2, 1, 1, 2, 1, 1]
     with store.read() as conn:
         states = [p.state for p in policies.all(conn)]
-    assert states == [PolicyState.LIVE, PolicyState.REJECTED, PolicyState.REJECTED]
+        found = [turns.get(conn, i) for i in ids]
+    assert states == [PolicyState.LIVE] + [PolicyState.REJECTED] * 7
+    assert all("a step on it alone was rejected: gradient/norm is inf" in str(t and t.untrainable) for t in found)
 
 
 def test_turns_without_a_gradient_leave_the_queue_with_a_reason(store: Store, rooms: Rooms, fill: Fill) -> None:
@@ -261,10 +265,10 @@ def test_what_a_dead_trainer_left_is_removed(
 
 def test_a_bug_in_the_trainer_ends_the_loop_loudly(store: Store, rooms: Rooms, fill: Fill) -> None:
     def burst(samples: Sequence[Sample]) -> dict[str, float]:
-        raise ValueError("turn 7: got 3, expected 4")
+        raise TypeError("turn 7: got 3, expected 4")
 
     fill(store, 4)
-    with pytest.raises(ValueError, match="turn 7"):
+    with pytest.raises(TypeError, match="turn 7"):
         rooms(ScriptedTrainer(burst)).turn()
     assert head_of(store).version == 0
     assert len(waiting(store)) == 4

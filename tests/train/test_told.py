@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from openclaw_rl.testing import ScriptedTrainer
 from openclaw_rl.train.batch import Builder
 from openclaw_rl.train.loop import TrainRoom
 from openclaw_rl.train.tracking import staleness
-from openclaw_rl.types import FinishReason, Policy
+from openclaw_rl.types import FinishReason, JudgedTurn, Policy
 
 Fill = Callable[..., list[str]]
 
@@ -37,6 +39,19 @@ class Picky(ScriptedTrainer):
         )
 
 
+class Undone(Picky):
+    """With `undo`, somebody rolls back to version 0 during the next step."""
+
+    undo: Store | None = None
+
+    def step(self, samples: Sequence[Sample], out: str) -> StepResult:
+        if self.undo is not None:
+            with self.undo.write() as conn:
+                policies.roll_back(conn, to=0, reason="a person said so", at=time.time())
+            self.undo = None
+        return super().step(samples, out)
+
+
 def head_metrics(store: Store) -> Mapping[str, float]:
     with store.read() as conn:
         return policies.head(conn).metrics
@@ -45,7 +60,7 @@ def head_metrics(store: Store) -> Mapping[str, float]:
 @pytest.fixture
 def room(store: Store, builder: Builder, tmp_path: Path) -> TrainRoom:
     train = TrainConfig(batch_min=4, batch_max=8, max_wait=1e9)
-    return TrainRoom(store, Picky(), builder, train, tmp_path / "policies")
+    return TrainRoom(store, Undone(), builder, train, tmp_path / "policies")
 
 
 def test_ages_and_what_was_left_out_are_metrics(store: Store, room: TrainRoom, fill: Fill) -> None:
@@ -95,5 +110,28 @@ def test_too_many_versions_old_is_stale(builder: Builder, judged: Callable[..., 
     assert batch.left["dropped/stale"] == 1
     assert batch.counts["dropped/stale"] == 0
     assert "70 versions ago" in next(iter(batch.dropped.values()))
-    assert staleness(70, batch.samples) == {"staleness/versions": 0.0, "staleness/versions/max": 0.0}
-    assert staleness(70, []) == {}
+    assert staleness(range(71), batch.samples) == {"staleness/versions": 0.0, "staleness/versions/max": 0.0}
+    assert staleness(range(71), []) == {}
+
+
+def test_ages_are_steps_of_the_heads_line(builder: Builder, judged: Callable[..., JudgedTurn], head: Policy) -> None:
+    """The head is 6 on 1 on 0: 2 was rolled back, and 3 to 5 were rejected; the turns were written by 0, 1, 2 and 6."""
+    samples = builder.build([judged(request={"version": v}) for v in (0, 1, 2, 6)], replace(head, version=6)).samples
+    assert staleness([6, 1, 0], samples) == {"staleness/versions": 1.0, "staleness/versions/max": 2.0}
+    assert staleness([1, 0], samples) == {"staleness/versions": 0.25, "staleness/versions/max": 1.0}, "never below 0"
+
+
+def test_what_is_done_over_counts_once(store: Store, room: TrainRoom, fill: Fill) -> None:
+    """The head was rolled back during the step, so nothing was published, and the same turns come again."""
+    fill(store, 4, reply={"finish_reason": FinishReason.LENGTH}, hints=("Be short.",))
+    assert room.turn()
+    cut = {"reply": {"finish_reason": FinishReason.LENGTH}, "hints": ("Be short.",)}
+    fill(store, 4, **cut)
+    trainer = room._trainer
+    assert isinstance(trainer, Undone)
+    trainer.undo = store
+    assert room.turn()
+    assert head_metrics(store) == {}
+    assert room.turn()
+    assert head_metrics(store)["truncated"] == 7, "one of the eight was found too stale before"
+    room.close()

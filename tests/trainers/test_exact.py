@@ -17,7 +17,7 @@ from tests.trainers.conftest import save_tiny
 from transformers import AutoModelForCausalLM, GemmaConfig, GemmaForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from openclaw_rl.config import TrainConfig
-from openclaw_rl.credit import Sample
+from openclaw_rl.credit import Episode, Sample, StepResult
 from openclaw_rl.train.loop import make_method
 from openclaw_rl.trainers import head
 from openclaw_rl.trainers.local import LocalTrainer
@@ -45,6 +45,12 @@ METHODS: dict[str, dict[str, Any]] = {
     "sdpo-mixture": {"method": "sdpo", "topk": 7, "hint_choice": "mixture", "divergence": "jsd", "distill_cap": 1.1},
     "sdft": {"method": "sdft", "topk": 7},
 }
+FURTHER: dict[str, tuple[str, str, dict[str, Any]]] = {  # one family and kind of weights each
+    "groups": ("llama", "lora", {"method": "groups", "group_scale": "std", "group_floor": 0.3}),
+    "cispo": ("gemma", "full", {"method": "binary", "loss": "cispo"}),
+    "gspo": ("llama", "full", {"method": "opd", "loss": "gspo"}),
+    "epochs": ("gemma", "lora", {"method": "combine", "distill": "student_topk", "topk": 4, "epochs": 2}),
+}
 SETTINGS: dict[str, Any] = {
     "max_gap": 99.0,
     "max_batch_gap": 99.0,
@@ -56,6 +62,7 @@ SETTINGS: dict[str, Any] = {
 }
 MEMORY = {"reply_tokens": 6.5, "baseline": {"all": [0.3, 9], "agents": {"a": [0.6, 5], "b": [-0.2, 1]}}}
 BOUNDS = {"low": 0.8, "high": 1.28, "dual": 3.0, "gap_low": 0.5, "gap_high": 5.0}
+OTHER = {"clip": {}, "cispo": {"high": 5.0}, "gspo": {"low": 1 - 3e-4, "high": 1 + 4e-4}}  # bounds of other losses
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +106,14 @@ def session(seed: int, *, rewards: bool = True, hints: bool = True) -> list[Samp
                 version=0,
                 reward=(1.0, -1.0, None)[n % 3] if rewards else None,
                 hinted_prompts=tuple(told),
+                # Rollouts of two steps, two and one of one task; one of one and one of two of another.
+                episode=Episode(
+                    task="tttttuuu"[n],
+                    rollout="aabbcdee"[n],
+                    step=(0, 1, 0, 1, 0, 0, 0, 1)[n],
+                    outcome=(1.0, 1.0, -1.0, -1.0, 0.5, 1.0, -1.0, -1.0)[n],
+                    step_reward=(0.5, None, -0.5, 1.0, 0.0, None, 1.0, 0.0)[n],
+                ),
             )
         )
         history = history if n % 3 else np.concatenate([prompt, response])
@@ -147,12 +162,12 @@ class Reference:
         """(the loss, d loss / d weight for each)."""
         whole = [plain(self._student, s.prompt_ids, s) for s in samples]
         stated = [self._stated(s, all_RV) for s, all_RV in zip(samples, whole, strict=True)]
-        weights = {"binary": self._train.w_binary, "opd": self._train.w_opd}
+        if self._train.method == "groups":
+            self._grouped(samples, stated)
+        weights = {"binary": self._train.w_binary, "opd": self._train.w_opd, "groups": 1.0}
         if self._train.method != "combine":
             weights = dict.fromkeys(weights, 1.0)
-        value, slopes = self._reference.total_loss(
-            stated, weights=weights | {"topk": 0.0}, kl_coef=0.2, average_length=6.5, bounds=BOUNDS
-        )
+        value, slopes = self._valued(stated, weights | {"topk": 0.0})
         followed, bins = self._reference.followed_loss(
             stated,
             kind=self._train.divergence,
@@ -160,6 +175,7 @@ class Reference:
             average_length=6.5,
             gap_low=0.5,
             gap_high=5.0,
+            decoupled=self._train.epochs > 1,
         )
         total = torch.zeros((), dtype=torch.float64)
         for s, all_RV, given, slope, rows in zip(samples, whole, stated, slopes, bins, strict=True):
@@ -167,6 +183,26 @@ class Reference:
             for t, row in enumerate(rows):
                 total = total + (all_RV[t][given["ids"][t]] * weights["opd"] * torch.tensor(row)).sum()
         return value + weights["opd"] * followed, torch.autograd.grad(total, self._parameters)
+
+    def _valued(self, stated: list[dict[str, Any]], weights: dict[str, float]) -> tuple[float, list[list[float]]]:
+        """The loss without targets, and its gradient. A second step starts from the first one's policy, all but."""
+        train, common = self._train, {"weights": weights, "kl_coef": 0.2, "average_length": 6.5}
+        if train.loss == "clip" and train.epochs == 1:
+            return self._reference.total_loss(stated, **common, bounds=BOUNDS)  # type: ignore[no-any-return]
+        given = [s | ({"old": s["logp"]} if train.epochs > 1 else {}) for s in stated]
+        bounds = BOUNDS | OTHER[train.loss]
+        value, slopes, _ = self._reference.corrected_loss(given, **common, kind=train.loss, cap=2.0, **bounds)
+        return value, slopes
+
+    def _grouped(self, samples: list[Sample], stated: list[dict[str, Any]]) -> None:
+        """Add the advantages over all samples."""
+        steps = [
+            {"task": e.task, "rollout": e.rollout, "step": e.step, "outcome": e.outcome, "reward": e.step_reward}
+            for s in samples
+            if (e := s.episode)
+        ]
+        for s, a in zip(stated, self._reference.group_advantages(steps, floor=self._train.group_floor), strict=True):
+            s["advantages"]["groups"] = None if a is None else [a] * len(s["logp"])
 
     def _own(self, all_RV: torch.Tensor, s: Sample) -> torch.Tensor:
         return all_RV.gather(-1, torch.from_numpy(s.response_ids.astype(np.int64))[:, None])[:, 0]
@@ -184,7 +220,7 @@ class Reference:
         by = {"sdpo": "student_topk", "sdft": "teacher_topk"}.get(train.method, train.distill)
         choice = train.hint_choice or ("mixture" if by == "token" else "overlap")
         target, ids = None, None
-        if train.method != "binary" and teachers:
+        if train.method not in ("binary", "groups") and teachers:
             tops = [x.topk(train.topk, -1).indices.tolist() for x in (all_RV, *teachers)]
             if choice == "overlap":
                 number = self._reference.closest_hint(tops[0], tops[1:], s.mask)
@@ -238,9 +274,25 @@ def test_a_step_is_the_plain_one(
         if result.folder is None:
             assert batch in ({"rewards": False}, {"hints": False}), "one of its terms is the only one"
             continue
-        value, gradients = stated.gradients(samples)
-        assert result.metrics["loss/total"] == pytest.approx(value, rel=1e-6, abs=1e-7)  # its terms cancel
         assert result.metrics["masked/gap"] > 0, "some tokens are out of the band"
-        for (where, weight), wanted in zip(made._weights.parameters.items(), gradients, strict=True):
-            assert weight.grad is not None
-            assert (weight.grad - wanted).abs().max() <= 1e-6 * wanted.abs().max(), where
+        agree(result, stated, made, samples)
+
+
+def agree(result: StepResult, stated: Reference, made: LocalTrainer, samples: list[Sample]) -> None:
+    value, gradients = stated.gradients(samples)
+    assert result.metrics["loss/total"] == pytest.approx(value, rel=1e-6, abs=1e-7)  # its terms cancel
+    for (where, weight), wanted in zip(made._weights.parameters.items(), gradients, strict=True):
+        assert weight.grad is not None
+        assert (weight.grad - wanted).abs().max() <= 1e-6 * wanted.abs().max(), where
+
+
+@pytest.mark.parametrize("name", FURTHER)
+def test_groups_other_losses_and_second_steps_are_the_plain_ones(
+    reference: ModuleType, folders: dict[str, str], tmp_path: Path, name: str
+) -> None:
+    family, tuned, own = FURTHER[name]
+    train = TrainConfig(**SETTINGS | own | {"weights": tuned})
+    made = made_double(folders[family], train)
+    stated = Reference(reference, made, folders[family], train)
+    samples = stated.sampled(session(9))
+    agree(made.step(samples, str(tmp_path / "out")), stated, made, samples)

@@ -68,3 +68,39 @@ def test_two_ranks_share_and_agree(tmp_path: Path) -> None:
         "sums": [[3.0] * 3, [5.0] * 3, None],
         "words": "from rank 0",
     }
+
+
+TOGETHER = """
+import json, sys, time, torch
+from openclaw_rl.config import from_flat
+from openclaw_rl.trainers.group import join
+
+store, rank = sys.argv[1], int(sys.argv[2])
+config = from_flat({"model.device": "cpu", "train.launch.timeout": 5.0})
+group = join(config.train, config.model, store=store, rank=rank, size=2)
+both = [group.agree(yes) for yes in (True, rank == 0, False)]
+
+def work(number, weight):
+    if number == 1:
+        raise ValueError("the loss of row 1")
+    return number
+
+group.agree(True)
+try:
+    group.each([2, 2], work, int)
+    raised = ""
+except ValueError as error:
+    raised = str(error)
+if rank == 0:
+    time.sleep(7)  # what came of the step is being written
+words = group.told(b"on" if rank == 0 else None)
+print(json.dumps([both, raised, words.decode()]))
+"""
+
+
+@pytest.mark.timeout(300)
+def test_ranks_agree_raise_together_and_wait_for_the_one_that_writes(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", TOGETHER, str(tmp_path / "store")]
+    started = [subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True) for rank in range(2)]
+    told = [json.loads(process.communicate(timeout=240)[0]) for process in started]
+    assert told == [[[True, False, False], "the loss of row 1", "on"]] * 2

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from openclaw_rl.credit import Sample
 from openclaw_rl.durable import write_folder
 from openclaw_rl.errors import ConfigError, ModelError
+from openclaw_rl.train.gate import refusal
 from openclaw_rl.trainers import checkpoint
 from openclaw_rl.trainers.local import LocalTrainer
 from openclaw_rl.trainers.pack import Row
@@ -238,6 +239,23 @@ def test_a_step_stays_in_its_trust_region(trainer: Make, draw: Draw, tmp_path: P
         assert near["kl/step"] <= 0.01
     assert far["kl/step"] > 0.01, "the control did go further"
     assert near["step/scale"] < 1
+
+
+def test_a_step_that_no_halving_holds_is_refused(trainer: Make, draw: Draw, tmp_path: Path) -> None:
+    """And nothing of it stays, once the trainer stands where it stood: the next step is as if it had not been."""
+    never, held = trainer(learning_rate=3e-2, max_gap=9.0), trainer(learning_rate=3e-2, max_gap=9.0)
+    first = [t.step(draw(t, 0), str(tmp_path / f"{n}")) for n, t in enumerate((never, held))][1]
+    held._train = held._train.model_copy(update={"max_step_kl": 1e-12})
+    metrics = held.step(draw(held, 1), str(tmp_path / "refused")).metrics
+    assert metrics["step/scale"] == 2**-8
+    words = refusal(metrics, grad_norm=1e9, kl=1e9, step_kl=1e-12)
+    assert str(words).startswith("even 0.00391 of the step moves the policy by ")
+    assert refusal(metrics, grad_norm=1e9, kl=1e9, step_kl=metrics["kl/step"]) is None
+    held._train = never._train
+    held.load(folder=first.folder, memory=first.memory)
+    batch = draw(never, 2)
+    digests = {t.step(batch, str(tmp_path / f"next{n}")).digest for n, t in enumerate((never, held))}
+    assert len(digests) == 1
 
 
 def test_a_small_step_is_left_alone(trainer: Make, draw: Draw, tmp_path: Path) -> None:

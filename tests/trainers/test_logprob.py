@@ -60,6 +60,23 @@ def test_gradients_survive_the_chunked_head(trainer: Make) -> None:
         torch.testing.assert_close(whole, chunked, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_added_up_in_float32(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    """A head in three parts, against float64; what a bfloat16 product would give is off by far more."""
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(48, 40, bias=False).to(dtype)
+    hidden_KH = (8 * torch.randn(7, 48)).to(dtype)
+    monkeypatch.setattr(head, "FLOATS", 48 * 16)
+    with torch.no_grad():
+        logits_KV = hidden_KH.double() @ layer.weight.double().T
+        ids_K = logits_KV.argmin(-1)
+        picked = head.select(layer, hidden_KH, ids_K, torch.ones(7))
+        rough_KV = (hidden_KH @ layer.weight.T).double()
+    wanted_K, rough_K = (x.log_softmax(-1).gather(-1, ids_K[:, None])[:, 0] for x in (logits_KV, rough_KV))
+    torch.testing.assert_close(picked.logp.double(), wanted_K, atol=1e-5, rtol=0)
+    assert (rough_K - wanted_K).abs().max() > 1e-3, "rounding would show"
+
+
 def test_prompts_never_reach_the_head(trainer: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     batch, seen = rows(3), []
     passes = Passes(trainer().causal, micro_tokens=10_000)

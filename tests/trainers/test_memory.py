@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from openclaw_rl.credit import Sample
-from openclaw_rl.errors import ModelError
+from openclaw_rl.errors import ModelError, TooLarge
 from openclaw_rl.trainers.local import LocalTrainer
+from openclaw_rl.trainers.memory import Lacking, fitted
 
 Make = Callable[..., LocalTrainer]
 Draw = Callable[..., list[Sample]]
@@ -53,10 +54,43 @@ def test_what_fits_in_no_way_fails_with_what_would_help(trainer: Make, draw: Dra
     made = trainer(micro_tokens=80)
     batch = draw(made, 0)
     bound(made, 3)
-    with pytest.raises(ModelError, match=r"a step of 40 tokens a pass does not fit into memory \(CUDA") as caught:
+    with pytest.raises(TooLarge, match=r"a step of one row a pass does not fit into memory \(CUDA") as caught:
         made.step(batch, str(tmp_path / "policy"))
     assert all(cure in str(caught.value) for cure in CURES)
     assert not list(tmp_path.iterdir())
+    assert made._passes.budget == 80, "what is left of the batch may fit as it was"
+
+
+def test_it_is_halved_until_it_fits(trainer: Make, draw: Draw, tmp_path: Path) -> None:
+    made = trainer(micro_tokens=4096, max_gap=9.0)
+    batch = draw(made, 0)
+    prompts = [(len(ids), len(s.response_ids)) for s in batch for ids in (s.prompt_ids, *s.hinted_prompts)]
+    bound(made, max(map(sum, prompts)))
+    assert made.step(batch, str(tmp_path / "policy")).folder is not None
+
+
+def test_what_fails_on_one_rank_alone_is_not_tried_again() -> None:
+    """The others wait for this one's share of the gradients, and would wait in vain for a whole timeout."""
+    tried = []
+
+    class Two:
+        budget, ranks = 80, 2
+
+        def halve(self) -> int | None:
+            self.budget //= 2
+            return self.budget
+
+    def attempt(error: Exception) -> None:
+        tried.append(error)
+        if len(tried) % 2:
+            raise error
+
+    with pytest.raises(ModelError, match="the step does not fit into memory"):
+        fitted(lambda: attempt(torch.OutOfMemoryError("in add_up")), Two(), lambda: False)
+    assert len(tried) == 1
+    tried.clear()
+    fitted(lambda: attempt(Lacking("a pass, as all ranks know")), Two(), lambda: False)
+    assert len(tried) == 2
 
 
 def test_a_step_that_was_begun_is_not_begun_again(trainer: Make, draw: Draw, tmp_path: Path) -> None:

@@ -13,8 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openclaw_rl.credit import Episode, Sample
+from openclaw_rl.errors import BrokenPolicy
 from openclaw_rl.trainers.fresh import fresh_enough
 from openclaw_rl.trainers.local import LocalTrainer
+from openclaw_rl.trainers.measure import MASKED
 from openclaw_rl.trainers.pack import Row
 
 Make = Callable[..., LocalTrainer]
@@ -47,6 +49,23 @@ def test_the_stalest_turns_go_until_the_batch_is_within_its_bound() -> None:
     assert dropped["b"].endswith("policy being trained, above train.max_batch_gap 0.2")
 
 
+def test_replays_go_before_fresh_turns() -> None:
+    """Fresh turns are kept or left out as if they were alone; of the replays the stalest go."""
+    fresh = [reply("a", [0.4]), reply("b", [0.05])]
+
+    def replays(*gaps: float) -> list[tuple[Sample, torch.Tensor]]:
+        made = [reply(f"r{n}", [gap]) for n, gap in enumerate(gaps)]
+        return [(replace(sample, replay=True), logp) for sample, logp in made]
+
+    bounds = {"max_gap": 0.5, "max_batch_gap": 0.25}
+    assert kept_of(fresh, **bounds)[0] == ["a", "b"]
+    kept, dropped = kept_of([*replays(0.39, 0.39), *fresh], **bounds)
+    assert kept == ["a", "b"]
+    assert dropped["r0"].endswith("above train.max_batch_gap 0.25")
+    assert kept_of([*fresh, *replays(0.4, 0.39, 0.1)], **bounds)[0] == ["a", "b", "r1", "r2"]
+    assert kept_of([*fresh, *replays(0.0), reply("c", [0.45])], **bounds)[0] == ["a", "b", "r0"], "no replay saves c"
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.lists(st.floats(-1, 1, width=32), min_size=1, max_size=6), max_size=8))
 def test_what_is_kept_is_within_both_bounds_and_as_much_as_can_be(gaps: list[list[float]]) -> None:
@@ -63,7 +82,7 @@ def test_what_is_kept_is_within_both_bounds_and_as_much_as_can_be(gaps: list[lis
 
 def test_a_broken_policy_is_not_a_stale_turn() -> None:
     sample, _ = reply("a", [0.0])
-    with pytest.raises(ValueError, match=r"turn a: expected finite log-probabilities.*roll back"):
+    with pytest.raises(BrokenPolicy, match=r"turn a: expected finite log-probabilities.*roll back"):
         fresh_enough([sample], [torch.tensor([float("nan")])], max_gap=0.5, max_batch_gap=0.5)
 
 
@@ -132,6 +151,45 @@ def test_a_batch_of_another_policy_is_left_out(trainer: Make, draw: Draw, tmp_pa
     some = made.step(moved(made, batch, [0.0, 0.0, 0.0, 0.0, 0.8]), str(tmp_path / "some"))
     assert some.metrics["dropped/stale"] == len(some.dropped) == 1
     assert some.metrics["turns"] == 4
+
+
+OPSM = {"sequence_mask": "opsm", "opsm_delta": 0.01, "max_gap": 9.0, "max_batch_gap": 9.0}
+SILENT = """
+def compute_opd_loss(student_logprobs, teacher_logprobs, advantage_mask, clip_ratio):
+    return -(teacher_logprobs - student_logprobs).detach().mean() * student_logprobs.mean()
+"""
+
+
+@pytest.mark.parametrize(
+    ("further", "off"),
+    [
+        ({"sequence_mask": "geometric"}, 0.05),
+        ({"sequence_mask": "geometric", "epochs": 2}, 0.05),
+        (OPSM | {"kl_coef": 0.0}, -0.15),
+        (OPSM, -0.15),  # the KL would pull, but nothing asks for a step
+        ({"max_gap": 9.0, "max_batch_gap": 9.0}, 1.9),  # beyond gap_high
+        ({"loss_path": SILENT, "method": "combine"}, 0.0),  # scores, and no hint for that loss
+    ],
+    ids=["geometric", "epochs", "opsm", "opsm-kl", "band", "plugin"],
+)
+def test_no_step_is_taken_on_nothing(
+    trainer: Make, draw: Draw, tmp_path: Path, further: dict[str, object], off: float
+) -> None:
+    """After a step that left momentum behind: weights and the line's count stay, and turns know why."""
+    if "loss_path" in further:
+        (tmp_path / "loss.py").write_text(str(further["loss_path"]))
+        further = further | {"loss_path": str(tmp_path / "loss.py")}
+    made = trainer(**{"method": "binary", "learning_rate": 1e-3} | further)
+    hint = {"hinted_prompts": (np.arange(3, dtype=np.int32),)}
+    assert made.step(draw(made, 3, 4, reward=-1.0, **hint), str(tmp_path / "0")).folder
+    before = {name: p.detach().clone() for name, p in made.model.named_parameters()}
+    batch = moved(made, draw(made, 4, 4, reward=-1.0, hinted_prompts=()), [off] * 4)
+    result = made.step(batch, str(tmp_path / "1"))
+    assert result.folder is None
+    assert result.dropped == {s.turn: MASKED for s in batch}
+    assert all(p.equal(before[name]) for name, p in made.model.named_parameters())
+    again = made.step(draw(made, 3, 4, reward=-1.0, **hint), str(tmp_path / "2"))
+    assert again.metrics["step"] == 2
 
 
 def in_group(s: Sample, task: str, rollout: str, step: int, outcome: float | None) -> Sample:

@@ -82,6 +82,20 @@ def test_half_of_the_way_back_is_half(dtype: torch.dtype, offload: bool) -> None
     assert standing["w"].tolist() == [1.0] * 4
 
 
+def test_momentum_alone_moves_nothing() -> None:
+    """A gradient of 0, and one that is not wanted, after a step that left momentum behind."""
+    weight, optimizer = one(torch.float32)
+    weight.sum().backward()
+    optimizer.step(RATE, wanted=True)
+    before = weight.detach().clone()
+    for wanted, share in ((True, 0.0), (False, 1.0)):
+        optimizer.zero()
+        (weight * share).sum().backward()
+        assert optimizer.step(RATE, wanted=wanted) == pytest.approx(2 * share)
+    assert weight.equal(before)
+    assert optimizer.steps == 1
+
+
 def test_an_unsound_step_is_none() -> None:
     weight, optimizer = one(torch.bfloat16)
     for wanted, share in ((False, 1.0), (True, float("nan"))):

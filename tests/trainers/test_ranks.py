@@ -23,6 +23,8 @@ from openclaw_rl.digest import digest_of
 from openclaw_rl.errors import ConfigError, RanksGone
 from openclaw_rl.render.model_files import ModelFiles
 from openclaw_rl.run import free_port
+from openclaw_rl.store import loops
+from openclaw_rl.store.db import Store
 from openclaw_rl.train import ranks
 from openclaw_rl.train.line import Listener
 from openclaw_rl.train.loop import make_method
@@ -78,7 +80,7 @@ def weights(folder: str) -> torch.Tensor:
 @pytest.mark.parametrize(
     "how",
     [
-        {"train__launch__shard": True, "train__checkpointing": True},
+        {"train__launch__shard": True, "train__checkpointing": True, "train__max_step_kl": 4.0},
         {"train__weights": "full", "train__learning_rate": 1e-4},
     ],
     ids=["sharded", "full"],
@@ -94,6 +96,7 @@ def test_two_ranks_are_one(how: dict[str, Any], draw: Draw, tmp_path: Path) -> N
         for n, batch in enumerate(given):
             same(done[n], two.step(batch, str(tmp_path / f"two-{n}")))
     assert (weights_of(one) - start).abs().max() > 1e-4, "the steps did something"
+    assert (done[0].metrics["step/scale"] < 1) == ("train__max_step_kl" in how), "and were halved where they have to be"
 
 
 @pytest.mark.timeout(600)
@@ -111,6 +114,37 @@ def test_a_second_machine_lends_its_ranks(draw: Draw, tmp_path: Path) -> None:
             for n, batch in enumerate(given):
                 same(one.step(batch, str(tmp_path / f"one-{n}")), two.step(batch, str(tmp_path / f"two-{n}")))
         assert isinstance(other.exception(timeout=120), RanksGone)
+    (beat,) = signs_of_life(tmp_path / "other")
+    assert (beat.name, beat.note, beat.pid) == ("train", "1 ranks are lent to 127.0.0.1", os.getpid())
+
+
+def signs_of_life(home: Path) -> list[loops.Beat]:
+    store = Store.open(settings(home).store_path)
+    try:
+        with store.read() as conn:
+            return loops.beats(conn)
+    finally:
+        store.close()
+
+
+def test_a_lent_room_beats_while_its_ranks_wait(tmp_path: Path) -> None:
+    """Machine 0 does not come; the supervisor here must see all the same that this room is alive."""
+    where = {"train__launch__nodes": 2, "train__launch__node_rank": 1, "train__launch__master_port": free_port()}
+    config = settings(tmp_path, **where)
+
+    async def some_time() -> list[float]:
+        stop, seen = asyncio.Event(), []
+        room = asyncio.create_task(ranks.lend(config, stop=stop))
+        for _ in range(60):
+            await asyncio.sleep(0.5)
+            seen += [beat.at for beat in signs_of_life(tmp_path)]
+            if len(set(seen)) > 1:
+                break
+        stop.set()
+        await room
+        return seen
+
+    assert len(set(asyncio.run(some_time()))) > 1
 
 
 def flatten(config: Config) -> Iterator[tuple[str, Any]]:

@@ -12,7 +12,7 @@ from openclaw_rl.store import schema as t
 from openclaw_rl.types import Exchange, JudgedTurn, Kind, PolicyState, TurnState
 
 MOST_REJECTED = 2
-"""Uses of one turn by rejected candidates: it is tried once more, and then left alone."""
+"""Rejected candidates that used one turn again: beyond that it is no replay any more."""
 
 
 def line_of(version: int) -> CTE:
@@ -27,13 +27,15 @@ def claimable(
 ) -> list[JudgedTurn]:
     """Fresh judged turns with a signal for the method, oldest first; with both needs either signal suffices.
 
-    Fresh: neither the head nor an ancestor of it used the turn. What beside the head's line was rejected or rolled back
-    may have: it is tried once more, as long as it was used at most `max_uses` times anywhere. A reply that was cut at
-    its token limit has no score that could train, only hints.
+    Fresh: neither the head nor an ancestor of it used the turn. What was rolled back may have, at most `max_uses` times
+    anywhere; and what was rejected, as long as no two of the rejected batches with the turn were of one size: who tries
+    it in ever smaller ones finds out whether it is the turn that is to blame. A reply that was cut at its token limit
+    has no score that could train, only hints.
     """
     line = line_of(head)
     ready = _ready(need_score, need_hint).order_by(t.turns.c.seq).limit(limit)
-    again = ready.where(t.turns.c.uses.between(1, max_uses), *_tried_beside(line), _uses_on(line) == 0)
+    counted = t.turns.c.uses - _uses_by(_rejected()) <= max_uses
+    again = ready.where(t.turns.c.uses >= 1, _beside(line), counted, _uses_on(line) == 0, _narrowed_down())
     return _claimed(conn, [ready.where(t.turns.c.uses == 0), again], limit)
 
 
@@ -55,8 +57,19 @@ def replayable(
     newest = _ready(need_score, need_hint).where(t.turns.c.id.not_in(list(skip)))
     newest = newest.order_by(t.turns.c.seq.desc()).limit(limit)
     once = newest.where(t.turns.c.uses.between(1, max_uses - 1), _uses_on(line) == t.turns.c.uses)
-    tried = newest.where(t.turns.c.uses.between(2, max_uses), *_tried_beside(line))
+    tried = newest.where(t.turns.c.uses.between(2, max_uses), _beside(line), _uses_by(_rejected()) < MOST_REJECTED)
     return _claimed(conn, [once, tried.where(_uses_on(line).between(1, max_uses - 1))], -limit)
+
+
+def rejections(conn: Connection, ids: Collection[str]) -> dict[str, tuple[int, int]]:
+    """Of these turns, those that were rejected: (the last version that was, turns that it used)."""
+    last = select(t.uses.c.turn, func.max(t.uses.c.policy).label("policy")).where(
+        t.uses.c.turn.in_(list(ids)), t.uses.c.policy.in_(_rejected())
+    )
+    found = {row.turn: row.policy for row in conn.execute(last.group_by(t.uses.c.turn))}
+    size = select(t.uses.c.policy, func.count().label("size")).where(t.uses.c.policy.in_(set(found.values())))
+    sizes = {row.policy: row.size for row in conn.execute(size.group_by(t.uses.c.policy))}
+    return {turn: (version, sizes[version]) for turn, version in found.items()}
 
 
 def _ready(need_score: bool, need_hint: bool) -> Select[tuple[int, str]]:
@@ -69,12 +82,24 @@ def _ready(need_score: bool, need_hint: bool) -> Select[tuple[int, str]]:
     )
 
 
-def _tried_beside(line: CTE) -> tuple[ColumnElement[bool], ...]:
-    """The turn was used by a policy that is not on the line, and not rejected too often."""
+def _beside(line: CTE) -> ColumnElement[bool]:
+    """The turn was used by a policy that is not on the line."""
     beside = select(t.policies.c.version).where(t.policies.c.version.not_in(select(line.c.version)))
-    used = select(t.uses.c.turn).where(t.uses.c.policy.in_(beside))
-    rejected = select(t.policies.c.version).where(t.policies.c.state == PolicyState.REJECTED.value)
-    return t.turns.c.id.in_(used), _uses_by(rejected) < MOST_REJECTED
+    return t.turns.c.id.in_(select(t.uses.c.turn).where(t.uses.c.policy.in_(beside)))
+
+
+def _rejected() -> Select[tuple[int]]:
+    return select(t.policies.c.version).where(t.policies.c.state == PolicyState.REJECTED.value)
+
+
+def _narrowed_down() -> ColumnElement[bool]:
+    """No two rejected batches with the turn were of one size."""
+    sizes = select(t.uses.c.policy, func.count().label("size")).where(t.uses.c.policy.in_(_rejected()))
+    sized = sizes.group_by(t.uses.c.policy).cte("sizes")
+    mine = select(func.count() - func.count(sized.c.size.distinct())).select_from(
+        t.uses.join(sized, sized.c.policy == t.uses.c.policy)
+    )
+    return mine.where(t.uses.c.turn == t.turns.c.id).correlate(t.turns).scalar_subquery() == 0
 
 
 def _uses_on(line: CTE) -> ScalarSelect[int]:

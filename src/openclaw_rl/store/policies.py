@@ -9,7 +9,7 @@ from sqlalchemy import Connection, bindparam, func, insert, select, update
 from openclaw_rl.errors import IdentityMismatch, StaleLease
 from openclaw_rl.store import codec, events, leases
 from openclaw_rl.store import schema as t
-from openclaw_rl.store.claims import claimable, line_of, replayable
+from openclaw_rl.store.claims import claimable, line_of, rejections, replayable
 from openclaw_rl.types import Lease, Policy, PolicyState, Use
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "next_version",
     "publish",
     "reject",
+    "rejections",
     "replayable",
     "roll_back",
     "uses",

@@ -11,8 +11,8 @@ NEEDED = ("loss/total", "gradient/norm", "kl", "kl/step")
 def refusal(metrics: Mapping[str, float], *, grad_norm: float, kl: float, step_kl: float) -> str | None:
     """Why these metrics of a step do not pass, in words for a person; None when they do.
 
-    `grad_norm` bounds the norm before clipping; `kl` the mean distance to the base after the step, `step_kl` that of the
-    step itself, which the trainer has halved as often as it does (nats/token).
+    `grad_norm` bounds the norm before clipping; `kl` the mean distance to the base after the step, `step_kl` the length
+    of the step itself, after all the halving that the trainer does (both in nats/token).
     """
     for name in (*NEEDED, *metrics):
         value = metrics.get(name)

@@ -22,7 +22,6 @@ import numpy as np
 
 from openclaw_rl import errors
 from openclaw_rl.credit import Sample, StepResult
-from openclaw_rl.errors import OpenClawError
 
 _HEADER = 8
 _POLL = 0.2  # seconds
@@ -90,12 +89,7 @@ def refused(error: Exception) -> Refused:
 
 def error_of(refusal: Refused) -> Exception:
     """What was raised there, to be raised here: our own errors and `ValueError` as themselves."""
-    if refusal.kind == "ValueError":
-        return ValueError(refusal.message)
-    kind = getattr(errors, refusal.kind, None)
-    if isinstance(kind, type) and issubclass(kind, OpenClawError):
-        return kind(refusal.message)
-    return OpenClawError(f"{refusal.kind}: {refusal.message}")
+    return errors.named(refusal.kind, refusal.message)
 
 
 class Line:

@@ -11,6 +11,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from sqlalchemy import Connection
@@ -19,14 +20,14 @@ from openclaw_rl import methods
 from openclaw_rl.canon import Transience
 from openclaw_rl.config import Config, TrainConfig
 from openclaw_rl.credit import Sample, StepResult
-from openclaw_rl.errors import StaleLease
+from openclaw_rl.errors import StaleLease, TooLarge
 from openclaw_rl.protocols import Trainer
 from openclaw_rl.render.model_files import ModelFiles, identity
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.store import leases, loops, policies, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.standing import standing
-from openclaw_rl.train import folders, ranks
+from openclaw_rl.train import blame, folders, ranks
 from openclaw_rl.train.batch import Builder
 from openclaw_rl.train.checkpoints import Saver, step_of
 from openclaw_rl.train.gate import refusal
@@ -178,6 +179,8 @@ class TrainRoom:
         self._epoch: int | None = None  # of the lease under which the folders were cleaned up
         self._due = 0.0
         self._passed: Counter[str] = Counter()  # turns since the last version, by name of a metric
+        self._retrying = False  # turns of a batch of which nothing came
+        self._hopeless = 0  # turns in a row about which the trainer raised
         self.note = "starting"
         holder = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:6]}"
         self._keeper = LeaseKeeper(store, LEASE, holder, ttl=train.lease, clock=clock)
@@ -197,6 +200,8 @@ class TrainRoom:
         elif not self._store.changed() and time.monotonic() < self._due:
             return False
         self._due = time.monotonic() + LOOK
+        if self._hopeless >= blame.HOPELESS:
+            return False
         head, items = self._claim()
         if is_last(head, self._train):
             self.note = f"train.max_steps {self._train.max_steps} is reached: version {head.version} is the last"
@@ -220,49 +225,47 @@ class TrainRoom:
             self._saver.catch_up()
 
     def _claim(self) -> tuple[Policy, list[JudgedTurn]]:
-        signal = self._builder.signal
         with self._store.read() as conn:
             head = policies.head(conn)
-            return head, policies.claimable(
-                conn,
-                head=head.version,
-                limit=self._train.most,
-                max_uses=self._train.max_uses,
-                need_score=signal.uses_reward,
-                need_hint=signal.uses_hints,
-            )
+            items, self._retrying = blame.claimed(conn, head, self._builder.signal, self._train)
+        return head, items
 
     def _enough(self, items: Sequence[JudgedTurn], usable: int) -> bool:
-        if usable == 0:
-            return False
+        if usable == 0 or self._retrying:
+            return usable > 0
         waited = self._clock() - min(item.verdict.at for item in items)
         return usable >= self._train.least or waited >= self._train.max_wait
 
     def _train_on(self, head: Policy, items: Sequence[JudgedTurn]) -> bool:
         self.note = "making a batch"
         batch = self._builder.build(items, head)
-        self._passed.update(batch.left)
         if batch.dropped:
             self._drop(batch.dropped)
+        self._passed.update(batch.left)
         if not self._enough([i for i in items if i.turn.id not in batch.dropped] or items, len(batch.samples)):
             return bool(batch.dropped)
         if self._standing != head.version:
             self._trainer.load(folder=head.path, memory=head.memory)
             self._replays.forget()
-        self._passed.update(batch.counts)
-        again, replays = self._replays.claim(head, len(batch.samples))
+        again, replays = ([], []) if self._retrying else self._replays.claim(head, len(batch.samples))
+        samples, earlier = [*batch.samples, *replays], {i.turn.id: i.earlier_uses for i in (*items, *again)}
         with self._store.read() as conn:
             version = policies.next_version(conn)
         self.note = f"training version {version} on {number_of_turns(len(batch.samples), len(replays))}"
         self._standing = None  # until it is known what became of the step
-        result = self._trainer.step([*batch.samples, *replays], str(folders.fresh(self._root, version)))
+        try:
+            result = self._trainer.step(samples, str(folders.fresh(self._root, version)))
+        except blame.OF_THE_BATCH as error:
+            self._fail(head, version, samples, earlier, error)
+            return True
+        self._hopeless = 0
         fresh = {s.turn for s in batch.samples}
         if result.folder is None or fresh <= result.dropped.keys():  # replays alone are no reason for a step
             self._pass_over(head, fresh, result)
+            self._passed.update(batch.counts)
             return True
-        earlier = {i.turn.id: i.earlier_uses for i in (*items, *again)}
         try:
-            self._settle(head, version, result, [*batch.samples, *replays], earlier)
+            self._settle(head, version, result, samples, earlier, batch.counts)
         except StaleLease:  # after other failures the folder stays: the commit may have been done
             folders.remove(Path(result.folder))
             raise
@@ -279,17 +282,56 @@ class TrainRoom:
         self._replays.pass_over(result.dropped.keys() - fresh)
         self._drop({turn: result.dropped.get(turn, NO_GRADIENT) for turn in fresh})
 
-    def _settle(
-        self, head: Policy, version: int, result: StepResult, samples: Sequence[Sample], earlier: Mapping[str, int]
+    def _fail(
+        self, head: Policy, version: int, samples: Sequence[Sample], earlier: Mapping[str, int], error: Exception
     ) -> None:
-        """Publish or reject, in one transaction under the lease. Raises `StaleLease`, and nothing was done."""
+        """The trainer has raised: what is too long leaves, else the batch is tried in halves. Raises `StaleLease`."""
+        words = f"it cannot be trained: {type(error).__name__}: {error}"
+        log.error("version %d, %d turns: %s", version, len(samples), words)
+        if isinstance(error, TooLarge):
+            turn = blame.longest(samples)
+            if turn.replay:
+                self._replays.leave(turn.turn)
+                self._due = 0.0  # nothing was committed, and there is work
+            else:
+                self._drop({turn.turn: words})
+            return
+        self._hopeless += (alone := len(samples) == 1)
+        if self._hopeless >= blame.HOPELESS:
+            self.note = f"stands still until it is started again: {self._hopeless} turns, one by one: {words}"
+            log.error("training %s", self.note)
+            return
+        policy = replace(
+            head, version=version, parent=head.version, state=PolicyState.REJECTED, path=None, digest="", metrics={},
+            reason=words, created_at=self._clock(),
+        )  # fmt: skip
+        uses = [Use(policy=version, turn=s.turn, number=earlier[s.turn] + 1) for s in samples]
+        with self._store.write() as conn:
+            policies.reject(conn, self._held(), policy, uses, self._clock())
+            _mark(conn, {samples[0].turn: words} if alone else {})
+
+    def _settle(
+        self,
+        head: Policy,
+        version: int,
+        result: StepResult,
+        samples: Sequence[Sample],
+        earlier: Mapping[str, int],
+        counts: Mapping[str, int],
+    ) -> None:
+        """Publish or reject, in one transaction under the lease. Raises `StaleLease`, and nothing was done.
+
+        `counts`: of the fresh turns, by name of a metric.
+        """
         trained = [s for s in samples if s.turn not in result.dropped]
         left = [s for s in samples if s.turn in result.dropped]
         metrics = dict(result.metrics) | {
             "replays": float(sum(s.replay for s in trained)),
             "replays/passed_over": float(sum(s.replay for s in left)),
         }
-        metrics |= staleness(head.version, trained) | left_out(self._passed, result.metrics)
+        with self._store.read() as conn:
+            metrics |= staleness(policies.lineage(conn, head.version), trained)
+        metrics |= left_out(self._passed + Counter(counts), result.metrics)
         metrics |= self._standing_of(head, int(metrics.get("step", 0)))
         bounds = {"kl": self._train.gate_kl, "step_kl": self._train.max_step_kl}
         reason = refusal(result.metrics, grad_norm=self._train.gate_grad_norm, **bounds)
@@ -312,6 +354,8 @@ class TrainRoom:
         with self._store.write() as conn:
             settle(conn, lease, policy, uses, self._clock())
             _mark(conn, {s.turn: result.dropped[s.turn] for s in left if not s.replay})
+            if reason and len(trained) == 1:
+                _mark(conn, {trained[0].turn: f"a step on it alone was rejected: {reason}"})
         self._replays.pass_over(s.turn for s in left if s.replay)
         self._passed.clear()
         if not reason:

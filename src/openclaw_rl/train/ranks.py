@@ -12,7 +12,7 @@ import contextlib
 import logging
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -22,6 +22,8 @@ from openclaw_rl.config import Config
 from openclaw_rl.credit import Sample, StepResult
 from openclaw_rl.engines import guard
 from openclaw_rl.errors import ConfigError, RanksGone
+from openclaw_rl.store import loops
+from openclaw_rl.store.db import Store
 from openclaw_rl.train import line
 from openclaw_rl.train.line import Done, Listener, Load, Ready, Refused, Step
 
@@ -29,7 +31,7 @@ log = logging.getLogger(__name__)
 LOG = "ranks.log"  # what the ranks write to their standard error
 _TAIL = 25  # lines
 _LAST_WORDS = 5.0  # seconds for the rank that went first to be known
-_LOOK = 0.5  # seconds
+_LOOK = 1.0  # seconds
 _GRACE = 8.0  # seconds between SIGTERM and SIGKILL
 PROGRAM = (sys.executable, "-m", "openclaw_rl.train.rank")
 Start = tuple[list[str], dict[str, str]]
@@ -49,14 +51,17 @@ class Ranks(Protocol):
 
 
 class RankedTrainer:
-    """`protocols.Trainer` over several processes."""
+    """`protocols.Trainer` over several processes. They end with what they refuse, and `load` starts others."""
 
-    def __init__(self, ranks: Ranks) -> None:
-        """Waits until the model is loaded. Raises what loading it raised, or `RanksGone`."""
-        self._ranks = ranks
+    def __init__(self, ranks: Ranks, again: Callable[[], Ranks] | None = None) -> None:
+        """Waits until the model is loaded. Raises what loading it raised, or `RanksGone`. `again`: starts others."""
+        self._ranks, self._again, self._refused = ranks, again, False
         self._told(None)
 
     def load(self, *, folder: str | None, memory: Mapping[str, Any]) -> None:
+        if self._refused and self._again is not None:
+            self._ranks, self._refused = self._again(), False
+            self._told(None)
         self._told(Load(folder, dict(memory)))
 
     def step(self, samples: Sequence[Sample], out: str) -> StepResult:
@@ -73,6 +78,7 @@ class RankedTrainer:
             raise
         if isinstance(answer, Refused):
             self.close()
+            self._refused = True
             raise line.error_of(answer)
         return answer
 
@@ -188,18 +194,23 @@ def _check(config: Config) -> None:
 async def lend(config: Config, *, stop: asyncio.Event) -> None:
     """The room `train` of a further machine: its ranks take part in machine 0's steps.
 
-    Consumes, produces: nothing of the store. Waits for: machine 0. Unblocked by: the end of any rank (`RanksGone`).
+    Consumes: nothing. Produces: signs of life, in this machine's store. Waits for: machine 0.
+    Unblocked by: the end of any rank (`RanksGone`).
     """
     _check(config)
+    master = config.train.launch.master_addr
+    store = await asyncio.to_thread(Store.open, config.store_path)
     processes = Processes(_torchrun(config, None), None, config.logs_dir / LOG)
-    log.info("%d ranks join %s", config.train.ranks, config.train.launch.master_addr)
+    log.info("%d ranks join %s", config.train.ranks, master)
     try:
         while not stop.is_set():
             await asyncio.to_thread(processes.check)
+            await asyncio.to_thread(loops.beat, store, "train", f"{config.train.ranks} ranks are lent to {master}")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), _LOOK)
     finally:
         await asyncio.to_thread(processes.close)
+        store.close()
 
 
 def launched(config: Config) -> RankedTrainer:
@@ -207,13 +218,17 @@ def launched(config: Config) -> RankedTrainer:
     _check(config)
     by = config.train.launch.how
     log.info("starting %d ranks on %d machines (%s)", config.train.ranks, config.train.launch.nodes, by)
-    if by == "ray":
+    return RankedTrainer(_started(config), lambda: _started(config))
+
+
+def _started(config: Config) -> Ranks:
+    if config.train.launch.how == "ray":
         from openclaw_rl.train.ray_ranks import RayRanks
 
         started: Ranks = RayRanks(config)
     else:
         listener = Listener()
-        starts = _torchrun(config, listener) if by == "torchrun" else local(config, listener)
+        starts = _torchrun(config, listener) if config.train.launch.how == "torchrun" else local(config, listener)
         started = Processes(starts, listener, config.logs_dir / LOG)
     atexit.register(started.close)  # a room that ends in peace; when it is killed they notice it themselves
-    return RankedTrainer(started)
+    return started

@@ -36,6 +36,7 @@ class Replays:
     def __init__(self, store: Store, builder: Builder, train: TrainConfig) -> None:
         self._store, self._builder, self._train = store, builder, train
         self._unfit: deque[str] = deque(maxlen=REMEMBERED)
+        self._never: set[str] = set()
 
     def claim(self, head: Policy, fresh: int) -> tuple[list[JudgedTurn], list[Sample]]:
         """What joins `fresh` turns on top of `head`: the turns, and the samples of those that fit."""
@@ -51,7 +52,7 @@ class Replays:
                 max_uses=self._train.max_uses,
                 need_score=signal.uses_reward,
                 need_hint=signal.uses_hints,
-                skip=self._unfit,
+                skip={*self._unfit, *self._never},
             )
         batch = self._builder.build(items, head, replay=True)
         self.pass_over(batch.dropped)
@@ -60,6 +61,10 @@ class Replays:
     def pass_over(self, turns: Iterable[str]) -> None:
         """These turned out to be no good on this line."""
         self._unfit.extend(turn for turn in turns if turn not in self._unfit)
+
+    def leave(self, turn: str) -> None:
+        """It is too long for this device, on whatever line."""
+        self._never.add(turn)
 
     def forget(self) -> None:
         """The trainer stands on another line now."""

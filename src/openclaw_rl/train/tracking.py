@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +54,12 @@ def off_policy(m: Mapping[str, float]) -> str:
     return "; ".join(words)
 
 
-def staleness(head: int, samples: Sequence[Sample]) -> dict[str, float]:
-    """How many versions ago the samples were written, when `head` is trained on them: mean and most."""
-    ages = [head - s.version for s in samples]
+def staleness(line: Collection[int], samples: Sequence[Sample]) -> dict[str, float]:
+    """How many versions of the head's `line` came after those that wrote the samples: mean and most.
+
+    What was rejected or rolled back is no step away from anybody.
+    """
+    ages = [sum(version > s.version for version in line) for s in samples]
     if not ages:
         return {}
     return {"staleness/versions": sum(ages) / len(ages), "staleness/versions/max": float(max(ages))}

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from openclaw_rl.credit import Sample
+from openclaw_rl.errors import BrokenPolicy
 
 
 def fresh_enough(
@@ -23,7 +24,7 @@ def fresh_enough(
     No turn's gap is above `max_gap`. Then, while that of all tokens together is above `max_batch_gap`, the stalest turn
     goes: many turns that are each just bearable are a batch of another policy. Of fresh turns it is asked as if there
     were no replays, which join as far as the bound lets them: they have had their turn, the others have no second one.
-    Raises `ValueError` when the policy itself is broken.
+    Raises `BrokenPolicy` when it is.
     """
     gaps = [_gaps(sample, logp.numpy()) for sample, logp in zip(samples, student, strict=True)]
     means = [float(gap.mean()) if len(gap) else 0.0 for gap in gaps]
@@ -57,9 +58,9 @@ def _why(sample: Sample, gap: str, setting: str, bound: float) -> str:
 
 
 def _gaps(sample: Sample, student: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """|log rho| of the tokens that may train. Raises `ValueError` when the policy itself is broken."""
+    """|log rho| of the tokens that may train. Raises `BrokenPolicy` when it is."""
     if not np.all(np.isfinite(student)):
-        raise ValueError(
+        raise BrokenPolicy(
             f"turn {sample.turn}: expected finite log-probabilities, got {student}. The policy's weights are broken: "
             "roll back to an earlier version."
         )

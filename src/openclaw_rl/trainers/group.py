@@ -16,15 +16,22 @@ import torch
 import torch.distributed as dist
 
 from openclaw_rl.config import ModelConfig, TrainConfig
-from openclaw_rl.errors import ModelError
+from openclaw_rl.errors import ModelError, OpenClawError, named
 from openclaw_rl.trainers import sharding
-from openclaw_rl.trainers.memory import CURE
+from openclaw_rl.trainers.memory import CURE, Lacking
 from openclaw_rl.trainers.world import dealt
 
 _T = TypeVar("_T")
 log = logging.getLogger(__name__)
 _START = 1800.0  # seconds in which every rank must have come and loaded the model
 _BUCKET = 2**24  # elements that are added up in one call
+
+
+class _Failed(msgspec.Struct, frozen=True):
+    """What was raised on a rank; of no kind: a pass that does not fit."""
+
+    kind: str
+    message: str
 
 
 class Group:
@@ -38,24 +45,29 @@ class Group:
         # Words and tensors apart: a rank that failed within a pass must not answer where others exchange results.
         timeout = timedelta(seconds=train.launch.timeout)
         self._talk = dist.new_group(backend="gloo", timeout=timeout)
+        # Rank 0 alone writes what came of a step; meanwhile the others wait for its next word.
+        self._words = dist.new_group(backend="gloo", timeout=timeout + timedelta(seconds=_START))
         self._data = dist.new_group(backend="nccl" if cuda else "gloo", timeout=timeout)
 
     def each(self, costs: Sequence[int], work: Callable[[int, float], _T], kind: type[_T]) -> list[_T]:
         hands = dealt(costs, self.size)
-        own: list[_T] | None
+        own: list[_T] | _Failed
         if self._sharded:
             own = self._in_step(hands, costs, work)
         else:
             try:
                 own = [work(number, 1.0) for number in hands[self.rank]]
             except torch.OutOfMemoryError as error:
-                own = None
+                own = _Failed("", f"a pass does not fit into the memory of rank {self.rank}")
                 log.warning("rank %d: a pass does not fit into memory (%s)", self.rank, error)
-        told = msgspec.msgpack.Decoder(list[kind] | None, dec_hook=_plain)  # type: ignore[valid-type]
+            except (OpenClawError, ValueError) as error:  # of one row or the owner's code: the others have not met it
+                own = _Failed(type(error).__name__, str(error))
+        told = msgspec.msgpack.Decoder(list[kind] | _Failed, dec_hook=_plain)  # type: ignore[valid-type]
         found = [told.decode(raw) for raw in self._gathered(msgspec.msgpack.encode(own, enc_hook=_packed))]
-        if lacking := [rank for rank, done in enumerate(found) if done is None]:  # all of us try again, or none does
-            raise torch.OutOfMemoryError(f"a pass does not fit into the memory of rank {lacking[0]}")
-        out = {n: one for hand, done in zip(hands, found, strict=True) for n, one in zip(hand, done or (), strict=True)}
+        if failed := [done for done in found if isinstance(done, _Failed)]:  # all of us raise the same
+            first = max(failed, key=lambda failure: failure.kind != "")
+            raise named(first.kind, first.message) if first.kind else Lacking(first.message)
+        out = {n: one for hand, done in zip(hands, found, strict=True) for n, one in zip(hand, done, strict=True)}
         return [out[number] for number in range(len(costs))]
 
     def _in_step(
@@ -84,6 +96,11 @@ class Group:
             for tensor, total in zip(bucket, torch.split(flat, [t.numel() for t in bucket]), strict=True):
                 tensor.grad = total.view_as(tensor).clone()
 
+    def agree(self, yes: bool) -> bool:
+        every = torch.tensor([yes], dtype=torch.uint8)
+        dist.all_reduce(every, op=dist.ReduceOp.MIN)  # as long as loading a model takes any of them
+        return bool(every.item())
+
     def placed(self, path: str, model: ModelConfig) -> ModelConfig:
         if not self._cuda:
             return model
@@ -102,11 +119,11 @@ class Group:
         dist.all_reduce(torch.zeros(1))
 
     def told(self, raw: bytes | None) -> bytes:
-        """What rank 0 gives, on every rank."""
+        """What rank 0 gives, on every rank; longer than others it may be busy with what it alone does."""
         size = torch.tensor([0 if raw is None else len(raw)])
-        dist.broadcast(size, 0, group=self._talk)
+        dist.broadcast(size, 0, group=self._words)
         body = torch.empty(int(size), dtype=torch.uint8) if raw is None else _bytes(raw)
-        dist.broadcast(body, 0, group=self._talk)
+        dist.broadcast(body, 0, group=self._words)
         return body.numpy().tobytes()
 
     def _gathered(self, raw: bytes) -> list[bytes]:

@@ -117,7 +117,7 @@ def _chosen(logits_CV: torch.Tensor, wanted_CN: torch.Tensor, top: int
 
 
 def _logits(hidden_CH: torch.Tensor, weight_VH: torch.Tensor, temperature_C: torch.Tensor) -> torch.Tensor:
-    """[C, V] in float32 at least, half-precision products included: rounded sums would be off by hundredths of a nat."""
+    """[C, V] in float32 at least, of half-precision products, too: sums rounded to theirs are off by hundredths."""
     wide = torch.promote_types(hidden_CH.dtype, torch.float32)
     if hidden_CH.dtype is wide:
         logits_CV = torch.mm(hidden_CH, weight_VH.T)
@@ -129,7 +129,7 @@ def _logits(hidden_CH: torch.Tensor, weight_VH: torch.Tensor, temperature_C: tor
 
 
 def _widened(hidden_CH: torch.Tensor, weight_VH: torch.Tensor) -> torch.Tensor:
-    """[C, V] where a product gives no wider type than it is given: the head goes to that of `hidden_CH` part by part."""
+    """[C, V] where a product is of the type of its factors: the head takes that of `hidden_CH`, part by part."""
     logits_CV = hidden_CH.new_empty(len(hidden_CH), len(weight_VH))
     size = max(1, FLOATS // weight_VH.shape[1])
     for at in range(0, len(weight_VH), size):

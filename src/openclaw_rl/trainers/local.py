@@ -100,17 +100,10 @@ class LocalTrainer:
     def step(self, samples: Sequence[Sample], out: str) -> StepResult:
         """See `protocols.Trainer`. A step that is not finite leaves the weights as they were; the gate rejects it.
 
-        Raises `ModelError` when it does not fit into memory, not even with half of the tokens in a pass.
+        Raises `TooLarge` when it does not fit into memory, not even with one row in a pass.
         """
         taken = self._optimizer.steps
-        return memory.fitted(lambda: self._step(samples, out), lambda: self._halve(taken))
-
-    def _halve(self, taken: int) -> int | None:
-        """Half of the tokens in a pass; None when the optimizer has begun a step, which nothing takes back."""
-        if self._optimizer.steps != taken:
-            return None
-        self._passes.budget = max(1, self._passes.budget // 2)
-        return self._passes.budget
+        return memory.fitted(lambda: self._step(samples, out), self._passes, lambda: self._optimizer.steps != taken)
 
     def _step(self, samples: Sequence[Sample], out: str) -> StepResult:
         started = time.perf_counter()
@@ -128,7 +121,8 @@ class LocalTrainer:
         epochs = self._descend(batch, terms, members, reply_tokens.read(lengths), speed)
         if why := why_idle(epochs):
             return self._none(batch, members, why, passed, dropped)
-        metrics = told(epochs, terms) | self._held_back(batch, members, standing) | self._sight.teacher_follows(batch.samples)
+        metrics = told(epochs, terms) | self._held_back(batch, members, standing)
+        metrics |= self._sight.teacher_follows(batch.samples)
         first = [i for i in members if not batch.samples[i].replay]  # averages count each turn once
         updated = reply_tokens.updated(batch.tokens(first))
         self._memory = self._method.remember([batch.samples[i] for i in first], updated)

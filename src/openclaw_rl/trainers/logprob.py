@@ -49,18 +49,22 @@ class Passes:
         self._own = model.config._attn_implementation
         self._together = _together(model.config.get_text_config())
         self._growing = [m for m in model.modules() if getattr(m, "rope_type", None) == "dynamic"]
-        self.flex = model.device.type == "cuda" if flex is None else flex
+        self._most = 1  # rows in one pass since the budget was halved
+        self.flex = self._world.agree(model.device.type == "cuda" if flex is None else flex)
         self.shares = self._try_tree()
 
     def _try_tree(self) -> bool:
-        """A tree must give what its rows give; what fails is named in the log, and the next best way is tried."""
+        """A tree must give what its rows give; what fails is named in the log, and the next best way is tried.
+
+        On every rank: a tree on one and rows on another would be other passes, which they make in step.
+        """
         text = self._model.config.get_text_config()
         if getattr(text, "attention_chunk_size", None):
             return self._go_padded("its layers attend in chunks")
         rows = _trial_rows(text)
         with torch.no_grad():
             padded = torch.cat([self._padded([row]).pick().logp for row in rows])
-        why = self._why_not(rows, padded)
+        why = self._agreed(self._why_not(rows, padded))
         if why and self.flex:
             log.warning(
                 "%s: FlexAttention does not work here, attention goes segment by segment, which is slower (%s)",
@@ -68,8 +72,12 @@ class Passes:
                 why,
             )
             self.flex = False
-            why = self._why_not(rows, padded)
+            why = self._agreed(self._why_not(rows, padded))
         return self._go_padded(why) if why else True
+
+    def _agreed(self, why: str | None) -> str | None:
+        """What speaks against it on any rank."""
+        return None if self._world.agree(why is None) else why or "it does not work on another rank"
 
     @torch.no_grad()
     def _why_not(self, rows: Sequence[Row], padded_K: torch.Tensor) -> str | None:
@@ -105,7 +113,16 @@ class Passes:
         parts = min(self._parts, len(rows))
         cuts = [len(rows) * part // parts for part in range(parts + 1)] if rows else []
         out = [group for a, b in pairwise(cuts) for group in self._grouped(rows, range(a, b))]
-        return cut(out, [row.length for row in rows], self._world.size)
+        out = cut(out, [row.length for row in rows], self._world.size)
+        self._most = max([self._most, *map(len, out)])
+        return out
+
+    def halve(self) -> int | None:
+        """Half of the tokens in a pass; None, and nothing has changed, when all since then were of one row each."""
+        if self._most < 2 or self.budget < 2:
+            return None
+        self.budget, self._most = self.budget // 2, 1
+        return self.budget
 
     def _grouped(self, rows: Sequence[Row], numbers: Sequence[int]) -> list[list[int]]:
         alone = [[i] for i in numbers if rows[i].length > self._together]

@@ -215,7 +215,7 @@ def batch_loss(
     # In the decoupled form the same two factors as above: a token that engine and trainer see differently stays capped.
     penalty_K = k2(logp_K, base_K, seen.weight_K * seen.step_K)
     penalty = _masked_sum(penalty_K, anywhere_K & seen.band_K & seen.steady_K) / kl_denominator
-    counts |= {"live": int(moving_K.sum())}  # in any term, and asking for a change; the KL alone is no reason for a step
+    counts |= {"live": int(moving_K.sum())}  # that ask for a change; KL alone is no reason for a step
     return Loss(total=total + kl_coef * penalty, parts=parts | {"kl": penalty.item()}, counts=counts)
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 
-from openclaw_rl.errors import ModelError
+from openclaw_rl.errors import ModelError, TooLarge
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -19,24 +19,43 @@ CURE = (
 )
 
 
-def fitted(attempt: Callable[[], _T], halve: Callable[[], int | None]) -> _T:
-    """What `attempt` gives; once more with half of the tokens in a pass, where the first time did not fit.
+class Lacking(torch.OutOfMemoryError):
+    """A pass did not fit on some rank, and every rank knows it: all of them may try again."""
 
-    `halve`: takes half of them and says how many are left, None where a second attempt could not start from where the
-    first one did. Raises `ModelError` that names what would make it fit.
+
+class Divisible(Protocol):
+    """Passes that can be made smaller."""
+
+    budget: int  # tokens of a pass
+
+    @property
+    def ranks(self) -> int: ...
+
+    def halve(self) -> int | None:
+        """Half of the budget; None, and nothing has changed, when each row had a pass of its own already."""
+        ...
+
+
+def fitted(attempt: Callable[[], _T], passes: Divisible, begun: Callable[[], bool]) -> _T:
+    """What `attempt` gives; where it does not fit, with half of the tokens in a pass, and again, down to one row.
+
+    `begun`: whether another attempt could not start from where the first one did. Raises `TooLarge` when one row does
+    not fit (the passes are then as large again as they were: it was not them), `ModelError` when nothing can be tried
+    again; both name what would make it fit.
     """
-    try:
-        return attempt()
-    except torch.OutOfMemoryError as error:
-        why, tokens = str(error), halve()
-    if tokens is None:
-        raise ModelError(f"the step does not fit into memory ({why}). {CURE}")
-    _collect()  # only now: what was raised has held the first attempt's tensors until here
-    log.error("a step does not fit into memory (%s). Trying passes of %d tokens instead. %s", why, tokens, CURE)
-    try:
-        return attempt()
-    except torch.OutOfMemoryError as error:
-        raise ModelError(f"a step of {tokens} tokens a pass does not fit into memory ({error}). {CURE}") from error
+    before = passes.budget
+    while True:
+        try:
+            return attempt()
+        except torch.OutOfMemoryError as error:
+            why, alone = str(error), passes.ranks > 1 and not isinstance(error, Lacking)
+        if alone or begun():  # the other ranks know nothing of what failed here alone
+            raise ModelError(f"the step does not fit into memory ({why}). {CURE}")
+        if (tokens := passes.halve()) is None:
+            passes.budget = before
+            raise TooLarge(f"a step of one row a pass does not fit into memory ({why}). {CURE}")
+        _collect()  # only now: what was raised has held the attempt's tensors until here
+        log.error("a step does not fit into memory (%s). Trying passes of %d tokens instead. %s", why, tokens, CURE)
 
 
 def _collect() -> None:

@@ -38,6 +38,10 @@ class World(Protocol):
         """Their gradients become the sums over all ranks."""
         ...
 
+    def agree(self, yes: bool) -> bool:
+        """Whether every rank says yes."""
+        ...
+
     def placed(self, path: str, model: ModelConfig) -> ModelConfig:
         """The settings with the device, and the precision, in which this rank loads the model at `path`."""
         ...
@@ -57,6 +61,9 @@ class Alone:
 
     def add_up(self, tensors: Iterable[torch.Tensor]) -> None:
         return
+
+    def agree(self, yes: bool) -> bool:
+        return yes
 
     def placed(self, path: str, model: ModelConfig) -> ModelConfig:
         return model

@@ -1,0 +1,18 @@
+# By choice: everything works without it. Build: docker build -t openclaw-rl .
+# Run: docker run -p 127.0.0.1:8000:8000 -v openclaw-rl:/home/openclaw/.openclaw-rl openclaw-rl
+FROM python:3.11-slim
+
+RUN useradd --create-home openclaw
+WORKDIR /app
+COPY pyproject.toml README.md LICENSE ./
+COPY src ./src
+RUN pip install --no-cache-dir ".[local]"
+
+# The folder is there before the volume is, so that the volume belongs to this user.
+USER openclaw
+RUN mkdir -m 700 /home/openclaw/.openclaw-rl
+
+# Inside of a container the loopback address is reached by nobody; which addresses reach it, `-p` says.
+EXPOSE 8000
+ENTRYPOINT ["openclaw-rl"]
+CMD ["up", "--host", "0.0.0.0"]

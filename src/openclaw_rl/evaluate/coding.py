@@ -1,0 +1,63 @@
+"""A function that a model wrote, run on cases: in a process of its own with limits. It is no sandbox.
+
+The process gives back what the function returned; whether that is right is decided here, so no printed word counts.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+SECONDS = 5.0
+_RUNNER = """
+import json, os, resource, sys
+given = json.load(sys.stdin)
+out = os.fdopen(os.dup(1), "w")
+os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+resource.setrlimit(resource.RLIMIT_CPU, (given["seconds"],) * 2)
+resource.setrlimit(resource.RLIMIT_AS, (2**29,) * 2)
+resource.setrlimit(resource.RLIMIT_FSIZE, (2**20,) * 2)
+space = {"__name__": "reply"}
+exec(compile(given["code"], "reply", "exec"), space)
+got = [space[given["name"]](*arguments) for arguments in given["cases"]]
+out.write(json.dumps(got))
+out.flush()
+"""
+
+
+def check(code: str, name: str, cases: Sequence[tuple[Sequence[Any], Any]]) -> str | None:
+    """None where `name` of `code` gives what each case (arguments, result) says, of the same type; else why not."""
+    given = {"code": code, "name": name, "cases": [list(c) for c, _ in cases], "seconds": int(SECONDS)}
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            done = subprocess.run(
+                [sys.executable, "-I", "-c", _RUNNER],
+                input=json.dumps(given),
+                cwd=folder,
+                env={},
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=2 * SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return f"it took more than {2 * SECONDS:g} s"
+    if done.returncode:
+        return (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1][:300]
+    return _compare(done.stdout, name, cases)
+
+
+def _compare(said: str, name: str, cases: Sequence[tuple[Sequence[Any], Any]]) -> str | None:
+    try:
+        got = json.loads(said)
+    except ValueError:
+        return "it gave back nothing"
+    for (arguments, expected), result in zip(cases, got, strict=True):
+        if result != expected or isinstance(result, bool) != isinstance(expected, bool):
+            return f"{name}{tuple(arguments)}: expected {expected!r}, got {result!r}"
+    return None

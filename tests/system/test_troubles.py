@@ -1,0 +1,276 @@
+"""Each trouble: provoked through real parts, named from store, metrics and logs, with settings that can be set."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.store import world
+from tests.system.test_words import run
+
+from openclaw_rl import canon, troubles
+from openclaw_rl.collect.loop import Collector
+from openclaw_rl.config import Config, TrackConfig, from_flat, load_all
+from openclaw_rl.errors import OpenClawError
+from openclaw_rl.judge.votes import majority
+from openclaw_rl.observe import setup_logging
+from openclaw_rl.run import Supervisor, prepare_home
+from openclaw_rl.signs import RECENT
+from openclaw_rl.store import exchanges, loops, policies, turns
+from openclaw_rl.store.db import Store
+from openclaw_rl.train.gate import refusal
+from openclaw_rl.train.tracking import Tracker
+from openclaw_rl.trainers.memory import fitted
+from openclaw_rl.troubles import Trouble
+from openclaw_rl.types import Policy, PolicyState, Vote
+
+NOW = 1000.0  # seconds; the world's turns were judged at 13
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = Store.open(tmp_path / "store.db")
+    with opened.write() as conn:
+        policies.ensure_root(conn, base="base", identity="i", at=1.0)
+    yield opened
+    opened.close()
+
+
+def seen(store: Store, settings: dict[str, Any] | None = None, now: float = NOW) -> dict[str, Trouble]:
+    """By name. Whatever cures them can be set, and is not set yet."""
+    config = home(store, settings)
+    with store.read() as conn:
+        named = {trouble.name: trouble for trouble in troubles.found(config, conn, now)}
+    for trouble in named.values():
+        changed(config, trouble)
+    return named
+
+
+def home(store: Store, settings: dict[str, Any] | None = None) -> Config:
+    return from_flat({"home": str(store.path.parent)} | (settings or {}))
+
+
+def changed(config: Config, trouble: Trouble) -> None:
+    needed = ["judge.base_url=http://127.0.0.1:9/v1", "judge.model=some"] if "judge.kind" in trouble.settings else []
+    sets = (*needed, *(f"{key}={troubles._word(value)}" for key, value in trouble.settings.items()))
+    cured = load_all(sets=sets, environ={}).config
+    for key in trouble.settings:
+        before, after = config, cured
+        for part in key.split("."):
+            before, after = getattr(before, part), getattr(after, part)
+        assert after != before, key
+
+
+@contextmanager
+def logs_of(room: str, config: Config) -> Iterator[None]:
+    """The log of that room, as its process sets it up."""
+    setup_logging(room, config.logs_dir)
+    try:
+        yield
+    finally:
+        setup_logging(room, None)
+        logging.getLogger("openclaw_rl").propagate = True
+
+
+def steps(store: Store, *told: tuple[float, float, float]) -> None:
+    """(seconds since the epoch, seconds that the step took, gradient norm) of each, past the real gate."""
+    tracker = Tracker(TrackConfig(), home(store).logs_dir, run="r", settings={})
+    for version, (at, seconds, norm) in enumerate(told, 1):
+        metrics = {"loss/total": 0.1, "kl": 0.1, "kl/step": 0.001, "gradient/norm": norm}
+        reason = refusal(metrics, grad_norm=100.0, kl=5.0, step_kl=0.003)
+        state = PolicyState.REJECTED if reason else PolicyState.LIVE
+        policy = Policy(
+            version=version, parent=0, state=state, path=None, digest="", base="b", identity="i", created_at=at
+        )
+        tracker.tell(policy, metrics | {"seconds": seconds}, [])
+
+
+def voted(store: Store, *scores: int, count: int = 10) -> None:
+    with store.write() as conn:
+        for n in range(count):
+            world.serve(conn, f"v{n}")
+            world.close(conn, f"v{n}")
+            votes = [Vote(score=score) for score in scores]
+            score, reason = majority(votes, 0.5)
+            turns.add_verdict(conn, world.verdict(f"v{n}", score=score, votes=tuple(votes), reason=reason))
+
+
+def test_a_home_that_is_well_has_none(store: Store) -> None:
+    with store.write() as conn:
+        for n in range(20):
+            world.judged(conn, f"t{n}", score=1 - 2 * (n % 2))
+    steps(store, *((float(n), 1.0, 1.0) for n in range(10)))
+    assert seen(store) == {}
+
+
+class Rows:
+    """Passes of two rows: they can be halved once."""
+
+    budget, ranks = 128, 1
+
+    def halve(self) -> int | None:
+        self.budget //= 2
+        return self.budget if self.budget == 64 else None
+
+
+def test_out_of_memory(store: Store) -> None:
+    def too_much() -> None:
+        raise torch.OutOfMemoryError("Tried to allocate 2.00 GiB")
+
+    with logs_of("train", home(store)), pytest.raises(OpenClawError, match="does not fit into memory"):
+        fitted(too_much, Rows(), lambda: False)
+    trouble = seen(store, now=time.time())["out of memory"]
+    assert "does not fit into memory" in trouble.seen
+    assert list(trouble.settings)[:2] == ["train.checkpointing", "train.micro_tokens"]
+    further = {"train.checkpointing": True, "train.offload_optimizer": True}
+    assert not further.keys() & seen(store, further, time.time())["out of memory"].settings.keys()
+    assert seen(store, now=time.time() + RECENT + 60) == {}
+
+
+def test_a_judge_that_falls_behind(store: Store) -> None:
+    with store.write() as conn:
+        for n in range(17):
+            world.serve(conn, f"t{n}")
+            world.close(conn, f"t{n}")
+    trouble = seen(store)["the judge falls behind"]
+    assert "17 turns without a verdict, the first for 988 s" in trouble.seen
+    assert seen(store, dict(trouble.settings)) == {}
+
+
+def test_a_trainer_that_falls_behind(store: Store) -> None:
+    with store.write() as conn:
+        for n in range(32):
+            world.judged(conn, f"t{n}")
+    trouble = seen(store)["the trainer falls behind"]
+    assert trouble.seen.startswith("32 turns to train on, a step takes at most 16")
+    assert seen(store, dict(trouble.settings)) == {}
+    assert seen(store, {"train.method": "opd"}) == {}, "a method that learns from hints waits for none of these"
+
+
+def test_slow_collection(store: Store) -> None:
+    steps(store, (0, 1, 1), (100, 1, 1), (200, 1, 1))
+    loops.beat(store, "train", "waiting for turns: 0 of 2")
+    assert seen(store) == {}, "nobody is told to talk faster"
+    trouble = seen(store, {"data.rollout_dir": "/somewhere"})["slow collection"]
+    assert "at work 1% of the time" in trouble.seen
+    assert trouble.settings == {"rollout.workers": 4}
+
+
+def test_scores_collapsed_near_the_middle(store: Store) -> None:
+    with store.write() as conn:
+        for n in range(10):
+            world.judged(conn, f"t{n}", score=0)
+    name = "scores collapsed near the middle"
+    assert seen(store)[name].settings == {"judge.kind": "llm"}
+    plugin = seen(store, {"judge.kind": "plugin", "judge.plugin_path": "x.py"})[name].settings
+    assert plugin == pytest.approx({"judge.reward_low": 0.45, "judge.reward_high": 0.55})
+
+
+def test_reactions_without_words(store: Store) -> None:
+    with store.write() as conn:
+        for n in range(10):
+            world.serve(conn, f"t{n}")
+            world.close(conn, f"t{n}", words="")
+            assert turns.add_verdict(conn, world.verdict(f"t{n}", score=None))
+    assert "10 of the reactions have no words" in seen(store)["scores collapsed near the middle"].seen
+
+
+def test_judges_that_disagree(store: Store) -> None:
+    voted(store, 1, 1, -1)
+    trouble = seen(store)["judges disagree"]
+    assert "67% of a turn's votes, over 10 turns" in trouble.seen
+    assert trouble.settings == {"judge.num_judges": 5, "judge.consensus_threshold": 0.6}
+    narrow = [Vote(score=s) for s in (1, 1, 1, -1, -1)]
+    assert majority(narrow, 0.5)[0] == 1
+    assert majority(narrow, float(trouble.settings["judge.consensus_threshold"]))[0] is None, "it trains nothing now"
+
+
+def test_votes_that_tie_want_more_votes(store: Store) -> None:
+    voted(store, 1, -1)
+    assert seen(store, {"judge.kind": "llm", "judge.base_url": "http://127.0.0.1:9/v1", "judge.model": "m"})[
+        "scores collapsed near the middle"
+    ].settings == {"judge.num_judges": 5}
+
+
+@pytest.mark.parametrize("norms", [(1, 1, 200, 300), (1, 1, 1, 1, 30)])
+def test_unstable_training(store: Store, norms: Sequence[float]) -> None:
+    steps(store, *((float(n), 1.0, norm) for n, norm in enumerate(norms)))
+    settings = seen(store, {"train.weights": "full"})["unstable training"].settings
+    assert settings["train.learning_rate"] == 5e-7
+    assert seen(store)["unstable training"].settings["train.learning_rate"] == pytest.approx(5e-4)
+    assert (settings["train.clip_grad"], settings["train.clip_low"], settings["train.clip_high"]) == (0.5, 0.9, 1.1)
+
+
+@pytest.mark.parametrize(("answer", "lost"), [("Something else.", True), (world.WORDS, False)])
+def test_wrong_session_tracking(store: Store, answer: str, lost: bool) -> None:
+    """A client that changes what it was answered before it sends it back."""
+    with store.write() as conn:
+        for n in range(10):
+            world.serve(conn, f"t{n}")
+            said = [*world.request(f"t{n}").messages, {"role": "assistant", "content": answer}]
+            said.append({"role": "user", "content": "And now?"})
+            marks = canon.marks(said, world.KEY, world.NOTHING)
+            again = world.request(f"u{n}", messages=said, marks=marks, admitted_at=12.0)
+            exchanges.admit(conn, [again])
+            exchanges.finish(conn, [world.reply(again, finished_at=13.0)])
+    Collector(store, home(store).collect).step()
+    found = seen(store, now=20.0)
+    assert ("wrong session tracking" in found) == lost
+    if lost:
+        assert found["wrong session tracking"].seen.startswith("10 of the newest 20 turns: no reply in its history")
+
+
+def test_a_client_that_sends_no_history(store: Store) -> None:
+    with store.write() as conn:
+        for n in range(20):
+            world.serve(conn, f"t{n}")
+    Collector(store, home(store).collect).step()
+    assert "goes on from an earlier one" in seen(store)["wrong session tracking"].seen
+
+
+def test_an_engine_that_does_not_start(store: Store) -> None:
+    """The real room, without the program that it is to start."""
+    settings = {"engine.backend": "sglang", "run.deaths": 2}
+    config = home(store, settings)
+    prepare_home(config)
+    with logs_of("supervisor", config), pytest.raises(OpenClawError, match="engine died 2 times"):
+        asyncio.run(Supervisor(config, ["engine"], echo=False).run(asyncio.Event()))
+    trouble = seen(store, settings, now=time.time())["the sglang engine does not start"]
+    assert "sglang is not installed" in trouble.seen
+    assert trouble.settings == {"engine.backend": "vllm"}
+
+
+def test_a_ray_head_that_does_not_answer(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound and deaf: nobody else answers there
+        port = taken.getsockname()[1]
+        config = home(store, {"train.ranks": 2, "train.launch.by": "ray", "train.launch.ray": f"127.0.0.1:{port}"})
+        assert not troubles.show(config, None)
+    said = capsys.readouterr().out
+    assert f"no head answers at 127.0.0.1:{port}" in said
+    assert "--set train.launch.by=local" in said
+    assert "ray start --head" in said
+    assert troubles.show(home(store), None)
+
+
+def test_the_commands_name_them(store: Store) -> None:
+    with store.write() as conn:
+        for n in range(10):
+            world.judged(conn, f"t{n}", score=0)
+    where = ("--home", str(store.path.parent))
+    status = run("status", *where).stdout
+    assert "troubles: scores collapsed near the middle" in " ".join(status.split())
+    assert json.loads(run("status", *where, "--json").stdout)["troubles"] == ["scores collapsed near the middle"]
+    done = run("doctor", "--troubles", *where)
+    assert done.returncode == 1
+    assert "cure    --set judge.kind=llm" in done.stdout
+    assert run("doctor", "--troubles", "--home", str(store.path.parent / "none")).returncode == 0

@@ -1,0 +1,56 @@
+"""SKILL.md declares everything that is read, written, run or sent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from openclaw_rl.config import known_keys
+from openclaw_rl.spellings import ARGUMENTS, SPELLINGS
+
+ROOT = Path(__file__).parents[1]
+PLACES = ("_path", "_dir", ".path", ".resume", ".tokenizer", ".python")
+
+
+def declared(part: Any) -> set[str]:
+    """Every word of a part of the head, keys included."""
+    if isinstance(part, dict):
+        return set(part) | {word for value in part.values() for word in declared(value)}
+    return {word for value in part for word in declared(value)} if isinstance(part, list) else {str(part)}
+
+
+def head() -> dict[str, Any]:
+    _, text, _ = (ROOT / "SKILL.md").read_text(encoding="utf-8").split("---\n", 2)
+    read = yaml.safe_load(text)
+    assert isinstance(read, dict)
+    return read
+
+
+def test_the_head_says_what_it_is() -> None:
+    assert head()["name"] == "openclaw-rl"
+    assert len(head()["triggers"]) >= 3
+    assert head()["description"]
+
+
+def test_every_variable_is_declared_and_none_that_means_nothing() -> None:
+    understood = {s.name for s in SPELLINGS if s.form == "environment" and not s.refused} | set(ARGUMENTS)
+    named = {word for word in declared(head()["variables"]) if word.isupper()}
+    assert named == understood
+
+
+def test_every_place_is_declared() -> None:
+    places = {key for key in known_keys() if key.endswith(PLACES)}
+    assert places | {"home"} == declared(head()["paths"]) & {*known_keys()}
+
+
+def test_each_setting_that_sends_is_in_the_text() -> None:
+    text = (ROOT / "SKILL.md").read_text(encoding="utf-8")
+    sends = {key for key in known_keys() if key.endswith((".base_url", "engine.url", "track.to", "launch.by"))}
+    assert not [key for key in sends if key not in text]
+
+
+def test_the_requirements_are_this_package() -> None:
+    lines = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if not line.startswith("#")] == ["-e .[local]"]
