@@ -31,6 +31,7 @@ LEVELS: tuple[frozenset[str], ...] = (
             "connect",
             "reference",
             "rollouts",
+            "scaffold",
             "signs",
             "troubles",
         }

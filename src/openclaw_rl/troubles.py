@@ -19,7 +19,6 @@ from rich.console import Console
 from sqlalchemy import Connection
 
 from openclaw_rl.config import Config
-from openclaw_rl.engines import backends
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.signs import Line, Signs, read
 from openclaw_rl.train.loop import WAITING
@@ -281,6 +280,8 @@ def _said(line: Line, now: float) -> str:
 
 def _engine(config: Config) -> Trouble | None:
     """The engine of the settings, asked for its version as before a start."""
+    from openclaw_rl.engines import backends  # `status`, which asks no engine, answers sooner without
+
     try:
         backends.check(config)
     except OpenClawError as error:

@@ -15,7 +15,6 @@ from rich.table import Table
 from rich.text import Text
 from sqlalchemy import Connection, func, select
 
-from openclaw_rl import troubles
 from openclaw_rl.canon import text_of, typed
 from openclaw_rl.config import STARTER, Config
 from openclaw_rl.errors import ModelError, OpenClawError
@@ -110,6 +109,8 @@ def _policy_row(conn: Connection, policy: Policy) -> dict[str, Any]:
 
 def show_status(config: Config, *, as_json: bool) -> None:
     """Print the status once (`watch` keeps it on the screen)."""
+    from openclaw_rl import troubles  # of all that is imported here, the only one that the page can do without
+
     store, console = opened(config), Console()
 
     try:

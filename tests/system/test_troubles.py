@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
+import signal
 import socket
 import time
 from collections.abc import Iterator, Sequence
@@ -33,6 +35,7 @@ from openclaw_rl.trainers.memory import fitted
 from openclaw_rl.troubles import Trouble
 from openclaw_rl.types import Policy, PolicyState, Vote
 
+GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "troubles.md").read_text(encoding="utf-8")
 NOW = 1000.0  # seconds; the world's turns were judged at 13
 
 
@@ -46,12 +49,14 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def seen(store: Store, settings: dict[str, Any] | None = None, now: float = NOW) -> dict[str, Trouble]:
-    """By name. Whatever cures them can be set, and is not set yet."""
+    """By name. Whatever cures them can be set, is not set yet, and stands in the guide."""
     config = home(store, settings)
     with store.read() as conn:
         named = {trouble.name: trouble for trouble in troubles.found(config, conn, now)}
     for trouble in named.values():
         changed(config, trouble)
+        assert trouble.name.replace(" sglang", "") in GUIDE
+        assert all(key in GUIDE for key in trouble.settings)
     return named
 
 
@@ -134,6 +139,25 @@ def test_out_of_memory(store: Store) -> None:
     further = {"train.checkpointing": True, "train.offload_optimizer": True}
     assert not further.keys() & seen(store, further, time.time())["out of memory"].settings.keys()
     assert seen(store, now=time.time() + RECENT + 60) == {}
+
+
+def test_an_engine_that_the_system_kills(store: Store) -> None:
+    config = home(store, {"run.deaths": 1})
+    prepare_home(config)
+
+    async def main() -> None:
+        supervisor = Supervisor(config, ["engine"], echo=False)
+        running = asyncio.create_task(supervisor.run(asyncio.Event()))
+        while (pid := supervisor.pid("engine")) is None:
+            await asyncio.sleep(0.05)
+        os.kill(pid, signal.SIGKILL)
+        await asyncio.wait_for(running, 60)
+
+    with logs_of("supervisor", config), pytest.raises(OpenClawError, match="engine died 1 times"):
+        asyncio.run(main())
+    trouble = seen(store, now=time.time())["out of memory"]
+    assert "engine ended (signal SIGKILL)" in trouble.seen
+    assert trouble.settings == {"engine.max_batch": 16}
 
 
 def test_a_judge_that_falls_behind(store: Store) -> None:
