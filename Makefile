@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 export OMP_WAIT_POLICY ?= passive
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: gpu-check gpu-bench env demo learn learn-rate test check fuzz bench starter clean test-openclaw test-clients test-engines test-ray
+.PHONY: gpu-check gpu-bench env demo learn learn-rate test check fuzz bench starter clean test-openclaw test-clients test-engines test-recipes test-ray
 $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; v=sys.version_info; sys.exit(0 if v >= (3, 11) else f"OpenClaw-RL needs Python 3.11 or newer; this is {v[0]}.{v[1]}. Try: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
@@ -62,12 +62,18 @@ learn-rate: $(STAMP)  ## reactions of one person until satisfied, by batch size,
 	$(BIN)/python -m openclaw_rl.evaluate.rate --out runs/learn-rate
 
 check: $(STAMP)  ## lint, format, strict types; the import order is among the tests
-	$(BIN)/ruff check src tests tests_engines tests_openclaw tests_clients tests_ray benchmarks docs examples
-	$(BIN)/ruff format --check src tests tests_engines tests_openclaw tests_clients tests_ray benchmarks docs examples
+	$(BIN)/ruff check src tests tests_engines tests_openclaw tests_clients tests_ray tests_recipes benchmarks docs examples
+	$(BIN)/ruff format --check src tests tests_engines tests_openclaw tests_clients tests_ray tests_recipes benchmarks docs examples
 	$(BIN)/mypy
 
+# The trainer's tests are arithmetic on one core each; the others start processes, and time them.
+APART := tests/trainers tests/methods
 test: check  ## everything that CI runs
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(APART) -n 2
+	$(BIN)/python -m pytest $(addprefix --ignore=,$(APART))
+
+test-recipes: $(STAMP)  ## every recipe's script on the starter: train, resume, serve (several minutes)
+	$(BIN)/python -m pytest tests_recipes
 
 fuzz: $(STAMP)  ## ten thousand requests that nobody should send, over all routes
 	$(BIN)/python -m pytest tests/system/test_fuzz.py --fuzz 10000 -s

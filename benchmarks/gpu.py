@@ -152,7 +152,7 @@ class Stand:
             rows_K=torch.zeros_like(old_K, dtype=torch.long),
         )
         loss.total.backward()
-        norm = self.optimizer.step(1e-6, sound=True)
+        norm = self.optimizer.step(1e-6, wanted=True)
         assert norm > 0, "a step without a gradient"
         del standing
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from tests.recipes.running import environment, free_port, talks
+from tests_recipes.running import environment, free_port, talks
 
 from openclaw_rl.cli import cli
 from openclaw_rl.config import from_flat, load

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.recipes.running import script
+from tests_recipes.running import script
 
 from openclaw_rl.config import from_flat
 from openclaw_rl.errors import ConfigError

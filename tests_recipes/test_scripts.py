@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.recipes.running import RECIPES, environment, free_port, script, talks, trained
+from tests_recipes.running import RECIPES, environment, free_port, script, talks, trained
 
 from openclaw_rl import spellings
 from openclaw_rl.config import load
 from openclaw_rl.system import System, post, scratch
 from openclaw_rl.train.resume import with_base
 
+pytestmark = pytest.mark.timeout(900)
 Checkpoints = dict[str, Path]
 TRACKS = ("terminal-rl", "gui-rl", "swe-rl", "toolcall-rl")
 SETTINGS = sorted(RECIPES.rglob("*.yaml"))
@@ -63,7 +64,6 @@ def note(checkpoint: Path) -> dict[str, Any]:
     return dict(json.loads((checkpoint / "checkpoint.json").read_text()))
 
 
-@pytest.mark.timeout(900)
 def test_every_script_leaves_a_checkpoint_of_its_method(left: Checkpoints) -> None:
     methods = {name: note(path)["method"] for name, path in left.items()}
     chain = ("binary", "opd", "combine")

@@ -13,7 +13,7 @@ from openclaw_rl.config import to_environment
 from openclaw_rl.run import free_port
 from openclaw_rl.system import scratch
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parent.parent
 RECIPES = ROOT / "recipes"
 CAPITALS = {"France": "Paris", "Spain": "Madrid", "Italy": "Rome", "Austria": "Vienna"}
 
