@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 export OMP_WAIT_POLICY ?= passive
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: gpu-check gpu-bench env demo learn learn-rate test check fuzz bench starter clean test-openclaw test-clients test-engines test-recipes test-ray
+.PHONY: gpu-check gpu-bench env demo learn learn-rate test check fuzz bench starter clean test-openclaw test-clients test-engines test-qlora test-recipes test-ray
 $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; v=sys.version_info; sys.exit(0 if v >= (3, 11) else f"OpenClaw-RL needs Python 3.11 or newer; this is {v[0]}.{v[1]}. Try: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
@@ -71,6 +71,11 @@ APART := tests/trainers tests/methods
 test: check  ## everything that CI runs
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(APART) -n 2
 	$(BIN)/python -m pytest $(addprefix --ignore=,$(APART))
+
+# Not in the dev extra: with bitsandbytes installed, every trainer starts seconds later.
+test-qlora: $(STAMP)  ## a base in 4 bits, with the real library
+	$(BIN)/pip install -q -e ".[qlora]"
+	$(BIN)/python -m pytest tests/trainers/test_weights.py
 
 test-recipes: $(STAMP)  ## every recipe's script on the starter: train, resume, serve (several minutes)
 	$(BIN)/python -m pytest tests_recipes
