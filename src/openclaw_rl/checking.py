@@ -69,9 +69,15 @@ def together(config: Config) -> None:
 
 
 def _train(t: TrainConfig) -> None:
+    for wrong, words in (*_credit(t), *_step(t)):
+        if wrong:
+            raise ConfigError(words if words.endswith(")") else f"{words}.")
+
+
+def _credit(t: TrainConfig) -> tuple[tuple[bool, str], ...]:
+    """(whether it is wrong, words) of what a batch is trained for."""
     topk = t.method in ("sdpo", "sdft")
-    alone = t.ranks == 1 and t.launch.nodes == 1
-    faults = (
+    return (
         (t.batch_max < t.batch_min, f"train.batch_max ({t.batch_max}) is below train.batch_min ({t.batch_min})"),
         (
             t.method == "groups",
@@ -106,6 +112,13 @@ def _train(t: TrainConfig) -> None:
             f"train.loss and train.sequence_mask opsm work on advantages, and train.method {t.method} has none. "
             "Leave them out, or say combine with train.distill student_topk",
         ),
+    )
+
+
+def _step(t: TrainConfig) -> tuple[tuple[bool, str], ...]:
+    """(whether it is wrong, words) of how it is."""
+    alone = t.ranks == 1 and t.launch.nodes == 1
+    return (
         (
             t.max_batch_gap is not None and t.max_batch_gap > t.max_gap,
             f"train.max_batch_gap ({t.max_batch_gap}) is above train.max_gap ({t.max_gap}), which holds for each turn",
@@ -126,9 +139,6 @@ def _train(t: TrainConfig) -> None:
             "train.epochs and train.teacher_temperature at 1",
         ),
     )
-    for wrong, words in faults:
-        if wrong:
-            raise ConfigError(words if words.endswith(")") else f"{words}.")
 
 
 def _check_plugins(config: Config) -> None:

@@ -252,7 +252,7 @@ class TrainConfig(_Section):
     checkpointing: bool = Field(
         False, description="compute each layer again in the backward pass: a fraction of the memory, a third more time"
     )
-    micro_tokens: int = Field(4096, ge=1, description="tokens of one forward pass; one long sample may exceed it alone")
+    micro_tokens: int = Field(4096, ge=1, description="tokens of a pass, or a quarter of it above the longest sample")
     max_gap: float = Field(0.5, gt=0, description="mean |log rho| of a turn above which it is too stale to train")
     max_batch_gap: float | None = Field(
         None, gt=0, description="the same over a whole batch: above it the stalest turns go; default: half of max_gap"

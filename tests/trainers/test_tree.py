@@ -125,6 +125,34 @@ def test_micro_batches_of_the_tree_add_up() -> None:
         assert (other - sums[0]).abs().max() <= 1e-6 * sums[0].abs().max()
 
 
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 6), st.integers(1, 120))
+def test_a_pass_keeps_to_its_budget_or_near_its_longest_row(seed: int, turns: int, budget: int) -> None:
+    rows = [*session(seed), *session(seed + 1)][: 2 * turns]
+    groups = tree.groups(rows, budget)
+    assert sorted(i for g in groups for i in g) == list(range(len(rows)))
+    for group in groups:
+        tokens = tree.plant([rows[i] for i in group], torch.device("cpu")).tokens
+        longest = max(rows[i].length for i in group)
+        assert tokens <= max(budget, longest + budget // 4)
+
+
+def test_a_trunk_over_the_budget_is_computed_once() -> None:
+    """Else each of its turns would compute it again."""
+    rng = np.random.default_rng(0)
+    trunk = rng.integers(0, V, 100).astype(np.int32)
+
+    def row() -> Row:
+        said, reply = rng.integers(0, V, 3), rng.integers(0, V, 3)
+        prompt = np.concatenate([trunk, said]).astype(np.int32)
+        return Row(prompt_ids=prompt, response_ids=reply.astype(np.int32), temperature=1.0)
+
+    rows = [row() for _ in range(4)]
+    for budget in (104, 100, 80):  # just below the rows, and well below
+        assert len(tree.groups(rows, budget)) == 1
+    assert len(tree.groups(rows, 16)) > 1, "memory that is short has its way"
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 5))
 def test_the_tree_holds_every_row_and_nothing_twice(seed: int, turns: int) -> None:

@@ -109,7 +109,7 @@ class Passes:
         return False
 
     def groups(self, rows: Sequence[Row]) -> list[list[int]]:
-        """Row numbers, a list for each forward pass: each within the budget of tokens, but for single long rows."""
+        """Row numbers, a list for each forward pass: each within the budget of tokens (see `tree.groups`)."""
         parts = min(self._parts, len(rows))
         cuts = [len(rows) * part // parts for part in range(parts + 1)] if rows else []
         out = [group for a, b in pairwise(cuts) for group in self._grouped(rows, range(a, b))]

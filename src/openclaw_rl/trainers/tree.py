@@ -68,19 +68,24 @@ def depth_first(sequences: Sequence[NDArray[np.int32]]) -> tuple[list[int], list
 
 
 def groups(rows: Sequence[Row], budget: int) -> list[list[int]]:
-    """Row numbers in groups whose trees have at most `budget` tokens (one long row may exceed it alone)."""
+    """Row numbers in groups whose trees have at most `budget` tokens, or a quarter of it above their longest row.
+
+    A row that is near the budget or over it is computed all the same. What hangs on its trunk adds little to it, and
+    alone would compute the whole trunk again.
+    """
     sequences = [fed(row) for row in rows]
     order, shared = depth_first(sequences)
     out: list[list[int]] = []
-    size = 0
+    size = longest = 0
     for index, common in zip(order, shared, strict=True):
-        new = len(sequences[index]) - common
-        if out and size + new <= budget:
+        length = len(sequences[index])
+        limit = max(budget, max(longest, length) + budget // 4)
+        if out and size + length - common <= limit:
             out[-1].append(index)
-            size += new
+            size, longest = size + length - common, max(longest, length)
         else:
             out.append([index])
-            size = len(sequences[index])
+            size = longest = length
     return out
 
 
