@@ -180,7 +180,7 @@ class TrainConfig(_Section):
         description="sdpo, sdft: distillation over the likeliest tokens of the student, of the teacher; "
         "groups: several rollouts of one task, of environments only",
     )
-    batch_min: int = Field(2, ge=1, description="fresh turns with signal that make a batch")
+    batch_min: int = Field(4, ge=1, description="fresh turns with signal that make a batch")
     batch_max: int = Field(16, ge=1)
     accumulation: int = Field(
         1, ge=1, description="batches whose gradients make one step: batch_min and batch_max count each of them"

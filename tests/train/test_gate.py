@@ -44,6 +44,12 @@ def test_bounds_name_their_settings() -> None:
     )
 
 
+def test_a_step_back_towards_the_base_passes() -> None:
+    far = SOUND | {"kl": 0.4}
+    assert refusal(far | {"kl/before": 0.5}, **BOUNDS) is None
+    assert "train.gate_kl" in str(refusal(far | {"kl/before": 0.4}, **BOUNDS))
+
+
 def test_a_step_that_left_its_trust_region_is_not_served(
     store: Store, builder: Builder, fill: Callable[..., list[str]], tmp_path: Path
 ) -> None:

@@ -6,6 +6,8 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -225,8 +227,8 @@ def test_what_cannot_be_sharded_says_so(settings_: dict[str, Any]) -> None:
     from openclaw_rl.trainers.sharding import wanted
 
     with pytest.raises(ConfigError, match=r"train.launch.shard true shares out the frozen layers"):
-        wanted(from_flat(settings_ | {"train.launch.shard": True}).train, cuda=True)
-    assert not wanted(from_flat(settings_).train, cuda=True)
+        wanted(from_flat(settings_ | {"train.ranks": 2, "train.launch.shard": True}).train, cuda=True)
+    assert not wanted(from_flat(settings_ | {"train.ranks": 2}).train, cuda=True)
 
 
 def test_work_is_dealt_evenly() -> None:
@@ -254,3 +256,37 @@ def test_alone_does_everything_in_order() -> None:
     gradient.grad = torch.full((2,), 3.0)
     Alone().add_up([gradient])
     assert np.array_equal(gradient.grad, [3.0, 3.0])
+
+
+SILENT = """
+import sys, time
+from openclaw_rl.config import from_flat
+from openclaw_rl.trainers import group
+config = from_flat({"train.ranks": 2, "train.launch.timeout": 2.0, "model.device": "cpu"})
+world = group.join(config.train, config.model, store=sys.argv[1], rank=int(sys.argv[2]), size=2)
+world.gather()
+if world.rank:
+    time.sleep(60)
+began = time.monotonic()
+try:
+    world.told(b"word")
+except RuntimeError:
+    print(time.monotonic() - began)
+"""
+
+
+def test_a_rank_that_does_not_listen_is_noticed_in_time(tmp_path: Path) -> None:
+    """Frozen between two collectives, rank 0 alone has something to say, and must not wait as the others do for it."""
+    where = os.environ | {"GLOO_SOCKET_IFNAME": "lo"}
+    how: dict[str, Any] = {"env": where, "stdout": subprocess.PIPE, "stdin": subprocess.DEVNULL, "text": True}
+    ranks_ = [
+        subprocess.Popen([sys.executable, "-c", SILENT, str(tmp_path / "store"), str(rank)], **how) for rank in (0, 1)
+    ]
+    try:
+        said, _ = ranks_[0].communicate(timeout=50)
+    finally:
+        for rank in ranks_:
+            rank.kill()
+            rank.wait()
+    ranks_[1].stdout.close()  # type: ignore[union-attr]
+    assert 1.5 < float(said) < 20

@@ -45,8 +45,10 @@ class Group:
         # Words and tensors apart: a rank that failed within a pass must not answer where others exchange results.
         timeout = timedelta(seconds=train.launch.timeout)
         self._talk = dist.new_group(backend="gloo", timeout=timeout)
-        # Rank 0 alone writes what came of a step; meanwhile the others wait for its next word.
-        self._words = dist.new_group(backend="gloo", timeout=timeout + timedelta(seconds=_START))
+        # Rank 0 alone writes what came of a step; meanwhile the others wait for its next word. It waits for none of
+        # them so long: a word is sent when they listen, so one that froze before then would hold it up.
+        patience = timedelta(seconds=0 if self.rank == 0 else _START)
+        self._words = dist.new_group(backend="gloo", timeout=timeout + patience)
         self._data = dist.new_group(backend="nccl" if cuda else "gloo", timeout=timeout)
 
     def each(self, costs: Sequence[int], work: Callable[[int, float], _T], kind: type[_T]) -> list[_T]:

@@ -93,6 +93,7 @@ def measured(batch: Scored, members: Sequence[int], after: Sequence[torch.Tensor
         | _off_policy(before_K, mu_K)
         | {
             "kl": (d_K.square() / 2).mean().item(),
+            "kl/before": ((before_K - base_K).square() / 2).mean().item(),
             "kl/k1": d_K.mean().item(),
             "kl/k3": (torch.expm1(-d_K) + d_K).mean().item(),
             "kl/step": (moved_K.square() / 2).mean().item(),
