@@ -21,9 +21,9 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from openclaw_rl import methods
 from openclaw_rl.config import TrainConfig
 from openclaw_rl.credit import Sample
+from openclaw_rl.train.loop import make_method
 from openclaw_rl.trainers.local import LocalTrainer
 from openclaw_rl.trainers.pack import Row
 
@@ -121,7 +121,7 @@ STREAMS: dict[str, Make] = {
 def run(base: str, out: Path, make: Make, *, count: int = STEPS, **settings: Any) -> Outcome:
     """`count` batches of one stream. `settings`: of `train`, besides the learning rate."""
     rng, train = np.random.default_rng(0), TrainConfig(**({"learning_rate": RATE} | settings))
-    method = methods.make("combine", decay=0.95, shrink=8.0, clip=1.0, w_binary=1.0, w_opd=1.0)
+    method = make_method(train)
     trainer, steps, refused, left_out = LocalTrainer(base, method, train), [], [], 0
     for step in range(count):
         result = trainer.step(make(trainer, rng, step), str(out / f"{step}"))

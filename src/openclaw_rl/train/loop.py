@@ -97,6 +97,7 @@ def make_method(train: TrainConfig) -> methods.AnyMethod:
         train.method,
         decay=train.baseline_decay,
         shrink=train.baseline_shrink,
+        margin=train.baseline_margin,
         clip=train.opd_clip,
         w_binary=train.w_binary,
         w_opd=train.w_opd,
@@ -125,12 +126,8 @@ def open_room(config: Config, store: Store) -> TrainRoom:
     )
     saver = None if config.train.save_dir is None else Saver(store, config)
     trainer = _trainer(config, files, method)  # torch: after what fails fast has been checked
-    tracker = Tracker(
-        config.track,
-        config.logs_dir,
-        run=f"openclaw-rl-{config.train.method}",
-        settings=config.train.model_dump(mode="json"),
-    )
+    run, told = f"openclaw-rl-{config.train.method}", config.train.model_dump(mode="json")
+    tracker = Tracker(config.track, config.logs_dir, run=run, settings=told)
     return TrainRoom(
         store,
         trainer,
