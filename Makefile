@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 export OMP_WAIT_POLICY ?= passive
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: gpu-check gpu-bench env demo learn learn-rate test check fuzz bench starter clean test-openclaw test-clients test-engines test-qlora test-recipes test-ray
+.PHONY: gpu-check gpu-bench env demo learn learn-rate test check fuzz bench starter clean test-openclaw test-clients test-engines test-qlora test-recipes test-ray test-gui
 $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; v=sys.version_info; sys.exit(0 if v >= (3, 11) else f"OpenClaw-RL needs Python 3.11 or newer; this is {v[0]}.{v[1]}. Try: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
@@ -107,6 +107,19 @@ $(RAY_VENV)/.installed: $(STAMP)
 	$(RAY_VENV)/bin/pip install -q "$(RAY)"
 	touch $@
 
+# The same. The browser: GUI_BROWSER=/path/to/chromium, else playwright's own, else the first on PATH.
+GUI ?= playwright>=1.50
+GUI_VENV ?= .gui-venv
+test-gui: $(STAMP) $(GUI_VENV)/.installed  ## the example rollout at web pages in a real browser (two minutes)
+	$(GUI_VENV)/bin/python -m pytest tests/plugins/gui_in_a_browser.py
+
+$(GUI_VENV)/.installed: $(STAMP)
+	$(PYTHON) -m venv $(GUI_VENV)
+	below=$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])') && \
+	    echo "import site; site.addsitedir('$$below')" > $$(echo $(GUI_VENV)/lib/python3*/site-packages)/below.pth
+	$(GUI_VENV)/bin/pip install -q "$(GUI)"
+	touch $@
+
 bench: $(STAMP)  ## gateway and trainer against their peers, token gaps while swapping, a long session; benchmarks/results
 	$(BIN)/python benchmarks/gateway.py
 	$(BIN)/python benchmarks/swaps.py
@@ -127,4 +140,4 @@ starter: $(STAMP)  ## train the shipped starter policy again, from nothing
 	$(BIN)/python -m openclaw_rl.evaluate.starter --out src/openclaw_rl/assets/starter
 
 clean:
-	rm -rf $(VENV) .vllm-venv .bench-venv .clients-venv .ray-venv runs demo-out build
+	rm -rf $(VENV) .vllm-venv .bench-venv .clients-venv .ray-venv .gui-venv runs demo-out build

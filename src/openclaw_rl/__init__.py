@@ -1,18 +1,33 @@
 """OpenClaw-RL: you talk to it, it gets better while you talk."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from openclaw_rl.train.scripts import log_training_metrics, setup_wandb_logging
+    from openclaw_rl.trainers.scripts import setup_lora_model
     from openclaw_rl.trajectories.sessions import SessionAwareProcessor, compute_gae, inspect_sessions
 
 __version__ = "0.1.0"
-__all__ = ["SessionAwareProcessor", "__version__", "compute_gae", "inspect_sessions"]
+__all__ = [
+    "SessionAwareProcessor",
+    "__version__",
+    "compute_gae",
+    "inspect_sessions",
+    "log_training_metrics",
+    "setup_lora_model",
+    "setup_wandb_logging",
+]
+_MODULES = {
+    "trajectories.sessions": ("SessionAwareProcessor", "compute_gae", "inspect_sessions"),
+    "train.scripts": ("log_training_metrics", "setup_wandb_logging"),
+    "trainers.scripts": ("setup_lora_model",),
+}
 
 
 def __getattr__(name: str) -> Any:
     """What scripts use, imported when it is asked for: `openclaw-rl --help` must not wait for numpy."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from openclaw_rl.trajectories import sessions
-
-    return getattr(sessions, name)
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(f"openclaw_rl.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
