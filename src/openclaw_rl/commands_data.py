@@ -90,11 +90,19 @@ def _add_export(data: click.Group, common: Decorator, load: Callable[..., Config
         default="trajectories",
         help="turns: one flat row a turn, for datasets.load_dataset [trajectories].",
     )
+    @click.option(
+        "--redact",
+        is_flag=True,
+        help="Put placeholders for mail addresses, phone numbers, keys, tokens, IPs and home folders.",
+    )
     @common
     def send_out(
-        target: str, names: tuple[str, ...], since: str | None, form: str, file: str | None, **rest: Any
+        target: str, names: tuple[str, ...], since: str | None, form: str, redact: bool, file: str | None, **rest: Any
     ) -> None:
-        """Export what the store holds: a file for each session into FOLDER, or all into one .jsonl or .json FILE."""
+        """Export what the store holds: a file for each session into FOLDER, or all into one FILE.
+
+        FILE ends with .jsonl, .json or .parquet.
+        """
         from openclaw_rl.trajectories import commands
 
-        commands.send_out(load(file, **rest), target, names=names, since=since, form=form)
+        commands.send_out(load(file, **rest), target, names=names, since=since, form=form, redact=redact)

@@ -28,13 +28,16 @@ FEW = 10  # turns, verdicts: fewer show no trouble
 PATIENCE = 60.0  # seconds that a turn may wait for its verdict
 IDLE = 0.25  # share of the time below which a trainer with rollouts of its own has too little to do
 MIDDLE = 0.7  # share of verdicts without a direction
-SPLIT = 0.75  # mean share of the votes that the first score has, below which the votes disagree
+SPLIT = 0.8  # mean share of the votes that the first score has, below which they disagree; three coins have 0.75
 PEOPLE = 0.6  # share of turns on which the judge says what people say
 JUMP = 10.0  # times the median of the gradient norms before
 LOST = 0.2  # share of turns whose history was not recognised
 _REACH = 2.0  # seconds that a Ray head may take to answer
-_MEMORY = re.compile(r"does not fit into memory|out of memory|OutOfMemoryError|\(signal SIGKILL\)", re.IGNORECASE)
+_MEMORY = re.compile(
+    r"does not fit into memory|out of memory|OutOfMemoryError|can't allocate memory|\(signal SIGKILL\)", re.IGNORECASE
+)
 _RAY = re.compile(r"running Ray instance|Ray cluster found no room|connect to Ray", re.IGNORECASE)
+_OTHERS = {"sglang": ("vllm", "embedded"), "vllm": ("sglang", "embedded")}
 _ENGINE = re.compile(r"^(judge-)?engine ended")
 
 
@@ -291,13 +294,26 @@ def _engine(config: Config) -> Trouble | None:
 
 def _not_starting(config: Config, seen: str) -> Trouble:
     backend = config.engine.backend
-    other = {"sglang": "vllm", "vllm": "sglang"}.get(backend)
+    other = next((name for name in _OTHERS.get(backend, ()) if _starts(config, name)), None)
     return Trouble(
         name=f"the {backend} engine does not start",
         seen=seen,
         settings={"engine.backend": other} if other else {},
         advice=f"or cure it: logs/ has its last words, `openclaw-rl doctor --engine {backend}` its broken link",
     )
+
+
+def _starts(config: Config, backend: str) -> bool:
+    """Could this engine be started in place of the other?"""
+    from openclaw_rl.engines import backends
+
+    if backend == "embedded":
+        return importlib.util.find_spec("torch") is not None
+    try:
+        backends.check(config.model_copy(update={"engine": config.engine.model_copy(update={"backend": backend})}))
+    except OpenClawError:
+        return False
+    return True
 
 
 def _ray_head(config: Config) -> Trouble | None:

@@ -83,7 +83,7 @@ def test_datasets_loads_the_rows(tmp_path: Path, home: Home) -> None:
 
 
 def test_rows_need_a_file_of_lines(tmp_path: Path, home: Home) -> None:
-    with pytest.raises(OpenClawError, match=r"one file that ends with \.jsonl"):
+    with pytest.raises(OpenClawError, match=r"one \.jsonl or \.parquet"):
         send_out(home.config, str(tmp_path / "out"), names=(), since=None, form="turns")
 
 

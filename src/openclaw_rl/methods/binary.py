@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -37,7 +38,7 @@ class Binary:
             if sample.reward is None:
                 return 0.0
             b = baseline.read(sample.agent)
-            return _checked(sample) - max(-1.0, b - self._margin * (1 - b * b) ** 0.5)
+            return _checked(sample) - max(-1.0, b - self._margin * math.sqrt(max(0.0, 1 - b * b)))
 
         advantages = [np.full(len(s.mask), advantage(s), np.float32) for s in evidence.samples]
         masks = [s.mask & (s.reward is not None) for s in evidence.samples]

@@ -28,12 +28,13 @@ from openclaw_rl.config import Config
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.store.codec import to_json
 from openclaw_rl.store.db import Store
-from openclaw_rl.trajectories import exporting, flat, reading, writing
+from openclaw_rl.trajectories import exporting, flat, parquet, reading, writing
 from openclaw_rl.trajectories.exporting import Session
 from openclaw_rl.trajectories.format import Refused
 from openclaw_rl.trajectories.importing import Importer
 from openclaw_rl.trajectories.plan import plan
 from openclaw_rl.trajectories.reading import Entry
+from openclaw_rl.trajectories.redacting import Redactor
 from openclaw_rl.trajectories.report import Report
 from openclaw_rl.trajectories.scoring import score_waiting
 
@@ -86,69 +87,120 @@ def score(config: Config) -> None:
     Console().print(f"{done} turns scored")
 
 
-def send_out(config: Config, target: str, *, names: Sequence[str], since: str | None, form: str) -> None:
-    """Export: a file for each session into a folder, or everything into one .jsonl or .json. Raises `OpenClawError`."""
+def send_out(
+    config: Config, target: str, *, names: Sequence[str], since: str | None, form: str, redact: bool = False
+) -> None:
+    """Export: a file for each session into a folder, or everything into one .jsonl, .json or .parquet.
+
+    `redact`: without what names a person or opens a door. Raises `OpenClawError`.
+    """
     path = Path(target).expanduser()
-    if form == "turns" and path.suffix.lower() not in reading.LINES:
-        raise OpenClawError(f"{path}: rows of turns go into one file that ends with .jsonl. Name such a file.")
+    if form == "turns" and path.suffix.lower() not in (*reading.LINES, parquet.SUFFIX):
+        raise OpenClawError(f"{path}: rows of turns go into one .jsonl or .parquet. Name such a file.")
     store = Store.open(config.store_path, create=False)
     try:
         after = None if since is None else moment(since, time.time())
+        redactor = Redactor(store.secret) if redact else None
         with store.read() as conn, store.read() as other:
             found = exporting.sessions(conn, names=names, since=after)
             with _counted("exporting", exporting.count(other, names=names, since=after)) as tick:
-                told = _send(other, path, _each(found, tick), form)
+                told = _send(other, path, _each(found, tick), form, redactor)
     finally:
         store.close()
-    Console().print(told)
+    Console(soft_wrap=True, highlight=False).print(told if redactor is None else told + redactor.told, markup=False)
 
 
-def _send(conn: Connection, path: Path, sessions: Iterable[Session], form: str) -> str:
+def _send(conn: Connection, path: Path, sessions: Iterable[Session], form: str, redactor: Redactor | None) -> str:
     if form == "turns":
-        return _rows(conn, path, sessions)
+        return _rows(conn, path, sessions, redactor)
     if path.suffix.lower() not in reading.SUFFIXES:
-        number = sum(save(conn, path, session, sync=False) is not None for session in sessions)
+        number = sum(save(conn, path, session, sync=False, redactor=redactor) is not None for session in sessions)
         os.sync()
         return f"{number} trajectories in {path}"
-    begin, between, end = (b"", b"\n", b"\n") if path.suffix.lower() in reading.LINES else (b"[", b",\n", b"]\n")
     number = 0
-    with writing.replacing(path) as stream:
-        stream.write(begin)
+    with _into(path, form) as add:
         for session in sessions:
-            stream.write(between * (number > 0) + (exported(conn, session) or b""))
-            number += 1
-        stream.write(end if number or begin else b"")
+            raw = exported(conn, session, redactor=redactor)
+            number += raw is not None
+            if raw is not None:
+                add(raw)
     return f"{number} trajectories in {path}"
 
 
-def _rows(conn: Connection, path: Path, sessions: Iterable[Session]) -> str:
+def _rows(conn: Connection, path: Path, sessions: Iterable[Session], redactor: Redactor | None) -> str:
     written = left = 0
-    with writing.replacing(path) as stream:
+    with _into(path, "turns") as add:
         for session in sessions:
+            if redactor is not None:
+                redactor.begin()
             for item in exporting.stored(conn, session):
                 row = flat.row_of(session, item)
+                if row is not None and redactor is not None:
+                    row = redactor.row(row, redactor.turn(exporting.turn_of(item)))
                 written, left = written + (row is not None), left + (row is None)
                 if row is not None:
-                    stream.write(to_json(row) + b"\n")
+                    add(to_json(row))
     without = f"; {left} turns without words, tokens or log-probabilities were left out" if left else ""
     return f"{written} turns in {path}{without}"
 
 
-def exported(conn: Connection, session: Session, **which: Any) -> bytes | None:
+@contextmanager
+def _into(path: Path, form: str) -> Iterator[Callable[[bytes], None]]:
+    """Takes values as JSON; the file is there when the block ends well."""
+    suffix = path.suffix.lower()
+    if suffix == parquet.SUFFIX:
+        parquet.library()
+        with writing.replacing(path) as stream, parquet.writing(stream, form) as add:
+            yield add
+        return
+    begin, between, end = (b"", b"\n", b"\n") if suffix in reading.LINES else (b"[", b",\n", b"]\n")
+    with writing.replacing(path) as stream:
+        before = begin
+
+        def add_raw(raw: bytes) -> None:
+            nonlocal before
+            stream.write(before + raw)
+            before = between
+
+        yield add_raw
+        if before is between:
+            stream.write(end)
+        elif begin:
+            stream.write(begin + end)
+
+
+def exported(conn: Connection, session: Session, *, redactor: Redactor | None = None, **which: Any) -> bytes | None:
     """A session as one line of JSON; None when there is no turn. `which`: as of `exporting.stored`."""
     items = list(exporting.stored(conn, session, **which))
-    return to_json(exporting.trajectory(session, items)) if items else None
+    if not items:
+        return None
+    if redactor is None:
+        return to_json(exporting.trajectory(session, items))
+    redactor.begin()
+    turns = [redactor.turn(exporting.turn_of(item)) for item in items]
+    return to_json({"session_id": redactor.name(session.name), "turns": turns})
 
 
-def save(conn: Connection, folder: Path, session: Session, *, sync: bool = True, **which: Any) -> Path | None:
+def save(
+    conn: Connection,
+    folder: Path,
+    session: Session,
+    *,
+    sync: bool = True,
+    redactor: Redactor | None = None,
+    **which: Any,
+) -> Path | None:
     """Write a session's own file, when it says something new. None: there is nothing to be written.
 
     `sync`: as of `writing.replacing`; `which`: as of `exporting.stored`.
     """
-    raw = exported(conn, session, **which)
+    raw = exported(conn, session, redactor=redactor, **which)
     if raw is None:
         return None
-    path = folder / f"{exporting.file_stem(conn, session)}.json"
+    stem = exporting.file_stem(conn, session)
+    if redactor is not None and (name := redactor.name(session.name)) != session.name:
+        stem = writing.stem(name) + stem.removeprefix(writing.stem(session.name))
+    path = folder / f"{stem}.json"
     writing.write(path, raw + b"\n", sync=sync)
     return path
 

@@ -73,6 +73,7 @@ class FileTurn:
     trainable: bool | None = None
     untrainable: str | None = None  # why not
     redacted: bool = False  # captured without its words
+    removed: tuple[str, ...] = ()  # kinds of findings that `data export --redact` took out of its words
     id: str | None = None
     parent: str | None = None
     agent: str = ""

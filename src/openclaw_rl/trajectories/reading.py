@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,11 +11,12 @@ from typing import Any, BinaryIO
 
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.store.codec import from_json
+from openclaw_rl.trajectories import parquet
 from openclaw_rl.trajectories.format import Refused, Trajectory
 from openclaw_rl.trajectories.parsing import parse
 
 LINES = (".jsonl", ".ndjson")
-SUFFIXES = (".json", *LINES)
+SUFFIXES = (".json", *LINES, parquet.SUFFIX)
 ENTRY_BYTES = 64 * 2**20
 """The largest entry: a session of a thousand turns with their tokens is about half of that."""
 _CHUNK = 2**20
@@ -82,11 +84,13 @@ def _is_ours(path: Path, root: Path) -> bool:
 
 
 def entries(file: Path) -> Iterator[Entry]:
-    """Every trajectory of a file: a line each (.jsonl), the items of an array, or objects one after the other."""
+    """Every trajectory of a file: a line each (.jsonl), the items of an array, objects one after the other, or rows.
+
+    Raises `OpenClawError` for Parquet without the library that reads it.
+    """
     try:
         with file.open("rb") as stream:
-            numbered = _lines(stream) if file.suffix.lower() in LINES else _values(stream)
-            for place, raw, problem, read in numbered:
+            for place, raw, problem, read in _numbered(stream, file.suffix.lower()):
                 yield Entry(file=file, place=place, raw=raw, problem=problem, read=read)
     except OSError as error:
         said = Refused("cannot be read", f"expected a file that this user may read: {error.strerror}")
@@ -94,6 +98,17 @@ def entries(file: Path) -> Iterator[Entry]:
 
 
 _Found = tuple[str, bytes, Refused | None, int]
+
+
+def _numbered(stream: BinaryIO, suffix: str) -> Iterator[_Found]:
+    if suffix != parquet.SUFFIX:
+        yield from _lines(stream) if suffix in LINES else _values(stream)
+        return
+    size = stream.seek(0, os.SEEK_END)
+    stream.seek(0)
+    for place, raw, problem, read in parquet.found(stream, size):
+        large = len(raw) > ENTRY_BYTES
+        yield place, b"" if large else raw, _TOO_LARGE if large else problem, read
 
 
 def _lines(stream: BinaryIO) -> Iterator[_Found]:

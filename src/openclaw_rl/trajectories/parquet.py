@@ -1,0 +1,219 @@
+"""Trajectories and rows of turns as Parquet, for `datasets.load_dataset("parquet", ...)`, and trajectories from it.
+
+A trajectory is a row with the keys of the JSON format as columns, typed. What has no type of its own there is JSON in a
+column that ends with `_json`. Held at once is one group of rows when it is written, a few rows when it is read.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, BinaryIO
+
+from openclaw_rl.errors import OpenClawError
+from openclaw_rl.store.codec import from_json, to_json
+from openclaw_rl.trajectories.format import Refused
+
+SUFFIX = ".parquet"
+GROUP_ROWS = 1000
+GROUP_BYTES = 8 * 2**20
+"""Of JSON. A group of rows is written when it has so many rows, or so many bytes."""
+READ_ROWS = 8
+_JSON = "_json"
+_UNTYPED = frozenset({"messages", "message", "tools", "template", "sampling"})
+Found = tuple[str, bytes, Refused | None, int]
+"""(place, a trajectory as JSON, why there is none, bytes of the file until there), as `reading.entries` takes it."""
+
+
+def library() -> Any:
+    """pyarrow, with its Parquet. Raises `OpenClawError` when it is not installed."""
+    try:
+        importlib.import_module("pyarrow.parquet")
+        return importlib.import_module("pyarrow")
+    except ImportError as error:
+        raise OpenClawError(
+            f"Parquet needs pyarrow, which cannot be imported here ({error}). "
+            "Install it with: pip install 'openclaw-rl[data]', or use .jsonl."
+        ) from error
+
+
+# ------------------------------------------------------------------------------------------------------------- writing
+
+
+@contextmanager
+def writing(stream: BinaryIO, form: str) -> Iterator[Callable[[bytes], None]]:
+    """Takes trajectories, or (`form` "turns") flat rows, as JSON. Raises `OpenClawError`."""
+    pa = library()
+    schema = _turns(pa) if form == "turns" else _trajectories(pa)
+    held: list[bytes] = []
+    size = 0
+
+    with pa.parquet.ParquetWriter(stream, schema, compression="zstd") as file:
+
+        def flush() -> None:
+            nonlocal size
+            rows = [from_json(raw) for raw in held]
+            rows = rows if form == "turns" else [row | {"turns": [_columns(t) for t in row["turns"]]} for row in rows]
+            try:
+                file.write_table(pa.Table.from_pylist(rows, schema=schema))
+            except UnicodeEncodeError as error:
+                raise OpenClawError(
+                    f"half a surrogate pair cannot stand in Parquet ({error.reason}); export to .jsonl"
+                ) from error
+            held.clear()
+            size = 0
+
+        def add(raw: bytes) -> None:
+            nonlocal size
+            held.append(raw)
+            size += len(raw)
+            if len(held) >= GROUP_ROWS or size >= GROUP_BYTES:
+                flush()
+
+        yield add
+        if held:
+            flush()
+
+
+def _columns(turn: Mapping[str, Any]) -> dict[str, Any]:
+    """A turn of the JSON format as the columns have it."""
+    out = {(key + _JSON if key in _UNTYPED else key): value for key, value in turn.items()}
+    state = out.get("next_state")
+    if isinstance(state, str) and not _whole(state):
+        state = [{"role": "user", "content": state}]
+    if isinstance(state, list):
+        out["next_state"], out["next_state" + _JSON] = None, state
+    for key in ("prompt", "response"):  # `messages` and `message` have these words as JSON
+        if not _whole(out.get(key) or ""):
+            del out[key]
+    return {key: to_json(value).decode() if key.endswith(_JSON) else value for key, value in out.items()}
+
+
+def _whole(text: str) -> bool:
+    """No half of a surrogate pair stands in it."""
+    return text.isascii() or not any("\ud800" <= c <= "\udfff" for c in text)
+
+
+def _turn(pa: Any) -> Any:
+    words, number, moment, flag = pa.string(), pa.int32(), pa.float64(), pa.bool_()
+    plain = dict.fromkeys(("type", "prompt", "response", "next_state", "next_state_json"), words)
+    vote = pa.struct({"score": pa.int8(), "hint": words, "reason": words, "error": words})
+    verdict = {"score": pa.int8(), "judge": words, "at": moment, "hints": pa.list_(words), "votes": pa.list_(vote)}
+    feedback = {"id": words, "score": pa.int8(), "comment": words, "correction": words, "given_at": moment}
+    told = {
+        "reaction": pa.struct({"how": words, "source": words, "at": moment}),
+        "feedback": pa.list_(pa.struct(feedback)),
+        "verdict": pa.struct(verdict | {"reason": words, "explicit": flag}),
+        "dropped": pa.struct({"cause": words, "reason": words}),
+    }
+    tokens = {
+        "prompt_ids": pa.list_(number),
+        "response_ids": pa.list_(number),
+        "logprobs": pa.list_(pa.float32()),
+        "mask": pa.list_(flag),
+        "spans": pa.list_(pa.struct({"start": number, "end": number, "version": number})),
+        "identity": words,
+        "version": number,
+        "off_policy": flag,
+    }
+    place = dict.fromkeys(("id", "parent", "agent", "user", "dialect", "relation", "relation_of"), words)
+    ended = dict.fromkeys(("finish", "status", "error", "unlinked", "untrainable"), words)
+    times = dict.fromkeys(("at", "first_token_at", "finished_at"), moment)
+    marks = {"trainable": flag, "redacted": flag, "removed": pa.list_(words)}
+    inner = {key + _JSON: words for key in sorted(_UNTYPED)}
+    return pa.struct(plain | marks | told | tokens | place | ended | times | inner)
+
+
+def _trajectories(pa: Any) -> Any:
+    return pa.schema({"session_id": pa.string(), "turns": pa.list_(_turn(pa))})
+
+
+def _turns(pa: Any) -> Any:
+    words, ids = pa.string(), pa.list_(pa.int32())
+    names = (
+        "session_id turn_id type untrainable state agent prompt response next_state messages_json reply_json "
+        "tools_json hints_json finish"
+    )
+    return pa.schema(
+        dict.fromkeys(names.split(), words)
+        | {name: pa.bool_() for name in ("trainable", "judged", "off_policy")}
+        | {"prompt_ids": ids, "response_ids": ids, "logprobs": pa.list_(pa.float32()), "mask": pa.list_(pa.bool_())}
+        | {"score": pa.int8(), "version": pa.int32(), "temperature": pa.float64(), "asked_at": pa.float64()}
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------- reading
+
+
+def found(stream: BinaryIO, size: int) -> Iterator[Found]:
+    """The trajectories of a file of `size` bytes. Raises `OpenClawError` when pyarrow is not installed."""
+    pa = library()
+    number = 0
+    try:
+        file = pa.parquet.ParquetFile(stream)
+        names, total = file.schema_arrow.names, file.metadata.num_rows
+        if "turns" not in names:
+            yield "", b"", _other(names), size
+            return
+        for batch in file.iter_batches(batch_size=READ_ROWS, use_threads=False):
+            for row in batch.to_pylist():
+                number += 1
+                yield _read(row, number, size * number // total)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        said = " ".join(str(error).split())[:200]
+        place = f"after row {number}" if number else ""
+        yield place, b"", Refused("not Parquet", f"expected a Parquet file that is whole: {said}"), size
+
+
+def _other(names: Sequence[str]) -> Refused:
+    if "turn_id" in names:
+        return Refused("no turns", "rows of turns are no trajectories; export it without --format turns")
+    return Refused("no turns", f"expected the columns session_id and turns, got {', '.join(names[:8])[:200]}")
+
+
+def _read(row: Mapping[str, Any], number: int, read: int) -> Found:
+    place = f"row {number}"
+    try:
+        return place, to_json(_trajectory(row)), None, read
+    except Refused as problem:
+        return place, b"", problem, read
+    except (TypeError, ValueError, RecursionError) as error:
+        return place, b"", Refused("wrong type", f"expected values that JSON has: {str(error)[:200]}"), read
+
+
+def _trajectory(row: Mapping[str, Any]) -> dict[str, Any]:
+    """As the JSON format has it. In a column null and nothing are the same."""
+    out = {key: value for key, value in row.items() if value is not None}
+    if isinstance(out.get("turns"), list):
+        out["turns"] = [_given(turn, at) if isinstance(turn, dict) else turn for at, turn in enumerate(out["turns"], 1)]
+    return out
+
+
+def _given(turn: Mapping[str, Any], number: int) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in turn.items():
+        if value is None:
+            continue
+        name = key.removesuffix(_JSON)
+        out[name] = _decoded(key, value, number) if name != key else _filled(value)
+    for verdict in [out["verdict"]] if isinstance(out.get("verdict"), dict) else []:
+        for scored in (verdict, *(v for v in verdict.get("votes", ()) if isinstance(v, dict))):
+            scored.setdefault("score", None)
+    return out
+
+
+def _decoded(key: str, value: Any, number: int) -> Any:
+    try:
+        return from_json(value.encode())
+    except (AttributeError, ValueError, RecursionError) as error:
+        raise Refused("not JSON", f"{key}: expected JSON: {str(error)[:200]}", number) from None
+
+
+def _filled(value: Any) -> Any:
+    """Structs without what is not there."""
+    if isinstance(value, dict):
+        return {key: _filled(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return [_filled(item) for item in value]
+    return value

@@ -1,0 +1,163 @@
+r"""What names a person or opens a door, taken out of a text: each finding becomes a placeholder that says its kind.
+
+These patterns run over whatever was said: none may take more than linear time (as in `patterns.py`). A run of unbounded
+length is possessive, and begins where a run of its characters begins; what is not a run is bounded. `\n`, `\r` and
+`\t` as JSON escapes them are two characters and a boundary: tool results are often JSON inside of a text.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+KINDS = ("email", "phone", "key", "token", "ip", "home")
+"""`key`: of a known issuer, or PEM. `token`: JWT, bearer, the password in an address, a value named a secret."""
+
+Keep = Callable[[re.Match[str]], bool]
+_ESCAPE = r"\\[nrt]"
+
+
+def placeholder(kind: str) -> str:
+    return f"[{kind.upper()}]"
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """What group `it` (or the whole match) holds is taken out, unless `keep` says that it is nobody's."""
+
+    kind: str
+    pattern: re.Pattern[str]
+    hints: tuple[str, ...]  # without one of them there is nothing to find; in lower case, and so is the text
+    quick: re.Pattern[str]  # nor without this, which is sooner looked for
+    keep: Keep | None
+
+    def apply(self, text: str, low: str, counts: Counter[str]) -> str:
+        if not any(hint in low for hint in self.hints) or self.quick.search(text) is None:
+            return text
+        return self.pattern.sub(lambda match: self._put(match, counts), text)
+
+    def _put(self, match: re.Match[str], counts: Counter[str]) -> str:
+        if self.keep is not None and self.keep(match):
+            return match[0]
+        counts[self.kind] += 1
+        start, end = match.span("it") if "it" in match.re.groupindex else match.span()
+        return match[0][: start - match.start()] + placeholder(self.kind) + match[0][end - match.start() :]
+
+
+def _rule(
+    kind: str, expression: str, hints: str, *, before: str = "", quick: str = "", keep: Keep | None = None
+) -> _Rule:
+    """`before`: characters that may not stand before it, as of a class; a letter of a JSON escape is none of them."""
+    start = rf"(?:(?<![{before}])(?!(?<=\\)[nrt])|(?<={_ESCAPE}))" if before else ""
+    return _Rule(kind, re.compile(start + expression), tuple(hints.split()) or ("",), re.compile(quick), keep)
+
+
+def _no_address(match: re.Match[str]) -> bool:
+    """`react@18.2.0` and `x@w.T` are no mail; `git@host` is nobody's."""
+    last = match[0].rpartition(".")[2]
+    return match[0].startswith("git@") or len(last) < 2 or not last[0].isalpha()
+
+
+def _no_phone(match: re.Match[str]) -> bool:
+    return not 9 <= sum(c.isdigit() for c in match[0]) <= 15
+
+
+def _no_host(match: re.Match[str]) -> bool:
+    """Not an address, or one that every machine has."""
+    try:
+        address = ipaddress.ip_address(match[0])
+    except ValueError:
+        return True
+    return address.is_loopback or address.is_unspecified or not any(c.isdigit() for c in match[0])
+
+
+_ISSUED = "|".join(
+    (
+        r"sk-[\w-]{16,}+",  # OpenAI, Anthropic, OpenRouter, ours
+        r"(?:sk|pk|rk)_(?:live|test)_\w{10,}+|whsec_\w{16,}+",  # Stripe
+        r"gh[pousr]_\w{20,}+|github_pat_\w{20,}+|gl(?:pat|ptt|dt|rt)-[\w-]{16,}+",
+        r"(?:AKIA|ASIA|ABIA|ACCA|AROA|AIDA)[A-Z0-9]{16}(?!\w)",
+        r"AIza[\w-]{30,}+|ya29\.[\w-]{20,}+|GOCSPX-[\w-]{20,}+",
+        r"xox[abeoprs]-[\w-]{10,}+|xapp-[\w-]{10,}+",
+        r"(?:hf|npm|fw|tgp|gsk|r8|pplx|dop_v1|tml|wandb_v1)_\w{20,}+|(?:tml|pypi|pplx|xai|nvapi)-[\w-]{20,}+",
+        r"SG\.[\w-]{16,64}\.[\w-]{16,}+|\d{8,10}:AA[\w-]{30,}+",  # SendGrid, Telegram
+    )
+)
+_PREFIXES = (
+    "sk- sk_ pk_ rk_ whsec_ ghp_ gho_ ghu_ ghs_ ghr_ github_ glpat- glptt- gldt- glrt- akia asia abia acca aroa aida "
+    "aiza ya29. gocspx- xoxa xoxb xoxe xoxo xoxp xoxr xoxs xapp- hf_ npm_ fw_ tgp_ gsk_ r8_ pplx dop_v1_ tml wandb_v1_ "
+    "pypi- xai- nvapi- sg. :aa"
+)
+_SIGNS = r"+/=_.!#%^*@$-"  # of passwords, besides letters and digits
+_NAMED = (
+    r"(?i:api[_-]?key|secret[_-]?(?:access[_-]?)?key|access[_-]?(?:key|token)|auth[_-]?token|client[_-]?secret"
+    r"|private[_-]?key|password|passwd|passphrase|pwd|secret|token)"
+)
+_PHONES = "|".join(
+    (
+        r"\+[1-9](?:[ ./()-]{0,2}\d){7,14}(?!\d)",
+        r"(?:(?<![\w.-])(?!(?<=\\)[nrt])|(?<=\\[nrt]))(?:1[ .-])?"
+        r"(?:\([2-9]\d\d\)[ .-]?|[2-9]\d\d[ .-])\d{3}[ .-]\d{4}(?!\w|[.-]\d)",
+        r"(?:(?<![\w.,:/-])(?!(?<=\\)[nrt])|(?<=\\[nrt]))"
+        r"(?:0[1-9]\d{0,3}|\(0[1-9]\d{0,3}\))(?:[ /-]{1,2}\d{2,8}){1,5}(?!\w|[.,:/-]\d)",
+    )
+)
+_V4 = r"(?:\d{1,3}\.){3}\d{1,3}"
+_NAME = r"(?:[\w.@+$-]++(?: [\w.@+$-]++){1,3}(?=\\)|[\w.@+$-]++)"  # of a person's folder; with spaces on Windows
+
+_RULES = (
+    _rule(
+        "key",
+        r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----[\w+/=\s\\:,.]*+(?:-----END [A-Z ]{0,30}PRIVATE KEY-----)?",
+        "-----begin",
+    ),
+    _rule("token", r"eyJ[\w-]{8,}+\.[\w-]{8,}+(?:\.[\w-]*+)?", "eyj", before=r"\w-"),
+    _rule("token", r"(?<=://)[^\s/@:\"'\[\]]*+:(?P<it>[^\s/@\"'\[\]]++)(?=@)", "://"),
+    _rule("key", f"(?:{_ISSUED})", _PREFIXES, before=r"A-Za-z0-9"),
+    _rule(
+        "token",
+        r"(?i:bearer|authorization[\"':\s]{1,6}basic)\s{1,8}(?P<it>[\w.~+/-]{16,}+=*+)",
+        "bearer authorization",
+        before=r"A-Za-z0-9",
+    ),
+    _rule(
+        "token",
+        _NAMED + r"[\"'\\]{0,4}\s{0,4}[:=]{1,2}\s{0,4}[\"'\\]{0,4}"
+        rf"(?P<it>(?=[A-Za-z{_SIGNS}]{{0,80}}\d)(?=[\d{_SIGNS}]{{0,80}}[A-Za-z])[\w{_SIGNS}]{{6,}}+)(?![\[(])",
+        "key pass pwd secret token",
+    ),
+    _rule("email", r"[\w.+%-]++@[\w-]++(?:\.[\w-]++)++", "@", before=r"\w.+%-", keep=_no_address),
+    _rule("home", rf"(?<!HOME\])/(?:home|Users)/{_NAME}", "/home/ /users/", before=r"\w."),
+    _rule("home", rf"(?<!HOME\])(?:/[\w.-]++){{1,3}}/(?:home|Users)/{_NAME}", "/home/ /users/", before=r"\w./~"),
+    _rule(
+        "home",
+        rf"[A-Za-z]:[\\/]{{1,4}}(?i:Users|Documents and Settings)[\\/]{{1,4}}{_NAME}",
+        r":\ :/",
+        before=r"\w",
+        quick=r":[\\/]{1,4}[UuDd]",
+    ),
+    _rule("ip", rf"{_V4}(?!\w|\.\d)", ".", before=r"\w.", quick=r"\d\.\d{1,3}\.\d", keep=_no_host),
+    _rule(
+        "ip",
+        rf"(?:[\dA-Fa-f]{{0,4}}:){{2,7}}(?:{_V4}|[\dA-Fa-f]{{0,4}})(?!\w)",
+        ":",
+        before=r"\w:.",
+        quick=r":[\dA-Fa-f]{0,4}:",
+        keep=_no_host,
+    ),
+    _rule("phone", f"(?:{_PHONES})", "", quick=r"\d[ ./()-]{0,2}\d{2}", keep=_no_phone),
+)
+
+
+def scrubbed(text: str) -> tuple[str, Counter[str]]:
+    """(The text without them, how many of each kind). What it gives, it leaves as it is."""
+    counts: Counter[str] = Counter()
+    while True:
+        before, low = text, text.lower()
+        for rule in _RULES:
+            text = rule.apply(text, low, counts)
+        if text == before:
+            return text, counts

@@ -1,0 +1,246 @@
+"""`data export --redact`: no secret survives, nothing is taken out twice, and no text makes it slow."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.system.test_words import run
+from tests.trajectories.world import IDENTITY, Home, main, put
+
+from openclaw_rl.trajectories.commands import send_out
+from openclaw_rl.trajectories.redacting import Redactor
+from openclaw_rl.trajectories.scrubbing import scrubbed
+
+WORD = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+
+
+def random_(least: int, most: int, alphabet: str = WORD) -> st.SearchStrategy[str]:
+    return st.text(alphabet, min_size=least, max_size=most)
+
+
+names = st.from_regex(r"\A[a-z]{2,8}([._+-][a-z]{1,6})?\Z")
+hosts = st.from_regex(r"\A[a-z]{2,8}(-[a-z]{2,4})?\.(com|org|co\.uk|museum)\Z")
+digits = random_(4, 4, "0123456789")
+SECRETS: dict[str, tuple[str, st.SearchStrategy[str]]] = {
+    "mail": ("email", st.builds("{}@{}".format, names, hosts)),
+    "international": ("phone", st.builds("+49 30 555{}".format, digits)),
+    "american": ("phone", st.builds("(415) 555-{}".format, digits)),
+    "dashes": ("phone", st.builds("415-555-{}".format, digits)),
+    "national": ("phone", st.builds("030/555{}0".format, digits)),
+    "openai": ("key", st.builds("sk-proj-{}".format, random_(20, 60, WORD + "_-"))),
+    "github": ("key", st.builds("ghp_{}".format, random_(36, 36))),
+    "aws": ("key", st.builds("AKIA{}".format, random_(16, 16, "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"))),
+    "ours": ("key", st.builds("sk-openclaw-{}".format, random_(32, 32, WORD + "_-"))),
+    "jwt": ("token", st.builds("eyJ{}.eyJ{}.{}".format, *[random_(10, 40, WORD + "_-")] * 3)),
+    "v4": ("ip", st.ip_addresses(v=4).filter(lambda a: not (a.is_loopback or a.is_unspecified)).map(str)),
+    "v6": ("ip", st.integers(1, 2**64).map(lambda n: f"2001:db8::{n & 0xFFFF:x}:{n >> 48:x}")),
+    "linux": ("home", st.builds("/home/{}".format, names)),
+    "mac": ("home", st.builds("/Users/{}".format, names)),
+    "windows": ("home", st.builds(r"C:\Users\{}".format, names)),
+}
+secret = st.sampled_from(sorted(SECRETS)).flatmap(lambda name: st.tuples(st.just(SECRETS[name][0]), SECRETS[name][1]))
+around = st.sampled_from([" ", "\n", ", ", ' "', "' ", "(", ") ", "> ", r"\n", "\t", "; ", "=", " `", "` "])
+pieces = st.lists(st.tuples(around, secret, around), min_size=1, max_size=5)
+NASTY = ["a", "1", "@", ".", "/home/a", "+1415555010", "0", ":", "-", "eyJabcdefgh", " ", "\\n", "[KEY]", "token="]
+nasty = st.lists(st.sampled_from(NASTY), max_size=30).map("".join)
+
+
+@settings(deadline=None)
+@given(pieces)
+def test_no_known_secret_survives(parts: list[tuple[str, tuple[str, str], str]]) -> None:
+    text = "So: ".join(f"{before}{found}{after}" for before, (_, found), after in parts)
+    clean, counts = scrubbed(text)
+    for _, (kind, found), _ in parts:
+        assert found not in clean
+        assert counts[kind]
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.one_of(nasty, st.text(), pieces.map(lambda p: "".join(a + s[1] + b for a, s, b in p))))
+def test_what_is_clean_stays_as_it_is(text: str) -> None:
+    clean, _ = scrubbed(text)
+    again, counts = scrubbed(clean)
+    assert (again, counts.total()) == (clean, 0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "react@18.2.0, x@w.T; git@github.com:a/b; @app.route",
+        "on 01-02-2026 at 10:30, or 2026-03-01T12:00:00+00:00; 5,000,000; 3.14159; version 1.2.3",
+        "http://127.0.0.1:8000 and ::1 and 0.0.0.0; std::vector; https://x.com/home/page",
+        "token = tokenizer.decode(x1); max_tokens=4096; task-force-of-many-brave-people",
+        "chatcmpl-0123456789abcdef0123456789abcdef 123e4567-e89b-12d3-a456-426614174000 user_session_abc123",
+        "the basic understanding-of-many-things",
+    ],
+)
+def test_what_is_nobodys_stays(text: str) -> None:
+    assert scrubbed(text)[0] == text
+
+
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        ("postgres://me:hunter2@db.example.com/x", "postgres://me:[TOKEN]@db.example.com/x"),
+        ("Authorization: Bearer abcdef0123456789", "Authorization: Bearer [TOKEN]"),
+        ("aws_secret_access_key = wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", "aws_secret_access_key = [TOKEN]"),
+        ('{"password": "p@ss-w0rd"}', '{"password": "[TOKEN]"}'),
+        (r'{"out": "ok\nsk-abcdefghijklmnop12\n10.0.0.1"}', r'{"out": "ok\n[KEY]\n[IP]"}'),
+        (r"C:\Users\Alice Smith\x and /mnt/c/Users/bob/x", r"[HOME]\x and [HOME]/x"),
+        ("-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY----- ok", "[KEY] ok"),
+    ],
+)
+def test_what_stands_around_it_stays(text: str, clean: str) -> None:
+    assert scrubbed(text)[0] == clean
+
+
+UNITS = [
+    "a",
+    "a.",
+    "a@",
+    "a@a.",
+    "1",
+    "1.",
+    "+1",
+    "0 ",
+    "415-",
+    ":",
+    "a:",
+    "/home/",
+    "/home/a",
+    "/a",
+    "C:\\Users\\",
+    "sk-",
+]
+UNITS += [
+    "eyJ",
+    "eyJabcdefgh.",
+    "://a:",
+    "://a",
+    "bearer ",
+    "token=",
+    "token",
+    "password ",
+    "\\n",
+    "a\\n",
+    "-----BEGIN PRIVATE KEY-----",
+]
+UNITS += [
+    "/home/a+14155550100",
+    "a@b.cc/home/a",
+    "x/home/a/home/",
+    "-",
+    "_",
+    " ",
+    "SG.",
+    "[EMAIL]",
+    "[HOME]/home/a",
+    "(030) ",
+    "1:",
+]
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_time_grows_with_the_length_and_no_faster(unit: str) -> None:
+    """Eight times the text takes about eight times as long; a quadratic pattern would take sixty-four."""
+
+    def seconds(size: int) -> float:
+        text = unit * (size // len(unit))
+        best = 1e9
+        for _ in range(3):
+            began = time.process_time()
+            scrubbed(text)
+            best = min(best, time.process_time() - began)
+        return best
+
+    assert seconds(160_000) < 24 * max(seconds(20_000), 0.002)
+
+
+# ----------------------------------------------------------------------------------------------------------- the export
+
+CALL = {"id": "c", "type": "function", "function": {"name": "look", "arguments": '{"path": "/home/alice/x", "n": [1]}'}}
+TALK: dict[str, Any] = {
+    "session_id": "alice@example.com",
+    "user": "alice@example.com",
+    "turns": [
+        main("Hello", "Yo", next_state="mail me: alice@example.com"),
+        main("mail me: alice@example.com", "", message={"role": "assistant", "content": "", "tool_calls": [CALL]}),
+        main("More", "Fine, 10.1.2.3", next_state="ok", verdict={"score": 1, "hints": ["call +1 415 555 0100"]}),
+    ],
+}
+
+
+def sent(home: Home, to: Path, **more: Any) -> str:
+    send_out(home.config, str(to), names=(), since=None, form=more.pop("form", "trajectories"), redact=True)
+    return to.read_text(encoding="utf-8") if to.is_file() else ""
+
+
+def test_an_export_gives_nothing_away_and_can_be_imported(tmp_path: Path, home: Home) -> None:
+    home.bring(put(tmp_path / "in.jsonl", TALK, {"session_id": "plain", "turns": [main("Hi", "Yo")]}), score=True)
+    text = sent(home, tmp_path / "out.jsonl")
+    for word in ("alice", "10.1.2.3", "555"):
+        assert word not in text
+    marked, plain = (json.loads(line) for line in text.splitlines())
+    if marked["session_id"] == "plain":
+        marked, plain = plain, marked
+    first, second, third = marked["turns"]
+    assert first["removed"] == ["email"]
+    assert first["identity"] == IDENTITY, "it was said later: its own tokens tell nothing"
+    for turn in (second, third):
+        assert not {"prompt_ids", "response_ids", "logprobs", "identity"} & turn.keys()
+        assert turn["off_policy"]
+    arguments = second["message"]["tool_calls"][0]["function"]["arguments"]
+    assert json.loads(arguments) == {"path": "[HOME]/x", "n": [1]}
+    assert third["removed"] == ["email", "phone", "ip", "home"]
+    assert first["user"].startswith("redacted-")
+    assert first["user"] == second["user"]
+    assert "removed" not in plain["turns"][0]
+    other = Home.open(tmp_path / "other")
+    report = other.bring(tmp_path / "out.jsonl")
+    assert report.refused == 0, report.examples
+    assert report.counts.turns == 4
+    assert sent(other, tmp_path / "again.jsonl").count("[EMAIL]") == text.count("[EMAIL]")
+    other.store.close()
+
+
+def test_files_and_rows_give_nothing_away(tmp_path: Path, home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    home.bring(put(tmp_path / "in.jsonl", TALK), score=True)
+    sent(home, tmp_path / "folder")
+    (file,) = (tmp_path / "folder").iterdir()
+    assert file.name.startswith("redacted-")
+    assert json.loads(file.read_text())["session_id"] == file.stem
+    capsys.readouterr()
+    (row,) = sent(home, tmp_path / "rows.jsonl", form="turns").splitlines()
+    assert json.loads(row)["next_state"] == "mail me: [EMAIL]"
+    assert "alice" not in row
+    assert "2 turns without words" in " ".join(capsys.readouterr().out.split())
+    send_out(home.config, str(tmp_path / "all.parquet"), names=(), since=None, form="trajectories", redact=True)
+    assert b"alice" not in (tmp_path / "all.parquet").read_bytes()
+
+
+def test_the_command_counts_what_it_took_out(tmp_path: Path, home: Home) -> None:
+    home.bring(put(tmp_path / "in.jsonl", TALK))
+    done = run("data", "export", str(tmp_path / "o.jsonl"), "--redact", "--home", str(tmp_path / "home"))
+    assert done.returncode == 0, done.stderr
+    assert "taken out: 2 email, 1 phone, 1 ip, 1 home; 2 of 3 turns left without" in " ".join(done.stdout.split())
+
+
+def test_parts_are_read_as_the_model_reads_them() -> None:
+    """A mail address in two parts of a content is one."""
+    parts = [{"type": "text", "text": "alice@"}, {"type": "text", "text": "example.com"}, {"type": "image_url"}]
+    turn = {"type": "main", "messages": [{"role": "user", "content": parts}], "message": {"content": "ok"}}
+    clean = Redactor(b"k" * 32).turn(turn)
+    assert clean["prompt"].startswith("[EMAIL]")
+    assert clean["messages"][0]["content"] == [{"type": "text", "text": "[EMAIL]"}, {"type": "image_url"}]
+
+
+@pytest.mark.parametrize(("status", "kept"), [("done", True), ("failed", False), ("cancelled", False)])
+def test_tokens_of_a_reply_that_broke_off_may_hold_more_than_its_words(status: str, kept: bool) -> None:
+    turn = {"messages": [{"role": "user", "content": "Hi"}], "message": {"content": ""}, "status": status}
+    assert ("prompt_ids" in Redactor(b"k" * 32).turn(turn | {"prompt_ids": [1], "response_ids": [2]})) == kept
