@@ -82,8 +82,7 @@ def test_binary_is_the_reference(reference: ModuleType, seed: int, margin: float
             if s.reward is None:
                 assert not mask.any()
             else:
-                mean = reference.baselines(expected, s.agent, SHRINK)
-                b = max(-1.0, mean - margin * np.sqrt(1 - mean**2))
+                b = reference.lowered(reference.baselines(expected, s.agent, SHRINK), margin)
                 np.testing.assert_allclose(advantages, s.reward - b, atol=1e-6)
                 assert (advantages * s.reward >= 0).all(), "what was not liked is never reinforced"
                 np.testing.assert_array_equal(mask, s.mask)
