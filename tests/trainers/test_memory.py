@@ -103,3 +103,23 @@ def test_a_step_that_was_begun_is_not_begun_again(trainer: Make, draw: Draw, tmp
         made.step(batch, str(tmp_path / "policy"))
     assert all(cure in str(caught.value) for cure in CURES)
     assert weight.detach().any(), "it stood behind its step"
+
+
+class Rows:
+    """Passes of two rows: they can be halved once."""
+
+    budget, ranks = 128, 1
+
+    def halve(self) -> int | None:
+        self.budget //= 2
+        return self.budget if self.budget == 64 else None
+
+
+def test_a_cpu_without_memory_is_told_as_a_gpu_is(caplog: pytest.LogCaptureFixture) -> None:
+    """What torch's own allocator raises there, and nothing else of that kind."""
+    rows = Rows()
+    with caplog.at_level(logging.ERROR, "openclaw_rl.trainers.memory"), pytest.raises(TooLarge, match="can't allocate"):
+        fitted(lambda: torch.empty(2**50, dtype=torch.float64), rows, lambda: False)
+    assert "Trying passes of 64 tokens instead" in caplog.text
+    with pytest.raises(RuntimeError, match="must match"):
+        fitted(lambda: torch.ones(2) + torch.ones(3), rows, lambda: False)

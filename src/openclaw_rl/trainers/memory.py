@@ -17,6 +17,7 @@ CURE = (
     "What makes a step smaller: train.checkpointing true, a smaller train.micro_tokens, train.base_bits 4, a smaller "
     "train.lora.rank, train.offload_optimizer true, a shorter engine.max_context; in this order"
 )
+_CPU = "can't allocate memory"  # what torch's allocator says
 
 
 class Lacking(torch.OutOfMemoryError):
@@ -47,7 +48,9 @@ def fitted(attempt: Callable[[], _T], passes: Divisible, begun: Callable[[], boo
     while True:
         try:
             return attempt()
-        except torch.OutOfMemoryError as error:
+        except RuntimeError as error:  # of a GPU; torch has no kind of its own for a CPU's
+            if not isinstance(error, torch.OutOfMemoryError) and _CPU not in str(error):
+                raise
             why, alone = str(error), passes.ranks > 1 and not isinstance(error, Lacking)
         if alone or begun():  # the other ranks know nothing of what failed here alone
             raise ModelError(f"the step does not fit into memory ({why}). {CURE}")
