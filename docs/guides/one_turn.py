@@ -39,8 +39,7 @@ CLIP_LOW, CLIP_HIGH, DUAL_CLIP = 0.8, 1.28, 3.0  # arXiv:2503.14476 (asymmetric 
 GAP_LOW, GAP_HIGH = 0.5, 5.0  # tokens whose ratio lies outside carry no gradient: arXiv:2512.16144, eq. 1
 OPD_CLIP = 1.0  # C
 KL_COEF = 0.1
-DECAY = 0.95  # of the mean score
-MARGIN = 0.75  # standard deviations by which the baseline is below it: praise weighs more (arXiv:2506.20520)
+DECAY = 0.95  # of the baseline
 
 
 # ---------------------------------------------------------------------------------------------------- 1. serve a turn
@@ -155,19 +154,18 @@ def judge(reaction: str) -> tuple[int | None, str | None]:
 class Memory:
     """What credit remembers between batches: read before a batch, changed after it."""
 
-    mean: float = 0.0  # of the scores
+    baseline: float = 0.0
     tokens: float = field(default=0.0)  # slow average of reply lengths: the denominators
 
     def after(self, turns: list[Turn]) -> None:
         for turn in turns:
             if turn.score is not None:
-                self.mean = DECAY * self.mean + (1 - DECAY) * turn.score
+                self.baseline = DECAY * self.baseline + (1 - DECAY) * turn.score
 
 
 def binary_advantages(turns: list[Turn], memory: Memory) -> torch.Tensor:
-    """[B] A = r - V. No division by a standard deviation: one person's batch is small and may be unanimous."""
-    baseline = max(-1.0, memory.mean - MARGIN * (1 - memory.mean**2) ** 0.5)
-    return torch.tensor([0.0 if t.score is None else t.score - baseline for t in turns])
+    """[B] A = r - b. No division by a standard deviation: one person's batch is small and may be unanimous."""
+    return torch.tensor([0.0 if t.score is None else t.score - memory.baseline for t in turns])
 
 
 def opd_advantages(teacher_BR: torch.Tensor, own_BR: torch.Tensor) -> torch.Tensor:

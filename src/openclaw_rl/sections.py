@@ -180,7 +180,7 @@ class TrainConfig(_Section):
         description="sdpo, sdft: distillation over the likeliest tokens of the student, of the teacher; "
         "groups: several rollouts of one task, of environments only",
     )
-    batch_min: int = Field(2, ge=1, description="fresh turns with signal that make a batch")
+    batch_min: int = Field(4, ge=1, description="fresh turns with signal that make a batch")
     batch_max: int = Field(16, ge=1)
     accumulation: int = Field(
         1, ge=1, description="batches whose gradients make one step: batch_min and batch_max count each of them"
@@ -244,7 +244,6 @@ class TrainConfig(_Section):
     kl_coef: float = Field(0.1, ge=0, description="k2 to the base")
     baseline_decay: float = Field(0.95, ge=0, lt=1)
     baseline_shrink: float = Field(8.0, ge=0)
-    baseline_margin: float = Field(0.75, ge=0, le=1, description="standard deviations of scores that it is lower")
     group_scale: Literal["none", "std"] = Field(
         "none", description="what a distance to the mean of a group is divided by (groups)"
     )

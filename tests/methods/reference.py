@@ -15,12 +15,6 @@ def baselines(memory, agent, shrink):
     return (n * own + shrink * everyone) / (n + shrink) if n + shrink > 0 else everyone
 
 
-def lowered(mean, margin):
-    """V: so many standard deviations of +-1 scores below their mean, and never below the lowest score."""
-    variance = (1 + mean) / 2 * (1 - mean) ** 2 + (1 - mean) / 2 * (1 + mean) ** 2
-    return max(-1.0, mean - margin * math.sqrt(variance))
-
-
 def baselines_after(memory, verdicts, decay):
     memory = dict(memory)
     for agent, r in verdicts:

@@ -70,10 +70,10 @@ def as_reference(memory: dict) -> dict:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**32 - 1), st.sampled_from([0.0, 0.5, 1.0]))
-def test_binary_is_the_reference(reference: ModuleType, seed: int, margin: float) -> None:
+@given(st.integers(0, 2**32 - 1))
+def test_binary_is_the_reference(reference: ModuleType, seed: int) -> None:
     rng, samples = batch(seed)
-    method = Binary(decay=DECAY, shrink=SHRINK, margin=margin)
+    method = Binary(decay=DECAY, shrink=SHRINK)
     memory: dict = {}
     expected: dict = {}
     for _ in range(3):  # the baseline of one batch is what the batches before it left behind
@@ -82,9 +82,8 @@ def test_binary_is_the_reference(reference: ModuleType, seed: int, margin: float
             if s.reward is None:
                 assert not mask.any()
             else:
-                b = reference.lowered(reference.baselines(expected, s.agent, SHRINK), margin)
+                b = reference.baselines(expected, s.agent, SHRINK)
                 np.testing.assert_allclose(advantages, s.reward - b, atol=1e-6)
-                assert (advantages * s.reward >= 0).all(), "what was not liked is never reinforced"
                 np.testing.assert_array_equal(mask, s.mask)
         verdicts = [(s.agent, s.reward) for s in samples if s.reward is not None]
         memory = json.loads(json.dumps(method.remember(samples, memory)))  # it travels as JSON in the policy row

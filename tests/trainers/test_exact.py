@@ -215,7 +215,7 @@ class Reference:
         advantages: dict[str, Any] = {"binary": None, "opd": None, "topk": None}
         if train.method in ("binary", "combine") and s.reward is not None:
             state = {("agent", k): tuple(v) for k, v in MEMORY["baseline"]["agents"].items()}  # type: ignore[index]
-            b = self._reference.lowered(self._reference.baselines(state | {"everyone": (0.3, 9)}, s.agent, 8.0), 0.75)
+            b = self._reference.baselines(state | {"everyone": (0.3, 9)}, s.agent, 8.0)
             advantages["binary"] = [s.reward - b] * len(o)
         by = {"sdpo": "student_topk", "sdft": "teacher_topk"}.get(train.method, train.distill)
         choice = train.hint_choice or ("mixture" if by == "token" else "overlap")

@@ -91,7 +91,7 @@ def test_the_step_is_the_reference(trainer: Make, draw: Draw, reference: ModuleT
         hinted = [Row(prompt_ids=h, response_ids=s.response_ids, temperature=s.temperature) for h in s.hinted_prompts]
         teachers = [t.tolist() for t in made.logprobs(hinted, base=True)]
         r = len(o)
-        b = reference.lowered(reference.baselines(state, s.agent, 8.0), 0.75)
+        b = reference.baselines(state, s.agent, 8.0)
         stated.append(
             {
                 "logp": o.tolist(),

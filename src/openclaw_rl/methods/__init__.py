@@ -58,10 +58,9 @@ def make(
     w_opd: float,
     distill: Distill | None = None,
     groups: Groups | None = None,
-    margin: float = 0.0,
 ) -> AnyMethod:
     """The method of that name. Raises `ValueError` that lists what there is, or says what does not go together."""
-    how, binary = distill or Distill(), Binary(decay=decay, shrink=shrink, margin=margin)
+    how, binary = distill or Distill(), Binary(decay=decay, shrink=shrink)
     match name:
         case "binary":
             return binary

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,34 +12,26 @@ from openclaw_rl.methods.baseline import Baseline
 
 
 class Binary:
-    """A = r - V for r in {+1, -1}. A sample without a score is in no term and in no denominator.
+    """A = r - b for r in {+1, -1}. A sample without a score is in no term and in no denominator.
 
-    V = max(-1, b - margin * sqrt(1 - b^2)): below the mean score b by so many standard deviations of the scores.
-    What pleased then weighs more, and what did not less: pushing likely tokens down raises ones that nobody wants, and
-    samples that are a little stale make it worse (arXiv:2506.20520). With two scores any baseline has the same expected
-    gradient. No division by a standard deviation: it is 0 when all agree, which in small batches is common.
+    No division by a standard deviation: it is 0 when all agree, which in a batch of four is common.
     """
 
     uses_reward = True
     uses_hints = False
     top = 0
 
-    def __init__(self, *, decay: float = 0.95, shrink: float = 8.0, margin: float = 0.0) -> None:
+    def __init__(self, *, decay: float = 0.95, shrink: float = 8.0) -> None:
         self._decay = decay
-        self._margin = margin
         self._shrink = shrink
 
     def terms(self, evidence: Evidence, memory: Mapping[str, Any]) -> tuple[Term, ...]:
         """One term, of the scores alone. b is read once, before the batch."""
         baseline = Baseline(memory, decay=self._decay, shrink=self._shrink)
-
-        def advantage(sample: Sample) -> float:
-            if sample.reward is None:
-                return 0.0
-            b = baseline.read(sample.agent)
-            return _checked(sample) - max(-1.0, b - self._margin * math.sqrt(max(0.0, 1 - b * b)))
-
-        advantages = [np.full(len(s.mask), advantage(s), np.float32) for s in evidence.samples]
+        advantages = [
+            np.full(len(s.mask), 0.0 if s.reward is None else _checked(s) - baseline.read(s.agent), np.float32)
+            for s in evidence.samples
+        ]
         masks = [s.mask & (s.reward is not None) for s in evidence.samples]
         return (Term(name="binary", weight=1.0, advantages=tuple(advantages), masks=tuple(masks)),)
 

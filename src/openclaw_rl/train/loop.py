@@ -97,7 +97,6 @@ def make_method(train: TrainConfig) -> methods.AnyMethod:
         train.method,
         decay=train.baseline_decay,
         shrink=train.baseline_shrink,
-        margin=train.baseline_margin,
         clip=train.opd_clip,
         w_binary=train.w_binary,
         w_opd=train.w_opd,
