@@ -114,18 +114,23 @@ def asked(
     return verdicts(store, ids)
 
 
-def test_more_workers_drain_a_slow_judges_queue_sooner(store: Store) -> None:
+def test_more_workers_ask_a_slow_judge_more_at_once(store: Store) -> None:
     class Slow(ScriptedJudge):
+        running = most = 0
+
         async def judge(self, item: JudgeInput) -> Verdict:
+            self.running += 1
+            self.most = max(self.most, self.running)
             await asyncio.sleep(0.25)
+            self.running -= 1
             return await super().judge(item)
 
     waiting(store, "before", ["ok"] * 40)
     trouble = seen(store)["the judge falls behind"]
-    before = drained(home(store), store, Slow(lambda item: 1))
+    drained(home(store), store, before := Slow(lambda item: 1))
     waiting(store, "after", ["ok"] * 40)
-    after = drained(home(store, dict(trouble.settings)), store, Slow(lambda item: 1))
-    assert after < before / 1.5, (before, after)
+    drained(home(store, dict(trouble.settings)), store, after := Slow(lambda item: 1))
+    assert (before.most, after.most) == (home(store).judge.workers, trouble.settings["judge.workers"])
 
 
 UNKNOWN = ["Das stimmt leider hinten und vorne nicht", "Genau so wollte ich es haben"]
@@ -213,24 +218,25 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
         yield made
 
 
-def test_more_workers_make_more_rollouts_a_second(system: System, store: Store, tmp_path: Path) -> None:
+def test_more_workers_make_more_rollouts_at_once(system: System, store: Store, tmp_path: Path) -> None:
     """Against the real gateway and engine, with an environment that takes its time, as environments do."""
     (tmp_path / "slow.py").write_text(
-        "import asyncio\nasync def rollout(model, task):\n    await asyncio.sleep(0.6)\n"
-        "    return await model.generate(task, max_tokens=4)\n"
+        "import asyncio\nrunning = 0\nasync def rollout(model, task):\n    global running\n    running += 1\n"
+        "    await asyncio.sleep(0.6)\n    seen = running\n    await model.generate(task, max_tokens=4)\n"
+        "    running -= 1\n    return seen\n"
     )
     rollouts = {"rollout.function_path": str(tmp_path / "slow.py")}
     steps(store, (0, 1, 1), (100, 1, 1), (200, 1, 1))
     loops.beat(store, "train", "waiting for turns: 0 of 2")
     trouble = seen(store, rollouts)["slow collection"]
-    took = []
+    most = []
     for settings in (rollouts, rollouts | dict(trouble.settings)):
         config = system.config.model_copy(update={"rollout": home(store, settings).rollout})
-        began = time.monotonic()
-        done = asyncio.run(roll(config, [Task(words="Hi")], tmp_path / "out", num=16))
-        took.append(time.monotonic() - began)
+        out = tmp_path / str(len(most))
+        done = asyncio.run(roll(config, [Task(words="Hi")], out, num=16))
         assert not any(one.error for one in done)
-    assert took[1] < took[0] / 1.4, took
+        most.append(max(json.loads(file.read_text())["result"] for file in out.glob("*.json")))
+    assert most == [2, trouble.settings["rollout.workers"]]
 
 
 def stepped(path: str, settings: Mapping[str, Any], draw: Callable[..., list[Sample]], out: Path) -> int:
