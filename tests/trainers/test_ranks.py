@@ -283,7 +283,7 @@ def test_a_rank_that_does_not_listen_is_noticed_in_time(tmp_path: Path) -> None:
         subprocess.Popen([sys.executable, "-c", SILENT, str(tmp_path / "store"), str(rank)], **how) for rank in (0, 1)
     ]
     try:
-        said, _ = ranks_[0].communicate(timeout=50)
+        said, _ = ranks_[0].communicate(timeout=150)
     finally:
         for rank in ranks_:
             rank.kill()
