@@ -30,7 +30,8 @@ from openclaw_rl.store.db import Store
 from openclaw_rl.train import ranks
 from openclaw_rl.train.line import Listener
 from openclaw_rl.train.loop import make_method
-from openclaw_rl.train.ranks import Processes, RankedTrainer, launched
+from openclaw_rl.train.processes import Processes
+from openclaw_rl.train.ranks import RankedTrainer, launched
 from openclaw_rl.trainers.local import LocalTrainer
 from openclaw_rl.trainers.world import Alone, cut, dealt
 

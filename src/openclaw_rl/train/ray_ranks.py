@@ -15,7 +15,7 @@ from openclaw_rl import config as settings
 from openclaw_rl.config import Config
 from openclaw_rl.errors import ConfigError, RanksGone
 from openclaw_rl.train.line import Listener
-from openclaw_rl.train.ranks import PROGRAM, Processes, Start
+from openclaw_rl.train.processes import PROGRAM, Processes, Start
 
 _POLL = 0.2  # seconds
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -20,10 +19,9 @@ from openclaw_rl.serve.dialects.fields import (
     read_top_logprobs,
 )
 from openclaw_rl.serve.dialects.responses_input import DIALECT, ID_PREFIX, read_input, system_message
-from openclaw_rl.serve.dialects.responses_output import ItemIds, items_of, response, status_of
+from openclaw_rl.serve.dialects.responses_output import Extra, ItemIds, items_of, response, status_of
 from openclaw_rl.serve.dialects.responses_stream import ResponsesStream
 from openclaw_rl.serve.dialects.responses_tools import (
-    Origin,
     Toolbox,
     ToolChoice,
     chosen_tools,
@@ -89,15 +87,6 @@ class _Body(SamplingFields, kw_only=True):
 
 _decoder = msgspec.json.Decoder(_Body)
 _codex_turn = msgspec.json.Decoder(_CodexTurn)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Extra:
-    """What the answer needs of the request."""
-
-    echo: Mapping[str, Any]  # what the Response object repeats
-    origins: Mapping[str, Origin] = field(default_factory=dict)
-    seal: bool = False  # the reasoning is also given as `encrypted_content`
 
 
 class ResponsesDialect:

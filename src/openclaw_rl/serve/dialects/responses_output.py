@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -18,6 +19,15 @@ Item = dict[str, Any]
 COMPLETED, INCOMPLETE, IN_PROGRESS = "completed", "incomplete", "in_progress"
 _PREFIXES = {"custom_tool_call": "ctc", "local_shell_call": "lsc", "function_call": "fc"}
 _object = msgspec.json.Decoder(dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extra:
+    """What the answer needs of the request."""
+
+    echo: Mapping[str, Any]  # what the Response object repeats
+    origins: Mapping[str, Origin] = field(default_factory=dict)
+    seal: bool = False  # the reasoning is also given as `encrypted_content`
 
 
 class ItemIds:

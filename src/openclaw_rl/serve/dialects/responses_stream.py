@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from openclaw_rl.render.parse import ToolCall
 from openclaw_rl.serve.ask import Ask, End, Opening, Part, TokenInfo
 from openclaw_rl.serve.dialects import responses_output as out
 from openclaw_rl.serve.dialects.base import token_entry
-from openclaw_rl.serve.dialects.responses_output import Item, ItemIds, Tokens
+from openclaw_rl.serve.dialects.responses_output import Extra, Item, ItemIds, Tokens
 from openclaw_rl.store.codec import to_json
-
-if TYPE_CHECKING:
-    from openclaw_rl.serve.dialects.responses import Extra
 
 
 class _Open:
