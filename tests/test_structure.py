@@ -30,13 +30,14 @@ LEVELS: tuple[frozenset[str], ...] = (
             "chat",
             "connect",
             "reference",
+            "rollback",
             "rollouts",
             "scaffold",
             "signs",
             "troubles",
         }
     ),
-    frozenset({"cli", "commands_data", "commands_recipes", "commands_rollout"}),
+    frozenset({"cli", "commands_data", "commands_recipes", "commands_rollback", "commands_rollout"}),
 )
 APART = (2, 3)
 """On these levels no two rooms may know each other."""

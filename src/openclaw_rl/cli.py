@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from openclaw_rl import __version__, commands_data, commands_recipes, commands_rollout
+from openclaw_rl import __version__, commands_data, commands_recipes, commands_rollback, commands_rollout
 from openclaw_rl.errors import OpenClawError
 
 if TYPE_CHECKING:
@@ -371,6 +371,7 @@ def config_check(file: str) -> None:
 
 cli.add_command(commands_data.group(_common, _model, _load))
 cli.add_command(commands_rollout.command(_common, _gateway, _words, _load))
+cli.add_command(commands_rollback.command(_common, _load))
 cli.add_command(commands_recipes.new_method())
 cli.add_command(commands_recipes.evaluate(_common, _gateway, _words, _load))
 

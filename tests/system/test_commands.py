@@ -50,6 +50,12 @@ def test_status_and_inspect_tell_the_story(tmp_path: Path) -> None:
             assert words in turn
         assert first["id"] in run("inspect", "policy", "1", "--home", home).stdout
         assert first["id"][:12] in run("inspect", "sessions", "--home", home).stdout
+        assert "version 0 answers again" in run("rollback", "0", "--yes", "--home", home).stdout
+        assert system.settle() == 0
+        assert (
+            post(system, "/v1/chat/completions", {"model": "openclaw", "messages": said})["system_fingerprint"] == "v0"
+        )
+        assert "was taken back" in run("inspect", "turn", first["id"], "--home", home).stdout
 
 
 def test_one_turn_in_one_file_learns() -> None:

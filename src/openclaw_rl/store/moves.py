@@ -23,6 +23,7 @@ class Cause(StrEnum):
     SESSION_DONE = "session done"
     TIMEOUT = "timeout"
     SUPERSEDED = "superseded"
+    TAKEN_BACK = "taken back"
 
 
 REOPENABLE = frozenset({Cause.SESSION_DONE, Cause.TIMEOUT, Cause.SUPERSEDED, Cause.REDACTED})

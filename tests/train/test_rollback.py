@@ -1,0 +1,130 @@
+"""What was learned is taken back, stays taken back, and what cannot answer is not gone back to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from openclaw_rl.cli import cli
+from openclaw_rl.config import TrainConfig
+from openclaw_rl.digest import ADAPTER_WEIGHTS
+from openclaw_rl.errors import OpenClawError
+from openclaw_rl.rollback import plan, take_back
+from openclaw_rl.store import policies, turns
+from openclaw_rl.store.db import Store
+from openclaw_rl.testing import ScriptedTrainer
+from openclaw_rl.train.batch import Builder
+from openclaw_rl.train.loop import TrainRoom
+from openclaw_rl.types import Policy, PolicyState, TurnState
+
+Fill = Callable[..., list[str]]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+@pytest.fixture
+def room(store: Store, builder: Builder, home: Path) -> TrainRoom:
+    train = TrainConfig(batch_min=4, batch_max=4, max_wait=1e9)
+    return TrainRoom(store, ScriptedTrainer(), builder, train, home / "policies")
+
+
+@pytest.fixture
+def learned(store: Store, room: TrainRoom, fill: Fill) -> list[list[str]]:
+    """The turns behind versions 1, 2 and 3."""
+    made = []
+    for _ in range(3):
+        made.append(fill(store, 4))
+        assert room.turn()
+    return made
+
+
+def head_of(store: Store) -> Policy:
+    with store.read() as conn:
+        return policies.head(conn)
+
+
+def run(home: Path, *words: str, answer: str | None = None) -> Result:
+    return CliRunner().invoke(cli, ["rollback", "--home", str(home), *words], input=answer)
+
+
+def test_what_was_taken_back_is_not_learned_again(
+    store: Store, room: TrainRoom, learned: list[list[str]], fill: Fill, home: Path
+) -> None:
+    done = run(home, "1", "--yes", "--reason", "it had become rude")
+    assert done.exit_code == 0, done.output
+    assert "version 1 answers again; taken back: 2, 3; 8 turns never train again" in done.output
+    assert head_of(store).version == 1
+    with store.read() as conn:
+        states = {p.version: (p.state, p.reason) for p in policies.all(conn)}
+        assert states[3] == states[2] == (PolicyState.ROLLED_BACK, "it had become rude")
+        for turn in learned[1] + learned[2]:
+            found = turns.get(conn, turn)
+            assert found is not None
+            assert (found.state, found.reason) == (
+                TurnState.DROPPED,
+                "what was learned from it was taken back (to version 1)",
+            )
+        kept = turns.get(conn, learned[0][0])
+        assert kept is not None
+        assert kept.state is TurnState.JUDGED
+    assert not room.turn(), "nothing is left to train on"
+    fresh = fill(store, 4)
+    assert room.turn(), "new words train"
+    assert head_of(store).parent == 1
+    with store.read() as conn:
+        assert sorted(use.turn for use in policies.uses(conn, head_of(store).version)) == sorted(fresh)
+
+
+def test_by_choice_they_train_once_more(store: Store, room: TrainRoom, learned: list[list[str]], home: Path) -> None:
+    done = run(home, "--learn-again", "--yes")
+    assert "version 2 answers again; taken back: 3; 4 turns may train again" in done.output
+    assert room.turn()
+    with store.read() as conn:
+        assert sorted(use.turn for use in policies.uses(conn, 4)) == sorted(learned[2])
+
+
+def test_it_asks_first(store: Store, learned: list[list[str]], home: Path) -> None:
+    assert run(home, "0", answer="n\n").exit_code == 1
+    assert head_of(store).version == 3
+    assert run(home, "0", answer="y\n").exit_code == 0
+    assert head_of(store).version == 0
+    nothing = run(home, "--yes")
+    assert isinstance(nothing.exception, OpenClawError)
+    assert "nothing was learned" in str(nothing.exception)
+
+
+@pytest.mark.parametrize("to", [3, 9])
+def test_only_what_it_stands_on(to: int, learned: list[list[str]], home: Path) -> None:
+    refused = run(home, str(to), "--yes")
+    assert str(refused.exception) == f"expected a version that 3 was trained from, one of 2, 1, 0; got {to}"
+
+
+@pytest.mark.parametrize("how", ["changed", "gone"])
+def test_what_cannot_answer_is_not_gone_back_to(how: str, store: Store, learned: list[list[str]], home: Path) -> None:
+    with store.read() as conn:
+        target = policies.get(conn, 2)
+    assert target is not None
+    weights = Path(str(target.path)) / ADAPTER_WEIGHTS
+    weights.write_bytes(b"other") if how == "changed" else weights.unlink()
+    refused = run(home, "2", "--yes")
+    assert "version 2 cannot answer" in str(refused.exception)
+    assert head_of(store).version == 3
+
+
+def test_what_was_agreed_is_what_is_done(
+    store: Store, room: TrainRoom, learned: list[list[str]], fill: Fill, home: Path
+) -> None:
+    """It learned while the person was asked."""
+    with store.read() as conn:
+        agreed = plan(conn, 1)
+    fill(store, 4)
+    assert room.turn()
+    with store.write() as conn, pytest.raises(OpenClawError, match="version 3 no longer answers"):
+        take_back(conn, agreed, learn_again=False, reason="too late")
+    assert head_of(store).version == 4
