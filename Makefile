@@ -66,11 +66,9 @@ check: $(STAMP)  ## lint, format, strict types; the import order is among the te
 	$(BIN)/ruff format --check src tests tests_engines tests_openclaw tests_clients tests_ray tests_recipes benchmarks docs examples
 	$(BIN)/mypy
 
-# The trainer's tests are arithmetic on one core each; the others start processes, and time them.
-APART := tests/trainers tests/methods
+# Two workers of one thread each: one starts whole systems, the other does everything else (tests/conftest.py).
 test: check  ## everything that CI runs
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(APART) -n 2
-	$(BIN)/python -m pytest $(addprefix --ignore=,$(APART))
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 # Not in the dev extra: with bitsandbytes installed, every trainer starts seconds later.
 test-qlora: $(STAMP)  ## a base in 4 bits, with the real library
@@ -94,31 +92,31 @@ $(CLIENTS_VENV)/.installed: pyproject.toml
 	$(CLIENTS_VENV)/bin/pip install -q -e . pytest pytest-timeout $(CLIENTS)
 	touch $@
 
-# An environment on top of .venv, which it does not touch.
+# Environments on top of .venv, which they do not touch. $(call on_top,FOLDER,PACKAGES)
+define on_top
+$(PYTHON) -m venv $(1)
+below=$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])') && \
+    echo "import site; site.addsitedir('$$below')" > $$(echo $(1)/lib/python3*/site-packages)/below.pth
+$(1)/bin/pip install -q "$(2)"
+touch $(1)/.installed
+endef
+
 RAY ?= ray>=2.40
 RAY_VENV ?= .ray-venv
+$(RAY_VENV)/.installed: $(STAMP)
+	$(call on_top,$(RAY_VENV),$(RAY))
+
 test-ray: $(STAMP) $(RAY_VENV)/.installed  ## ranks that a real, local Ray places (one to three minutes)
 	RAY_USAGE_STATS_ENABLED=0 $(RAY_VENV)/bin/python -m pytest tests_ray -o filterwarnings=default
 
-$(RAY_VENV)/.installed: $(STAMP)
-	$(PYTHON) -m venv $(RAY_VENV)
-	below=$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])') && \
-	    echo "import site; site.addsitedir('$$below')" > $$(echo $(RAY_VENV)/lib/python3*/site-packages)/below.pth
-	$(RAY_VENV)/bin/pip install -q "$(RAY)"
-	touch $@
-
-# The same. The browser: GUI_BROWSER=/path/to/chromium, else playwright's own, else the first on PATH.
+# The browser: GUI_BROWSER=/path/to/chromium, else playwright's own, else the first on PATH.
 GUI ?= playwright>=1.50
 GUI_VENV ?= .gui-venv
+$(GUI_VENV)/.installed: $(STAMP)
+	$(call on_top,$(GUI_VENV),$(GUI))
+
 test-gui: $(STAMP) $(GUI_VENV)/.installed  ## the example rollout at web pages in a real browser (two minutes)
 	$(GUI_VENV)/bin/python -m pytest tests/plugins/gui_in_a_browser.py
-
-$(GUI_VENV)/.installed: $(STAMP)
-	$(PYTHON) -m venv $(GUI_VENV)
-	below=$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])') && \
-	    echo "import site; site.addsitedir('$$below')" > $$(echo $(GUI_VENV)/lib/python3*/site-packages)/below.pth
-	$(GUI_VENV)/bin/pip install -q "$(GUI)"
-	touch $@
 
 bench: $(STAMP)  ## gateway and trainer against their peers, token gaps while swapping, a long session; benchmarks/results
 	$(BIN)/python benchmarks/gateway.py

@@ -184,10 +184,6 @@ def score(conn: Connection, seq: int, *, logprobs: bytes, spans: bytes, version:
     conn.execute(_scored_turn, {"of": seq})
 
 
-def _revised(verdict: Verdict, revision: int) -> Verdict:
-    return replace(verdict, revision=revision)
-
-
 def _place_row(p: Place) -> dict[str, Any]:
     return {
         "turn": p.turn,
