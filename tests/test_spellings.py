@@ -162,6 +162,7 @@ REFUSED = {
     "SCREENSHOT_BACKEND": "environments",
     "TOOLS_CONFIG": "environments",
     "SWE_BENCH_PATH": "environments",
+    "--api-endpoint": "of the same home",
 }
 NOTICED = ("WANDB_API_KEY", "TINKER_API_KEY", "TINKER_ENDPOINT", "TINKER_PROJECT_ID", "FIREWORKS_API_KEY")
 
@@ -230,7 +231,9 @@ def test_file_keys(tmp_path: Path, name: str, kind: str) -> None:
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_names_say_why(tmp_path: Path, name: str) -> None:
     given: dict[str, Any] = {"environ": {name: "1"}}
-    if not name.isupper():
+    if name.startswith("--"):
+        given = {"words": [name, "http://localhost:8000"]}
+    elif not name.isupper():
         file = tmp_path / "settings.yaml"
         file.write_text(yaml.safe_dump(nested(name, 0.2)))
         given = {"file": file}
@@ -251,6 +254,8 @@ def test_keys_of_other_services_change_nothing_and_it_is_said(name: str) -> None
         ({"words": ["--lora-rnak", "8"]}, "unknown setting '--lora-rnak'. Did you mean --lora-rank"),
         ({"words": ["lr", "8"]}, "expected a flag such as --lr 1e-6, got 'lr'"),
         ({"words": ["--lr"]}, "--lr needs a value"),
+        ({"environ": {"OPTIMIZER_ARGS": "--lrr 1e-6"}}, "unknown setting 'OPTIMIZER_ARGS --lrr'. Did you mean --lr"),
+        ({"words": ["--lora-target-modules", ""]}, "expected all-linear, or names such as"),
         ({"words": ["--reward-aggregation", "mean"]}, "expected majority, got mean"),
         ({"words": ["--session-aware", "false"]}, "expected true, got false"),
         ({"words": ["--gpus", "cuda"]}, "expected device ids"),

@@ -176,6 +176,10 @@ _CRITIC = (
     "it belongs to a critic, and live conversations have none: the baseline is a moving average of scores "
     "(train.baseline_decay). Leave it out"
 )
+_STORE = (
+    "collecting reads what the gateway of the same home has stored, and asks no API. Leave it out; --home DIR names "
+    "another home"
+)
 _LOOPS = "the four loops never wait for one another"
 _SESSIONS = "a reaction is found through its session"
 _VOTES = "votes are counted, and a score needs more than judge.consensus_threshold of them"
@@ -207,6 +211,7 @@ SPELLINGS: tuple[Spelling, ...] = tuple(
         _same("engine.max_batch", "rollout_config.max_concurrent_sessions"),
         # Collecting
         _same("collect.session_timeout", "rollout_config.session_timeout"),
+        _refused(_STORE, "--api-endpoint"),
         _only("async", _LOOPS, "rollout_config.collection_mode"),
         _only(True, _LOOPS, "--async-collection", switch=True),
         _only("multi_turn", "a session is kept whole", "rollout_config.trajectory_format"),
@@ -297,7 +302,10 @@ def _targets(value: Any) -> Any:
     """`all-linear`, or names: a list, or one string with commas."""
     if value == "all-linear" or isinstance(value, list | tuple):
         return value
-    return [part.strip() for part in str(value).split(",")]
+    names = [part.strip() for part in str(value).split(",")]
+    if not all(names):
+        raise ValueError(f"expected all-linear, or names such as q_proj,v_proj, got {value!r}")
+    return names
 
 
 def by_form(form: Form) -> dict[str, Spelling]:
