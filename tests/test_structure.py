@@ -32,6 +32,7 @@ LEVELS: tuple[frozenset[str], ...] = (
             "reference",
             "rollouts",
             "scaffold",
+            "selftest",
             "signs",
             "troubles",
         }
