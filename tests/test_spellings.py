@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from pathlib import Path
@@ -313,3 +314,34 @@ def test_the_reference_page_is_current() -> None:
     assert page.read_text(encoding="utf-8") == reference.page(), (
         f"python -m openclaw_rl.reference {page} writes it anew"
     )
+
+
+ODD = (
+    None,
+    3,
+    -1,
+    0.5,
+    1e999,
+    True,
+    "",
+    "x",
+    "\0",
+    "x" * 10_000,
+    [],
+    [[]],
+    [None],
+    [{}],
+    {},
+    {"a": 1},
+    {1: [2]},
+    "1:30",
+)
+
+
+@pytest.mark.parametrize("key", [*settings.known_keys(), *FILE])
+def test_values_of_the_wrong_type_are_an_error_in_words_or_mean_something(tmp_path: Path, key: str) -> None:
+    for value in ODD:
+        file = tmp_path / "settings.yaml"
+        file.write_text(yaml.safe_dump(nested(key, value)))
+        with contextlib.suppress(ConfigError):  # anything else is a traceback
+            load(file=file)

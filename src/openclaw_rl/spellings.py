@@ -156,7 +156,9 @@ def _size(value: Any) -> Mapping[str, Any]:
 
 def _roles(*, needed: str, possible: tuple[str, ...]) -> Reading:
     def read(value: Any) -> Mapping[str, Any]:
-        roles = [value] if isinstance(value, str) else list(value)
+        roles = [value] if isinstance(value, str) else value
+        if not isinstance(roles, list | tuple):
+            raise ValueError(f"expected a list of roles such as {', '.join(possible)}, got {value!r}")
         wrong = [role for role in roles if role not in possible]
         if wrong or (needed and needed not in roles):
             raise ValueError(
