@@ -96,6 +96,7 @@ def _convert(value: Mapping[str, Any], kind: type, turn: int | None) -> Any:
         said, _, at = str(error).replace("Object missing required field", "missing key").partition(" - at `")
         where = at.rstrip("`").removeprefix("$").removeprefix(".")
         said = said[0].lower() + said[1:].replace("`", "")
+        said += "; expected main or side" if where == "type" and "enum" in said else ""
         raise Refused(
             "missing key" if "missing" in said else "wrong type", f"{where}: {said}" if where else said, turn
         ) from None
