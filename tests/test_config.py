@@ -74,11 +74,62 @@ def test_two_spellings_that_disagree_are_an_error() -> None:
         ("teacher: {base_url: 'http://x:99999/v1', model: m}", "teacher.base_url: expected an address"),
         ("collect: {side_patterns: ['(']}", "no regular expression"),
         ("serve: {transient_patterns: ['[']}", "no regular expression"),
+        ("train: {method: opd}\ntrain: {batch_min: 8}", "line 2: 'train' stands twice"),
+        ("model: {name: 2026-13-45}", "cannot be read as YAML: month must be"),
+        ("train: {seed: " + "9" * 5000 + "}", "cannot be read as YAML: .*4300 digits"),
+        ("train: &x {lora: *x}", "an alias .* leads back"),
+        ("[" * 3000, "nested too deeply"),
+        ("train: {x: " + "[" * 60 + "]" * 60 + "}", "nested too deeply"),
+        ("train: {learning_rate: 1e400}", "train.learning_rate: Input should be a finite number"),
+        ("train: {kl_coef: .nan}", "train.kl_coef: Input should be a finite number"),
+        ("serve: {sampling_override: {temperature: .inf}}", "temperature: Input should be a finite number"),
+        ("train: {lora: {rank: yes}}", "train.lora.rank: expected a number .got True."),
+        ("train: {lora: 8}", "train.lora is a section: expected keys below it, such as train.lora.alpha, got 8"),
+        ("lora: {}", "unknown setting 'lora'"),
+        ("home: ''", "home: expected text, got nothing"),
+        ("model: {path: ''}", "model.path: expected text, got nothing"),
+        ('data: {path: "a\\0b"}', "data.path: expected text without a null character"),
+        ("model: {name: 2026-01-01}", "model.name: .*put it in quotes"),
+        ("track: {to: wandb}", r"track.to: .*that is a list: \[a, b\]"),
     ],
 )
 def test_a_bad_file_says_what_and_what_to_do(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         settings.load(file=write(tmp_path, text), environ={})
+
+
+def test_bytes_that_are_no_text(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_bytes("train: {method: opd}".encode("utf-16"))
+    with pytest.raises(ConfigError, match=r"expected UTF-8, got other bytes at byte 0\. Save it as UTF-8") as caught:
+        settings.load(file=file, environ={})
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ConfigError, match=r"cannot be read .Is a directory.\. Name a settings file"):
+        settings.load(file=tmp_path, environ={})
+
+
+def test_what_is_empty_is_not_given(tmp_path: Path) -> None:
+    file = write(tmp_path, "train:\njudge: {}\nserve: {api_key: ''}\ndata: {path: ''}\nengine: {gpus: [0, 1]}\n")
+    config = settings.load(file=file, environ={})
+    assert (config.serve.api_key, config.data.path, config.engine.gpus) == (None, None, ("0", "1"))
+
+
+def test_json_is_read_as_json(tmp_path: Path) -> None:
+    file = tmp_path / "settings.json"
+    file.write_text('{\n\t"model": {"name": "\\ud83d\\ude00"}, "train": {"learning_rate": 1e-6}}')
+    config = settings.load(file=file, environ={})
+    assert (config.model.name, config.train.learning_rate) == ("\U0001f600", 1e-6)
+    for text, words in (('{"home": "a", "home": "b"}', "'home' stands twice"), ("{", "as JSON: Expecting")):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=words):
+            settings.load(file=file, environ={})
+
+
+def test_a_merge_may_be_overridden(tmp_path: Path) -> None:
+    file = write(
+        tmp_path, "train: &t {method: opd, seed: 3}\nmodel: {name: a}\nteacher: {<<: {timeout: 1}, timeout: 2}"
+    )
+    assert settings.load(file=file, environ={}).teacher.timeout == 2
 
 
 def test_a_missing_file_and_an_unknown_variable() -> None:

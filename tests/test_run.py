@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from openclaw_rl import doctor
 from openclaw_rl.config import from_flat
 from openclaw_rl.run import Pulse, Supervisor, prepare_home
 from openclaw_rl.store import loops
@@ -137,3 +138,11 @@ def test_a_room_that_hangs_is_started_again(tmp_path: Path) -> None:
         await asyncio.wait_for(running, WITHIN)
 
     asyncio.run(main())
+
+
+def test_a_scratch_run_of_the_doctor_touches_no_folder_of_the_owner(tmp_path: Path) -> None:
+    """Its checkpoints, imports and W&B runs would stand among the owner's."""
+    given = {"train.save_dir": "ckpt", "train.resume": "ckpt/checkpoint-1", "data.path": "d", "data.buffer_dir": "b"}
+    made = doctor._scratch(from_flat(given | {"track.to": ["wandb"], "train.method": "opd"}), tmp_path)
+    assert (made.train.save_dir, made.train.resume, made.data, made.track.to) == (None, None, type(made.data)(), ())
+    assert (made.train.method, made.home) == ("opd", str(tmp_path))

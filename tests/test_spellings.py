@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from pathlib import Path
@@ -162,6 +163,7 @@ REFUSED = {
     "SCREENSHOT_BACKEND": "environments",
     "TOOLS_CONFIG": "environments",
     "SWE_BENCH_PATH": "environments",
+    "--api-endpoint": "of the same home",
 }
 NOTICED = ("WANDB_API_KEY", "TINKER_API_KEY", "TINKER_ENDPOINT", "TINKER_PROJECT_ID", "FIREWORKS_API_KEY")
 
@@ -230,7 +232,9 @@ def test_file_keys(tmp_path: Path, name: str, kind: str) -> None:
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_names_say_why(tmp_path: Path, name: str) -> None:
     given: dict[str, Any] = {"environ": {name: "1"}}
-    if not name.isupper():
+    if name.startswith("--"):
+        given = {"words": [name, "http://localhost:8000"]}
+    elif not name.isupper():
         file = tmp_path / "settings.yaml"
         file.write_text(yaml.safe_dump(nested(name, 0.2)))
         given = {"file": file}
@@ -251,6 +255,8 @@ def test_keys_of_other_services_change_nothing_and_it_is_said(name: str) -> None
         ({"words": ["--lora-rnak", "8"]}, "unknown setting '--lora-rnak'. Did you mean --lora-rank"),
         ({"words": ["lr", "8"]}, "expected a flag such as --lr 1e-6, got 'lr'"),
         ({"words": ["--lr"]}, "--lr needs a value"),
+        ({"environ": {"OPTIMIZER_ARGS": "--lrr 1e-6"}}, "unknown setting 'OPTIMIZER_ARGS --lrr'. Did you mean --lr"),
+        ({"words": ["--lora-target-modules", ""]}, "expected all-linear, or names such as"),
         ({"words": ["--reward-aggregation", "mean"]}, "expected majority, got mean"),
         ({"words": ["--session-aware", "false"]}, "expected true, got false"),
         ({"words": ["--gpus", "cuda"]}, "expected device ids"),
@@ -308,3 +314,34 @@ def test_the_reference_page_is_current() -> None:
     assert page.read_text(encoding="utf-8") == reference.page(), (
         f"python -m openclaw_rl.reference {page} writes it anew"
     )
+
+
+ODD = (
+    None,
+    3,
+    -1,
+    0.5,
+    1e999,
+    True,
+    "",
+    "x",
+    "\0",
+    "x" * 10_000,
+    [],
+    [[]],
+    [None],
+    [{}],
+    {},
+    {"a": 1},
+    {1: [2]},
+    "1:30",
+)
+
+
+@pytest.mark.parametrize("key", [*settings.known_keys(), *FILE])
+def test_values_of_the_wrong_type_are_an_error_in_words_or_mean_something(tmp_path: Path, key: str) -> None:
+    for value in ODD:
+        file = tmp_path / "settings.yaml"
+        file.write_text(yaml.safe_dump(nested(key, value)))
+        with contextlib.suppress(ConfigError):  # anything else is a traceback
+            load(file=file)

@@ -14,7 +14,18 @@ SOURCE = ROOT / "src" / "openclaw_rl"
 LEVELS: tuple[frozenset[str], ...] = (
     frozenset({"types", "credit", "errors", "canon", "digest", "durable", "patterns"}),
     frozenset(
-        {"sections", "spellings", "reading", "checking", "config", "protocols", "observe", "lifeline", "plugins"}
+        {
+            "sections",
+            "spellings",
+            "reading",
+            "values",
+            "checking",
+            "config",
+            "protocols",
+            "observe",
+            "lifeline",
+            "plugins",
+        }
     ),
     frozenset({"methods", "render", "store", "engines", "trainers", "environments", "testing"}),
     frozenset({"serve", "collect", "judge", "train", "trajectories"}),
@@ -33,6 +44,7 @@ LEVELS: tuple[frozenset[str], ...] = (
             "rollback",
             "rollouts",
             "scaffold",
+            "selftest",
             "signs",
             "troubles",
         }

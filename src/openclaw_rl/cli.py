@@ -372,6 +372,7 @@ def config_check(file: str) -> None:
 cli.add_command(commands_data.group(_common, _model, _load))
 cli.add_command(commands_rollout.command(_common, _gateway, _words, _load))
 cli.add_command(commands_rollback.command(_common, _load))
+cli.add_command(commands_rollout.self_test(_common, _model, _load))
 cli.add_command(commands_recipes.new_method())
 cli.add_command(commands_recipes.evaluate(_common, _gateway, _words, _load))
 

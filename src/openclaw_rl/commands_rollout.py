@@ -55,3 +55,33 @@ def command(common: Decorator, gateway: Decorator, words: Decorator, load: Calla
         sys.exit(1 if failed else 0)
 
     return rollout
+
+
+def self_test(common: Decorator, model: Decorator, load: Callable[..., Config]) -> click.Command:
+    """`common`, `model`: the shared options; `load`: from what they give to the settings."""
+
+    @click.command("test-rollout")
+    @click.option("--num-samples", type=click.IntRange(min=1), default=3, show_default=True, help="Conversations.")
+    @click.option("--output-dir", required=True, metavar="DIR", help="A new folder for their trajectories.")
+    @click.option("--wait", type=click.FloatRange(min=0), default=60.0, show_default=True, help="Seconds at most.")
+    @common
+    @model
+    def command(num_samples: int, output_dir: str, wait: float, file: str | None, **rest: Any) -> None:
+        """Prove that conversations become trajectories: some are held, captured, written and looked at.
+
+        With a system and a home of its own; the model and the engine are those of the settings. Nothing is trained.
+        """
+        from pathlib import Path
+
+        from openclaw_rl import selftest
+
+        def said(words: str) -> None:
+            click.echo(words, err=True)
+
+        found = selftest.run(load(file, **rest), Path(output_dir), num=num_samples, wait=wait, said=said)
+        for session, turns in found.items():
+            main = sum(turn["type"] == "main" for turn in turns)
+            click.echo(f"{session}: {main} main turns, {len(turns) - main} side turns")
+        click.echo(f"{len(found)} trajectories in {output_dir}, each with token ids, log-probabilities and a reaction")
+
+    return command

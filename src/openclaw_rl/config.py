@@ -197,11 +197,16 @@ def _taught_by_the_judge(config: Config) -> Config:
     return config.model_copy(update={"teacher": teacher.model_copy(update=where)})
 
 
+_HINTS = {"string_type": ": put it in quotes", "tuple_type": ", that is a list: [a, b]"}
+
+
 def _fault(error: Any, sources: Mapping[str, str]) -> str:
     key = ".".join(str(part) for part in error["loc"])
+    hint = _HINTS.get(error["type"], "")
     source = next((said for known, said in sources.items() if key == known or key.startswith(known + ".")), "")
     shown = "" if key in SECRETS else f" (got {error['input']!r})"
-    return f"{key}: {error['msg']}{shown}" + (f", from {source}" if source else "")
+    said = error["msg"].removeprefix("Value error, ")
+    return f"{key}: {said}{hint}{shown}" + (f", from {source}" if source else "")
 
 
 def to_environment(config: Config, room: str = "") -> dict[str, str]:

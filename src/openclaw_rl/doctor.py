@@ -105,8 +105,12 @@ def examine_home(config: Config) -> bool:
 
 
 def _scratch(config: Config, folder: Path) -> Config:
-    """The same settings on a temporary home; small batches, so that a few turns make a step."""
-    own: dict[str, Any] = {"home": True, "serve": {"host", "port", "api_key"}}
+    """The same settings on a temporary home; small batches, so that a few turns make a step.
+
+    Not those of what lies elsewhere: a scratch run must neither read nor write the owner's folders.
+    """
+    elsewhere: dict[str, Any] = {"data": True, "track": True, "train": {"save_dir", "resume", "max_steps", "once"}}
+    own = elsewhere | {"home": True, "serve": {"host", "port", "api_key"}}
     kept = config.model_dump(mode="json", exclude=own, exclude_none=True)
     flat = {f"{s}.{k}": v for s, section in kept.items() for k, v in section.items()}
     override = {"home": str(folder), "serve.port": free_port(), "train.batch_min": 2, "train.batch_max": 4}

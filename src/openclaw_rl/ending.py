@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from openclaw_rl.config import Config
 from openclaw_rl.store import events, loops, policies, turns
 from openclaw_rl.store.db import Store
+from openclaw_rl.train.checkpoints import Saver
 from openclaw_rl.train.loop import WAITING, is_last
 from openclaw_rl.trajectories.loop import imported
 
@@ -40,6 +41,23 @@ async def come(config: Config, stop: asyncio.Event) -> None:
                 log.info("training is over: %s", why)
                 stop.set()
             await asyncio.sleep(LOOK)
+    finally:
+        store.close()
+
+
+def keep_last(config: Config) -> None:
+    """A checkpoint of the newest version, whatever `train.save_interval` is: it is what the run was for.
+
+    For when the rooms have ended. Raises `ConfigError` when `train.save_dir` cannot be written to.
+    """
+    if config.train.save_dir is None:
+        return
+    store = Store.open(config.store_path)
+    try:
+        with store.read() as conn:
+            begun = policies.get(conn, 0) is not None
+        if begun:
+            Saver(store, config).last()
     finally:
         store.close()
 

@@ -13,9 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from openclaw_rl import spellings
+from openclaw_rl import spellings, values
 from openclaw_rl.errors import ConfigError
 
 
@@ -46,7 +44,9 @@ class Layer:
             self._put(name, Given(value=value, source=source))
             return
         known = _ROWS.get(name)
-        if known is None:
+        if known is None and (inner := self._section(name)):
+            self.faults.append(f"{source} is a section: expected keys below it, such as {inner}, got {value!r}.")
+        elif known is None:
             self.faults.append(f"{self.prefix}: unknown setting {shown or name!r}.{self._near(name)}")
         elif known.refused:
             self.faults.append(f"{source} is refused: {known.refused}.")
@@ -92,8 +92,17 @@ class Layer:
             return None if given.value == "null" else given.value
         return read_value(given.value, given.source)
 
+    def _section(self, name: str) -> str:
+        """A key below `name`; empty: it is no section."""
+        return next((n for n in (*sorted(self.keys), *spellings.by_form("file")) if n.startswith(f"{name}.")), "")
+
+    def empty(self, name: str) -> None:
+        """A section of a file without keys: said only where there is no such section."""
+        if not self._section(name):
+            self.say(name, None)
+
     def _near(self, name: str) -> str:
-        if self.prefix == "environment":
+        if self.prefix == "environment" and not name.startswith("--"):
             near = difflib.get_close_matches(
                 name, [*spellings.by_form("environment"), *map(long_name, self.keys)], 1, 0.6
             )
@@ -112,6 +121,8 @@ class Layer:
 
 _ROWS: Mapping[str, spellings.Spelling] = {s.name: s for s in spellings.SPELLINGS}
 LONG = "OPENCLAW_RL_"
+_SHOWN = 60
+"""Characters of a value in an error."""
 
 
 def long_name(key: str) -> str:
@@ -138,21 +149,27 @@ def _plain(value: Any) -> Any:
 def read_value(text: str, source: str) -> Any:
     """One value as YAML reads it. Raises `ConfigError` that names `source`."""
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"{source}: expected a value such as 8, true or [a, b], got {text!r} ({reason})") from None
+        return values.read(text)
+    except ValueError as error:
+        shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+        raise ConfigError(f"{source}: expected a value such as 8, true or [a, b], got {shown!r} ({error})") from None
 
 
 def from_file(path: str | Path, keys: Iterable[str]) -> Layer:
     """A YAML or JSON file. Raises `ConfigError` naming the file when it cannot be read at all."""
     file = Path(path)
     try:
-        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8-sig")
+        tree = values.read_json(text) if file.suffix.lower() == ".json" else values.read(text)
     except FileNotFoundError:
         raise ConfigError(f"{file}: no such settings file. Give an existing one with --config, or none.") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{file}: cannot be read as YAML: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read ({error.strerror}). Name a settings file, YAML or JSON.") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file}: expected UTF-8, got other bytes at byte {error.start}. Save it as UTF-8.") from None
+    except ValueError as error:
+        kind = "JSON" if file.suffix.lower() == ".json" else "YAML"
+        raise ConfigError(f"{file}: cannot be read as {kind}: {error}") from None
     if tree is not None and not isinstance(tree, dict):
         raise ConfigError(
             f"{file}: expected a mapping of sections (model, serve, train, ...), got {type(tree).__name__}"
@@ -166,7 +183,9 @@ def _walk(tree: Mapping[Any, Any], prefix: str, layer: Layer) -> None:
     """Stops at known leaves, whose values may be mappings."""
     for key, value in tree.items():
         dotted = f"{prefix}{key}"
-        if isinstance(value, Mapping) and dotted not in layer.keys:
+        if value in ({}, None) and dotted not in layer.keys and dotted not in _ROWS:
+            layer.empty(dotted)
+        elif isinstance(value, Mapping) and dotted not in layer.keys:
             _walk(value, dotted + ".", layer)
         else:
             layer.say(dotted, value)

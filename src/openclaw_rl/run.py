@@ -380,6 +380,8 @@ def supervise(config: Config, rooms: Sequence[str], *, echo: bool = True) -> Non
             asyncio.run(main())
     else:
         asyncio.run(main())
+        if ending.wanted(config, rooms):
+            ending.keep_last(config)
 
 
 def read_key(config: Config) -> str:

@@ -5,19 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from openclaw_rl import patterns
 from openclaw_rl.types import Convention
+from openclaw_rl.values import Section
 
 STARTER = "starter"
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
-
-
-class ModelConfig(_Section):
+class ModelConfig(Section):
     """Which base model is served and trained."""
 
     path: str = Field(STARTER, description="folder or hub id of the base model; `starter` is the one that is shipped")
@@ -28,7 +25,7 @@ class ModelConfig(_Section):
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, ...")
 
 
-class ServeConfig(_Section):
+class ServeConfig(Section):
     """The OpenAI-compatible gateway."""
 
     host: str = "127.0.0.1"
@@ -46,7 +43,7 @@ class ServeConfig(_Section):
     engine_wait: float = Field(60.0, gt=0, description="seconds a request waits for an engine that is restarting")
 
 
-class EngineConfig(_Section):
+class EngineConfig(Section):
     """The engine that samples."""
 
     backend: Literal["embedded", "vllm", "sglang", "openai"] = Field(
@@ -79,7 +76,7 @@ class EngineConfig(_Section):
         return self.logprobs or ("processed" if self.backend == "vllm" else "scaled")
 
 
-class CollectConfig(_Section):
+class CollectConfig(Section):
     """Linking reactions to turns."""
 
     session_timeout: float = Field(24 * 3600.0, gt=0, description="seconds without a reaction until a turn is dropped")
@@ -94,7 +91,7 @@ class CollectConfig(_Section):
     poll: float = Field(0.05, gt=0)
 
 
-class EndpointConfig(_Section):
+class EndpointConfig(Section):
     """A model behind an OpenAI-compatible endpoint, asked for text."""
 
     base_url: str | None = Field(None, description="OpenAI-compatible endpoint, e.g. http://127.0.0.1:9000/v1")
@@ -142,14 +139,14 @@ class TeacherConfig(EndpointConfig):
         return self.base_url is not None and self.when != "never"
 
 
-class LoraConfig(_Section):
+class LoraConfig(Section):
     rank: int = Field(16, ge=1)
     alpha: float = Field(32.0, gt=0)
     dropout: float = Field(0.0, ge=0, lt=1)
     targets: tuple[str, ...] | Literal["all-linear"] = "all-linear"
 
 
-class LaunchConfig(_Section):
+class LaunchConfig(Section):
     """How the ranks of a step are started (docs/guides/many_gpus.md)."""
 
     by: Literal["local", "torchrun", "ray"] | None = Field(
@@ -172,7 +169,7 @@ class LaunchConfig(_Section):
         return self.by or ("local" if self.nodes == 1 else "torchrun")
 
 
-class TrainConfig(_Section):
+class TrainConfig(Section):
     """Credit, the step, and the gate. The symbols are those of docs/paper_index.md."""
 
     method: Literal["binary", "opd", "combine", "sdpo", "sdft", "groups"] = Field(
@@ -317,7 +314,7 @@ class TrainConfig(_Section):
         return self.method == "sdft" or (self.method in ("opd", "combine") and self.distill == "teacher_topk")
 
 
-class TrackConfig(_Section):
+class TrackConfig(Section):
     """Where metrics go besides `<home>/logs/metrics.jsonl`."""
 
     to: tuple[Literal["tensorboard", "wandb"], ...] = Field((), description="e.g. [tensorboard, wandb]")
@@ -327,7 +324,7 @@ class TrackConfig(_Section):
     project: str = Field("openclaw-rl", description="of W&B; the run is called openclaw-rl-<method>")
 
 
-class DataConfig(_Section):
+class DataConfig(Section):
     """Trajectories as files: what comes in, and what goes out (docs/guides/data.md)."""
 
     path: str | None = Field(
@@ -338,7 +335,7 @@ class DataConfig(_Section):
     poll: float = Field(1.0, gt=0, description="seconds between two looks at rollout_dir")
 
 
-class RolloutConfig(_Section):
+class RolloutConfig(Section):
     """The owner's rollouts, as clients of the gateway (`openclaw-rl rollout`, docs/guides/plugins.md)."""
 
     function_path: str | None = Field(None, description="Python file with an async rollout function")
@@ -349,7 +346,7 @@ class RolloutConfig(_Section):
     per_prompt: int = Field(1, ge=1, description="rollouts of each task")
 
 
-class RunConfig(_Section):
+class RunConfig(Section):
     """The supervisor."""
 
     deaths: int = Field(5, ge=1, description="deaths of one loop within a minute that end the whole system")
@@ -358,7 +355,7 @@ class RunConfig(_Section):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
 
-class Config(_Section):
+class Config(Section):
     """The whole tree."""
 
     home: str = Field("~/.openclaw-rl", description="store, adapters, key, logs; mode 700")

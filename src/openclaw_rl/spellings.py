@@ -156,7 +156,9 @@ def _size(value: Any) -> Mapping[str, Any]:
 
 def _roles(*, needed: str, possible: tuple[str, ...]) -> Reading:
     def read(value: Any) -> Mapping[str, Any]:
-        roles = [value] if isinstance(value, str) else list(value)
+        roles = [value] if isinstance(value, str) else value
+        if not isinstance(roles, list | tuple):
+            raise ValueError(f"expected a list of roles such as {', '.join(possible)}, got {value!r}")
         wrong = [role for role in roles if role not in possible]
         if wrong or (needed and needed not in roles):
             raise ValueError(
@@ -175,6 +177,10 @@ _ENVIRONMENTS = (
 _CRITIC = (
     "it belongs to a critic, and live conversations have none: the baseline is a moving average of scores "
     "(train.baseline_decay). Leave it out"
+)
+_STORE = (
+    "collecting reads what the gateway of the same home has stored, and asks no API. Leave it out; --home DIR names "
+    "another home"
 )
 _LOOPS = "the four loops never wait for one another"
 _SESSIONS = "a reaction is found through its session"
@@ -207,6 +213,7 @@ SPELLINGS: tuple[Spelling, ...] = tuple(
         _same("engine.max_batch", "rollout_config.max_concurrent_sessions"),
         # Collecting
         _same("collect.session_timeout", "rollout_config.session_timeout"),
+        _refused(_STORE, "--api-endpoint"),
         _only("async", _LOOPS, "rollout_config.collection_mode"),
         _only(True, _LOOPS, "--async-collection", switch=True),
         _only("multi_turn", "a session is kept whole", "rollout_config.trajectory_format"),
@@ -297,7 +304,10 @@ def _targets(value: Any) -> Any:
     """`all-linear`, or names: a list, or one string with commas."""
     if value == "all-linear" or isinstance(value, list | tuple):
         return value
-    return [part.strip() for part in str(value).split(",")]
+    names = [part.strip() for part in str(value).split(",")]
+    if not all(names):
+        raise ValueError(f"expected all-linear, or names such as q_proj,v_proj, got {value!r}")
+    return names
 
 
 def by_form(form: Form) -> dict[str, Spelling]:

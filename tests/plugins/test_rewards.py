@@ -211,6 +211,8 @@ MANY = (
         (RM.format("1.5"), r"M\.score gave 1\.5, expected a number in \[0, 1\]"),
         (RM.format("float('nan')"), r"M\.score gave nan, expected a number"),
         (RM.format("'good'"), r"M\.score gave a value of type str, expected a number"),
+        (RM.format("'0.5'"), r"M\.score gave a value of type str, expected a number"),
+        (RM.format("10**400"), r"M\.score gave a value of type int, expected a number"),
         (RM.format("1 / 0"), r"mine\.py:2: M\.score raised ZeroDivisionError"),
         (
             MANY.format("torch.zeros(3)"),
@@ -242,6 +244,12 @@ def test_rewards_that_do_not_fit(tmp_path: Path, text: str, words: str) -> None:
          r"mine\.py:2: got M\.score\(text\), expected M\.score\(prompt, response, next_state\)"),
         ("class M:\n    def __init__(self, checkpoint_path): ...\n    def compute_reward(self): ...",
          "M needs a checkpoint_path: set judge.reward_path"),
+        ("class M:\n    score = 3\ndef get_reward_model(config): return M()",
+         r"M\.score is of type int, expected a function"),
+        ("class M:\n    batch_compute_rewards = 3\ndef get_reward_model(config): return M()",
+         r"M\.batch_compute_rewards is of type int, expected a function"),
+        ("class M:\n    @property\n    def score(self): return 1 / 0\ndef get_reward_model(config): return M()",
+         r"mine\.py:3: reading M raised ZeroDivisionError"),
         ("class M:\n    def compute_reward(self): ...", r"got M\(\), expected M\(checkpoint_path\)"),
     ],
 )  # fmt: skip

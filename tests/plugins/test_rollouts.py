@@ -141,6 +141,9 @@ def test_a_rollout_that_fails_is_data_and_the_others_go_on(system: System, tmp_p
     assert "more than 1 replies in one rollout (rollout.max_turns)" in over["error"]
     each = done(system, [QUESTION], tmp_path / "each", function_path=str(file), per_prompt=3, parallel_envs=3)
     assert len(each) == 3
+    file.write_text("async def rollout(model, task):\n    return '\\ud800'")
+    (half,) = done(system, [QUESTION], tmp_path / "half", function_path=str(file))
+    assert half["result"] == "\ud800"
 
 
 def test_an_image_that_the_model_cannot_see_is_refused_by_the_gateway(system: System, tmp_path: Path) -> None:
@@ -157,6 +160,11 @@ def test_an_image_that_the_model_cannot_see_is_refused_by_the_gateway(system: Sy
         ("def other(): ...", "defines no collect_opd_trajectory or terminal_rollout or .*What it defines: other"),
         ("async def rollout(model, secret): ...", "rollout wants secret, which nobody gives"),
         ("async def rollout(model): return {1, 2}", "rollout gave a set that JSON cannot hold"),
+        (
+            "async def rollout(model):\n    a = []\n    for _ in range(10**5): a = [a]\n    return a",
+            "list that JSON cannot",
+        ),
+        ("import asyncio\nasync def rollout(model):\n    raise asyncio.CancelledError", "nobody cancelled it"),
         ("async def rollout(model):\n    await model.feedback(1)", r"feedback before the first reply"),
     ],
 )

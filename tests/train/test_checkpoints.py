@@ -18,6 +18,7 @@ import pytest
 from openclaw_rl.config import Config
 from openclaw_rl.digest import digest_of
 from openclaw_rl.durable import linked
+from openclaw_rl.ending import keep_last
 from openclaw_rl.errors import ConfigError, IdentityMismatch, ModelError
 from openclaw_rl.store import events, leases, policies
 from openclaw_rl.store.db import Store
@@ -84,6 +85,23 @@ def test_every_second_version_becomes_a_checkpoint(
         made = policies.get(conn, 4)
     assert made is not None
     assert made.digest == note.digest
+
+
+def test_the_end_of_a_run_leaves_a_checkpoint_whatever_the_interval(
+    store: Store, rooms: Callable[..., TrainRoom], fill: Fill, tmp_path: Path
+) -> None:
+    out = tmp_path / "saved"
+    config = settings(store.path.parent, save_dir=str(out), save_interval=100)
+    assert config.store_path == store.path
+    keep_last(config)
+    assert not out.exists() or names(out) == [], "nothing was learned"
+    learn(rooms(save_dir=str(out), save_interval=100), store, fill, 3)
+    assert names(out) == []
+    for _ in range(2):
+        keep_last(config)
+        assert names(out) == ["checkpoint-3", LATEST]
+        assert (out / LATEST).resolve() == (out / "checkpoint-3").resolve()
+    keep_last(settings(store.path.parent))
 
 
 def test_a_checkpoint_keeps_what_the_home_thins_out(tmp_path: Path) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from tests.trajectories.world import PRINTED, Home, Plot, live, main, nouns, plot, put, stories
 
+from openclaw_rl.errors import OpenClawError
 from openclaw_rl.trajectories import exporting
-from openclaw_rl.trajectories.commands import save, send_out
+from openclaw_rl.trajectories.commands import check, save, send_out
 
 
 def again(folder: Path, home: Home) -> Home:
@@ -67,6 +69,32 @@ def test_a_folder_gets_a_private_file_for_each_session(tmp_path: Path, home: Hom
     files = sorted((tmp_path / "out").iterdir())
     assert [f.name for f in files] == ["%2E.%2Fa b%2F%C3%BC.json", "user_session_abc123.json"]
     assert [f.stat().st_mode & 0o777 for f in files] == [0o600, 0o600]
+
+
+@pytest.mark.parametrize(
+    ("target", "names", "words"),
+    [
+        ("", (), "expected a folder, or a file that ends with .jsonl"),
+        ("out.csv", (), r"out\.csv'?: expected a folder, or a file"),
+        ("out.jsonl.gz", (), "expected a folder, or a file"),
+        ("out.jsonl", ("user_session_abc123", "nope"), "--session nope: no such session"),
+    ],
+)
+def test_what_cannot_be_exported_is_said_and_nothing_is_written(
+    tmp_path: Path, home: Home, target: str, names: tuple[str, ...], words: str
+) -> None:
+    home.bring(put(tmp_path / "in.jsonl", PRINTED))
+    before = sorted(tmp_path.rglob("out*"))
+    with pytest.raises(OpenClawError, match=words):
+        send_out(home.config, target and str(tmp_path / target), names=names, since=None, form="trajectories")
+    assert sorted(tmp_path.rglob("out*")) == before
+
+
+def test_a_report_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "in.jsonl"
+    file.write_text("[]\n")
+    with pytest.raises(OpenClawError, match=r"refusals cannot be written .*--report"):
+        check([str(file)], report=str(tmp_path))
 
 
 def test_two_keys_with_a_session_of_one_name_have_two_files(tmp_path: Path, home: Home) -> None:

@@ -104,6 +104,19 @@ def test_files_are_imported_when_they_are_new_or_changed_and_at_rest(tmp_path: P
     home.store.close()
 
 
+def test_a_clock_that_goes_ahead_keeps_no_file_out_and_one_that_is_gone_is_no_fault(tmp_path: Path) -> None:
+    home, room = opened(tmp_path, rollout_dir=str(tmp_path / "in"))
+    (tmp_path / "in").mkdir()
+    file = put(tmp_path / "in" / "a.jsonl", PRINTED)
+    tomorrow = time.time() + 86400
+    os.utime(file, (tomorrow, tomorrow))
+    room.turn()
+    assert "1 trajectories imported" in room.note
+    room._in([tmp_path / "in" / "taken_away_meanwhile.jsonl"])
+    assert "1 trajectories imported, 0 refused" in room.note
+    home.store.close()
+
+
 def test_a_refused_file_is_told_and_stops_nothing(tmp_path: Path) -> None:
     home, room = opened(tmp_path, rollout_dir=str(tmp_path / "in"))
     put(tmp_path / "in" / "a.jsonl", {"session_id": "s"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gzip
 import json
 import random
 from pathlib import Path
@@ -89,10 +90,18 @@ def test_what_is_too_large_is_refused_unread_and_the_rest_is_taken(
         assert second.trajectory() == parse(PRINTED)
 
 
+@pytest.mark.parametrize("name", ["in.json", "in.jsonl"])
+def test_a_packed_file_is_named_as_what_it_is(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(gzip.compress(json.dumps(PRINTED).encode()))
+    (entry,) = reading.entries(tmp_path / name)
+    assert entry.problem is not None
+    assert "got a file packed by gzip; unpack it first" in entry.problem.detail
+
+
 CHANGES: dict[str, tuple[dict[str, Any], str, str]] = {
     "unknown key": ({"promt": "x"}, "unknown key", "turn 1: unknown key 'promt'; did you mean 'prompt'?"),
     "inner key": ({"verdict": {"scor": 1}}, "unknown key", "verdict: unknown key 'scor'; did you mean 'score'?"),
-    "type": ({"type": "sidee"}, "wrong type", "type: invalid enum value 'sidee'"),
+    "type": ({"type": "sidee"}, "wrong type", "type: invalid enum value 'sidee'; expected main or side"),
     "prompt": ({"prompt": 3}, "wrong type", "prompt: expected str | null, got int"),
     "no prompt": ({"prompt": None}, "missing key", "missing key `prompt` (or `messages`)"),
     "no response": ({"response": None}, "missing key", "missing key `response` (or `message`)"),
@@ -122,6 +131,8 @@ CHANGES: dict[str, tuple[dict[str, Any], str, str]] = {
     "two words": ({"messages": [{"role": "user", "content": "other"}]}, "contradiction", "prompt differs"),
     "side trains": ({"type": "side", "trainable": True}, "contradiction", "a side turn never trains"),
     "id": ({"id": ""}, "out of range", "id: expected 1 to 500 printable characters, got nothing"),
+    "half": ({"next_state": [{"role": "user", "content": "a\udc00"}]}, "out of range", "next_state: holds half a"),
+    "half a tool": ({"tools": [{"type": "function", "\ud800": 1}]}, "out of range", "tools: holds half a surrogate"),
     "time": ({"at": -1}, "out of range", "at: expected seconds since 1970"),
 }
 

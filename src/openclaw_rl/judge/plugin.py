@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from openclaw_rl.config import Config
 from openclaw_rl.judge.reward import Question, RewardJudge
-from openclaw_rl.plugins.loading import Plugin, check_call, load
+from openclaw_rl.plugins.loading import Plugin, check_call, load, signature_of
 
 SETTING = "judge.plugin_path"
 MAKE, ONE, BATCH = "get_reward_model", "compute_reward", "batch_compute_rewards"
@@ -61,12 +60,15 @@ def _model(plugin: Plugin, reward_path: str | None) -> Any:
 def _answer(plugin: Plugin, model: Any) -> Callable[[Sequence[Question]], list[float]]:
     """How the model is asked: many at once where it can, else one by one."""
     named = f"{type(model).__name__}."
-    if (batch := getattr(model, BATCH, None)) is not None:
-        if len(inspect.signature(batch).parameters) != 1:
-            raise plugin.error(f"got {named}{BATCH}{inspect.signature(batch)}, expected one parameter: a list of items")
+    with plugin.running(f"reading {named.removesuffix('.')}"):  # a property may raise anything
+        there = {name: found for name in (BATCH, *PARAMETERS) if (found := getattr(model, name, None)) is not None}
+    if (batch := there.get(BATCH)) is not None:
+        signature = signature_of(plugin, named + BATCH, batch)
+        if len(signature.parameters) != 1:
+            raise plugin.error(f"got {named}{BATCH}{signature}, expected one parameter: a list of items")
         return lambda questions: _many(plugin, named + BATCH, batch, questions)
     for name, parameters in PARAMETERS.items():
-        if (one := getattr(model, name, None)) is not None:
+        if (one := there.get(name)) is not None:
             check_call(plugin, named + name, one, parameters)
             return lambda questions: [_one(plugin, named + name, one, parameters, q) for q in questions]
     raise plugin.error(f"{MAKE} gave {_shown(model)}, expected an object with score or {ONE}")
@@ -94,8 +96,10 @@ def _many(plugin: Plugin, name: str, function: Callable[..., Any], questions: Se
 
 def _reward(plugin: Plugin, name: str, value: Any) -> float:
     try:
+        if isinstance(value, str | bytes):
+            raise TypeError  # "0.5" is no number
         reward = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # RuntimeError: a tensor of several numbers
         raise plugin.error(f"{name} gave {_shown(value)}, expected a number in [0, 1]") from None
     if not (math.isfinite(reward) and 0 <= reward <= 1):
         raise plugin.error(f"{name} gave {reward:g}, expected a number in [0, 1]: judge.reward_low and _high are in it")

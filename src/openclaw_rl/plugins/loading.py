@@ -137,7 +137,9 @@ def signature_of(plugin: Plugin, name: str, function: Callable[..., Any]) -> ins
     """Raises `PluginError` for what is not written in Python."""
     try:
         return inspect.signature(function)
-    except ValueError:
+    except (TypeError, ValueError):
+        if not callable(function):
+            raise plugin.error(f"{name} is of type {_kind(function)}, expected a function") from None
         raise plugin.error(f"{name} does not tell its parameters: write it as a Python function") from None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 from collections.abc import Callable, Mapping
@@ -57,12 +58,17 @@ class Entry:
         """What it gives, as JSON holds it. Raises `PluginError`."""
         given = self._given(model, task, more)
         with self.plugin.running(self.name):
-            result = await self._function(**given)
+            try:
+                result = await self._function(**given)
+            except asyncio.CancelledError:
+                if (own := asyncio.current_task()) is not None and own.cancelling():
+                    raise
+                raise RuntimeError("CancelledError, and nobody cancelled it") from None
         if isinstance(result, Sample):
             result = asdict(result)
         try:
             return json.loads(json.dumps(result))
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             kind = type(result).__name__
             raise self.plugin.error(f"{self.name} gave a {kind} that JSON cannot hold ({error})") from None
 

@@ -54,7 +54,7 @@ def read_tasks(path: Path) -> list[Task]:
     if path.suffix in (".json", ".jsonl"):
         try:
             found = json.loads(text) if path.suffix == ".json" else [json.loads(line) for line in found]
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise OpenClawError(f"{path}: is no {path.suffix[1:].upper()}: {error}") from None
     if not isinstance(found, list) or not found:
         raise OpenClawError(f"{path}: expected a list of tasks, got {_kind(found)}")
@@ -91,7 +91,10 @@ async def run(
         raise OpenClawError(f"{url}: no gateway is ready there. Start one with `openclaw-rl up`, or say --port.")
     rollout = config.rollout
     gate = asyncio.Semaphore(max(rollout.workers, rollout.parallel_envs))
-    await asyncio.to_thread(out.mkdir, parents=True, exist_ok=True)
+    try:
+        await asyncio.to_thread(out.mkdir, parents=True, exist_ok=True)
+    except OSError as error:
+        raise OpenClawError(f"{out}: no folder for the results ({error.strerror}). Name another with --out.") from None
     wanted = [task for task in tasks for _ in range(rollout.per_prompt)]
     chosen = wanted if num is None else list(islice(cycle(wanted), num))
     headers = {"Authorization": f"Bearer {read_key(config)}"}
@@ -129,5 +132,6 @@ async def _one(entry: Entry, model: Model, task: Task, out: Path) -> Outcome:
         **({"result": result} if error is None else {"error": error}),
     }
     file = out / f"{model.session}.json"
-    await asyncio.to_thread(file.write_text, json.dumps(told, indent=2, ensure_ascii=False), encoding="utf-8")
+    text = json.dumps(told, indent=2, ensure_ascii=False)
+    await asyncio.to_thread(file.write_text, text, "utf-8", "backslashreplace")  # half a surrogate pair stays JSON
     return Outcome(session=model.session, file=file, replies=model.replies, error=error)

@@ -108,8 +108,17 @@ class Saver:
 
     def published(self, policy: Policy) -> None:
         """A checkpoint, if one is due. When it cannot be written the log says so; learning goes on."""
-        if step_of(policy) % self._every:
-            return
+        if step_of(policy) % self._every == 0:
+            self._write(policy)
+
+    def last(self) -> None:
+        """The head's checkpoint, due or not: for the end of a run, with no trainer beside it."""
+        with self._store.read() as conn:
+            head = policies.head(conn)
+        if head.path is not None and not (Path(head.path) / NOTE).exists() and not self._has(head):
+            self._write(head)
+
+    def _write(self, policy: Policy) -> None:
         try:
             self._save(policy)
         except OSError as error:

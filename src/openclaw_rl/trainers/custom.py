@@ -10,6 +10,7 @@ import logging
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,6 +97,10 @@ class Custom:
     def error(self, words: str) -> PluginError:
         """Names the file and the function."""
         return self._plugin.error(f"{self.name} {words}")
+
+    def differentiating(self) -> AbstractContextManager[None]:
+        """Around the backward pass: what the function changed in place, or its own backward, fails there."""
+        return self._plugin.running(f"the gradient of {self.name}", passing=(torch.OutOfMemoryError,))
 
     def of(self, reply: Reply, **instead: float) -> tuple[torch.Tensor, Mapping[str, float]] | None:
         """The loss on one reply, and what the function tells besides. None: it has nothing to learn there.
@@ -283,5 +288,14 @@ def _rise(custom: Custom, reply: Callable[[torch.Tensor], Reply], instead: Mappi
         logp = torch.log_softmax(logits, 0)
         found = custom.of(reply(logp[:1]), **instead)
         assert found is not None, "every case gives the function what it needs"
-        (down,) = torch.autograd.grad(found[0], logits)
+        if not torch.isfinite(found[0]):
+            raise custom.error(f"gave {found[0].item()} for a reply of one token, expected a finite loss")
+        with custom.differentiating():
+            (down,) = torch.autograd.grad(found[0], logits, allow_unused=True)
+    if down is None:
+        raise custom.error(
+            f"gave a loss whose gradient does not reach {PARAMETERS[custom.name][0]}. Compute it from what is given"
+        )
+    if not torch.isfinite(down).all():
+        raise custom.error("gave a loss whose gradient is not finite for a reply of one token, expected a finite one")
     return -float(down @ (torch.tensor([1.0, 0.0]) - torch.softmax(logits.detach(), 0)))

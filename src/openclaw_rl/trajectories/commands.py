@@ -39,6 +39,8 @@ from openclaw_rl.trajectories.report import Report
 from openclaw_rl.trajectories.scoring import score_waiting
 
 REFUSALS = "refused.jsonl"
+_NO_FORMAT = (".csv", ".tsv", ".txt", ".gz", ".zip", ".zst", ".yaml", ".yml", ".arrow")
+"""Of files, and not of folders: whoever names one expects a file."""
 _SINCE = re.compile(r"(\d+)([hdw])")
 _UNITS = {"h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 Tick = Callable[[int, int], None]
@@ -97,11 +99,16 @@ def send_out(
     path = Path(target).expanduser()
     if form == "turns" and path.suffix.lower() not in (*reading.LINES, parquet.SUFFIX):
         raise OpenClawError(f"{path}: rows of turns go into one .jsonl or .parquet. Name such a file.")
+    if not target or (path.suffix.lower() in _NO_FORMAT and not path.is_dir()):
+        raise OpenClawError(f"{target!r}: expected a folder, or a file that ends with .jsonl, .json or .parquet.")
     store = Store.open(config.store_path, create=False)
     try:
         after = None if since is None else moment(since, time.time())
         redactor = Redactor(store.secret) if redact else None
         with store.read() as conn, store.read() as other:
+            for name in names:
+                if not exporting.count(other, names=(name,)):
+                    raise OpenClawError(f"--session {name}: no such session. `openclaw-rl inspect sessions` lists all.")
             found = exporting.sessions(conn, names=names, since=after)
             with _counted("exporting", exporting.count(other, names=names, since=after)) as tick:
                 told = _send(other, path, _each(found, tick), form, redactor)

@@ -110,8 +110,9 @@ class Bridge:
 
     def _quiet(self, folder: Path) -> list[Path]:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        before = self._clock() - QUIET
-        return [p for p in reading.inside(folder) if p.stat().st_mtime <= before]
+        now = self._clock()
+        # A clock that goes ahead elsewhere must not keep a file out for as long as it does.
+        return [p for p in reading.inside(folder) if not now - QUIET < _changed(p) <= now + QUIET]
 
     def _in(self, files: Iterable[Path]) -> None:
         fresh = [(file, mark) for file in files if (mark := self._news(file)) is not None]
@@ -148,9 +149,20 @@ def imported(config: Config, store: Store) -> bool:
     return path is None or all(_news(store, file) is None for file in reading.files([Path(path).expanduser()]))
 
 
+def _changed(file: Path) -> float:
+    """Seconds since the epoch; 0 of a file that was taken away since the folder was read."""
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
 def _news(store: Store, file: Path) -> tuple[str, int] | None:
-    """(its cursor, its state) when the file is not as it was when it was imported."""
-    stat = file.stat()
+    """(its cursor, its state) when the file is there and not as it was when it was imported."""
+    try:
+        stat = file.stat()
+    except FileNotFoundError:  # taken away since the folder was read
+        return None
     name = f"data.file:{_digest(str(file.resolve())):x}"
     state = _digest(f"{stat.st_size} {stat.st_mtime_ns}")
     with store.read() as conn:

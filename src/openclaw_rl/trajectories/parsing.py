@@ -96,6 +96,7 @@ def _convert(value: Mapping[str, Any], kind: type, turn: int | None) -> Any:
         said, _, at = str(error).replace("Object missing required field", "missing key").partition(" - at `")
         where = at.rstrip("`").removeprefix("$").removeprefix(".")
         said = said[0].lower() + said[1:].replace("`", "")
+        said += "; expected main or side" if where == "type" and "enum" in said else ""
         raise Refused(
             "missing key" if "missing" in said else "wrong type", f"{where}: {said}" if where else said, turn
         ) from None
@@ -215,13 +216,20 @@ def _halves(value: Any) -> Iterator[tuple[str, str]]:
             yield from _halves(given)
         elif name == "feedback":
             yield from (problem for item in given for problem in _halves(item))
-        elif isinstance(given, str) and not _encodable(given):
+        elif not _encodable(given):
             yield "out of range", f"{name}: holds half a surrogate pair; expected whole characters"
 
 
-def _encodable(text: str) -> bool:
+def _encodable(value: Any) -> bool:
+    """Of messages and tools: all words in them."""
+    if isinstance(value, dict):
+        return all(_encodable(key) and _encodable(inner) for key, inner in value.items())
+    if isinstance(value, list | tuple):
+        return not value or isinstance(value[0], int | float) or all(map(_encodable, value))  # arrays have no words
+    if not isinstance(value, str) or value.isascii():
+        return True
     try:
-        text.encode()
+        value.encode()
     except UnicodeEncodeError:
         return False
     return True

@@ -24,6 +24,8 @@ _IN_STRING = re.compile(rb'["\\]')
 _INSIDE = re.compile(rb'["\[\]{}]')
 _OUTSIDE = re.compile(rb'["\[\]{},]')
 _BOM = b"\xef\xbb\xbf"
+_GZIP = b"\x1f\x8b"
+_PACKED = Refused("compressed", "expected JSON, got a file packed by gzip; unpack it first (gunzip)")
 _TOO_LARGE = Refused("too large", f"expected at most {ENTRY_BYTES // 2**20} MiB for one trajectory; split the session")
 
 
@@ -90,6 +92,10 @@ def entries(file: Path) -> Iterator[Entry]:
     """
     try:
         with file.open("rb") as stream:
+            if stream.read(2) == _GZIP:
+                yield Entry(file=file, place="", problem=_PACKED, read=2)
+                return
+            stream.seek(0)
             for place, raw, problem, read in _numbered(stream, file.suffix.lower()):
                 yield Entry(file=file, place=place, raw=raw, problem=problem, read=read)
     except OSError as error:

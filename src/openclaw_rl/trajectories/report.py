@@ -14,6 +14,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from openclaw_rl.errors import OpenClawError
 from openclaw_rl.trajectories.format import Refused
 from openclaw_rl.trajectories.reading import Entry
 
@@ -79,8 +80,12 @@ class Report:
     def _write(self, line: str) -> None:
         assert self.file is not None
         if self._stream is None:
-            self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            opened = os.open(self.file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            try:
+                self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                opened = os.open(self.file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            except OSError as error:
+                words = f"{self.file}: refusals cannot be written ({error.strerror}). Name another file with --report"
+                raise OpenClawError(words) from None
             self._stream = os.fdopen(opened, "w", encoding="utf-8")
         self._stream.write(line + "\n")
 

@@ -1,0 +1,110 @@
+"""Values as people write them, read more strictly than the libraries do.
+
+A key that stands twice is an error, and so is an alias that leads back into itself, true for a number, and no text at
+all for a folder.
+"""
+
+from __future__ import annotations
+
+import json
+import typing
+from collections.abc import Hashable
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+
+_DEEPEST = 50
+_TOO_DEEP = f"nested too deeply; expected at most {_DEEPEST} levels"
+
+
+class _Loader(yaml.SafeLoader):
+    """Says where a key stands the second time. A merge (`<<`) may be overridden: that is what it is for."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
+                continue
+            if key.value in seen:
+                raise ValueError(f"line {key.start_mark.line + 1}: {key.value!r} stands twice. Keep one of them")
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def read(text: str) -> Any:
+    """The value of a YAML text. Raises `ValueError` in one line, with its place."""
+    try:
+        return _bounded(yaml.load(text, _Loader))  # a SafeLoader
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise ValueError(where + _line(error.problem or error.context or error)) from None
+    except yaml.YAMLError as error:
+        raise ValueError(_line(error)) from None
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    except ValueError as error:  # a date that is none, a number without end
+        raise ValueError(_line(error)) from None
+
+
+def read_json(text: str) -> Any:
+    """The value of a JSON text. Raises `ValueError` in one line, with its place."""
+    try:
+        return _bounded(json.loads(text, object_pairs_hook=_once)) if text.strip() else None
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"{key!r} stands twice in one object. Keep one of them")
+        found[key] = value
+    return found
+
+
+def _bounded(value: Any, above: tuple[int, ...] = (), seen: set[int] | None = None) -> Any:
+    """The value. Raises `ValueError` where an alias leads back to what it stands in, or it is nested too deeply."""
+    seen = set() if seen is None else seen
+    if id(value) in above:
+        raise ValueError("an alias (*) leads back to what it stands in. Write the value out")
+    if len(above) > _DEEPEST:
+        raise ValueError(_TOO_DEEP)
+    if isinstance(value, dict | list) and id(value) not in seen:
+        seen.add(id(value))
+        for inner in value.values() if isinstance(value, dict) else value:
+            _bounded(inner, (*above, id(value)), seen)
+    return value
+
+
+class Section(BaseModel):
+    """A part of the settings' tree."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _meant(cls, value: Any, info: ValidationInfo) -> Any:
+        return _meant(value, cls.model_fields[info.field_name or ""].annotation)
+
+
+def _meant(value: Any, kind: Any) -> Any:
+    """What pydantic would take for something else. "" is nothing: what may be left out is, the rest is an error."""
+    kinds = (kind, *typing.get_args(kind))
+    if isinstance(value, bool) and bool not in kinds and (int in kinds or float in kinds):
+        raise ValueError("expected a number")
+    if isinstance(value, str) and "\0" in value:
+        raise ValueError("expected text without a null character")
+    if value == "" and str in kinds and typing.get_origin(kind) is not tuple:
+        if type(None) not in kinds:
+            raise ValueError("expected text, got nothing")
+        return None
+    if isinstance(value, list) and kind == tuple[str, ...]:  # [0, 1] are names of devices, too
+        return [str(one) if isinstance(one, int) and not isinstance(one, bool) else one for one in value]
+    return value
+
+
+def _line(said: object) -> str:
+    return " ".join(str(said).split())

@@ -1,0 +1,24 @@
+"""The rollout self-test, as a person runs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.system.test_words import run as command
+
+from openclaw_rl import inspect_sessions
+
+
+def test_conversations_become_trajectories(tmp_path: Path) -> None:
+    out = tmp_path / "debug_rollouts"
+    told = command("test-rollout", "--num-samples", "3", "--output-dir", str(out), timeout=300)
+    assert told.returncode == 0, told.stderr
+    assert "3 trajectories in" in told.stdout
+    found = inspect_sessions(out)
+    assert sorted(found) == ["selftest-1", "selftest-2", "selftest-3"]
+    for turns in found.values():
+        assert turns[0]["next_state"] == "Perfect, thanks!"
+        assert len(turns[0]["response_ids"]) == len(turns[0]["logprobs"]) > 0
+    again = command("test-rollout", "--output-dir", str(out))
+    assert again.returncode == 1
+    assert "expected a new or an empty folder" in again.stderr
