@@ -186,7 +186,7 @@ class Passes:
             head=self._model.get_output_embeddings(),
             hidden_KH=hidden_TH[at.kept_K],
             targets_K=at.targets_K,
-            temperature_K=at.temperature_K,
+            temperature_K=at.temperature_K.to(hidden_TH.device, torch.promote_types(hidden_TH.dtype, torch.float32)),
             lengths=tuple(len(row.response_ids) for row in rows),
         )
 
