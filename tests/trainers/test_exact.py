@@ -49,6 +49,7 @@ FURTHER: dict[str, tuple[str, str, dict[str, Any]]] = {  # one family and kind o
     "groups": ("llama", "lora", {"method": "groups", "group_scale": "std", "group_floor": 0.3}),
     "cispo": ("gemma", "full", {"method": "binary", "loss": "cispo"}),
     "gspo": ("llama", "full", {"method": "opd", "loss": "gspo"}),
+    "gspo-student": ("llama", "lora", {"method": "combine", "distill": "student_topk", "topk": 4, "loss": "gspo"}),
     "epochs": ("gemma", "lora", {"method": "combine", "distill": "student_topk", "topk": 4, "epochs": 2}),
 }
 SETTINGS: dict[str, Any] = {
