@@ -294,6 +294,20 @@ def test_every_loss_pushes_towards_the_better_reply(trainer: Make, draw: Draw, t
     assert after[1] < before[1]
 
 
+@pytest.mark.parametrize("where", ["prompt_ids", "response_ids", "hinted_prompts"])
+@pytest.mark.parametrize("token", [-1, 64])
+def test_a_token_that_the_model_does_not_have_is_the_turns_fault(
+    trainer: Make, draw: Draw, tmp_path: Path, where: str, token: int
+) -> None:
+    """A `ValueError`, which is of the batch and not of the trainer: the turn leaves, and the room goes on."""
+    made = trainer()
+    first, *others = draw(made, 0)
+    ids = np.array([*first.response_ids[:-1], token], np.int32)
+    broken = replace(first, **{where: (ids,) if where == "hinted_prompts" else ids})
+    with pytest.raises(ValueError, match=f"turn turn-0-0: expected tokens from 0 to 63, got {token}"):
+        made.step([*others, broken], str(tmp_path / "out"))
+
+
 @pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False:UserWarning")
 def test_an_adapters_dropout_does_not_wake_the_bases(trainer: Make, draw: Draw, tmp_path: Path) -> None:
     """No reply was sampled with it: it would stand between policy and engine, and masks would take the tokens."""
