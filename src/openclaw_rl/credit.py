@@ -29,6 +29,14 @@ class Episode:
     outcome: float | None  # of the whole rollout; None: not known (a broken environment)
     step_reward: float | None = None  # of this step alone
 
+    def __post_init__(self) -> None:
+        for name, value in (("outcome", self.outcome), ("step reward", self.step_reward)):
+            if value is not None and not np.isfinite(value):
+                raise ValueError(
+                    f"task {self.task}, rollout {self.rollout}, step {self.step}: expected a finite {name}, or None "
+                    f"where it is not known; got {value}"
+                )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:

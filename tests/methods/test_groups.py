@@ -97,7 +97,7 @@ def test_step_rewards_are_compared_at_the_same_step() -> None:
     assert advantages(Groups(), [*first, *second]) == [0.5, None, None, -0.5, None]
 
 
-@pytest.mark.parametrize("outcomes", [[1.0], [1.0, 1.0, 1.0], [0.0, None], [None, None]])
+@pytest.mark.parametrize("outcomes", [[1.0], [1.0, 1.0, 1.0], [0.1 + 0.2, 0.3], [0.0, None], [None, None]])
 def test_what_says_nothing_is_in_no_term_and_no_denominator(outcomes: list[float | None]) -> None:
     silent = [e for n, o in enumerate(outcomes) for e in rollout("silent", f"{n}", o, [None, None])]
     telling = [e for n in range(2) for e in rollout("telling", f"{n}", float(n), [None])]
@@ -131,6 +131,12 @@ def test_a_rollout_that_contradicts_itself_is_refused() -> None:
         advantages(Groups(), [first, second])
     with pytest.raises(ValueError, match="task t, rollout r: expected step 0 once, got it twice"):
         advantages(Groups(), [first, first])
+
+
+@pytest.mark.parametrize("wrong", [{"outcome": float("nan")}, {"outcome": 1.0, "step_reward": float("inf")}])
+def test_a_reward_is_a_number_or_not_known(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="task t, rollout r, step 2: expected a finite"):
+        Episode(task="t", rollout="r", step=2, **wrong)
 
 
 def test_the_settings_reach_it() -> None:

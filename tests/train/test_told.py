@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -9,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from openclaw_rl.config import TrainConfig
+from openclaw_rl.config import TrackConfig, TrainConfig
 from openclaw_rl.credit import Sample, StepResult
 from openclaw_rl.store import policies
 from openclaw_rl.store.db import Store
 from openclaw_rl.testing import ScriptedTrainer
 from openclaw_rl.train.batch import Builder
 from openclaw_rl.train.loop import TrainRoom
-from openclaw_rl.train.tracking import staleness
+from openclaw_rl.train.tracking import FILE, Tracker, staleness
 from openclaw_rl.types import FinishReason, JudgedTurn, Policy
 
 Fill = Callable[..., list[str]]
@@ -61,6 +62,22 @@ def head_metrics(store: Store) -> Mapping[str, float]:
 def room(store: Store, builder: Builder, tmp_path: Path) -> TrainRoom:
     train = TrainConfig(batch_min=4, batch_max=8, max_wait=1e9)
     return TrainRoom(store, Undone(), builder, train, tmp_path / "policies")
+
+
+def test_a_version_that_its_trainer_did_not_come_to_tell_of_is_told(
+    store: Store, room: TrainRoom, builder: Builder, fill: Fill, tmp_path: Path
+) -> None:
+    fill(store, 4)
+    assert room.turn()
+    room.close()
+    told = Tracker(TrackConfig(), tmp_path / "logs", run="r", settings={})
+    after = TrainRoom(store, ScriptedTrainer(), builder, TrainConfig(), tmp_path / "policies", tracker=told)
+    assert not after.turn()
+    after.close()
+    (line,) = (json.loads(line) for line in (tmp_path / "logs" / FILE).read_text().splitlines())
+    with store.read() as conn:
+        assert sorted(line["turns"]) == sorted(use.turn for use in policies.uses(conn, 1))
+    assert line == line | head_metrics(store) | {"version": 1, "state": "live", "turns": line["turns"]}
 
 
 def test_ages_and_what_was_left_out_are_metrics(store: Store, room: TrainRoom, fill: Fill) -> None:

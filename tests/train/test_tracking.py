@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from openclaw_rl.errors import ConfigError
 from openclaw_rl.train.tracking import FILE, Tracker
 from openclaw_rl.types import Policy, PolicyState
 
-METRICS = {"loss/total": 0.5, "reward/mean": -1.0, "gradient/norm": float("nan"), "step": 3.0}
+METRICS = {"loss/total": 0.5, "reward/mean": -1.0, "gradient/norm": float("nan"), "step": 3.0, "turns": 2.0}
 
 
 def policy(version: int) -> Policy:
@@ -39,6 +40,25 @@ def test_each_step_is_a_line(tmp_path: Path) -> None:
         "loss/total": 0.5, "reward/mean": -1.0, "step": 3.0,
     }  # fmt: skip
     assert second["version"] == 2
+
+
+def test_a_trainer_that_died_before_it_had_told_is_told_of(tmp_path: Path) -> None:
+    """Killed after it published, before the line or in the middle of it; and what is there already is not repeated."""
+    steps = [replace(policy(n), metrics={"loss/total": n / 2}) for n in range(1, 4)]
+    tracker(tmp_path).catch_up(steps[0], ["a"])
+    tracker(tmp_path).catch_up(steps[0], ["a"])
+    with (tmp_path / FILE).open("a") as file:
+        file.write('{"version": 2, "lo')
+    tracker(tmp_path).catch_up(steps[1], ["b"])
+    tracker(tmp_path).tell(steps[2], steps[2].metrics, ["c"])
+    tracker(tmp_path).catch_up(policy(4), [])  # no step: it began as a checkpoint
+    lines = (tmp_path / FILE).read_text().splitlines()
+    whole = [json.loads(line) for line in lines if line.endswith("}")]
+    assert [(line["version"], line["loss/total"], line["turns"]) for line in whole] == [
+        (1, 0.5, ["a"]),
+        (2, 1.0, ["b"]),
+        (3, 1.5, ["c"]),
+    ]
 
 
 SURFACE = {  # what the descriptions promise, by these very names
@@ -103,7 +123,7 @@ def test_a_sink_that_fails_is_left_out(
     for version in (1, 2, 3):
         made.tell(policy(version), METRICS, [])
     assert (asked["project"], asked["name"]) == ("openclaw-rl", "openclaw-rl-binary")
-    assert got == [(1, {"loss/total": 0.5, "reward/mean": -1.0, "step": 3.0})]
+    assert got == [(1, {"loss/total": 0.5, "reward/mean": -1.0, "step": 3.0, "turns": 2.0})]
     assert caplog.text.count("no longer go to wandb: ConnectionError: no route") == 1
     assert len((tmp_path / FILE).read_text().splitlines()) == 3
 

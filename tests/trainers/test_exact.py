@@ -15,6 +15,9 @@ import pytest
 import torch
 from tests.trainers.conftest import save_tiny
 from transformers import AutoModelForCausalLM, GemmaConfig, GemmaForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from openclaw_rl.config import TrainConfig
 from openclaw_rl.credit import Episode, Sample, StepResult
@@ -49,6 +52,7 @@ FURTHER: dict[str, tuple[str, str, dict[str, Any]]] = {  # one family and kind o
     "groups": ("llama", "lora", {"method": "groups", "group_scale": "std", "group_floor": 0.3}),
     "cispo": ("gemma", "full", {"method": "binary", "loss": "cispo"}),
     "gspo": ("llama", "full", {"method": "opd", "loss": "gspo"}),
+    "gspo-student": ("llama", "lora", {"method": "combine", "distill": "student_topk", "topk": 4, "loss": "gspo"}),
     "epochs": ("gemma", "lora", {"method": "combine", "distill": "student_topk", "topk": 4, "epochs": 2}),
 }
 SETTINGS: dict[str, Any] = {
@@ -63,6 +67,18 @@ SETTINGS: dict[str, Any] = {
 MEMORY = {"reply_tokens": 6.5, "baseline": {"all": [0.3, 9], "agents": {"a": [0.6, 5], "b": [-0.2, 1]}}}
 BOUNDS = {"low": 0.8, "high": 1.28, "dual": 3.0, "gap_low": 0.5, "gap_high": 5.0}
 OTHER = {"clip": {}, "cispo": {"high": 5.0}, "gspo": {"low": 1 - 3e-4, "high": 1 + 4e-4}}  # bounds of other losses
+
+
+@pytest.fixture(autouse=True)
+def wide_norms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The families' norms compute in float32 whatever the model is in; their rounding would be all that is seen."""
+
+    def norm(self: Any, x: torch.Tensor) -> torch.Tensor:
+        eps = self.eps if isinstance(self, GemmaRMSNorm) else self.variance_epsilon
+        return (self.weight + isinstance(self, GemmaRMSNorm)) * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+
+    for kind in (Qwen3RMSNorm, LlamaRMSNorm, GemmaRMSNorm):
+        monkeypatch.setattr(kind, "forward", norm)
 
 
 @pytest.fixture(scope="module")

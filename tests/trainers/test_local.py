@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from openclaw_rl.credit import Sample
 from openclaw_rl.durable import write_folder
@@ -292,6 +292,34 @@ def test_every_loss_pushes_towards_the_better_reply(trainer: Make, draw: Draw, t
     after = [t.sum() for t in made.logprobs([row_of(good), row_of(bad)])]
     assert after[0] > before[0]
     assert after[1] < before[1]
+
+
+@pytest.mark.parametrize("where", ["prompt_ids", "response_ids", "hinted_prompts"])
+@pytest.mark.parametrize("token", [-1, 64])
+def test_a_token_that_the_model_does_not_have_is_the_turns_fault(
+    trainer: Make, draw: Draw, tmp_path: Path, where: str, token: int
+) -> None:
+    """A `ValueError`, which is of the batch and not of the trainer: the turn leaves, and the room goes on."""
+    made = trainer()
+    first, *others = draw(made, 0)
+    ids = np.array([*first.response_ids[:-1], token], np.int32)
+    broken = replace(first, **{where: (ids,) if where == "hinted_prompts" else ids})
+    with pytest.raises(ValueError, match=f"turn turn-0-0: expected tokens from 0 to 63, got {token}"):
+        made.step([*others, broken], str(tmp_path / "out"))
+
+
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False:UserWarning")
+def test_an_adapters_dropout_does_not_wake_the_bases(trainer: Make, draw: Draw, tmp_path: Path) -> None:
+    """No reply was sampled with it: it would stand between policy and engine, and masks would take the tokens."""
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=2, resid_pdrop=0.5, bos_token_id=1, eos_token_id=2)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path / "base")
+    steps = []
+    for name, dropout in (("without", 0.0), ("with", 1e-9)):
+        made = trainer("binary", path=str(tmp_path / "base"), lora={"rank": 4, "dropout": dropout}, max_gap=9.0)
+        steps.append(made.step(draw(made, 3), str(tmp_path / name)).metrics)
+    for name in ("loss/total", "gradient/norm", "masked/gap"):
+        assert steps[1][name] == pytest.approx(steps[0][name], rel=1e-4, abs=1e-5), name
 
 
 def test_several_epochs_are_several_steps_on_the_decoupled_loss(trainer: Make, draw: Draw, tmp_path: Path) -> None:

@@ -100,7 +100,9 @@ def test_batches_keep_to_the_budget() -> None:
     assert micro_batches([500, 3, 2], 100) == [[0], [1, 2]]
 
 
-def test_refuses_models_that_bend_their_logits() -> None:
+@pytest.mark.parametrize("cap", [0.5, 30.0])
+def test_refuses_models_that_bend_their_logits(cap: float) -> None:
+    """However little: at the cap that such models have, small logits are bent by a ten-thousandth of themselves."""
     config = Gemma2Config(
         vocab_size=64,
         hidden_size=32,
@@ -109,7 +111,7 @@ def test_refuses_models_that_bend_their_logits() -> None:
         num_attention_heads=2,
         num_key_value_heads=1,
         head_dim=16,
-        final_logit_softcapping=0.5,
+        final_logit_softcapping=cap,
     )
     torch.manual_seed(0)
     with pytest.raises(ModelError, match="changes its logits after the LM head"):

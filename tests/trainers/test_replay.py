@@ -69,6 +69,14 @@ def test_averages_count_each_turn_once(trainer: Make, draw: Draw, tmp_path: Path
     assert with_.digest != without.digest
 
 
+def test_replays_alone_leave_the_averages_as_they_were(trainer: Make, draw: Draw, tmp_path: Path) -> None:
+    """Also those of a policy that knows none yet."""
+    made = trainer(kl_coef=0.0)
+    result = made.step(again(draw(made, 0, reward=1.0)), str(tmp_path / "out"))
+    assert result.folder is not None
+    assert result.memory.keys() == {"baseline"}
+
+
 def test_warm_up_counts_each_turn_once(trainer: Make, draw: Draw, tmp_path: Path) -> None:
     made = trainer(warmup_samples=24)
     batch = draw(made, 0, 6, reward=1.0)

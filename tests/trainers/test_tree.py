@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,15 @@ from transformers import (
     Gemma3TextConfig,
     GemmaConfig,
     GemmaForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
 
-from openclaw_rl.trainers import tree
+from openclaw_rl.trainers import attention, tree
 from openclaw_rl.trainers.logprob import Passes
 from openclaw_rl.trainers.pack import Row
 
@@ -104,6 +107,47 @@ def test_gradients_through_the_tree_are_exact(name: str, tuned: str) -> None:
     gradients = torch.autograd.grad((got_K * weights_K).sum(), parameters)
     for gradient, want in zip(gradients, wanted, strict=True):
         assert (gradient - want).abs().max() <= 1e-6 * want.abs().max()
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_nothing_of_ours_is_in_a_lower_precision(shares: bool) -> None:
+    """Temperatures neither: at a low one their rounding is multiplied. This family computes all in float64."""
+    torch.manual_seed(3)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=V, n_embd=32, n_layer=2, n_head=4, initializer_range=0.3)).double()
+    rows = [replace(row, temperature=0.1 + n / 30) for n, row in enumerate(session(7))]
+    expected_K, parameters = one_by_one(model.eval(), rows), list(model.parameters())
+    passes = Passes(model, micro_tokens=10_000)
+    passes.shares = shares
+    got_K, _ = passes.forward(rows)
+    torch.testing.assert_close(got_K, expected_K, rtol=1e-11, atol=1e-11)
+    wanted = torch.autograd.grad(expected_K.sum(), parameters)
+    for gradient, want in zip(torch.autograd.grad(got_K.sum(), parameters), wanted, strict=True):
+        assert (gradient - want).abs().max() <= 1e-9 * want.abs().max()
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_masks_of_windows_are_bounded(monkeypatch: pytest.MonkeyPatch, shares: bool) -> None:
+    """However long the trunk: in pieces, of which those above no branch see no further back than their window."""
+    torch.manual_seed(5)
+    monkeypatch.setattr(attention, "QUERIES", 4)
+    model, rows = MODELS["gemma3"]().double().eval(), session(13)
+    expected_K = one_by_one(model, rows)
+    passes = Passes(model, micro_tokens=10_000)
+    passes.shares = shares
+    whole, sizes = attention._mask, []
+
+    def spy(first: int, queries: int, keys: int, window: int | None, device: torch.device) -> torch.Tensor | None:
+        sizes.extend([queries] if window else [])
+        return whole(first, queries, keys, window, device)
+
+    monkeypatch.setattr(attention, "_mask", spy)
+    got_K, _ = passes.forward(rows)
+    torch.testing.assert_close(got_K, expected_K, rtol=1e-6, atol=1e-6)
+    parameters = list(model.parameters())
+    wanted = torch.autograd.grad(expected_K.sum(), parameters)
+    for gradient, want in zip(torch.autograd.grad(got_K.sum(), parameters), wanted, strict=True):
+        assert (gradient - want).abs().max() <= 1e-6 * want.abs().max()
+    assert 0 < max(sizes) <= 4
 
 
 def test_micro_batches_of_the_tree_add_up() -> None:

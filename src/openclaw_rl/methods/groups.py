@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -112,6 +113,6 @@ def _step_rewards(episodes: Sequence[Episode]) -> dict[tuple[str, int], dict[str
 def _against(group: Mapping[str, float], rollout: str, spread: Spread) -> float | None:
     """The value of one rollout less the mean of its group; None where the group says nothing."""
     values = list(group.values())
-    if rollout not in group or min(values) == max(values):
+    if rollout not in group or math.isclose(min(values), max(values), rel_tol=1e-9, abs_tol=1e-12):  # but for rounding
         return None
     return float((group[rollout] - np.mean(values)) / spread(values))

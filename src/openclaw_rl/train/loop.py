@@ -215,10 +215,13 @@ class TrainRoom:
     def _clean(self, lease: Lease) -> None:
         with self._store.read() as conn:
             rows = policies.all(conn)
+            last = [use.turn for use in policies.uses(conn, rows[-1].version)]
         folders.remove_orphans(self._root, rows, before=lease.expires_at - self._train.lease)
         self._epoch = lease.epoch
         if self._saver is not None:  # a trainer that died right after it had published
             self._saver.catch_up()
+        if self._tracker is not None:
+            self._tracker.catch_up(rows[-1], last)
 
     def _claim(self) -> tuple[Policy, list[JudgedTurn]]:
         with self._store.read() as conn:

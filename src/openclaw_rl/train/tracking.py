@@ -91,16 +91,25 @@ class Tracker:
             except Exception as error:  # no key, no network: never a reason not to learn
                 log.exception("metrics do not go to %s: %s: %s", name, type(error).__name__, error)
 
+    def catch_up(self, newest: Policy, turns: Sequence[str]) -> None:
+        """Tell of the newest version, where a trainer died after it was made and before it was told whole."""
+        raw = self._file.read_bytes() if self._file.exists() else b""
+        if raw and not raw.endswith(b"\n"):
+            with self._file.open("ab") as file:
+                file.write(b"\n")
+        told = max((_version(line) for line in raw.splitlines()[-1:]), default=-1)
+        if told < newest.version and "loss/total" in newest.metrics:  # others are no steps
+            self.tell(newest, newest.metrics, turns)
+
     def tell(self, policy: Policy, metrics: Mapping[str, float], turns: Sequence[str]) -> None:
         """One step: what it measured, what became of it, and which turns it was made of."""
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-        line = {
+        line = finite | {  # its turns by name, in place of the metric that counts them
             "version": policy.version,
             "parent": policy.parent,
             "state": policy.state.value,
             "at": policy.created_at,
             "turns": list(turns),
-            **finite,
         }
         with self._file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
@@ -110,6 +119,14 @@ class Tracker:
             except Exception as error:  # somebody else's server or disk: never a reason to stop learning
                 log.exception("metrics no longer go to %s: %s: %s", name, type(error).__name__, error)
                 del self._sinks[name]
+
+
+def _version(line: bytes) -> int:
+    """That a line tells of; -1 when it was not written to its end."""
+    try:
+        return int(json.loads(line)["version"])
+    except (ValueError, KeyError, TypeError):
+        return -1
 
 
 def _tensorboard(track: TrackConfig, logs: Path, run: str, settings: Mapping[str, Any]) -> Sink:

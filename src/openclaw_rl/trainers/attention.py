@@ -23,7 +23,7 @@ from openclaw_rl.trainers.pack import Row
 from openclaw_rl.trainers.tree import Segment, Tree, pad, plant
 
 NAME = "tree"
-QUERIES = 1024  # queries of one call below a path: bounds its mask
+QUERIES = 1024  # queries of one call below a path, or with a window: bounds its mask
 BENT = ("softcap", "s_aux", "position_bias")  # what some models do to scores, and nothing here does
 
 
@@ -108,13 +108,26 @@ def by_segments(
         below = _Branches.apply(query, key, value, tree, scale, window)  # type: ignore[no-untyped-call]
     parts = []
     for segment in tree.segments:
-        at = slice(segment.start, segment.end)
+        start, end = segment.start, segment.end
         if segment.above:
-            parts.append(below[:, :, at])
-        else:  # a plain causal square
-            square = _mask(0, at.stop - at.start, at.stop - at.start, window, query.device)
-            parts.append(_attend(query[:, :, at], key[:, :, at], value[:, :, at], square, scale))
+            parts.append(below[:, :, start:end])
+        else:
+            parts += _root(query[:, :, start:end], key[:, :, start:end], value[:, :, start:end], scale, window)
     return torch.cat(parts, dim=2)
+
+
+def _root(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, window: int | None
+) -> list[torch.Tensor]:
+    """Causal attention of one sequence in pieces; one piece without a window, which needs no mask."""
+    tokens = query.shape[2]
+    out = []
+    for at in range(0, tokens, tokens if window is None else QUERIES):
+        end = tokens if window is None else min(at + QUERIES, tokens)
+        first = 0 if window is None else max(0, at - window + 1)  # what the piece's first query sees
+        mask = _mask(at - first, end - at, end - first, window, query.device)
+        out.append(_attend(query[:, :, at:end], key[:, :, first:end], value[:, :, first:end], mask, scale))
+    return out
 
 
 def tree_attention(
@@ -141,8 +154,7 @@ def tree_attention(
         window = int(attention_mask)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if tree is None:
-        square = _mask(0, query.shape[2], query.shape[2], window, query.device)
-        out = _attend(query, key, value, square, scale)
+        out = torch.cat(_root(query, key, value, scale, window), dim=2)
     elif masks is not None:
         out = flex.attend(query, key, value, masks, scale, window)
     else:

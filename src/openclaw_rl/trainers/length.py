@@ -25,6 +25,8 @@ class ReplyTokens:
 
     def updated(self, lengths: Sequence[int]) -> dict[str, Any]:
         """The memory after the batch."""
+        if not lengths:
+            return dict(self._memory)
         average = self.read(lengths)
         if KEY in self._memory:
             for length in lengths:

@@ -32,7 +32,7 @@ from openclaw_rl.trainers.measure import Epoch, measured, told, why_idle
 from openclaw_rl.trainers.optimizer import Optimizer, Standing
 from openclaw_rl.trainers.pack import Row
 from openclaw_rl.trainers.schedule import rate
-from openclaw_rl.trainers.scored import Scored
+from openclaw_rl.trainers.scored import Scored, check_ids
 from openclaw_rl.trainers.sight import Sight
 from openclaw_rl.trainers.world import Alone, World
 
@@ -107,6 +107,7 @@ class LocalTrainer:
 
     def _step(self, samples: Sequence[Sample], out: str) -> StepResult:
         started = time.perf_counter()
+        check_ids(samples, self.causal.config.get_text_config().vocab_size)
         batch, dropped = self._sight.scored(samples, self._method)
         passed = {"dropped/stale": float(len(dropped))}
         terms = self._method.terms(batch.evidence(), self._memory)

@@ -201,7 +201,7 @@ def batch_loss(
         live_K = term.mask_K & seen.band_K & seen.steady_K & ~_held(term, seen)
         moving_K = moving_K | (live_K if term.divergence_K is not None else live_K & (term.advantages_K != 0))
         step_K = seen.step_K
-        if bounds.kind == "gspo":
+        if bounds.kind == "gspo" and term.divergence_K is None:  # a divergence is of one position
             assert rows_K is not None, "corrections() has seen to it"
             step_K = sequence_ratio(logp_K, seen.from_K, term.mask_K & seen.band_K, rows_K)
         if term.divergence_K is None:

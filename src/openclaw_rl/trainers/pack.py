@@ -42,7 +42,7 @@ class Packed:
     ids_BL: torch.Tensor
     kept_K: torch.Tensor  # index into the flattened [B * L] positions that predict a response token
     targets_K: torch.Tensor
-    temperature_K: torch.Tensor
+    temperature_K: torch.Tensor  # float64, on the CPU
 
 
 def micro_batches(lengths: Sequence[int], budget: int) -> list[list[int]]:
@@ -70,10 +70,10 @@ def pack(rows: Sequence[Row], device: torch.device) -> Packed:
         ids_BL[b, p : row.length] = response_R[:-1]
         kept.append(b * width + torch.arange(p - 1, p - 1 + r))
         targets.append(response_R)
-        temperatures.append(torch.full((r,), row.temperature))
+        temperatures.append(torch.full((r,), row.temperature, dtype=torch.float64))
     return Packed(
         ids_BL=ids_BL.to(device),
         kept_K=torch.cat(kept).to(device),
         targets_K=torch.cat(targets).to(device),
-        temperature_K=torch.cat(temperatures).to(device),
+        temperature_K=torch.cat(temperatures),
     )

@@ -64,6 +64,15 @@ class Scored:
         )
 
 
+def check_ids(samples: Sequence[Sample], vocabulary: int) -> None:
+    """Raises `ValueError` for a token that the model does not have: on a GPU it would end more than this step."""
+    for s in samples:
+        ids = np.concatenate([s.prompt_ids, s.response_ids, *s.hinted_prompts])
+        if ids.min() < 0 or ids.max() >= vocabulary:
+            wrong = ids[(ids < 0) | (ids >= vocabulary)][0]
+            raise ValueError(f"turn {s.turn}: expected tokens from 0 to {vocabulary - 1}, got {wrong}")
+
+
 def tops_of(student: Picked, teachers: Sequence[Picked]) -> Tops:
     """`student`: a reply's tokens, then the likeliest; `teachers`: its tokens, those same likeliest, then their own."""
     n = student.ids_KN.shape[1]

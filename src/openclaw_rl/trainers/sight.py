@@ -42,11 +42,13 @@ class Sight:
             return self._passes.look(rows, ids=ids, top=top)
 
     def training(self) -> None:
-        """The mode of a step."""
-        self._weights.model.train(self._weights.dropout > 0)
-        for layer in self._weights.causal.modules():  # what is computed again in the backward pass
-            if getattr(layer, "gradient_checkpointing", False):
-                layer.training = True  # what is within stays as it is: the base's own dropout never acts
+        """The mode of a step: an adapter's dropout acts; the base's own never, for no reply was sampled with it."""
+        self._weights.model.eval()
+        for layer in self._weights.causal.modules():
+            if (dropout := getattr(layer, "lora_dropout", None)) is not None:
+                dropout.train()
+            if getattr(layer, "gradient_checkpointing", False):  # what is computed again in the backward pass
+                layer.training = True  # what is within stays as it is
 
     def scored(self, samples: Sequence[Sample], method: Method) -> tuple[Scored, dict[str, str]]:
         """The batch without the turns that are too stale, and why those are not in it."""

@@ -42,7 +42,7 @@ class Tree:
     segments: tuple[Segment, ...]
     kept_K: torch.Tensor  # the token that predicts each response token, rows in the order given
     targets_K: torch.Tensor
-    temperature_K: torch.Tensor
+    temperature_K: torch.Tensor  # float64, on the CPU
 
     @property
     def tokens(self) -> int:
@@ -117,7 +117,7 @@ def plant(rows: Sequence[Row], device: torch.device) -> Tree:
         segments=tuple(segments),
         kept_K=torch.cat([_predictors(r, p) for r, p in zip(rows, places, strict=True)]).to(device),
         targets_K=torch.cat([torch.from_numpy(r.response_ids.astype("int64")) for r in rows]).to(device),
-        temperature_K=_temperatures(rows, device),
+        temperature_K=torch.cat([torch.full((len(r.response_ids),), r.temperature, dtype=torch.float64) for r in rows]),
     )
 
 
@@ -134,10 +134,6 @@ def pad(tree: Tree, tokens: int) -> Tree:
         end_T=torch.cat([tree.end_T, torch.full_like(rest, tokens)]),
         segments=(*tree.segments, Segment(start=size, end=tokens, above=(), depth=0)),
     )
-
-
-def _temperatures(rows: Sequence[Row], device: torch.device) -> torch.Tensor:
-    return torch.cat([torch.full((len(r.response_ids),), r.temperature) for r in rows]).to(device)
 
 
 def _first(path: tuple[Range, ...], tokens: int) -> tuple[Range, ...]:
