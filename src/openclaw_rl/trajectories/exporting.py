@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Connection, Row, Select, bindparam, func, select, text
 
-from openclaw_rl.canon import text_of
 from openclaw_rl.store import codec, exchanges, turns
 from openclaw_rl.store import schema as t
-from openclaw_rl.trajectories.format import prompt_of
+from openclaw_rl.trajectories.format import whole, words_of
 from openclaw_rl.trajectories.writing import stem
 from openclaw_rl.types import (
     Capture,
@@ -200,11 +199,10 @@ def _filled(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _words(item: Stored) -> dict[str, Any]:
-    """The five keys that people read, and what they were taken from."""
+    """Prompt and response as people read them, and what they were taken from."""
     request, reply = item.exchange.request, item.reply
     return {
-        "prompt": prompt_of(request.messages),
-        "response": text_of(reply.message),
+        **words_of(request.messages, reply.message),
         "messages": list(request.messages),
         "message": dict(reply.message) or {"role": "assistant", "content": ""},
         **_filled({"tools": list(request.tools), "template": dict(request.template)}),
@@ -261,13 +259,13 @@ def _reaction(reaction: Reaction | None) -> dict[str, Any]:
 
 
 def state_of(messages: Sequence[Message]) -> str | list[Message] | None:
-    """Words, where they are one message of a user and nothing else."""
+    """Words, where they are one message of a user and nothing else, and whole."""
     if not messages:
         return None
     only = messages[0]
     plain = len(messages) == 1 and set(only) == {"role", "content"} and only["role"] == "user"
     words = only.get("content")
-    return words if plain and isinstance(words, str) and words else list(messages)
+    return words if plain and isinstance(words, str) and words and whole(words) else list(messages)
 
 
 def _feedback(f: Feedback) -> dict[str, Any]:

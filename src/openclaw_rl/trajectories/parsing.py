@@ -22,6 +22,7 @@ from openclaw_rl.trajectories.format import (
     Refused,
     Trajectory,
     prompt_of,
+    whole,
 )
 from openclaw_rl.types import ExchangeStatus, Kind, Sampling, Span, Vote
 
@@ -215,16 +216,8 @@ def _halves(value: Any) -> Iterator[tuple[str, str]]:
             yield from _halves(given)
         elif name == "feedback":
             yield from (problem for item in given for problem in _halves(item))
-        elif isinstance(given, str) and not _encodable(given):
+        elif isinstance(given, str) and not whole(given):
             yield "out of range", f"{name}: holds half a surrogate pair; expected whole characters"
-
-
-def _encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _named(value: Any) -> str:
