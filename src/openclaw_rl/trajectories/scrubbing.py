@@ -12,9 +12,16 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
 KINDS = ("email", "phone", "key", "token", "ip", "home")
 """`key`: of a known issuer, or PEM. `token`: JWT, bearer, the password in an address, a value named a secret."""
+
+_DOMAINS = Path(__file__).parents[1] / "assets" / "domains.txt"
+_OWN = "corp example home internal intranet invalid lan local localdomain localhost private test"
+_COMMON = ("com", "org", "net", "edu", "gov", "mil", "int", "info", "biz")
+_LETTERS = re.compile(r"[^\W\d_]+")
 
 Keep = Callable[[re.Match[str]], bool]
 _ESCAPE = r"\\[nrt]"
@@ -56,9 +63,32 @@ def _rule(
 
 
 def _no_address(match: re.Match[str]) -> bool:
-    """`react@18.2.0` and `x@w.T` are no mail; `git@host` is nobody's."""
-    last = match[0].rpartition(".")[2]
-    return match[0].startswith("git@") or len(last) < 2 or not last[0].isalpha()
+    """`react@18.2.0`, `x@w.T` and `q@k.transpose` are no mail, nor is `q@k.dot(v)`; `git@host` is nobody's.
+
+    What follows the domain without a space may be of a file's name: `alice@example.com.bak`.
+    """
+    if match[0].startswith("git@"):
+        return True
+    labels = match[0].rpartition("@")[2].split(".")[1:]
+    called = match.string[match.end() : match.end() + 1] == "("
+    return not any(_ends_domains(label, called) for label in labels)
+
+
+def _ends_domains(label: str, called: bool) -> bool:
+    """`called`: a bracket follows, as after the name of a method; then only what is no method's name."""
+    found = _LETTERS.match(label)
+    if found is None or (len(found[0]) == 2 and found[0][0].islower() and found[0][1].isupper()):  # `q@k.mT`
+        return False
+    name = found[0].lower()
+    if called:
+        return name in _COMMON or (len(name) == 2 and name != "to" and name in _domains())
+    return not name.isascii() or name == "xn" or name in _domains()
+
+
+@cache
+def _domains() -> frozenset[str]:
+    """Names that end domains (IANA's, of the Public Suffix List), and those of networks of one's own."""
+    return frozenset([*_DOMAINS.read_text(encoding="ascii").split(), *_OWN.split()])
 
 
 def _no_phone(match: re.Match[str]) -> bool:
