@@ -73,7 +73,7 @@ test: check  ## everything that CI runs
 # Not in the dev extra: with bitsandbytes installed, every trainer starts seconds later.
 test-qlora: $(STAMP)  ## a base in 4 bits, with the real library
 	$(BIN)/pip install -q -e ".[qlora]"
-	$(BIN)/python -m pytest tests/trainers/test_weights.py
+	$(BIN)/python -m pytest tests/trainers/test_weights.py tests/system/test_cures.py::test_a_base_in_four_bits_is_smaller
 
 test-recipes: $(STAMP)  ## every recipe's script on the starter: train, resume, serve (several minutes)
 	$(BIN)/python -m pytest tests_recipes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,11 @@ def test_the_head_says_what_it_is() -> None:
 
 def test_every_variable_is_declared_and_none_that_means_nothing() -> None:
     understood = {s.name for s in SPELLINGS if s.form == "environment" and not s.refused} | set(ARGUMENTS)
+    examples = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "examples").rglob("*.py"))
+    read = set(re.findall(r"environ\b\W*(?:get\W+)?([A-Z][A-Z_]+)", examples))
+    assert "GUI_BROWSER" in read
     named = {word for word in declared(head()["variables"]) if word.isupper()}
-    assert named == understood
+    assert named == understood | read
 
 
 def test_every_place_is_declared() -> None:

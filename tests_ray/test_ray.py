@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import ray
 
+from openclaw_rl import troubles
 from openclaw_rl.config import Config, from_flat
 from openclaw_rl.credit import Sample
 from openclaw_rl.errors import ConfigError, RanksGone
 from openclaw_rl.render.model_files import ModelFiles
+from openclaw_rl.run import free_port
 from openclaw_rl.train.loop import make_method
 from openclaw_rl.train.ranks import launched
 from openclaw_rl.trainers.local import LocalTrainer
@@ -69,6 +74,39 @@ def test_ray_places_the_ranks_and_tells_of_their_end(tmp_path: Path) -> None:
             launched(settings(tmp_path / "home", **{"train.threads": 999, "train.launch.timeout": 5.0}))
     finally:
         ray.shutdown()
+
+
+@pytest.mark.timeout(900)
+def test_what_doctor_names_for_a_head_that_is_away_cures_it(tmp_path: Path) -> None:
+    """Either of the two: ranks that are started here, or a head (one that asks for no token)."""
+    port = free_port()
+    away = {"train.launch.ray": f"127.0.0.1:{port}"}
+    config = settings(tmp_path / "home", **away)
+    trouble = troubles._ray_head(config)
+    assert trouble is not None
+    assert f"no head answers at 127.0.0.1:{port}" in trouble.seen
+    cured = settings(tmp_path / "home", **away, **trouble.settings)
+    assert troubles._ray_head(cured) is None
+    model = config.model
+    given = batch(LocalTrainer(str(ModelFiles.of(model).folder), make_method(config.train), config.train, model))
+    with launched(cured) as two:
+        here = two.step(given, str(tmp_path / "here"))
+    assert "ray start --head" in trouble.advice
+    ray_command = str(Path(sys.executable).with_name("ray"))
+    words = ["--block", f"--port={port}", "--node-ip-address=127.0.0.1", "--num-cpus=4", "--include-dashboard=false"]
+    open_to_all = os.environ | {"RAY_AUTH_MODE": "disabled"}
+    head = subprocess.Popen([ray_command, "start", "--head", *words], env=open_to_all, start_new_session=True)
+    try:
+        while troubles._ray_head(config) is not None:
+            assert head.poll() is None
+            time.sleep(0.5)
+        with launched(config) as two:
+            placed = two.step(given, str(tmp_path / "placed"))
+    finally:
+        ray.shutdown()
+        head.terminate()
+        head.wait(60)
+    assert placed.metrics["loss/total"] == pytest.approx(here.metrics["loss/total"], rel=1e-6)
 
 
 def rank_pid(rank: int) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,9 @@ import pytest
 from tests_recipes.running import RECIPES, environment, free_port, script, talks, trained
 
 from openclaw_rl import spellings
-from openclaw_rl.config import load
-from openclaw_rl.system import System, post, scratch
+from openclaw_rl.config import STARTER, load
+from openclaw_rl.render.model_files import ModelFiles
+from openclaw_rl.system import System, post, ready, scratch
 from openclaw_rl.train.resume import with_base
 
 pytestmark = pytest.mark.timeout(900)
@@ -157,6 +160,41 @@ def test_without_data_it_serves_and_says_where(tmp_path: Path) -> None:
     finally:
         process.terminate()
         process.communicate(timeout=60)
+
+
+def test_a_judge_of_its_own_from_the_environment_is_asked(tmp_path: Path) -> None:
+    """JUDGE_MODEL_PATH through a script: in `config show`, and in the system that the script starts."""
+    judge, recipe = tmp_path / "judge model", RECIPES / "openclaw-rl"
+    shutil.copytree(ModelFiles.find(STARTER).folder, judge)
+    system = scratch(tmp_path / "live")
+    more = {"MODEL_PATH": "starter", "OPENCLAW_HOME": "live", "JUDGE_MODEL_PATH": str(judge)}
+    variables = environment(tmp_path, OPENCLAW_PORT=str(system.serve.port), **more)
+    show = ["openclaw-rl", "config", "show", "--config", str(recipe / "binary.yaml")]
+    shown = subprocess.run(show, cwd=tmp_path, env=variables, capture_output=True, text=True, check=True).stdout
+    assert f"  path: {judge}  # environment: JUDGE_MODEL_PATH" in shown
+    assert "  kind: llm  # environment: JUDGE_MODEL_PATH" in shown
+    live, log = System(system), tmp_path / "live" / "logs" / "judge.log"
+    words = ["--set", "judge.max_tokens=16", "--with-parent"]
+    process = subprocess.Popen(
+        ["bash", str(recipe / "run_binary_rl.sh"), *words], cwd=tmp_path, env=variables, stdin=subprocess.DEVNULL
+    )
+    give_up = time.monotonic() + 240
+    try:
+        while not ready(live.base_url):
+            assert process.poll() is None
+            assert time.monotonic() < give_up, "no gateway came"
+            time.sleep(0.5)
+        said = [{"role": "user", "content": "What is the capital of Spain?"}]
+        reply = post(live, "/v1/chat/completions", {"model": "openclaw", "messages": said})
+        said += [reply["choices"][0]["message"], {"role": "user", "content": "Perfect, nice and short, thanks!"}]
+        post(live, "/v1/chat/completions", {"model": "openclaw", "messages": said})
+        # The starter's words are no vote, and the line that says so names who was asked.
+        while f"judge {judge} at " not in (told := log.read_text()) or "no usable vote: expected a JSON" not in told:
+            assert time.monotonic() < give_up, f"nobody asked it: {told}"
+            time.sleep(0.5)
+    finally:
+        process.terminate()
+        process.wait(60)
 
 
 def test_a_wrong_setting_is_refused_with_its_line(tmp_path: Path) -> None:

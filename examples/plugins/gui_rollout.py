@@ -9,7 +9,8 @@ A task names its page by an address in its words, or by `start`. Further keys th
      "origins": ["https://cdn.example"], "pictures": true, "screenshots": "shots"}
 
 `expect`: words that the page shows once the task is done. Without them nobody knows, and what the page shows after the
-last action is given to the judge as the reaction to it. `screenshots`: a folder for a PNG of each step.
+last action is given to the judge as the reaction to it. `screenshots`: a folder for a PNG of each step; true: the
+folder `screenshots` beside the results (`--out`).
 
 **What the model sees** is the page as text: its roles and names, as playwright's `aria_snapshot` tells them. Only where
 the task says `"pictures": true` (or PICTURES below is True) a screenshot goes along as an image part: a policy without
@@ -303,11 +304,11 @@ async def _step(screen: Screen, reply: str, expect: str | None) -> tuple[str | N
 
 
 async def gui_rollout(
-    vision_model, task: str, start=None, expect=None, origins=(), pictures=PICTURES, screenshots=None
+    vision_model, task: str, start=None, expect=None, origins=(), pictures=PICTURES, screenshots=None, out="."
 ) -> list[dict]:
     """`MAX_GUI_STEPS` is supplied: rollout.max_turns. The page after an action is the reaction to it."""
     trajectory = []
-    folder = None if screenshots is None else Path(screenshots)
+    folder = Path(out, "screenshots") if screenshots is True else Path(screenshots) if screenshots else None
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     start = first_page(task, start)

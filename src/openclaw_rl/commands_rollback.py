@@ -25,8 +25,8 @@ def command(common: Decorator, load: Callable[..., Config]) -> click.Command:
     def rollback(version: int | None, learn_again: bool, reason: str, yes: bool, file: str | None, **rest: Any) -> None:
         """Take back what was learned since VERSION [the one before the head]; 0 is the base, before anything was.
 
-        VERSION answers new requests as soon as the engine has it, and nobody waits. The turns behind what is taken back never train again.
-        The versions stay: `openclaw@N` in a request's model still asks them.
+        VERSION answers new requests as soon as the engine has it, and nobody waits. The turns behind what is taken back
+        never train again. The versions stay: `openclaw@N` in a request's model still asks them.
         """
         from openclaw_rl.rollback import check, plan, take_back
         from openclaw_rl.store import policies

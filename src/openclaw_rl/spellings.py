@@ -172,7 +172,7 @@ def _roles(*, needed: str, possible: tuple[str, ...]) -> Reading:
 
 _ENVIRONMENTS = (
     "it belongs to environments (terminal, gui, toolcall, swe), which this version does not have. Unset it; "
-    "your own episodes run as a plug-in (rollout.function_path)"
+    "your own episodes run as a plug-in (rollout.function_path, such as examples/plugins/gui_rollout.py)"
 )
 _CRITIC = (
     "it belongs to a critic, and live conversations have none: the baseline is a moving average of scores "

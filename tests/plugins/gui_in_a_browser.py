@@ -321,7 +321,7 @@ def test_several_at_once(tmp_path: Path, pages: Pages, examples: Path) -> None:
     with System(scratch(tmp_path / "home", {"train.batch_min": 64, "train.batch_max": 64}), command="serve") as system:
         rollout = {"function_path": str(examples / "gui_rollout.py"), "parallel_envs": 2, "max_turns": 2}
         config = system.config.model_copy(update={"rollout": system.config.rollout.model_copy(update=rollout)})
-        task = Task(words="Join.", more={"start": pages.url + "/", "screenshots": str(tmp_path / "shots")})
+        task = Task(words="Join.", more={"start": pages.url + "/", "screenshots": True})
         outcomes = asyncio.run(run(config, [task], tmp_path / "out", num=2))
         assert [one.error for one in outcomes] == [None, None]
-        assert len(list((tmp_path / "shots").iterdir())) == sum(one.replies for one in outcomes)
+        assert len(list((tmp_path / "out" / "screenshots").iterdir())) == sum(one.replies for one in outcomes)

@@ -126,6 +126,17 @@ def test_generate_in_slimes_shape_and_by_the_command(system: System, examples: P
         assert result["response"]
 
 
+def test_files_of_a_rollout_can_stand_beside_its_result(system: System, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "async def rollout(model, task, out):\n"
+        "    (out / f'{model.session}.txt').write_text(await model.generate(task))\n    return str(out)"
+    )
+    (one,) = done(system, [QUESTION], tmp_path / "out", function_path=str(file))
+    assert one["result"] == str(tmp_path / "out")
+    assert (tmp_path / "out" / f"{one['session']}.txt").read_text()
+
+
 def test_a_rollout_that_fails_is_data_and_the_others_go_on(system: System, tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(

@@ -6,6 +6,7 @@ What is wrong with the part that is not ours (a slow judge, one that guesses, a 
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import itertools
 import json
 import random
@@ -17,13 +18,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from aiohttp import web
 from tests.judge.endpoint import completion, serving, vote
 from tests.judge.world import World
 from tests.store import world
-from tests.system.test_troubles import Rows, home, logs_of, seen, steps, store
+from tests.system.test_troubles import Rows, home, killed, logs_of, seen, steps, store
 from tests.train.conftest import builder, fill, judged, renderer
 from tests.trainers.conftest import draw, tiny
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -31,8 +33,10 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from openclaw_rl import canon, troubles
 from openclaw_rl.canon import Transience
 from openclaw_rl.collect.loop import Collector
-from openclaw_rl.config import Config, TrackConfig, from_flat
+from openclaw_rl.config import Config, ModelConfig, TrackConfig, from_flat
 from openclaw_rl.credit import Sample
+from openclaw_rl.engines.embedded import Core
+from openclaw_rl.engines.embedded_model import BaseModel
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.judge import loop as judging
 from openclaw_rl.protocols import Judge
@@ -49,7 +53,7 @@ from openclaw_rl.train.loop import TrainRoom, make_method
 from openclaw_rl.train.tracking import Tracker
 from openclaw_rl.trainers.local import LocalTrainer
 from openclaw_rl.trainers.memory import fitted
-from openclaw_rl.types import JudgeInput, PolicyState, TurnState, Verdict
+from openclaw_rl.types import JudgeInput, PolicyState, Sampling, TurnState, Verdict
 
 __all__ = ["builder", "draw", "fill", "judged", "renderer", "store", "tiny"]
 LLM = {"judge.kind": "llm", "judge.model": "grader", "judge.timeout": 10.0}
@@ -315,17 +319,23 @@ def measured(path: str, settings: Mapping[str, Any], out: Path) -> dict[str, flo
     return found
 
 
-def test_each_setting_makes_a_step_smaller(tmp_path: Path, store: Store) -> None:
-    """One after the other, as doctor says. What needs a GPU (offloading, 4 bits) is not seen here."""
-    path = large(tmp_path / "model")
-    settings: dict[str, Any] = {"train.method": "binary", "train.max_gap": 99.0, "train.max_batch_gap": 99.0}
+def too_large(store: Store) -> Mapping[str, Any]:
+    """What doctor proposes for a step that did not fit."""
 
     def too_much() -> None:
         raise torch.OutOfMemoryError("Tried to allocate 2.00 GiB")
 
     with logs_of("train", home(store)), pytest.raises(OpenClawError, match="does not fit into memory"):
         fitted(too_much, Rows(), lambda: False)
-    cure = seen(store, settings, now=time.time())["out of memory"].settings
+    return seen(store, WIDE, now=time.time())["out of memory"].settings
+
+
+WIDE = {"train.method": "binary", "train.max_gap": 99.0, "train.max_batch_gap": 99.0}
+
+
+def test_each_setting_makes_a_step_smaller(tmp_path: Path, store: Store) -> None:
+    """One after the other, as doctor says. Offloading frees a GPU, and is not seen on a CPU."""
+    path, cure, settings = large(tmp_path / "model"), too_large(store), dict(WIDE)
     found = [measured(path, settings, tmp_path / "0")]
     for keys in (("train.checkpointing",), ("train.micro_tokens", "train.lora.rank")):
         settings |= {key: cure[key] for key in keys}
@@ -334,6 +344,37 @@ def test_each_setting_makes_a_step_smaller(tmp_path: Path, store: Store) -> None
     assert peaks[1] < 0.9 * peaks[0], peaks
     assert peaks[2] < 0.7 * peaks[1], peaks
     assert found[2]["trained"] == found[1]["trained"] / 2, "and so are gradients and moments"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="`make test-qlora` runs this")
+def test_a_base_in_four_bits_is_smaller(tmp_path: Path, store: Store) -> None:
+    path, cure = large(tmp_path / "model"), too_large(store)
+    found = []
+    for more in ({}, {"train.base_bits": cure["train.base_bits"]}):
+        train = from_flat(WIDE | more).train
+        parameters = list(LocalTrainer(path, make_method(train), train).model.parameters())
+        found.append([sum(p.nbytes for p in parameters if p.requires_grad is trained) for trained in (False, True)])
+    (before, adapter), (after, same) = found
+    assert after < 0.25 * before, "of float32"
+    assert same == adapter
+
+
+def test_half_of_the_engines_batch_holds_half_of_the_replies(tiny: str, store: Store) -> None:
+    """The real engine's core, asked for more replies than it takes at once: their number, and bytes of their states."""
+    model, found = BaseModel.load(ModelConfig(path=tiny, device="cpu")), []
+    before = home(store).engine
+    cured = home(store, dict(killed(store).settings)).engine
+    for engine in (before, cured):
+        core, most = Core(model, engine), 0
+        for number in range(before.max_batch + 8):
+            prompt = np.full(8, number % 60, np.int32)
+            core.generate(number, 0, prompt, Sampling(max_tokens=24, seed=number), ())
+        while core.busy:
+            core.step()
+            most = max(most, core.running)
+        found.append((most, core._slots.data.nbytes))
+    assert [most for most, _ in found] == [before.max_batch, before.max_batch // 2]
+    assert found[1][1] == found[0][1] / 2
 
 
 # --------------------------------------------------------------------------------------------------- clients, engines

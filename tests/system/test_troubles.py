@@ -142,7 +142,8 @@ def test_out_of_memory(store: Store) -> None:
     assert seen(store, now=time.time() + RECENT + 60) == {}
 
 
-def test_an_engine_that_the_system_kills(store: Store) -> None:
+def killed(store: Store) -> Trouble:
+    """What doctor says of an engine that the system kills."""
     config = home(store, {"run.deaths": 1})
     prepare_home(config)
 
@@ -156,7 +157,11 @@ def test_an_engine_that_the_system_kills(store: Store) -> None:
 
     with logs_of("supervisor", config), pytest.raises(OpenClawError, match="engine died 1 times"):
         asyncio.run(main())
-    trouble = seen(store, now=time.time())["out of memory"]
+    return seen(store, now=time.time())["out of memory"]
+
+
+def test_an_engine_that_the_system_kills(store: Store) -> None:
+    trouble = killed(store)
     assert "engine ended (signal SIGKILL)" in trouble.seen
     assert trouble.settings == {"engine.max_batch": 16}
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from tests.trajectories.world import PRINTED, Home, Plot, live, main, nouns, plot, put, stories
 
 from openclaw_rl.errors import OpenClawError
@@ -25,6 +26,7 @@ def again(folder: Path, home: Home) -> Home:
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(stories)
+@example([[replace(plot("closed"), prompt="half \ud83d of it", answer="\ude00"), plot("judged")]])
 def test_a_store_comes_back_as_it_was(story: list[list[Plot]]) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -78,10 +78,31 @@ def test_what_is_clean_stays_as_it_is(text: str) -> None:
         "token = tokenizer.decode(x1); max_tokens=4096; task-force-of-many-brave-people",
         "chatcmpl-0123456789abcdef0123456789abcdef 123e4567-e89b-12d3-a456-426614174000 user_session_abc123",
         "the basic understanding-of-many-things",
+        "q@k.transpose(1), (q@k.mT).softmax(-1), y = x@w.T + b, x@w.to(device), q@k.dot(v)",
     ],
 )
 def test_what_is_nobodys_stays(text: str) -> None:
     assert scrubbed(text)[0] == text
+
+
+DOMAINS = (
+    "example.com EXAMPLE.COM Example.De a.co.uk x.museum x.berlin x.photography x.bd x.io x.dev nas.local git.corp "
+    "x.xn--p1ai b\u00fccher.de \u043f\u0440\u0438\u043c\u0435\u0440.\u0440\u0444 x.zip x.name mail.example"
+)
+
+
+@pytest.mark.parametrize("domain", DOMAINS.split())
+@pytest.mark.parametrize("around", ["{}", "<{}>", "_{}_", "{}.", "({})", "mailto:{}?subject=x", "{}.bak", "{}-old"])
+def test_addresses_of_every_kind_of_domain_go(domain: str, around: str) -> None:
+    text = around.format(f"alice.b+news@{domain}")
+    clean, counts = scrubbed(text)
+    assert counts["email"] == 1
+    assert "alice" not in clean
+    assert domain not in clean
+
+
+def test_a_bracket_behind_an_address_is_no_call() -> None:
+    assert scrubbed("alice@example.com(work), bob@example.de(home)")[0] == "[EMAIL](work), [EMAIL](home)"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -70,12 +71,14 @@ def test_whole_sessions_come_with_their_advantages() -> None:
 
 def test_datasets_loads_the_rows(tmp_path: Path, home: Home) -> None:
     datasets = pytest.importorskip("datasets")
-    live(home.store, [[plot("served"), plot("judged"), plot("tools")], [plot("failed"), plot("side")]])
+    half = replace(plot("served"), prompt="half \ud83d of it", answer="\ude00")
+    live(home.store, [[half, plot("judged"), plot("tools")], [plot("failed"), plot("side")]])
     send_out(home.config, str(tmp_path / "turns.jsonl"), names=(), since=None, form="turns")
     rows = datasets.load_dataset(
         "json", data_files=str(tmp_path / "turns.jsonl"), cache_dir=str(tmp_path / "cache"), split="train"
     )
     assert rows["type"] == ["main", "main", "main", "side"]
+    assert (rows["prompt"][0], rows["response"][0]) == ("half \ufffd of it", "\ufffd")
     assert rows["judged"] == [False, True, True, False]
     assert rows["score"] == [0, 1, 1, 0]
     assert all(len(row["response_ids"]) == len(row["logprobs"]) == len(row["mask"]) for row in rows)

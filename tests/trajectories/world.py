@@ -114,6 +114,8 @@ class Plot:
 
 FATES = ("served", "closed", "judged", "tools", "failed", "cancelled", "redacted", "side", "timeout", "liked", "length")
 words = st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc")), min_size=1, max_size=20)
+broken = st.text(st.sampled_from("a \ud83d\ude00é"), min_size=1, max_size=5)  # halves of a surrogate pair
+said = words | broken
 samplings = st.builds(
     Sampling,
     temperature=st.sampled_from([1.0, 0.7, 0.0]),
@@ -124,8 +126,8 @@ samplings = st.builds(
 )
 plots = st.builds(
     Plot,
-    prompt=words,
-    answer=words.filter(lambda w: canon.normalise(w) != ""),
+    prompt=said,
+    answer=said.filter(lambda w: canon.normalise(w) != ""),
     fate=st.sampled_from(FATES),
     sampling=samplings,
     score=st.sampled_from([1, 0, -1, None]),
@@ -182,7 +184,7 @@ def _serve(conn: Connection, id_: str, plot: Plot, history: list[dict[str, Any]]
         template={"enable_thinking": False} if plot.masked else {},
         marks=marks,
         sampling=plot.sampling,
-        prompt_ids=RENDERER.render(messages).prompt_ids,
+        prompt_ids=RENDERER.render([m | {"content": _tokenisable(m["content"])} for m in messages]).prompt_ids,
         version=3,
         identity=IDENTITY,
         admitted_at=10.25,
@@ -193,12 +195,16 @@ def _serve(conn: Connection, id_: str, plot: Plot, history: list[dict[str, Any]]
     return reply
 
 
+def _tokenisable(text: str) -> str:
+    return text.encode(errors="replace").decode()
+
+
 def _reply(request: Request, plot: Plot) -> Reply:
     call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": "x"}'}}
     message: dict[str, Any] = {"role": "assistant", "content": plot.answer}
     if plot.fate == "tools":
         message["tool_calls"] = [call]
-    ids = np.append(RENDERER.tokens.encode(plot.answer), RENDERER.stop_token_ids[0]).astype(np.int32)
+    ids = np.append(RENDERER.tokens.encode(_tokenisable(plot.answer)), RENDERER.stop_token_ids[0]).astype(np.int32)
     r = len(ids)
     mask = np.ones(r, bool)
     mask[r // 2 :] = not plot.masked

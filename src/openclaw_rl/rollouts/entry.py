@@ -7,6 +7,7 @@ import inspect
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -54,9 +55,9 @@ class Entry:
         if not inspect.iscoroutinefunction(self._function):
             raise self.plugin.error(f"{self.name} is no async function, expected `async def {self.name}(...)`")
 
-    async def run(self, model: Model, task: str, more: Mapping[str, Any]) -> Any:
-        """What it gives, as JSON holds it. Raises `PluginError`."""
-        given = self._given(model, task, more)
+    async def run(self, model: Model, task: str, more: Mapping[str, Any], out: Path | None = None) -> Any:
+        """What it gives, as JSON holds it. `out`: the folder of the results. Raises `PluginError`."""
+        given = self._given(model, task, more, out)
         with self.plugin.running(self.name):
             try:
                 result = await self._function(**given)
@@ -72,7 +73,7 @@ class Entry:
             kind = type(result).__name__
             raise self.plugin.error(f"{self.name} gave a {kind} that JSON cannot hold ({error})") from None
 
-    def _given(self, model: Model, task: str, more: Mapping[str, Any]) -> dict[str, Any]:
+    def _given(self, model: Model, task: str, more: Mapping[str, Any], out: Path | None) -> dict[str, Any]:
         """An argument for each parameter whose name is known; one that is not, and has no default, is an error."""
         known: dict[str, Callable[[], Any]] = {
             **dict.fromkeys(MODELS, lambda: model),
@@ -82,6 +83,7 @@ class Entry:
             "args": lambda: SimpleNamespace(model=model, **self._rollout.model_dump()),
             "sample": lambda: self._sample(task, more),
             "sampling_params": lambda: {"temperature": 1.0},
+            **({} if out is None else {"out": lambda: out}),
             **{name: lambda value=value: value for name, value in more.items()},  # type: ignore[misc]
         }
         lacking = [

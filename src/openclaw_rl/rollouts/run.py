@@ -116,7 +116,7 @@ async def _one(entry: Entry, model: Model, task: Task, out: Path) -> Outcome:
     """A rollout that fails is data: its file says why, and the others go on."""
     started, error, result = time.perf_counter(), None, None
     try:
-        result = await entry.run(model, task.words, task.more)
+        result = await entry.run(model, task.words, task.more, out)
     except OpenClawError as problem:
         error = str(problem)
         log.warning("%s: %s", model.session, error)

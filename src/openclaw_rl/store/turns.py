@@ -45,6 +45,7 @@ _closed = (
 _scored_outright = case((t.verdicts.c.score.is_not(None), t.verdicts.c.explicit), else_=0)
 IN_FORCE = (_scored_outright.desc(), t.verdicts.c.revision.desc(), t.verdicts.c.at.desc(), t.verdicts.c.judge)
 _verdict = select(t.verdicts).where(t.verdicts.c.turn == bindparam("turn")).order_by(*IN_FORCE).limit(1)
+_verdicts = select(t.verdicts).where(t.verdicts.c.turn.in_(bindparam("ids", expanding=True))).order_by(*IN_FORCE)
 _of_revision = (
     select(t.turns.c.state, t.turns.c.revision, t.exchanges.c.finish_reason)
     .join(t.exchanges, t.exchanges.c.seq == t.turns.c.seq)
@@ -66,7 +67,16 @@ def get(conn: Connection, id: str) -> Turn | None:
 
 def reaction(conn: Connection, turn_id: str) -> Reaction | None:
     """The reaction in force: the highest revision, with all feedback that it took up."""
-    return _reactions(conn, [turn_id]).get(turn_id)
+    return reactions(conn, [turn_id]).get(turn_id)
+
+
+def reactions(conn: Connection, ids: Sequence[str]) -> dict[str, Reaction]:
+    """`reaction` of those turns that have one, by turn."""
+    given: dict[str, list[Feedback]] = {}
+    for row in conn.execute(_feedback, {"ids": list(ids)}):
+        given.setdefault(row.target, []).append(codec.feedback_of(row))
+    rows = conn.execute(_reaction, {"ids": list(ids)})
+    return {row.turn: codec.reaction_of(row, given.get(row.turn, ())) for row in rows}
 
 
 def verdict(conn: Connection, turn_id: str) -> Verdict | None:
@@ -75,18 +85,26 @@ def verdict(conn: Connection, turn_id: str) -> Verdict | None:
     return None if row is None else codec.verdict_of(row)
 
 
+def verdicts(conn: Connection, ids: Sequence[str]) -> dict[str, Verdict]:
+    """`verdict` of those turns that have one, by turn."""
+    found: dict[str, Verdict] = {}
+    for row in conn.execute(_verdicts, {"ids": list(ids)}):
+        found.setdefault(row.turn, codec.verdict_of(row))
+    return found
+
+
 def closed(conn: Connection, limit: int) -> list[JudgeInput]:
     """Turns whose reaction in force has no verdict yet, oldest first."""
     ids = list(conn.execute(_closed, {"limit": limit}).scalars())
     if not ids:
         return []
-    found, reactions = exchanges.get_many(conn, ids), _reactions(conn, ids)
+    found, answers = exchanges.get_many(conn, ids), reactions(conn, ids)
     out = []
     for id_ in ids:
         reply = found[id_].reply
         assert reply is not None, f"turn {id_} was closed while its exchange runs"
         out.append(
-            JudgeInput(turn=id_, messages=found[id_].request.messages, reply=reply.message, reaction=reactions[id_])
+            JudgeInput(turn=id_, messages=found[id_].request.messages, reply=reply.message, reaction=answers[id_])
         )
     return out
 
@@ -123,14 +141,6 @@ def _signal_in_force(conn: Connection, turn: str, truncated: bool) -> int:
     found = verdict(conn, turn)
     assert found is not None, f"turn {turn} has just been given a verdict"
     return (SCORE if found.score and not truncated else 0) | (HINT if found.hints else 0)
-
-
-def _reactions(conn: Connection, ids: Sequence[str]) -> dict[str, Reaction]:
-    given: dict[str, list[Feedback]] = {}
-    for row in conn.execute(_feedback, {"ids": list(ids)}):
-        given.setdefault(row.target, []).append(codec.feedback_of(row))
-    rows = conn.execute(_reaction, {"ids": list(ids)})
-    return {row.turn: codec.reaction_of(row, given.get(row.turn, ())) for row in rows}
 
 
 def _verdict_row(v: Verdict) -> dict[str, Any]:

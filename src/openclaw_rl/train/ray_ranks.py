@@ -69,7 +69,7 @@ class RayRanks:
     """`ranks.Ranks` on a Ray cluster."""
 
     def __init__(self, config: Config) -> None:
-        """Raises `ConfigError` without Ray, or when the cluster has no room within `train.launch.timeout`."""
+        """Raises `ConfigError` without Ray, its head, or room in the cluster within `train.launch.timeout`."""
         try:
             import ray
         except ImportError:
@@ -79,7 +79,13 @@ class RayRanks:
         launch, size = config.train.launch, config.train.ranks * config.train.launch.nodes
         self._ray: Any = ray
         where = {"include_dashboard": False} if launch.ray == "local" else {"address": launch.ray}
-        ray.init(**where, log_to_driver=False, ignore_reinit_error=True)
+        try:
+            ray.init(**where, log_to_driver=False, ignore_reinit_error=True)
+        except ConnectionError as error:
+            raise ConfigError(
+                f"train.launch.ray {launch.ray}: {error}. Start a head there (`ray start --head --port=PORT`); where "
+                "it asks for a token, as newer ones do, set RAY_AUTH_MODE=token here, too"
+            ) from None
         self._places = self._placed(config, size)
         address = ray.get(self._places[0].address.remote())
         own = Config(home=config.home, model=config.model, train=config.train, run=config.run).model_dump_json()

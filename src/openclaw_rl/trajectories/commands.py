@@ -29,7 +29,7 @@ from openclaw_rl.errors import OpenClawError
 from openclaw_rl.store.codec import to_json
 from openclaw_rl.store.db import Store
 from openclaw_rl.trajectories import exporting, flat, parquet, reading, writing
-from openclaw_rl.trajectories.exporting import Session
+from openclaw_rl.trajectories.exporting import Session, Stored
 from openclaw_rl.trajectories.format import Refused
 from openclaw_rl.trajectories.importing import Importer
 from openclaw_rl.trajectories.plan import plan
@@ -121,26 +121,30 @@ def _send(conn: Connection, path: Path, sessions: Iterable[Session], form: str, 
     if form == "turns":
         return _rows(conn, path, sessions, redactor)
     if path.suffix.lower() not in reading.SUFFIXES:
-        number = sum(save(conn, path, session, sync=False, redactor=redactor) is not None for session in sessions)
+        made = (_put(conn, path, s, _told(s, items, redactor), False, redactor) for s, items in _all(conn, sessions))
+        number = sum(1 for _ in made)
         os.sync()
         return f"{number} trajectories in {path}"
     number = 0
     with _into(path, form) as add:
-        for session in sessions:
-            raw = exported(conn, session, redactor=redactor)
-            number += raw is not None
-            if raw is not None:
-                add(raw)
+        for session, items in _all(conn, sessions):
+            add(_told(session, items, redactor))
+            number += 1
     return f"{number} trajectories in {path}"
+
+
+def _all(conn: Connection, sessions: Iterable[Session]) -> Iterator[tuple[Session, list[Stored]]]:
+    """Those with a turn."""
+    return ((session, items) for session, items in exporting.stored_of(conn, sessions) if items)
 
 
 def _rows(conn: Connection, path: Path, sessions: Iterable[Session], redactor: Redactor | None) -> str:
     written = left = 0
     with _into(path, "turns") as add:
-        for session in sessions:
+        for session, items in exporting.stored_of(conn, sessions):
             if redactor is not None:
                 redactor.begin()
-            for item in exporting.stored(conn, session):
+            for item in items:
                 row = flat.row_of(session, item)
                 if row is not None and redactor is not None:
                     row = redactor.row(row, redactor.turn(exporting.turn_of(item)))
@@ -176,11 +180,13 @@ def _into(path: Path, form: str) -> Iterator[Callable[[bytes], None]]:
             stream.write(begin + end)
 
 
-def exported(conn: Connection, session: Session, *, redactor: Redactor | None = None, **which: Any) -> bytes | None:
+def exported(conn: Connection, session: Session, **which: Any) -> bytes | None:
     """A session as one line of JSON; None when there is no turn. `which`: as of `exporting.stored`."""
     items = list(exporting.stored(conn, session, **which))
-    if not items:
-        return None
+    return _told(session, items, None) if items else None
+
+
+def _told(session: Session, items: Sequence[Stored], redactor: Redactor | None) -> bytes:
     if redactor is None:
         return to_json(exporting.trajectory(session, items))
     redactor.begin()
@@ -188,22 +194,17 @@ def exported(conn: Connection, session: Session, *, redactor: Redactor | None = 
     return to_json({"session_id": redactor.name(session.name), "turns": turns})
 
 
-def save(
-    conn: Connection,
-    folder: Path,
-    session: Session,
-    *,
-    sync: bool = True,
-    redactor: Redactor | None = None,
-    **which: Any,
-) -> Path | None:
+def save(conn: Connection, folder: Path, session: Session, **which: Any) -> Path | None:
     """Write a session's own file, when it says something new. None: there is nothing to be written.
 
-    `sync`: as of `writing.replacing`; `which`: as of `exporting.stored`.
+    `which`: as of `exporting.stored`.
     """
-    raw = exported(conn, session, redactor=redactor, **which)
-    if raw is None:
-        return None
+    raw = exported(conn, session, **which)
+    return None if raw is None else _put(conn, folder, session, raw, True, None)
+
+
+def _put(conn: Connection, folder: Path, session: Session, raw: bytes, sync: bool, redactor: Redactor | None) -> Path:
+    """`sync`: as of `writing.replacing`."""
     stem = exporting.file_stem(conn, session)
     if redactor is not None and (name := redactor.name(session.name)) != session.name:
         stem = writing.stem(name) + stem.removeprefix(writing.stem(session.name))

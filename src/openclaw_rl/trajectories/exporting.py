@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
+from itertools import islice
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Connection, Select, func, select, text
+from sqlalchemy import Connection, Row, Select, bindparam, func, select, text
 
-from openclaw_rl.canon import text_of
 from openclaw_rl.store import codec, exchanges, turns
 from openclaw_rl.store import schema as t
-from openclaw_rl.trajectories.format import prompt_of
+from openclaw_rl.trajectories.format import whole, words_of
 from openclaw_rl.trajectories.writing import stem
 from openclaw_rl.types import (
     Capture,
@@ -39,7 +40,7 @@ _scopes = text(
     "SELECT x FROM s WHERE x IS NOT NULL"
 )
 _PAGE = 200
-"""Turns of a session read at once."""
+"""Turns read at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,33 +108,65 @@ def stored(conn: Connection, session: Session, *, settled: bool = False, served_
 
     `settled`: only those that no longer wait for a reaction; `served_here`: none that was imported.
     """
+    query = _turns_of(settled=settled, served_here=served_here)
+    yield from _whole(conn, conn.execute(query, {"scope": session.scope, "session": session.name}).all())
+
+
+def stored_of(conn: Connection, sessions: Iterable[Session]) -> Iterator[tuple[Session, list[Stored]]]:
+    """`stored` of many sessions, one after the other; short ones are read together."""
+    query = _turns_of(settled=False, served_here=False)
+    held: list[tuple[Session, Sequence[Row[Any]]]] = []
+    number = 0
+    for session in sessions:
+        held.append((session, conn.execute(query, {"scope": session.scope, "session": session.name}).all()))
+        number += len(held[-1][1])
+        if number >= _PAGE:
+            yield from _each_whole(conn, held)
+            held, number = [], 0
+    yield from _each_whole(conn, held)
+
+
+def _each_whole(
+    conn: Connection, held: Sequence[tuple[Session, Sequence[Row[Any]]]]
+) -> Iterator[tuple[Session, list[Stored]]]:
+    items = _whole(conn, [row for _, rows in held for row in rows])
+    for session, rows in held:
+        yield session, list(islice(items, len(rows)))
+
+
+@cache
+def _turns_of(*, settled: bool, served_here: bool) -> Select[Any]:
     query = (
         select(t.turns)
         .join(t.exchanges, t.exchanges.c.seq == t.turns.c.seq)
-        .where(t.turns.c.scope == session.scope, t.turns.c.session == session.name)
+        .where(t.turns.c.scope == bindparam("scope"), t.turns.c.session == bindparam("session"))
         .where(t.exchanges.c.status != ExchangeStatus.RUNNING.value)
         .order_by(t.turns.c.seq)
     )
     if settled:
         query = query.where(t.turns.c.state != TurnState.SERVED.value)
-    if served_here:
-        query = query.where(t.exchanges.c.origin.is_(None))
-    rows = conn.execute(query).all()
+    return query.where(t.exchanges.c.origin.is_(None)) if served_here else query
+
+
+def _whole(conn: Connection, rows: Sequence[Row[Any]]) -> Iterator[Stored]:
+    """One for each row of turns that have ended, a page at a time."""
     for at in range(0, len(rows), _PAGE):
         page = rows[at : at + _PAGE]
         found = exchanges.get_many(conn, [row.id for row in page])
+        reactions = turns.reactions(conn, [row.id for row in page if row.revision])
+        verdicts = turns.verdicts(conn, [row.id for row in page if row.state == TurnState.JUDGED])
         for row in page:
             exchange = found[row.id]
-            if exchange.reply is not None:
-                yield Stored(
-                    exchange=exchange,
-                    reply=exchange.reply,
-                    turn=codec.turn_of(row),
-                    kind=Kind(row.kind),
-                    cause=row.cause,
-                    reaction=turns.reaction(conn, row.id) if row.revision else None,
-                    verdict=turns.verdict(conn, row.id) if row.state == TurnState.JUDGED else None,
-                )
+            assert exchange.reply is not None, f"turn {row.id} has ended"
+            yield Stored(
+                exchange=exchange,
+                reply=exchange.reply,
+                turn=codec.turn_of(row),
+                kind=Kind(row.kind),
+                cause=row.cause,
+                reaction=reactions.get(row.id),
+                verdict=verdicts.get(row.id),
+            )
 
 
 def trajectory(session: Session, items: Sequence[Stored]) -> dict[str, Any]:
@@ -166,11 +199,10 @@ def _filled(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _words(item: Stored) -> dict[str, Any]:
-    """The five keys that people read, and what they were taken from."""
+    """Prompt and response as people read them, and what they were taken from."""
     request, reply = item.exchange.request, item.reply
     return {
-        "prompt": prompt_of(request.messages),
-        "response": text_of(reply.message),
+        **words_of(request.messages, reply.message),
         "messages": list(request.messages),
         "message": dict(reply.message) or {"role": "assistant", "content": ""},
         **_filled({"tools": list(request.tools), "template": dict(request.template)}),
@@ -227,13 +259,13 @@ def _reaction(reaction: Reaction | None) -> dict[str, Any]:
 
 
 def state_of(messages: Sequence[Message]) -> str | list[Message] | None:
-    """Words, where they are one message of a user and nothing else."""
+    """Words, where they are one message of a user and nothing else, and whole."""
     if not messages:
         return None
     only = messages[0]
     plain = len(messages) == 1 and set(only) == {"role", "content"} and only["role"] == "user"
     words = only.get("content")
-    return words if plain and isinstance(words, str) and words else list(messages)
+    return words if plain and isinstance(words, str) and words and whole(words) else list(messages)
 
 
 def _feedback(f: Feedback) -> dict[str, Any]:

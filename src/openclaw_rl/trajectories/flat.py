@@ -13,7 +13,7 @@ import numpy as np
 from openclaw_rl.canon import text_of
 from openclaw_rl.store.codec import to_json
 from openclaw_rl.trajectories.exporting import Session, Stored
-from openclaw_rl.trajectories.format import prompt_of
+from openclaw_rl.trajectories.format import made_whole, prompt_of
 from openclaw_rl.types import ExchangeStatus, Kind
 
 
@@ -32,9 +32,9 @@ def row_of(session: Session, item: Stored) -> Mapping[str, Any] | None:
         "untrainable": item.turn.untrainable or "",
         "state": item.turn.state.value,
         "agent": request.agent,
-        "prompt": prompt_of(request.messages),
-        "response": text_of(reply.message),
-        "next_state": "\n".join(text_of(m) for m in said),
+        "prompt": made_whole(prompt_of(request.messages)),
+        "response": made_whole(text_of(reply.message)),
+        "next_state": made_whole("\n".join(text_of(m) for m in said)),
         "messages_json": _json(request.messages),
         "reply_json": _json(reply.message),
         "tools_json": _json(request.tools),

@@ -120,3 +120,23 @@ class Trajectory:
 def prompt_of(messages: Sequence[Message]) -> str:
     """What a person reads as the prompt: the last user message's words, without what clients wrote into them."""
     return next((typed(text_of(m)).strip() for m in reversed(messages) if m.get("role") == "user"), "")
+
+
+def words_of(messages: Sequence[Message], message: Message) -> dict[str, str]:
+    """`prompt` and `response` for people. What is not `whole` stands in `messages` and `message` alone."""
+    said = {"prompt": prompt_of(messages), "response": text_of(message)}
+    return {key: text for key, text in said.items() if whole(text)}
+
+
+def whole(text: str) -> bool:
+    """No half of a surrogate pair stands in it: JSON can escape one, but no column of text holds it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def made_whole(text: str) -> str:
+    """Halves of surrogate pairs replaced by U+FFFD, for readers that know no others."""
+    return text if whole(text) else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -79,20 +79,9 @@ def writing(stream: BinaryIO, form: str) -> Iterator[Callable[[bytes], None]]:
 def _columns(turn: Mapping[str, Any]) -> dict[str, Any]:
     """A turn of the JSON format as the columns have it."""
     out = {(key + _JSON if key in _UNTYPED else key): value for key, value in turn.items()}
-    state = out.get("next_state")
-    if isinstance(state, str) and not _whole(state):
-        state = [{"role": "user", "content": state}]
-    if isinstance(state, list):
+    if isinstance(state := out.get("next_state"), list):
         out["next_state"], out["next_state" + _JSON] = None, state
-    for key in ("prompt", "response"):  # `messages` and `message` have these words as JSON
-        if not _whole(out.get(key) or ""):
-            del out[key]
     return {key: to_json(value).decode() if key.endswith(_JSON) else value for key, value in out.items()}
-
-
-def _whole(text: str) -> bool:
-    """No half of a surrogate pair stands in it."""
-    return text.isascii() or not any("\ud800" <= c <= "\udfff" for c in text)
 
 
 def _turn(pa: Any) -> Any:

@@ -22,6 +22,7 @@ from openclaw_rl.trajectories.format import (
     Refused,
     Trajectory,
     prompt_of,
+    whole,
 )
 from openclaw_rl.types import ExchangeStatus, Kind, Sampling, Span, Vote
 
@@ -216,23 +217,8 @@ def _halves(value: Any) -> Iterator[tuple[str, str]]:
             yield from _halves(given)
         elif name == "feedback":
             yield from (problem for item in given for problem in _halves(item))
-        elif not _encodable(given):
+        elif isinstance(given, str) and not whole(given):
             yield "out of range", f"{name}: holds half a surrogate pair; expected whole characters"
-
-
-def _encodable(value: Any) -> bool:
-    """Of messages and tools: all words in them."""
-    if isinstance(value, dict):
-        return all(_encodable(key) and _encodable(inner) for key, inner in value.items())
-    if isinstance(value, list | tuple):
-        return not value or isinstance(value[0], int | float) or all(map(_encodable, value))  # arrays have no words
-    if not isinstance(value, str) or value.isascii():
-        return True
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _named(value: Any) -> str:

@@ -12,14 +12,14 @@ from hashlib import blake2b
 from itertools import groupby
 from typing import Any
 
-from openclaw_rl.canon import text_of
 from openclaw_rl.store.codec import from_json, to_json
-from openclaw_rl.trajectories.format import prompt_of
+from openclaw_rl.trajectories.format import words_of
 from openclaw_rl.trajectories.scrubbing import KINDS, scrubbed
 from openclaw_rl.types import ExchangeStatus
 
 _NAMES = ("id", "parent", "relation_of", "agent", "user")
 _TEXTS = ("sampling", "verdict", "dropped", "error", "untrainable", "unlinked")
+_PLAIN = ("prompt", "response")
 _TOKENS = ("prompt_ids", "response_ids", "logprobs", "mask", "spans", "identity")
 _ROWS_NAMES = ("session_id", "turn_id", "agent")
 _ROWS_TEXTS = ("next_state", "untrainable")
@@ -72,7 +72,8 @@ class Redactor:
         whole = new.get("status", ExchangeStatus.DONE.value) == ExchangeStatus.DONE.value
         new |= clean
         if "messages" in clean:
-            new["prompt"], new["response"] = prompt_of(clean["messages"]), text_of(clean["message"])
+            words = words_of(clean["messages"], clean["message"])
+            new = {key: value for key, value in new.items() if key not in _PLAIN or key in words} | words
         self._rest(new)
         self.turns += 1
         if "prompt_ids" in new and (clean != said or not whole):

@@ -16,6 +16,9 @@ from dataclasses import dataclass
 KINDS = ("email", "phone", "key", "token", "ip", "home")
 """`key`: of a known issuer, or PEM. `token`: JWT, bearer, the password in an address, a value named a secret."""
 
+_COMMON = ("com", "org", "net", "edu", "gov", "mil", "int", "info", "biz")
+_LETTERS = re.compile(r"[^\W\d_]+")
+
 Keep = Callable[[re.Match[str]], bool]
 _ESCAPE = r"\\[nrt]"
 
@@ -56,9 +59,25 @@ def _rule(
 
 
 def _no_address(match: re.Match[str]) -> bool:
-    """`react@18.2.0` and `x@w.T` are no mail; `git@host` is nobody's."""
-    last = match[0].rpartition(".")[2]
-    return match[0].startswith("git@") or len(last) < 2 or not last[0].isalpha()
+    """`react@18.2.0`, `x@w.T` and `q@k.transpose(1)` are no mail; `git@host` is nobody's.
+
+    In doubt it is mail: who reads `q@k.data` redacted has lost less than whose address was left. What follows the
+    domain without a space may be of a file's name: `alice@example.com.bak`.
+    """
+    if match[0].startswith("git@"):
+        return True
+    labels = match[0].rpartition("@")[2].split(".")[1:]
+    called = match.string[match.end() : match.end() + 1] == "("
+    return not any(_ends_domains(label, called) for label in labels)
+
+
+def _ends_domains(label: str, called: bool) -> bool:
+    """`called`: a bracket follows, as after the name of a method; then only what is no method's name."""
+    found = _LETTERS.match(label)
+    if found is None or len(found[0]) < 2 or (len(found[0]) == 2 and found[0][0].islower() and found[0][1].isupper()):
+        return False  # the last: `q@k.mT`
+    name = found[0].lower()
+    return not called or name in _COMMON or (len(name) == 2 and name != "to")
 
 
 def _no_phone(match: re.Match[str]) -> bool:
