@@ -62,8 +62,8 @@ learn-rate: $(STAMP)  ## reactions of one person until satisfied, by batch size,
 	$(BIN)/python -m openclaw_rl.evaluate.rate --out runs/learn-rate
 
 check: $(STAMP)  ## lint, format, strict types; the import order is among the tests
-	$(BIN)/ruff check src tests tests_engines tests_openclaw tests_clients tests_ray tests_recipes benchmarks docs examples
-	$(BIN)/ruff format --check src tests tests_engines tests_openclaw tests_clients tests_ray tests_recipes benchmarks docs examples
+	$(BIN)/ruff check src tests tests_engines tests_openclaw tests_clients tests_ray tests_recipes benchmarks docs examples recipes slime
+	$(BIN)/ruff format --check src tests tests_engines tests_openclaw tests_clients tests_ray tests_recipes benchmarks docs examples recipes slime
 	$(BIN)/mypy
 
 # Two workers of one thread each: one starts whole systems, the other does everything else (tests/conftest.py).

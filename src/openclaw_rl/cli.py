@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -377,10 +377,10 @@ cli.add_command(commands_recipes.new_method())
 cli.add_command(commands_recipes.evaluate(_common, _gateway, _words, _load))
 
 
-def main() -> None:
-    """The entry point: our own errors end in one line, not in a traceback."""
+def main(args: Sequence[str] | None = None) -> None:
+    """The entry point: our own errors end in one line, not in a traceback. `args` None: those of the process."""
     try:
-        cli(standalone_mode=False)
+        cli(args, "openclaw-rl", standalone_mode=False)
     except click.exceptions.Abort:
         sys.exit(130)
     except click.ClickException as error:

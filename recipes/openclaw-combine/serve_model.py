@@ -1,0 +1,8 @@
+"""`python serve_model.py`: another name for `openclaw-rl serve`. What follows goes on to it."""
+
+import sys
+
+from openclaw_rl.cli import main
+
+if __name__ == "__main__":
+    main(["serve", *sys.argv[1:]])

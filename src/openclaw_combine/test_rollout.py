@@ -1,0 +1,8 @@
+"""`python -m openclaw_combine.test_rollout`: another name for `openclaw-rl test-rollout`, with the words that follow."""
+
+import sys
+
+from openclaw_rl.cli import main
+
+if __name__ == "__main__":
+    main(["test-rollout", *sys.argv[1:]])
