@@ -1,4 +1,4 @@
-"""`python -m openclaw_combine.test_rollout`: another name for `openclaw-rl test-rollout`, with the words that follow."""
+"""`python -m openclaw_combine.test_rollout`: another name for `openclaw-rl test-rollout`. Words that follow go on."""
 
 import sys
 

@@ -107,7 +107,6 @@ def test_what_is_left_out_before_a_version_counts_once(store: Store, room: Train
     assert isinstance(room._trainer, Picky)
     room._trainer.silent = True
     assert room.turn()
-    room._trainer.silent = False
     fill(store, 4)
     assert room.turn()
     told = head_metrics(store)
@@ -151,4 +150,16 @@ def test_what_is_done_over_counts_once(store: Store, room: TrainRoom, fill: Fill
     assert head_metrics(store) == {}
     assert room.turn()
     assert head_metrics(store)["truncated"] == 7, "one of the eight was found too stale before"
+    room.close()
+
+
+def test_scores_are_told_whatever_the_method_learns_from(store: Store, room: TrainRoom, fill: Fill) -> None:
+    """`ScriptedTrainer` tells none, as a step on hints alone."""
+    fill(store, 3, score=1, hints=("Be short.",))
+    fill(store, 1, score=-1, hints=("Be short.",))
+    fill(store, 1, score=None, hints=("Be short.",))
+    assert room.turn()
+    told = head_metrics(store)
+    assert told["reward/mean"] == pytest.approx(1 / 3), "of the three that trained and have a score; one is too stale"
+    assert told["reward/std"] == pytest.approx((8 / 9) ** 0.5)
     room.close()

@@ -33,7 +33,7 @@ from openclaw_rl.train.checkpoints import Saver, step_of
 from openclaw_rl.train.gate import refusal
 from openclaw_rl.train.lease import LEASE, LeaseKeeper
 from openclaw_rl.train.replay import Replays
-from openclaw_rl.train.tracking import Tracker, in_words, left_out, number_of_turns, staleness
+from openclaw_rl.train.tracking import Tracker, in_words, left_out, number_of_turns, rewards, staleness
 from openclaw_rl.types import JudgedTurn, Lease, Policy, PolicyState, Use
 
 log = logging.getLogger("openclaw_rl.train")
@@ -329,6 +329,7 @@ class TrainRoom:
             "replays/passed_over": float(sum(s.replay for s in left)),
         }
         with self._store.read() as conn:
+            metrics = rewards(turns.verdicts(conn, [s.turn for s in trained]).values()) | metrics
             metrics |= staleness(policies.lineage(conn, head.version), trained)
         metrics |= left_out(self._passed + Counter(counts), result.metrics)
         metrics |= self._standing_of(head, int(metrics.get("step", 0)))

@@ -7,12 +7,13 @@ import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean, pstdev
 from typing import Any
 
 from openclaw_rl.config import TrackConfig
 from openclaw_rl.credit import Sample
 from openclaw_rl.errors import ConfigError
-from openclaw_rl.types import Policy
+from openclaw_rl.types import Policy, Verdict
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +64,12 @@ def staleness(line: Collection[int], samples: Sequence[Sample]) -> dict[str, flo
     if not ages:
         return {}
     return {"staleness/versions": sum(ages) / len(ages), "staleness/versions/max": float(max(ages))}
+
+
+def rewards(verdicts: Collection[Verdict]) -> dict[str, float]:
+    """Mean and standard deviation of the scores, also where the method learns from hints alone."""
+    found = [float(v.score) for v in verdicts if v.score]
+    return {"reward/mean": fmean(found), "reward/std": pstdev(found)} if found else {}
 
 
 def left_out(passed: Mapping[str, int], step: Mapping[str, float]) -> dict[str, float]:
