@@ -107,6 +107,7 @@ def test_what_is_left_out_before_a_version_counts_once(store: Store, room: Train
     assert isinstance(room._trainer, Picky)
     room._trainer.silent = True
     assert room.turn()
+    room._trainer.silent = False
     fill(store, 4)
     assert room.turn()
     told = head_metrics(store)
