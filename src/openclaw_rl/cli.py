@@ -98,6 +98,17 @@ def _load_all(file: str | None, sets: tuple[str, ...], words: tuple[str, ...] = 
     return settings.load_all(file=file, flags=dotted, sets=sets, words=words)
 
 
+def _end_with(_context: click.Context, _option: click.Parameter, parent: int | None) -> None:
+    if parent is not None:
+        from openclaw_rl.lifeline import die_with_parent
+
+        die_with_parent(parent)
+
+
+_PARENT: dict[str, Any] = {"type": int, "is_flag": False, "flag_value": 0, "hidden": True, "expose_value": False}
+_with_parent = click.option("--with-parent", callback=_end_with, **_PARENT)
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__)
 def cli() -> None:
@@ -112,15 +123,12 @@ def cli() -> None:
 @_model
 @_gateway
 @_method
-@click.option("--with-parent", is_flag=True, hidden=True, help="End when the process that started this one ends.")
+@_with_parent
 @_words
-def up(file: str | None, sets: tuple[str, ...], words: tuple[str, ...], with_parent: bool, **flags: Any) -> None:
+def up(file: str | None, sets: tuple[str, ...], words: tuple[str, ...], **flags: Any) -> None:
     """Serve, collect, judge and train: the whole loop, supervised."""
-    from openclaw_rl.lifeline import die_with_parent
     from openclaw_rl.run import ROOMS
 
-    if with_parent:
-        die_with_parent()
     _start(_load(file, sets, words, **flags), ROOMS)
 
 
@@ -128,14 +136,10 @@ def up(file: str | None, sets: tuple[str, ...], words: tuple[str, ...], with_par
 @_common
 @_model
 @_gateway
-@click.option("--with-parent", is_flag=True, hidden=True, help="End when the process that started this one ends.")
+@_with_parent
 @_words
-def serve(file: str | None, sets: tuple[str, ...], words: tuple[str, ...], with_parent: bool, **flags: Any) -> None:
+def serve(file: str | None, sets: tuple[str, ...], words: tuple[str, ...], **flags: Any) -> None:
     """Only serve (engine and gateway): capture conversations, train nothing."""
-    from openclaw_rl.lifeline import die_with_parent
-
-    if with_parent:
-        die_with_parent()
     _start(_load(file, sets, words, **flags), ("engine", "gateway"))
 
 
@@ -188,6 +192,7 @@ def _start(config: Config, rooms: tuple[str, ...]) -> None:
 @cli.command(hidden=True)
 @click.argument("name", type=click.Choice(["engine", "gateway", "collect", "judge", "judge-engine", "train", "data"]))
 @_common
+@_with_parent
 def room(name: str, file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
     """Be one room in this process (what the supervisor starts)."""
     from openclaw_rl.run import prepare_home, run_room

@@ -13,11 +13,17 @@ _PR_SET_PDEATHSIG = 1
 _POLL = 0.5  # seconds
 
 
-def die_with_parent() -> None:
-    """End this process when its parent ends, even by SIGKILL."""
-    parent = os.getppid()
+def die_with_parent(parent: int = 0) -> None:
+    """End this process when its parent ends, even by SIGKILL.
+
+    `parent`: its process id, for who may be late: a parent that is gone by now ends this process at once. 0: the one
+    that it has now.
+    """
+    parent = parent or os.getppid()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
 
     def watch() -> None:
         while os.getppid() == parent:

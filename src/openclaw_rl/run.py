@@ -27,7 +27,6 @@ from openclaw_rl.config import Config
 from openclaw_rl.engines import backends
 from openclaw_rl.errors import OpenClawError, StoreError
 from openclaw_rl.judge import endpoint, own
-from openclaw_rl.lifeline import die_with_parent
 from openclaw_rl.observe import setup_logging
 from openclaw_rl.serve.auth import read_key_file
 from openclaw_rl.store import loops
@@ -50,7 +49,6 @@ _LOOK = 1.0  # seconds between two looks at the signs of life
 
 def run_room(name: str, config: Config) -> None:
     """Be one room until SIGTERM or SIGINT. The imports are here so that each process pays for its own room only."""
-    die_with_parent()
     readable = "training.log" if name == "train" else None
     setup_logging(name, config.logs_dir, config.run.log_level, readable=readable)
     if name in ("train", "data", own.ROOM):
@@ -192,7 +190,7 @@ class Supervisor:
     async def _keep(self, child: Child, stop: asyncio.Event) -> None:
         while not stop.is_set():
             child.process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "openclaw_rl.cli", "room", child.name),
+                *(sys.executable, "-m", "openclaw_rl.cli", "room", child.name, f"--with-parent={os.getpid()}"),
                 env=settings.to_environment(self._config, child.name),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -57,7 +58,7 @@ class System:
         return self._process.pid
 
     def __enter__(self) -> Self:
-        command = [sys.executable, "-m", "openclaw_rl.cli", self._command, "--with-parent"]
+        command = [sys.executable, "-m", "openclaw_rl.cli", self._command, f"--with-parent={os.getpid()}"]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, env=to_environment(self.config), stdout=log, stderr=log, stdin=subprocess.DEVNULL
