@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import pty
 import select
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -66,6 +69,15 @@ def test_bars() -> None:
     assert watch.sparkline([0.0, 0.13, 0.99, 1.0, None]) == "▁▂██·"
 
 
+@contextmanager
+def killed_after(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """What did not end when it should must not hold up the others."""
+    try:
+        yield
+    finally:
+        process.kill()
+
+
 @pytest.mark.parametrize("key", [b"q", b"\x03"])
 def test_it_ends_on_q_and_on_ctrl_c_and_leaves_the_terminal_as_it_was(tmp_path: Path, key: bytes) -> None:
     store = Store.open(tmp_path / "store.db")
@@ -75,7 +87,14 @@ def test_it_ends_on_q_and_on_ctrl_c_and_leaves_the_terminal_as_it_was(tmp_path: 
     store.close()
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "openclaw_rl.cli", "status", "--watch", "--home", str(tmp_path)]
-    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True) as shown:
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a run in the background ignores it, and so would
+    try:  # what it starts
+        started = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with started as shown, killed_after(shown):
         os.close(theirs)
         seen = b""
         give_up = time.monotonic() + 60
@@ -84,7 +103,7 @@ def test_it_ends_on_q_and_on_ctrl_c_and_leaves_the_terminal_as_it_was(tmp_path: 
             if select.select([ours], [], [], 0.5)[0]:
                 seen += os.read(ours, 65536)
         if key == b"\x03":
-            os.kill(shown.pid, 2)  # no terminal of its own here, so its Ctrl-C is the signal
+            os.kill(shown.pid, signal.SIGINT)  # no terminal of its own here, so its Ctrl-C is the signal
         else:
             os.write(ours, key)
         while select.select([ours], [], [], 5)[0]:
