@@ -293,8 +293,8 @@ samples = [
            mask=np.ones(100, bool), temperature=1.0, version=0, reward=1.0, hinted_prompts=())
     for n in range(16)
 ]
-# Of this program alone: the peak that getrusage() tells is also that of the process which started it.
-peak = lambda: int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 1024
+# Of addresses, not of pages: a machine that takes idle pages away would hide as much of what a step adds.
+peak = lambda: int(re.search(r"VmPeak:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 1024
 before = peak()
 assert trainer.step(samples, out).folder is not None
 trained = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)
