@@ -8,6 +8,7 @@ from openclaw_rl.cli import main
 if __name__ == "__main__":
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         main(["train", *sys.argv[1:]])
+        sys.exit()
     if os.environ["RANK"] == "0":
         ranks, nodes = os.environ["LOCAL_WORLD_SIZE"], os.environ["GROUP_WORLD_SIZE"]
         sys.exit(

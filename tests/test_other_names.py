@@ -43,6 +43,7 @@ def run(words: list[str], folder: Path, **environment: str) -> subprocess.Comple
 def test_it_is_the_command_and_takes_its_words(name: list[str], command: str, tmp_path: Path) -> None:
     told = run([*name, "--help"], tmp_path)
     assert told.stdout.splitlines()[0].startswith(f"Usage: openclaw-rl {command} "), told
+    assert (told.returncode, told.stderr) == (0, "")
     wrong = run([*name, "--home", str(tmp_path / "home"), "--lrr", "1"], tmp_path)
     assert wrong.returncode != 0
     assert "--lr" in wrong.stderr
