@@ -35,6 +35,7 @@ from openclaw_rl.config import ModelConfig, TrainConfig
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.trainers import weights
 from openclaw_rl.trainers.bounds import bounds_of
+from openclaw_rl.trainers.compiled import wanted
 from openclaw_rl.trainers.local import LocalTrainer
 from openclaw_rl.trainers.logprob import Passes
 from openclaw_rl.trainers.loss import TermSlice, batch_loss
@@ -59,6 +60,7 @@ class Cell:
     tokens: int
     checkpointing: bool
     offload: bool = False
+    interpreted: bool = False
 
     @property
     def trained(self) -> str:
@@ -73,6 +75,7 @@ class Cell:
             offload_optimizer=self.offload,
             learning_rate=1e-6,
             checkpointing=self.checkpointing,
+            compile=False if self.interpreted else None,
             micro_tokens=self.tokens + 1,
             max_gap=1e9,
             max_step_kl=1e9,
@@ -91,6 +94,7 @@ class Measured:
     bytes: int | None = None
     whole: float | None = None
     flex: bool | None = None
+    compiled: bool | None = None
     note: str = ""
 
 
@@ -120,9 +124,13 @@ class Stand:
         self.optimizer = Optimizer(self.weights.parameters, self._train)
         self.optimizer.start()
         self.weights.model.eval()
-        self.passes = Passes(self.weights.causal, micro_tokens=self._train.micro_tokens)
         if cell.checkpointing:
             self._checkpoint()
+        self.passes = Passes(
+            self.weights.causal,
+            micro_tokens=self._train.micro_tokens,
+            compiled=wanted(self._train.compile, self.weights.causal, 1),
+        )
 
     def _checkpoint(self) -> None:
         causal = self.weights.causal
@@ -166,7 +174,7 @@ def measure(path: str, cell: Cell, device: torch.device) -> Measured:
         torch.cuda.reset_peak_memory_stats(device)
     seconds = statistics.median(timed(lambda: stand.step(rows), device) for _ in range(REPEATS))
     held = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
-    return Measured(cell=cell, seconds=seconds, bytes=held, flex=stand.passes.flex)
+    return Measured(cell=cell, seconds=seconds, bytes=held, flex=stand.passes.flex, compiled=stand.passes.compiled)
 
 
 def whole(path: str, cell: Cell, device: torch.device, scratch: Path) -> float:
@@ -203,33 +211,40 @@ def collect() -> None:
         torch.cuda.empty_cache()
 
 
-def cells(models: Sequence[str], lengths: Sequence[int]) -> Iterator[Cell]:
+def cells(model: str, lengths: Sequence[int]) -> Iterator[Cell]:
     """What matters most first: time may end."""
-    for model in models:
-        for tokens in sorted(lengths, key=lambda n: n != 16384):
-            yield Cell(model=model, mode="lora", tokens=tokens, checkpointing=True)
-        yield Cell(model=model, mode="lora", tokens=min(lengths), checkpointing=False)
-        for mode in ("qlora", "full"):
-            for tokens in lengths:
-                yield Cell(model=model, mode=mode, tokens=tokens, checkpointing=True)
+    ordered = sorted(lengths, key=lambda n: n != 16384)
+    kinds: list[tuple[flops.Mode, bool, Sequence[int]]] = [
+        ("lora", True, ordered),
+        ("lora", False, sorted(lengths)[:-1]),  # without: the memory of a large GPU
+        ("qlora", True, ordered),
+        ("full", True, ordered),
+    ]
+    for mode, checkpointing, wished in kinds:
+        for tokens in wished:
+            yield Cell(model=model, mode=mode, tokens=tokens, checkpointing=checkpointing)
 
 
-def run(models: Sequence[str], lengths: Sequence[int], device: torch.device, scratch: Path, until: float
+def run(given: argparse.Namespace, models: Sequence[str], lengths: Sequence[int], device: torch.device, scratch: Path
         ) -> Iterator[Measured]:  # fmt: skip
     """A full step that does not fit is tried once more with the optimizer in the CPU's memory."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    until = time.monotonic() + 60 * given.minutes
     for model in models:
         path = qwen3.save(model, scratch / model, device, dtype)
         collect()
-        for cell in cells([model], lengths):
+        for cell in cells(model, lengths):
             if time.monotonic() > until:
                 yield Measured(cell=cell, note="no time left")
                 continue
-            with_whole = (
-                cell.mode == "lora" and cell.checkpointing and cell.tokens == sorted(lengths)[len(lengths) // 2]
-            )
+            middle = cell.tokens == sorted(lengths)[len(lengths) // 2]
+            with_whole = given.whole and cell.mode == "lora" and cell.checkpointing and middle
+            cell = replace(cell, interpreted=given.interpreted)
             found = attempt(path, cell, device, scratch, with_whole=with_whole)
             yield found
+            if found.note.startswith("CheckpointError"):  # the compiler's fault: what follows does without it
+                given.interpreted = True
+                yield attempt(path, replace(cell, interpreted=True), device, scratch, with_whole=with_whole)
             if found.note == "OOM" and cell.mode == "full" and time.monotonic() < until:
                 yield attempt(path, replace(cell, offload=True), device, scratch, with_whole=False)
 
@@ -258,15 +273,15 @@ def row(found: Measured, peak: float | None) -> str:
 
 
 def page(device_name: str, peak: float | None, found: Sequence[Measured], rows: Sequence[str]) -> str:
-    flexible = any(f.flex for f in found)
+    ways = [f.compiled for f in found if f.compiled is not None]
+    layers = "compiled" if any(ways) else "interpreted"
     teraflops = "unknown: no MFU" if peak is None else f"{peak / 1e12:.0f} TFLOP/s"
     text = (__doc__ or "").split("\n\n", 2)
     return "\n".join(
         [
             text[0],
             "",
-            f"{device_name}, torch {torch.__version__}, peak in bfloat16 {teraflops}, attention "
-            f"{'by FlexAttention' if flexible else 'segment by segment'}.",
+            f"{device_name}, torch {torch.__version__}, peak in bfloat16 {teraflops}, layers {layers}.",
             "",
             *HEAD,
             *rows,
@@ -283,6 +298,8 @@ def main() -> None:
     parser.add_argument("--lengths", nargs="+", type=int, default=list(LENGTHS))
     parser.add_argument("--peak", type=float, help="TFLOP/s in bfloat16 of a device that is not in the table")
     parser.add_argument("--out", type=Path, help="folder for gpu.md and gpu.json; default: benchmarks/results")
+    parser.add_argument("--interpreted", action="store_true", help="do not compile layers: that takes a minute or two")
+    parser.add_argument("--no-whole", dest="whole", action="store_false", help="leave whole steps out")
     parser.add_argument("--cpu", action="store_true", help="measure this machine's CPU")
     parser.add_argument("--tiny", action="store_true", help="a tiny model and short sessions: to see the code run")
     given = parser.parse_args()
@@ -290,21 +307,22 @@ def main() -> None:
         sys.exit("gpu-bench: torch sees no GPU here. On a CPU: python benchmarks/gpu.py --cpu --tiny")
     logging.basicConfig(level=logging.WARNING)
     transformers_logging.disable_progress_bar()
+    torch.set_num_threads(torch.get_num_threads())  # as the trainer does; see compiled.compile_parts
     device = torch.device("cpu" if given.cpu else "cuda")
     name = "CPU" if given.cpu else torch.cuda.get_device_name(device)
     peak = 1e12 * given.peak if given.peak else flops.peak_of(name)
     models, lengths = (["tiny"], [64, 128]) if given.tiny else (given.models, given.lengths)
     found, rows = [], []
     print(*HEAD, sep="\n", flush=True)
+    target = (given.out or RESULTS.parent) / "gpu.md"
+    target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as place:
-        for measured in run(models, lengths, device, Path(place), time.monotonic() + 60 * given.minutes):
+        for measured in run(given, models, lengths, device, Path(place)):
             found.append(measured)
             rows.append(row(measured, peak))
             print(rows[-1], flush=True)
-    target = (given.out or RESULTS.parent) / "gpu.md"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(page(name, peak, found, rows), encoding="utf-8")
-    target.with_suffix(".json").write_text(json.dumps([asdict(f) for f in found], indent=1), encoding="utf-8")
+            target.write_text(page(name, peak, found, rows), encoding="utf-8")
+            target.with_suffix(".json").write_text(json.dumps([asdict(f) for f in found], indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":

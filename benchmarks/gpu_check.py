@@ -14,7 +14,8 @@ import sys
 import tempfile
 import time
 import warnings
-from dataclasses import asdict
+from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -23,15 +24,17 @@ from transformers.utils import logging as transformers_logging
 from gpu_checks import CHECKS, Found, Place
 
 
-def perform(name: str, place: Place) -> list[Found]:
+def perform(name: str, place: Place) -> Iterator[Found]:
+    """One after the other, each with the time it took."""
     began = time.perf_counter()
     try:
-        found = CHECKS[name](place)
+        for found in CHECKS[name](place):
+            yield replace(found, seconds=time.perf_counter() - began)
+            began = time.perf_counter()
     except Exception as error:  # noqa: BLE001  a check that dies has failed; the others still run
         words = f"{type(error).__name__}: {error}".replace("\n", " ")[:300]
-        found = [Found(name=name, measured=words, expected="to end", passed=False)]
-    seconds = (time.perf_counter() - began) / max(1, len(found))
-    return [Found(**asdict(f) | {"seconds": seconds}) for f in found]
+        seconds = time.perf_counter() - began
+        yield Found(name=name, measured=words, expected="to end", passed=False, seconds=seconds)
 
 
 def line(found: Found) -> str:
@@ -56,9 +59,9 @@ def main() -> None:
         place = Place(device=torch.device("cpu" if given.cpu else "cuda"), scratch=Path(scratch))
         for name in given.only:
             if name not in given.without:
-                new = perform(name, place)
-                print(*map(line, new), sep="\n", flush=True)
-                found += new
+                for new in perform(name, place):
+                    print(line(new), flush=True)
+                    found.append(new)
     if given.out:
         given.out.mkdir(parents=True, exist_ok=True)
         text = json.dumps([asdict(f) for f in found], indent=1)

@@ -10,7 +10,7 @@ import asyncio
 import importlib.util
 import random
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from openclaw_rl.digest import digest_of
 from openclaw_rl.engines import adapter_file
 from openclaw_rl.engines.embedded import Core, Scored
 from openclaw_rl.engines.embedded_model import BaseModel, where
-from openclaw_rl.trainers import attention, head
+from openclaw_rl.trainers import attention, causal, head
 from openclaw_rl.trainers.flex import Call
 from openclaw_rl.trainers.local import LocalTrainer
 from openclaw_rl.trainers.logprob import Passes
@@ -67,7 +67,7 @@ class Place:
         return self.device.type == "cuda"
 
 
-Check = Callable[[Place], list[Found]]
+Check = Callable[[Place], Iterable[Found]]
 
 
 def within(name: str, value: float, bound: float) -> Found:
@@ -93,40 +93,38 @@ def machine(place: Place) -> list[Found]:
     ]
 
 
-def kernels(place: Place) -> list[Found]:
-    """The compiled FlexAttention against attention by segments, forward and backward."""
+def kernels(place: Place) -> Iterator[Found]:
+    """The compiled FlexAttention against attention by segments, forward and backward; and which causal kernel holds."""
     if not place.on_gpu:
-        return [Found(name="FlexAttention", measured="no gradients on a CPU", expected="", passed=None)]
-    found = []
+        yield Found(name="FlexAttention", measured="no gradients on a CPU", expected="", passed=None)
+        return
     for model, (heads, groups, size) in HEADS.items():
-        for dtype, bound in WIDE.items():
-            for windowed in (False, True):
-                call = Call(heads=heads, groups=groups, size=size, dtype=dtype, windowed=windowed)
-                kind = f"{str(dtype).removeprefix('torch.')}{', window' if windowed else ''}"
-                found.append(within(f"FlexAttention, {model}, {kind}", attention.flex_gap(call, place.device), bound))
-    return found
+        kernel = causal.kernel_for(heads, groups, size, torch.bfloat16, place.device)
+        name = f"causal kernel, {model}, bfloat16"
+        yield Found(name=name, measured=str(kernel and kernel.name), expected="one", passed=kernel is not None)
+    calls = [(model, torch.bfloat16, False) for model in HEADS]  # each is compiled: that takes what time this takes
+    calls += [("Gemma 3 4B", torch.bfloat16, True), ("Qwen3 4B", torch.float32, False)]
+    for model, dtype, windowed in calls:
+        heads, groups, size = HEADS[model]
+        call = Call(heads=heads, groups=groups, size=size, dtype=dtype, windowed=windowed)
+        kind = f"{str(dtype).removeprefix('torch.')}{', window' if windowed else ''}"
+        yield within(f"FlexAttention, {model}, {kind}", attention.flex_gap(call, place.device), WIDE[dtype])
 
 
-def gradients(place: Place) -> list[Found]:
+def gradients(place: Place) -> Iterator[Found]:
     """The packed tree against rows. Half precision: at most half as far again from float32 as rows are."""
-    found = []
     for name, model in (("Qwen3", _qwen), ("Gemma 3 (windows)", _gemma)):
-        exact = _gradients(model(place.device, torch.float32), one_by_one=True)
-        shared = _gradients(model(place.device, torch.float32), one_by_one=False)
-        found.append(within(f"tree against rows, {name}, float32", distance(shared, exact), 1e-4))
-        half, tree = (_gradients(model(place.device, torch.bfloat16), one_by_one=flag) for flag in (True, False))
+        exact = _gradients(model(place.device, torch.float32), "rows")
+        shared = _gradients(model(place.device, torch.float32), "tree")
+        yield within(f"tree against rows, {name}, float32", distance(shared, exact), 1e-4)
+        half = _gradients(model(place.device, torch.bfloat16), "rows")
         bound = 1.5 * distance(half, exact) + 1e-3
-        found.append(within(f"tree against rows, {name}, bfloat16", distance(tree, exact), bound))
+        for way in ("tree", "compiled") if place.on_gpu else ("tree",):
+            gap = distance(_gradients(model(place.device, torch.bfloat16), way), exact)
+            yield within(f"{way} against rows, {name}, bfloat16", gap, bound)
         flex = Passes(model(place.device, torch.bfloat16), micro_tokens=10**6).flex
-        found.append(
-            Found(
-                name=f"FlexAttention is used, {name}",
-                measured=str(flex),
-                expected=str(place.on_gpu),
-                passed=flex is place.on_gpu,
-            )
-        )
-    return found
+        passed, expected = flex is place.on_gpu, str(place.on_gpu)
+        yield Found(name=f"FlexAttention is used, {name}", measured=str(flex), expected=expected, passed=passed)
 
 
 def _qwen(device: torch.device, dtype: torch.dtype) -> Any:
@@ -143,16 +141,21 @@ def _gemma(device: torch.device, dtype: torch.dtype) -> Any:
     return Gemma3ForCausalLM(config).to(device).to(torch.bfloat16).to(dtype).eval()
 
 
-def _gradients(model: Any, *, one_by_one: bool) -> list[torch.Tensor]:
-    """Of a weighted sum of log-probabilities, in float32 or the model's own precision."""
+def _gradients(model: Any, way: str) -> list[torch.Tensor]:
+    """Of a weighted sum of log-probabilities of two sessions upon one trunk, in the model's own precision."""
     rows = qwen3.session(512, 400, turns=4)
-    passes = Passes(model, micro_tokens=10**6)
-    if one_by_one:
+    trunk = rows[0].prompt_ids
+    rows += [
+        Row(prompt_ids=np.concatenate([trunk[:150], row.prompt_ids[:90]]), response_ids=row.response_ids, temperature=1)
+        for row in qwen3.session(512, 400, turns=4, seed=1)[:2]
+    ]
+    passes = Passes(model, micro_tokens=10**6, compiled=way == "compiled")
+    if way == "rows":
         model.set_attn_implementation("eager")
-        parts = [passes._padded([row]).pick().logp for row in rows]
-        logp_K = torch.cat(parts)
+        logp_K = torch.cat([passes._padded([row]).pick().logp for row in rows])
     else:
         assert passes.shares
+        assert passes.compiled is (way == "compiled")
         logp_K, _ = passes.forward(rows)
     weights_K = torch.linspace(-1, 1, len(logp_K), device=logp_K.device)
     return list(torch.autograd.grad((logp_K * weights_K).sum(), [p for p in model.parameters() if p.ndim == 2]))
@@ -177,7 +180,7 @@ def lm_head(place: Place) -> list[Found]:
     ]
 
 
-def steps(place: Place) -> list[Found]:
+def steps(place: Place) -> Iterator[Found]:
     """`LocalTrainer.step` of each kind: it moves the policy, is the same twice, and goes on from the disk."""
     base = qwen3.save("tiny", place.scratch / "base", place.device, torch.float32, sharpness=3.0)
     kinds: dict[str, dict[str, Any]] = {
@@ -189,13 +192,11 @@ def steps(place: Place) -> list[Found]:
         },
         "QLoRA": {"dtype": "bfloat16" if place.on_gpu else "float32", "base_bits": 4},
     }  # fmt: skip
-    found = []
     for kind, settings in kinds.items():
         if settings.get("base_bits") == 4 and importlib.util.find_spec("bitsandbytes") is None:
-            found.append(Found(name=f"step, {kind}", measured="no bitsandbytes here", expected="", passed=None))
+            yield Found(name=f"step, {kind}", measured="no bitsandbytes here", expected="", passed=None)
             continue
-        found += _steps(place, base, kind, settings)
-    return found
+        yield from _steps(place, base, kind, settings)
 
 
 def _steps(place: Place, base: str, kind: str, settings: dict[str, Any]) -> list[Found]:
@@ -249,15 +250,13 @@ def _same(name: str, one: Path, other: Path, bound: float) -> Found:
     return within(name, distance([b[k] for k in sorted(a)], [a[k] for k in sorted(a)]), bound)
 
 
-def engine(place: Place) -> list[Found]:
+def engine(place: Place) -> Iterator[Found]:
     """The starter policy served, trained and served again on this device: engine and trainer see the same numbers."""
-    found = []
     for dtype, bound in (("float32", 1e-3), ("bfloat16", 0.1)):
         model = ModelConfig(path=STARTER, device=str(place.device), dtype=dtype)  # type: ignore[arg-type]
         core = Core(BaseModel.load(model), EngineConfig())
         trainer = _trainer(place, where(STARTER), {"dtype": dtype, "learning_rate": 1e-4})
-        found += _rounds(place, core, trainer, dtype, bound)
-    return found
+        yield from _rounds(place, core, trainer, dtype, bound)
 
 
 def _rounds(place: Place, core: Core, trainer: LocalTrainer, dtype: str, bound: float) -> list[Found]:

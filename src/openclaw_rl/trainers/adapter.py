@@ -20,6 +20,7 @@ from transformers.utils import logging as transformers_logging
 from openclaw_rl.config import LoraConfig, ModelConfig
 from openclaw_rl.digest import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from openclaw_rl.errors import ConfigError, ModelError
+from openclaw_rl.trainers.lora import lean
 
 
 def device_of(model: ModelConfig) -> torch.device:
@@ -74,6 +75,7 @@ def attach(base: Any, path: str, lora: LoraConfig, seed: int) -> Any:
                 "all-linear"
             ) from error
     _check_linear(model, path)
+    lean(model)
     model.peft_config["default"].base_model_name_or_path = path
     return model.eval()
 

@@ -1,9 +1,10 @@
 """Attention over a packed tree: each token looks at its ancestors and itself, and every token's states are made once.
 
-Registered with transformers under the name `tree`; the tree travels to it as a keyword of the decoder's call. With a
-`Masks` beside it (on a GPU) it is one FlexAttention call with the mask `j <= i < end[j]`. Without one, each run of
-tokens is one call of torch's attention on its own path; the path's keys are gathered for the moment only, and again in
-the backward pass, so that a long prompt under many answers is held once.
+Registered with transformers under the name `tree`; the tree travels to it as a keyword of the decoder's call, in a
+`Plan`. Sequences that share nothing are a vendor's causal kernel (see `causal`). With a `Masks` in the plan (on a GPU)
+a tree is one FlexAttention call with the mask `j <= i < end[j]`. Without one, each run of tokens is one call of torch's
+attention on its own path; the path's keys are gathered for the moment only, and again in the backward pass, so that a
+long prompt under many answers is held once.
 
 Legend: H query heads, G key heads, T tokens of the tree, D head size.
 """
@@ -17,14 +18,26 @@ import torch
 from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from openclaw_rl.trainers import flex
+from openclaw_rl.trainers import causal, flex
 from openclaw_rl.trainers.flex import Masks
 from openclaw_rl.trainers.pack import Row
 from openclaw_rl.trainers.tree import Segment, Tree, pad, plant
 
 NAME = "tree"
 QUERIES = 1024  # queries of one call below a path, or with a window: bounds its mask
+APART = 8  # sequences that share nothing and get calls of their own; more of them are one call with a mask
 BENT = ("softcap", "s_aux", "position_bias")  # what some models do to scores, and nothing here does
+
+
+class Plan:
+    """How attention goes in one pass. No dataclass: a compiler would look into that, and compile for each tree."""
+
+    def __init__(self, tree: Tree, masks: Masks | None) -> None:
+        """`masks`: for FlexAttention; None: segment by segment."""
+        self.tree, self.masks = tree, masks
+        self.kept: causal.Kept = {}
+        whole = tree.segments[:-1] if tree.padding else tree.segments
+        self.spans = None if any(s.above for s in whole) or len(whole) > APART else [(s.start, s.end) for s in whole]
 
 
 def _gathered(states_1HTD: torch.Tensor, segment: Segment, upto: int) -> torch.Tensor:
@@ -130,6 +143,7 @@ def _root(
     return out
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # it has compiled and vendors' kernels of its own
 def tree_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -138,13 +152,12 @@ def tree_attention(
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
-    tree: Tree | None = None,
-    masks: Masks | None = None,
+    plan: Plan | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention interface: query [1, H, T, D], key and value [1, G, T, D] -> [1, T, H, D].
 
-    `attention_mask`: what `_window_only` gave. Without a tree: plain causal attention of rows that are not padded on
+    `attention_mask`: what `_window_only` gave. Without a plan: plain causal attention of rows that are not padded on
     the left. Raises `ValueError` for models that bend their attention's scores.
     """
     if bent := [name for name in BENT if kwargs.get(name) is not None]:
@@ -153,13 +166,19 @@ def tree_attention(
     if attention_mask is not None:  # `_window_only`; not every model hands its window to the attention, too
         window = int(attention_mask)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if tree is None:
+    if plan is None:
         out = torch.cat(_root(query, key, value, scale, window), dim=2)
-    elif masks is not None:
-        out = flex.attend(query, key, value, masks, scale, window)
+    elif window is None and plan.spans and (kernel := _kernel(query, key)):
+        out = causal.attend(query, key, value, kernel, plan.spans, scale, plan.kept, id(module))
+    elif plan.masks is not None:
+        out = flex.attend(query, key, value, plan.masks, scale, window)
     else:
-        out = by_segments(query, key, value, tree, scale, window)
+        out = by_segments(query, key, value, plan.tree, scale, window)
     return out.transpose(1, 2).contiguous(), None
+
+
+def _kernel(query: torch.Tensor, key: torch.Tensor) -> causal.Kernel | None:
+    return causal.kernel_for(query.shape[1], key.shape[1], query.shape[3], query.dtype, query.device)
 
 
 def flex_gap(call: flex.Call, device: torch.device) -> float:

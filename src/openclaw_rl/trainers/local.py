@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.utils.checkpoint import CheckpointError
 
 from openclaw_rl.config import ModelConfig, TrainConfig
 from openclaw_rl.credit import AnyTerm, Sample, StepResult, Term
 from openclaw_rl.digest import digest_of
 from openclaw_rl.durable import write_folder
-from openclaw_rl.trainers import checkpoint, custom, distill, memory, weights
+from openclaw_rl.trainers import checkpoint, compiled, custom, distill, memory, weights
 from openclaw_rl.trainers.average import Average
 from openclaw_rl.trainers.base import Method
 from openclaw_rl.trainers.bounds import bounds_of
@@ -71,7 +72,13 @@ class LocalTrainer:
         check_head(self.causal)
         if train.checkpointing:
             _checkpoint(self.causal)
-        self._passes = Passes(self.causal, micro_tokens=train.micro_tokens, parts=train.accumulation, world=self._world)
+        self._passes = Passes(
+            self.causal,
+            micro_tokens=train.micro_tokens,
+            parts=train.accumulation,
+            world=self._world,
+            compiled=compiled.wanted(train.compile, self.causal, self._world.size),
+        )
         self._bounds = bounds_of(train)
         self._optimizer = Optimizer(self._weights.parameters, train)
         self._average = _average(self._weights, train) if method.uses_hints else None
@@ -103,7 +110,16 @@ class LocalTrainer:
         Raises `TooLarge` when it does not fit into memory, not even with one row in a pass.
         """
         taken = self._optimizer.steps
-        return memory.fitted(lambda: self._step(samples, out), self._passes, lambda: self._optimizer.steps != taken)
+
+        def begun() -> bool:
+            return self._optimizer.steps != taken
+
+        try:
+            return memory.fitted(lambda: self._step(samples, out), self._passes, begun)
+        except CheckpointError:  # two pieces of compiled code for one layer that do not save the same
+            if begun() or not self._passes.interpret():
+                raise
+            return memory.fitted(lambda: self._step(samples, out), self._passes, begun)
 
     def _step(self, samples: Sequence[Sample], out: str) -> StepResult:
         started = time.perf_counter()

@@ -19,6 +19,7 @@ import torch
 
 from openclaw_rl.errors import ModelError
 from openclaw_rl.trainers import attention, head, tree
+from openclaw_rl.trainers.compiled import compile_parts, interpret_parts
 from openclaw_rl.trainers.flex import Masks, padded_length
 from openclaw_rl.trainers.pack import Packed, Row, micro_batches, pack
 from openclaw_rl.trainers.world import Alone, World, cut
@@ -29,6 +30,8 @@ _TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3}  # of a log-probability;
 _LOW_TOLERANCE = 0.3
 _STATE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}  # of attention's states and gradients, in norm
 _LOW_STATES = 0.03
+_LOW_LAYERS = 0.2  # of gradients through all layers; compiled ones round less often, which shows in tens of layers
+_TRIAL_WEIGHTS = 16  # tensors whose gradients a trial compares, the smallest
 
 
 class Passes:
@@ -38,12 +41,19 @@ class Passes:
     """
 
     def __init__(
-        self, model: Any, *, micro_tokens: int, parts: int = 1, flex: bool | None = None, world: World | None = None
+        self,
+        model: Any,
+        *,
+        micro_tokens: int,
+        parts: int = 1,
+        flex: bool | None = None,
+        world: World | None = None,
+        compiled: bool = False,
     ) -> None:
         """`model`: a causal language model of transformers, with or without PEFT layers inside.
 
         `parts`: passes over which rows are spread at least, where there are so many; `flex`: try FlexAttention, None:
-        on a GPU; `world`: the ranks among which passes are dealt out.
+        on a GPU; `world`: the ranks among which passes are dealt out; `compiled`: try compiled layers.
         """
         self._model, self.budget, self._parts, self._world = model, micro_tokens, parts, world or Alone()
         self._own = model.config._attn_implementation
@@ -52,6 +62,42 @@ class Passes:
         self._most = 1  # rows in one pass since the budget was halved
         self.flex = self._world.agree(model.device.type == "cuda" if flex is None else flex)
         self.shares = self._try_tree()
+        self.compiled = False
+        if compiled:
+            self.compiled = self._try_compiled()
+
+    def _try_compiled(self) -> bool:
+        """Compiled layers must give what they gave before; what fails is named in the log."""
+        plain = self._trial()
+        try:
+            compile_parts(self._model)
+            gaps = [float((a - b).norm() / b.norm()) for a, b in zip(self._trial(), plain, strict=True)]
+            bound = _STATE_TOLERANCE.get(self._model.dtype, _LOW_LAYERS)
+            why = None if max(gaps) <= bound else f"log-probabilities and gradients are off by {max(gaps):.3g}"
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001  foreign models and compilers fail in ways of their own
+            why = f"{type(error).__name__}: {error}"
+        if why is None:
+            return True
+        self.interpret(why)
+        return False
+
+    def interpret(self, why: str = "they cannot be computed again for the backward pass") -> bool:
+        """Compiled layers no more. False: they were not."""
+        was, self.compiled = self.compiled, False
+        interpret_parts(self._model)
+        name = type(self._model).__name__
+        log.warning("%s: its layers cannot be compiled and are interpreted, which is slower (%s)", name, why)
+        return was
+
+    @torch.enable_grad()
+    def _trial(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """(log-probabilities, gradients of their sum by some of the trained weights) of short rows."""
+        logp_K, _ = self.forward(_trial_rows(self._model.config.get_text_config()))
+        trained = sorted((p for p in self._model.parameters() if p.requires_grad), key=torch.numel)[:_TRIAL_WEIGHTS]
+        found = torch.autograd.grad(logp_K.sum(), trained, allow_unused=True)
+        return logp_K.detach(), torch.cat([g.flatten() for g in found if g is not None])
 
     def _try_tree(self) -> bool:
         """A tree must give what its rows give; what fails is named in the log, and the next best way is tried.
@@ -171,8 +217,7 @@ class Passes:
             input_ids=planted.ids_T[None],
             position_ids=planted.depth_T[None],
             use_cache=False,
-            tree=planted,
-            masks=masks,
+            plan=attention.Plan(planted, masks),
         )
         return self._read(rows, out.last_hidden_state[0], planted)
 

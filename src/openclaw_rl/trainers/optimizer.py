@@ -24,6 +24,7 @@ class Optimizer:
     def __init__(self, parameters: Mapping[str, torch.nn.Parameter], train: TrainConfig) -> None:
         self._masters = Masters(parameters, offload=train.offload_optimizer)
         self._train = train
+        self._on_gpu = all(m.device.type == "cuda" for m in self._masters.tensors.values())
         # A second copy of whole models is too much for a GPU that trains one.
         self._aside = torch.device("cpu") if train.weights == "full" else None
         self.steps = 0  # taken since this object was made
@@ -39,6 +40,7 @@ class Optimizer:
             betas=(self._train.adam_beta1, self._train.adam_beta2),
             weight_decay=self._train.weight_decay,
             foreach=False,
+            fused=self._on_gpu,  # one kernel where there are hundreds of matrices
         )
 
     @property
@@ -59,7 +61,7 @@ class Optimizer:
         for group in self._adam.param_groups:
             group["lr"] = rate
         masters = self._masters.tensors.values()
-        norm = torch.nn.utils.clip_grad_norm_(masters, self._train.clip_grad, foreach=False)
+        norm = torch.nn.utils.clip_grad_norm_(masters, self._train.clip_grad, foreach=self._on_gpu)
         if wanted and bool(torch.isfinite(norm)) and bool(norm > 0):
             self.steps += 1
             self._adam.step()
@@ -111,4 +113,5 @@ class Optimizer:
             with torch.no_grad():
                 master.copy_(value)
         else:
-            self._adam.state[master][moment] = value if moment == "step" else value.to(master.device, master.dtype)
+            counts = moment == "step" and not self._on_gpu  # where it is one kernel, it counts on the GPU
+            self._adam.state[master][moment] = value if counts else value.to(master.device, master.dtype)

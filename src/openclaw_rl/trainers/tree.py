@@ -24,7 +24,7 @@ Range = tuple[int, int]  # [start, end) of the tree's tokens
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """A run of tokens that one row added to the tree, and what stands above it: ranges in order of depth."""
+    """A run of tokens, each below the one before it, and what stands above the first: ranges in order of depth."""
 
     start: int
     end: int
@@ -43,6 +43,7 @@ class Tree:
     kept_K: torch.Tensor  # the token that predicts each response token, rows in the order given
     targets_K: torch.Tensor
     temperature_K: torch.Tensor  # float64, on the CPU
+    padding: int = 0  # rootless tokens at the end, a segment of their own, that nobody asks about
 
     @property
     def tokens(self) -> int:
@@ -100,10 +101,13 @@ def plant(rows: Sequence[Row], device: torch.device) -> Tree:
     for index, common in zip(order, shared, strict=True):
         path = _first(path, common)
         new = len(sequences[index]) - common
-        if new:
+        if new and path and path[-1][1] == size:  # a row that goes on where the last one ended goes on with its segment
+            segments[-1] = replace(segments[-1], end=size + new)
+            path = (*path[:-1], (path[-1][0], size + new))
+        elif new:
             segments.append(Segment(start=size, end=size + new, above=path, depth=common))
             path = (*path, (size, size + new))
-            size += new
+        size += new
         places[index] = path
     ids, depth, end = np.empty(size, np.int64), np.empty(size, np.int64), np.arange(1, size + 1)
     for index, ranges in enumerate(places):
@@ -133,6 +137,7 @@ def pad(tree: Tree, tokens: int) -> Tree:
         depth_T=torch.cat([tree.depth_T, rest]),
         end_T=torch.cat([tree.end_T, torch.full_like(rest, tokens)]),
         segments=(*tree.segments, Segment(start=size, end=tokens, above=(), depth=0)),
+        padding=tokens - size,
     )
 
 

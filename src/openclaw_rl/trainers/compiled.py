@@ -1,0 +1,51 @@
+"""The parts of each layer as compiled code: norms, rotations and gates become one kernel each.
+
+What is compiled are the children of a layer (attention up to and after its kernel, the feed-forward part, the norms):
+the layer itself stays Python, so that checkpointing and shards work as ever. All layers share one piece of code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+LEAST = 300_000_000  # weights of a decoder from which compiling pays: smaller ones wait for Python anyway
+KINDS = 64  # with and without gradients, adapter on and off, with and without dropout, times the kinds of layers
+
+
+def parts(causal: Any) -> Iterator[torch.nn.Module]:
+    """What is compiled."""
+    for layer in causal.get_decoder().modules():
+        if isinstance(layer, GradientCheckpointingLayer):
+            yield from layer.children()
+
+
+def wanted(setting: bool | None, causal: Any, ranks: int) -> bool:
+    """None: where a GPU computes a model that is not small. Not where ranks take steps together: that was never run."""
+    if setting is None:
+        return ranks == 1 and causal.device.type == "cuda" and sum(p.numel() for p in causal.parameters()) >= LEAST
+    return setting
+
+
+def compile_parts(causal: Any, backend: str = "inductor") -> None:
+    """From now on. What a compiler raises, the first pass raises.
+
+    `torch.set_num_threads` must have been called before the process's first backward pass: autograd's threads have a
+    number of their own otherwise, all is compiled a second time for it, and checkpoints no longer match.
+    """
+    torch.set_num_threads(
+        torch.get_num_threads()
+    )  # unless it was set once, autograd's own threads have another number,
+    # for which all is compiled a second time: what a checkpoint computes again is then no longer what it computed
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, KINDS)
+    for part in parts(causal):
+        part.compile(dynamic=True, backend=backend)
+
+
+def interpret_parts(causal: Any) -> None:
+    """As they were."""
+    for part in parts(causal):
+        part._compiled_call_impl = None
