@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import select
@@ -69,6 +70,17 @@ def test_bars() -> None:
     assert watch.sparkline([0.0, 0.13, 0.99, 1.0, None]) == "▁▂██·"
 
 
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """Of one that has only begun."""
+    store = Store.open(tmp_path / "store.db")
+    with store.write() as conn:
+        policies.ensure_root(conn, base="b", identity="i", at=1.0)
+    loops.beat(store, "train", "waiting for turns: 0 of 4")
+    store.close()
+    return tmp_path
+
+
 @contextmanager
 def killed_after(process: subprocess.Popen[bytes]) -> Iterator[None]:
     """What did not end when it should must not hold up the others."""
@@ -78,15 +90,81 @@ def killed_after(process: subprocess.Popen[bytes]) -> Iterator[None]:
         process.kill()
 
 
+# Many times the page, each in a terminal of its own. Ctrl-C comes at the n-th line that the page and rich's screen run;
+# and where that is on the way out, before it once more while the page waits for a key. Prints what is wrong, by n.
+PRESSED = r"""
+import json, os, pty, select, signal, sys, termios
+import rich.live
+from openclaw_rl import watch
+from openclaw_rl.config import from_flat
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a run in the background ignores it
+config, files = from_flat({"home": sys.argv[1]}), {watch.__file__, rich.live.__file__}
+press, wait = lambda: os.kill(os.getpid(), signal.SIGINT), select.select
+
+def page(at):
+    lines = 0
+    def trace(frame, event, _):
+        nonlocal lines
+        if frame.f_code.co_filename in files:
+            lines += event == "line"
+            if (event, lines) == ("line", at):
+                press()
+            return trace
+    def waits(*asked):
+        if lines < at:
+            press()
+        return wait(*asked)
+    before, select.select = termios.tcgetattr(0), waits
+    try:
+        sys.settrace(trace)
+        watch.keep(config)
+    except KeyboardInterrupt:  # before the first line that minds, or after the last
+        pass
+    finally:
+        sys.settrace(None)
+    sys.stdout.flush()
+    return [lines, termios.tcgetattr(0) == before]
+
+def shown(at):
+    reads, writes = os.pipe()
+    pid, ours = pty.fork()
+    if pid == 0:
+        os.write(writes, json.dumps(page(at)).encode())
+        os._exit(0)
+    os.close(writes)
+    seen = b""
+    try:
+        while got := os.read(ours, 65536):
+            seen += got
+    except OSError:  # Linux: the other side is closed
+        pass
+    assert os.waitpid(pid, 0)[1] == 0, seen
+    lines, as_before = json.loads(os.read(reads, 99))
+    os.close(reads), os.close(ours)
+    screens, cursors = ([seen.count(b"\x1b[?" + key + end) for end in (b"h", b"l")] for key in (b"1049", b"25"))
+    return lines, as_before and screens[0] == screens[1] and cursors[0] >= cursors[1], bool(screens[0])
+
+lines, whole, taken = shown(10**9)
+assert whole and taken
+found = {n: shown(n) for n in range(1, lines, 4)}
+print(json.dumps([len(found), sum(taken for _, _, taken in found.values()), [n for n in found if not found[n][1]]]))
+"""
+
+
+def test_whenever_ctrl_c_comes_the_terminal_is_as_it_was(home: Path) -> None:
+    command = [sys.executable, "-c", PRESSED, str(home)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    pressed, taken, wrong = json.loads(done.stdout)
+    assert 0 < taken < pressed, "some before the screen is taken, some after"
+    assert not wrong
+
+
 @pytest.mark.parametrize("key", [b"q", b"\x03"])
-def test_it_ends_on_q_and_on_ctrl_c_and_leaves_the_terminal_as_it_was(tmp_path: Path, key: bytes) -> None:
-    store = Store.open(tmp_path / "store.db")
-    with store.write() as conn:
-        policies.ensure_root(conn, base="b", identity="i", at=1.0)
-    loops.beat(store, "train", "waiting for turns: 0 of 4")
-    store.close()
+def test_it_ends_on_q_and_on_ctrl_c_and_leaves_the_terminal_as_it_was(home: Path, key: bytes) -> None:
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "openclaw_rl.cli", "status", "--watch", "--home", str(tmp_path)]
+    command = [sys.executable, "-m", "openclaw_rl.cli", "status", "--watch", "--home", str(home)]
     before = signal.signal(
         signal.SIGINT, signal.default_int_handler
     )  # a run in the background ignores it, and so would

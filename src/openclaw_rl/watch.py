@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import select
+import signal
 import sys
 import termios
 import time
@@ -52,13 +53,59 @@ def keep(config: Config) -> None:
             return page(gather(conn, time.time()))
 
     try:
-        with _keys() as wait, Live(now(), console=console, auto_refresh=False, screen=True) as live:
-            while wait(EVERY) != "q":
-                live.update(now(), refresh=True)
+        first = now()
+        with (
+            _ctrl_c() as comes,
+            _keys() as wait,
+            Live(first, console=console, auto_refresh=False, screen=True) as live,
+        ):
+            while True:
+                with comes:
+                    if wait(EVERY) == "q":
+                        break
+                    newer = now()
+                live.update(newer, refresh=True)
     except KeyboardInterrupt:
         pass
     finally:
         store.close()
+
+
+class _CtrlC:
+    """Ctrl-C comes only inside of this, and what was pressed before comes at its beginning.
+
+    While the screen is taken, drawn on or given back it would leave that half done: a terminal without its cursor,
+    without an echo, or without what was on it.
+    """
+
+    def __init__(self) -> None:
+        self._open = self._pressed = False
+
+    def press(self, *_signal: object) -> None:
+        self._pressed = True
+        if self._open:
+            self._open = False
+            raise KeyboardInterrupt
+
+    def __enter__(self) -> None:
+        self._open = True
+        if self._pressed:
+            self.press()
+
+    def __exit__(self, *_error: object) -> None:
+        self._open = False
+
+
+@contextlib.contextmanager
+def _ctrl_c() -> Iterator[_CtrlC]:
+    """Until its end, Ctrl-C comes when what this gives lets it."""
+    comes, before = _CtrlC(), signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:  # as in a run in the background
+        signal.signal(signal.SIGINT, comes.press)
+    try:
+        yield comes
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextlib.contextmanager

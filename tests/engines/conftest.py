@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from tests.engines.rig import Rig
+from tests.engines.rig import Rig, closing
 from tests.engines.vllm_double import VllmDouble
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -120,9 +120,8 @@ class Process:
 
     def wait_ready(self) -> None:
         async def ask() -> None:
-            client = EngineClient(self.socket)
-            await client.wait_ready(60)
-            await client.close()
+            async with closing(EngineClient(self.socket)) as client:
+                await client.wait_ready(60)
 
         asyncio.run(ask())
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 import uvloop
 
@@ -12,6 +14,17 @@ from openclaw_rl.protocols import Engine
 from openclaw_rl.types import PolicyRef
 
 BASE = PolicyRef(version=0, path=None, digest="")
+T = TypeVar("T", bound=Engine)
+
+
+@asynccontextmanager
+async def closing(engine: T) -> AsyncIterator[T]:
+    """Also when the test fails: what is left open is told of in a later test, which has nothing to do with it."""
+    try:
+        yield engine
+    finally:
+        if (close := getattr(engine, "close", None)) is not None:
+            await close()
 
 
 @dataclass
@@ -31,13 +44,9 @@ class Rig:
 
     def run(self, body: Callable[[Engine], Awaitable[None]]) -> None:
         async def whole() -> None:
-            engine = self.connect()
-            try:
+            async with closing(self.connect()) as engine:
                 await engine.load([self.version(1), BASE])
                 await body(engine)
-            finally:
-                if (close := getattr(engine, "close", None)) is not None:
-                    await close()
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as the gateway does
             runner.run(asyncio.wait_for(whole(), self.patience))

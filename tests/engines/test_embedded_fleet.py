@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.engines.rig import closing
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from openclaw_rl import methods
@@ -286,16 +287,15 @@ def test_through_the_process_replies_go_on_while_a_whole_model_is_loaded(
         return ids, found, times
 
     async def swap() -> None:
-        client = EngineClient(config.engine_socket)
-        await client.wait_ready(60)
-        await client.load([all_refs[0], all_refs[5]])
-        old = asyncio.create_task(ask(client, 5, 480))
-        await asyncio.sleep(0.05)
-        await client.load([all_refs[6]])
-        loaded = time.perf_counter()
-        new = await ask(client, 6, 20)
-        replies = {5: await old, 6: new}
-        await client.close()
+        async with closing(EngineClient(config.engine_socket)) as client:
+            await client.wait_ready(60)
+            await client.load([all_refs[0], all_refs[5]])
+            old = asyncio.create_task(ask(client, 5, 480))
+            await asyncio.sleep(0.05)
+            await client.load([all_refs[6]])
+            loaded = time.perf_counter()
+            new = await ask(client, 6, 20)
+            replies = {5: await old, 6: new}
         assert replies[5][2][0] < loaded < replies[5][2][-1], "it was being written all the time"
         for version, (ids, found, _) in replies.items():
             np.testing.assert_allclose(found, logprobs(version, prompt, ids, 1.0), atol=ATOL)

@@ -15,6 +15,7 @@ from typing import Any, Self
 import numpy as np
 import pytest
 from aiohttp import web
+from tests.engines.rig import closing
 from tests.engines.test_contract import collect
 
 from openclaw_rl.config import Config, from_flat
@@ -176,17 +177,16 @@ def test_one_that_is_exact_is_the_engine(
     adapter = PolicyRef(version=1, path=str(tmp_path / "adapter"), digest=digest)
 
     async def body(url: str) -> None:
-        engine = backends.connect(settings(url))
-        info = await engine.info()
-        assert (info.model, info.context_length, info.versions, info.grammar) == ("letters", 64, (0,), False)
-        await engine.load([PolicyRef(version=0, path=None, digest=""), adapter])
-        for version in (0, 1):
-            reply = await collect(engine, call(version))
-            ids = PROMPT.tolist()
-            for token, logprob in zip(reply.token_ids, reply.logprobs, strict=True):
-                assert (token, logprob) == (after(ids, version), pytest.approx(-(1 + token % 5) / 10))
-                ids.append(token)
-        await engine.close()
+        async with closing(backends.connect(settings(url))) as engine:
+            info = await engine.info()
+            assert (info.model, info.context_length, info.versions, info.grammar) == ("letters", 64, (0,), False)
+            await engine.load([PolicyRef(version=0, path=None, digest=""), adapter])
+            for version in (0, 1):
+                reply = await collect(engine, call(version))
+                ids = PROMPT.tolist()
+                for token, logprob in zip(reply.token_ids, reply.logprobs, strict=True):
+                    assert (token, logprob) == (after(ids, version), pytest.approx(-(1 + token % 5) / 10))
+                    ids.append(token)
 
     with Endpoint(echo=echo) as endpoint, caplog.at_level(logging.WARNING, "openclaw_rl.engines.openai"):
         backends.check(settings(endpoint.url))
@@ -223,10 +223,9 @@ def test_one_that_is_not_is_refused_at_the_start_with_the_reason(
         assert "vLLM, SGLang" in told
 
         async def later() -> None:  # the gateway's own connection says the same
-            engine = backends.connect(settings(endpoint.url))
-            with pytest.raises(EngineError, match=words):
-                await engine.wait_ready(5)
-            await engine.close()
+            async with closing(backends.connect(settings(endpoint.url))) as engine:
+                with pytest.raises(EngineError, match=words):
+                    await engine.wait_ready(5)
 
         asyncio.run(later())
 
@@ -246,12 +245,11 @@ def test_one_without_adapter_routes_serves_the_base_and_says_so(
     digest = write_adapter(tmp_path / "adapter")
 
     async def body(url: str) -> None:
-        engine = backends.connect(settings(url))
-        assert (await collect(engine, call())).finish == "length"
-        with pytest.raises(EngineError, match="version 1"):
-            await engine.load([PolicyRef(version=1, path=str(tmp_path / "adapter"), digest=digest)])
-        assert (await collect(engine, call())).finish == "length"
-        await engine.close()
+        async with closing(backends.connect(settings(url))) as engine:
+            assert (await collect(engine, call())).finish == "length"
+            with pytest.raises(EngineError, match="version 1"):
+                await engine.load([PolicyRef(version=1, path=str(tmp_path / "adapter"), digest=digest)])
+            assert (await collect(engine, call())).finish == "length"
 
     with Endpoint(adapters=False) as endpoint, caplog.at_level(logging.WARNING, "openclaw_rl.engines.openai"):
         asyncio.run(body(endpoint.url))
@@ -309,10 +307,10 @@ def test_one_that_accepts_and_never_answers_holds_nothing_up(
 
         async def body() -> None:
             for kind in ("openai", "vllm", "sglang"):
-                engine = backends.connect(from_flat({"engine.backend": kind, "engine.url": url}))
-                with pytest.raises(EngineGone, match=r"no answer within 0\.1 s"):
-                    await engine.info()
-                await engine.close()
+                config = from_flat({"engine.backend": kind, "engine.url": url})
+                async with closing(backends.connect(config)) as engine:
+                    with pytest.raises(EngineGone, match=r"no answer within 0\.1 s"):
+                        await engine.info()
 
         monkeypatch.setattr(remote, "_GREETING", 0.1)
         asyncio.run(body())

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.engines.rig import BASE, closing
 
 from openclaw_rl.config import Config
 from openclaw_rl.engines.client import EngineClient
@@ -71,37 +72,36 @@ def test_a_killed_engine_breaks_its_streams_and_the_client_finds_the_next_one(
     epochs: list[int] = []
 
     async def kill_and_come_back() -> int:
-        client = EngineClient(config.engine_socket, on_connect=epochs.append)
-        info = await client.wait_ready(60)
-        assert (info.versions, info.vocab_size, info.context_length) == ((0,), 64, 512)
-        assert stat.S_IMODE(config.engine_socket.stat().st_mode) == 0o600
-        with pytest.raises(EngineError, match="another engine answers there"):
-            bind(config.engine_socket)
-        await client.load([refs[0], refs[1]])
+        async with closing(EngineClient(config.engine_socket, on_connect=epochs.append)) as client:
+            info = await client.wait_ready(60)
+            assert (info.versions, info.vocab_size, info.context_length) == ((0,), 64, 512)
+            assert stat.S_IMODE(config.engine_socket.stat().st_mode) == 0o600
+            with pytest.raises(EngineError, match="another engine answers there"):
+                bind(config.engine_socket)
+            await client.load([refs[0], refs[1]])
 
-        streams = [client.generate(call(version)) for version in (0, 1)]
-        started = [await s.__anext__() for s in streams]
-        os.kill(info.pid, signal.SIGKILL)
-        for stream, chunk in zip(streams, started, strict=True):
-            got = list(chunk.token_ids)
-            with pytest.raises(EngineGone, match="broken off"):
-                await drain(stream, got)
-            assert 0 < len(got) < 480
-        first.end()
-        assert config.engine_socket.exists(), "a killed engine leaves its socket behind"
-        with pytest.raises(EngineGone, match="no engine answers"):
-            await client.score(version=0, prompt_ids=np.arange(3), response_ids=np.arange(3), temperature=1.0)
+            streams = [client.generate(call(version)) for version in (0, 1)]
+            started = [await s.__anext__() for s in streams]
+            os.kill(info.pid, signal.SIGKILL)
+            for stream, chunk in zip(streams, started, strict=True):
+                got = list(chunk.token_ids)
+                with pytest.raises(EngineGone, match="broken off"):
+                    await drain(stream, got)
+                assert 0 < len(got) < 480
+            first.end()
+            assert config.engine_socket.exists(), "a killed engine leaves its socket behind"
+            with pytest.raises(EngineGone, match="no engine answers"):
+                await client.score(version=0, prompt_ids=np.arange(3), response_ids=np.arange(3), temperature=1.0)
 
-        second = start(config, through=PARENT)
-        again = await client.wait_ready(60)
-        assert again.versions == (0,)
-        assert epochs == [1, client.epoch], "the hook says that versions must be loaded again"
-        assert client.epoch > 1
-        with pytest.raises(EngineError, match="version 1 is not loaded"):
-            await client.generate(call(1)).__anext__()
-        await client.load([refs[1]])
-        assert sum([len(c.token_ids) async for c in client.generate(call(1, 5))]) == 5
-        await client.close()
+            second = start(config, through=PARENT)
+            again = await client.wait_ready(60)
+            assert again.versions == (0,)
+            assert epochs == [1, client.epoch], "the hook says that versions must be loaded again"
+            assert client.epoch > 1
+            with pytest.raises(EngineError, match="version 1 is not loaded"):
+                await client.generate(call(1)).__anext__()
+            await client.load([refs[1]])
+            assert sum([len(c.token_ids) async for c in client.generate(call(1, 5))]) == 5
         with pytest.raises(EngineGone, match="closed"):
             await client.info()
         second.end()  # the parent only
@@ -123,31 +123,30 @@ def test_what_is_not_our_language_is_hung_up_on_and_others_are_served(process: A
                 assert stranger.recv(1) == b""
 
     async def ask() -> None:
-        client = EngineClient(path)
-        assert sum([len(c.token_ids) async for c in client.generate(call(tokens=3))]) == 3
-        await client.close()
+        async with closing(EngineClient(path)) as client:
+            await client.load([BASE])
+            assert sum([len(c.token_ids) async for c in client.generate(call(tokens=3))]) == 3
 
     asyncio.run(ask())
 
 
 def test_a_client_that_leaves_takes_its_replies_with_it(process: Any) -> None:
     async def leave() -> None:
-        rude, watcher = (EngineClient(process.socket) for _ in range(2))
-        await rude.load([PolicyRef(version=0, path=None, digest="")])
-        streams = [rude.generate(call()) for _ in range(4)]
-        for stream in streams:
-            await stream.__anext__()
-        assert (await watcher.info()).running == 4
-        await rude.close()
-        for _ in range(200):
-            if (await watcher.info()).running == 0:
-                break
-            await asyncio.sleep(0.01)
-        assert (await watcher.info()).running == 0
-        for stream in streams:
-            with pytest.raises(EngineGone):
-                await drain(stream, [])
-        await watcher.close()
+        async with closing(EngineClient(process.socket)) as rude, closing(EngineClient(process.socket)) as watcher:
+            await rude.load([BASE])
+            streams = [rude.generate(call()) for _ in range(4)]
+            for stream in streams:
+                await stream.__anext__()
+            assert (await watcher.info()).running == 4
+            await rude.close()
+            for _ in range(200):
+                if (await watcher.info()).running == 0:
+                    break
+                await asyncio.sleep(0.01)
+            assert (await watcher.info()).running == 0
+            for stream in streams:
+                with pytest.raises(EngineGone):
+                    await drain(stream, [])
 
     asyncio.run(leave())
 
@@ -164,9 +163,8 @@ def test_a_stale_socket_is_replaced_and_a_long_path_is_explained(short_home: Cal
 
 def test_no_engine_within_the_time_is_gone(short_home: Callable[[], Path]) -> None:
     async def ask() -> None:
-        client = EngineClient(short_home() / "engine.sock")
-        with pytest.raises(EngineGone, match=r"not ready within 0\.1 s"):
-            await client.wait_ready(0.1)
-        await client.close()
+        async with closing(EngineClient(short_home() / "engine.sock")) as client:
+            with pytest.raises(EngineGone, match=r"not ready within 0\.1 s"):
+                await client.wait_ready(0.1)
 
     asyncio.run(ask())

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from aiohttp import web
+from tests.engines.rig import closing
 from tests.engines.sglang_wire import SglangWire
 
 from openclaw_rl.config import EngineConfig
@@ -37,11 +38,9 @@ async def reply(engine: SglangEngine, generation: Generation) -> tuple[list[int]
 
 def run(url: str, body: Body, *, key: str | None = None, base: str = "/base", **engine: Any) -> None:
     async def whole() -> None:
-        made = SglangEngine(Server(url, api_key=key), EngineConfig(backend="sglang", **engine), base)
-        try:
+        settings = EngineConfig(backend="sglang", **engine)
+        async with closing(SglangEngine(Server(url, api_key=key), settings, base)) as made:
             await body(made)
-        finally:
-            await made.close()
 
     asyncio.run(asyncio.wait_for(whole(), 60))
 
@@ -281,12 +280,10 @@ def test_what_is_no_sglang_is_told_apart() -> None:
         runner = web.AppRunner(web.Application(), access_log=None)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
-        engine = SglangEngine(
-            Server(f"http://127.0.0.1:{runner.addresses[0][1]}"), EngineConfig(backend="sglang"), "/base"
-        )
-        with pytest.raises(EngineError, match="is no SGLang server, or one that is too old"):
-            await engine.info()
-        await engine.close()
+        server = Server(f"http://127.0.0.1:{runner.addresses[0][1]}")
+        async with closing(SglangEngine(server, EngineConfig(backend="sglang"), "/base")) as engine:
+            with pytest.raises(EngineError, match="is no SGLang server, or one that is too old"):
+                await engine.info()
         await runner.cleanup()
 
     asyncio.run(whole())

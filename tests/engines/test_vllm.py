@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from aiohttp import web
-from tests.engines.rig import BASE
+from tests.engines.rig import BASE, closing
 from tests.engines.vllm_double import VllmDouble
 
 from openclaw_rl.config import EngineConfig, from_flat
@@ -50,10 +50,8 @@ def run(tmp_path: Path) -> Callable[..., None]:
         async def main() -> None:
             config = EngineConfig(backend="vllm", **settings)  # type: ignore[arg-type]
             engine = VllmEngine(double.http(), config, folder=tmp_path / "identity")
-            try:
+            async with closing(engine):
                 await body(engine)
-            finally:
-                await engine.close()
 
         asyncio.run(asyncio.wait_for(main(), 30))
 
@@ -90,30 +88,30 @@ def test_a_lost_server_breaks_its_streams_and_is_found_again(
 
     async def main() -> None:
         config = EngineConfig(backend="vllm")
-        engine = VllmEngine(vllm_double.http(), config, folder=tmp_path, on_connect=epochs.append)
-        assert not engine.connected
-        await engine.load([BASE, adapters[1]])
-        assert (engine.connected, engine.epoch, epochs) == (True, 1, [1])
-        streams = [engine.generate(call(version, 400)) for version in (0, 1)]
-        for stream in streams:
-            await stream.__anext__()
-        await asyncio.to_thread(vllm_double.__exit__, None, None, None)
-        for stream in streams:
-            with pytest.raises(EngineGone, match="broken off"):
-                await drain(stream)
-        with pytest.raises(EngineGone, match="no engine answers"):
-            await engine.load([BASE])
-        with pytest.raises(EngineGone, match=r"not ready within 0\.2 s"):
-            await engine.wait_ready(0.2)
-        vllm_double.adapters.clear()
-        vllm_double.__enter__()
-        info = await engine.wait_ready(10)
-        assert (info.versions, epochs) == ((0,), [1, 2])
-        with pytest.raises(EngineError, match="version 1 is not loaded"):
-            await whole(engine, call(1))
-        await engine.load([adapters[1]])
-        assert len(await whole(engine, call(1))) == 4
-        await engine.close()
+        made = VllmEngine(vllm_double.http(), config, folder=tmp_path, on_connect=epochs.append)
+        async with closing(made) as engine:
+            assert not engine.connected
+            await engine.load([BASE, adapters[1]])
+            assert (engine.connected, engine.epoch, epochs) == (True, 1, [1])
+            streams = [engine.generate(call(version, 400)) for version in (0, 1)]
+            for stream in streams:
+                await stream.__anext__()
+            await asyncio.to_thread(vllm_double.__exit__, None, None, None)
+            for stream in streams:
+                with pytest.raises(EngineGone, match="broken off"):
+                    await drain(stream)
+            with pytest.raises(EngineGone, match="no engine answers"):
+                await engine.load([BASE])
+            with pytest.raises(EngineGone, match=r"not ready within 0\.2 s"):
+                await engine.wait_ready(0.2)
+            vllm_double.adapters.clear()
+            vllm_double.__enter__()
+            info = await engine.wait_ready(10)
+            assert (info.versions, epochs) == ((0,), [1, 2])
+            with pytest.raises(EngineError, match="version 1 is not loaded"):
+                await whole(engine, call(1))
+            await engine.load([adapters[1]])
+            assert len(await whole(engine, call(1))) == 4
         with pytest.raises(EngineGone, match="closed"):
             await engine.info()
 
@@ -168,20 +166,19 @@ def test_gateways_that_share_a_server_leave_each_others_adapters(
     vllm_double: VllmDouble, tmp_path: Path, adapters: dict[int, PolicyRef]
 ) -> None:
     async def main() -> None:
-        one, two = (
+        first, second = (
             VllmEngine(vllm_double.http(), EngineConfig(backend="vllm"), folder=tmp_path / who, owner=who)
             for who in (owner_of(tmp_path / "a"), owner_of(tmp_path / "b"))
         )
-        await one.load([adapters[0], adapters[1]])
-        await two.load([adapters[0], adapters[1]])
-        assert len(vllm_double.adapters) == 4
-        mine = {name for name in vllm_double.adapters if name.endswith(one.owner)}
-        await two.load([adapters[0], adapters[2]])
-        while len(vllm_double.adapters) > 4:
-            await asyncio.sleep(0.01)
-        assert mine <= vllm_double.adapters.keys()
-        await one.close()
-        await two.close()
+        async with closing(first) as one, closing(second) as two:
+            await one.load([adapters[0], adapters[1]])
+            await two.load([adapters[0], adapters[1]])
+            assert len(vllm_double.adapters) == 4
+            mine = {name for name in vllm_double.adapters if name.endswith(one.owner)}
+            await two.load([adapters[0], adapters[2]])
+            while len(vllm_double.adapters) > 4:
+                await asyncio.sleep(0.01)
+            assert mine <= vllm_double.adapters.keys()
 
     asyncio.run(asyncio.wait_for(main(), 30))
 
@@ -346,10 +343,9 @@ def test_other_servers_and_wrong_keys_are_explained(tmp_path: Path) -> None:
         port = runner.addresses[0][1]
         for key, words in (("wrong", "OPENCLAW_ENGINE_API_KEY"), ("right", "max_model_len")):
             http = Http(f"http://127.0.0.1:{port}", api_key=key)
-            engine = VllmEngine(http, EngineConfig(backend="vllm"), folder=tmp_path)
-            with pytest.raises(EngineError, match=words):
-                await engine.info()
-            await engine.close()
+            async with closing(VllmEngine(http, EngineConfig(backend="vllm"), folder=tmp_path)) as engine:
+                with pytest.raises(EngineError, match=words):
+                    await engine.info()
         await runner.cleanup()
 
     asyncio.run(main())

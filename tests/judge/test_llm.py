@@ -159,9 +159,11 @@ def test_no_usable_vote_is_no_verdict_and_says_what_came_instead(answer: Answer,
     async def go() -> None:
         async with serving(answer) as endpoint:
             judge = LlmJudge(settings(endpoint.port, retries=1))
-            with pytest.raises(JudgeError) as caught:
-                await judge.judge(ITEM)
-            await judge.close()
+            try:
+                with pytest.raises(JudgeError) as caught:
+                    await judge.judge(ITEM)
+            finally:
+                await judge.close()
             assert words in str(caught.value)
             assert "grader" in str(caught.value)
             assert len(str(caught.value)) < 600
@@ -193,9 +195,11 @@ def test_nobody_listening_is_no_verdict() -> None:
         async with serving(always("")) as endpoint:
             port = endpoint.port
         judge = LlmJudge(settings(port, retries=0))
-        with pytest.raises(JudgeError, match="connection failed"):
-            await judge.judge(ITEM)
-        await judge.close()
+        try:
+            with pytest.raises(JudgeError, match="connection failed"):
+                await judge.judge(ITEM)
+        finally:
+            await judge.close()
 
     asyncio.run(go())
 

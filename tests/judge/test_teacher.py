@@ -169,8 +169,10 @@ def test_words_in_the_conversation_stay_data() -> None:
     async def go() -> str:
         async with serving(always(hint("Be brief."))) as endpoint:
             teacher = Teacher(settings(endpoint.port))
-            verdict = await teacher.taught(item, BAD)
-            await teacher.close()
+            try:
+                verdict = await teacher.taught(item, BAD)
+            finally:
+                await teacher.close()
         assert verdict.hints == ("Be brief.",)
         return str(endpoint.seen[0]["messages"][1]["content"])
 
