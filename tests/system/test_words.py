@@ -53,6 +53,37 @@ def test_wrong_settings(tmp_path: Path, arguments: tuple[str, ...], words: tuple
         assert word in done.stderr
 
 
+SHUT = "/proc" if os.geteuid() == 0 else "shut"  # nobody writes there, not even root
+
+
+@pytest.mark.parametrize(
+    ("command", "setting", "folder"),
+    [
+        ("train", "train.save_dir", "file"),
+        ("up", "train.save_dir", "file/below"),
+        ("up", "train.save_dir", SHUT),
+        ("up", "data.buffer_dir", SHUT),
+        ("up", "data.rollout_dir", "file/below"),
+        ("up", "home", SHUT),
+        ("up", "home", "file"),
+    ],
+)
+def test_a_folder_that_cannot_be_used_is_said_before_anything_starts(
+    tmp_path: Path, command: str, setting: str, folder: str
+) -> None:
+    (tmp_path / "file").write_text("words")
+    (tmp_path / "shut").mkdir(mode=0o500)
+    wrong = str(tmp_path / folder)
+    given = {"home": str(tmp_path / "home"), setting: wrong}
+    done = run(command, *(word for key, value in given.items() for word in ("--set", f"{key}={value}")))
+    assert done.returncode == 1
+    assert "died" not in done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("openclaw-rl: ")]
+    assert f"{setting} {wrong}: " in line
+    assert "Expected a folder that this user can read" in line
+    assert f"Choose another {setting}" in line
+
+
 def test_a_port_in_use(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
