@@ -19,6 +19,7 @@ from openclaw_rl import checking, reading
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.reading import read_value
 from openclaw_rl.sections import (
+    SECRETS,
     STARTER,
     CollectConfig,
     Config,
@@ -68,7 +69,6 @@ __all__ = [
 
 ENV_PREFIX = reading.LONG
 HANDED_DOWN = "OPENCLAW_RL_CONFIG_JSON"
-SECRETS = ("serve.api_key", "engine.api_key", "judge.api_key", "teacher.api_key", "model.hf_token")
 SECRET_NAMES = ("OPENCLAW_API_KEY", "OPENCLAW_ENGINE_API_KEY", "OPENCLAW_JUDGE_API_KEY", "OPENCLAW_TEACHER_API_KEY")
 """Not for programs that are not ours (HF_TOKEN is: they download models, too)."""
 
