@@ -203,7 +203,7 @@ def inspect_policy(file: str | None, sets: tuple[str, ...], version: int, **flag
 @option("--wait", type=Seconds(), default=120.0, show_default=True, help="Seconds that each link may take.")
 @option(
     "--engine",
-    type=click.Choice(["embedded", "vllm", "sglang", "openai"]),
+    metavar="NAME",
     help="Prove this engine alone: streaming, exact ids, log-probabilities, stop, cancellation, versions, swaps.",
 )
 @option("--troubles", is_flag=True, help="Look at this home instead: name its troubles, each with its cure.")

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from openclaw_rl import checking, reading
+from openclaw_rl import checking, reading, spellings
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.reading import read_value
 from openclaw_rl.sections import (
@@ -205,7 +205,7 @@ def _fault(error: Any, sources: Mapping[str, str]) -> str:
     hint = _HINTS.get(error["type"], "")
     source = next((said for known, said in sources.items() if key == known or key.startswith(known + ".")), "")
     shown = "" if key in SECRETS else f" (got {error['input']!r})"
-    said = error["msg"].removeprefix("Value error, ")
+    said = spellings.NOT_HERE.get((key, str(error["input"]).lower())) or error["msg"].removeprefix("Value error, ")
     return f"{key}: {said}{hint}{shown}" + (f", from {source}" if source else "")
 
 

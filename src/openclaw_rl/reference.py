@@ -83,6 +83,7 @@ def page() -> str:
             also.setdefault(key, []).append(f"`{row.name}`")
     parts = [_PREFACE, *_sections(Config, "", also), _OTHERS]
     parts += [f"| `{row.name}` | {row.means} |" for row in spellings.SPELLINGS if not _meant(row)]
+    parts += [f"| `{key} {value}` | refused: {why} |" for (key, value), why in spellings.NOT_HERE.items()]
     return "\n".join(parts) + "\n"
 
 
