@@ -32,7 +32,7 @@ from openclaw_rl.observe import setup_logging
 from openclaw_rl.serve.auth import read_key_file
 from openclaw_rl.store import loops
 from openclaw_rl.store.db import Store
-from openclaw_rl.train import checkpoints, resume
+from openclaw_rl.train import checkpoints, resume, tracking
 from openclaw_rl.trajectories import bridge
 
 log = logging.getLogger("openclaw_rl.run")
@@ -370,7 +370,8 @@ def supervise(config: Config, rooms: Sequence[str], *, echo: bool = True) -> Non
         prepare_home(own.engine_config(config))
     if "data" in rooms:
         bridge.check(config)
-    if "train" in rooms and config.train.save_dir and config.train.launch.node_rank == 0:
+    if "train" in rooms and config.train.launch.node_rank == 0:
+        tracking.check(config.track)
         checkpoints.check(config.train)
     prepare_home(config)
     setup_logging("supervisor", config.logs_dir, config.run.log_level)

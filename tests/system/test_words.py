@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import socket
 import subprocess
@@ -42,6 +43,13 @@ def test_help_answers_at_once_and_without_torch() -> None:
         (("up", "--model-path", "/no/such/model"), ("/no/such/model", "--model-path")),
         (("up", "--host", "0.0.0.0"), ("no key is set", "OPENCLAW_API_KEY")),
         (("up", "--config", "/no/such/file.yaml"), ("no such settings file",)),
+        (("up", "--save-dir", "~nobody-there/x"), ("train.save_dir ~nobody-there/x: expected the home folder",)),
+        (("judge", "--set", "judge.rules_path=/no/rules"), ("/no/rules: the judge's rules cannot be read",)),
+        pytest.param(
+            ("train", "--set", "track.to=[wandb]"),
+            ("track.to names wandb, which is not installed here",),
+            marks=pytest.mark.skipif(importlib.util.find_spec("wandb") is not None, reason="wandb is installed"),
+        ),
         (("status",), ("no store", "openclaw-rl up")),
     ],
 )
@@ -49,6 +57,7 @@ def test_wrong_settings(tmp_path: Path, arguments: tuple[str, ...], words: tuple
     done = run(*arguments, "--home", str(tmp_path / "home"))
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
+    assert "died" not in done.stderr, "it was not said before anything started"
     for word in words:
         assert word in done.stderr
 

@@ -80,10 +80,9 @@ def find(train: TrainConfig) -> Path:
     return folder.resolve()
 
 
-def check(train: TrainConfig) -> Path:
-    """The folder of the checkpoints. Raises `ConfigError` when it cannot be written to."""
-    assert train.save_dir is not None
-    return usable("train.save_dir", train.save_dir)
+def check(train: TrainConfig) -> Path | None:
+    """The folder of the checkpoints, if there are to be any. Raises `ConfigError` when it cannot be written to."""
+    return None if train.save_dir is None else usable("train.save_dir", train.save_dir)
 
 
 def step_of(policy: Policy) -> int:
@@ -100,7 +99,8 @@ class Saver:
         self._store, self._every, self._method = store, train.save_interval, train.method
         self._model, self._tokenizer = _in_full(model.path), model.tokenizer and _in_full(model.tokenizer)
         self._home = str(config.home_dir.resolve())
-        self._root = check(train)
+        assert train.save_dir is not None
+        self._root = usable("train.save_dir", train.save_dir)
 
     def published(self, policy: Policy) -> None:
         """A checkpoint, if one is due. When it cannot be written the log says so; learning goes on."""
