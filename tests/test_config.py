@@ -48,6 +48,7 @@ def test_two_spellings_that_disagree_are_an_error() -> None:
         ("learning_rate: 1", "Did you mean 'train.learning_rate'"),
         ("- 1", "expected a mapping"),
         ("serve: {port: many}", "serve.port: .*got 'many'"),
+        ("serve: {port: 0}", "serve.port: Input should be greater than or equal to 1"),
         ("serve: [", "cannot be read as YAML"),
         ("train: {batch_min: 9, batch_max: 4}", "batch_max .* below"),
         ("train: {method: sdft, hint_choice: mixture}", "train.hint_choice mixture: .*Say overlap"),

@@ -14,7 +14,7 @@ import yaml
 from openclaw_rl import config as settings
 from openclaw_rl import reference
 from openclaw_rl.errors import ConfigError
-from openclaw_rl.spellings import ARGUMENTS, SPELLINGS
+from openclaw_rl.spellings import ARGUMENTS, NOT_HERE, SPELLINGS
 
 LLM = {"judge.base_url": "http://127.0.0.1:9/v1", "judge.model": "m"}
 
@@ -273,6 +273,30 @@ def test_keys_of_other_services_change_nothing_and_it_is_said(name: str) -> None
 def test_what_is_wrong_is_said(given: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         load(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "why", "instead"),
+    [
+        ({"flags": {"engine.backend": "tinker"}}, "Tinker is not part of this version", "vllm or sglang"),
+        ({"sets": ["engine.backend=Tinker"]}, "Tinker is not part of this version", "vllm or sglang"),
+        ({"words": ["--backend", "fireworks"]}, "Fireworks is not part of this version", "embedded"),
+        ({"flags": {"engine.backend": "slime"}}, "slime trains and does not serve", "embedded"),
+        ({"flags": {"train.method": "grpo"}}, "several replies to one prompt", "Say binary"),
+        ({"environ": {"OPENCLAW_RL_TRAIN_METHOD": "ppo"}}, "critic is not here", "Say binary"),
+    ],
+)
+def test_values_of_elsewhere_are_refused_with_the_reason(given: dict[str, Any], why: str, instead: str) -> None:
+    with pytest.raises(ConfigError, match=f"{why}.* {instead}.*got .*from ") as told:
+        load(**given)
+    assert "\n" not in str(told.value)
+
+
+def test_every_value_of_elsewhere_is_one_of_a_setting_and_no_value_here() -> None:
+    for key, value in NOT_HERE:
+        assert key in settings.known_keys()
+        with pytest.raises(ConfigError, match=re.escape(NOT_HERE[key, value])):
+            load(flags={key: value})
 
 
 def test_every_fault_of_a_source_is_told_at_once(tmp_path: Path) -> None:

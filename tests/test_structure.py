@@ -38,6 +38,7 @@ LEVELS: tuple[frozenset[str], ...] = (
             "watch",
             "doctor",
             "doctor_engine",
+            "options",
             "chat",
             "connect",
             "reference",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -119,3 +120,11 @@ def rank_pid(rank: int) -> int:
         if b"openclaw_rl.train.rank" in command and f"RANK={rank}".encode() in environment:
             return int(folder.name)
     raise AssertionError(f"no rank {rank} runs")
+
+
+def test_what_answers_but_is_no_head_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as another:
+        address = f"127.0.0.1:{another.getsockname()[1]}"
+        trouble = troubles._ray_head(settings(tmp_path / "home", **{"train.launch.ray": address}))
+    assert trouble is not None
+    assert f"something answers at {address}, but not as a Ray head" in trouble.seen

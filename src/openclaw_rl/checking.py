@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
+from operator import attrgetter
 from urllib.parse import urlsplit
 
 from openclaw_rl.errors import ConfigError
@@ -30,6 +32,20 @@ def _check_url(key: str, url: str | None) -> None:
         raise ConfigError(f"{key}: expected an address like http://127.0.0.1:8001, got {url!r}")
 
 
+_PATHS = (
+    *("home", "model.path", "model.tokenizer", "judge.path", "judge.rules_path", "judge.reward_path"),
+    *("judge.plugin_path", "train.loss_path", "train.save_dir", "train.resume", "data.path", "data.buffer_dir"),
+    *("data.rollout_dir", "rollout.function_path", "rollout.generate_path"),
+)
+
+
+def _check_homes(config: Config) -> None:
+    for key in _PATHS:
+        path = attrgetter(key)(config)
+        if path is not None and path.startswith("~") and os.path.expanduser(path) == path:  # noqa: PTH111
+            raise ConfigError(f"{key} {path}: expected the home folder of a user of this machine. Write the path out")
+
+
 def together(config: Config) -> None:
     """Raises `ConfigError` for settings that are sound alone but not together, or without effect where they stand."""
     _check_url("engine.url", config.engine.url)
@@ -38,6 +54,7 @@ def together(config: Config) -> None:
     _check_patterns("collect.side_patterns", config.collect.side_patterns)
     _check_patterns("collect.interlude_patterns", config.collect.interlude_patterns)
     _check_patterns("serve.transient_patterns", config.serve.transient_patterns)
+    _check_homes(config)
     _train(config.train)
     _check_plugins(config)
     if config.judge.kind == "llm" and not config.judge.path and not (config.judge.base_url and config.judge.model):

@@ -3,80 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from openclaw_rl import __version__, commands_data, commands_recipes, commands_rollback, commands_rollout
 from openclaw_rl.errors import OpenClawError
+from openclaw_rl.options import ANY, Seconds, configured, keys, option, words
 
 if TYPE_CHECKING:
     from openclaw_rl.config import Config, Loaded
-
-_F = TypeVar("_F", bound=Callable[..., Any])
-
-_FLAGS: dict[str, str] = {
-    "home": "home",
-    "model_path": "model.path",
-    "host": "serve.host",
-    "port": "serve.port",
-    "backend": "engine.backend",
-    "engine_url": "engine.url",
-    "engine_python": "engine.python",
-    "method": "train.method",
-    "log_level": "run.log_level",
-}
-
-
-def _common(function: _F) -> _F:
-    """The options that every command shares."""
-    options = (
-        click.option("--config", "file", metavar="FILE", help="Settings file (YAML or JSON)."),
-        click.option("--home", metavar="DIR", help="Store, adapters, key and logs [~/.openclaw-rl]."),
-        click.option("--set", "sets", metavar="KEY=VALUE", multiple=True, help="Any setting, e.g. train.batch_min=8."),
-    )
-    for option in reversed(options):
-        function = option(function)
-    return function
-
-
-def _model(function: _F) -> _F:
-    """The options of commands that start rooms."""
-    options = (
-        click.option("--model-path", metavar="PATH", help="Base model: a folder or a hub id [the shipped starter]."),
-        click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error."),
-    )
-    for option in reversed(options):
-        function = option(function)
-    return function
-
-
-def _gateway(function: _F) -> _F:
-    options = (
-        click.option("--host", metavar="ADDRESS", help="Bind address [127.0.0.1]."),
-        click.option("--port", type=int, help="Port [8000]."),
-        click.option("--backend", metavar="NAME", help="Engine: embedded, vllm, sglang or openai [embedded]."),
-        click.option("--engine-url", metavar="URL", help="Use this running server [one is started]."),
-        click.option("--engine-python", metavar="PATH", help="Python that has the engine installed [this one]."),
-    )
-    for option in reversed(options):
-        function = option(function)
-    return function
-
-
-def _method(function: _F) -> _F:
-    return click.option("--method", metavar="NAME", help="Training method, e.g. binary, opd, combine [combine].")(
-        function
-    )
-
-
-def _words(function: _F) -> _F:
-    """Every other spelling of a setting, as scripts forward them: `--lr 1e-6 --use-lora`."""
-    return click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[--FLAG VALUE]...")(function)
-
-
-_ANY = {"ignore_unknown_options": True}
 
 
 def _load(file: str | None, sets: tuple[str, ...], words: tuple[str, ...] = (), **flags: Any) -> Config:
@@ -94,8 +31,7 @@ def _load(file: str | None, sets: tuple[str, ...], words: tuple[str, ...] = (), 
 def _load_all(file: str | None, sets: tuple[str, ...], words: tuple[str, ...] = (), **flags: Any) -> Loaded:
     from openclaw_rl import config as settings
 
-    dotted = {_FLAGS[name]: value for name, value in flags.items() if value is not None}
-    return settings.load_all(file=file, flags=dotted, sets=sets, words=words)
+    return settings.load_all(file=file, flags=keys(flags), sets=sets, words=words)
 
 
 def _end_with(_context: click.Context, _option: click.Parameter, parent: int | None) -> None:
@@ -118,13 +54,10 @@ def cli() -> None:
     """
 
 
-@cli.command(context_settings=_ANY)
-@_common
-@_model
-@_gateway
-@_method
+@cli.command(context_settings=ANY)
+@configured
 @_with_parent
-@_words
+@words
 def up(file: str | None, sets: tuple[str, ...], words: tuple[str, ...], **flags: Any) -> None:
     """Serve, collect, judge and train: the whole loop, supervised."""
     from openclaw_rl.run import ROOMS
@@ -132,40 +65,34 @@ def up(file: str | None, sets: tuple[str, ...], words: tuple[str, ...], **flags:
     _start(_load(file, sets, words, **flags), ROOMS)
 
 
-@cli.command(context_settings=_ANY)
-@_common
-@_model
-@_gateway
+@cli.command(context_settings=ANY)
+@configured
 @_with_parent
-@_words
+@words
 def serve(file: str | None, sets: tuple[str, ...], words: tuple[str, ...], **flags: Any) -> None:
     """Only serve (engine and gateway): capture conversations, train nothing."""
     _start(_load(file, sets, words, **flags), ("engine", "gateway"))
 
 
-@cli.command(context_settings=_ANY)
-@_common
-@_model
-@_words
+@cli.command(context_settings=ANY)
+@configured
+@words
 def collect(file: str | None, sets: tuple[str, ...], words: tuple[str, ...], **flags: Any) -> None:
     """Only link reactions to turns."""
     _start(_load(file, sets, words, **flags), ("collect",))
 
 
-@cli.command(context_settings=_ANY)
-@_common
-@_model
-@_words
+@cli.command(context_settings=ANY)
+@configured
+@words
 def judge(file: str | None, sets: tuple[str, ...], words: tuple[str, ...], **flags: Any) -> None:
     """Only judge closed turns."""
     _start(_load(file, sets, words, **flags), ("judge",))
 
 
-@cli.command(context_settings=_ANY)
-@_common
-@_model
-@_method
-@_words
+@cli.command(context_settings=ANY)
+@configured
+@words
 def train(file: str | None, sets: tuple[str, ...], words: tuple[str, ...], **flags: Any) -> None:
     """Only train on judged turns."""
     _start(_load(file, sets, words, **flags), ("train",))
@@ -191,7 +118,7 @@ def _start(config: Config, rooms: tuple[str, ...]) -> None:
 
 @cli.command(hidden=True)
 @click.argument("name", type=click.Choice(["engine", "gateway", "collect", "judge", "judge-engine", "train", "data"]))
-@_common
+@configured
 @_with_parent
 def room(name: str, file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
     """Be one room in this process (what the supervisor starts)."""
@@ -203,7 +130,7 @@ def room(name: str, file: str | None, sets: tuple[str, ...], **flags: Any) -> No
 
 
 @cli.command()
-@_common
+@configured
 def key(file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
     """Print the API key (for `export OPENAI_API_KEY=$(openclaw-rl key)`)."""
     from openclaw_rl.run import read_key
@@ -212,9 +139,9 @@ def key(file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
 
 
 @cli.command()
-@_common
-@click.option("--watch", is_flag=True, help="Keep showing it.")
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@option("--watch", is_flag=True, help="Keep showing it.")
+@option("--json", "as_json", is_flag=True, help="For programs.")
+@configured
 def status(file: str | None, sets: tuple[str, ...], watch: bool, as_json: bool, **flags: Any) -> None:
     """What runs, what was learned, and what was not, with the reason."""
     from openclaw_rl.views import show_status
@@ -233,8 +160,8 @@ def inspect() -> None:
 
 
 @inspect.command("sessions")
-@_common
-@click.option("--limit", default=30, show_default=True)
+@option("--limit", type=click.IntRange(min=1), default=30, show_default=True)
+@configured
 def inspect_sessions(file: str | None, sets: tuple[str, ...], limit: int, **flags: Any) -> None:
     """The newest sessions, a line each."""
     from openclaw_rl.views import show_sessions
@@ -243,7 +170,7 @@ def inspect_sessions(file: str | None, sets: tuple[str, ...], limit: int, **flag
 
 
 @inspect.command("session")
-@_common
+@configured
 @click.argument("session_id")
 def inspect_session(file: str | None, sets: tuple[str, ...], session_id: str, **flags: Any) -> None:
     """Every turn of a session: asked, answered, reacted, judged, trained or why not."""
@@ -253,7 +180,7 @@ def inspect_session(file: str | None, sets: tuple[str, ...], session_id: str, **
 
 
 @inspect.command("turn")
-@_common
+@configured
 @click.argument("turn_id")
 def inspect_turn(file: str | None, sets: tuple[str, ...], turn_id: str, **flags: Any) -> None:
     """One turn, whole: text, tokens, reaction, verdict, and the policies that learned from it."""
@@ -263,8 +190,8 @@ def inspect_turn(file: str | None, sets: tuple[str, ...], turn_id: str, **flags:
 
 
 @inspect.command("policy")
-@_common
-@click.argument("version", type=int)
+@configured
+@click.argument("version", type=click.IntRange(min=0))
 def inspect_policy(file: str | None, sets: tuple[str, ...], version: int, **flags: Any) -> None:
     """One policy version: its parent, its metrics, and the turns that it was trained on."""
     from openclaw_rl.views import show_policy
@@ -273,23 +200,22 @@ def inspect_policy(file: str | None, sets: tuple[str, ...], version: int, **flag
 
 
 @cli.command()
-@_common
-@_model
-@_gateway
-@_method
-@click.option("--wait", default=120.0, show_default=True, help="Seconds that each link may take.")
-@click.option(
+@option("--wait", type=Seconds(), default=120.0, show_default=True, help="Seconds that each link may take.")
+@option(
     "--engine",
-    type=click.Choice(["embedded", "vllm", "sglang", "openai"]),
+    metavar="NAME",
     help="Prove this engine alone: streaming, exact ids, log-probabilities, stop, cancellation, versions, swaps.",
 )
-@click.option("--troubles", is_flag=True, help="Look at this home instead: name its troubles, each with its cure.")
+@option("--troubles", is_flag=True, help="Look at this home instead: name its troubles, each with its cure.")
+@configured
 def doctor(
     file: str | None, sets: tuple[str, ...], wait: float, engine: str | None, troubles: bool, **flags: Any
 ) -> None:
     """Prove turn -> verdict -> gradient -> new version -> served, on a scratch store; name the first broken link."""
     from openclaw_rl.doctor import examine, examine_engine, examine_home
 
+    if engine is not None and flags["backend"] not in (None, engine):
+        raise click.UsageError(f"--engine is {engine} and --backend {flags['backend']}. Leave --backend out.")
     config = _load(file, sets, **(flags | {"backend": engine or flags["backend"]}))
     if troubles:
         sys.exit(0 if examine_home(config) else 1)
@@ -298,10 +224,7 @@ def doctor(
 
 
 @cli.command()
-@_common
-@_model
-@_gateway
-@_method
+@configured
 def chat(file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
     """Talk to it in the terminal and watch it learn from you (starts the system when none runs)."""
     from openclaw_rl.chat import talk
@@ -315,11 +238,9 @@ def connect() -> None:
 
 
 @connect.command("openclaw")
-@_common
-@_gateway
-@_model
-@click.option("--write", is_flag=True, help="Write it into ~/.openclaw/openclaw.json; the old file is copied.")
-@click.option("--into", metavar="FILE", help="Write it into this file instead.")
+@option("--write", is_flag=True, help="Write it into ~/.openclaw/openclaw.json; the old file is copied.")
+@option("--into", metavar="FILE", help="Write it into this file instead.")
+@configured
 def connect_openclaw(file: str | None, sets: tuple[str, ...], write: bool, into: str | None, **flags: Any) -> None:
     """OpenClaw: the provider entry."""
     from pathlib import Path
@@ -330,8 +251,7 @@ def connect_openclaw(file: str | None, sets: tuple[str, ...], write: bool, into:
 
 
 @connect.command("claude-code")
-@_common
-@_gateway
+@configured
 def connect_claude_code(file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
     """Claude Code: environment variables."""
     from openclaw_rl.connect import commands
@@ -340,9 +260,7 @@ def connect_claude_code(file: str | None, sets: tuple[str, ...], **flags: Any) -
 
 
 @connect.command("codex")
-@_common
-@_gateway
-@_model
+@configured
 def connect_codex(file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
     """Codex: lines for ~/.codex/config.toml."""
     from openclaw_rl.connect import commands
@@ -355,9 +273,9 @@ def config_group() -> None:
     """The settings in force."""
 
 
-@config_group.command("show", context_settings=_ANY)
-@_common
-@_words
+@config_group.command("show", context_settings=ANY)
+@configured
+@words
 def config_show(file: str | None, sets: tuple[str, ...], words: tuple[str, ...], **flags: Any) -> None:
     """Every setting, its value, and where that came from."""
     from openclaw_rl.reference import show
@@ -374,12 +292,12 @@ def config_check(file: str) -> None:
     check(file)
 
 
-cli.add_command(commands_data.group(_common, _model, _load))
-cli.add_command(commands_rollout.command(_common, _gateway, _words, _load))
-cli.add_command(commands_rollback.command(_common, _load))
-cli.add_command(commands_rollout.self_test(_common, _model, _load))
+cli.add_command(commands_data.group(configured, _load))
+cli.add_command(commands_rollout.command(configured, words, _load))
+cli.add_command(commands_rollback.command(configured, _load))
+cli.add_command(commands_rollout.self_test(configured, _load))
 cli.add_command(commands_recipes.new_method())
-cli.add_command(commands_recipes.evaluate(_common, _gateway, _words, _load))
+cli.add_command(commands_recipes.evaluate(configured, words, _load))
 
 
 def main(args: Sequence[str] | None = None) -> None:

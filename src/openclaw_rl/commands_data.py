@@ -8,26 +8,28 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from openclaw_rl.options import option
+
 if TYPE_CHECKING:
     from openclaw_rl.config import Config
 
 Decorator = Callable[[Any], Any]
 
-_report = click.option("--report", metavar="FILE", help="Where every refusal is written, a line of JSON each.")
-_partial = click.option("--partial", is_flag=True, help="End well although something was refused.")
+_report = option("--report", metavar="FILE", help="Where every refusal is written, a line of JSON each.")
+_partial = option("--partial", is_flag=True, help="End well although something was refused.")
 _paths = click.argument("paths", metavar="PATH...", nargs=-1, required=True)
 
 
-def group(common: Decorator, model: Decorator, load: Callable[..., Config]) -> click.Group:
-    """The commands. `common`, `model`: the options of every command and of the model; `load`: the settings of them."""
+def group(common: Decorator, load: Callable[..., Config]) -> click.Group:
+    """The commands. `common`: the options of every command; `load`: from what they give to the settings."""
 
     @click.group("data")
     def data() -> None:
         """Conversations as files: check, import, score and export trajectories."""
 
     _add_check(data)
-    _add_import(data, common, model, load)
-    _add_score(data, common, model, load)
+    _add_import(data, common, load)
+    _add_score(data, common, load)
     _add_export(data, common, load)
     return data
 
@@ -44,14 +46,13 @@ def _add_check(data: click.Group) -> None:
         sys.exit(0 if commands.check(paths, report=report) or partial else 1)
 
 
-def _add_import(data: click.Group, common: Decorator, model: Decorator, load: Callable[..., Config]) -> None:
+def _add_import(data: click.Group, common: Decorator, load: Callable[..., Config]) -> None:
     @data.command("import")
     @_paths
-    @click.option("--no-score", is_flag=True, help="Leave log-probabilities out: `data score` computes them later.")
+    @option("--no-score", is_flag=True, help="Leave log-probabilities out: `data score` computes them later.")
     @_report
     @_partial
     @common
-    @model
     def bring_in(
         paths: tuple[str, ...], no_score: bool, report: str | None, partial: bool, file: str | None, **rest: Any
     ) -> None:
@@ -67,10 +68,9 @@ def _add_import(data: click.Group, common: Decorator, model: Decorator, load: Ca
         sys.exit(0 if commands.bring_in(config, paths, score=not no_score, report=report) or partial else 1)
 
 
-def _add_score(data: click.Group, common: Decorator, model: Decorator, load: Callable[..., Config]) -> None:
+def _add_score(data: click.Group, common: Decorator, load: Callable[..., Config]) -> None:
     @data.command("score")
     @common
-    @model
     def score(file: str | None, **rest: Any) -> None:
         """Compute the log-probabilities of turns that were imported with --no-score."""
         from openclaw_rl.trajectories import commands
@@ -81,16 +81,16 @@ def _add_score(data: click.Group, common: Decorator, model: Decorator, load: Cal
 def _add_export(data: click.Group, common: Decorator, load: Callable[..., Config]) -> None:
     @data.command("export")
     @click.argument("target", metavar="FOLDER|FILE")
-    @click.option("--session", "names", multiple=True, metavar="ID", help="Only this session (may be given again).")
-    @click.option("--since", metavar="WHEN", help="Only sessions with a call since then: 12h, 7d, or 2026-03-01.")
-    @click.option(
+    @option("--session", "names", multiple=True, metavar="ID", help="Only this session (may be given again).")
+    @option("--since", metavar="WHEN", help="Only sessions with a call since then: 12h, 7d, or 2026-03-01.")
+    @option(
         "--format",
         "form",
         type=click.Choice(["trajectories", "turns"]),
         default="trajectories",
         help="turns: one flat row a turn, for datasets.load_dataset [trajectories].",
     )
-    @click.option(
+    @option(
         "--redact",
         is_flag=True,
         help="Put placeholders for mail addresses, phone numbers, keys, tokens, IPs and home folders.",

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from openclaw_rl.options import option
+
 if TYPE_CHECKING:
     from openclaw_rl.config import Config
 
@@ -18,7 +20,7 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 def new_method() -> click.Command:
     @click.command("new-method")
     @click.argument("name")
-    @click.option("--into", default="recipes", show_default=True, metavar="DIR", help="Where its folder is made.")
+    @option("--into", default="recipes", show_default=True, metavar="DIR", help="Where its folder is made.")
     def command(name: str, into: str) -> None:
         """Make a folder for a method of your own: README, script, settings, loss and rollout. It runs as it stands."""
         from openclaw_rl.scaffold import new_method
@@ -32,16 +34,14 @@ def new_method() -> click.Command:
     return command
 
 
-def evaluate(common: Decorator, gateway: Decorator, words: Decorator, load: Callable[..., Config]) -> click.Command:
-    """`common`, `gateway`, `words`: the shared options; `load`: from what they give to the settings."""
+def evaluate(common: Decorator, words: Decorator, load: Callable[..., Config]) -> click.Command:
+    """`common`, `words`: the shared options; `load`: from what they give to the settings."""
 
     @click.command("evaluate", context_settings={"ignore_unknown_options": True})
-    @click.option("--model-path", metavar="PATH", help="A checkpoint, or a model [the shipped starter].")
-    @click.option("--eval-tasks", "names", default="conversation,coding,tool-use", show_default=True, metavar="LIST")
-    @click.option("--num", type=click.IntRange(min=1), help="At most so many tasks of each kind [all].")
-    @click.option("--out", metavar="FILE", help="Every task, reply and reason, as JSON.")
+    @option("--eval-tasks", "names", default="conversation,coding,tool-use", show_default=True, metavar="LIST")
+    @option("--num", type=click.IntRange(min=1), help="At most so many tasks of each kind [all].")
+    @option("--out", metavar="FILE", help="Every task, reply and reason, as JSON.")
     @common
-    @gateway
     @words
     def command(names: str, num: int | None, out: str | None, file: str | None, **rest: Any) -> None:
         """Score a checkpoint on small held-out tasks, through a gateway of its own on a scratch home.

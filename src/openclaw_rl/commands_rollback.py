@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from openclaw_rl.options import option
+
 if TYPE_CHECKING:
     from openclaw_rl.config import Config
 
@@ -18,9 +20,9 @@ def command(common: Decorator, load: Callable[..., Config]) -> click.Command:
 
     @click.command("rollback")
     @click.argument("version", type=click.IntRange(min=0), required=False)
-    @click.option("--learn-again", is_flag=True, help="Let the turns that are taken back train once more.")
-    @click.option("--reason", default="taken back by hand", show_default=True, help="What `inspect policy` says later.")
-    @click.option("--yes", is_flag=True, help="Do not ask.")
+    @option("--learn-again", is_flag=True, help="Let the turns that are taken back train once more.")
+    @option("--reason", default="taken back by hand", show_default=True, help="What `inspect policy` says later.")
+    @option("--yes", is_flag=True, help="Do not ask.")
     @common
     def rollback(version: int | None, learn_again: bool, reason: str, yes: bool, file: str | None, **rest: Any) -> None:
         """Take back what was learned since VERSION [the one before the head]; 0 is the base, before anything was.

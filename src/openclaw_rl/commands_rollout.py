@@ -8,22 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from openclaw_rl.options import Seconds, option
+
 if TYPE_CHECKING:
     from openclaw_rl.config import Config
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-def command(common: Decorator, gateway: Decorator, words: Decorator, load: Callable[..., Config]) -> click.Command:
-    """`common`, `gateway`, `words`: the shared options; `load`: from what they give to the settings."""
+def command(common: Decorator, words: Decorator, load: Callable[..., Config]) -> click.Command:
+    """`common`, `words`: the shared options; `load`: from what they give to the settings."""
 
     @click.command("rollout", context_settings={"ignore_unknown_options": True})
-    @click.option("--tasks", metavar="FILE", help="Tasks: a JSON list, JSON lines, or plain lines.")
-    @click.option("--prompt", "prompts", multiple=True, metavar="TEXT", help="A task (may be given again).")
-    @click.option("--num", type=click.IntRange(min=1), help="Rollouts [each task once, or rollout.per_prompt times].")
-    @click.option("--out", metavar="FOLDER", help="A result file for each rollout [<home>/rollouts].")
+    @option("--tasks", metavar="FILE", help="Tasks: a JSON list, JSON lines, or plain lines.")
+    @option("--prompt", "prompts", multiple=True, metavar="TEXT", help="A task (may be given again).")
+    @option("--num", type=click.IntRange(min=1), help="Rollouts [each task once, or rollout.per_prompt times].")
+    @option("--out", metavar="FOLDER", help="A result file for each rollout [<home>/rollouts].")
     @common
-    @gateway
     @words
     def rollout(
         tasks: str | None, prompts: tuple[str, ...], num: int | None, out: str | None, file: str | None, **rest: Any
@@ -57,15 +58,14 @@ def command(common: Decorator, gateway: Decorator, words: Decorator, load: Calla
     return rollout
 
 
-def self_test(common: Decorator, model: Decorator, load: Callable[..., Config]) -> click.Command:
-    """`common`, `model`: the shared options; `load`: from what they give to the settings."""
+def self_test(common: Decorator, load: Callable[..., Config]) -> click.Command:
+    """`common`: the shared options; `load`: from what they give to the settings."""
 
     @click.command("test-rollout")
-    @click.option("--num-samples", type=click.IntRange(min=1), default=3, show_default=True, help="Conversations.")
-    @click.option("--output-dir", required=True, metavar="DIR", help="A new folder for their trajectories.")
-    @click.option("--wait", type=click.FloatRange(min=0), default=60.0, show_default=True, help="Seconds at most.")
+    @option("--num-samples", type=click.IntRange(min=1), default=3, show_default=True, help="Conversations.")
+    @option("--output-dir", required=True, metavar="DIR", help="A new folder for their trajectories.")
+    @option("--wait", type=Seconds(), default=60.0, show_default=True, help="Seconds at most.")
     @common
-    @model
     def command(num_samples: int, output_dir: str, wait: float, file: str | None, **rest: Any) -> None:
         """Prove that conversations become trajectories: some are held, captured, written and looked at.
 

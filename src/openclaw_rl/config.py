@@ -15,10 +15,11 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from openclaw_rl import checking, reading
+from openclaw_rl import checking, reading, spellings
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.reading import read_value
 from openclaw_rl.sections import (
+    SECRETS,
     STARTER,
     CollectConfig,
     Config,
@@ -68,7 +69,6 @@ __all__ = [
 
 ENV_PREFIX = reading.LONG
 HANDED_DOWN = "OPENCLAW_RL_CONFIG_JSON"
-SECRETS = ("serve.api_key", "engine.api_key", "judge.api_key", "teacher.api_key", "model.hf_token")
 SECRET_NAMES = ("OPENCLAW_API_KEY", "OPENCLAW_ENGINE_API_KEY", "OPENCLAW_JUDGE_API_KEY", "OPENCLAW_TEACHER_API_KEY")
 """Not for programs that are not ours (HF_TOKEN is: they download models, too)."""
 
@@ -205,7 +205,7 @@ def _fault(error: Any, sources: Mapping[str, str]) -> str:
     hint = _HINTS.get(error["type"], "")
     source = next((said for known, said in sources.items() if key == known or key.startswith(known + ".")), "")
     shown = "" if key in SECRETS else f" (got {error['input']!r})"
-    said = error["msg"].removeprefix("Value error, ")
+    said = spellings.NOT_HERE.get((key, str(error["input"]).lower())) or error["msg"].removeprefix("Value error, ")
     return f"{key}: {said}{hint}{shown}" + (f", from {source}" if source else "")
 
 

@@ -1,11 +1,38 @@
-"""Folders that are whole or not there at all, whenever the process or the machine stops."""
+"""Folders that can be used, and such as are whole or not there at all, whenever the process or the machine stops."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
+
+from openclaw_rl.errors import ConfigError
+
+
+def usable(setting: str, path: str | Path, *, written: bool = True) -> Path:
+    """The folder that a setting names, in full; made where it is not there. `written`: not only read from.
+
+    Raises `ConfigError` when this user cannot.
+    """
+    folder = Path(path).expanduser()
+    what = "read and write" if written else "read"
+    try:
+        if folder.exists() and not folder.is_dir():
+            raise NotADirectoryError(0, "this is a file")
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        next(folder.iterdir(), None)
+        if written:
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+    except OSError as error:
+        why = error.strerror or error
+        raise ConfigError(
+            f"{setting} {folder}: {why}. Expected a folder that this user can {what}, or room to make one. "
+            f"Choose another {setting}"
+        ) from error
+    return folder.resolve()
 
 
 def write_folder(out: Path, files: Mapping[str, bytes], fill: Callable[[Path], None] | None = None) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from openclaw_rl import spellings, values
 from openclaw_rl.errors import ConfigError
+from openclaw_rl.sections import SECRETS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +85,8 @@ class Layer:
         if there is None or there.weak:
             self.found[key] = given
         elif not given.weak and _plain(there.value) != _plain(given.value):
-            self.faults.append(f"{there.source} and {_name(given.source)} both set {key} and disagree. Unset one.")
+            one, other = f"{there.source}{_shown(key, there)}", f"{_name(given.source)}{_shown(key, given)}"
+            self.faults.append(f"{one} and {other} both set {key} and disagree. Unset one.")
 
     def _typed(self, key: str, given: Given) -> Any:
         assert self.text is not None, "a source with types needs no reading"
@@ -134,6 +136,17 @@ def _name(source: str) -> str:
     return source.partition(": ")[2]
 
 
+def _shown(key: str, given: Given) -> str:
+    """The value, where it is no secret."""
+    value = given.value
+    text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return "" if key in SECRETS else f" ({_short(text)})"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
 def _plain(value: Any) -> Any:
     """1e-6, "1e-6" and 0.000001 are one value; so are 0,1 and [0, 1]."""
     if isinstance(value, list | tuple):
@@ -151,7 +164,7 @@ def read_value(text: str, source: str) -> Any:
     try:
         return values.read(text)
     except ValueError as error:
-        shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+        shown = _short(text)
         raise ConfigError(f"{source}: expected a value such as 8, true or [a, b], got {shown!r} ({error})") from None
 
 

@@ -83,6 +83,7 @@ def page() -> str:
             also.setdefault(key, []).append(f"`{row.name}`")
     parts = [_PREFACE, *_sections(Config, "", also), _OTHERS]
     parts += [f"| `{row.name}` | {row.means} |" for row in spellings.SPELLINGS if not _meant(row)]
+    parts += [f"| `{key} {value}` | refused: {why} |" for (key, value), why in spellings.NOT_HERE.items()]
     return "\n".join(parts) + "\n"
 
 
@@ -143,10 +144,11 @@ Made by `python -m openclaw_rl.reference`; a test holds it to the code.
 A flag wins over the environment, the environment over the file (`--config FILE`, YAML or JSON), the file over the
 default. Every setting has a flag, `--set KEY=VALUE`, and a variable, `OPENCLAW_RL_` and its name in capitals with `_`
 for the dots (`OPENCLAW_RL_TRAIN_BATCH_MIN`). The last column has the other spellings: variables in capitals, flags with
-two dashes (of `up`, `serve`, `collect`, `judge`, `train`, and within the variables `CKPT_ARGS`, `ROLLOUT_ARGS`,
-`REWARD_ARGS`, `OPTIMIZER_ARGS`, `LORA_ARGS`), and keys of a file. Two spellings of one setting that disagree within one
-of these sources are an error. `openclaw-rl config show` says what is in force and why, `openclaw-rl config check FILE`
-every fault of a file."""
+two dashes (of `up`, `serve`, `collect`, `judge`, `train`, `rollout`, `evaluate`, `config show`, and within the
+variables `CKPT_ARGS`, `ROLLOUT_ARGS`, `REWARD_ARGS`, `OPTIMIZER_ARGS`, `LORA_ARGS`), and keys of a file. The flags that
+`openclaw-rl status --help` lists are taken by every command that reads the settings. A setting that is given twice
+within one of these sources, in one spelling or in two, with values that differ, is an error. `openclaw-rl config show`
+says what is in force and why, `openclaw-rl config check FILE` every fault of a file."""
 
 _OTHERS = """
 ## Names with one value, and names that are refused

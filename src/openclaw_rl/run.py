@@ -24,6 +24,7 @@ import uvloop
 from openclaw_rl import config as settings
 from openclaw_rl import ending
 from openclaw_rl.config import Config
+from openclaw_rl.durable import usable
 from openclaw_rl.engines import backends
 from openclaw_rl.errors import OpenClawError, StoreError
 from openclaw_rl.judge import endpoint, own
@@ -31,7 +32,7 @@ from openclaw_rl.observe import setup_logging
 from openclaw_rl.serve.auth import read_key_file
 from openclaw_rl.store import loops
 from openclaw_rl.store.db import Store
-from openclaw_rl.train import resume
+from openclaw_rl.train import checkpoints, resume, tracking
 from openclaw_rl.trajectories import bridge
 
 log = logging.getLogger("openclaw_rl.run")
@@ -304,13 +305,14 @@ def _beats(store: Store) -> dict[str, loops.Beat]:
 
 def prepare_home(config: Config) -> None:
     """Make the home folder, private. Raises `OpenClawError` when that cannot be."""
+    for folder in (config.home_dir, config.policies_dir, config.logs_dir):
+        usable("home", folder)
     try:
-        for folder in (config.home_dir, config.policies_dir, config.logs_dir):
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         config.home_dir.chmod(0o700)  # it may have been there before, open to others
     except OSError as error:
         raise OpenClawError(
-            f"{config.home_dir}: cannot be made ({error.strerror}). Choose a writable folder with --home."
+            f"home {config.home_dir}: cannot be made private ({error.strerror}). Choose a folder of your own with "
+            "--home."
         ) from error
 
 
@@ -368,6 +370,9 @@ def supervise(config: Config, rooms: Sequence[str], *, echo: bool = True) -> Non
         prepare_home(own.engine_config(config))
     if "data" in rooms:
         bridge.check(config)
+    if "train" in rooms and config.train.launch.node_rank == 0:
+        tracking.check(config.track)
+        checkpoints.check(config.train)
     prepare_home(config)
     setup_logging("supervisor", config.logs_dir, config.run.log_level)
     if {"train", "gateway"} & set(rooms):

@@ -12,6 +12,7 @@ from openclaw_rl.types import Convention
 from openclaw_rl.values import Section
 
 STARTER = "starter"
+SECRETS = ("serve.api_key", "engine.api_key", "judge.api_key", "teacher.api_key", "model.hf_token")
 
 
 class ModelConfig(Section):
@@ -29,7 +30,7 @@ class ServeConfig(Section):
     """The OpenAI-compatible gateway."""
 
     host: str = "127.0.0.1"
-    port: int = Field(8000, ge=0, le=65535)
+    port: int = Field(8000, ge=1, le=65535)
     api_key: str | None = Field(None, description="default: generated once into `<home>/api_key` (mode 600)")
     capture: Literal["full", "redacted"] = Field(
         "full", description="redacted: keep no text and no token ids, only hashes for linking; nothing is learned"

@@ -300,6 +300,20 @@ SPELLINGS: tuple[Spelling, ...] = tuple(
 )  # fmt: skip
 
 
+_SERVE_WITH = "Say vllm or sglang to serve on GPUs of your own, or embedded for a small model"
+NOT_HERE: Mapping[tuple[str, str], str] = {
+    ("engine.backend", "tinker"): f"Tinker is not part of this version, neither to serve nor to train. {_SERVE_WITH}",
+    ("engine.backend", "fireworks"): f"Fireworks is not part of this version. {_SERVE_WITH}",
+    ("engine.backend", "slime"): "slime trains and does not serve, and is not part of this version: the local trainer "
+    f"is used. {_SERVE_WITH}",
+    ("train.method", "grpo"): "GRPO compares several replies to one prompt, and a conversation has one reply a turn. "
+    "Say binary, which learns from the scores, or combine",
+    ("train.method", "ppo"): "PPO's critic is not here: the baseline is a moving average of scores, and the clipped "
+    "surrogate is PPO's. Say binary, which learns from the scores, or combine",
+}
+"""(setting, a value that people know from elsewhere) -> why it is refused, and what to use instead."""
+
+
 def _targets(value: Any) -> Any:
     """`all-linear`, or names: a list, or one string with commas."""
     if value == "all-linear" or isinstance(value, list | tuple):

@@ -9,6 +9,8 @@ import importlib.util
 import re
 import socket
 import statistics
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,6 +35,7 @@ PEOPLE = 0.6  # share of turns on which the judge says what people say
 JUMP = 10.0  # times the median of the gradient norms before
 LOST = 0.2  # share of turns whose history was not recognised
 _REACH = 2.0  # seconds that a Ray head may take to answer
+_RAY_REACH = 20.0  # the same to let us in
 _MEMORY = re.compile(
     r"does not fit into memory|out of memory|OutOfMemoryError|can't allocate memory|\(signal SIGKILL\)", re.IGNORECASE
 )
@@ -327,8 +330,27 @@ def _ray_head(config: Config) -> Trouble | None:
         except OSError as error:
             return _no_ray(f"train.launch.ray: no head answers at {host}:{port} ({error.strerror or error})")
     if importlib.util.find_spec("ray") is None:
-        return _no_ray("train.launch.by is ray, which is not installed here: pip install 'openclaw-rl[ray]'")
-    return None
+        unknown = "; whether what answers at its address is a head is not known without it" * (":" in launch.ray)
+        return _no_ray(f"train.launch.by is ray, which is not installed here: pip install 'openclaw-rl[ray]'{unknown}")
+    wrong = _refused_by_ray(launch.ray) if any(_head(launch.ray)) else ""
+    return _no_ray(f"train.launch.ray: {wrong}") if wrong else None
+
+
+def _refused_by_ray(address: str) -> str:
+    """Why Ray cannot be used at an address where something answers; empty: it can. Asked as the trainer asks."""
+    code = "import sys, ray; ray.init(address=sys.argv[1], log_to_driver=False)"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code, address], capture_output=True, timeout=_RAY_REACH, check=False
+        )
+        failed, said = done.returncode != 0, done.stderr
+    except subprocess.TimeoutExpired as error:  # Ray itself goes on trying for a minute
+        failed, said = True, error.stderr or b""
+    if not failed:
+        return ""
+    if b"InvalidAuthToken" in said:
+        return f"the head at {address} asks for a token: set RAY_AUTH_MODE=token here, too, with its token"
+    return f"something answers at {address}, but not as a Ray head that this machine can use"
 
 
 def _head(address: str) -> Iterator[tuple[str, int]]:

@@ -51,17 +51,22 @@ def read(text: str) -> Any:
 def read_json(text: str) -> Any:
     """The value of a JSON text. Raises `ValueError` in one line, with its place."""
     try:
-        return _bounded(json.loads(text, object_pairs_hook=_once)) if text.strip() else None
+        return _bounded(json.loads(text, object_pairs_hook=once)) if text.strip() else None
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ValueError(f"{key!r} stands twice in one object. Keep one of them")
-        found[key] = value
+class Twice(ValueError):
+    """A key stands twice in one object."""
+
+
+def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """What `json.loads` makes of an object (`object_pairs_hook`). Raises `Twice`."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [key for key, _ in pairs]
+        twice = next(key for key in names if names.count(key) > 1)
+        raise Twice(f"{twice[:60]!r} stands twice in one object. Keep one of them")
     return found
 
 

@@ -16,6 +16,7 @@ from openclaw_rl.config import from_flat
 from openclaw_rl.credit import Sample
 from openclaw_rl.digest import digest_of
 from openclaw_rl.errors import ConfigError, PluginError
+from openclaw_rl.train.gate import refusal
 from openclaw_rl.trainers.custom import compute_gae
 from openclaw_rl.trainers.local import LocalTrainer
 
@@ -157,6 +158,33 @@ def test_the_shape_of_a_hybrid_result(trainer: Make, tmp_path: Path) -> None:
     file.write_text("def compute_hybrid_loss(**all): return all['student_logprobs'].mean(), {}")
     with pytest.raises(PluginError, match="needs scores"):
         trainer("opd", loss_path=str(file))
+
+
+NOT_FINITE = """
+def compute_hybrid_loss(student_logprobs, teacher_logprobs, scalar_rewards, **rest):
+    gap = student_logprobs - teacher_logprobs.detach()
+    loss = (gap.square() - scalar_rewards.sum() * student_logprobs).mean()
+    return loss, {"sound": 2.0, "spread": student_logprobs.detach()[:1].std(), "far": float("inf")}
+"""
+
+
+@pytest.mark.filterwarnings("ignore:std")  # torch says so of one number
+def test_a_metric_that_is_not_finite_is_named_and_takes_no_step_away(
+    trainer: Make, draw: Draw, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("openclaw_rl"), "propagate", True)
+    file = tmp_path / "mine.py"
+    file.write_text(NOT_FINITE)
+    made = trainer("combine", loss_path=str(file), **FREE)
+    for number in range(2):
+        metrics = made.step(hinted(draw(made, number)), str(tmp_path / str(number))).metrics
+        assert refusal(metrics, grad_norm=1e9, kl=1e9, step_kl=1e9) is None
+        assert np.isfinite(metrics["loss/custom/sound"])
+        assert not {"loss/custom/spread", "loss/custom/far"} & metrics.keys()
+    told = sorted(r.getMessage() for r in caplog.records if "as its metric" in r.getMessage())
+    assert len(told) == 2
+    assert f"{file}: compute_hybrid_loss told inf as its metric 'far', expected a finite number" in told[0]
+    assert f"{file}: compute_hybrid_loss told nan as its metric 'spread', expected a finite number" in told[1]
 
 
 def test_an_error_in_the_middle_of_training_is_told_with_its_line(trainer: Make, draw: Draw, tmp_path: Path) -> None:

@@ -295,6 +295,16 @@ def test_a_ray_head_that_does_not_answer(store: Store, capsys: pytest.CaptureFix
     assert troubles.show(home(store), None)
 
 
+@pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="then Ray is asked: tests_ray")
+def test_what_answers_at_rays_address_is_not_taken_for_ray(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as another:
+        address = f"127.0.0.1:{another.getsockname()[1]}"
+        config = home(store, {"train.ranks": 2, "train.launch.by": "ray", "train.launch.ray": address})
+        assert not troubles.show(config, None)
+    said = capsys.readouterr().out
+    assert "not installed here: pip install 'openclaw-rl[ray]'; whether what answers at its address is a head" in said
+
+
 def test_the_commands_name_them(store: Store) -> None:
     with store.write() as conn:
         for n in range(10):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import socket
 import subprocess
@@ -42,6 +43,13 @@ def test_help_answers_at_once_and_without_torch() -> None:
         (("up", "--model-path", "/no/such/model"), ("/no/such/model", "--model-path")),
         (("up", "--host", "0.0.0.0"), ("no key is set", "OPENCLAW_API_KEY")),
         (("up", "--config", "/no/such/file.yaml"), ("no such settings file",)),
+        (("up", "--save-dir", "~nobody-there/x"), ("train.save_dir ~nobody-there/x: expected the home folder",)),
+        (("judge", "--set", "judge.rules_path=/no/rules"), ("/no/rules: the judge's rules cannot be read",)),
+        pytest.param(
+            ("train", "--set", "track.to=[wandb]"),
+            ("track.to names wandb, which is not installed here",),
+            marks=pytest.mark.skipif(importlib.util.find_spec("wandb") is not None, reason="wandb is installed"),
+        ),
         (("status",), ("no store", "openclaw-rl up")),
     ],
 )
@@ -49,8 +57,40 @@ def test_wrong_settings(tmp_path: Path, arguments: tuple[str, ...], words: tuple
     done = run(*arguments, "--home", str(tmp_path / "home"))
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
+    assert "died" not in done.stderr, "it was not said before anything started"
     for word in words:
         assert word in done.stderr
+
+
+SHUT = "/proc" if os.geteuid() == 0 else "shut"  # nobody writes there, not even root
+
+
+@pytest.mark.parametrize(
+    ("command", "setting", "folder"),
+    [
+        ("train", "train.save_dir", "file"),
+        ("up", "train.save_dir", "file/below"),
+        ("up", "train.save_dir", SHUT),
+        ("up", "data.buffer_dir", SHUT),
+        ("up", "data.rollout_dir", "file/below"),
+        ("up", "home", SHUT),
+        ("up", "home", "file"),
+    ],
+)
+def test_a_folder_that_cannot_be_used_is_said_before_anything_starts(
+    tmp_path: Path, command: str, setting: str, folder: str
+) -> None:
+    (tmp_path / "file").write_text("words")
+    (tmp_path / "shut").mkdir(mode=0o500)
+    wrong = str(tmp_path / folder)
+    given = {"home": str(tmp_path / "home"), setting: wrong}
+    done = run(command, *(word for key, value in given.items() for word in ("--set", f"{key}={value}")))
+    assert done.returncode == 1
+    assert "died" not in done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("openclaw-rl: ")]
+    assert f"{setting} {wrong}: " in line
+    assert "Expected a folder that this user can read" in line
+    assert f"Choose another {setting}" in line
 
 
 def test_a_port_in_use(tmp_path: Path) -> None:

@@ -84,6 +84,10 @@ def test_rows_of_another_program_are_taken(tmp_path: Path, home: Home) -> None:
         ([{"session_id": "s", "turn_id": "t"}], "export it without --format turns"),
         ([{"session_id": "s", "turns": [{"promt": "x", "response": "y"}]}], "did you mean 'prompt'"),
         ([{"session_id": "s", "turns": [main("x", "y", messages_json="{")]}], "turn 1: messages_json: expected JSON"),
+        (
+            [{"session_id": "s", "turns": [main("x", "y", messages_json='[{"role": "user", "role": "tool"}]')]}],
+            "turn 1: messages_json: 'role' stands twice in one object",
+        ),
         ([{"session_id": "s", "turns": [main("x", "y", at=b"\xff")]}], "at: expected float"),
     ],
 )

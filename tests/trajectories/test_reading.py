@@ -98,6 +98,29 @@ def test_a_packed_file_is_named_as_what_it_is(tmp_path: Path, name: str) -> None
     assert "got a file packed by gzip; unpack it first" in entry.problem.detail
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "key"),
+    [
+        ('"session_id": ', '"session_id": "x", "session_id": ', "session_id"),
+        ('"prompt": ', '"prompt": "x", "prompt": ', "prompt"),
+        ('"prompt": ', '"messages": [{"role": "user", "role": "tool"}], "prompt": ', "role"),
+    ],
+)
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
+def test_a_key_that_stands_twice_is_a_fault_of_its_line(
+    tmp_path: Path, home: Home, name: str, before: str, after: str, key: str
+) -> None:
+    wrong = json.dumps(PRINTED).replace(before, after, 1)
+    right = json.dumps(PRINTED | {"session_id": "b"})
+    (tmp_path / name).write_text(f"[{wrong},{right}]" if name == "a.json" else f"{wrong}\n{right}\n")
+    report = home.bring(tmp_path / name)
+    assert (report.counts.refused, report.counts.imported) == ({"key twice": 1}, 1)
+    assert report.file is not None
+    (told,) = [json.loads(line) for line in report.file.read_text().splitlines()]
+    assert told["detail"] == f"{key!r} stands twice in one object. Keep one of them"
+    assert told["place"].endswith(" 1")
+
+
 CHANGES: dict[str, tuple[dict[str, Any], str, str]] = {
     "unknown key": ({"promt": "x"}, "unknown key", "turn 1: unknown key 'promt'; did you mean 'prompt'?"),
     "inner key": ({"verdict": {"scor": 1}}, "unknown key", "verdict: unknown key 'scor'; did you mean 'score'?"),

@@ -23,6 +23,7 @@ from rich.table import Table
 from openclaw_rl.evaluate.corpus import INSTRUCTIONS, Dialogue, dialogues, hinted
 from openclaw_rl.evaluate.styles import TASTES, Taste, satisfies
 from openclaw_rl.evaluate.world import Fact, Question, correct, facts, held_out_questions
+from openclaw_rl.options import option
 
 if TYPE_CHECKING:
     import torch
@@ -275,9 +276,15 @@ def save(model: Any, tokenizer: Any, out: Path) -> None:
 
 
 @click.command(help=__doc__)
-@click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path), help="The folder to write.")
-@click.option("--seed", default=0, show_default=True)
-@click.option("--steps", default=750, show_default=True, help="Optimizer steps, of about 1,000 tokens each.")
+@option("--out", required=True, type=click.Path(file_okay=False, path_type=Path), help="The folder to write.")
+@option("--seed", default=0, show_default=True)
+@option(
+    "--steps",
+    type=click.IntRange(min=1),
+    default=750,
+    show_default=True,
+    help="Optimizer steps, of about 1,000 tokens each.",
+)
 def main(out: Path, seed: int, steps: int) -> None:
     import torch
 

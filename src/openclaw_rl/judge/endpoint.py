@@ -1,4 +1,4 @@
-"""Is an endpoint one that may judge or teach? Pure but for this machine's names."""
+"""Is an endpoint one that may judge or teach, and can the rules be read? Asked before anything starts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from openclaw_rl.config import Config, EndpointConfig
 from openclaw_rl.errors import ConfigError
+from openclaw_rl.judge.rules import RulesJudge
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1", "0.0.0.0", "::")
 _BASE = re.compile(r"@0$")
@@ -17,6 +18,8 @@ def check(config: Config) -> None:
     """Raises `ConfigError` when a judge or a teacher that the settings name cannot be one: before anything starts."""
     if config.judge.kind == "llm" and config.judge.path is None:
         check_endpoint("judge", config.judge, config)
+    if config.judge.kind == "rules":
+        RulesJudge.load(config.judge.rules_path)
     if config.teacher.wanted:
         check_endpoint("teacher", config.teacher, config)
 

@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from openclaw_rl.config import STARTER, Config, TrainConfig
-from openclaw_rl.durable import linked, point, sync, write_folder
+from openclaw_rl.durable import linked, point, sync, usable, write_folder
 from openclaw_rl.errors import ConfigError, ModelError
 from openclaw_rl.store import policies
 from openclaw_rl.store.db import Store
@@ -80,6 +80,11 @@ def find(train: TrainConfig) -> Path:
     return folder.resolve()
 
 
+def check(train: TrainConfig) -> Path | None:
+    """The folder of the checkpoints, if there are to be any. Raises `ConfigError` when it cannot be written to."""
+    return None if train.save_dir is None else usable("train.save_dir", train.save_dir)
+
+
 def step_of(policy: Policy) -> int:
     """Steps of its line."""
     return int(policy.metrics.get("step", 0))
@@ -91,20 +96,11 @@ class Saver:
     def __init__(self, store: Store, config: Config) -> None:
         """Raises `ConfigError` when `train.save_dir` cannot be written to."""
         train, model = config.train, config.model
-        assert train.save_dir is not None
         self._store, self._every, self._method = store, train.save_interval, train.method
         self._model, self._tokenizer = _in_full(model.path), model.tokenizer and _in_full(model.tokenizer)
         self._home = str(config.home_dir.resolve())
-        self._root = Path(train.save_dir).expanduser().resolve()
-        try:
-            self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
-            probe = self._root / ".probe"
-            probe.touch()
-            probe.unlink()
-        except OSError as error:
-            raise ConfigError(
-                f"train.save_dir {self._root}: cannot be written to ({error.strerror}). Choose another folder"
-            ) from error
+        assert train.save_dir is not None
+        self._root = usable("train.save_dir", train.save_dir)
 
     def published(self, policy: Policy) -> None:
         """A checkpoint, if one is due. When it cannot be written the log says so; learning goes on."""

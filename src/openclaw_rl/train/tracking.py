@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
 import math
@@ -134,6 +135,13 @@ def _version(line: bytes) -> int:
         return int(json.loads(line)["version"])
     except (ValueError, KeyError, TypeError):
         return -1
+
+
+def check(track: TrackConfig) -> None:
+    """Raises `ConfigError` when a library that was chosen is not installed."""
+    for name in track.to:
+        if importlib.util.find_spec(name) is None:
+            raise _missing(name)
 
 
 def _tensorboard(track: TrackConfig, logs: Path, run: str, settings: Mapping[str, Any]) -> Sink:

@@ -78,6 +78,7 @@ class Custom:
         self.name, self._function = plugin.only(*PARAMETERS)
         check_call(plugin, self.name, self._function, PARAMETERS[self.name])
         self.wrong: tuple[str, ...] = ()  # which ways it pushes that it should not
+        self._left_out: set[str] = set()  # metrics that were not finite, as they were told
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -93,6 +94,18 @@ class Custom:
             "sha256": self._plugin.sha256,
             "function": self.name,
         }
+
+    def finite(self, parts: Mapping[str, float]) -> dict[str, float]:
+        """Of a step, all ranks: without the metrics of the function that are not finite, each told once.
+
+        They say nothing of the loss: the gate, which refuses a step for any number that is not finite, need not know.
+        """
+        out = {n: v for n, v in parts.items() if not n.startswith("custom/") or math.isfinite(v)}
+        for name in parts.keys() - out.keys() - self._left_out:
+            self._left_out.add(name)
+            words = f"told {parts[name]} as its metric {name.removeprefix('custom/')!r}, expected a finite number"
+            log.warning("%s. It is left out of what is reported", self.error(words))
+        return out
 
     def error(self, words: str) -> PluginError:
         """Names the file and the function."""

@@ -202,7 +202,8 @@ class LocalTrainer:
             counts.update(took)
         self._world.add_up(self._optimizer.tensors)
         wanted = bool(np.isfinite(sums["total"])) and counts["live"] > 0
-        return Epoch(values=sums, counts=counts, norm=self._optimizer.step(speed, wanted=wanted))
+        parts = sums if self._custom is None else self._custom.finite(sums)
+        return Epoch(values=parts, counts=counts, norm=self._optimizer.step(speed, wanted=wanted))
 
     def _loss(self, batch: Scored, terms: Sequence[AnyTerm], indices: Sequence[int], members: int, slow: float) -> Loss:
         """Of one micro-batch."""

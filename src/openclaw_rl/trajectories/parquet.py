@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.store.codec import from_json, to_json
 from openclaw_rl.trajectories.format import Refused
+from openclaw_rl.trajectories.parsing import decoded
 
 SUFFIX = ".parquet"
 GROUP_ROWS = 1000
@@ -193,10 +194,9 @@ def _given(turn: Mapping[str, Any], number: int) -> dict[str, Any]:
 
 
 def _decoded(key: str, value: Any, number: int) -> Any:
-    try:
-        return from_json(value.encode())
-    except (AttributeError, ValueError, RecursionError) as error:
-        raise Refused("not JSON", f"{key}: expected JSON: {str(error)[:200]}", number) from None
+    if not isinstance(value, str):
+        raise Refused("not JSON", f"{key}: expected JSON as text", number)
+    return decoded(value.encode(errors="surrogatepass"), f"{key}: ", number)
 
 
 def _filled(value: Any) -> Any:

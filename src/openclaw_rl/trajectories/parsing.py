@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
@@ -10,7 +11,9 @@ from typing import Any
 
 import msgspec
 
+from openclaw_rl import values
 from openclaw_rl.canon import text_of
+from openclaw_rl.store.codec import from_json
 from openclaw_rl.trajectories.format import (
     LONGEST_NAME,
     ROLES,
@@ -43,6 +46,22 @@ _TREE: Mapping[str, tuple[type, Mapping[str, str]]] = {
 }
 """Which keys a part may have, and which of them are parts themselves."""
 _KEYS = {part: tuple(f.name for f in fields(kind)) for part, (kind, _) in _TREE.items()}
+
+
+def decoded(raw: bytes, where: str = "", turn: int | None = None) -> Any:
+    """JSON as Python values; of a key that stands twice neither is meant. Raises `Refused`.
+
+    `where`: words before what is wrong.
+    """
+    try:
+        json.loads(raw, object_pairs_hook=values.once)  # the reader below would take the last of two
+        return from_json(raw)
+    except RecursionError:
+        raise Refused("not JSON", f"{where}nested too deeply to be read", turn) from None
+    except values.Twice as error:
+        raise Refused("key twice", f"{where}{error}", turn) from None
+    except ValueError as error:
+        raise Refused("not JSON", f"{where}expected JSON: {str(error)[:200]}", turn) from None
 
 
 def parse(value: Any) -> Trajectory:

@@ -7,13 +7,12 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from openclaw_rl.errors import OpenClawError
-from openclaw_rl.store.codec import from_json
 from openclaw_rl.trajectories import parquet
 from openclaw_rl.trajectories.format import Refused, Trajectory
-from openclaw_rl.trajectories.parsing import parse
+from openclaw_rl.trajectories.parsing import decoded, parse
 
 LINES = (".jsonl", ".ndjson")
 SUFFIXES = (".json", *LINES, parquet.SUFFIX)
@@ -44,16 +43,6 @@ class Entry:
         if self.problem is not None:
             raise self.problem
         return parse(decoded(self.raw))
-
-
-def decoded(raw: bytes) -> Any:
-    """JSON as Python values. Raises `Refused`."""
-    try:
-        return from_json(raw)
-    except RecursionError:
-        raise Refused("not JSON", "nested too deeply to be read") from None
-    except ValueError as error:
-        raise Refused("not JSON", f"expected JSON: {str(error)[:200]}") from None
 
 
 def files(paths: Sequence[Path]) -> list[Path]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.trajectories import reading
 from openclaw_rl.trajectories.format import Refused
-from openclaw_rl.trajectories.parsing import parse
+from openclaw_rl.trajectories.parsing import decoded, parse
 
 _SHOWN = 5
 MAIN_LINE = ("user", "assistant")
@@ -31,7 +31,7 @@ def inspect_sessions(path: str | Path, *, strict: bool = True) -> dict[str, list
             try:
                 if entry.problem is not None:
                     raise entry.problem
-                value = reading.decoded(entry.raw)
+                value = decoded(entry.raw)
                 found.setdefault(parse(value).session_id, []).extend(value["turns"])
             except Refused as problem:
                 refused.append(f"{file}{', ' * bool(entry.place)}{entry.place}: {problem.detail}")
