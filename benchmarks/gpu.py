@@ -35,7 +35,6 @@ from openclaw_rl.config import ModelConfig, TrainConfig
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.trainers import weights
 from openclaw_rl.trainers.bounds import bounds_of
-from openclaw_rl.trainers.compiled import wanted
 from openclaw_rl.trainers.local import LocalTrainer
 from openclaw_rl.trainers.logprob import Passes
 from openclaw_rl.trainers.loss import TermSlice, batch_loss
@@ -60,7 +59,7 @@ class Cell:
     tokens: int
     checkpointing: bool
     offload: bool = False
-    interpreted: bool = False
+    compiled: bool = False
 
     @property
     def trained(self) -> str:
@@ -75,7 +74,7 @@ class Cell:
             offload_optimizer=self.offload,
             learning_rate=1e-6,
             checkpointing=self.checkpointing,
-            compile=False if self.interpreted else None,
+            compile=self.compiled,
             micro_tokens=self.tokens + 1,
             max_gap=1e9,
             max_step_kl=1e9,
@@ -129,7 +128,7 @@ class Stand:
         self.passes = Passes(
             self.weights.causal,
             micro_tokens=self._train.micro_tokens,
-            compiled=wanted(self._train.compile, self.weights.causal, 1),
+            compiled=self._train.compile,
         )
 
     def _checkpoint(self) -> None:
@@ -239,12 +238,9 @@ def run(given: argparse.Namespace, models: Sequence[str], lengths: Sequence[int]
                 continue
             middle = cell.tokens == sorted(lengths)[len(lengths) // 2]
             with_whole = given.whole and cell.mode == "lora" and cell.checkpointing and middle
-            cell = replace(cell, interpreted=given.interpreted)
+            cell = replace(cell, compiled=given.compile)
             found = attempt(path, cell, device, scratch, with_whole=with_whole)
             yield found
-            if found.note.startswith("CheckpointError"):  # the compiler's fault: what follows does without it
-                given.interpreted = True
-                yield attempt(path, replace(cell, interpreted=True), device, scratch, with_whole=with_whole)
             if found.note == "OOM" and cell.mode == "full" and time.monotonic() < until:
                 yield attempt(path, replace(cell, offload=True), device, scratch, with_whole=False)
 
@@ -298,7 +294,7 @@ def main() -> None:
     parser.add_argument("--lengths", nargs="+", type=int, default=list(LENGTHS))
     parser.add_argument("--peak", type=float, help="TFLOP/s in bfloat16 of a device that is not in the table")
     parser.add_argument("--out", type=Path, help="folder for gpu.md and gpu.json; default: benchmarks/results")
-    parser.add_argument("--interpreted", action="store_true", help="do not compile layers: that takes a minute or two")
+    parser.add_argument("--compile", action="store_true", help="compile layers: a minute or two for each model")
     parser.add_argument("--no-whole", dest="whole", action="store_false", help="leave whole steps out")
     parser.add_argument("--cpu", action="store_true", help="measure this machine's CPU")
     parser.add_argument("--tiny", action="store_true", help="a tiny model and short sessions: to see the code run")

@@ -15,6 +15,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 
 log = logging.getLogger(__name__)
@@ -30,7 +31,10 @@ Kept = dict[int, list[Given]]
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """Causal attention of one sequence: query [1, H, n, D], key and value [1, G, n, D]."""
+    """Causal attention of one sequence: query [1, H, n, D], key and value [1, G, n, D].
+
+    `forward` is called without gradients; its output is kept, so it must be a tensor that nothing else has.
+    """
 
     name: str
     forward: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], Given]
@@ -98,7 +102,7 @@ class _Causal(torch.autograd.Function):
                 kept[layer] = given
         ctx.kernel, ctx.spans, ctx.scale, ctx.given = kernel, spans, scale, given
         if list(spans) == [(0, query.shape[2])]:
-            return given[0][0]
+            return given[0][0].detach()  # not the tensor itself: what is kept must know nothing of its graph
         out = torch.empty_like(query)
         for (a, b), (part, _) in zip(spans, given, strict=True):
             out[:, :, a:b] = part
@@ -146,9 +150,21 @@ def kernel_for(heads: int, groups: int, size: int, dtype: torch.dtype, device: t
     return None
 
 
+def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
 @torch.enable_grad()
 def gap_of(kernel: Kernel, heads: int, groups: int, size: int, low: torch.dtype, device: torch.device) -> float:
-    """How far outputs and gradients are from plain attention in float32 at least, relative in norm."""
+    """How far outputs and gradients are from plain attention in float32 at least, relative in norm.
+
+    May be asked within a layer: what is tried is none of what that layer's checkpoint counts.
+    """
+    with saved_tensors_hooks(_as_it_is, _as_it_is):
+        return _gap(kernel, heads, groups, size, low, device)
+
+
+def _gap(kernel: Kernel, heads: int, groups: int, size: int, low: torch.dtype, device: torch.device) -> float:
     random = torch.Generator().manual_seed(0)
     states = [torch.randn(1, n, _TRIAL, size, generator=random) for n in (heads, groups, groups, heads)]
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-LEAST = 300_000_000  # weights of a decoder from which compiling pays: smaller ones wait for Python anyway
+BACKEND = "inductor"
 KINDS = 64  # with and without gradients, adapter on and off, with and without dropout, times the kinds of layers
 
 
@@ -23,14 +23,7 @@ def parts(causal: Any) -> Iterator[torch.nn.Module]:
             yield from layer.children()
 
 
-def wanted(setting: bool | None, causal: Any, ranks: int) -> bool:
-    """None: where a GPU computes a model that is not small. Not where ranks take steps together: that was never run."""
-    if setting is None:
-        return ranks == 1 and causal.device.type == "cuda" and sum(p.numel() for p in causal.parameters()) >= LEAST
-    return setting
-
-
-def compile_parts(causal: Any, backend: str = "inductor") -> None:
+def compile_parts(causal: Any) -> None:
     """From now on. What a compiler raises, the first pass raises.
 
     `torch.set_num_threads` must have been called before the process's first backward pass: autograd's threads have a
@@ -42,7 +35,7 @@ def compile_parts(causal: Any, backend: str = "inductor") -> None:
     # for which all is compiled a second time: what a checkpoint computes again is then no longer what it computed
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, KINDS)
     for part in parts(causal):
-        part.compile(dynamic=True, backend=backend)
+        part.compile(dynamic=True, backend=BACKEND)
 
 
 def interpret_parts(causal: Any) -> None:

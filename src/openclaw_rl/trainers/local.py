@@ -21,7 +21,7 @@ from openclaw_rl.config import ModelConfig, TrainConfig
 from openclaw_rl.credit import AnyTerm, Sample, StepResult, Term
 from openclaw_rl.digest import digest_of
 from openclaw_rl.durable import write_folder
-from openclaw_rl.trainers import checkpoint, compiled, custom, distill, memory, weights
+from openclaw_rl.trainers import checkpoint, custom, distill, memory, weights
 from openclaw_rl.trainers.average import Average
 from openclaw_rl.trainers.base import Method
 from openclaw_rl.trainers.bounds import bounds_of
@@ -77,7 +77,7 @@ class LocalTrainer:
             micro_tokens=train.micro_tokens,
             parts=train.accumulation,
             world=self._world,
-            compiled=compiled.wanted(train.compile, self.causal, self._world.size),
+            compiled=train.compile,
         )
         self._bounds = bounds_of(train)
         self._optimizer = Optimizer(self._weights.parameters, train)

@@ -132,7 +132,9 @@ class Passes:
             self._model.set_attn_implementation(attention.NAME)
             planted = self._planted(rows)
             masks = self._masks(planted)
-            gap = (self._over(rows, planted, masks).pick().logp - padded_K).abs().max().item()
+            whole = self._over(rows, planted, masks).pick().logp - padded_K
+            alone = self._tree(rows[:1]).pick().logp - padded_K[: len(rows[0].response_ids)]  # another kernel
+            gap = max(float(whole.abs().max()), float(alone.abs().max()))
             if not gap <= _TOLERANCE.get(self._model.dtype, _LOW_TOLERANCE):
                 return f"log-probabilities are off by {gap:.3g}"
             for call in masks.calls if masks else ():
