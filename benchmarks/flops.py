@@ -95,15 +95,14 @@ def memory(shape: Mapping[str, Any], tokens: int, mode: Mode) -> float:
         fixed = (linear(shape) + embeddings / 2) * (3 * 2 + 4 * 4)
     else:
         fixed = linear(shape) * (2 if mode == "lora" else 0.53) + embeddings + adapter(shape) * 4 * 6
-    return fixed + tokens * (2 * h * layers + 1.5 * kept(shape, mode)) + 4 * 2**26
+    return fixed + tokens * (2 * h * layers + 1.5 * kept(shape)) + 4 * 2**26
 
 
-def kept(shape: Mapping[str, Any], mode: Mode) -> float:
+def kept(shape: Mapping[str, Any]) -> float:
     """Bytes for a token that a layer keeps for its backward pass, base in bfloat16.
 
-    Norms compute in float32; so does an adapter, which keeps each linear layer's input once more.
+    Norms compute in float32; an adapter keeps the inputs that its linear layers share.
     """
     h, m = shape["hidden_size"], shape["intermediate_size"]
     q, kv = _widths(shape)
-    casts = 0 if mode == "full" else 4 * (5 * h + q + m)
-    return casts + 2 * 3 * m + 4 * (2 * h + q + kv) + 2 * (2 * q + 2 * kv)
+    return 2 * 2 * h + 2 * 3 * m + 4 * (2 * h + q + kv) + 2 * (2 * q + 2 * kv)

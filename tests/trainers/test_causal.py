@@ -1,19 +1,19 @@
-"""Causal kernels of sequences that share nothing, and their outputs, which checkpoints keep."""
+"""The causal kernel of sequences that share nothing. `make gpu-check` compares a GPU's."""
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.attention import SDPBackend
 
 from openclaw_rl.credit import Sample
 from openclaw_rl.trainers import attention, causal, tree
-from openclaw_rl.trainers.causal import HOST, Given, Kernel, States
 from openclaw_rl.trainers.local import LocalTrainer
 from openclaw_rl.trainers.pack import Row
 
@@ -32,20 +32,31 @@ def spans(*rows: Row, padded: int = 0) -> object:
     return attention.Plan(tree.pad(planted, padded or planted.tokens), None).spans
 
 
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU's kernels stand in for those of a GPU."""
+    monkeypatch.setattr(causal, "KERNELS", [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH])
+    monkeypatch.setattr(causal, "works", lambda *shape: True)
+
+
 @pytest.mark.parametrize(("heads", "groups", "size"), [(4, 4, 16), (8, 2, 32), (6, 1, 64)])
 @pytest.mark.parametrize(
     ("dtype", "bound"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 0.03)], ids=str
 )
-def test_the_kernel_is_attention(heads: int, groups: int, size: int, dtype: torch.dtype, bound: float) -> None:
-    assert causal.gap_of(HOST, heads, groups, size, dtype, CPU) <= bound
+def test_the_kernel_is_attention(
+    heads: int, groups: int, size: int, dtype: torch.dtype, bound: float, host: None
+) -> None:
+    assert causal.gap_of(heads, groups, size, dtype, CPU) <= bound
 
 
-def test_a_kernel_that_is_wrong_is_seen() -> None:
-    def backward(d_out: torch.Tensor, states: States, given: Given, scale: float) -> States:
-        d_query, d_key, d_value = HOST.backward(d_out, states, given, scale)
-        return d_query, d_key, 1.2 * d_value
+def test_a_kernel_that_is_wrong_is_seen(host: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = causal.attend
+    monkeypatch.setattr(causal, "attend", lambda q, k, v, *rest: honest(q, k, 1.2 * v, *rest))
+    assert causal.gap_of(4, 2, 16, torch.float32, CPU) > 0.1
 
-    assert causal.gap_of(Kernel("wrong", HOST.forward, backward), 4, 2, 16, torch.float32, CPU) > 0.1
+
+def test_a_cpu_has_none() -> None:
+    assert not causal.works(4, 2, 16, torch.bfloat16, CPU)
 
 
 def test_which_trees_are_sequences() -> None:
@@ -54,66 +65,44 @@ def test_which_trees_are_sequences() -> None:
     assert spans(*session, padded=256) == [(0, 29)]
     assert spans(*session, row(*range(40, 60))) == [(0, 29), (29, 48)]
     assert spans(*session, row(*range(15), 50, 51, 52, 53)) is None, "a branch"
-    assert spans(*(row(*range(n, n + 8)) for n in range(attention.APART + 1))) is None, "too many calls"
+    assert spans(*(row(*range(9 * n, 9 * n + 8)) for n in range(attention.APART + 1))) is None, "too many calls"
 
 
-def test_checkpoints_keep_what_attention_gave(
-    trainer: Make, draw: Draw, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_step_with_it_is_the_step_without(
+    trainer: Make, draw: Draw, tmp_path: Path, host: None, monkeypatch: pytest.MonkeyPatch, checkpointing: bool
 ) -> None:
-    calls, plans = [0], []
+    calls = [0]
+    honest = causal.attend
 
-    def forward(*states: Any) -> Given:
-        calls[0] += torch.is_grad_enabled() or 1
-        return HOST.forward(*states)
+    def counted(*given: Any) -> torch.Tensor:
+        calls[0] += 1
+        return honest(*given)
 
-    class Watched(attention.Plan):
-        def __init__(self, *given: Any) -> None:
-            super().__init__(*given)
-            plans.append(self)
-
-    monkeypatch.setattr(attention, "Plan", Watched)
-    monkeypatch.setattr(causal, "HOST", Kernel("counted", forward, HOST.backward))
-    causal.kernel_for.cache_clear()
-    asked: dict[bool, int] = {}
-    made: dict[bool, LocalTrainer] = {}
-    for thrifty in (False, True):
-        made[thrifty] = trainer(max_gap=9.0, checkpointing=thrifty)
-        batch = draw(made[thrifty], 11)[:1]
-        calls[0] = 0
-        made[thrifty].step(batch, str(tmp_path / str(thrifty)))
-        asked[thrifty] = calls[0]
-    causal.kernel_for.cache_clear()
-    assert asked[True] == asked[False] > 0, "computed again with the layer"
-    for name, weight in made[False]._weights.parameters.items():
-        torch.testing.assert_close(made[True]._weights.parameters[name], weight, rtol=1e-5, atol=1e-7)
-    checkpointed = [plan for plan in plans[len(plans) // 2 :] if plan.spans]
-    assert checkpointed
-    assert not any(plan.kept for plan in checkpointed), "what is kept goes with the backward pass"
+    monkeypatch.setattr(causal, "attend", counted)
+    made = trainer(max_gap=9.0, checkpointing=checkpointing)
+    batch = draw(made, 11)
+    made.step(batch, str(tmp_path / "with"))
+    assert calls[0] > 0
+    monkeypatch.setattr(causal, "works", lambda *shape: False)
+    plain = trainer(max_gap=9.0)
+    calls[0] = 0
+    plain.step(batch, str(tmp_path / "without"))
+    assert calls[0] == 0
+    for name, weight in plain._weights.parameters.items():
+        torch.testing.assert_close(made._weights.parameters[name], weight, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("end", [8, 6], ids=["whole", "padded"])
-def test_what_is_kept_goes_with_its_graph(end: int) -> None:
-    """An output that knew its own graph would keep both for good."""
-    given: list[torch.Tensor] = []
-
-    def forward(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> Given:
-        out, rest = HOST.forward(query, key, value, scale)
-        given.append(out.contiguous().clone())
-        return given[-1], rest
-
+def test_padding_sees_nothing(host: None) -> None:
     states = [torch.randn(1, 2, 8, 16, requires_grad=True) for _ in range(3)]
-    kept: causal.Kept = {}
-    out = causal.attend(*states, Kernel("watched", forward, HOST.backward), [(0, end)], 0.25, kept, 7)  # type: ignore[misc]
-    assert list(kept) == [7]
-    out.sum().backward()
-    assert states[2].grad is not None
-    alive = weakref.ref(given.pop())
-    del out
-    kept.clear()
-    assert alive() is None
+    out = causal.attend(states[0], states[1], states[2], [(0, 2), (2, 6)], 0.25)
+    assert out.shape == (1, 2, 8, 16)
+    assert not out[:, :, 6:].any()
+    for found in torch.autograd.grad(out.sum(), states):
+        assert not found[:, :, 6:].any()
 
 
-def test_a_trial_within_a_layer_is_none_of_its_checkpoints() -> None:
+def test_a_trial_within_a_layer_is_none_of_its_checkpoints(host: None) -> None:
     seen: list[torch.Tensor] = []
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -121,5 +110,5 @@ def test_a_trial_within_a_layer_is_none_of_its_checkpoints() -> None:
         return tensor
 
     with saved_tensors_hooks(pack, lambda tensor: tensor):
-        causal.gap_of(HOST, 4, 2, 16, torch.float32, CPU)
+        causal.gap_of(4, 2, 16, torch.float32, CPU)
     assert not seen

@@ -80,6 +80,8 @@ def test_shapes_are_those_of_the_models(modules: dict[str, ModuleType], name: st
 def test_an_adapter_has_the_weights_that_are_counted(modules: dict[str, ModuleType]) -> None:
     from peft import LoraConfig, get_peft_model
 
+    from openclaw_rl.trainers import lora
+
     model = modules["qwen3"].make("tiny", torch.device("cpu"), torch.float32)
     peft = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r=16, target_modules="all-linear"))
     trained = sum(p.numel() for p in peft.parameters() if p.requires_grad)
@@ -117,9 +119,11 @@ def test_what_a_layer_keeps_is_what_the_formula_says(modules: dict[str, ModuleTy
     """Saved by autograd in one layer of the 4B shape under an adapter, attention's own inside left out."""
     from peft import LoraConfig, get_peft_model
 
+    from openclaw_rl.trainers import lora
+
     qwen3, flops = modules["qwen3"], modules["flops"]
     model = qwen3.make("4B", torch.device("meta"), torch.bfloat16)
-    get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r=16, target_modules="all-linear"))
+    lora.lean(get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r=16, target_modules="all-linear")))
     tokens, layer = 512, model.model.layers[0]
     weights = {p.untyped_storage()._cdata for p in model.parameters()}
     saved: dict[int, int] = {}
@@ -135,5 +139,5 @@ def test_what_a_layer_keeps_is_what_the_formula_says(modules: dict[str, ModuleTy
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         layer(states, position_embeddings=around, attention_mask=None)
     per_token = sum(saved.values()) / tokens
-    told = flops.kept(qwen3.SHAPES["4B"], "lora")
+    told = flops.kept(qwen3.SHAPES["4B"])
     assert told == pytest.approx(per_token, rel=0.25)

@@ -1,7 +1,7 @@
 """Attention over a packed tree: each token looks at its ancestors and itself, and every token's states are made once.
 
 Registered with transformers under the name `tree`; the tree travels to it as a keyword of the decoder's call, in a
-`Plan`. Sequences that share nothing are a vendor's causal kernel (see `causal`). With a `Masks` in the plan (on a GPU)
+`Plan`. On a GPU, sequences that share nothing are a vendor's causal kernel (see `causal`). With a `Masks` in the plan
 a tree is one FlexAttention call with the mask `j <= i < end[j]`. Without one, each run of tokens is one call of torch's
 attention on its own path; the path's keys are gathered for the moment only, and again in the backward pass, so that a
 long prompt under many answers is held once.
@@ -35,7 +35,6 @@ class Plan:
     def __init__(self, tree: Tree, masks: Masks | None) -> None:
         """`masks`: for FlexAttention; None: segment by segment."""
         self.tree, self.masks = tree, masks
-        self.kept: causal.Kept = {}
         whole = tree.segments[:-1] if tree.padding else tree.segments
         self.spans = None if any(s.above for s in whole) or len(whole) > APART else [(s.start, s.end) for s in whole]
 
@@ -168,8 +167,8 @@ def tree_attention(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if plan is None:
         out = torch.cat(_root(query, key, value, scale, window), dim=2)
-    elif window is None and plan.spans and (kernel := _kernel(query, key)):
-        out = causal.attend(query, key, value, kernel, plan.spans, scale, plan.kept, id(module))
+    elif window is None and plan.spans and _works(query, key):
+        out = causal.attend(query, key, value, plan.spans, scale)
     elif plan.masks is not None:
         out = flex.attend(query, key, value, plan.masks, scale, window)
     else:
@@ -177,8 +176,8 @@ def tree_attention(
     return out.transpose(1, 2).contiguous(), None
 
 
-def _kernel(query: torch.Tensor, key: torch.Tensor) -> causal.Kernel | None:
-    return causal.kernel_for(query.shape[1], key.shape[1], query.shape[3], query.dtype, query.device)
+def _works(query: torch.Tensor, key: torch.Tensor) -> bool:
+    return causal.works(query.shape[1], key.shape[1], query.shape[3], query.dtype, query.device)
 
 
 def flex_gap(call: flex.Call, device: torch.device) -> float:
