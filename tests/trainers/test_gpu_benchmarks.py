@@ -80,8 +80,6 @@ def test_shapes_are_those_of_the_models(modules: dict[str, ModuleType], name: st
 def test_an_adapter_has_the_weights_that_are_counted(modules: dict[str, ModuleType]) -> None:
     from peft import LoraConfig, get_peft_model
 
-    from openclaw_rl.trainers import lora
-
     model = modules["qwen3"].make("tiny", torch.device("cpu"), torch.float32)
     peft = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r=16, target_modules="all-linear"))
     trained = sum(p.numel() for p in peft.parameters() if p.requires_grad)
