@@ -105,4 +105,4 @@ def kept(shape: Mapping[str, Any]) -> float:
     """
     h, m = shape["hidden_size"], shape["intermediate_size"]
     q, kv = _widths(shape)
-    return 2 * 2 * h + 2 * 3 * m + 4 * (2 * h + q + kv) + 2 * (2 * q + 2 * kv)
+    return 2 * 2 * h + 2 * 4 * m + 6 * (2 * h + q + kv) + 2 * (2 * q + 2 * kv)

@@ -212,6 +212,13 @@ def test_deltas_do_not_depend_on_how_the_text_arrives(
         assert not [t for t in hidden if t in parts.content and name != "deepseek"]
 
 
+def test_a_mark_within_what_is_no_call_is_dropped(renderer: Renderers) -> None:
+    family = renderer(FAMILIES["llama"]).family
+    for said, content in (("{<|python_tag|>}", "{}"), ('{"a": <|python_tag|>1} b', '{"a": 1} b')):
+        parser = family.parser(thinking=False, tools=TOOLS)
+        assert parser.push(said).then(parser.finish()) == Delta(content)
+
+
 @given(text=st.text(max_size=40), tools=st.booleans())
 @settings(max_examples=200, deadline=None)
 def test_plain_words_are_content_verbatim(text: str, tools: bool) -> None:

@@ -183,9 +183,10 @@ class MarkedParser(Parser):
         return True
 
     def _no_call(self, end: int) -> None:
-        """The first `end` characters were no call (an opener at least is taken): they are content."""
+        """The first `end` characters were no call (an opener at least is taken): they are content, up to a mark."""
         opener = next((m for m in self._openers if self._held.startswith(m)), "")
-        end = max(end, len(opener))
+        marks = (self._held.find(m, len(opener), end) for m in self._marks)
+        end = max(min([end, *(at for at in marks if at >= 0)]), len(opener))
         said = self._held[len(opener) : end] if opener in self._hidden else self._held[:end]
         gap, self._gap = self._gap, ""
         self._state, self._held = _State.CONTENT, self._held[end:]
