@@ -121,7 +121,7 @@ class Process:
     def wait_ready(self) -> None:
         async def ask() -> None:
             async with closing(EngineClient(self.socket)) as client:
-                await client.wait_ready(60)
+                await client.wait_ready(180)
 
         asyncio.run(ask())
 

@@ -288,7 +288,7 @@ def test_through_the_process_replies_go_on_while_a_whole_model_is_loaded(
 
     async def swap() -> None:
         async with closing(EngineClient(config.engine_socket)) as client:
-            await client.wait_ready(60)
+            await client.wait_ready(180)
             await client.load([all_refs[0], all_refs[5]])
             old = asyncio.create_task(ask(client, 5, 480))
             await asyncio.sleep(0.05)

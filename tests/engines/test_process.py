@@ -73,7 +73,7 @@ def test_a_killed_engine_breaks_its_streams_and_the_client_finds_the_next_one(
 
     async def kill_and_come_back() -> int:
         async with closing(EngineClient(config.engine_socket, on_connect=epochs.append)) as client:
-            info = await client.wait_ready(60)
+            info = await client.wait_ready(180)
             assert (info.versions, info.vocab_size, info.context_length) == ((0,), 64, 512)
             assert stat.S_IMODE(config.engine_socket.stat().st_mode) == 0o600
             with pytest.raises(EngineError, match="another engine answers there"):
@@ -94,7 +94,7 @@ def test_a_killed_engine_breaks_its_streams_and_the_client_finds_the_next_one(
                 await client.score(version=0, prompt_ids=np.arange(3), response_ids=np.arange(3), temperature=1.0)
 
             second = start(config, through=PARENT)
-            again = await client.wait_ready(60)
+            again = await client.wait_ready(180)
             assert again.versions == (0,)
             assert epochs == [1, client.epoch], "the hook says that versions must be loaded again"
             assert client.epoch > 1

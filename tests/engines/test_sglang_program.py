@@ -140,7 +140,7 @@ def test_the_room_starts_it_serves_and_ends_with_it(
         assert isinstance(engine, SglangEngine)
         process = room(config)
         try:
-            await engine.wait_ready(60)
+            await engine.wait_ready(180)
             await engine.load([refs[1]])
             sampling = Sampling(max_tokens=8)
             call = Generation(id="g", version=1, prompt_ids=prompt, sampling=sampling, stop_token_ids=())
