@@ -107,7 +107,9 @@ $(RAY_VENV)/.installed: $(STAMP)
 	$(call on_top,$(RAY_VENV),$(RAY))
 
 test-ray: $(STAMP) $(RAY_VENV)/.installed  ## ranks that a real, local Ray places (one to three minutes)
-	RAY_USAGE_STATS_ENABLED=0 $(RAY_VENV)/bin/python -m pytest tests_ray -o filterwarnings=default
+	for each in "places" "not places"; do \
+	    RAY_USAGE_STATS_ENABLED=0 $(RAY_VENV)/bin/python -m pytest tests_ray -o filterwarnings=default -k "$$each" || exit 1; \
+	done  # a process each: Ray does not forget a cluster when it is told to
 
 # The browser: GUI_BROWSER=/path/to/chromium, else playwright's own, else the first on PATH.
 GUI ?= playwright>=1.50

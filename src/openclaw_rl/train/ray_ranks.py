@@ -78,7 +78,8 @@ class RayRanks:
             ) from None
         launch, size = config.train.launch, config.train.ranks * config.train.launch.nodes
         self._ray: Any = ray
-        where = {"include_dashboard": False} if launch.ray == "local" else {"address": launch.ray}
+        # "local" in as many words: without it Ray goes to the cluster that it remembers, and waits if that is gone.
+        where = {"address": launch.ray} | ({"include_dashboard": False} if launch.ray == "local" else {})
         try:
             ray.init(**where, log_to_driver=False, ignore_reinit_error=True)
         except ConnectionError as error:
@@ -134,4 +135,5 @@ class RayRanks:
             return
         for place in self._places:
             self._ray.kill(place)
+        self._places, self._ends = [], []  # handles that outlive a cluster end actors of the next one
         self._ray.util.remove_placement_group(self._group)
