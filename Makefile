@@ -133,7 +133,7 @@ OUT ?= benchmarks/results
 gpu-check: $(STAMP)  ## what must hold on a GPU: kernels, gradients, steps, engine against trainer, the whole system
 	$(BIN)/python benchmarks/gpu_check.py --out $(OUT)
 
-gpu-bench: $(STAMP)  ## tokens/s, MFU and memory of a step for Qwen3 shapes of 0.6B to 4B (a GPU, under ten minutes)
+gpu-bench: $(STAMP)  ## tokens/s, MFU and memory of a step for Qwen3 shapes of 0.6B to 4B (a GPU, some ten minutes)
 	$(BIN)/python benchmarks/gpu.py --out $(OUT)
 
 starter: $(STAMP)  ## train the shipped starter policy again, from nothing

@@ -64,6 +64,7 @@ def test_two_spellings_that_disagree_are_an_error() -> None:
         ("train: {max_uses: 2, batch_min: 4, batch_max: 4}", "no room for them"),
         ("train: {launch: {by: ray}}", "for several ranks"),
         ("train: {launch: {shard: true}}", "for several ranks"),
+        ("train: {compile: true, ranks: 2}", "train.compile is for one rank"),
         ("train: {loss_path: l.py, epochs: 2}", "one step a batch"),
         ("train: {loss_path: l.py, method: opd, teacher_temperature: 0.5}", "one step a batch"),
         ("judge: {kind: llm}", "base_url and judge.model are needed"),

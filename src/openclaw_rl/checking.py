@@ -151,6 +151,11 @@ def _step(t: TrainConfig) -> tuple[tuple[bool, str], ...]:
             "more, or leave them out",
         ),
         (
+            t.compile and not alone,
+            "train.compile is for one rank: what several compile, each for itself, was never run. Leave it out, or set "
+            "train.ranks and train.launch.nodes to 1",
+        ),
+        (
             t.loss_path is not None and (t.epochs > 1 or t.teacher_temperature != 1),
             "train.loss_path: a loss of your own takes one step a batch, at the temperature of sampling. Leave "
             "train.epochs and train.teacher_temperature at 1",
