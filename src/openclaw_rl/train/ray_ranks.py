@@ -135,5 +135,4 @@ class RayRanks:
             return
         for place in self._places:
             self._ray.kill(place)
-        self._places, self._ends = [], []  # handles that outlive a cluster end actors of the next one
         self._ray.util.remove_placement_group(self._group)

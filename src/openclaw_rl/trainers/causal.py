@@ -1,7 +1,5 @@
 """Attention of sequences that share nothing, on a GPU: a vendor's causal kernel, called once for each.
 
-On an H100 cuDNN's needs about half of the time that FlexAttention takes for the turns of one session.
-
 Legend: H query heads, G key heads, T tokens, n of one sequence, D head size.
 """
 

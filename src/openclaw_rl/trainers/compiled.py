@@ -26,13 +26,9 @@ def parts(causal: Any) -> Iterator[torch.nn.Module]:
 def compile_parts(causal: Any) -> None:
     """From now on. What a compiler raises, the first pass raises.
 
-    `torch.set_num_threads` must have been called before the process's first backward pass: autograd's threads have a
-    number of their own otherwise, all is compiled a second time for it, and checkpoints no longer match.
+    `torch.set_num_threads` must have been called before the process's first backward pass: autograd's threads may have
+    a number of their own otherwise, and what a checkpoint computes again is compiled a second time for it.
     """
-    torch.set_num_threads(
-        torch.get_num_threads()
-    )  # unless it was set once, autograd's own threads have another number,
-    # for which all is compiled a second time: what a checkpoint computes again is then no longer what it computed
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, KINDS)
     for part in parts(causal):
         part.compile(dynamic=True, backend=BACKEND)

@@ -31,7 +31,8 @@ _LOW_TOLERANCE = 0.3
 _STATE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}  # of attention's states and gradients, in norm
 _LOW_STATES = 0.03
 _LOW_LAYERS = 0.2  # of gradients through all layers; compiled ones round less often, which shows in tens of layers
-_TRIAL_WEIGHTS = 16  # tensors whose gradients a trial compares, the smallest
+_TRIAL_WEIGHTS = 8  # tensors whose gradients a trial compares, so many of the smallest and of the largest: of a fresh
+# adapter only one matrix of each pair has any
 
 
 class Passes:
@@ -95,8 +96,9 @@ class Passes:
     def _trial(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(log-probabilities, gradients of their sum by some of the trained weights) of short rows."""
         logp_K, _ = self.forward(_trial_rows(self._model.config.get_text_config()))
-        trained = sorted((p for p in self._model.parameters() if p.requires_grad), key=torch.numel)[:_TRIAL_WEIGHTS]
-        found = torch.autograd.grad(logp_K.sum(), trained, allow_unused=True)
+        trained = sorted((p for p in self._model.parameters() if p.requires_grad), key=torch.numel)
+        asked = [*trained[:_TRIAL_WEIGHTS], *trained[_TRIAL_WEIGHTS:][-_TRIAL_WEIGHTS:]]
+        found = torch.autograd.grad(logp_K.sum(), asked, allow_unused=True)
         return logp_K.detach(), torch.cat([g.flatten() for g in found if g is not None])
 
     def _try_tree(self) -> bool:
