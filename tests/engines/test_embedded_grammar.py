@@ -212,10 +212,11 @@ def test_a_reply_that_cannot_go_on_ends_with_its_reason(core: Core, grammars: Gr
 
 
 def test_a_grammar_that_fails_while_it_is_sampled_says_why(core: Core, grammars: Grammars) -> None:
-    """Its regex is built as far as the reply goes, up to the limits."""
-    large = json.dumps({"type": "string", "pattern": "^(([a-z]{1,1000}){1,1000}){1,1000}$"})
-    core.generate("x", 0, PROMPT, Sampling(max_tokens=9), [STOP], guide=grammars.guide("start: %json " + large, [STOP]))
-    out = [item for _ in range(9) if core.busy for item in core.step()]
+    """Its regex is built as far as the reply goes, up to the limits; none ends before."""
+    large = json.dumps({"type": "string", "pattern": "^(([a-z]{1,1000}){1,1000}){99,1000}$"})
+    guide = grammars.guide("start: %json " + large, [STOP])
+    core.generate("x", 0, PROMPT, Sampling(max_tokens=50, seed=0), [STOP], guide=guide)
+    out = [item for _ in range(50) if core.busy for item in core.step()]
     assert isinstance(out[-1], Stuck)
     assert out[-1].why.endswith("forced format (lexer error: too many expressions constructed)")
     assert not core.busy
