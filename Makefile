@@ -120,13 +120,14 @@ $(GUI_VENV)/.installed: $(STAMP)
 test-gui: $(STAMP) $(GUI_VENV)/.installed  ## the example rollout at web pages in a real browser (two minutes)
 	$(GUI_VENV)/bin/python -m pytest tests/plugins/gui_in_a_browser.py
 
-bench: $(STAMP)  ## gateway and trainer against their peers, token gaps while swapping, a long session; benchmarks/results
+bench: $(STAMP)  ## gateway and trainer against their peers, token gaps while swapping, a long session, files; benchmarks/results
 	$(BIN)/python benchmarks/gateway.py
 	$(BIN)/python benchmarks/swaps.py
 	$(BIN)/python benchmarks/openclaw_session.py
 	$(BIN)/python benchmarks/trainer.py
 	$(BIN)/python benchmarks/garbage.py
 	$(BIN)/python benchmarks/cost.py
+	$(BIN)/python benchmarks/data.py
 
 # Where results go: `make gpu-check OUT=folder`. With a GPU, the environment is made by `make env TORCH=torch`.
 OUT ?= benchmarks/results
