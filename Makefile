@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 export OMP_WAIT_POLICY ?= passive
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: gpu-check gpu-bench env demo learn learn-rate test check fuzz bench starter clean test-openclaw test-clients test-engines test-qlora test-recipes test-ray test-gui
+.PHONY: gpu-check gpu-bench env demo learn learn-rate test check explore fuzz bench starter clean test-openclaw test-clients test-engines test-qlora test-recipes test-ray test-gui
 $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; v=sys.version_info; sys.exit(0 if v >= (3, 11) else f"OpenClaw-RL needs Python 3.11 or newer; this is {v[0]}.{v[1]}. Try: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
@@ -77,6 +77,10 @@ test-qlora: $(STAMP)  ## a base in 4 bits, with the real library
 
 test-recipes: $(STAMP)  ## every recipe's script on the starter: train, resume, serve (several minutes)
 	$(BIN)/python -m pytest tests_recipes
+
+# `make test` takes the same examples every time.
+explore: $(STAMP)  ## the properties of `make test` on examples that nobody has tried (a few minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m hypothesis --hypothesis-profile=explore -n 2
 
 fuzz: $(STAMP)  ## ten thousand requests that nobody should send, over all routes
 	$(BIN)/python -m pytest tests/system/test_fuzz.py --fuzz 10000 -s

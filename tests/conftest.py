@@ -5,6 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("repeatable", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+settings.register_profile("explore", settings.get_profile("repeatable"), derandomize=False)  # `make explore`
+settings.load_profile("repeatable")
 
 WHOLE_SYSTEMS = ("system", "plugins/test_system.py", "plugins/test_rollouts.py")
 """Below this folder. Each of their tests starts several processes, so that two of them at once would be too many."""
