@@ -6,7 +6,7 @@ Conversations of two turns in words, of which each second is judged, and each te
 imported (tokenised and scored by the starter policy), exported as lines and as Parquet; both files are imported into
 stores of their own and exported again. The lines must be the same to the byte, else it ends with 1. Each command is a
 process; memory is the most that it held, once for a tenth of the trajectories and once for all of them: what is bounded
-does not grow from the one to the other. Writes benchmarks/results/data.md. 100,000 take about an hour.
+does not grow from the one to the other. Writes benchmarks/results/data.md. 100,000 take half an hour to an hour.
 """
 
 from __future__ import annotations
