@@ -20,7 +20,7 @@ def make(config: Config) -> RewardJudge:
     path = config.judge.plugin_path
     assert path is not None, "the settings were checked"
     plugin = load(SETTING, path)
-    answer = _answer(plugin, _model(plugin, config.judge.reward_path))
+    answer = _answer(plugin, _model(plugin, config.judge.reward_source))
     return RewardJudge(config, f"plugin:{plugin.path.name}@{plugin.sha256[:8]}", answer)
 
 

@@ -72,7 +72,7 @@ class Importer:
 
     def __init__(self, config: Config, store: Store, *, score: bool = True) -> None:
         """Raises `ModelError` for a model that is not there, `IdentityMismatch` for another model's store."""
-        files = ModelFiles.find(config.model.path)
+        files = ModelFiles.of(config.model)
         self._store, self._wanted = store, score
         self._head = head_of(store, files)
         self._load: Callable[[], Scores] = lambda: scorer_of(config, files, self._head)
