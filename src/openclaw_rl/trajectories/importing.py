@@ -205,12 +205,8 @@ def _named(conn: Connection, plans: Sequence[_Plan], known: Mapping[str, imports
 
 
 def _check(planned: Sequence[Planned], there: Mapping[str, Exchange]) -> None:
-    """Ids that the file gives must be unique, and name what they named before. Raises `Refused`."""
-    own: set[str] = set()
+    """Ids that the file gives must name what they named before. Raises `Refused`."""
     for p in planned:
-        if p.id in own:
-            raise Refused("contradiction", f"id {p.id!r} stands twice in this trajectory", p.number)
-        own.add(p.id)
         before = there.get(p.id)
         if before is None or before.reply is None:
             continue

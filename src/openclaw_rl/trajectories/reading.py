@@ -53,6 +53,7 @@ def files(paths: Sequence[Path]) -> list[Path]:
     found: dict[Path, None] = {}
     for path in paths:
         if path.is_dir():
+            next(path.iterdir(), None)  # a search passes over what may not be read, and would tell of nothing there
             found |= dict.fromkeys(inside(path))
         elif path.is_file():
             found[path] = None
@@ -66,6 +67,14 @@ def files(paths: Sequence[Path]) -> list[Path]:
         where = ", ".join(map(str, paths))
         raise OpenClawError(f"{where}: no trajectories there. Expected files that end with {', '.join(SUFFIXES)}.")
     return list(found)
+
+
+def size(file: Path) -> int:
+    """Bytes; 0 of a file that may not be looked at: `entries` says so."""
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0
 
 
 def inside(folder: Path) -> list[Path]:
