@@ -209,8 +209,8 @@ def _check_plugins(config: Config) -> None:
         raise ConfigError("rollout.function_path and rollout.generate_path: which of the two? Unset one")
     if rollout.per_prompt > 1 and rollout.function_path is None and rollout.generate_path is None:
         raise ConfigError(
-            f"rollout.per_prompt {rollout.per_prompt}: a live conversation happens once; rollouts per prompt "
-            "need a rollout plug-in (rollout.function_path, `openclaw-rl rollout`). Leave it at 1"
+            f"rollout.per_prompt (--num-rollouts-per-prompt) {rollout.per_prompt}: a live conversation happens once; "
+            "rollouts per prompt need a rollout plug-in (rollout.function_path, `openclaw-rl rollout`). Leave it at 1"
         )
     if judge.kind == "plugin" and judge.plugin_path is None:
         raise ConfigError("judge.kind is plugin: judge.plugin_path (--custom-rm-path FILE) is needed too")
