@@ -133,7 +133,10 @@ def room(name: str, file: str | None, sets: tuple[str, ...], **flags: Any) -> No
 @cli.command()
 @configured
 def key(file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
-    """Print the API key (for `export OPENAI_API_KEY=$(openclaw-rl key)`)."""
+    """Print the API key.
+
+    For `export OPENAI_API_KEY=$(openclaw-rl key)`.
+    """
     from openclaw_rl.run import read_key
 
     click.echo(read_key(_load(file, sets, **flags)))
