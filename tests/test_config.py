@@ -154,3 +154,40 @@ def test_children_inherit_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
     config = settings.load(environ={}, flags={"train.batch_min": 9, "serve.transient_patterns": ["^x$"]})
     monkeypatch.setenv(settings.HANDED_DOWN, settings.to_environment(config)[settings.HANDED_DOWN])
     assert settings.inherited() == config
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "why"),
+    [
+        ({"JUDGE_MODEL_PATH": "/j", "PRM_MODEL_PATH": "/p"}, "PRM_MODEL_PATH", "judge.kind is llm"),
+        ({"MAJORITY_VOTE_N": "5"}, "MAJORITY_VOTE_N", "judge.kind is rules"),
+        (
+            {"REWARD_ARGS": "--custom-rm-path a.py", "MAJORITY_VOTE_THRESHOLD": "0.6"},
+            "MAJORITY_VOTE_THRESHOLD",
+            "plugin",
+        ),
+        ({"USE_LORA": "false", "LORA_RANK": "8", "LORA_ALPHA": "16"}, "LORA_ALPHA, LORA_RANK", "train.weights is full"),
+        ({"CKPT_ARGS": "--save-interval 100"}, "CKPT_ARGS --save-interval", "only with train.save_dir"),
+        (
+            {"OPENCLAW_RL_TRAIN_METHOD": "opd", "OPENCLAW_RL_TRAIN_W_BINARY": "2"},
+            "OPENCLAW_RL_TRAIN_W_BINARY",
+            "is opd",
+        ),
+    ],
+)
+def test_what_changes_nothing_is_said(given: dict[str, str], name: str, why: str) -> None:
+    (told,) = settings.load_all(environ=given).notices
+    assert told.startswith(f"{name} ha")
+    assert why in told
+
+
+def test_nothing_is_said_of_what_holds() -> None:
+    environ = {"MAJORITY_VOTE_N": "5", "JUDGE_MODEL_PATH": "/j", "LORA_RANK": "8"}
+    assert settings.load_all(environ=environ | {"CKPT_ARGS": "--save-interval 9 --save-dir x"}).notices == []
+
+
+def test_a_line_that_goes_on_is_one_line() -> None:
+    config = settings.load(
+        environ={"ROLLOUT_ARGS": " --num-rollout-workers 16\\\n --parallel-envs 32 \\\r\n --async-collection "}
+    )
+    assert (config.rollout.workers, config.rollout.parallel_envs) == (16, 32)

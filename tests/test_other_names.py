@@ -50,6 +50,12 @@ def test_it_is_the_command_and_takes_its_words(name: list[str], command: str, tm
     assert "Traceback" not in wrong.stderr
 
 
+def test_the_package_is_the_command(tmp_path: Path) -> None:
+    told = run(["-m", "openclaw_rl", "--help"], tmp_path)
+    assert told.stdout.startswith("Usage: openclaw-rl "), told
+    assert (told.returncode, told.stderr) == (0, "")
+
+
 def test_under_torchrun_the_command_is_named(tmp_path: Path) -> None:
     script = str(ROOT / "slime" / "train_grpo.py")
     world = {"TORCHELASTIC_RUN_ID": "none", "LOCAL_WORLD_SIZE": "4", "GROUP_WORLD_SIZE": "2"}

@@ -50,7 +50,7 @@ LEVELS: tuple[frozenset[str], ...] = (
             "troubles",
         }
     ),
-    frozenset({"cli", "commands_data", "commands_recipes", "commands_rollback", "commands_rollout"}),
+    frozenset({"__main__", "cli", "commands_data", "commands_recipes", "commands_rollback", "commands_rollout"}),
 )
 APART = (2, 3)
 """On these levels no two rooms may know each other."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from operator import attrgetter
 from urllib.parse import urlsplit
 
@@ -83,6 +83,32 @@ def together(config: Config) -> None:
             f"serve.host {config.serve.host} can be reached from other machines, and no key is set. "
             "Set serve.api_key (OPENCLAW_API_KEY), or bind 127.0.0.1."
         )
+
+
+def idle(config: Config, sources: Mapping[str, str]) -> list[str]:
+    """What was given and changes nothing where it stands, in words. `sources`: setting -> where it was given."""
+    judge, train = config.judge, config.train
+    kind, method = f"judge.kind is {judge.kind}", f"train.method is {train.method}"
+    rules = (
+        (judge.kind == "llm", "judge.kind llm", kind, ("judge.path", "judge.num_judges", "judge.consensus_threshold")),
+        (judge.kind == "rules", "judge.kind rules", kind, ("judge.rules_path",)),
+        (judge.kind == "plugin", "judge.kind plugin", kind, ("judge.plugin_path",)),
+        (judge.kind in ("classifier", "plugin"), "judge.kind classifier or plugin", kind, ("judge.reward_path",)),
+        (train.weights == "lora", "train.weights lora", "train.weights is full (USE_LORA false)", _LORA),
+        (train.method == "combine", "train.method combine", method, ("train.w_binary", "train.w_opd")),
+        (train.method != "binary", "a method that follows hints", method, ("teacher.model",)),
+        (train.save_dir is not None, "train.save_dir", "it is not set (--save-dir)", ("train.save_interval",)),
+    )
+    said = []
+    for used, whose, why, keys in rules:
+        names = sorted({sources[key].partition(": ")[2] for key in keys if key in sources})
+        if names and not used:
+            verb = "has" if len(names) == 1 else "have"
+            said.append(f"{', '.join(names)} {verb} no effect: only with {whose}, and {why}")
+    return said
+
+
+_LORA = ("train.lora.rank", "train.lora.alpha", "train.lora.dropout", "train.lora.targets")
 
 
 def _train(t: TrainConfig) -> None:
@@ -183,8 +209,8 @@ def _check_plugins(config: Config) -> None:
         raise ConfigError("rollout.function_path and rollout.generate_path: which of the two? Unset one")
     if rollout.per_prompt > 1 and rollout.function_path is None and rollout.generate_path is None:
         raise ConfigError(
-            f"rollout.per_prompt {rollout.per_prompt}: a live conversation happens once; rollouts per prompt "
-            "need a rollout plug-in (rollout.function_path, `openclaw-rl rollout`). Leave it at 1"
+            f"rollout.per_prompt (--num-rollouts-per-prompt) {rollout.per_prompt}: a live conversation happens once; "
+            "rollouts per prompt need a rollout plug-in (rollout.function_path, `openclaw-rl rollout`). Leave it at 1"
         )
     if judge.kind == "plugin" and judge.plugin_path is None:
         raise ConfigError("judge.kind is plugin: judge.plugin_path (--custom-rm-path FILE) is needed too")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -132,7 +133,10 @@ def room(name: str, file: str | None, sets: tuple[str, ...], **flags: Any) -> No
 @cli.command()
 @configured
 def key(file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
-    """Print the API key (for `export OPENAI_API_KEY=$(openclaw-rl key)`)."""
+    """Print the API key.
+
+    For `export OPENAI_API_KEY=$(openclaw-rl key)`.
+    """
     from openclaw_rl.run import read_key
 
     click.echo(read_key(_load(file, sets, **flags)))
@@ -300,6 +304,10 @@ cli.add_command(commands_recipes.new_method())
 cli.add_command(commands_recipes.evaluate(configured, words, _load))
 
 
+_OF_A_PATH = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EROFS)
+"""Of paths that people gave; anything else that the system refuses is a fault to be looked at."""
+
+
 def main(args: Sequence[str] | None = None) -> None:
     """The entry point: our own errors end in one line, not in a traceback. `args` None: those of the process."""
     try:
@@ -311,6 +319,11 @@ def main(args: Sequence[str] | None = None) -> None:
         sys.exit(error.exit_code)
     except OpenClawError as error:
         click.echo(f"openclaw-rl: {error}", err=True)
+        sys.exit(1)
+    except OSError as error:
+        if error.errno not in _OF_A_PATH or error.filename is None:
+            raise
+        click.echo(f"openclaw-rl: {error.filename}: {error.strerror}. Expected a path that this user can use", err=True)
         sys.exit(1)
 
 

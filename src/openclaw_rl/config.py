@@ -161,9 +161,8 @@ def load_all(
         given = layer.close()
         found |= {key: one for key, one in given.items() if not one.weak or key not in found}
     sources = {key: given.source for key, given in found.items()}
-    return Loaded(
-        config=_made(_values(found), sources), sources=sources, notices=[n for layer in layers for n in layer.notices]
-    )
+    config, told = _made(_values(found), sources), [notice for layer in layers for notice in layer.notices]
+    return Loaded(config=config, sources=sources, notices=[*told, *checking.idle(config, sources)])
 
 
 def from_flat(flat: Mapping[str, Any]) -> Config:

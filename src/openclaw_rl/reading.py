@@ -7,6 +7,7 @@ error; between them, the later one wins. Every fault of a layer is found before 
 from __future__ import annotations
 
 import difflib
+import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -226,15 +227,20 @@ def from_words(words: Sequence[str], keys: Iterable[str], *, text: Iterable[str]
     return layer
 
 
+def _split(text: str) -> list[str]:
+    """As a shell would; a line that goes on (a backslash at its end) is one line."""
+    return shlex.split(re.sub(r"\\\r?\n", " ", text))
+
+
 def _words(layer: Layer, words: Sequence[str] | str, *, shown: str = "") -> None:
     try:
-        pairs = spellings.pairs(shlex.split(words) if isinstance(words, str) else list(words))
+        pairs = spellings.pairs(_split(words) if isinstance(words, str) else list(words))
     except ValueError as error:
         where = f"{layer.prefix}: {shown.strip()}: " if shown else ""
         layer.faults.append(f"{where}{error}, in {words!r}." if shown else f"{error}.")
         return
     for name, value in pairs:
         if value is True and name in _ROWS and not _ROWS[name].switch:
-            layer.faults.append(f"{layer.prefix}: {shown}{name} needs a value, e.g. {name} 8.")
+            layer.faults.append(f"{layer.prefix}: {shown}{name} needs a value: {name} VALUE.")
         else:
             layer.say(name, value, shown=f"{shown}{name}")

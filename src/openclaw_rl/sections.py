@@ -124,6 +124,12 @@ class JudgeConfig(EndpointConfig):
     workers: int = Field(4, ge=1, description="turns judged at once")
     poll: float = Field(0.05, gt=0)
 
+    @property
+    def reward_source(self) -> str | None:
+        """`reward_path` as it is loaded: with the home folder written out."""
+        path = self.reward_path
+        return str(Path(path).expanduser()) if path is not None and path.startswith("~") else path
+
 
 class TeacherConfig(EndpointConfig):
     """Who writes the hints, when it is not the judge. In force once `model` is given.

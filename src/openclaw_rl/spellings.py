@@ -7,6 +7,7 @@ is refused, in one line that says why and what to use instead.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -94,6 +95,8 @@ def gpus(value: Any) -> tuple[str, ...]:
     found = tuple(str(part).strip() for part in parts)
     if not all(part.isdigit() for part in found):
         raise ValueError(f"expected device ids such as 0,1,2,3, got {value!r}")
+    if len(set(found)) < len(found):
+        raise ValueError(f"expected each device once, got {value!r}")
     return found
 
 
@@ -316,12 +319,15 @@ NOT_HERE: Mapping[tuple[str, str], str] = {
 
 def _targets(value: Any) -> Any:
     """`all-linear`, or names: a list, or one string with commas."""
-    if value == "all-linear" or isinstance(value, list | tuple):
+    if value == "all-linear":
         return value
-    names = [part.strip() for part in str(value).split(",")]
-    if not all(names):
+    names = value if isinstance(value, list | tuple) else [part.strip() for part in str(value).split(",")]
+    if not names or not all(isinstance(name, str) and _MODULE.match(name) for name in names):
         raise ValueError(f"expected all-linear, or names such as q_proj,v_proj, got {value!r}")
     return names
+
+
+_MODULE = re.compile(r"[\w.-]+\Z")
 
 
 def by_form(form: Form) -> dict[str, Spelling]:

@@ -7,17 +7,19 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from openclaw_rl.config import from_flat
+from openclaw_rl.config import TrainConfig, from_flat
 from openclaw_rl.credit import Sample
 from openclaw_rl.digest import digest_of
 from openclaw_rl.errors import ConfigError, PluginError
 from openclaw_rl.train.gate import refusal
-from openclaw_rl.trainers.custom import compute_gae
+from openclaw_rl.train.loop import make_method
+from openclaw_rl.trainers.custom import compute_gae, make
 from openclaw_rl.trainers.local import LocalTrainer
 
 Make = Callable[..., LocalTrainer]
@@ -125,7 +127,9 @@ PLAIN = "def compute_loss(policy_logits, reference_logits, rewards, advantages, 
         (PLAIN + "return policy_logits", r"gave a tensor of shape \(1,\), float32, expected a scalar tensor of floats"),
         (PLAIN + "return 1.0", "gave a value of type float, expected a scalar tensor"),
         (PLAIN + "return -policy_logits.detach().mean()", "without a gradient, .* depends on policy_logits"),
-        (PLAIN + "return rewards[7]", r"mine\.py:2: compute_loss raised IndexError"),
+        (PLAIN + "return rewards[7]", r"mine\.py:2: compute_loss raised IndexError.*given tensors of shape \(1,\)"),
+        ("async " + PLAIN + "return policy_logits.mean()",
+         r"mine\.py:1: compute_loss is an async function, expected `def compute_loss"),
         (PLAIN + "return (policy_logits * float('nan')).mean()", "gave nan for a reply of one token, expected"),
         (PLAIN + "return (policy_logits - policy_logits.detach()).abs().sqrt().mean()", "gradient is not finite"),
         ("import torch\n" + PLAIN + "return torch.zeros((), requires_grad=True)", "does not reach policy_logits"),
@@ -143,6 +147,45 @@ def test_what_does_not_fit_is_said_before_training(trainer: Make, tmp_path: Path
     (tmp_path / "mine.py").write_text(text)
     with pytest.raises(PluginError, match=rf"^train\.loss_path: .*{words}"):
         trainer("binary", loss_path=str(tmp_path / "mine.py"))
+
+
+OPD = "def compute_opd_loss(student_logprobs, teacher_logprobs, advantage_mask, clip_ratio):\n    "
+HYBRID = """
+def compute_hybrid_loss(student_logprobs, teacher_logprobs, scalar_rewards, opd_weight, binary_weight, **rest):
+    score, gap = compute_gae(scalar_rewards), (teacher_logprobs - student_logprobs).detach()
+    binary, opd = -(score * student_logprobs).mean(), {sign}(gap * student_logprobs).mean()
+    return binary_weight * binary + opd_weight * opd, {{"opd": opd}}
+"""
+SWAPPED = "return -(advantages * (reference_logits - policy_logits).exp()).mean()"
+THREE = (
+    "weights = torch.tensor([2.0, -2.0, -4.0])[: len(advantages)]\n"
+    "    return -(weights * advantages * policy_logits).mean()"
+)
+FAR = "d = (teacher_logprobs - student_logprobs).detach()\n    return -(d * (1 - d.abs()) * student_logprobs).mean()"
+
+
+@pytest.mark.parametrize(
+    ("method", "text", "words"),
+    [
+        ("binary", PLAIN + SWAPPED, "the advantage is -1, and a step raises"),
+        ("binary", "import torch\n" + PLAIN + THREE, "the advantage of each of three tokens is +1, and a step lowers"),
+        ("opd", OPD + "return -student_logprobs.mean()", "the teacher likes the token less"),
+        ("opd", OPD + FAR, "the teacher likes less each of three tokens (0.05, the student 0.5), and a step raises"),
+        ("combine", HYBRID.format(sign=""), "the teacher prefers the token"),
+        ("binary", PLAIN + "return -(policy_logits * advantages).mean()", None),
+        ("binary", PLAIN + "return -((policy_logits - reference_logits).mean().exp() * advantages.mean())", None),
+        ("opd", OPD + "return ((student_logprobs - teacher_logprobs) ** 2 * advantage_mask).mean()", None),
+        ("opd", OPD + "d = (teacher_logprobs - student_logprobs).detach().clamp(-0.5, 0.5)\n"
+         "    return -(d * student_logprobs).mean()", None),
+        ("combine", HYBRID.format(sign="-"), None),
+    ],
+)  # fmt: skip
+def test_the_way_that_a_loss_pushes_is_found(tmp_path: Path, method: Any, text: str, words: str | None) -> None:
+    (tmp_path / "mine.py").write_text(text)
+    train = TrainConfig(method=method, loss_path=str(tmp_path / "mine.py"))
+    custom = make(train, make_method(train))
+    assert custom is not None
+    assert any(words in said for said in custom.wrong) if words else not custom.wrong
 
 
 def test_the_shape_of_a_hybrid_result(trainer: Make, tmp_path: Path) -> None:
@@ -189,7 +232,9 @@ def test_a_metric_that_is_not_finite_is_named_and_takes_no_step_away(
 
 def test_an_error_in_the_middle_of_training_is_told_with_its_line(trainer: Make, draw: Draw, tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
-    file.write_text(PLAIN + "assert len(rewards) == 1, 'too long'\n    return -(advantages * policy_logits).mean()")
+    file.write_text(
+        PLAIN + "assert len(rewards) in (1, 3), 'too long'\n    return -(advantages * policy_logits).mean()"
+    )
     made = trainer("binary", loss_path=str(file), **FREE)
     with pytest.raises(PluginError, match=r"mine\.py:2: compute_loss raised AssertionError: too long"):
         made.step(hinted(draw(made, 0)), str(tmp_path / "policy"))

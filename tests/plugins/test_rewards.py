@@ -216,9 +216,9 @@ MANY = (
         (RM.format("1 / 0"), r"mine\.py:2: M\.score raised ZeroDivisionError"),
         (
             MANY.format("torch.zeros(3)"),
-            r"gave a tensor of shape \(3,\), expected one reward for each of 1 items: \(1,\)",
+            r"gave a tensor of shape \(3,\), float32, expected one reward for each of 1 items: \(1,\)",
         ),
-        (MANY.format("torch.zeros(1, 1)"), r"M\.batch_compute_rewards gave a value of type list, expected a number"),
+        (MANY.format("torch.zeros(1, 1)"), r"gave a tensor of shape \(1, 1\), float32, expected one reward for each"),
         (MANY.format("0.5"), "batch_compute_rewards gave a value of type float, expected one reward for each"),
     ],
 )
@@ -251,12 +251,28 @@ def test_rewards_that_do_not_fit(tmp_path: Path, text: str, words: str) -> None:
         ("class M:\n    @property\n    def score(self): return 1 / 0\ndef get_reward_model(config): return M()",
          r"mine\.py:3: reading M raised ZeroDivisionError"),
         ("class M:\n    def compute_reward(self): ...", r"got M\(\), expected M\(checkpoint_path\)"),
+        (RM.format("1.0").replace("    def", "    async def"),
+         r"mine\.py:2: M\.score is an async function, expected `def score\("),
+        ("class M:\n    async def batch_compute_rewards(self, items): ...\ndef get_reward_model(config): return M()",
+         r"mine\.py:2: M\.batch_compute_rewards is an async function"),
+        ("class M:\n    def score(self, prompt, response, next_state): ...\ndef get_reward_model(config): return M",
+         r"get_reward_model gave the class M, expected an object of it: M\(\.\.\.\)"),
     ],
 )  # fmt: skip
 def test_files_that_do_not_fit(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "mine.py").write_text(text)
     with pytest.raises(PluginError, match=rf"^judge\.plugin_path: .*{words}"):
         plugin.make(from_flat({"judge.kind": "plugin", "judge.plugin_path": str(tmp_path / "mine.py")}))
+
+
+def test_a_class_that_builds_on_another_is_the_one_and_a_tuple_is_a_list(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "class Base:\n    def compute_reward(self, prompt, response, next_feedback): return 0.0\n"
+        "class M(Base):\n    def __init__(self, checkpoint_path): ...\n"
+        "    def batch_compute_rewards(self, items): return tuple(0.9 for _ in items)"
+    )
+    flat = {"judge.kind": "plugin", "judge.plugin_path": str(tmp_path / "mine.py"), "judge.reward_path": "x"}
+    assert asyncio.run(plugin.make(from_flat(flat)).judge(item())).score == 1
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,17 @@ def test_help_answers_at_once_and_without_torch() -> None:
         (("up", "--config", "/no/such/file.yaml"), ("no such settings file",)),
         (("up", "--save-dir", "~nobody-there/x"), ("train.save_dir ~nobody-there/x: expected the home folder",)),
         (("judge", "--set", "judge.rules_path=/no/rules"), ("/no/rules: the judge's rules cannot be read",)),
+        (
+            ("judge", "--rm-checkpoint", "/no/prm"),
+            ("judge.reward_path '/no/prm' is neither a folder", "--rm-checkpoint"),
+        ),
+        (("judge", "--judge-model-path", "/no/j"), ("judge.path '/no/j' is neither a folder", "--judge-model-path")),
+        (
+            ("judge", "--custom-rm-path", __file__, "--rm-checkpoint", "/no/w"),
+            ("judge.reward_path /no/w: no such file or folder", "--rm-checkpoint"),
+        ),
+        (("up", "--model-path", "x" * 300), ("File name too long", "Expected a path that this user can use")),
+        (("data", "import", "/dev/zero"), ("/dev/zero: expected a file or a folder, got a pipe or a device",)),
         pytest.param(
             ("train", "--set", "track.to=[wandb]"),
             ("track.to names wandb, which is not installed here",),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,10 @@ from openclaw_rl.canon import Transience
 from openclaw_rl.config import STARTER, ModelConfig, TrainConfig
 from openclaw_rl.errors import IdentityMismatch
 from openclaw_rl.methods import make
-from openclaw_rl.render.model_files import ModelFiles
+from openclaw_rl.render.model_files import ModelFiles, identity
 from openclaw_rl.store import exchanges, imports, policies, turns
 from openclaw_rl.train.batch import Builder
+from openclaw_rl.trajectories.format import Refused
 from openclaw_rl.trajectories.making import NOT_TRAINABLE
 from openclaw_rl.trajectories.plan import Planned, plan
 from openclaw_rl.trajectories.reading import entries
@@ -196,6 +198,35 @@ def test_an_id_never_changes_its_words(tmp_path: Path, home: Home) -> None:
     home.bring(put(tmp_path / "a.jsonl", {"session_id": "s", "turns": [main("Hi", "Yo", id="mine")]}))
     report = home.bring(put(tmp_path / "b.jsonl", {"session_id": "s", "turns": [main("Hi", "No", id="mine")]}))
     assert "is in the store with other words" in report.examples["contradiction"][0]
+
+
+@pytest.mark.parametrize(
+    ("turns", "words"),
+    [
+        ([main("a", "b", id="x"), main("c", "d", id="x")], "turn 2: id 'x' stands twice in this trajectory"),
+        ([main("a", "b", id="x", parent="x")], "turn 1: parent 'x' leads back to the turn itself"),
+        ([main("a", "b", id="x", parent="y"), main("c", "d", id="y", parent="x")], "leads back to the turn itself"),
+    ],
+)
+def test_a_lineage_that_leads_back_is_refused_by_a_check_too(tmp_path: Path, turns: list[object], words: str) -> None:
+    (entry,) = entries(put(tmp_path / "in.jsonl", {"session_id": "s", "turns": turns}))
+    with pytest.raises(Refused) as told:
+        plan(entry.trajectory())
+    assert words in told.value.detail
+
+
+def test_words_are_cut_by_the_tokenizer_of_the_settings(tmp_path: Path) -> None:
+    """Another tokenizer is another identity: the turns are this model's only then."""
+    there = ModelFiles.find(STARTER).folder
+    other = shutil.copytree(there, tmp_path / "other", ignore=shutil.ignore_patterns("*.safetensors"))
+    template = other / "chat_template.jinja"
+    template.write_text(template.read_text(encoding="utf-8") + "{# another #}", encoding="utf-8")
+    home = Home.open(tmp_path / "home", model__tokenizer=str(other))
+    file = put(tmp_path / "in.jsonl", {"session_id": "s", "turns": [main("Hi", "Yo", id="mine")]})
+    home.bring(file)
+    found, _ = stored(home, "mine")
+    home.store.close()
+    assert found.request.identity == identity(ModelFiles.of(home.config.model)) != IDENTITY
 
 
 def test_another_models_store_is_refused(tmp_path: Path, home: Home) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gzip
 import json
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,14 @@ def test_nothing_to_read_is_said(tmp_path: Path) -> None:
         reading.files([tmp_path / "none"])
     with pytest.raises(OpenClawError, match="no trajectories there"):
         reading.files([tmp_path])
+
+
+def test_what_could_be_read_without_end_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.json")
+    with pytest.raises(OpenClawError, match="got a pipe or a device"):
+        reading.files([tmp_path / "pipe.json"])
+    put(tmp_path / "a.jsonl", PRINTED)
+    assert reading.files([tmp_path]) == [tmp_path / "a.jsonl"]
 
 
 def test_what_is_too_large_is_refused_unread_and_the_rest_is_taken(

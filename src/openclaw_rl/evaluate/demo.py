@@ -22,6 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from openclaw_rl.evaluate import driver
+from openclaw_rl.evaluate.arguments import LARGEST_SEED, told, whole
 from openclaw_rl.evaluate.driver import Measured, Talk
 from openclaw_rl.evaluate.personas import Persona
 from openclaw_rl.evaluate.report import WINDOW, plot
@@ -149,12 +150,19 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("demo-out"))
     parser.add_argument("--taste", choices=TASTES, help="default: drawn at random, and hidden from the system")
     parser.add_argument("--method", choices=("binary", "opd", "combine"), default="combine")
-    parser.add_argument("--replies", type=int, default=250)
-    parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--replies", type=whole(1), default=250, help="that it answers [250]")
+    parser.add_argument("--seed", type=whole(0, LARGEST_SEED), help="default: drawn at random")
     parser.add_argument("--backend", choices=("embedded", "vllm"), default="embedded")
     parser.add_argument("--engine-python", help="Python of an environment that has vllm, e.g. .vllm-venv/bin/python")
     parser.add_argument("--engine-url", help="a vLLM server that runs already, with the starter policy")
     given = parser.parse_args()
+    with told():
+        learned = _run(given)
+    sys.exit(0 if learned else 1)
+
+
+def _run(given: argparse.Namespace) -> bool:
+    """Whether it learned the taste."""
     seed = random.SystemRandom().randrange(10_000) if given.seed is None else given.seed
     taste = given.taste or random.Random(seed).choice(TASTES)
     console, began = Console(), time.monotonic()
@@ -171,7 +179,7 @@ def main() -> None:
         f"  {time.monotonic() - began:.0f} s in all",
         soft_wrap=True,  # a command must not be broken
     )
-    sys.exit(0 if learned else 1)
+    return learned
 
 
 if __name__ == "__main__":

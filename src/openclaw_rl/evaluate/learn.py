@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from openclaw_rl.evaluate import driver
+from openclaw_rl.evaluate.arguments import LARGEST_SEED, setting, settings, told, whole
 from openclaw_rl.evaluate.driver import Talk
 from openclaw_rl.evaluate.personas import Persona
 from openclaw_rl.evaluate.report import markdown
@@ -172,13 +172,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Five tastes x three methods, measured on the real system.")
     parser.add_argument("--out", type=Path, default=Path("runs/learn"))
     parser.add_argument("--doc", type=Path, default=Path("docs/learning.md"))
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--set", dest="sets", metavar="KEY=VALUE", action="append", default=[], help="other settings")
+    parser.add_argument("--seed", type=whole(0, LARGEST_SEED), default=1)
+    parser.add_argument("--set", dest="sets", type=setting, metavar="KEY=VALUE", action="append", default=[])
     parser.add_argument("--only", help="taste or method, or taste/method")
     given = parser.parse_args()
-    given.out.mkdir(parents=True, exist_ok=True)
-    settings = {key: yaml.safe_load(value) for key, _, value in (item.partition("=") for item in given.sets)}
     wanted = [p for p in plan(given.seed) if not given.only or given.only in (p[0], p[1], f"{p[0]}/{p[1]}")]
+    if not wanted:
+        parser.error(
+            f"argument --only: expected one of {', '.join((*TASTES, *METHODS))}, or a taste/method, got {given.only!r}"
+        )
+    with told():
+        _run(given, wanted)
+
+
+def _run(given: argparse.Namespace, wanted: list[tuple[Taste, str, int]]) -> None:
+    given.out.mkdir(parents=True, exist_ok=True)
     console, runs = Console(), []
     progress = Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
@@ -188,7 +196,7 @@ def main() -> None:
         for taste, method, seed in wanted:
             home = (given.out / f"{taste}-{method}-{seed}").resolve()
             shutil.rmtree(home, ignore_errors=True)
-            run = one(taste, method, seed, home, settings)
+            run = one(taste, method, seed, home, settings(given.sets))
             runs.append(run)
             file.write(json.dumps(dataclasses.asdict(run)) + "\n")
             file.flush()

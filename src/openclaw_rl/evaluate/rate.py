@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from openclaw_rl.config import Config, from_flat
 from openclaw_rl.evaluate import rate_report
+from openclaw_rl.evaluate.arguments import LARGEST_SEED, setting, settings, switch, told, whole
 from openclaw_rl.evaluate.driver import Talk
 from openclaw_rl.evaluate.learn import accuracy
 from openclaw_rl.evaluate.personas import Persona
@@ -137,7 +137,7 @@ class _Watch:
 
 def plan(given: argparse.Namespace) -> Iterator[Setting]:
     """Every cell for every person: tastes and seeds are the same in each."""
-    more = {key: yaml.safe_load(value) for key, _, value in (item.partition("=") for item in given.sets)}
+    more = settings(given.sets)
     for number, taste in enumerate(given.tastes):
         for method in given.methods:
             for batch in given.batches:
@@ -181,23 +181,26 @@ def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Reactions until satisfied, by batch size, with and without replay.")
     parser.add_argument("--out", type=Path, default=Path("runs/learn-rate"))
     parser.add_argument("--doc", type=Path, default=Path("docs/learning_rate.md"))
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=whole(0, LARGEST_SEED), default=1)
     parser.add_argument("--tastes", nargs="+", choices=TASTES, default=list(TASTES))
-    parser.add_argument("--methods", nargs="+", default=list(METHODS))
-    parser.add_argument("--batches", nargs="+", type=int, default=list(BATCHES))
-    parser.add_argument(
-        "--replay", nargs="+", type=lambda word: {"on": True, "off": False}[word], default=[False, True]
-    )
-    parser.add_argument("--reactions", type=int, default=REACTIONS)
-    parser.add_argument("--questions", type=int, default=QUESTIONS)
-    parser.add_argument("--parallel", type=int, default=2, help="people at once, each in a process of its own")
-    parser.add_argument("--set", dest="sets", metavar="KEY=VALUE", action="append", default=[], help="other settings")
+    parser.add_argument("--methods", nargs="+", choices=(*METHODS, "opd", "sdpo", "sdft"), default=list(METHODS))
+    parser.add_argument("--batches", nargs="+", type=whole(1), default=list(BATCHES))
+    parser.add_argument("--replay", nargs="+", type=switch, default=[False, True], help="on, off, or both [both]")
+    parser.add_argument("--reactions", type=whole(1), default=REACTIONS)
+    parser.add_argument("--questions", type=whole(1), default=QUESTIONS)
+    parser.add_argument("--parallel", type=whole(1, 64), default=2, help="people at once, each a process")
+    parser.add_argument("--set", dest="sets", type=setting, metavar="KEY=VALUE", action="append", default=[])
     return parser
 
 
 def main() -> None:
     parser = arguments()
     given = parser.parse_args()
+    with told():
+        _run(parser, given)
+
+
+def _run(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     console, began = Console(), time.monotonic()
     runs = run_all(list(plan(given)), given, console)

@@ -12,7 +12,7 @@ def make(config: Config) -> RewardJudge:
     """The model at `judge.reward_path`. Raises `ModelError`."""
     from openclaw_rl.engines.embedded_classifier import SequenceClassifier  # torch: only where it is asked for
 
-    path = config.judge.reward_path
+    path = config.judge.reward_source
     assert path is not None, "the settings were checked"
     model = SequenceClassifier(path, device=config.model.device)
 

@@ -1,27 +1,47 @@
-"""Is an endpoint one that may judge or teach, and can the rules be read? Asked before anything starts."""
+"""May an endpoint judge or teach, and is there what the judge reads? Asked before anything starts."""
 
 from __future__ import annotations
 
 import re
 import socket
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from openclaw_rl.config import Config, EndpointConfig
 from openclaw_rl.errors import ConfigError
+from openclaw_rl.judge import own
 from openclaw_rl.judge.rules import RulesJudge
+from openclaw_rl.render import model_files
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1", "0.0.0.0", "::")
 _BASE = re.compile(r"@0$")
 
 
 def check(config: Config) -> None:
-    """Raises `ConfigError` when a judge or a teacher that the settings name cannot be one: before anything starts."""
-    if config.judge.kind == "llm" and config.judge.path is None:
-        check_endpoint("judge", config.judge, config)
-    if config.judge.kind == "rules":
-        RulesJudge.load(config.judge.rules_path)
+    """Raises `ConfigError` or `ModelError` when a judge or a teacher that the settings name cannot be one."""
+    judge = config.judge
+    match judge.kind:
+        case "llm" if judge.path is None:
+            check_endpoint("judge", judge, config)
+        case "llm":
+            own.files(config)
+        case "rules":
+            RulesJudge.load(judge.rules_path)
+        case "classifier" if judge.reward_source is not None:
+            model_files.check_name(judge.reward_source, key="judge.reward_path")
+        case "plugin" if judge.reward_source is not None:
+            _check_source(judge.reward_source)
     if config.teacher.wanted:
         check_endpoint("teacher", config.teacher, config)
+
+
+def _check_source(path: str) -> None:
+    """What a plug-in loads may be a name of any kind; what is written as a path has to be there."""
+    if path.startswith(("/", "./", "../")) and not Path(path).exists():
+        raise ConfigError(
+            f"judge.reward_path {path}: no such file or folder, and the reward model of judge.plugin_path is to load "
+            "it. Give another with --rm-checkpoint (PRM_MODEL_PATH)"
+        )
 
 
 def check_endpoint(section: str, endpoint: EndpointConfig, config: Config) -> None:

@@ -40,10 +40,14 @@ def engine_config(config: Config) -> Config:
     )
 
 
+def files(config: Config) -> ModelFiles:
+    """Of the judge's model. Raises `ModelError` when there is no such model."""
+    return ModelFiles.of(engine_config(config).model, key="judge.path")
+
+
 def connect(config: Config) -> OwnModel:
     """The judge's side of its engine. Raises `ModelError` when there is no such model."""
-    theirs = engine_config(config)
-    renderer = Renderer(ModelFiles.of(theirs.model))
+    theirs, renderer = engine_config(config), Renderer(files(config))
     return OwnModel(backends.connect(theirs), renderer, config.judge, url=str(theirs.engine_socket))
 
 

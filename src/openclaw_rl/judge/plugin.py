@@ -8,7 +8,7 @@ from typing import Any
 
 from openclaw_rl.config import Config
 from openclaw_rl.judge.reward import Question, RewardJudge
-from openclaw_rl.plugins.loading import Plugin, check_call, load, signature_of
+from openclaw_rl.plugins.loading import Plugin, check_call, check_plain, load, signature_of
 
 SETTING = "judge.plugin_path"
 MAKE, ONE, BATCH = "get_reward_model", "compute_reward", "batch_compute_rewards"
@@ -20,7 +20,7 @@ def make(config: Config) -> RewardJudge:
     path = config.judge.plugin_path
     assert path is not None, "the settings were checked"
     plugin = load(SETTING, path)
-    answer = _answer(plugin, _model(plugin, config.judge.reward_path))
+    answer = _answer(plugin, _model(plugin, config.judge.reward_source))
     return RewardJudge(config, f"plugin:{plugin.path.name}@{plugin.sha256[:8]}", answer)
 
 
@@ -45,10 +45,10 @@ def _model(plugin: Plugin, reward_path: str | None) -> Any:
         values = {} if reward_path is None else {"prm_model_path": reward_path}
         with plugin.running(MAKE):
             return function(config=_Given(plugin, values))
-    classes = [name for name in plugin.defined() if hasattr(getattr(plugin.module, name), ONE)]
+    classes = _classes(plugin)
     if len(classes) != 1:
-        found = " and ".join(classes) or f"defines {', '.join(plugin.defined()) or 'nothing'}"
-        raise plugin.error(f"expected {MAKE}(config), or one class with {ONE}; it {found}")
+        found = " and ".join(classes) or ", ".join(plugin.defined()) or "nothing"
+        raise plugin.error(f"expected {MAKE}(config), or one class with {ONE}; it defines {found}")
     name, kind = classes[0], getattr(plugin.module, classes[0])
     check_call(plugin, name, kind, ("checkpoint_path",))
     if reward_path is None:
@@ -57,8 +57,18 @@ def _model(plugin: Plugin, reward_path: str | None) -> Any:
         return kind(checkpoint_path=reward_path)
 
 
+def _classes(plugin: Plugin) -> list[str]:
+    """Those with `compute_reward`, without the ones that another of them builds on."""
+    found = [name for name in plugin.defined() if hasattr(getattr(plugin.module, name), ONE)]
+    kinds = [kind for name in found if isinstance(kind := getattr(plugin.module, name), type)]
+    bases = {base for kind in kinds for base in kind.__mro__[1:]}
+    return [name for name in found if getattr(plugin.module, name) not in bases]
+
+
 def _answer(plugin: Plugin, model: Any) -> Callable[[Sequence[Question]], list[float]]:
     """How the model is asked: many at once where it can, else one by one."""
+    if isinstance(model, type):
+        raise plugin.error(f"{MAKE} gave the class {model.__name__}, expected an object of it: {model.__name__}(...)")
     named = f"{type(model).__name__}."
     with plugin.running(f"reading {named.removesuffix('.')}"):  # a property may raise anything
         there = {name: found for name in (BATCH, *PARAMETERS) if (found := getattr(model, name, None)) is not None}
@@ -66,6 +76,7 @@ def _answer(plugin: Plugin, model: Any) -> Callable[[Sequence[Question]], list[f
         signature = signature_of(plugin, named + BATCH, batch)
         if len(signature.parameters) != 1:
             raise plugin.error(f"got {named}{BATCH}{signature}, expected one parameter: a list of items")
+        check_plain(plugin, named + BATCH, batch)
         return lambda questions: _many(plugin, named + BATCH, batch, questions)
     for name, parameters in PARAMETERS.items():
         if (one := there.get(name)) is not None:
@@ -88,9 +99,10 @@ def _many(plugin: Plugin, name: str, function: Callable[..., Any], questions: Se
     with plugin.running(name):
         values = function(items)
         found = values.tolist() if hasattr(values, "tolist") else values
-    if not isinstance(found, list) or len(found) != len(items):
-        shape = f"a tensor of shape {tuple(values.shape)}" if hasattr(values, "shape") else _shown(values)
-        raise plugin.error(f"{name} gave {shape}, expected one reward for each of {len(items)} items: ({len(items)},)")
+    several = isinstance(found, list | tuple) and getattr(values, "ndim", 1) == 1
+    if not several or len(found) != len(items):
+        got = _shown(values) if not isinstance(values, list | tuple) else f"a {type(values).__name__} of {len(values)}"
+        raise plugin.error(f"{name} gave {got}, expected one reward for each of {len(items)} items: ({len(items)},)")
     return [_reward(plugin, name, value) for value in found]
 
 
@@ -107,4 +119,6 @@ def _reward(plugin: Plugin, name: str, value: Any) -> float:
 
 
 def _shown(value: Any) -> str:
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"a tensor of shape {tuple(value.shape)}, {str(value.dtype).removeprefix('torch.')}"
     return f"a value of type {type(value).__name__}"

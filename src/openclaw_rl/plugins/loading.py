@@ -66,14 +66,19 @@ class Plugin:
         return PluginError(f"{self.setting}: {where}: {words}")
 
     @contextmanager
-    def running(self, name: str, passing: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-        """What the owner's code raises becomes one `PluginError` with its file and line; `passing` goes through."""
+    def running(self, name: str, passing: tuple[type[Exception], ...] = (), given: str = "") -> Iterator[None]:
+        """What the owner's code raises becomes one `PluginError` with its file and line; `passing` goes through.
+
+        `given`: what it was called with, in words.
+        """
         try:
             yield
         except (Exception, SystemExit) as error:  # the owner's code may raise anything
             if isinstance(error, (PluginError, *passing)):
                 raise
-            raise self.error(f"{name} raised {_told(error)}", _line(error, self.path)) from error
+            raise self.error(
+                f"{name} raised {_told(error)}{given and f' ({given})'}", _line(error, self.path)
+            ) from error
 
 
 def load(setting: str, path: str | Path, supplied: Mapping[str, Any] | None = None) -> Plugin:
@@ -125,12 +130,20 @@ def _compiled(plugin: Plugin, raw: bytes) -> CodeType:
 def check_call(plugin: Plugin, name: str, function: Callable[..., Any], parameters: Sequence[str]) -> None:
     """Raises `PluginError` unless the function can be called with exactly these, by name."""
     signature = signature_of(plugin, name, function)
+    check_plain(plugin, name, function)
     try:
         signature.bind(**dict.fromkeys(parameters))
     except TypeError:
         expected = f"{name}({', '.join(parameters)})"
         line = getattr(getattr(function, "__code__", None), "co_firstlineno", None)
         raise plugin.error(f"got {name}{_short(signature)}, expected {expected}", line) from None
+
+
+def check_plain(plugin: Plugin, name: str, function: Callable[..., Any]) -> None:
+    """Raises `PluginError` for an async function, whose result nobody would wait for."""
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        line = getattr(getattr(function, "__code__", None), "co_firstlineno", None)
+        raise plugin.error(f"{name} is an async function, expected `def {name.rpartition('.')[2]}(...)`", line)
 
 
 def signature_of(plugin: Plugin, name: str, function: Callable[..., Any]) -> inspect.Signature:

@@ -14,6 +14,12 @@ from openclaw_rl.config import STARTER, ModelConfig
 from openclaw_rl.errors import ModelError
 
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")
+_FLAGS = {
+    "model.path": "--model-path",
+    "model.tokenizer": "--tokenizer-path",
+    "judge.path": "--judge-model-path",
+    "judge.reward_path": "--rm-checkpoint",
+}
 _NAMED_SPECIALS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 _ASSETS = Path(__file__).parent.parent / "assets"
@@ -40,19 +46,21 @@ class ModelFiles:
         return self.tokenizer_folder / "tokenizer.json"
 
     @staticmethod
-    def find(path_or_hub_id: str, *, tokenizer: str | None = None, token: str | None = None) -> ModelFiles:
+    def find(
+        path_or_hub_id: str, *, tokenizer: str | None = None, token: str | None = None, key: str = "model.path"
+    ) -> ModelFiles:
         """Read a local folder, the shipped starter (`starter`), or a hub id (downloaded with `token`, if one is given).
 
-        `tokenizer`: another such place for the tokenizer and its chat template. Raises `ModelError` when there is no
-        such model, or when its folder lacks what serving needs.
+        `tokenizer`: another such place for the tokenizer and its chat template; `key`: the setting that names the
+        model, for the words. Raises `ModelError` when there is no such model, or its folder lacks what serving needs.
         """
-        folder = _folder(path_or_hub_id, token)
+        folder = _folder(path_or_hub_id, token, key=key)
         return _read(folder, folder if tokenizer is None else _folder(tokenizer, token, key="model.tokenizer"))
 
     @staticmethod
-    def of(model: ModelConfig) -> ModelFiles:
+    def of(model: ModelConfig, *, key: str = "model.path") -> ModelFiles:
         """The model in the settings. Raises as `find` does."""
-        return ModelFiles.find(model.path, tokenizer=model.tokenizer, token=model.hf_token)
+        return ModelFiles.find(model.path, tokenizer=model.tokenizer, token=model.hf_token, key=key)
 
 
 def _folder(name: str, token: str | None, *, key: str = "model.path") -> Path:
@@ -62,10 +70,7 @@ def _folder(name: str, token: str | None, *, key: str = "model.path") -> Path:
     if path.is_dir():
         return path
     if not _HUB_ID.match(name):
-        raise ModelError(
-            f"{key} {name!r} is neither a folder nor a hub id like `Qwen/Qwen3-0.6B`. "
-            f"Give one of those with --model-path, or {STARTER!r} for the shipped model."
-        )
+        raise _nowhere(name, key, f", or {STARTER!r} for the shipped model")
     from huggingface_hub import snapshot_download
 
     try:
@@ -75,6 +80,24 @@ def _folder(name: str, token: str | None, *, key: str = "model.path") -> Path:
             f"{key} {name!r} is no local folder, and downloading it failed: {type(error).__name__}: {error}. "
             "Check the name and the network, or download it yourself and give its folder."
         ) from error
+
+
+def _nowhere(name: str, key: str, more: str = "") -> ModelError:
+    return ModelError(
+        f"{key} {name!r} is neither a folder nor a hub id like `Qwen/Qwen3-0.6B`. "
+        f"Give one of those with {_FLAGS[key]}{more}."
+    )
+
+
+def check_name(name: str, *, key: str) -> None:
+    """What transformers loads by itself: a model folder, or a hub id, which is not looked up. Raises `ModelError`."""
+    folder = Path(name).expanduser()
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise ModelError(
+            f"{key} {folder}: no config.json there. A model folder as transformers saves it is needed: {_FLAGS[key]}"
+        )
+    if not folder.is_dir() and not _HUB_ID.match(name):
+        raise _nowhere(name, key)
 
 
 def _json(path: Path) -> dict[str, Any]:

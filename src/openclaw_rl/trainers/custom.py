@@ -11,7 +11,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -123,14 +123,15 @@ class Custom:
         if self.name == "compute_opd_loss" and reply.teacher is None:
             return None
         given = self._given(reply) | instead
-        with self._plugin.running(self.name, passing=(torch.OutOfMemoryError,)):
+        shape = f"given tensors of shape {tuple(reply.sampled.shape)}: a number for each token of the reply"
+        with self._plugin.running(self.name, passing=(torch.OutOfMemoryError,), given=shape):
             result = self._function(**given)
         if self.name != "compute_hybrid_loss":
             return self._scalar(result), {}
         if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)):
             raise self.error(f"gave {_shown(result)}, expected (loss, metrics): a scalar tensor and a dict of numbers")
         with self._plugin.running(f"{self.name}: a metric that is no number"):
-            return self._scalar(result[0]), {str(name): float(value) for name, value in result[1].items()}
+            return self._scalar(result[0]), {str(name): _number(value) for name, value in result[1].items()}
 
     def _given(self, reply: Reply) -> dict[str, Any]:
         rewards = torch.zeros_like(reply.sampled)
@@ -210,6 +211,10 @@ class Custom:
         )
 
 
+def _number(value: Any) -> float:
+    return float(value.detach() if isinstance(value, torch.Tensor) else value)
+
+
 def _mixture(teachers: Sequence[torch.Tensor], keep: torch.Tensor) -> torch.Tensor | None:
     """[T] log of the mean of the probabilities."""
     if not teachers:
@@ -247,40 +252,61 @@ _CURE = "It is used all the same. docs/guides/plugins.md derives the signs; exam
 
 
 def wrong_ways(custom: Custom, train: TrainConfig) -> tuple[str, ...]:
-    """What is wrong with the way that the loss pushes a policy of two tokens, of which the first was sampled.
+    """What is wrong with the way that the loss pushes policies of two tokens, of which the first was sampled.
 
-    Differentiated through a real softmax, at the policy that sampled (so at a ratio of 1).
+    Differentiated through a real softmax, at the policy that sampled (so at a ratio of 1). What is sound for one token
+    and a teacher nearby is asked again of several tokens and of a teacher far away, where a loss may also hold still.
     """
-    found = []
-    for why, wanted, reply, instead in _cases(custom.name, train):
-        rise = _rise(custom, reply, instead)
-        if rise * wanted <= 0:
-            does = "does not change" if rise == 0 else "raises" if rise > 0 else "lowers"
-            found.append(f"pushes the wrong way: {why}, and a step {does} the token's probability. {_CURE}")
+    found = [words for case in _cases(custom.name, train) if (words := _wrong(custom, case))]
+    if not found:
+        found = [words for case in _further(custom.name, train) if (words := _wrong(custom, case, still=True))]
     return tuple(found)
 
 
-Case = tuple[str, int, Callable[[torch.Tensor], Reply], dict[str, float]]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """`way`: +1 or -1, which is right; `instead`: weights that leave one part alone."""
+
+    why: str
+    way: int
+    reply: Callable[[torch.Tensor], Reply]
+    instead: Mapping[str, float] = field(default_factory=dict)
+    tokens: int = 1
 
 
 def _cases(name: str, train: TrainConfig) -> list[Case]:
-    """(why, +1 or -1: which way is right, the reply, weights that leave one part alone)."""
-    scores: list[Case] = [(f"the advantage is {a:+d}", a, _scored(a), {}) for a in (1, -1)]
-    hints: list[Case] = [
-        ("the teacher prefers the token (0.6, the student 0.5)", 1, _taught(0.6), {}),
-        ("the teacher likes the token less (0.4, the student 0.5)", -1, _taught(0.4), {}),
+    scores = [Case(why=f"the advantage is {a:+d}", way=a, reply=_scored(a)) for a in (1, -1)]
+    hints = [
+        Case(why="the teacher prefers the token (0.6, the student 0.5)", way=1, reply=_taught(0.6)),
+        Case(why="the teacher likes the token less (0.4, the student 0.5)", way=-1, reply=_taught(0.4)),
     ]
+    return _of(name, train, scores, hints)
+
+
+def _further(name: str, train: TrainConfig) -> list[Case]:
+    scores = [
+        Case(why=f"the advantage of each of three tokens is {a:+d}", way=a, reply=_scored(a), tokens=3) for a in (1, -1)
+    ]
+    hints = [
+        Case(why=f"the teacher {likes} three tokens ({p}, the student 0.5)", way=way, reply=_taught(p), tokens=3)
+        for likes, p, way in (("prefers", 0.95, 1), ("likes less each of", 0.05, -1))
+    ]
+    return _of(name, train, scores, hints)
+
+
+def _of(name: str, train: TrainConfig, scores: list[Case], hints: list[Case]) -> list[Case]:
+    """Those that say something of this function."""
     if name == "compute_loss":
         return scores
     if name == "compute_opd_loss":
         return hints
-    binary = [(why, way, reply, {"opd_weight": 0.0}) for why, way, reply, _ in scores if train.w_binary > 0]
-    return binary + [(why, way, reply, {"binary_weight": 0.0}) for why, way, reply, _ in hints if train.w_opd > 0]
+    binary = [replace(case, instead={"opd_weight": 0.0}) for case in scores if train.w_binary > 0]
+    return binary + [replace(case, instead={"binary_weight": 0.0}) for case in hints if train.w_opd > 0]
 
 
 def _scored(score: int) -> Callable[[torch.Tensor], Reply]:
     def reply(student: torch.Tensor) -> Reply:
-        own, advantages = student.detach(), torch.full((1,), float(score))
+        own, advantages = student.detach(), torch.full_like(student, float(score), requires_grad=False)
         return Reply(student=student, sampled=own, base=own, teacher=own, advantages=advantages, score=float(score))
 
     return reply
@@ -288,21 +314,32 @@ def _scored(score: int) -> Callable[[torch.Tensor], Reply]:
 
 def _taught(teacher: float) -> Callable[[torch.Tensor], Reply]:
     def reply(student: torch.Tensor) -> Reply:
-        own, told = student.detach(), torch.full((1,), math.log(teacher))
-        return Reply(student=student, sampled=own, base=own, teacher=told, advantages=torch.zeros(1), score=None)
+        own = student.detach()
+        told = torch.full_like(own, math.log(teacher))
+        return Reply(student=student, sampled=own, base=own, teacher=told, advantages=torch.zeros_like(own), score=None)
 
     return reply
 
 
-def _rise(custom: Custom, reply: Callable[[torch.Tensor], Reply], instead: Mapping[str, float]) -> float:
-    """How fast a small step of gradient descent raises the sampled token's log-probability."""
+def _wrong(custom: Custom, case: Case, *, still: bool = False) -> str:
+    """In words; empty: nothing. `still`: it may leave the probability as it is."""
+    rise = _rise(custom, case)
+    if rise * case.way > 0 or (still and abs(rise) < 1e-6):
+        return ""
+    does = "does not change" if rise == 0 else "raises" if rise > 0 else "lowers"
+    which = "the token's probability" if case.tokens == 1 else "their probability"
+    return f"pushes the wrong way: {case.why}, and a step {does} {which}. {_CURE}"
+
+
+def _rise(custom: Custom, case: Case) -> float:
+    """How fast a small step of gradient descent raises the log-probability of the reply."""
     with torch.enable_grad():
-        logits = torch.zeros(2, requires_grad=True)
-        logp = torch.log_softmax(logits, 0)
-        found = custom.of(reply(logp[:1]), **instead)
+        logits = torch.zeros(case.tokens, 2, requires_grad=True)
+        found = custom.of(case.reply(torch.log_softmax(logits, 1)[:, 0]), **case.instead)
         assert found is not None, "every case gives the function what it needs"
+        which = "one token" if case.tokens == 1 else f"{case.tokens} tokens"
         if not torch.isfinite(found[0]):
-            raise custom.error(f"gave {found[0].item()} for a reply of one token, expected a finite loss")
+            raise custom.error(f"gave {found[0].item()} for a reply of {which}, expected a finite loss")
         with custom.differentiating():
             (down,) = torch.autograd.grad(found[0], logits, allow_unused=True)
     if down is None:
@@ -310,5 +347,5 @@ def _rise(custom: Custom, reply: Callable[[torch.Tensor], Reply], instead: Mappi
             f"gave a loss whose gradient does not reach {PARAMETERS[custom.name][0]}. Compute it from what is given"
         )
     if not torch.isfinite(down).all():
-        raise custom.error("gave a loss whose gradient is not finite for a reply of one token, expected a finite one")
-    return -float(down @ (torch.tensor([1.0, 0.0]) - torch.softmax(logits.detach(), 0)))
+        raise custom.error(f"gave a loss whose gradient is not finite for a reply of {which}, expected a finite one")
+    return -float((down * (torch.tensor([1.0, 0.0]) - torch.softmax(logits.detach(), 1))).sum())

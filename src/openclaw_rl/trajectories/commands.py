@@ -260,7 +260,7 @@ class _Rate(ProgressColumn):
 
 @contextmanager
 def _bytes(what: str, files: Sequence[Path]) -> Iterator[Tick]:
-    total = sum(file.stat().st_size for file in files)
+    total = sum(reading.size(file) for file in files)
     columns = (TextColumn(what), BarColumn(), DownloadColumn(), _Rate(), TextColumn("left"), TimeRemainingColumn(True))
     with Progress(*columns, console=Console(stderr=True), speed_estimate_period=60.0) as bar:
         task = bar.add_task(what, total=total, done=0)

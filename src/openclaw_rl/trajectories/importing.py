@@ -72,7 +72,7 @@ class Importer:
 
     def __init__(self, config: Config, store: Store, *, score: bool = True) -> None:
         """Raises `ModelError` for a model that is not there, `IdentityMismatch` for another model's store."""
-        files = ModelFiles.find(config.model.path)
+        files = ModelFiles.of(config.model)
         self._store, self._wanted = store, score
         self._head = head_of(store, files)
         self._load: Callable[[], Scores] = lambda: scorer_of(config, files, self._head)
@@ -205,12 +205,8 @@ def _named(conn: Connection, plans: Sequence[_Plan], known: Mapping[str, imports
 
 
 def _check(planned: Sequence[Planned], there: Mapping[str, Exchange]) -> None:
-    """Ids that the file gives must be unique, and name what they named before. Raises `Refused`."""
-    own: set[str] = set()
+    """Ids that the file gives must name what they named before. Raises `Refused`."""
     for p in planned:
-        if p.id in own:
-            raise Refused("contradiction", f"id {p.id!r} stands twice in this trajectory", p.number)
-        own.add(p.id)
         before = there.get(p.id)
         if before is None or before.reply is None:
             continue

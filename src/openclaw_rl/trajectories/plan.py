@@ -9,7 +9,7 @@ from typing import Any
 
 from openclaw_rl.store.codec import to_json
 from openclaw_rl.store.imports import IMPORTED
-from openclaw_rl.trajectories.format import FileReaction, FileTurn, Trajectory, prompt_of
+from openclaw_rl.trajectories.format import FileReaction, FileTurn, Refused, Trajectory, prompt_of
 from openclaw_rl.types import Kind, Message
 
 
@@ -33,11 +33,31 @@ class Planned:
 def plan(trajectory: Trajectory) -> list[Planned]:
     """The turns in their order. A main turn without `messages` goes on from the main turn before it.
 
-    A main turn of words without `next_state` was answered by what the user says in the next one.
+    A main turn of words without `next_state` was answered by what the user says in the next one. Raises `Refused` for
+    an id that stands twice, and for a parent that leads back.
     """
     story = _Story(trajectory)
     made = [story.next(number, turn) for number, turn in enumerate(trajectory.turns, 1)]
+    _check_lineage(made)
     return [_answered(p, made[at + 1 :]) for at, p in enumerate(made)]
+
+
+def _check_lineage(made: Sequence[Planned]) -> None:
+    parents: dict[str, str | None] = {}
+    for p in made:
+        if p.id in parents:
+            raise Refused("contradiction", f"id {p.id!r} stands twice in this trajectory", p.number)
+        parents[p.id] = p.parent
+    sound: set[str] = set()
+    for p in made:
+        line: set[str] = set()
+        at: str | None = p.id
+        while at is not None and at not in sound:
+            if at in line:
+                raise Refused("contradiction", f"parent {p.parent!r} leads back to the turn itself", p.number)
+            line.add(at)
+            at = parents.get(at)
+        sound |= line
 
 
 class _Story:

@@ -48,20 +48,33 @@ class Entry:
 def files(paths: Sequence[Path]) -> list[Path]:
     """The files that these name, folders searched (hidden ones left out), each once and sorted within its folder.
 
-    Raises `OpenClawError` for a path that is not there, and when there is nothing to read.
+    Raises `OpenClawError` for a path that is not there or could be read without end, and when there is nothing to read.
     """
     found: dict[Path, None] = {}
     for path in paths:
         if path.is_dir():
+            next(path.iterdir(), None)  # a search passes over what may not be read, and would tell of nothing there
             found |= dict.fromkeys(inside(path))
-        elif path.exists():
+        elif path.is_file():
             found[path] = None
+        elif path.exists():
+            raise OpenClawError(
+                f"{path}: expected a file or a folder, got a pipe or a device. Write it to a file first."
+            )
         else:
             raise OpenClawError(f"{path}: no such file or folder. Expected trajectories ({', '.join(SUFFIXES)}).")
     if not found:
         where = ", ".join(map(str, paths))
         raise OpenClawError(f"{where}: no trajectories there. Expected files that end with {', '.join(SUFFIXES)}.")
     return list(found)
+
+
+def size(file: Path) -> int:
+    """Bytes; 0 of a file that may not be looked at: `entries` says so."""
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0
 
 
 def inside(folder: Path) -> list[Path]:
@@ -71,7 +84,12 @@ def inside(folder: Path) -> list[Path]:
 
 def _is_ours(path: Path, root: Path) -> bool:
     hidden = any(part.startswith(".") for part in path.relative_to(root).parts)
-    return path.suffix.lower() in SUFFIXES and not hidden and path.is_file()
+    if path.suffix.lower() not in SUFFIXES or hidden:
+        return False
+    try:
+        return path.is_file()
+    except PermissionError:  # in a folder that may only be listed: `entries` says so
+        return True
 
 
 def entries(file: Path) -> Iterator[Entry]:

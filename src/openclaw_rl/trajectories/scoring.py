@@ -20,7 +20,7 @@ def score_waiting(config: Config, store: Store, progress: Callable[[int], None])
 
     Raises `ModelError`, `IdentityMismatch`, `StoreError`; what was done until then stays.
     """
-    files = ModelFiles.find(config.model.path)
+    files = ModelFiles.of(config.model)
     head = head_of(store, files)
     scorer: Scores | None = None
     after, done = 0, 0
