@@ -54,7 +54,7 @@ def broken(site: Site, path: str) -> str:
     answer = site.http.post(path, BODIES[path] | {"model": "openclaw", "stream": True})
     assert answer.status_code == 200, answer.text
     assert not [end for end in ENDS if end in answer.text], answer.text
-    assert answer.text.count("data: ") > 2, "it had begun"
+    assert answer.text.count("data: ") > 1, "it had begun"  # a busy machine sends several tokens in one event
     event = json.loads(answer.text.strip().split("data: ")[-1])
     error: Any = event.get("error") or event.get("response", {}).get("error") or event
     return str(error["message"])
