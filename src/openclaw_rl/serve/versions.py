@@ -56,6 +56,7 @@ class Versions:
         self.head = 0
         self.serving = 0
         self.trouble: str | None = "the engine has not answered yet"
+        self._met = False  # it has answered once; until then its silence is a start
 
     # For requests.
 
@@ -242,7 +243,8 @@ class Versions:
 
     def _failed(self, error: EngineError) -> None:
         if str(error) != self.trouble:
-            log.warning("versions are not loaded: %s", error)
+            starting = isinstance(error, EngineGone) and not self._met
+            log.log(logging.INFO if starting else logging.WARNING, "versions are not loaded yet: %s", error)
         self._stale, self.trouble = True, str(error)
         if isinstance(error, EngineGone):
             self._loaded = frozenset()
@@ -250,7 +252,7 @@ class Versions:
         self._tell()
 
     def _switch(self, loaded: Sequence[int], target: int) -> None:
-        self._loaded = frozenset(loaded)
+        self._loaded, self._met = frozenset(loaded), True
         self.trouble = self._refused[self.head][0] if self.head in self._refused else None
         if target in self._loaded and self.serving != target:
             log.info("version %d answers now; was %d", target, self.serving)
