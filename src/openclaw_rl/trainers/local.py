@@ -125,7 +125,7 @@ class LocalTrainer:
         started = time.perf_counter()
         check_ids(samples, self.causal.config.get_text_config().vocab_size)
         batch, dropped = self._sight.scored(samples, self._method)
-        passed = {"dropped/stale": float(len(dropped))}
+        passed = {"dropped/stale": float(sum(s.turn in dropped for s in samples if not s.replay))}
         terms = self._method.terms(batch.evidence(), self._memory)
         members = [i for i in range(len(batch.samples)) if any(term.masks[i].any() for term in terms)]
         for i in set(range(len(batch.samples))) - set(members):
