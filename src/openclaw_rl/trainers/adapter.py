@@ -42,7 +42,7 @@ def load_base(path: str, model: ModelConfig, quantization: Any = None) -> Any:
     placed = {} if quantization is None else {"quantization_config": quantization, "device_map": {"": device}}
     try:
         base, told = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, attn_implementation="sdpa", local_files_only=True, output_loading_info=True, **placed
+            path, dtype=dtype, local_files_only=True, output_loading_info=True, **placed
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"{path}: cannot be loaded as a causal language model: {error}") from error
