@@ -217,7 +217,7 @@ class LocalTrainer:
             logp_K=logps_KN[:, 0],
             mu_K=torch.cat([batch.mu(i) for i in indices]).to(device),
             base_K=torch.cat([batch.base[i] for i in indices]).to(device),
-            terms=_slices(terms, indices, slow, device) + distill.slices(terms, indices, logps_KN[:, 1:], slow),
+            terms=_slices(terms, indices, slow, logps_KN) + distill.slices(terms, indices, logps_KN[:, 1:], slow),
             kl_coef=self._train.kl_coef,
             kl_denominator=members * slow,
             bounds=self._bounds,
@@ -272,14 +272,17 @@ def _checkpoint(causal: Any) -> None:
     enable({"use_reentrant": False})
 
 
-def _slices(terms: Sequence[AnyTerm], indices: Sequence[int], slow: float, device: torch.device) -> list[TermSlice]:
-    """The terms on these samples. Denominator: samples in the term times the slow average of reply tokens."""
+def _slices(terms: Sequence[AnyTerm], indices: Sequence[int], slow: float, like: torch.Tensor) -> list[TermSlice]:
+    """The terms on these samples, in the precision of `like` and where it is.
+
+    Denominator: samples in the term times the slow average of reply tokens.
+    """
     return [
         TermSlice(
             name=term.name,
             weight=term.weight,
-            advantages_K=torch.from_numpy(np.concatenate([term.advantages[i] for i in indices])).to(device),
-            mask_K=torch.from_numpy(np.concatenate([term.masks[i] for i in indices])).to(device),
+            advantages_K=torch.from_numpy(np.concatenate([term.advantages[i] for i in indices])).to(like),
+            mask_K=torch.from_numpy(np.concatenate([term.masks[i] for i in indices])).to(like.device),
             denominator=term.samples * slow,
         )
         for term in terms
