@@ -273,7 +273,7 @@ class TrainRoom:
             folders.remove(Path(result.folder))
         self._passed["dropped/stale"] += int(result.metrics.get("dropped/stale", 0))
         self._replays.pass_over(again := result.dropped.keys() - fresh)
-        self._drop(reasons := {turn: result.dropped.get(turn, NO_GRADIENT) for turn in fresh})
+        self._drop(reasons := {turn: result.dropped.get(turn, NO_GRADIENT) for turn in sorted(fresh)})
         self._no_step(head, reasons, dict(result.metrics) | {"replays/passed_over": float(len(again))})
 
     def _fail(
