@@ -107,7 +107,7 @@ class Term:
 
     name: str  # "binary", "opd": only a label for the metrics; nothing branches on it
     weight: float
-    advantages: tuple[NDArray[np.float32], ...]  # B times [R]
+    advantages: tuple[NDArray[np.floating[Any]], ...]  # B times [R]
     masks: tuple[Mask, ...]  # B times [R]; all False where the sample is not in the term
     metrics: Mapping[str, float] = field(default_factory=dict)  # what else is worth knowing
 

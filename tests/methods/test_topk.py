@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from openclaw_rl import methods
 from openclaw_rl.credit import Evidence, Sample, Support, Target, Tops
 from openclaw_rl.methods import Distill, Opd, TopK
-from openclaw_rl.methods.hints import mixture, overlap
+from openclaw_rl.methods.hints import chosen, mixture, overlap
 
 V, N = 12, 4
 
@@ -169,6 +169,19 @@ def test_no_hints_no_samples() -> None:
     found, _ = evidence(rng, [draw(rng, 0), draw(rng, 0)])
     (target,) = topk().terms(found, {})
     assert (target.samples, target.speaks, target.metrics) == (0, False, {})
+
+
+def test_of_equal_overlaps_the_first_counts() -> None:
+    """0.3 + 0.3 + 0 is less than 0.1 + 0.2 + 0.3 to a computer; six tokens of thirty are in common both times."""
+
+    def support(common: tuple[int, ...]) -> Support:
+        ids_RN = np.stack([np.arange(10, dtype=np.int32) + 10 - n for n in common])
+        return Support(ids=ids_RN, logps=np.full(ids_RN.shape, -3.0))
+
+    teachers = (support((3, 3, 0)), support((1, 2, 3)))
+    tops = Tops(student=support((10, 10, 10)), teachers=teachers, crossed=())
+    assert [overlap(tops.student.ids, t.ids).round(9).tolist() for t in teachers] == [[0.3, 0.3, 0.0], [0.1, 0.2, 0.3]]
+    assert chosen(tops, np.ones(3, bool), "overlap") == [0]
 
 
 def test_overlap_and_mixture_by_hand() -> None:

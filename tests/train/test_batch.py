@@ -26,7 +26,7 @@ def only(method: str, builder: Builder) -> Builder:
 
 
 def made(builder: Builder, item: JudgedTurn, head: Policy) -> Sample | str:
-    batch = builder.build([item], head)
+    batch = builder.build([item], head, range(head.version - 65, head.version + 1))
     return batch.samples[0] if batch.samples else batch.dropped[item.turn.id]
 
 

@@ -69,7 +69,7 @@ def test_words_are_scored_once_and_then_train(tmp_path: Path, home: Home) -> Non
         head = policies.head(conn)
         ready = policies.claimable(conn, head=0, limit=9, max_uses=1, need_score=True, need_hint=False)
     builder = Builder(renderer=RENDERER, transient=Transience(()), signal=method, max_staleness=1)
-    batch = builder.build(ready, head)
+    batch = builder.build(ready, head, range(head.version + 1))
     assert batch.dropped == {}
     (sample,) = batch.samples
     assert (sample.turn, sample.reward, sample.temperature, sample.on_policy) == (first.id, 1.0, 1.0, False)

@@ -29,7 +29,7 @@ class Binary:
         """One term, of the scores alone. b is read once, before the batch."""
         baseline = Baseline(memory, decay=self._decay, shrink=self._shrink)
         advantages = [
-            np.full(len(s.mask), 0.0 if s.reward is None else _checked(s) - baseline.read(s.agent), np.float32)
+            np.full(len(s.mask), 0.0 if s.reward is None else _checked(s) - baseline.read(s.agent))
             for s in evidence.samples
         ]
         masks = [s.mask & (s.reward is not None) for s in evidence.samples]

@@ -49,7 +49,7 @@ class Groups:
             Term(
                 name="groups",
                 weight=1.0,
-                advantages=tuple(np.full(len(s.mask), v or 0.0, np.float32) for s, v in pairs),
+                advantages=tuple(np.full(len(s.mask), v or 0.0) for s, v in pairs),
                 masks=tuple(s.mask & (v is not None) for s, v in pairs),
                 metrics={"groups/rollouts": float(len(rollouts)), "groups/silent": float(len(rollouts - spoke))},
             ),

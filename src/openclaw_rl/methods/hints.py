@@ -27,11 +27,17 @@ def mixture(logps: Sequence[Floats]) -> Floats:
     return mixed
 
 
-def overlap(a_RN: Ids, b_RN: Ids) -> Floats:
-    """[R] share of N tokens that two sets of N have in common (arXiv:2603.10165 v2). No set holds a token twice."""
+def _shared(a_RN: Ids, b_RN: Ids) -> NDArray[np.int64]:
+    """[R] how many tokens two sets of N have in common. No set holds a token twice."""
     both = np.sort(np.concatenate([a_RN, b_RN], axis=1), axis=1)
-    shared: Floats = (both[:, 1:] == both[:, :-1]).sum(axis=1) / a_RN.shape[1]
+    shared: NDArray[np.int64] = (both[:, 1:] == both[:, :-1]).sum(axis=1)
     return shared
+
+
+def overlap(a_RN: Ids, b_RN: Ids) -> Floats:
+    """[R] share of N tokens that two sets of N have in common (arXiv:2603.10165 v2)."""
+    share: Floats = _shared(a_RN, b_RN) / a_RN.shape[1]
+    return share
 
 
 def chosen(tops: Tops, mask: Mask, choice: HintChoice) -> list[int]:
@@ -39,8 +45,9 @@ def chosen(tops: Tops, mask: Mask, choice: HintChoice) -> list[int]:
     hints = range(len(tops.teachers))
     if choice == "mixture" or not hints:
         return list(hints)
-    means = [overlap(tops.student.ids, teacher.ids)[mask].sum() for teacher in tops.teachers]
-    return [int(np.argmax(means))]
+    # Whole numbers: of equal ones the first counts, and sums of shares differ by their rounding.
+    common = [_shared(tops.student.ids, teacher.ids)[mask].sum() for teacher in tops.teachers]
+    return [int(np.argmax(common))]
 
 
 def overlaps(tops: Tops, hints: Sequence[int], mask: Mask) -> Floats:

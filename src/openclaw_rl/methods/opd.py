@@ -53,7 +53,7 @@ class Opd:
         told = np.concatenate(shares)
         return followed, {"overlap": float(told.mean())} if len(told) else {}
 
-    def _advantage(self, sample: Sample, o: Logprobs, hinted: Sequence[Logprobs]) -> Logprobs:
+    def _advantage(self, sample: Sample, o: Logprobs, hinted: Sequence[Logprobs]) -> Floats:
         lengths = [len(o), *(len(t) for t in hinted)]
         if set(lengths) != {len(sample.mask)}:
             raise ValueError(
@@ -61,6 +61,6 @@ class Opd:
                 f"got {lengths}"
             )
         if not hinted:
-            return np.zeros(len(o), np.float32)
-        advantage: Logprobs = np.clip(mixture(hinted) - o, -self._clip, self._clip).astype(np.float32)
+            return np.zeros(len(o))
+        advantage: Floats = np.clip(mixture(hinted) - o, -self._clip, self._clip)
         return advantage

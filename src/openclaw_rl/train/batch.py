@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -14,6 +14,7 @@ from openclaw_rl.credit import Sample
 from openclaw_rl.errors import RequestError
 from openclaw_rl.render.hint import with_hint
 from openclaw_rl.render.renderer import Renderer
+from openclaw_rl.train.tracking import age
 from openclaw_rl.types import FinishReason, Ids, JudgedTurn, Policy, Reply, Request, Verdict
 
 
@@ -44,27 +45,30 @@ class Builder:
     renderer: Renderer
     transient: Transience
     signal: Signal
-    max_staleness: int  # versions
+    max_staleness: int  # versions of the head's line
 
-    def build(self, turns: Sequence[JudgedTurn], head: Policy, *, replay: bool = False) -> Batch:
-        """One sample or one reason for each turn, in their order. `replay`: the head's line was trained on them."""
+    def build(self, turns: Sequence[JudgedTurn], head: Policy, line: Collection[int], *, replay: bool = False) -> Batch:
+        """One sample or one reason for each turn, in their order.
+
+        `line`: the head's version and those that it stands on; `replay`: they were trained on these turns.
+        """
         batch = Batch()
         for item in turns:
-            made = self._sample(item, head, replay)
+            made = self._sample(item, head, line, replay)
             if isinstance(made, Sample):
                 batch.samples.append(made)
-                batch.counts.update(self._told(item, head))
+                batch.counts.update(self._told(item, head, line))
             else:
                 batch.dropped[item.turn.id] = made
-                batch.left.update(self._told(item, head))
+                batch.left.update(self._told(item, head, line))
         return batch
 
-    def _sample(self, item: JudgedTurn, head: Policy, replay: bool) -> Sample | str:
+    def _sample(self, item: JudgedTurn, head: Policy, line: Collection[int], replay: bool) -> Sample | str:
         request, reply = item.exchange.request, item.exchange.reply
         if reply is None:
             return "the reply is missing"
         version = _version(request, reply)
-        if why := _unfit(request, reply, head, version, self.max_staleness):
+        if why := _unfit(request, reply, head, self._too_old(request, reply, line)):
             return why
         reward = _reward(item.verdict, reply) if self.signal.uses_reward else None
         hinted = self._hinted(request, item.verdict.hints, len(reply.response_ids)) if self.signal.uses_hints else ()
@@ -88,12 +92,21 @@ class Builder:
         except ValueError as error:  # what a broken engine recorded is data, not a reason to stop
             return str(error)
 
-    def _told(self, item: JudgedTurn, head: Policy) -> dict[str, int]:
+    def _too_old(self, request: Request, reply: Reply, line: Collection[int]) -> str | None:
+        version = _version(request, reply)
+        steps = age(line, version)
+        if request.origin is not None or steps <= self.max_staleness:  # of what was imported its gap tells more
+            return None
+        return (
+            f"too stale: answered by version {version}, {steps} versions ago (train.max_staleness {self.max_staleness})"
+        )
+
+    def _told(self, item: JudgedTurn, head: Policy, line: Collection[int]) -> dict[str, int]:
         """What counts of the turn, whether it trains or not."""
         request, reply = item.exchange.request, item.exchange.reply
         if reply is None:
             return {}
-        old = request.identity == head.identity and head.version - _version(request, reply) > self.max_staleness
+        old = request.identity == head.identity and self._too_old(request, reply, line) is not None
         return {"dropped/stale": int(old), "truncated": int(reply.finish_reason is FinishReason.LENGTH)}
 
     def _hinted(self, request: Request, hints: Sequence[str], response: int) -> tuple[Ids, ...]:
@@ -146,17 +159,14 @@ def _version(request: Request, reply: Reply) -> int:
     return min((span.version for span in reply.spans), default=request.version)
 
 
-def _unfit(request: Request, reply: Reply, head: Policy, version: int, max_staleness: int) -> str | None:
+def _unfit(request: Request, reply: Reply, head: Policy, too_old: str | None) -> str | None:
     if request.identity != head.identity:
         return (
             "its tokens belong to another model: tokenizer, chat template or base weights have changed "
             f"(identity {request.identity[:12]}, the policy has {head.identity[:12]})"
         )
-    if request.origin is None and head.version - version > max_staleness:  # of what was imported its gap tells more
-        return (
-            f"too stale: answered by version {version}, {head.version - version} versions ago "
-            f"(train.max_staleness {max_staleness})"
-        )
+    if too_old:
+        return too_old
     if why := request.sampling.untrainable():
         return why
     if not reply.mask.any():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import os
@@ -85,10 +86,8 @@ async def _turn_over(room: TrainRoom, store: Store, stop: asyncio.Event, poll: f
 
 
 async def _pause(stop: asyncio.Event, seconds: float) -> None:
-    try:
+    with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(stop.wait(), seconds)
-    except TimeoutError:
-        return
 
 
 def make_method(train: TrainConfig) -> methods.AnyMethod:
@@ -128,16 +127,9 @@ def open_room(config: Config, store: Store) -> TrainRoom:
     run, told = f"openclaw-rl-{config.train.method}", config.train.model_dump(mode="json")
     tracker = Tracker(config.track, config.logs_dir, run=run, settings=told)
     return TrainRoom(
-        store,
-        trainer,
-        builder,
-        config.train,
-        config.policies_dir,
-        engine=config.engine.backend,
-        tracker=tracker,
-        saver=saver,
-        eval_every=config.track.eval_every,
-    )
+        store, trainer, builder, config.train, config.policies_dir, engine=config.engine.backend, tracker=tracker,
+        saver=saver, eval_every=config.track.eval_every,
+    )  # fmt: skip
 
 
 def _trainer(config: Config, files: ModelFiles, method: methods.AnyMethod) -> Trainer:
@@ -237,19 +229,21 @@ class TrainRoom:
 
     def _train_on(self, head: Policy, items: Sequence[JudgedTurn]) -> bool:
         self.note = "making a batch"
-        batch = self._builder.build(items, head)
+        with self._store.read() as conn:
+            line, version = policies.lineage(conn, head.version), policies.next_version(conn)
+        batch = self._builder.build(items, head, line)
         if batch.dropped:
             self._drop(batch.dropped)
+        if not batch.samples:
+            self._no_step(head, batch.dropped, batch.left)
         self._passed.update(batch.left)
         if not self._enough([i for i in items if i.turn.id not in batch.dropped] or items, len(batch.samples)):
             return bool(batch.dropped)
         if self._standing != head.version:
             self._trainer.load(folder=head.path, memory=head.memory)
             self._replays.forget()
-        again, replays = ([], []) if self._retrying else self._replays.claim(head, len(batch.samples))
+        again, replays = ([], []) if self._retrying else self._replays.claim(head, line, len(batch.samples))
         samples, earlier = [*batch.samples, *replays], {i.turn.id: i.earlier_uses for i in (*items, *again)}
-        with self._store.read() as conn:
-            version = policies.next_version(conn)
         self.note = f"training version {version} on {number_of_turns(len(batch.samples), len(replays))}"
         self._standing = None  # until it is known what became of the step
         try:
@@ -278,8 +272,9 @@ class TrainRoom:
         else:
             folders.remove(Path(result.folder))
         self._passed["dropped/stale"] += int(result.metrics.get("dropped/stale", 0))
-        self._replays.pass_over(result.dropped.keys() - fresh)
-        self._drop({turn: result.dropped.get(turn, NO_GRADIENT) for turn in fresh})
+        self._replays.pass_over(again := result.dropped.keys() - fresh)
+        self._drop(reasons := {turn: result.dropped.get(turn, NO_GRADIENT) for turn in sorted(fresh)})
+        self._no_step(head, reasons, dict(result.metrics) | {"replays/passed_over": float(len(again))})
 
     def _fail(
         self, head: Policy, version: int, samples: Sequence[Sample], earlier: Mapping[str, int], error: Exception
@@ -287,6 +282,7 @@ class TrainRoom:
         """The trainer has raised: what is too long leaves, else the batch is tried in halves. Raises `StaleLease`."""
         words = f"it cannot be trained: {type(error).__name__}: {error}"
         log.error("version %d, %d turns: %s", version, len(samples), words)
+        self._no_step(head, {s.turn: words for s in samples}, {})
         if isinstance(error, TooLarge):
             turn = blame.longest(samples)
             if turn.replay:
@@ -365,6 +361,10 @@ class TrainRoom:
         log.log(logging.WARNING if reason else logging.INFO, in_words(policy, metrics, len(trained)))
         if self._tracker is not None:
             self._tracker.tell(policy, self._kept(metrics), [s.turn for s in trained])
+
+    def _no_step(self, head: Policy, reasons: Mapping[str, str], metrics: Mapping[str, float]) -> None:
+        if self._tracker is not None:
+            self._tracker.pass_over(head, reasons, self._kept(metrics), self._clock())
 
     def _standing_of(self, head: Policy, step: int) -> dict[str, float]:
         """After every `track.eval_every`-th step: how people took what the versions since the last time have said."""

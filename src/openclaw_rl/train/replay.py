@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from openclaw_rl.config import TrainConfig
 from openclaw_rl.credit import Sample
@@ -38,8 +38,8 @@ class Replays:
         self._unfit: deque[str] = deque(maxlen=REMEMBERED)
         self._never: set[str] = set()
 
-    def claim(self, head: Policy, fresh: int) -> tuple[list[JudgedTurn], list[Sample]]:
-        """What joins `fresh` turns on top of `head`: the turns, and the samples of those that fit."""
+    def claim(self, head: Policy, line: Collection[int], fresh: int) -> tuple[list[JudgedTurn], list[Sample]]:
+        """What joins `fresh` turns on top of `head` and its `line`: the turns, and the samples of those that fit."""
         limit = room_for(fresh, share=self._train.replay, most=self._train.most)
         if self._train.max_uses < 2 or limit == 0:
             return [], []
@@ -54,7 +54,7 @@ class Replays:
                 need_hint=signal.uses_hints,
                 skip={*self._unfit, *self._never},
             )
-        batch = self._builder.build(items, head, replay=True)
+        batch = self._builder.build(items, head, line, replay=True)
         self.pass_over(batch.dropped)
         return items, batch.samples
 

@@ -19,6 +19,7 @@ from openclaw_rl.types import Policy, Verdict
 log = logging.getLogger(__name__)
 
 FILE = "metrics.jsonl"
+NO_STEP = "no step"
 _WANDB_SECONDS = 15.0  # that W&B may take to answer at the start
 Sink = Callable[[int, Mapping[str, float]], None]
 """(step, metrics). The step is the policy version that came of it."""
@@ -56,12 +57,17 @@ def off_policy(m: Mapping[str, float]) -> str:
     return "; ".join(words)
 
 
+def age(line: Collection[int], version: int) -> int:
+    """How many versions of a head's `line` came after this one."""
+    return sum(later > version for later in line)
+
+
 def staleness(line: Collection[int], samples: Sequence[Sample]) -> dict[str, float]:
-    """How many versions of the head's `line` came after those that wrote the samples: mean and most.
+    """The age of the versions that wrote the samples: mean and most.
 
     What was rejected or rolled back is no step away from anybody.
     """
-    ages = [sum(version > s.version for version in line) for s in samples]
+    ages = [age(line, s.version) for s in samples]
     if not ages:
         return {}
     return {"staleness/versions": sum(ages) / len(ages), "staleness/versions/max": float(max(ages))}
@@ -105,7 +111,7 @@ class Tracker:
         if raw and not raw.endswith(b"\n"):
             with self._file.open("ab") as file:
                 file.write(b"\n")
-        told = max((_version(line) for line in raw.splitlines()[-1:]), default=-1)
+        told = next((found for line in reversed(raw.splitlines()) if (found := _version(line)) >= 0), -1)
         if told < newest.version and "loss/total" in newest.metrics:  # others are no steps
             self.tell(newest, newest.metrics, turns)
 
@@ -119,8 +125,7 @@ class Tracker:
             "at": policy.created_at,
             "turns": list(turns),
         }
-        with self._file.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        self._write(line | ({"reason": policy.reason} if policy.reason else {}))
         for name, sink in list(self._sinks.items()):
             try:
                 sink(policy.version, finite)
@@ -128,9 +133,22 @@ class Tracker:
                 log.exception("metrics no longer go to %s: %s: %s", name, type(error).__name__, error)
                 del self._sinks[name]
 
+    def pass_over(self, head: Policy, reasons: Mapping[str, str], metrics: Mapping[str, float], at: float) -> None:
+        """A batch on top of `head` that ended without a step: of each of its turns why. In the file alone.
+
+        Another sink counts in versions, and there is none.
+        """
+        finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        line = {"parent": head.version, "state": NO_STEP, "at": at, "turns": list(reasons), "reasons": dict(reasons)}
+        self._write(finite | line)
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        with self._file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
 
 def _version(line: bytes) -> int:
-    """That a line tells of; -1 when it was not written to its end."""
+    """That a line tells of; -1 when it was not written to its end, or tells of a batch without a step."""
     try:
         return int(json.loads(line)["version"])
     except (ValueError, KeyError, TypeError):

@@ -42,7 +42,7 @@ def load_base(path: str, model: ModelConfig, quantization: Any = None) -> Any:
     placed = {} if quantization is None else {"quantization_config": quantization, "device_map": {"": device}}
     try:
         base, told = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, attn_implementation="sdpa", local_files_only=True, output_loading_info=True, **placed
+            path, dtype=dtype, local_files_only=True, output_loading_info=True, **placed
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"{path}: cannot be loaded as a causal language model: {error}") from error
@@ -66,6 +66,7 @@ def attach(base: Any, path: str, lora: LoraConfig, seed: int) -> Any:
     )
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)  # peft asks by the old name
+        warnings.filterwarnings("ignore", "The following .*_pattern keys", RuntimeWarning)  # which it made up itself
         torch.manual_seed(seed)
         try:
             model = get_peft_model(base, config)
@@ -74,20 +75,27 @@ def attach(base: Any, path: str, lora: LoraConfig, seed: int) -> Any:
                 f"train.lora.targets {targets!r} fit no layers of {path}: {error}. Name its linear layers, or say "
                 "all-linear"
             ) from error
-    _check_linear(model, path)
+    _check_linear(model, path, targets)
     lean(model)
     model.peft_config["default"].base_model_name_or_path = path
     return model.eval()
 
 
-def _check_linear(model: Any, path: str) -> None:
-    """What no engine could serve must not be trained. Raises `ConfigError`."""
+def _check_linear(model: Any, path: str, targets: str | list[str]) -> None:
+    """What no engine could serve must not be trained. Raises `ConfigError`.
+
+    With all-linear PEFT takes in experts and routers, too, which are weights without a linear layer around them.
+    """
+    cure = "Leave it out, or say all-linear"
+    if isinstance(targets, str):
+        adapted = (n for n, module in model.named_modules() if _is_linear(getattr(module, "base_layer", None)))
+        cure = f"Name linear ones alone: train.lora.targets [{', '.join(sorted({n.split('.')[-1] for n in adapted}))}]"
     for name, module in model.named_modules():
         base = getattr(module, "base_layer", None)
         if base is not None and getattr(base, "weight", None) is not None and not _is_linear(base):
             raise ConfigError(
                 f"train.lora.targets: {name.removeprefix('base_model.model.')} of {path} is a {type(base).__name__}; "
-                "engines serve adapters of linear layers only. Leave it out, or say all-linear"
+                f"engines serve adapters of linear layers only. {cure}"
             )
 
 

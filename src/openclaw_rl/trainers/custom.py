@@ -187,7 +187,7 @@ class Custom:
     ) -> Reply | None:
         """Its tokens that stand in any term and that no mask takes out; None: there are none."""
         own = [term for term in terms if isinstance(term, Term) and term.masks[i].any()]
-        advantages, anywhere = torch.zeros(len(logp)), torch.zeros(len(logp), dtype=torch.bool)
+        advantages, anywhere = torch.zeros(len(logp), dtype=logp.dtype), torch.zeros(len(logp), dtype=torch.bool)
         for term in own:
             mask = torch.from_numpy(term.masks[i].astype(bool))
             advantages += term.weight * torch.from_numpy(term.advantages[i]) * mask

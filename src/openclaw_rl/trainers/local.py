@@ -125,7 +125,7 @@ class LocalTrainer:
         started = time.perf_counter()
         check_ids(samples, self.causal.config.get_text_config().vocab_size)
         batch, dropped = self._sight.scored(samples, self._method)
-        passed = {"dropped/stale": float(len(dropped))}
+        passed = {"dropped/stale": float(sum(s.turn in dropped for s in samples if not s.replay))}
         terms = self._method.terms(batch.evidence(), self._memory)
         members = [i for i in range(len(batch.samples)) if any(term.masks[i].any() for term in terms)]
         for i in set(range(len(batch.samples))) - set(members):
@@ -217,7 +217,7 @@ class LocalTrainer:
             logp_K=logps_KN[:, 0],
             mu_K=torch.cat([batch.mu(i) for i in indices]).to(device),
             base_K=torch.cat([batch.base[i] for i in indices]).to(device),
-            terms=_slices(terms, indices, slow, device) + distill.slices(terms, indices, logps_KN[:, 1:], slow),
+            terms=_slices(terms, indices, slow, logps_KN) + distill.slices(terms, indices, logps_KN[:, 1:], slow),
             kl_coef=self._train.kl_coef,
             kl_denominator=members * slow,
             bounds=self._bounds,
@@ -272,14 +272,17 @@ def _checkpoint(causal: Any) -> None:
     enable({"use_reentrant": False})
 
 
-def _slices(terms: Sequence[AnyTerm], indices: Sequence[int], slow: float, device: torch.device) -> list[TermSlice]:
-    """The terms on these samples. Denominator: samples in the term times the slow average of reply tokens."""
+def _slices(terms: Sequence[AnyTerm], indices: Sequence[int], slow: float, like: torch.Tensor) -> list[TermSlice]:
+    """The terms on these samples, in the precision of `like` and where it is.
+
+    Denominator: samples in the term times the slow average of reply tokens.
+    """
     return [
         TermSlice(
             name=term.name,
             weight=term.weight,
-            advantages_K=torch.from_numpy(np.concatenate([term.advantages[i] for i in indices])).to(device),
-            mask_K=torch.from_numpy(np.concatenate([term.masks[i] for i in indices])).to(device),
+            advantages_K=torch.from_numpy(np.concatenate([term.advantages[i] for i in indices])).to(like),
+            mask_K=torch.from_numpy(np.concatenate([term.masks[i] for i in indices])).to(like.device),
             denominator=term.samples * slow,
         )
         for term in terms

@@ -1,0 +1,60 @@
+"""Models that need another kernel, bend their logits, or have weights without a linear layer around them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import Gemma2Config, Gemma2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from openclaw_rl import methods
+from openclaw_rl.config import TrainConfig
+from openclaw_rl.errors import ConfigError, ModelError
+from openclaw_rl.trainers.local import LocalTrainer
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.3,
+}
+
+
+def trainer(path: Path, **lora: Any) -> LocalTrainer:
+    method = methods.make("binary", decay=0.95, shrink=8.0, clip=1.0, w_binary=1.0, w_opd=1.0)
+    return LocalTrainer(str(path), method, TrainConfig(lora={"rank": 2, **lora}))
+
+
+def gemma2(folder: Path, **caps: float | None) -> Path:
+    """transformers has no fused attention for it."""
+    Gemma2ForCausalLM(Gemma2Config(**SHAPE, sliding_window=4, **caps)).save_pretrained(folder)
+    return folder
+
+
+def test_a_model_without_fused_attention_is_loaded(tmp_path: Path) -> None:
+    uncapped = gemma2(tmp_path / "a", final_logit_softcapping=None, attn_logit_softcapping=None)
+    assert trainer(uncapped)._passes.shares
+    scores = gemma2(tmp_path / "b", final_logit_softcapping=None, attn_logit_softcapping=5.0)
+    assert not trainer(scores)._passes.shares, "what bends scores is left to the model's own attention"
+
+
+def test_a_cap_behind_the_head_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="this gemma2 model changes its logits after the LM head"):
+        trainer(gemma2(tmp_path))
+
+
+def test_experts_are_refused_with_layers_that_can_be_named(tmp_path: Path) -> None:
+    config = Qwen3MoeConfig(**SHAPE, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
+    Qwen3MoeForCausalLM(config).save_pretrained(tmp_path)
+    wanted = r"serve adapters of linear layers only. Name linear ones alone: train.lora.targets \[(.*)\]"
+    with pytest.raises(ConfigError, match=wanted) as refused:
+        trainer(tmp_path)
+    named = str(refused.value).split("[")[1].rstrip("]").split(", ")
+    assert named == ["k_proj", "o_proj", "q_proj", "v_proj"]
+    assert trainer(tmp_path, targets=named)._passes.shares
