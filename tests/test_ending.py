@@ -13,7 +13,7 @@ from openclaw_rl.ending import QUIET, Ending, wanted
 from openclaw_rl.store import exchanges, leases, links, loops, policies, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.train.lease import LEASE
-from openclaw_rl.train.loop import WAITING
+from openclaw_rl.train.room import WAITING
 from openclaw_rl.types import (
     ExchangeStatus,
     FinishReason,

@@ -11,7 +11,7 @@ from openclaw_rl.config import Config
 from openclaw_rl.store import events, loops, policies, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.train.checkpoints import Saver
-from openclaw_rl.train.loop import WAITING, is_last
+from openclaw_rl.train.room import WAITING, is_last
 from openclaw_rl.trajectories.loop import imported
 
 log = logging.getLogger("openclaw_rl.run")

@@ -23,7 +23,7 @@ from sqlalchemy import Connection
 from openclaw_rl.config import Config
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.signs import Line, Signs, read
-from openclaw_rl.train.loop import WAITING
+from openclaw_rl.train.room import WAITING
 from openclaw_rl.types import Verdict
 
 FEW = 10  # turns, verdicts: fewer show no trouble

@@ -49,7 +49,8 @@ from openclaw_rl.system import System, scratch
 from openclaw_rl.testing import ScriptedJudge, ScriptedTrainer
 from openclaw_rl.train.batch import Builder
 from openclaw_rl.train.gate import refusal
-from openclaw_rl.train.loop import TrainRoom, make_method
+from openclaw_rl.train.loop import make_method
+from openclaw_rl.train.room import TrainRoom
 from openclaw_rl.train.tracking import Tracker
 from openclaw_rl.trainers.local import LocalTrainer
 from openclaw_rl.trainers.memory import fitted

@@ -19,7 +19,7 @@ from openclaw_rl.store.db import Store
 from openclaw_rl.testing import ScriptedTrainer
 from openclaw_rl.train import blame
 from openclaw_rl.train.batch import Builder
-from openclaw_rl.train.loop import TrainRoom
+from openclaw_rl.train.room import TrainRoom
 from openclaw_rl.types import JudgedTurn, PolicyState
 
 Fill = Callable[..., list[str]]

@@ -27,7 +27,8 @@ from openclaw_rl.train import checkpoints, resume
 from openclaw_rl.train.batch import Builder
 from openclaw_rl.train.checkpoints import LATEST, NOTE, Saver, read_note
 from openclaw_rl.train.lease import LEASE
-from openclaw_rl.train.loop import TrainRoom, run
+from openclaw_rl.train.loop import run
+from openclaw_rl.train.room import TrainRoom
 from openclaw_rl.types import Policy
 
 Fill = Callable[..., list[str]]

@@ -15,7 +15,7 @@ from openclaw_rl.store import policies
 from openclaw_rl.store.db import Store
 from openclaw_rl.testing import ScriptedTrainer
 from openclaw_rl.train.batch import Builder
-from openclaw_rl.train.loop import TrainRoom
+from openclaw_rl.train.room import TrainRoom
 
 TTL = 1.0
 CHILD = """
@@ -29,7 +29,7 @@ from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.store.db import Store
 from openclaw_rl.testing import ScriptedTrainer
 from openclaw_rl.train.batch import Builder
-from openclaw_rl.train.loop import TrainRoom
+from openclaw_rl.train.room import TrainRoom
 
 home, how = Path(sys.argv[1]), sys.argv[2]
 

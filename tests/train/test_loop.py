@@ -20,7 +20,8 @@ from openclaw_rl.store.db import Store
 from openclaw_rl.testing import ScriptedTrainer
 from openclaw_rl.train.batch import Builder
 from openclaw_rl.train.lease import LEASE
-from openclaw_rl.train.loop import TrainRoom, run
+from openclaw_rl.train.loop import run
+from openclaw_rl.train.room import TrainRoom
 from openclaw_rl.types import Policy, PolicyState, Use
 
 Fill = Callable[..., list[str]]

@@ -17,8 +17,8 @@ from openclaw_rl.store import policies, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.testing import ScriptedTrainer
 from openclaw_rl.train.batch import Builder
-from openclaw_rl.train.loop import TrainRoom
 from openclaw_rl.train.replay import room_for
+from openclaw_rl.train.room import TrainRoom
 from openclaw_rl.types import Policy, TurnState
 
 Fill = Callable[..., list[str]]

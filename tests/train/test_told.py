@@ -17,7 +17,7 @@ from openclaw_rl.store import policies, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.testing import ScriptedTrainer
 from openclaw_rl.train.batch import Builder
-from openclaw_rl.train.loop import TrainRoom
+from openclaw_rl.train.room import TrainRoom
 from openclaw_rl.train.tracking import FILE, Tracker, staleness
 from openclaw_rl.types import FinishReason, JudgedTurn, Origin, Policy
 
