@@ -71,7 +71,7 @@ def up(file: str | None, sets: tuple[str, ...], words: tuple[str, ...], **flags:
 @_with_parent
 @words
 def serve(file: str | None, sets: tuple[str, ...], words: tuple[str, ...], **flags: Any) -> None:
-    """Only serve (engine and gateway): capture conversations, train nothing."""
+    """Only serve and capture conversations: engine and gateway."""
     _start(_load(file, sets, words, **flags), ("engine", "gateway"))
 
 
@@ -147,7 +147,7 @@ def key(file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
 @option("--json", "as_json", is_flag=True, help="For programs.")
 @configured
 def status(file: str | None, sets: tuple[str, ...], watch: bool, as_json: bool, **flags: Any) -> None:
-    """What runs, what was learned, and what was not, with the reason."""
+    """What runs, what was learned, and what was not and why."""
     from openclaw_rl.views import show_status
     from openclaw_rl.watch import keep
 
@@ -160,7 +160,7 @@ def status(file: str | None, sets: tuple[str, ...], watch: bool, as_json: bool, 
 
 @cli.group()
 def inspect() -> None:
-    """Sessions, turns and policies: what happened to each, and why."""
+    """Sessions, turns and policies: what became of each, and why."""
 
 
 @inspect.command("sessions")
@@ -177,7 +177,7 @@ def inspect_sessions(file: str | None, sets: tuple[str, ...], limit: int, **flag
 @configured
 @click.argument("session_id")
 def inspect_session(file: str | None, sets: tuple[str, ...], session_id: str, **flags: Any) -> None:
-    """Every turn of a session: asked, answered, reacted, judged, trained or why not."""
+    """Every turn of a session: asked, answered, judged, trained."""
     from openclaw_rl.views import show_session
 
     show_session(_load(file, sets, **flags), session_id)
@@ -187,7 +187,7 @@ def inspect_session(file: str | None, sets: tuple[str, ...], session_id: str, **
 @configured
 @click.argument("turn_id")
 def inspect_turn(file: str | None, sets: tuple[str, ...], turn_id: str, **flags: Any) -> None:
-    """One turn, whole: text, tokens, reaction, verdict, and the policies that learned from it."""
+    """One turn, whole. Text, tokens, reaction, verdict, and the policies that learned from it."""
     from openclaw_rl.views import show_turn
 
     show_turn(_load(file, sets, **flags), turn_id)
@@ -197,7 +197,7 @@ def inspect_turn(file: str | None, sets: tuple[str, ...], turn_id: str, **flags:
 @configured
 @click.argument("version", type=click.IntRange(min=0))
 def inspect_policy(file: str | None, sets: tuple[str, ...], version: int, **flags: Any) -> None:
-    """One policy version: its parent, its metrics, and the turns that it was trained on."""
+    """One policy version: parent, metrics, and its turns. Those are the turns that it was trained on."""
     from openclaw_rl.views import show_policy
 
     show_policy(_load(file, sets, **flags), version)
@@ -215,7 +215,7 @@ def inspect_policy(file: str | None, sets: tuple[str, ...], version: int, **flag
 def doctor(
     file: str | None, sets: tuple[str, ...], wait: float, engine: str | None, troubles: bool, **flags: Any
 ) -> None:
-    """Prove turn -> verdict -> gradient -> new version -> served, on a scratch store; name the first broken link."""
+    """Prove turn -> verdict -> gradient -> new version -> served. On a scratch store; names the first broken link."""
     from openclaw_rl.doctor import examine, examine_engine, examine_home
 
     if engine is not None and flags["backend"] not in (None, engine):
@@ -230,7 +230,7 @@ def doctor(
 @cli.command()
 @configured
 def chat(file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
-    """Talk to it in the terminal and watch it learn from you (starts the system when none runs)."""
+    """Talk to it in the terminal and watch it learn from you. Starts the system when none runs."""
     from openclaw_rl.chat import talk
 
     talk(_load(file, sets, **flags))
@@ -238,7 +238,7 @@ def chat(file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
 
 @cli.group()
 def connect() -> None:
-    """Make another program talk to the gateway: what to paste, or its settings file written."""
+    """Make another program talk to the gateway. Says what to paste, or writes its settings file."""
 
 
 @connect.command("openclaw")

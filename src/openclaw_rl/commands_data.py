@@ -25,7 +25,7 @@ def group(common: Decorator, load: Callable[..., Config]) -> click.Group:
 
     @click.group("data")
     def data() -> None:
-        """Conversations as files: check, import, score and export trajectories."""
+        """Conversations as files: check, import, score, export."""
 
     _add_check(data)
     _add_import(data, common, load)
@@ -40,7 +40,7 @@ def _add_check(data: click.Group) -> None:
     @_report
     @_partial
     def check(paths: tuple[str, ...], report: str | None, partial: bool) -> None:
-        """Read files or folders of trajectories and say what is wrong with them; nothing is changed."""
+        """Say what is wrong with files or folders of trajectories. Nothing is changed."""
         from openclaw_rl.trajectories import commands
 
         sys.exit(0 if commands.check(paths, report=report) or partial else 1)
@@ -56,7 +56,7 @@ def _add_import(data: click.Group, common: Decorator, load: Callable[..., Config
     def bring_in(
         paths: tuple[str, ...], no_score: bool, report: str | None, partial: bool, file: str | None, **rest: Any
     ) -> None:
-        """Import files or folders of trajectories; what is there already is not imported again.
+        """Import files or folders of trajectories. What is there already is not imported again.
 
         Words are tokenised once and scored by the newest policy. What is refused is told, the rest is imported.
         """
@@ -72,7 +72,7 @@ def _add_score(data: click.Group, common: Decorator, load: Callable[..., Config]
     @data.command("score")
     @common
     def score(file: str | None, **rest: Any) -> None:
-        """Compute the log-probabilities of turns that were imported with --no-score."""
+        """Compute the log-probabilities that --no-score left out."""
         from openclaw_rl.trajectories import commands
 
         commands.score(load(file, **rest))
@@ -99,7 +99,7 @@ def _add_export(data: click.Group, common: Decorator, load: Callable[..., Config
     def send_out(
         target: str, names: tuple[str, ...], since: str | None, form: str, redact: bool, file: str | None, **rest: Any
     ) -> None:
-        """Export what the store holds: a file for each session into FOLDER, or all into one FILE.
+        """Export what the store holds. A file for each session into FOLDER, or all into one FILE.
 
         FILE ends with .jsonl, .json or .parquet.
         """

@@ -22,7 +22,7 @@ def new_method() -> click.Command:
     @click.argument("name")
     @option("--into", default="recipes", show_default=True, metavar="DIR", help="Where its folder is made.")
     def command(name: str, into: str) -> None:
-        """Make a folder for a method of your own: README, script, settings, loss and rollout. It runs as it stands."""
+        """Make a folder for a method of your own. README, script, settings, loss and rollout. It runs as it stands."""
         from openclaw_rl.scaffold import new_method
 
         files = new_method(name, Path(into))
@@ -44,7 +44,7 @@ def evaluate(common: Decorator, words: Decorator, load: Callable[..., Config]) -
     @common
     @words
     def command(names: str, num: int | None, out: str | None, file: str | None, **rest: Any) -> None:
-        """Score a checkpoint on small held-out tasks, through a gateway of its own on a scratch home.
+        """Score a checkpoint on small held-out tasks. Through a gateway of its own, on a scratch home.
 
         Coding runs what the model writes: in a process with limits, and without a sandbox.
         """

@@ -25,7 +25,9 @@ def command(common: Decorator, load: Callable[..., Config]) -> click.Command:
     @option("--yes", is_flag=True, help="Do not ask.")
     @common
     def rollback(version: int | None, learn_again: bool, reason: str, yes: bool, file: str | None, **rest: Any) -> None:
-        """Take back what was learned since VERSION [the one before the head]; 0 is the base, before anything was.
+        """Take back what was learned since VERSION.
+
+        VERSION is the one before the head if none is given; 0 is the base, before anything was learned.
 
         VERSION answers new requests as soon as the engine has it, and nobody waits. The turns behind what is taken back
         never train again. The versions stay: `openclaw@N` in a request's model still asks them.

@@ -29,7 +29,7 @@ def command(common: Decorator, words: Decorator, load: Callable[..., Config]) ->
     def rollout(
         tasks: str | None, prompts: tuple[str, ...], num: int | None, out: str | None, file: str | None, **rest: Any
     ) -> None:
-        """Run a rollout function (--rollout-function-path FILE) as a client of the running gateway.
+        """Run a rollout function as a client of the running gateway. It is that of --rollout-function-path FILE.
 
         What it says is captured, judged and trained as any other conversation. The file's code runs on this machine.
         """
@@ -67,7 +67,7 @@ def self_test(common: Decorator, load: Callable[..., Config]) -> click.Command:
     @option("--wait", type=Seconds(), default=60.0, show_default=True, help="Seconds at most.")
     @common
     def command(num_samples: int, output_dir: str, wait: float, file: str | None, **rest: Any) -> None:
-        """Prove that conversations become trajectories: some are held, captured, written and looked at.
+        """Prove that conversations become trajectories. Some are held, captured, written and looked at.
 
         With a system and a home of its own; the model and the engine are those of the settings. Nothing is trained.
         """
