@@ -14,11 +14,13 @@ from openclaw_rl.trainers.local import LocalTrainer
 from openclaw_rl.trainers.measure import MASKED, NO_SLOPE, Epoch, told, why_idle
 
 TERM = Term(name="binary", weight=1.0, advantages=(np.ones(4, np.float32),), masks=(np.ones(4, bool),))
-THIRD_CALL_FAILS = """
-calls = []
+FAILS_ONCE = """
+from pathlib import Path
+armed = Path(__file__).with_name("armed")
 def compute_loss(policy_logits, reference_logits, rewards, advantages, config):
-    calls.append(1)
-    return -(policy_logits * advantages).mean() * (float("nan") if len(calls) == 3 else 1.0)
+    now = armed.exists()
+    armed.unlink(missing_ok=True)
+    return -(policy_logits * advantages).mean() * (float("nan") if now else 1.0)
 """
 
 
@@ -58,9 +60,12 @@ def test_a_step_is_idle_when_no_epoch_took_one() -> None:
 def test_an_unsound_first_epoch_makes_the_step_unsound(
     trainer: Callable[..., LocalTrainer], draw: Callable[..., list[Sample]], tmp_path: Path
 ) -> None:
-    """The check of the signs calls the function twice; the third call is the first epoch's, the fourth the second's."""
-    (tmp_path / "loss.py").write_text(THIRD_CALL_FAILS)
+    """The next call is the first epoch's, the one after it the second's."""
+    (tmp_path / "loss.py").write_text(FAILS_ONCE)
     made = trainer("binary", loss_path=str(tmp_path / "loss.py"), epochs=2)
-    metrics = made.step(draw(made, 0, 1, reward=1.0), str(tmp_path / "out")).metrics
+    samples = draw(made, 0, 1, reward=1.0)
+    (tmp_path / "armed").touch()
+    metrics = made.step(samples, str(tmp_path / "out")).metrics
+    assert not (tmp_path / "armed").exists()
     assert math.isnan(metrics["gradient/norm"])
     assert math.isnan(metrics["loss/total"])
