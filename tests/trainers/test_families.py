@@ -6,24 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.trainers.test_exact import SHAPE
 from transformers import Gemma2Config, Gemma2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from openclaw_rl import methods
 from openclaw_rl.config import TrainConfig
 from openclaw_rl.errors import ConfigError, ModelError
 from openclaw_rl.trainers.local import LocalTrainer
-
-SHAPE: dict[str, Any] = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.3,
-}
 
 
 def trainer(path: Path, **lora: Any) -> LocalTrainer:
