@@ -61,7 +61,8 @@ Sessions of {turns} turns with a context of {context} tokens each. For {times:.0
 
 One session of {turns} turns, whose context grows. All but attention is linear in tokens; attention is linear in pairs
 of a token and one that it sees, and so its share of the operations grows. The share is counted, not measured. A context
-is one pass whatever `train.micro_tokens` says: memory grows with it; `train.checkpointing` takes most of that away.
+is one pass whatever `train.micro_tokens` says: memory grows with it, as far as there is
+room; beyond that layers are computed again (`train.checkpointing`).
 
 {contexts}
 """

@@ -8,7 +8,8 @@ tree of 4K, 16K or 32K tokens, a quarter of them replies. "whole" is `LocalTrain
 before, the frozen base, the step, the policy after it, and the folder on the disk. MFU counts what the step needs
 (benchmarks/flops.py): nothing that checkpointing computes again, and of frozen weights no gradients. "by 6N" counts
 an adapter's step as if all weights were trained, as other tables do. Memory is what torch had allocated at the most,
-beside it what the formulas expect.
+beside it what the formulas expect. "again" is how many layers were computed again in the backward pass: all, or by
+default as many as the memory of this device asks for.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from openclaw_rl.trainers.pack import Row
 
 RESULTS = Path(__file__).parent / "results" / "gpu.md"
 HEAD = (
-    "| model | trained | tokens | checkpointing | s/step | tokens/s | MFU | by 6N | peak GiB | expected | whole s |",
+    "| model | trained | tokens | again | s/step | tokens/s | MFU | by 6N | peak GiB | expected | whole s |",
     "|---|---|---|---|---|---|---|---|---|---|---|",
 )
 LENGTHS = (4096, 16384, 32768)
@@ -57,7 +58,7 @@ class Cell:
     model: str
     mode: flops.Mode
     tokens: int
-    checkpointing: bool
+    checkpointing: bool | None
     offload: bool = False
     compiled: bool = False
 
@@ -93,6 +94,7 @@ class Measured:
     bytes: int | None = None
     whole: float | None = None
     flex: bool | None = None
+    again: int | None = None  # layers
     compiled: bool | None = None
     note: str = ""
 
@@ -123,20 +125,12 @@ class Stand:
         self.optimizer = Optimizer(self.weights.parameters, self._train)
         self.optimizer.start()
         self.weights.model.eval()
-        if cell.checkpointing:
-            self._checkpoint()
         self.passes = Passes(
             self.weights.causal,
             micro_tokens=self._train.micro_tokens,
             compiled=self._train.compile,
+            checkpointing=self._train.checkpointing,
         )
-
-    def _checkpoint(self) -> None:
-        causal = self.weights.causal
-        enable = getattr(causal, "activation_checkpointing_enable", None) or causal.gradient_checkpointing_enable
-        enable({"use_reentrant": False})
-        for layer in (m for m in causal.modules() if getattr(m, "gradient_checkpointing", False)):
-            layer.training = True
 
     def step(self, rows: Sequence[Row]) -> None:
         """Forward, loss, backward, optimizer."""
@@ -173,7 +167,10 @@ def measure(path: str, cell: Cell, device: torch.device) -> Measured:
         torch.cuda.reset_peak_memory_stats(device)
     seconds = statistics.median(timed(lambda: stand.step(rows), device) for _ in range(REPEATS))
     held = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
-    return Measured(cell=cell, seconds=seconds, bytes=held, flex=stand.passes.flex, compiled=stand.passes.compiled)
+    passes = stand.passes
+    return Measured(
+        cell=cell, seconds=seconds, bytes=held, flex=passes.flex, compiled=passes.compiled, again=passes.again
+    )
 
 
 def whole(path: str, cell: Cell, device: torch.device, scratch: Path) -> float:
@@ -213,11 +210,11 @@ def collect() -> None:
 def cells(model: str, lengths: Sequence[int]) -> Iterator[Cell]:
     """What matters most first: time may end."""
     ordered = sorted(lengths, key=lambda n: n != 16384)
-    kinds: list[tuple[flops.Mode, bool, Sequence[int]]] = [
-        ("lora", True, ordered),
-        ("lora", False, sorted(lengths)[:-1]),  # without: the memory of a large GPU
-        ("qlora", True, ordered),
-        ("full", True, ordered),
+    kinds: list[tuple[flops.Mode, bool | None, Sequence[int]]] = [
+        ("lora", None, ordered),
+        ("lora", True, ordered),  # the memory of a small GPU
+        ("qlora", None, ordered),
+        ("full", None, ordered),
     ]
     for mode, checkpointing, wished in kinds:
         for tokens in wished:
@@ -237,7 +234,7 @@ def run(given: argparse.Namespace, models: Sequence[str], lengths: Sequence[int]
                 yield Measured(cell=cell, note="no time left")
                 continue
             middle = cell.tokens == sorted(lengths)[len(lengths) // 2]
-            with_whole = given.whole and cell.mode == "lora" and cell.checkpointing and middle
+            with_whole = given.whole and cell.mode == "lora" and cell.checkpointing is None and middle
             cell = replace(cell, compiled=given.compile)
             found = attempt(path, cell, device, scratch, with_whole=with_whole)
             yield found
@@ -251,7 +248,8 @@ def run(given: argparse.Namespace, models: Sequence[str], lengths: Sequence[int]
 def row(found: Measured, peak: float | None) -> str:
     cell, shape = found.cell, qwen3.SHAPES[found.cell.model]
     work = flops.work_of(qwen3.session(shape["vocab_size"], cell.tokens))
-    start = f"| {cell.model} | {cell.trained} | {cell.tokens} | {'on' if cell.checkpointing else 'off'} |"
+    again = "all" if cell.checkpointing else "-" if found.again is None else f"{found.again}"
+    start = f"| {cell.model} | {cell.trained} | {cell.tokens} | {again} |"
     expected = f"{flops.memory(shape, cell.tokens, cell.mode) / flops.GIB:.1f}"
     expected = "-" if cell.offload or not cell.checkpointing else expected
     if found.seconds is None:

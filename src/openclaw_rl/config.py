@@ -208,6 +208,10 @@ def _fault(error: Any, sources: Mapping[str, str]) -> str:
     return f"{key}: {said}{hint}{shown}" + (f", from {source}" if source else "")
 
 
+TRAINS = {"OMP_WAIT_POLICY": "passive", "THP_MEM_ALLOC_ENABLE": "1"}
+"""For a process that trains. On a CPU torch then asks for huge pages: two thirds of the memory or less, no slower."""
+
+
 def to_environment(config: Config, room: str = "") -> dict[str, str]:
     """The process environment plus this config: how the supervisor hands settings to its children.
 
@@ -215,7 +219,8 @@ def to_environment(config: Config, room: str = "") -> dict[str, str]:
     """
     gpus = {"engine": config.engine.gpus, "train": config.train.gpus, "judge-engine": config.judge.gpus}.get(room, ())
     placed = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
-    return dict(os.environ) | {HANDED_DOWN: config.model_dump_json(), "OMP_WAIT_POLICY": "passive"} | placed
+    fixed = TRAINS if room == "train" else {"OMP_WAIT_POLICY": "passive"}
+    return dict(os.environ) | {HANDED_DOWN: config.model_dump_json()} | fixed | placed
 
 
 def foreign_environment(extra: Mapping[str, str]) -> dict[str, str]:

@@ -253,8 +253,10 @@ class TrainConfig(Section):
     )
     group_floor: float = Field(0.1, gt=0, description="the least standard deviation that it is divided by")
     length_decay: float = Field(0.99, ge=0, lt=1, description="of the slow average of reply tokens, per reply")
-    checkpointing: bool = Field(
-        False, description="compute each layer again in the backward pass: a fraction of the memory, a third more time"
+    checkpointing: bool | None = Field(
+        None,
+        description="compute each layer again in the backward pass: a fraction of the memory, a third more time; "
+        "default: as many layers as memory asks for",
     )
     compile: bool = Field(False, description="compile layers: minutes at the first start, faster steps on a GPU")
     micro_tokens: int = Field(4096, ge=1, description="tokens of a pass, or a quarter of it above the longest sample")

@@ -103,9 +103,10 @@ def memory(signs: Signs) -> Trouble | None:
         settings: dict[str, Any] = {"engine.max_batch": max(1, engine.max_batch // 2)}
         advice = "also a shorter engine.max_context, and fewer rollout.parallel_envs"
     else:
-        lora = train.weights == "lora"
+        lora, killed = train.weights == "lora", "SIGKILL" in line.message
         steps = {
-            "train.checkpointing": (True, not train.checkpointing),
+            # Left to itself, a trainer that is told what does not fit has done so; one that was killed was not told.
+            "train.checkpointing": (True, not train.checkpointing if killed else train.checkpointing is False),
             "train.micro_tokens": (train.micro_tokens // 2, train.micro_tokens > 1),
             "train.base_bits": (4, lora and train.base_bits == 16),
             "train.lora.rank": (train.lora.rank // 2, lora and train.lora.rank > 1),

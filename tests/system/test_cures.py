@@ -320,7 +320,10 @@ def too_large(store: Store) -> Mapping[str, Any]:
     return seen(store, WIDE, now=time.time())["out of memory"].settings
 
 
-WIDE = {"train.method": "binary", "train.max_gap": 99.0, "train.max_batch_gap": 99.0}
+WIDE = {
+    **{"train.method": "binary", "train.max_gap": 99.0, "train.max_batch_gap": 99.0},
+    "train.checkpointing": False,  # by default a trainer takes this cure by itself (tests/trainers/test_recompute.py)
+}
 
 
 def test_each_setting_makes_a_step_smaller(tmp_path: Path, store: Store) -> None:

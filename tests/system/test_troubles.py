@@ -121,11 +121,11 @@ def test_a_home_that_is_well_has_none(store: Store) -> None:
 class Rows:
     """Passes of two rows: they can be halved once."""
 
-    budget, ranks = 128, 1
+    size, ranks = 128, 1
 
-    def halve(self) -> int | None:
-        self.budget //= 2
-        return self.budget if self.budget == 64 else None
+    def shrink(self) -> str | None:
+        self.size //= 2
+        return f"passes of {self.size} tokens" if self.size == 64 else None
 
 
 def test_out_of_memory(store: Store) -> None:
@@ -134,9 +134,10 @@ def test_out_of_memory(store: Store) -> None:
 
     with logs_of("train", home(store)), pytest.raises(OpenClawError, match="does not fit into memory"):
         fitted(too_much, Rows(), lambda: False)
-    trouble = seen(store, now=time.time())["out of memory"]
+    trouble = seen(store, {"train.checkpointing": False}, time.time())["out of memory"]
     assert "does not fit into memory" in trouble.seen
     assert list(trouble.settings)[:2] == ["train.checkpointing", "train.micro_tokens"]
+    assert "train.checkpointing" not in seen(store, now=time.time())["out of memory"].settings, "it was tried"
     further = {"train.checkpointing": True, "train.offload_optimizer": True}
     assert not further.keys() & seen(store, further, time.time())["out of memory"].settings.keys()
     assert seen(store, now=time.time() + RECENT + 60) == {}

@@ -55,7 +55,8 @@ def test_the_benchmark_fills_its_table(tmp_path: Path) -> None:
     assert {f["cell"]["mode"] for f in found if f["seconds"]} >= {"lora", "full"}
     assert any(f["whole"] for f in found)
     text = (tmp_path / "gpu.md").read_text()
-    assert sum(line.startswith("| tiny") for line in text.splitlines()) == len(found) == 7
+    assert sum(line.startswith("| tiny") for line in text.splitlines()) == len(found) == 8
+    assert {f["again"] for f in found if f["seconds"]} == {0, 2}, "as memory asks for, or all layers"
     assert "%" in text
 
 

@@ -74,11 +74,10 @@ def test_what_fails_on_one_rank_alone_is_not_tried_again() -> None:
     tried = []
 
     class Two:
-        budget, ranks = 80, 2
+        size, ranks = 80, 2
 
-        def halve(self) -> int | None:
-            self.budget //= 2
-            return self.budget
+        def shrink(self) -> str | None:
+            return "less"
 
     def attempt(error: Exception) -> None:
         tried.append(error)
@@ -108,11 +107,11 @@ def test_a_step_that_was_begun_is_not_begun_again(trainer: Make, draw: Draw, tmp
 class Rows:
     """Passes of two rows: they can be halved once."""
 
-    budget, ranks = 128, 1
+    size, ranks = 128, 1
 
-    def halve(self) -> int | None:
-        self.budget //= 2
-        return self.budget if self.budget == 64 else None
+    def shrink(self) -> str | None:
+        self.size //= 2
+        return f"passes of {self.size} tokens" if self.size == 64 else None
 
 
 def test_a_cpu_without_memory_is_told_as_a_gpu_is(caplog: pytest.LogCaptureFixture) -> None:

@@ -111,10 +111,11 @@ class Group:
         # A GPU that holds a share of the layers need not have room for all: each goes there by itself.
         return model.model_copy(update={"device": "cpu", "dtype": sharding.precision(path, model)})
 
-    def spread(self, causal: Any, trained: Iterable[torch.nn.Parameter]) -> None:
+    def spread(self, causal: Any, trained: Iterable[torch.nn.Parameter]) -> bool:
         if self._sharded:
             device = torch.device("cuda", self._local) if self._cuda else torch.device("cpu")
             sharding.shard(causal, set(trained), device, self._data)
+        return self._sharded
 
     def gather(self) -> None:
         """Wait until every rank has come this far, however long loading a model takes it."""

@@ -68,16 +68,16 @@ class LocalTrainer:
         self._custom = custom.make(train, method)
         self._weights = weights.make(path, train, self._world.placed(path, model or ModelConfig()))
         self.model, self.causal = self._weights.model, self._weights.causal
-        self._world.spread(self.causal, self._weights.parameters.values())
+        shared = self._world.spread(self.causal, self._weights.parameters.values())
         check_head(self.causal)
-        if train.checkpointing:
-            _checkpoint(self.causal)
         self._passes = Passes(
             self.causal,
             micro_tokens=train.micro_tokens,
             parts=train.accumulation,
             world=self._world,
             compiled=train.compile,
+            # Ranks that share layers cannot try again what did not fit into the memory of one.
+            checkpointing=True if shared and train.checkpointing is None else train.checkpointing,
         )
         self._bounds = bounds_of(train)
         self._optimizer = Optimizer(self._weights.parameters, train)
@@ -263,13 +263,6 @@ def _average(trained: weights.Weights, train: TrainConfig) -> Average | None:
     if train.reference == "base":
         return None
     return Average(trained.parameters, rate=train.average_rate, bound=train.average_bound)
-
-
-def _checkpoint(causal: Any) -> None:
-    """Have each layer computed again in the backward pass. transformers renamed the call within 5."""
-    named = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
-    enable = next(getattr(causal, name) for name in named if hasattr(causal, name))
-    enable({"use_reentrant": False})
 
 
 def _slices(terms: Sequence[AnyTerm], indices: Sequence[int], slow: float, like: torch.Tensor) -> list[TermSlice]:

@@ -22,6 +22,7 @@ from openclaw_rl.trainers import attention, head, tree
 from openclaw_rl.trainers.compiled import compile_parts, interpret_parts
 from openclaw_rl.trainers.flex import Masks, padded_length
 from openclaw_rl.trainers.pack import Packed, Row, micro_batches, pack
+from openclaw_rl.trainers.recompute import Recompute
 from openclaw_rl.trainers.world import Alone, World, cut
 
 _T = TypeVar("_T")
@@ -31,6 +32,7 @@ _LOW_TOLERANCE = 0.3
 _STATE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}  # of attention's states and gradients, in norm
 _LOW_STATES = 0.03
 _LOW_LAYERS = 0.2  # of gradients through all layers; compiled ones round less often, which shows in tens of layers
+_SHORT = 8  # tokens of a pass that shows what a token keeps
 _TRIAL_WEIGHTS = 8  # tensors whose gradients a trial compares, so many of the smallest and of the largest: of a fresh
 # adapter only one matrix of each pair has any
 
@@ -50,22 +52,27 @@ class Passes:
         flex: bool | None = None,
         world: World | None = None,
         compiled: bool = False,
+        checkpointing: bool | None = False,
     ) -> None:
         """`model`: a causal language model of transformers, with or without PEFT layers inside.
 
         `parts`: passes over which rows are spread at least, where there are so many; `flex`: try FlexAttention, None:
-        on a GPU; `world`: the ranks among which passes are dealt out; `compiled`: try compiled layers.
+        on a GPU; `world`: the ranks among which passes are dealt out; `compiled`: try compiled layers;
+        `checkpointing`: see `Recompute`.
         """
         self._model, self.budget, self._parts, self._world = model, micro_tokens, parts, world or Alone()
         self._own = model.config._attn_implementation
         self._together = _together(model.config.get_text_config())
         self._growing = [m for m in model.modules() if getattr(m, "rope_type", None) == "dynamic"]
         self._most = 1  # rows in one pass since the budget was halved
+        self._recompute = Recompute(model, checkpointing)
         self.flex = self._world.agree(model.device.type == "cuda" if flex is None else flex)
         self.shares = self._try_tree()
         self.compiled = False
         if compiled:
             self.compiled = self._try_compiled()
+        vocabulary = model.config.get_text_config().vocab_size
+        self._recompute.measure(self.read, padded_length(1) if self.flex else _SHORT, vocabulary)
 
     def _try_compiled(self) -> bool:
         """Compiled layers must give what they gave before; what fails is named in the log."""
@@ -167,12 +174,32 @@ class Passes:
         self._most = max([self._most, *map(len, out)])
         return out
 
-    def halve(self) -> int | None:
-        """Half of the tokens in a pass; None, and nothing has changed, when all since then were of one row each."""
+    @property
+    def again(self) -> int:
+        """How many layers the last pass with gradients computes again."""
+        return self._recompute.again
+
+    @property
+    def size(self) -> tuple[int, float]:
+        """What `shrink` changes: the tokens of a pass, and what layers have room for."""
+        return self.budget, self._recompute.room
+
+    @size.setter
+    def size(self, size: tuple[int, float]) -> None:
+        self.budget, self._recompute.room = size
+
+    def shrink(self) -> str | None:
+        """On all ranks at once: compute more layers again, then halve the tokens in a pass.
+
+        None, and nothing has changed, when all passes since the last time were of one row each and kept nothing.
+        """
+        if not self._world.agree(not self._recompute.holds):
+            self._recompute.shrink()
+            return "computing more layers again in the backward pass"
         if self._most < 2 or self.budget < 2:
             return None
         self.budget, self._most = self.budget // 2, 1
-        return self.budget
+        return f"passes of {self.budget} tokens"
 
     def _grouped(self, rows: Sequence[Row], numbers: Sequence[int]) -> list[list[int]]:
         alone = [[i] for i in numbers if rows[i].length > self._together]
@@ -217,6 +244,7 @@ class Passes:
         return Masks(planted) if self.flex else None
 
     def _over(self, rows: Sequence[Row], planted: tree.Tree, masks: Masks | None) -> head.Read:
+        self._recompute.fit(planted.tokens)
         out = self._model.get_decoder()(
             input_ids=planted.ids_T[None],
             position_ids=planted.depth_T[None],
@@ -227,6 +255,7 @@ class Passes:
 
     def _padded(self, rows: Sequence[Row]) -> head.Read:
         packed = pack(rows, self._model.device)
+        self._recompute.fit(packed.ids_BL.numel())
         hidden_BLH = self._model.get_decoder()(input_ids=packed.ids_BL, use_cache=False).last_hidden_state
         return self._read(rows, hidden_BLH.flatten(0, 1), packed)
 

@@ -47,8 +47,6 @@ class Sight:
         for layer in self._weights.causal.modules():
             if (dropout := getattr(layer, "lora_dropout", None)) is not None:
                 dropout.train()
-            if getattr(layer, "gradient_checkpointing", False):  # what is computed again in the backward pass
-                layer.training = True  # what is within stays as it is
 
     def scored(self, samples: Sequence[Sample], method: Method) -> tuple[Scored, dict[str, str]]:
         """The batch without the turns that are too stale, and why those are not in it."""

@@ -46,8 +46,8 @@ class World(Protocol):
         """The settings with the device, and the precision, in which this rank loads the model at `path`."""
         ...
 
-    def spread(self, causal: Any, trained: Iterable[torch.nn.Parameter]) -> None:
-        """Hold a share of the layers only, where that is wanted."""
+    def spread(self, causal: Any, trained: Iterable[torch.nn.Parameter]) -> bool:
+        """Hold a share of the layers only, where that is wanted. Whether it is."""
         ...
 
 
@@ -68,8 +68,8 @@ class Alone:
     def placed(self, path: str, model: ModelConfig) -> ModelConfig:
         return model
 
-    def spread(self, causal: Any, trained: Iterable[torch.nn.Parameter]) -> None:
-        return
+    def spread(self, causal: Any, trained: Iterable[torch.nn.Parameter]) -> bool:
+        return False
 
 
 def dealt(costs: Sequence[int], size: int) -> list[list[int]]:
