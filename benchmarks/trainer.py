@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from openclaw_rl.config import TRAINS
 from openclaw_rl.credit import Sample
 
 VOCABULARY = 8192
@@ -212,7 +213,8 @@ def _peak() -> float:
 
 def measure(side: str, shape: str, folder: Path) -> dict[str, float]:
     command = [sys.executable, __file__, "--child", side, "--shape", shape, "--folder", str(folder)]
-    env = dict(os.environ) | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
+    fixed = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
+    env = dict(os.environ) | TRAINS | fixed  # for both sides
     done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=600, check=False)
     if done.returncode:
         raise RuntimeError(f"{side}, {shape}: {done.stderr[-2000:]}")

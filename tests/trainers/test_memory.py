@@ -42,7 +42,7 @@ def test_a_step_that_does_not_fit_is_tried_in_smaller_passes(
     with caplog.at_level(logging.ERROR, "openclaw_rl.trainers.memory"):
         results = [t.step(batches[0], str(tmp_path / n)) for n, t in (("tight", tight), ("plain", plain))]
     assert results[0].digest == results[1].digest, "nothing of the first attempt is in the second"
-    assert "Trying passes of 40 tokens instead" in caplog.text
+    assert "Trying it with passes of 40 tokens instead" in caplog.text
     assert all(cure in caplog.text for cure in CURES)
     caplog.clear()
     results = [t.step(batches[1], str(tmp_path / f"{n}-on")) for n, t in (("tight", tight), ("plain", plain))]
@@ -119,6 +119,6 @@ def test_a_cpu_without_memory_is_told_as_a_gpu_is(caplog: pytest.LogCaptureFixtu
     rows = Rows()
     with caplog.at_level(logging.ERROR, "openclaw_rl.trainers.memory"), pytest.raises(TooLarge, match="can't allocate"):
         fitted(lambda: torch.empty(2**50, dtype=torch.float64), rows, lambda: False)
-    assert "Trying passes of 64 tokens instead" in caplog.text
+    assert "Trying it with passes of 64 tokens instead" in caplog.text
     with pytest.raises(RuntimeError, match="must match"):
         fitted(lambda: torch.ones(2) + torch.ones(3), rows, lambda: False)

@@ -195,7 +195,7 @@ class Passes:
         """
         if not self._world.agree(not self._recompute.holds):
             self._recompute.shrink()
-            return "computing more layers again in the backward pass"
+            return "more layers computed again in the backward pass"
         if self._most < 2 or self.budget < 2:
             return None
         self.budget, self._most = self.budget // 2, 1

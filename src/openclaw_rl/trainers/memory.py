@@ -65,7 +65,7 @@ def fitted(attempt: Callable[[], _T], passes: Divisible, begun: Callable[[], boo
             passes.size = before
             raise TooLarge(f"a step of one row a pass does not fit into memory ({why}). {CURE}")
         _collect()  # only now: what was raised has held the attempt's tensors until here
-        log.error("a step does not fit into memory (%s). Trying %s instead. %s", why, smaller, CURE)
+        log.error("a step does not fit into memory (%s). Trying it with %s instead. %s", why, smaller, CURE)
 
 
 def available(device: torch.device) -> int:
