@@ -239,23 +239,36 @@ class Passes:
             lengths=tuple(len(row.response_ids) for row in rows),
         )
 
-    def score(self, rows: Sequence[Row]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """For each row (logp [R], entropy [R]), on the CPU and without gradients."""
-        return [(seen.logp, seen.entropy_K) for seen in self.look(rows)]
+    def score(
+        self, rows: Sequence[Row], done: Callable[[int], None] = lambda _: None
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """For each row (logp [R], entropy [R]), on the CPU and without gradients; `done`: as of `look`."""
+        return [(seen.logp, seen.entropy_K) for seen in self.look(rows, done=done)]
 
     @torch.no_grad()
     def look(
-        self, rows: Sequence[Row], *, ids: Sequence[torch.Tensor] | None = None, top: int = 0
+        self,
+        rows: Sequence[Row],
+        *,
+        ids: Sequence[torch.Tensor] | None = None,
+        top: int = 0,
+        done: Callable[[int], None] = lambda _: None,
     ) -> list[head.Picked]:
         """Of each row what `head.select` gives, on the CPU and without gradients.
 
-        `ids`: of each row [R, N] further tokens to score, the same N for all.
+        `ids`: of each row [R, N] further tokens to score, the same N for all. `done` is told after each pass how many
+        rows this rank has seen.
         """
+        so_far = 0
 
         def seen(group: list[int], _: float) -> dict[int, head.Picked]:
+            nonlocal so_far
             read = self.read([rows[i] for i in group])
             asked = None if ids is None else torch.cat([ids[i] for i in group]).to(read.hidden_KH.device)
-            return dict(zip(group, read.pick(ids_KN=asked, top=top).split(read.lengths), strict=True))
+            picked = dict(zip(group, read.pick(ids_KN=asked, top=top).split(read.lengths), strict=True))
+            so_far += len(group)
+            done(so_far)
+            return picked
 
         out = dict(pair for found in self.over(rows, seen, dict[int, head.Picked]) for pair in found.items())
         return [out[i] for i in range(len(rows))]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -32,8 +32,11 @@ class Scorer:
         self._standing = nullcontext if folder is not None else made.frozen  # an adapter that does nothing costs time
         self._passes = Passes(made.causal, micro_tokens=train.micro_tokens)
 
-    def score(self, rows: Sequence[tuple[Ids, Ids]]) -> list[Logprobs]:
-        """For each (prompt [P], response [R]): [R] natural logarithms at temperature 1."""
+    def score(self, rows: Sequence[tuple[Ids, Ids]], done: Callable[[int], None]) -> list[Logprobs]:
+        """For each (prompt [P], response [R]): [R] natural logarithms at temperature 1.
+
+        `done` is told how many of them there are so far.
+        """
         packed = [Row(prompt_ids=prompt, response_ids=response, temperature=1.0) for prompt, response in rows]
         with self._standing():
-            return [logp.to(torch.float32).numpy() for logp, _ in self._passes.score(packed)]
+            return [logp.to(torch.float32).numpy() for logp, _ in self._passes.score(packed, done)]

@@ -31,7 +31,7 @@ from openclaw_rl.store.db import Store
 from openclaw_rl.trajectories import exporting, flat, parquet, reading, writing
 from openclaw_rl.trajectories.exporting import Session, Stored
 from openclaw_rl.trajectories.format import Refused
-from openclaw_rl.trajectories.importing import Importer
+from openclaw_rl.trajectories.importing import Follow, Importer
 from openclaw_rl.trajectories.plan import plan
 from openclaw_rl.trajectories.reading import Entry
 from openclaw_rl.trajectories.redacting import Redactor
@@ -43,7 +43,7 @@ _NO_FORMAT = (".csv", ".tsv", ".txt", ".gz", ".zip", ".zst", ".yaml", ".yml", ".
 """Of files, and not of folders: whoever names one expects a file."""
 _SINCE = re.compile(r"(\d+)([hdw])")
 _UNITS = {"h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
-Tick = Callable[[int, int], None]
+Tick = Callable[[float, int], None]
 """(bytes further, trajectories further)."""
 
 
@@ -69,7 +69,7 @@ def bring_in(config: Config, paths: Sequence[str], *, score: bool, report: str |
         importer = Importer(config, store, score=score)
         file = Path(report) if report else config.logs_dir / REFUSALS
         with Report(file) as told, _bytes("importing", found) as tick:
-            importer.run(_entries(found), told, progress=_follower(tick))
+            importer.run(_entries(found), told, follow=_follower(tick))
     finally:
         store.close()
     Console().print(told.shown("imported"))
@@ -235,17 +235,18 @@ def _ticked(files: Iterable[Path], tick: Tick) -> Iterator[Entry]:
     follow = _follower(tick)
     for entry in _entries(files):
         yield entry
-        follow(entry)
+        follow(entry, 1)
 
 
-def _follower(tick: Tick) -> Callable[[Entry], None]:
-    """Tells of each entry how many bytes further it has brought us, whatever file it is of."""
-    at: list[Any] = [None, 0]
+def _follower(tick: Tick) -> Follow:
+    """Tells how many bytes further each entry has brought us; it is done once."""
+    far: dict[int, float] = {}  # by the entry's `id`, of those that are under way
 
-    def follow(entry: Entry) -> None:
-        before = at[1] if at[0] == entry.file else 0
-        at[:] = entry.file, entry.read
-        tick(entry.read - before, 1)
+    def follow(entry: Entry, share: float) -> None:
+        before = far.pop(id(entry), 0.0)
+        if share < 1:
+            share = far[id(entry)] = max(share, before)
+        tick((share - before) * entry.size, int(share == 1))
 
     return follow
 
@@ -265,7 +266,7 @@ def _bytes(what: str, files: Sequence[Path]) -> Iterator[Tick]:
     with Progress(*columns, console=Console(stderr=True), speed_estimate_period=60.0) as bar:
         task = bar.add_task(what, total=total, done=0)
 
-        def tick(size: int, number: int) -> None:
+        def tick(size: float, number: int) -> None:
             bar.update(task, advance=size, done=bar.tasks[0].fields["done"] + number)
 
         yield tick
