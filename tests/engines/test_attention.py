@@ -10,7 +10,17 @@ import numpy as np
 import pytest
 import torch
 from tests.engines.test_embedded import Bench, random_ids
-from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM, GptOssConfig, GptOssForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
+    XLMConfig,
+    XLMWithLMHeadModel,
+)
 
 from openclaw_rl.config import EngineConfig, ModelConfig
 from openclaw_rl.engines.embedded_model import BaseModel
@@ -83,3 +93,13 @@ def test_what_keeps_a_model_from_loading_is_told_of_the_first_try(tmp_path: Path
     (tmp_path / "config.json").write_text('{"model_type": "no-such-kind"}')
     with pytest.raises(ModelError, match=r"cannot be loaded for generation: .*no-such-kind"):
         BaseModel.load(ModelConfig(path=str(tmp_path)))
+
+
+def test_models_of_another_kind_are_told_by_their_name() -> None:
+    own = {"emb_dim": 32, "n_layers": 2, "n_heads": 2, "n_words": 64}
+    with pytest.raises(ModelError, match=r"of another kind.* \(XLMWithLMHeadModel"):
+        BaseModel(XLMWithLMHeadModel(XLMConfig(**own)), name="xlm")
+    few = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16}
+    shape = SHAPE | {"num_hidden_layers": 4, "max_position_embeddings": 32}
+    with pytest.raises(ModelError, match="this qwen3_next model has layers of type linear_attention"):
+        BaseModel(Qwen3NextForCausalLM(Qwen3NextConfig(**shape, **few)), name="next")

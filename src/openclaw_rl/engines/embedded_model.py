@@ -106,7 +106,7 @@ class BaseModel:
         ids = torch.zeros(1, 2, dtype=torch.long, device=self.device)
         try:
             self._call(ids, torch.arange(2, device=self.device)[None], shapes, 2, 1)
-        except (AttributeError, TypeError, ValueError, IndexError, RuntimeError, KeyError) as error:
+        except _FAULTS as error:
             raise ModelError(f"{self.name}: {_KINDS} ({type(self._model).__name__}: {error})") from error
         kinds = set(shapes.seen.values())
         layers = sorted(shapes.seen)
@@ -124,16 +124,22 @@ class BaseModel:
         slots, cut = Slots(self.layout), size // 2
         slots.data.fill_(3.0)  # what a slot held before must not matter
         at = torch.arange(size, device=self.device)[None]
-        parts = [
-            self.forward(ids[:, i:j], at[:, i:j], slots, writes_NQ=None, length=j, keep=j - i)
-            for i, j in [(0, cut), (cut, size - 1), (size - 1, size)]
-        ]
+        try:
+            parts = [
+                self.forward(ids[:, i:j], at[:, i:j], slots, writes_NQ=None, length=j, keep=j - i)
+                for i, j in [(0, cut), (cut, size - 1), (size - 1, size)]
+            ]
+        except _FAULTS as error:
+            raise ModelError(f"{self.name}: {_KINDS} ({type(self._model).__name__}: {error})") from error
         gap = (torch.cat(parts, 1).log_softmax(-1) - whole).abs()
         worst = float(gap.max()) if self.dtype in _TOLERANCE else float(gap.mean())
         if not worst <= _TOLERANCE.get(self.dtype, _LOW_TOLERANCE):
-            raise ModelError(f"{self.name}: {_KINDS} (self-test: log-probabilities are off by {worst:.3g})")
+            found = f"{type(self._model).__name__}, self-test: log-probabilities are off by {worst:.3g}"
+            raise ModelError(f"{self.name}: {_KINDS} ({found})")
 
 
+_FAULTS = (AssertionError, AttributeError, TypeError, ValueError, LookupError, RuntimeError)
+"""What models of another kind raise."""
 _KINDS = (
     "the embedded engine serves decoders whose layers all attend to the full context with rotary or learned "
     "positions; this model's are of another kind. Serve it with vLLM or SGLang"
@@ -164,7 +170,8 @@ def _context_length(text: Any, max_context: int | None) -> int:
 def _check_kind(text: Any, context: int, name: str) -> None:
     kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if kinds:
-        raise ModelError(f"{name}: layers of type {', '.join(sorted(kinds))} are not served. {_KINDS}")
+        said = f"this {text.model_type} model has layers of type {', '.join(sorted(kinds))}"
+        raise ModelError(f"{name}: {said}. {_KINDS[0].upper()}{_KINDS[1:]}")
     window = getattr(text, "sliding_window", None)
     typed = getattr(text, "layer_types", None)
     slides = "sliding_attention" in typed if typed else getattr(text, "use_sliding_window", True)

@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from openclaw_rl.errors import ModelError
 from openclaw_rl.trainers import attention, head, tree
+from openclaw_rl.trainers.bend import bend_of
 from openclaw_rl.trainers.compiled import compile_parts, interpret_parts
 from openclaw_rl.trainers.flex import Masks, padded_length
 from openclaw_rl.trainers.pack import Packed, Row, micro_batches, pack
@@ -57,6 +57,7 @@ class Passes:
         on a GPU; `world`: the ranks among which passes are dealt out; `compiled`: try compiled layers.
         """
         self._model, self.budget, self._parts, self._world = model, micro_tokens, parts, world or Alone()
+        self._bend = bend_of(model)
         self._own = model.config._attn_implementation
         self._together = _together(model.config.get_text_config())
         self._growing = [m for m in model.modules() if getattr(m, "rope_type", None) == "dynamic"]
@@ -237,6 +238,7 @@ class Passes:
             targets_K=at.targets_K,
             temperature_K=at.temperature_K.to(hidden_TH.device, torch.promote_types(hidden_TH.dtype, torch.float32)),
             lengths=tuple(len(row.response_ids) for row in rows),
+            bend=self._bend,
         )
 
     def score(
@@ -292,18 +294,3 @@ def _together(text: Any) -> float:
         for kind in grown
     ]
     return min(lengths, default=math.inf)
-
-
-@torch.no_grad()
-def check_head(model: Any) -> None:
-    """Some models bend their logits after the head (soft caps, scales). Raises `ModelError` for those we would miss."""
-    ids_BL = torch.arange(min(8, model.config.vocab_size), device=model.device).unsqueeze(0)
-    own = model(input_ids=ids_BL, use_cache=False).logits
-    ours = model.get_output_embeddings()(model.get_decoder()(input_ids=ids_BL, use_cache=False).last_hidden_state)
-    gap = (own - ours).abs().max().item()
-    # Both are made alike, so they differ by rounding at most; small logits are bent little, and still wrongly.
-    if not gap <= min(1e-2, 64 * torch.finfo(own.dtype).eps * own.abs().max().item()):
-        raise ModelError(
-            f"{model.config.name_or_path}: this {model.config.model_type} model changes its logits after the LM head "
-            f"(by up to {gap:.3g}), which the local trainer does not know. Use a model without logit scaling or caps."
-        )

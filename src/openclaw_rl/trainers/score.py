@@ -10,7 +10,7 @@ import torch
 
 from openclaw_rl.config import ModelConfig, TrainConfig
 from openclaw_rl.trainers import weights
-from openclaw_rl.trainers.logprob import Passes, check_head
+from openclaw_rl.trainers.logprob import Passes
 from openclaw_rl.trainers.pack import Row
 from openclaw_rl.types import Ids, Logprobs
 
@@ -25,7 +25,6 @@ class Scorer:
         """
         torch.set_num_threads(train.threads)
         made = weights.make(path, train, model)
-        check_head(made.causal)
         if folder is not None:
             made.read(Path(folder))
         made.model.eval()
