@@ -27,6 +27,7 @@ from openclaw_rl.trajectories.reading import entries
 from openclaw_rl.trajectories.report import Report
 from openclaw_rl.trajectories.scoring import score_waiting
 from openclaw_rl.types import Exchange, Origin, Reply, TurnState, Verdict
+from openclaw_rl.views import by_kind
 
 
 def planned(file: Path) -> list[Planned]:
@@ -143,6 +144,16 @@ def test_what_was_grown_may_stand_in_the_same_file(tmp_path: Path, home: Home) -
         put(tmp_path / "a.jsonl", {"session_id": "s", "turns": begun}, {"session_id": "s", "turns": grown})
     ).counts
     assert (counts.imported, counts.grown, counts.turns) == (1, 1, 2)
+
+
+def test_what_is_longer_than_the_model_takes_is_one_reason_in_status(tmp_path: Path, home: Home) -> None:
+    long = [main("word " * n, "b", next_state="c") for n in (5000, 100)]
+    home.bring(put(tmp_path / "in.jsonl", {"session_id": "s", "turns": long}))
+    with home.store.read() as conn:
+        found = [turns.get(conn, p.id) for p in planned(tmp_path / "in.jsonl")]
+    reasons = {str(turn.untrainable): 1 for turn in found if turn is not None}
+    assert len(reasons) == 2
+    assert by_kind(reasons) == {"longer than the model takes": 2}
 
 
 def test_trainable_false_never_trains(tmp_path: Path, home: Home) -> None:

@@ -45,7 +45,7 @@ Step = Callable[[float], None]
 """Is told which share of the turns has been made."""
 _NOTHING_PASSES = Transience(())
 NOT_TRAINABLE = "its trajectory says so (trainable: false)"
-TOO_LONG = "prompt and response have {0} tokens, the model takes {1}"
+TOO_LONG = "longer than the model takes: prompt and response have {0} tokens, and it takes {1}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
