@@ -179,7 +179,8 @@ def _step(t: TrainConfig) -> tuple[tuple[bool, str], ...]:
         (
             t.launch.node_rank >= t.launch.nodes,
             f"train.launch.node_rank (NODE_RANK) is {t.launch.node_rank}, and train.launch.nodes (NNODES) "
-            f"{t.launch.nodes}: machines are numbered from 0. Say 0 to {t.launch.nodes - 1}, or set how many there are",
+            f"{t.launch.nodes}: machines are numbered from 0. Set train.launch.nodes to how many there are, or correct "
+            "the number",
         ),
         (
             t.launch.by == "local" and t.launch.nodes > 1,

@@ -19,6 +19,7 @@ from openclaw_rl.render.model_files import ModelFiles, identity
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.store import exchanges, imports, policies, turns
 from openclaw_rl.train.batch import Builder
+from openclaw_rl.trajectories.commands import _follower
 from openclaw_rl.trajectories.format import Refused
 from openclaw_rl.trajectories.importing import MADE, SCORED, Importer
 from openclaw_rl.trajectories.making import NOT_TRAINABLE
@@ -304,6 +305,21 @@ def test_a_template_that_rewrites_what_came_before_has_its_sessions_rendered_who
         ids = stored(home, p.id)[0].request.prompt_ids
         assert ids.tolist() == renderer.render(p.messages).prompt_ids.tolist()
     home.store.close()
+
+
+def test_the_bar_ends_where_the_files_do(tmp_path: Path, home: Home) -> None:
+    """Every byte is told once, whatever a trajectory's share was on the way, and however it came to an end."""
+    told: list[tuple[int, int]] = []
+    many = [{"session_id": f"s{n}", "turns": [main(f"a{m}", f"b{m}") for m in range(7)]} for n in range(5)]
+    files = [put(tmp_path / "a.jsonl", *many, {"session_id": "broken"}), tmp_path / "b.json"]
+    files[1].write_text(json.dumps([many[0], many[1]]) + "\n")
+    with Report(None) as report:
+        found = (e for file in files for e in entries(file))
+        Importer(home.config, home.store, score=False).run(
+            found, report, follow=_follower(lambda size, n: told.append((size, n)))
+        )
+    assert (sum(size for size, _ in told), sum(n for _, n in told)) == (sum(f.stat().st_size for f in files), 8)
+    assert min(size for size, _ in told) >= 0
 
 
 def test_progress_is_told_within_a_session(tmp_path: Path, home: Home) -> None:

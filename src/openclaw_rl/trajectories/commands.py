@@ -43,7 +43,7 @@ _NO_FORMAT = (".csv", ".tsv", ".txt", ".gz", ".zip", ".zst", ".yaml", ".yml", ".
 """Of files, and not of folders: whoever names one expects a file."""
 _SINCE = re.compile(r"(\d+)([hdw])")
 _UNITS = {"h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
-Tick = Callable[[float, int], None]
+Tick = Callable[[int, int], None]
 """(bytes further, trajectories further)."""
 
 
@@ -240,13 +240,14 @@ def _ticked(files: Iterable[Path], tick: Tick) -> Iterator[Entry]:
 
 def _follower(tick: Tick) -> Follow:
     """Tells how many bytes further each entry has brought us; it is done once."""
-    far: dict[int, float] = {}  # by the entry's `id`, of those that are under way
+    far: dict[int, int] = {}  # bytes, by the entry's `id`, of those that are under way
 
     def follow(entry: Entry, share: float) -> None:
-        before = far.pop(id(entry), 0.0)
+        before = far.pop(id(entry), 0)
+        now = max(before, int(share * entry.size))
         if share < 1:
-            share = far[id(entry)] = max(share, before)
-        tick((share - before) * entry.size, int(share == 1))
+            far[id(entry)] = now
+        tick(now - before, int(share == 1))
 
     return follow
 
@@ -266,7 +267,7 @@ def _bytes(what: str, files: Sequence[Path]) -> Iterator[Tick]:
     with Progress(*columns, console=Console(stderr=True), speed_estimate_period=60.0) as bar:
         task = bar.add_task(what, total=total, done=0)
 
-        def tick(size: float, number: int) -> None:
+        def tick(size: int, number: int) -> None:
             bar.update(task, advance=size, done=bar.tasks[0].fields["done"] + number)
 
         yield tick
