@@ -102,10 +102,18 @@ def _check_linear(model: Any, path: str, targets: str | list[str]) -> None:
             )
 
 
+@torch.no_grad()
 def _is_linear(module: Any) -> bool:
-    """Not a model's own class, such as a router, that only has a linear layer's weights."""
-    own = type(module).__module__.startswith("transformers.models.")
-    return isinstance(module, torch.nn.Linear | Conv1D) and not own
+    """Also a model's own kind of it, where it does what a linear layer does: routers have such weights and do more."""
+    if not isinstance(module, torch.nn.Linear | Conv1D):
+        return False
+    if not type(module).__module__.startswith("transformers.models."):
+        return True
+    try:
+        out = module(module.weight.new_zeros(1, module.weight.shape[1]))
+    except (RuntimeError, TypeError, ValueError):
+        return False
+    return isinstance(out, torch.Tensor) and out.shape == (1, module.weight.shape[0])
 
 
 def trainable(model: Any) -> dict[str, torch.nn.Parameter]:
