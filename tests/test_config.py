@@ -65,6 +65,12 @@ def test_two_spellings_that_disagree_are_an_error() -> None:
         ("train: {launch: {by: ray}}", "for several ranks"),
         ("train: {launch: {shard: true}}", "for several ranks"),
         ("train: {compile: true, ranks: 2}", "train.compile is for one rank"),
+        (
+            "train: {launch: {node_rank: 1}}",
+            r"\(NODE_RANK\) is 1, and train.launch.nodes \(NNODES\) 1: machines are numbered",
+        ),
+        ("train: {launch: {nodes: 2, node_rank: 2}}", "numbered from 0. Set train.launch.nodes to how many"),
+        ("train: {launch: {nodes: 2, by: local}}", "Say torchrun or ray, or leave it out"),
         ("train: {loss_path: l.py, epochs: 2}", "one step a batch"),
         ("train: {loss_path: l.py, method: opd, teacher_temperature: 0.5}", "one step a batch"),
         ("judge: {kind: llm}", "base_url and judge.model are needed"),

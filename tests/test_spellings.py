@@ -18,6 +18,8 @@ from openclaw_rl.spellings import ARGUMENTS, NOT_HERE, SPELLINGS
 
 LLM = {"judge.base_url": "http://127.0.0.1:9/v1", "judge.model": "m"}
 
+NEEDED = {"NODE_RANK": {"NNODES": "2"}}
+"""What does not stand alone."""
 # name -> (a value as text, what it changes). Written down by hand from what the names promise, not from the code.
 VARIABLES: dict[str, tuple[str, dict[str, Any]]] = {
     "MODEL_PATH": ("/models/a", {"model.path": "/models/a"}),
@@ -205,7 +207,7 @@ def test_the_lists_are_complete() -> None:
 @pytest.mark.parametrize("name", VARIABLES)
 def test_variables(name: str) -> None:
     value, changes = VARIABLES[name]
-    check(load(environ={name: value}), changes, name)
+    check(load(environ={name: value} | NEEDED.get(name, {})), changes, name)
 
 
 @pytest.mark.parametrize("name", FLAGS)

@@ -16,6 +16,7 @@ LEVELS: tuple[frozenset[str], ...] = (
     frozenset(
         {
             "sections",
+            "sections_judge",
             "spellings",
             "reading",
             "values",

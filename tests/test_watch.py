@@ -17,9 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 
 from openclaw_rl import watch
+from openclaw_rl.cli import cli
+from openclaw_rl.errors import OpenClawError
 from openclaw_rl.store import loops, policies
 from openclaw_rl.store.db import Store
 
@@ -194,3 +197,9 @@ def test_it_ends_on_q_and_on_ctrl_c_and_leaves_the_terminal_as_it_was(home: Path
     assert b"\x1b[?1049h" in seen
     assert b"\x1b[?1049l" in seen, "the screen before is back"
     assert b"Traceback" not in seen
+
+
+def test_where_nothing_could_be_seen_it_says_so(home: Path) -> None:
+    told = CliRunner().invoke(cli, ["status", "--watch", "--home", str(home)])
+    assert isinstance(told.exception, OpenClawError)
+    assert "--watch keeps a page current in a terminal" in str(told.exception)

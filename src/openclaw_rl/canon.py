@@ -184,11 +184,14 @@ def mark(message: Message, *, index: int, chain: bytes, key: bytes) -> Mark:
     )
 
 
-def marks(messages: Sequence[Message], key: bytes, transient: Transience) -> tuple[Mark, ...]:
-    """One mark for each message that is not transient, in order."""
-    out: list[Mark] = []
-    chain = ROOT
-    for index, message in enumerate(messages):
+def marks(
+    messages: Sequence[Message], key: bytes, transient: Transience, *, known: Sequence[Mark] = (), upto: int = 0
+) -> tuple[Mark, ...]:
+    """One mark for each message that is not transient, in order. `known`: those of the first `upto` messages."""
+    out = list(known)
+    chain = out[-1].chain if out else ROOT
+    for index in range(upto, len(messages)):
+        message = messages[index]
         if transient(message):
             continue
         out.append(mark(message, index=index, chain=chain, key=key))
@@ -205,6 +208,19 @@ def signature_of(reaction: Sequence[Mark]) -> bytes | None:
 
 
 _ROLE_CODES = ("system", "user", "assistant", "tool", "")
+
+
+class Packer:
+    """`pack` for one history after the other: what the one before began with is not packed again."""
+
+    def __init__(self) -> None:
+        self._items: tuple[Mark, ...] = ()
+        self._raw = b""
+
+    def __call__(self, items: tuple[Mark, ...]) -> bytes:
+        known = self._raw if items[: len(self._items)] == self._items else b""
+        self._items, self._raw = items, known + pack(items[len(known) // _RECORD :])
+        return self._raw
 
 
 def pack(items: Sequence[Mark]) -> bytes:

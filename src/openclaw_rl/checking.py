@@ -177,6 +177,17 @@ def _step(t: TrainConfig) -> tuple[tuple[bool, str], ...]:
             "more, or leave them out",
         ),
         (
+            t.launch.node_rank >= t.launch.nodes,
+            f"train.launch.node_rank (NODE_RANK) is {t.launch.node_rank}, and train.launch.nodes (NNODES) "
+            f"{t.launch.nodes}: machines are numbered from 0. Set train.launch.nodes to how many there are, or correct "
+            "the number",
+        ),
+        (
+            t.launch.by == "local" and t.launch.nodes > 1,
+            f"train.launch.by local starts ranks on this machine, and train.launch.nodes (NNODES) is {t.launch.nodes}. "
+            "Say torchrun or ray, or leave it out",
+        ),
+        (
             t.compile and not alone,
             "train.compile is for one rank: what several compile, each for itself, was never run. Leave it out, or set "
             "train.ranks and train.launch.nodes to 1",

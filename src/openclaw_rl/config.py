@@ -1,8 +1,8 @@
 """Every setting, typed, read once at the edge: flag over environment over file over default.
 
-The only file that reads the environment. The tree and its defaults stand in `sections.py`, other spellings in
-`spellings.py`, how they are read in `reading.py`. An unknown key fails and names the nearest known one; two spellings
-of one setting that disagree are an error.
+The only file that reads the environment. The tree and its defaults stand in `sections.py` and `sections_judge.py`,
+other spellings in `spellings.py`, how they are read in `reading.py`. An unknown key fails and names the nearest known
+one; two spellings of one setting that disagree are an error.
 """
 
 from __future__ import annotations
@@ -23,18 +23,16 @@ from openclaw_rl.sections import (
     STARTER,
     CollectConfig,
     Config,
-    EndpointConfig,
     EngineConfig,
-    JudgeConfig,
     LaunchConfig,
     LoraConfig,
     ModelConfig,
     RunConfig,
     ServeConfig,
-    TeacherConfig,
     TrackConfig,
     TrainConfig,
 )
+from openclaw_rl.sections_judge import EndpointConfig, JudgeConfig, TeacherConfig
 
 __all__ = [
     "ENV_PREFIX",

@@ -22,6 +22,7 @@ from sqlalchemy import select as query
 
 from openclaw_rl import views
 from openclaw_rl.config import Config
+from openclaw_rl.errors import OpenClawError
 from openclaw_rl.store.schema import turns
 from openclaw_rl.store.standing import liked
 
@@ -45,7 +46,9 @@ Told = Mapping[str, Any]
 
 
 def keep(config: Config) -> None:
-    """Show the page until q or Ctrl-C. Raises `OpenClawError` where there is no store."""
+    """Show the page until q or Ctrl-C. Raises `OpenClawError` where there is no store, or no terminal to show it on."""
+    if not sys.stdout.isatty():  # nothing would ever be written there
+        raise OpenClawError("--watch keeps a page current in a terminal, and this is none. Leave it out, or say --json")
     store, console = views.opened(config), Console()
 
     def now() -> RenderableType:

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, MambaConfig, MambaForCausalLM, MistralConfig, MistralForCausalLM
+from peft import LoraConfig, get_peft_model
+from transformers import (
+    AutoModelForCausalLM,
+    FalconConfig,
+    FalconForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    MambaConfig,
+    MambaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+)
 from transformers.utils import logging as transformers_logging
 
 from openclaw_rl.config import EngineConfig, ModelConfig
@@ -305,6 +317,43 @@ def test_weights_that_do_not_fit_are_refused(bench: Bench, refs: Refs, tmp_path:
     (tmp_path / "adapter_config.json").write_bytes((source / "adapter_config.json").read_bytes())
     with pytest.raises(EngineError, match=words):
         bench.load(PolicyRef(version=9, path=str(tmp_path), digest=digest_of(tmp_path)))
+
+
+def gpt2() -> Any:
+    return GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=2, n_head=2, vocab_size=64, n_positions=64))
+
+
+def falcon() -> Any:
+    return FalconForCausalLM(FalconConfig(**SMALL, num_attention_heads=2, alibi=False, max_position_embeddings=64))
+
+
+@pytest.mark.parametrize("make", [gpt2, falcon])
+def test_adapters_of_linear_layers_of_a_familys_own_kind_are_served(
+    make: Callable[[], Any], tiny_engine_config: EngineConfig, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    make().save_pretrained(tmp_path / "base")
+    tuned = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(tmp_path / "base"),
+        LoraConfig(task_type="CAUSAL_LM", r=3, target_modules="all-linear", fan_in_fan_out=make is gpt2),
+    ).eval()
+    for name, weight in tuned.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(weight, std=0.3)
+    tuned.save_pretrained(tmp_path / "tuned")
+    bench = Bench(BaseModel.load(ModelConfig(path=str(tmp_path / "base"), device="cpu")), tiny_engine_config)
+    ref = PolicyRef(version=1, path=str(tmp_path / "tuned"), digest=digest_of(tmp_path / "tuned"))
+    bench.load(PolicyRef(version=0, path=None, digest=""), ref)
+    prompt, response = random_ids(1, 12), random_ids(2, 9)
+    for version in (0, 1):  # in one batch
+        bench.core.score(f"s{version}", version, prompt, response, 1.0)
+    bench.finish()
+    ids = torch.from_numpy(np.concatenate([prompt, response]).astype(np.int64))
+    with torch.no_grad():
+        logits = tuned(input_ids=ids[None]).logits[0, len(prompt) - 1 : -1]
+    want = torch.log_softmax(logits, -1).gather(-1, ids[len(prompt) :, None])[:, 0]
+    np.testing.assert_allclose(bench.scores["s1"], want, atol=1e-4)
+    assert np.abs(bench.scores["s0"] - bench.scores["s1"]).max() > 0.01
 
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 64}

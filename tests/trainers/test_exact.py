@@ -14,8 +14,20 @@ import numpy as np
 import pytest
 import torch
 from tests.trainers.conftest import save_tiny
-from transformers import AutoModelForCausalLM, GemmaConfig, GemmaForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GemmaConfig,
+    GemmaForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
+from transformers.models.granite.modeling_granite import GraniteRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
@@ -53,6 +65,9 @@ FURTHER: dict[str, tuple[str, str, dict[str, Any]]] = {  # one family and kind o
     "cispo": ("gemma", "full", {"method": "binary", "loss": "cispo"}),
     "gspo": ("llama", "full", {"method": "opd", "loss": "gspo"}),
     "gspo-student": ("llama", "lora", {"method": "combine", "distill": "student_topk", "topk": 4, "loss": "gspo"}),
+    "scaled": ("granite", "full", {"method": "combine", "distill": "student_topk", "topk": 4}),
+    "capped": ("gemma3", "full", {"method": "combine"}),
+    "capped-topk": ("gemma3", "lora", {"method": "sdft", "topk": 7}),
     "epochs": ("gemma", "lora", {"method": "combine", "distill": "student_topk", "topk": 4, "epochs": 2}),
 }
 SETTINGS: dict[str, Any] = {
@@ -74,10 +89,11 @@ def wide_norms(monkeypatch: pytest.MonkeyPatch) -> None:
     """The families' norms compute in float32 whatever the model is in; their rounding would be all that is seen."""
 
     def norm(self: Any, x: torch.Tensor) -> torch.Tensor:
-        eps = self.eps if isinstance(self, GemmaRMSNorm) else self.variance_epsilon
-        return (self.weight + isinstance(self, GemmaRMSNorm)) * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+        gemma = isinstance(self, GemmaRMSNorm | Gemma3RMSNorm)
+        eps = self.eps if gemma else self.variance_epsilon
+        return (self.weight + gemma) * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
 
-    for kind in (Qwen3RMSNorm, LlamaRMSNorm, GemmaRMSNorm):
+    for kind in (Qwen3RMSNorm, LlamaRMSNorm, GemmaRMSNorm, Gemma3RMSNorm, GraniteRMSNorm):
         monkeypatch.setattr(kind, "forward", norm)
 
 
@@ -87,7 +103,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     torch.manual_seed(5)
     LlamaForCausalLM(LlamaConfig(**SHAPE)).save_pretrained(root / "llama")
     GemmaForCausalLM(GemmaConfig(**SHAPE)).save_pretrained(root / "gemma")
-    return {"qwen3": save_tiny(root / "qwen3"), "llama": str(root / "llama"), "gemma": str(root / "gemma")}
+    GraniteForCausalLM(GraniteConfig(**SHAPE, logits_scaling=3.0)).save_pretrained(root / "granite")
+    capped = Gemma3TextConfig(**SHAPE, final_logit_softcapping=2.0, layer_types=["full_attention"] * 2)
+    Gemma3ForCausalLM(capped).save_pretrained(root / "gemma3")
+    made = {name: str(root / name) for name in ("llama", "gemma", "granite", "gemma3")}
+    return made | {"qwen3": save_tiny(root / "qwen3")}
 
 
 def plain(model: Any, prompt: np.ndarray, s: Sample) -> torch.Tensor:

@@ -7,11 +7,20 @@ from typing import Any
 
 import pytest
 from tests.trainers.test_exact import SHAPE
-from transformers import Gemma2Config, Gemma2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    HunYuanMoEV1Config,
+    HunYuanMoEV1ForCausalLM,
+    PhimoeConfig,
+    PhimoeForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from openclaw_rl import methods
 from openclaw_rl.config import TrainConfig
-from openclaw_rl.errors import ConfigError, ModelError
+from openclaw_rl.errors import ConfigError
 from openclaw_rl.trainers.local import LocalTrainer
 
 
@@ -33,17 +42,28 @@ def test_a_model_without_fused_attention_is_loaded(tmp_path: Path) -> None:
     assert not trainer(scores)._passes.shares, "what bends scores is left to the model's own attention"
 
 
-def test_a_cap_behind_the_head_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="this gemma2 model changes its logits after the LM head"):
-        trainer(gemma2(tmp_path))
+def test_a_cap_behind_the_head_is_known(tmp_path: Path) -> None:
+    made = trainer(gemma2(tmp_path))
+    assert made._passes._bend.cap == 30
 
 
-def test_experts_are_refused_with_layers_that_can_be_named(tmp_path: Path) -> None:
-    config = Qwen3MoeConfig(**SHAPE, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
-    Qwen3MoeForCausalLM(config).save_pretrained(tmp_path)
+def experts(kind: str) -> Any:
+    """Routers that are modules of their own, that are a kind of linear layer, and that hold one."""
+    if kind == "qwen3_moe":
+        return Qwen3MoeForCausalLM(
+            Qwen3MoeConfig(**SHAPE, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
+        )
+    if kind == "phimoe":
+        return PhimoeForCausalLM(PhimoeConfig(**SHAPE, num_local_experts=4))
+    return HunYuanMoEV1ForCausalLM(HunYuanMoEV1Config(**SHAPE, num_experts=4, moe_topk=2))
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "phimoe", "hunyuan"])
+def test_experts_are_refused_with_layers_that_can_be_named(kind: str, tmp_path: Path) -> None:
+    experts(kind).save_pretrained(tmp_path)
     wanted = r"serve adapters of linear layers only. Name linear ones alone: train.lora.targets \[(.*)\]"
     with pytest.raises(ConfigError, match=wanted) as refused:
         trainer(tmp_path)
     named = str(refused.value).split("[")[1].rstrip("]").split(", ")
-    assert named == ["k_proj", "o_proj", "q_proj", "v_proj"]
+    assert named == ["k_proj", "o_proj", "q_proj", "v_proj", *(["wg"] if kind == "hunyuan" else [])]
     assert trainer(tmp_path, targets=named)._passes.shares

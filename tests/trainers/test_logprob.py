@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import Gemma2Config, Gemma2ForCausalLM
+from transformers import (
+    CohereConfig,
+    CohereForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
+    RemBertConfig,
+    RemBertForCausalLM,
+)
 
 from openclaw_rl.errors import ModelError
 from openclaw_rl.trainers import head
 from openclaw_rl.trainers.local import LocalTrainer
-from openclaw_rl.trainers.logprob import Passes, check_head
+from openclaw_rl.trainers.logprob import Passes
 from openclaw_rl.trainers.pack import Row, micro_batches
 
 Make = Callable[..., LocalTrainer]
@@ -100,22 +110,51 @@ def test_batches_keep_to_the_budget() -> None:
     assert micro_batches([500, 3, 2], 100) == [[0], [1, 2]]
 
 
-@pytest.mark.parametrize("cap", [0.5, 30.0])
-def test_refuses_models_that_bend_their_logits(cap: float) -> None:
-    """However little: at the cap that such models have, small logits are bent by a ten-thousandth of themselves."""
-    config = Gemma2Config(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        final_logit_softcapping=cap,
-    )
+SMALL: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+}
+BENT: dict[str, Any] = {
+    "gemma2": lambda shape: Gemma2ForCausalLM(Gemma2Config(**shape, final_logit_softcapping=0.5)),
+    # At the cap that such models have, small logits are bent by a ten-thousandth of themselves.
+    "gemma2 as it is": lambda shape: Gemma2ForCausalLM(Gemma2Config(**shape)),
+    "cohere": lambda shape: CohereForCausalLM(CohereConfig(**shape, logit_scale=0.25)),
+    "granite": lambda shape: GraniteForCausalLM(GraniteConfig(**shape, logits_scaling=6.0)),
+}
+
+
+@pytest.mark.parametrize("name", BENT)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_logits_that_the_model_bends_are_bent(name: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    with pytest.raises(ModelError, match="changes its logits after the LM head"):
-        check_head(Gemma2ForCausalLM(config).eval())
+    model = BENT[name](SMALL).eval().to(dtype)
+    passes = Passes(model, micro_tokens=10_000)
+    assert passes._bend != head.NO_BEND
+    wide = copy.deepcopy(model).float()
+    tolerance = 1e-5 if dtype is torch.float32 else 0.03
+    with torch.no_grad():
+        for row, (logp, _) in zip(batch := rows(1), passes.score(batch), strict=True):
+            torch.testing.assert_close(logp.double(), plainly(wide, row), atol=tolerance, rtol=0)
+
+
+def test_a_bend_that_is_not_known_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = BENT["gemma2"](SMALL).eval()
+    monkeypatch.setattr("openclaw_rl.trainers.bend._CAPS", ())
+    with pytest.raises(ModelError, match="this gemma2 model changes its logits after the LM head"):
+        Passes(model, micro_tokens=10)
+
+
+def test_a_model_that_does_not_run_here_is_refused_by_name() -> None:
+    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 64}
+    model = RemBertForCausalLM(RemBertConfig(**shape, is_decoder=True, intermediate_size=32, input_embedding_size=16))
+    with pytest.raises(ModelError, match=r"this rembert model cannot be trained here \(RuntimeError"):
+        Passes(model.eval(), micro_tokens=10)
 
 
 def test_a_row_needs_both_parts() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -9,19 +10,25 @@ import numpy as np
 import pytest
 from tests.trajectories.world import IDENTITY, PRINTED, RENDERER, THANKS, Home, main, put
 
+from openclaw_rl import canon
 from openclaw_rl.canon import Transience
 from openclaw_rl.config import STARTER, ModelConfig, TrainConfig
 from openclaw_rl.errors import IdentityMismatch
 from openclaw_rl.methods import make
 from openclaw_rl.render.model_files import ModelFiles, identity
+from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.store import exchanges, imports, policies, turns
 from openclaw_rl.train.batch import Builder
+from openclaw_rl.trajectories.commands import _follower
 from openclaw_rl.trajectories.format import Refused
+from openclaw_rl.trajectories.importing import MADE, SCORED, Importer
 from openclaw_rl.trajectories.making import NOT_TRAINABLE
 from openclaw_rl.trajectories.plan import Planned, plan
 from openclaw_rl.trajectories.reading import entries
+from openclaw_rl.trajectories.report import Report
 from openclaw_rl.trajectories.scoring import score_waiting
 from openclaw_rl.types import Exchange, Origin, Reply, TurnState, Verdict
+from openclaw_rl.views import by_kind
 
 
 def planned(file: Path) -> list[Planned]:
@@ -140,6 +147,16 @@ def test_what_was_grown_may_stand_in_the_same_file(tmp_path: Path, home: Home) -
     assert (counts.imported, counts.grown, counts.turns) == (1, 1, 2)
 
 
+def test_what_is_longer_than_the_model_takes_is_one_reason_in_status(tmp_path: Path, home: Home) -> None:
+    long = [main("word " * n, "b", next_state="c") for n in (5000, 100)]
+    home.bring(put(tmp_path / "in.jsonl", {"session_id": "s", "turns": long}))
+    with home.store.read() as conn:
+        found = [turns.get(conn, p.id) for p in planned(tmp_path / "in.jsonl")]
+    reasons = {str(turn.untrainable): 1 for turn in found if turn is not None}
+    assert len(reasons) == 2
+    assert by_kind(reasons) == {"longer than the model takes": 2}
+
+
 def test_trainable_false_never_trains(tmp_path: Path, home: Home) -> None:
     file = put(tmp_path / "in.jsonl", {"session_id": "s", "turns": [main("a", "b", next_state="c", trainable=False)]})
     home.bring(file)
@@ -234,3 +251,83 @@ def test_another_models_store_is_refused(tmp_path: Path, home: Home) -> None:
         policies.ensure_root(conn, base="other", identity="o" * 64, at=1.0)
     with pytest.raises(IdentityMismatch, match="belongs to other"):
         home.bring(put(tmp_path / "in.jsonl", PRINTED))
+
+
+def test_a_long_session_is_stored_as_each_of_its_turns_alone(
+    tmp_path: Path, home: Home, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever stands between its turns: side traffic, calls, one that goes back, one with other tools."""
+    caplog.set_level("INFO", logger="openclaw_rl.data")
+    turns_ = [main(f"And line {n}?", f"Line {n} is {'long ' * (n % 3)}.") for n in range(30)]
+    turns_[11:11] = [{"type": "side", "prompt": "title?", "response": "T"}]
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": {"at": 1.0}}}
+    look = {"type": "function", "function": {"name": "look", "description": "d", "parameters": {}}}
+    asked = {"role": "assistant", "content": "", "tool_calls": [call]}
+    turns_[15:15] = [
+        main("Look", "", message=asked, next_state=[{"role": "tool", "tool_call_id": "c1", "content": "b"}])
+    ]
+    turns_[16] = main("", "It is b.")
+    file = put(tmp_path / "in.jsonl", {"session_id": "s", "turns": turns_})
+    told = planned(file)
+    back = [*told[20].messages[:-1], {"role": "user", "content": "No, this"}]
+    number = json.loads(json.dumps([*told[-1].messages, told[-1].reply, back[-1]]).replace("1.0}", "1}"))
+    turns_ += [
+        main("No, this", "Yes.", messages=back),
+        main("No, this", "So.", messages=number),
+        main("On", "We go."),
+        main("On", "and on.", tools=[look]),
+    ]
+    assert home.bring(put(tmp_path / "in.jsonl", {"session_id": "s", "turns": turns_})).refused == 0
+    for p in planned(file):
+        request, reply = (found := stored(home, p.id))[0].request, found[1]
+        whole = RENDERER.render([*p.messages, p.reply], p.turn.tools, generation=False).prompt_ids.tolist()
+        ours = [*request.prompt_ids.tolist(), *reply.response_ids.tolist()]
+        assert ours == whole[: len(ours)]
+        assert request.marks == canon.marks(
+            p.messages, home.store.secret, Transience(home.config.serve.transient_patterns)
+        )
+    assert "turn by turn" not in caplog.text
+
+
+def test_a_template_that_rewrites_what_came_before_has_its_sessions_rendered_whole(tmp_path: Path) -> None:
+    there = ModelFiles.find(STARTER).folder
+    other = shutil.copytree(there, tmp_path / "other", ignore=shutil.ignore_patterns("*.safetensors"))
+    (other / "chat_template.jinja").write_text(
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content if loop.revindex < 9 else '...' }}<|im_end|>\n"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+        encoding="utf-8",
+    )
+    home = Home.open(tmp_path / "home", model__tokenizer=str(other))
+    renderer = Renderer(ModelFiles.of(home.config.model))
+    file = put(tmp_path / "in.jsonl", {"session_id": "s", "turns": [main(f"a{n}", f"b{n}") for n in range(20)]})
+    assert home.bring(file).refused == 0
+    for p in planned(file):
+        ids = stored(home, p.id)[0].request.prompt_ids
+        assert ids.tolist() == renderer.render(p.messages).prompt_ids.tolist()
+    home.store.close()
+
+
+def test_the_bar_ends_where_the_files_do(tmp_path: Path, home: Home) -> None:
+    """Every byte is told once, whatever a trajectory's share was on the way, and however it came to an end."""
+    told: list[tuple[int, int]] = []
+    many = [{"session_id": f"s{n}", "turns": [main(f"a{m}", f"b{m}") for m in range(7)]} for n in range(5)]
+    files = [put(tmp_path / "a.jsonl", *many, {"session_id": "broken"}), tmp_path / "b.json"]
+    files[1].write_text(json.dumps([many[0], many[1]]) + "\n")
+    with Report(None) as report:
+        found = (e for file in files for e in entries(file))
+        Importer(home.config, home.store, score=False).run(
+            found, report, follow=_follower(lambda size, n: told.append((size, n)))
+        )
+    assert (sum(size for size, _ in told), sum(n for _, n in told)) == (sum(f.stat().st_size for f in files), 8)
+    assert min(size for size, _ in told) >= 0
+
+
+def test_progress_is_told_within_a_session(tmp_path: Path, home: Home) -> None:
+    told: list[float] = []
+    file = put(tmp_path / "in.jsonl", {"session_id": "s", "turns": [main(f"a{n}", f"b{n}") for n in range(20)]})
+    with Report(None) as report:
+        Importer(home.config, home.store).run(entries(file), report, follow=lambda _, share: told.append(share))
+    assert told == sorted(told)
+    assert (told[0], told[-1], told.count(1)) == (MADE / 20, 1, 1)
+    assert len([s for s in told if MADE < s <= SCORED]) > 0
+    assert len([s for s in told if SCORED < s < 1]) > 10

@@ -8,11 +8,14 @@ row to its own version. So a mixed batch costs the same whichever versions meet 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from openclaw_rl.engines.adapter_file import AdapterFile, RawTensor
 from openclaw_rl.errors import EngineError
@@ -40,17 +43,16 @@ class Switch:
     route: Route | None = None
 
 
-class RoutedLinear(nn.Linear):
-    """An `nn.Linear` of the base model that adds the update of the current route.
+@cache
+def _routed(kind: type[nn.Module]) -> type[nn.Module]:
+    """A linear layer of this kind that adds the update of the current route.
 
     Made in place by changing an existing layer's class: names, weights and ties of the model stay as they are.
     """
+    plain: Callable[..., Any] = kind.forward
 
-    switch: Switch
-    index: int
-
-    def forward(self, input: Tensor) -> Tensor:
-        out = nn.functional.linear(input, self.weight, self.bias)
+    def forward(self: Any, *given: Any, **named: Any) -> Any:
+        out = plain(self, *given, **named)
         route = self.switch.route
         if route is None:
             return out
@@ -58,11 +60,19 @@ class RoutedLinear(nn.Linear):
         if pair is None:
             return out
         a, b = pair
-        low = nn.functional.linear(input, a)
+        low = nn.functional.linear(given[0], a)
         if route.mask is not None:
             low = low * route.mask
         out.view(-1, out.shape[-1]).addmm_(low.view(-1, low.shape[-1]), b)
         return out
+
+    return type(f"Routed{kind.__name__}", (kind,), {"forward": forward})
+
+
+def _sizes(module: Any) -> tuple[int, int]:
+    """(numbers in, numbers out)."""
+    out, into = module.weight.shape
+    return (out, into) if isinstance(module, Conv1D) else (into, out)  # GPT-2's: the other way round
 
 
 @dataclass(slots=True, eq=False)
@@ -80,13 +90,13 @@ class Adapters:
 
     def __init__(self, model: nn.Module) -> None:
         self.switch = Switch()
-        self.modules: dict[str, RoutedLinear] = {}
+        self.modules: dict[str, Any] = {}
         for name, module in model.named_modules():
-            if type(module) is nn.Linear:
-                module.__class__ = RoutedLinear
-                assert isinstance(module, RoutedLinear)
-                module.switch, module.index = self.switch, len(self.modules)
-                self.modules[name] = module
+            if isinstance(module, nn.Linear | Conv1D):
+                routed: Any = module
+                routed.__class__ = _routed(type(routed))  # type: ignore[arg-type]
+                routed.switch, routed.index = self.switch, len(self.modules)
+                self.modules[name] = routed
         self._stack = Stack(pairs=[None] * len(self.modules))
 
     @property
@@ -126,10 +136,11 @@ class Adapters:
                 raise EngineError(
                     f"{where}: the base model has no linear layer {name!r}. Was it trained on another base?"
                 )
-            if raw_a.shape[1] != module.in_features or raw_b.shape[0] != module.out_features:
+            into, out = _sizes(module)
+            if raw_a.shape[1] != into or raw_b.shape[0] != out:
                 raise EngineError(
                     f"{where}: {name}: lora_A {list(raw_a.shape)} and lora_B {list(raw_b.shape)}, expected "
-                    f"[rank, {module.in_features}] and [{module.out_features}, rank]. Was it trained on another base?"
+                    f"[rank, {into}] and [{out}, rank]. Was it trained on another base?"
                 )
             a, b = _tensor(file, raw_a), _tensor(file, raw_b)
             if not (bool(torch.isfinite(a).all()) and bool(torch.isfinite(b).all())):

@@ -24,6 +24,7 @@ from openclaw_rl.errors import ModelError
 _PROBE = 24  # tokens of the self-test
 _TOLERANCE = {torch.float32: 1e-3}  # largest difference of a log-probability; lower precisions: the mean
 _LOW_TOLERANCE = 0.2
+_ATTENTION = ("sdpa", "eager")  # the first that the model's family has: some bend their scores, which sdpa cannot
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -36,6 +37,7 @@ class BaseModel:
         like = next(model.parameters())
         self.device, self.dtype = like.device, like.dtype
         text: Any = model.config.get_text_config()  # type: ignore[union-attr, operator]
+        self._adds_masks = text._attn_implementation == "eager"  # to the scores; other attention is told what to see
         self.vocab_size = int(text.vocab_size)
         self.context_length = _context_length(text, max_context)
         _check_kind(text, self.context_length, name)
@@ -53,7 +55,7 @@ class BaseModel:
         device = _device(config.device)
         dtype = _DTYPES.get(config.dtype) or (torch.bfloat16 if device.type == "cuda" else torch.float32)
         try:
-            model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
+            model = _loaded(folder, dtype)
         except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
             raise ModelError(f"model.path {config.path!r} cannot be loaded for generation: {error}") from error
         return BaseModel(model.to(device), name=config.path, max_context=max_context)
@@ -84,6 +86,9 @@ class BaseModel:
     def _call(self, ids_NQ: Tensor, positions_NQ: Tensor, cache: Any, length: int, keep: int) -> Tensor:
         seen_J = torch.arange(length, device=self.device)
         mask_N1QJ = (seen_J <= positions_NQ[:, :, None])[:, None]
+        if self._adds_masks:
+            hidden = torch.zeros((), dtype=self.dtype, device=self.device), torch.finfo(self.dtype).min
+            mask_N1QJ = torch.where(mask_N1QJ, *hidden)
         out: Tensor = self._model(
             input_ids=ids_NQ,
             attention_mask=mask_N1QJ,
@@ -101,7 +106,7 @@ class BaseModel:
         ids = torch.zeros(1, 2, dtype=torch.long, device=self.device)
         try:
             self._call(ids, torch.arange(2, device=self.device)[None], shapes, 2, 1)
-        except (AttributeError, TypeError, ValueError, IndexError, RuntimeError, KeyError) as error:
+        except _FAULTS as error:
             raise ModelError(f"{self.name}: {_KINDS} ({type(self._model).__name__}: {error})") from error
         kinds = set(shapes.seen.values())
         layers = sorted(shapes.seen)
@@ -119,20 +124,38 @@ class BaseModel:
         slots, cut = Slots(self.layout), size // 2
         slots.data.fill_(3.0)  # what a slot held before must not matter
         at = torch.arange(size, device=self.device)[None]
-        parts = [
-            self.forward(ids[:, i:j], at[:, i:j], slots, writes_NQ=None, length=j, keep=j - i)
-            for i, j in [(0, cut), (cut, size - 1), (size - 1, size)]
-        ]
+        try:
+            parts = [
+                self.forward(ids[:, i:j], at[:, i:j], slots, writes_NQ=None, length=j, keep=j - i)
+                for i, j in [(0, cut), (cut, size - 1), (size - 1, size)]
+            ]
+        except _FAULTS as error:
+            raise ModelError(f"{self.name}: {_KINDS} ({type(self._model).__name__}: {error})") from error
         gap = (torch.cat(parts, 1).log_softmax(-1) - whole).abs()
         worst = float(gap.max()) if self.dtype in _TOLERANCE else float(gap.mean())
         if not worst <= _TOLERANCE.get(self.dtype, _LOW_TOLERANCE):
-            raise ModelError(f"{self.name}: {_KINDS} (self-test: log-probabilities are off by {worst:.3g})")
+            found = f"{type(self._model).__name__}, self-test: log-probabilities are off by {worst:.3g}"
+            raise ModelError(f"{self.name}: {_KINDS} ({found})")
 
 
+_FAULTS = (AssertionError, AttributeError, TypeError, ValueError, LookupError, RuntimeError)
+"""What models of another kind raise."""
 _KINDS = (
     "the embedded engine serves decoders whose layers all attend to the full context with rotary or learned "
     "positions; this model's are of another kind. Serve it with vLLM or SGLang"
 )
+
+
+def _loaded(folder: str, dtype: torch.dtype) -> Any:
+    """With the attention that suits it. What fails whatever the attention raises what it did at first."""
+    first, other = _ATTENTION
+    try:
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=first)
+    except ValueError as error:
+        try:
+            return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=other)
+        except ValueError:
+            raise error from None
 
 
 def _uniform(kinds: set[tuple[tuple[int, ...], tuple[int, ...]]]) -> bool:
@@ -147,7 +170,8 @@ def _context_length(text: Any, max_context: int | None) -> int:
 def _check_kind(text: Any, context: int, name: str) -> None:
     kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if kinds:
-        raise ModelError(f"{name}: layers of type {', '.join(sorted(kinds))} are not served. {_KINDS}")
+        said = f"this {text.model_type} model has layers of type {', '.join(sorted(kinds))}"
+        raise ModelError(f"{name}: {said}. {_KINDS[0].upper()}{_KINDS[1:]}")
     window = getattr(text, "sliding_window", None)
     typed = getattr(text, "layer_types", None)
     slides = "sliding_attention" in typed if typed else getattr(text, "use_sliding_window", True)

@@ -132,11 +132,11 @@ class Renderer:
         """
         if self.unbridged or self.end_of_turn is None:
             return None
-        stand_in = _stand_in(reply)
-        if self.end_of_turn in str(stand_in.get("tool_calls")):
+        likeness = stand_in(reply)
+        if self.end_of_turn in str(likeness.get("tool_calls")):
             return None
         try:
-            text = self.text([{"role": "user", "content": "x"}, stand_in, *new], [_TOOL] if tools else ())
+            text = self.text([{"role": "user", "content": "x"}, likeness, *new], [_TOOL] if tools else ())
         except RequestError:
             return None  # the whole conversation is rendered instead, and says what is wrong
         cut = text.find(CUT)
@@ -231,7 +231,7 @@ def _words(past: history.Past, unbridged: str | None) -> str:
     return f"{why}; prompts are rendered anew, and replies keep their tokens where the text is unchanged"
 
 
-def _stand_in(reply: Message) -> dict[str, Any]:
+def stand_in(reply: Message) -> dict[str, Any]:
     """A reply of the same shape (calls by the same names and ids) that holds the marker."""
     out: dict[str, Any] = {"role": "assistant", "content": CUT}
     if calls := reply.get("tool_calls"):

@@ -59,6 +59,11 @@ class Tokens:
         """Whether a special token begins there."""
         return self._pattern.match(text, place) is not None
 
+    def next_special(self, text: str, place: int) -> int:
+        """Where the next special token begins, from `place` on; -1: there is none."""
+        found = self._pattern.search(text, place)
+        return -1 if found is None else found.start()
+
     def new_chars(self, pieces: Sequence[str]) -> int:
         """How many characters would really have to be tokenised."""
         known, cached = self._specials, self._cache.get

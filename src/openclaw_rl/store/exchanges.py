@@ -67,7 +67,8 @@ def enter(conn: Connection, requests: Sequence[Request]) -> None:
     first = int(conn.execute(_last_seq).scalar_one()) + 1
     numbered = list(enumerate(requests, first))
     quick.run(conn, _insert_exchange, [_exchange_row(seq, r) for seq, r in numbered])
-    quick.run(conn, _insert_body, [_body_row(seq, r) for seq, r in numbered])
+    pack = canon.Packer()
+    quick.run(conn, _insert_body, (_body_row(seq, r, pack) for seq, r in numbered))  # one at a time: these are large
     quick.run(conn, _insert_turn, [_turn_row(seq, r) for seq, r in numbered])
 
 
@@ -177,14 +178,14 @@ def _exchange_row(seq: int, r: Request) -> dict[str, Any]:
     }
 
 
-def _body_row(seq: int, r: Request) -> dict[str, Any]:
+def _body_row(seq: int, r: Request, pack: canon.Packer) -> dict[str, Any]:
     full = r.capture is not Capture.REDACTED
     return {
         "seq": seq,
         "messages": to_json(r.messages) if full else None,
         "tools": to_json(r.tools) if full else None,
         "template": to_json(r.template) if full and r.template else None,
-        "marks": canon.pack(r.marks),
+        "marks": pack(r.marks),
         "sampling": to_json(r.sampling),
         "prompt_ids": arrays.pack_ids(r.prompt_ids) if full else None,
     }

@@ -19,7 +19,6 @@ from openclaw_rl import config as settings
 from openclaw_rl.config import Config
 from openclaw_rl.credit import Sample, StepResult
 from openclaw_rl.engines import guard
-from openclaw_rl.errors import ConfigError
 from openclaw_rl.store import loops
 from openclaw_rl.store.db import Store
 from openclaw_rl.train import line
@@ -116,22 +115,12 @@ def _torchrun(config: Config, listener: Listener | None) -> list[Start]:
     return [([PROGRAM[0], "-I", guard.__file__, *command], rank_environment(config))]
 
 
-def _check(config: Config) -> None:
-    launch = config.train.launch
-    if (launch.how == "local" and launch.nodes > 1) or launch.node_rank >= launch.nodes:
-        raise ConfigError(
-            f"train.launch: {launch.nodes} nodes, node_rank {launch.node_rank}, by {launch.how}: several machines take "
-            "by torchrun or ray, and are numbered from 0"
-        )
-
-
 async def lend(config: Config, *, stop: asyncio.Event) -> None:
     """The room `train` of a further machine: its ranks take part in machine 0's steps.
 
     Consumes: nothing. Produces: signs of life, in this machine's store. Waits for: machine 0.
     Unblocked by: the end of any rank (`RanksGone`).
     """
-    _check(config)
     master = config.train.launch.master_addr
     store = await asyncio.to_thread(Store.open, config.store_path)
     processes = Processes(_torchrun(config, None), None, config.logs_dir / LOG)
@@ -149,7 +138,6 @@ async def lend(config: Config, *, stop: asyncio.Event) -> None:
 
 def launched(config: Config) -> RankedTrainer:
     """The trainer that `train.ranks` and `train.launch` want. Raises `ConfigError`, `ModelError`, `RanksGone`."""
-    _check(config)
     by = config.train.launch.how
     log.info("starting %d ranks on %d machines (%s)", config.train.ranks, config.train.launch.nodes, by)
     return RankedTrainer(_started(config), lambda: _started(config))

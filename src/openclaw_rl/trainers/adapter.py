@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from peft import LoraConfig as PeftLoraConfig
 from peft import get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from peft.tuners.lora import LoraLayer
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from transformers import AutoModelForCausalLM
@@ -91,16 +92,28 @@ def _check_linear(model: Any, path: str, targets: str | list[str]) -> None:
         adapted = (n for n, module in model.named_modules() if _is_linear(getattr(module, "base_layer", None)))
         cure = f"Name linear ones alone: train.lora.targets [{', '.join(sorted({n.split('.')[-1] for n in adapted}))}]"
     for name, module in model.named_modules():
-        base = getattr(module, "base_layer", None)
-        if base is not None and getattr(base, "weight", None) is not None and not _is_linear(base):
+        base = module.base_layer if isinstance(module, LoraLayer) else None
+        while isinstance(base, LoraLayer):  # of experts, one for each of their weights
+            base = base.base_layer
+        if base is not None and not _is_linear(base):
             raise ConfigError(
                 f"train.lora.targets: {name.removeprefix('base_model.model.')} of {path} is a {type(base).__name__}; "
                 f"engines serve adapters of linear layers only. {cure}"
             )
 
 
+@torch.no_grad()
 def _is_linear(module: Any) -> bool:
-    return isinstance(module, torch.nn.Linear | Conv1D)
+    """Also a model's own kind of it, where it does what a linear layer does: routers have such weights and do more."""
+    if not isinstance(module, torch.nn.Linear | Conv1D):
+        return False
+    if not type(module).__module__.startswith("transformers.models."):
+        return True
+    try:
+        out = module(module.weight.new_zeros(1, module.weight.shape[1]))
+    except (RuntimeError, TypeError, ValueError):
+        return False
+    return isinstance(out, torch.Tensor) and out.shape == (1, module.weight.shape[0])
 
 
 def trainable(model: Any) -> dict[str, torch.nn.Parameter]:

@@ -18,6 +18,22 @@ Columns = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # logps, entropy, ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Bend:
+    """What some families do to the head's logits: multiply, divide, and cap them at `cap · tanh(logits / cap)`."""
+
+    times: float = 1.0
+    over: float = 1.0
+    cap: float | None = None
+
+    def __call__(self, logits: torch.Tensor) -> torch.Tensor:
+        scaled = logits * self.times / self.over
+        return scaled if self.cap is None else torch.tanh(scaled / self.cap) * self.cap
+
+
+NO_BEND = Bend()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Picked:
     """What was asked of K response tokens. No gradient flows into entropy."""
 
@@ -49,6 +65,7 @@ class Read:
     targets_K: torch.Tensor
     temperature_K: torch.Tensor
     lengths: tuple[int, ...]  # response tokens of each row
+    bend: Bend = NO_BEND
 
     def of(self, rows: Sequence[int]) -> Read:
         """Some of the rows, in that order."""
@@ -60,12 +77,20 @@ class Read:
             targets_K=self.targets_K[at],
             temperature_K=self.temperature_K[at],
             lengths=tuple(self.lengths[i] for i in rows),
+            bend=self.bend,
         )
 
     def pick(self, *, ids_KN: torch.Tensor | None = None, top: int = 0, floats: int | None = None) -> Picked:
         """See `select`."""
         return select(
-            self.head, self.hidden_KH, self.targets_K, self.temperature_K, ids_KN=ids_KN, top=top, floats=floats
+            self.head,
+            self.hidden_KH,
+            self.targets_K,
+            self.temperature_K,
+            ids_KN=ids_KN,
+            top=top,
+            floats=floats,
+            bend=self.bend,
         )
 
 
@@ -78,6 +103,7 @@ def select(
     ids_KN: torch.Tensor | None = None,
     top: int = 0,
     floats: int | None = None,
+    bend: Bend = NO_BEND,
 ) -> Picked:
     """The log-probabilities of the targets, of `ids_KN` if given, and of the `top` likeliest tokens.
 
@@ -86,21 +112,23 @@ def select(
     vocabulary = int(head.weight.shape[0]) if isinstance(head.weight, torch.Tensor) else len(hidden_KH)
     size = max(1, (floats or FLOATS) // vocabulary)
     wanted_KN = targets_K.unsqueeze(-1) if ids_KN is None else torch.cat([targets_K.unsqueeze(-1), ids_KN], dim=-1)
-    if type(head) is torch.nn.Linear and getattr(head, "bias", None) is None:
+    if bend.cap is None:  # what is left of it is another temperature
+        temperature_K, bend = temperature_K * (bend.over / bend.times), NO_BEND
+    if type(head) is torch.nn.Linear and getattr(head, "bias", None) is None and bend.cap is None:
         whole: Columns = _Select.apply(hidden_KH, head.weight, wanted_KN, temperature_K, top, size)  # type: ignore[no-untyped-call]
         return Picked(logps_KN=whole[0], entropy_K=whole[1], ids_KN=whole[2])
     columns = (hidden_KH, wanted_KN, temperature_K)
     parts = [tuple(column[at : at + size] for column in columns) for at in range(0, len(hidden_KH), size)]
-    triples = [checkpoint(_through, head, *part, top, use_reentrant=False) for part in parts]
+    triples = [checkpoint(_through, head, *part, top, bend, use_reentrant=False) for part in parts]
     logps_KN, entropy_K, all_KN = (torch.cat(column) for column in zip(*triples, strict=True))
     return Picked(logps_KN=logps_KN, entropy_K=entropy_K, ids_KN=all_KN)
 
 
 def _through(head: torch.nn.Module, hidden_CH: torch.Tensor, wanted_CN: torch.Tensor, temperature_C: torch.Tensor,
-             top: int) -> Columns:  # fmt: skip
-    """A head with something in it (an adapter, a bias): autograd does the rest."""
+             top: int, bend: Bend) -> Columns:  # fmt: skip
+    """A head with something in it (an adapter, a bias), or a cap behind it: autograd does the rest."""
     logits_CV = head(hidden_CH)
-    logits_CV = logits_CV.to(torch.promote_types(logits_CV.dtype, torch.float32)) / temperature_C.unsqueeze(-1)
+    logits_CV = bend(logits_CV.to(torch.promote_types(logits_CV.dtype, torch.float32))) / temperature_C.unsqueeze(-1)
     logps_CN, entropy_C, ids_CN, _ = _chosen(logits_CV, wanted_CN, top)
     return logps_CN, entropy_C.detach(), ids_CN
 

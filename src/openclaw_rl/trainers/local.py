@@ -27,7 +27,7 @@ from openclaw_rl.trainers.base import Method
 from openclaw_rl.trainers.bounds import bounds_of
 from openclaw_rl.trainers.fresh import why_silent
 from openclaw_rl.trainers.length import ReplyTokens
-from openclaw_rl.trainers.logprob import Passes, check_head
+from openclaw_rl.trainers.logprob import Passes
 from openclaw_rl.trainers.loss import Loss, TermSlice, batch_loss
 from openclaw_rl.trainers.measure import Epoch, measured, told, why_idle
 from openclaw_rl.trainers.optimizer import Optimizer, Standing
@@ -69,7 +69,6 @@ class LocalTrainer:
         self._weights = weights.make(path, train, self._world.placed(path, model or ModelConfig()))
         self.model, self.causal = self._weights.model, self._weights.causal
         shared = self._world.spread(self.causal, self._weights.parameters.values())
-        check_head(self.causal)
         self._passes = Passes(
             self.causal,
             micro_tokens=train.micro_tokens,

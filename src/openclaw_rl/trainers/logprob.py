@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from openclaw_rl.errors import ModelError
 from openclaw_rl.trainers import attention, head, tree
+from openclaw_rl.trainers.bend import bend_of
 from openclaw_rl.trainers.compiled import compile_parts, interpret_parts
 from openclaw_rl.trainers.flex import Masks, padded_length
 from openclaw_rl.trainers.pack import Packed, Row, micro_batches, pack
@@ -61,6 +61,7 @@ class Passes:
         `checkpointing`: see `Recompute`.
         """
         self._model, self.budget, self._parts, self._world = model, micro_tokens, parts, world or Alone()
+        self._bend = bend_of(model)
         self._own = model.config._attn_implementation
         self._together = _together(model.config.get_text_config())
         self._growing = [m for m in model.modules() if getattr(m, "rope_type", None) == "dynamic"]
@@ -266,25 +267,39 @@ class Passes:
             targets_K=at.targets_K,
             temperature_K=at.temperature_K.to(hidden_TH.device, torch.promote_types(hidden_TH.dtype, torch.float32)),
             lengths=tuple(len(row.response_ids) for row in rows),
+            bend=self._bend,
         )
 
-    def score(self, rows: Sequence[Row]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """For each row (logp [R], entropy [R]), on the CPU and without gradients."""
-        return [(seen.logp, seen.entropy_K) for seen in self.look(rows)]
+    def score(
+        self, rows: Sequence[Row], done: Callable[[int], None] = lambda _: None
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """For each row (logp [R], entropy [R]), on the CPU and without gradients; `done`: as of `look`."""
+        return [(seen.logp, seen.entropy_K) for seen in self.look(rows, done=done)]
 
     @torch.no_grad()
     def look(
-        self, rows: Sequence[Row], *, ids: Sequence[torch.Tensor] | None = None, top: int = 0
+        self,
+        rows: Sequence[Row],
+        *,
+        ids: Sequence[torch.Tensor] | None = None,
+        top: int = 0,
+        done: Callable[[int], None] = lambda _: None,
     ) -> list[head.Picked]:
         """Of each row what `head.select` gives, on the CPU and without gradients.
 
-        `ids`: of each row [R, N] further tokens to score, the same N for all.
+        `ids`: of each row [R, N] further tokens to score, the same N for all. `done` is told after each pass how many
+        rows this rank has seen.
         """
+        so_far = 0
 
         def seen(group: list[int], _: float) -> dict[int, head.Picked]:
+            nonlocal so_far
             read = self.read([rows[i] for i in group])
             asked = None if ids is None else torch.cat([ids[i] for i in group]).to(read.hidden_KH.device)
-            return dict(zip(group, read.pick(ids_KN=asked, top=top).split(read.lengths), strict=True))
+            picked = dict(zip(group, read.pick(ids_KN=asked, top=top).split(read.lengths), strict=True))
+            so_far += len(group)
+            done(so_far)
+            return picked
 
         out = dict(pair for found in self.over(rows, seen, dict[int, head.Picked]) for pair in found.items())
         return [out[i] for i in range(len(rows))]
@@ -308,18 +323,3 @@ def _together(text: Any) -> float:
         for kind in grown
     ]
     return min(lengths, default=math.inf)
-
-
-@torch.no_grad()
-def check_head(model: Any) -> None:
-    """Some models bend their logits after the head (soft caps, scales). Raises `ModelError` for those we would miss."""
-    ids_BL = torch.arange(min(8, model.config.vocab_size), device=model.device).unsqueeze(0)
-    own = model(input_ids=ids_BL, use_cache=False).logits
-    ours = model.get_output_embeddings()(model.get_decoder()(input_ids=ids_BL, use_cache=False).last_hidden_state)
-    gap = (own - ours).abs().max().item()
-    # Both are made alike, so they differ by rounding at most; small logits are bent little, and still wrongly.
-    if not gap <= min(1e-2, 64 * torch.finfo(own.dtype).eps * own.abs().max().item()):
-        raise ModelError(
-            f"{model.config.name_or_path}: this {model.config.model_type} model changes its logits after the LM head "
-            f"(by up to {gap:.3g}), which the local trainer does not know. Use a model without logit scaling or caps."
-        )

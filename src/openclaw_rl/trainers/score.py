@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import torch
 
 from openclaw_rl.config import ModelConfig, TrainConfig
 from openclaw_rl.trainers import weights
-from openclaw_rl.trainers.logprob import Passes, check_head
+from openclaw_rl.trainers.logprob import Passes
 from openclaw_rl.trainers.pack import Row
 from openclaw_rl.types import Ids, Logprobs
 
@@ -25,15 +25,17 @@ class Scorer:
         """
         torch.set_num_threads(train.threads)
         made = weights.make(path, train, model)
-        check_head(made.causal)
         if folder is not None:
             made.read(Path(folder))
         made.model.eval()
         self._standing = nullcontext if folder is not None else made.frozen  # an adapter that does nothing costs time
         self._passes = Passes(made.causal, micro_tokens=train.micro_tokens)
 
-    def score(self, rows: Sequence[tuple[Ids, Ids]]) -> list[Logprobs]:
-        """For each (prompt [P], response [R]): [R] natural logarithms at temperature 1."""
+    def score(self, rows: Sequence[tuple[Ids, Ids]], done: Callable[[int], None]) -> list[Logprobs]:
+        """For each (prompt [P], response [R]): [R] natural logarithms at temperature 1.
+
+        `done` is told how many of them there are so far.
+        """
         packed = [Row(prompt_ids=prompt, response_ids=response, temperature=1.0) for prompt, response in rows]
         with self._standing():
-            return [logp.to(torch.float32).numpy() for logp, _ in self._passes.score(packed)]
+            return [logp.to(torch.float32).numpy() for logp, _ in self._passes.score(packed, done)]

@@ -31,7 +31,7 @@ from openclaw_rl.store.db import Store
 from openclaw_rl.trajectories import exporting, flat, parquet, reading, writing
 from openclaw_rl.trajectories.exporting import Session, Stored
 from openclaw_rl.trajectories.format import Refused
-from openclaw_rl.trajectories.importing import Importer
+from openclaw_rl.trajectories.importing import Follow, Importer
 from openclaw_rl.trajectories.plan import plan
 from openclaw_rl.trajectories.reading import Entry
 from openclaw_rl.trajectories.redacting import Redactor
@@ -69,7 +69,7 @@ def bring_in(config: Config, paths: Sequence[str], *, score: bool, report: str |
         importer = Importer(config, store, score=score)
         file = Path(report) if report else config.logs_dir / REFUSALS
         with Report(file) as told, _bytes("importing", found) as tick:
-            importer.run(_entries(found), told, progress=_follower(tick))
+            importer.run(_entries(found), told, follow=_follower(tick))
     finally:
         store.close()
     Console().print(told.shown("imported"))
@@ -235,17 +235,19 @@ def _ticked(files: Iterable[Path], tick: Tick) -> Iterator[Entry]:
     follow = _follower(tick)
     for entry in _entries(files):
         yield entry
-        follow(entry)
+        follow(entry, 1)
 
 
-def _follower(tick: Tick) -> Callable[[Entry], None]:
-    """Tells of each entry how many bytes further it has brought us, whatever file it is of."""
-    at: list[Any] = [None, 0]
+def _follower(tick: Tick) -> Follow:
+    """Tells how many bytes further each entry has brought us; it is done once."""
+    far: dict[int, int] = {}  # bytes, by the entry's `id`, of those that are under way
 
-    def follow(entry: Entry) -> None:
-        before = at[1] if at[0] == entry.file else 0
-        at[:] = entry.file, entry.read
-        tick(entry.read - before, 1)
+    def follow(entry: Entry, share: float) -> None:
+        before = far.pop(id(entry), 0)
+        now = max(before, int(share * entry.size))
+        if share < 1:
+            far[id(entry)] = now
+        tick(now - before, int(share == 1))
 
     return follow
 

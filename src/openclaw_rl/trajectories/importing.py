@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -26,13 +27,16 @@ from openclaw_rl.types import Exchange, Ids, Logprobs, Policy
 GROUP = 64
 """Trajectories tokenised, scored and committed together; each is whole in the one transaction."""
 GROUP_BYTES = 8 * 2**20
-Progress = Callable[[Entry], None]
+MADE, SCORED = 0.25, 0.75
+"""How much of a trajectory is done when it has its tokens, and when it has its log-probabilities."""
+Follow = Callable[[Entry, float], None]
+"""(a trajectory, how much of it is done: 1 is all, and comes once)."""
 
 
 class Scores(Protocol):
     """`trainers.score.Scorer`."""
 
-    def score(self, rows: Sequence[tuple[Ids, Ids]]) -> list[Logprobs]: ...
+    def score(self, rows: Sequence[tuple[Ids, Ids]], done: Callable[[int], None]) -> list[Logprobs]: ...
 
 
 _Plan = tuple[Entry, list[Planned]]
@@ -63,8 +67,8 @@ def scorer_of(config: Config, files: ModelFiles, head: Policy) -> Scores:
     return Scorer(str(files.folder), head.path, config.train, config.model)
 
 
-def _nobody(_: Entry) -> None:
-    """Progress that nobody follows."""
+def _nobody(_: Entry, share: float) -> None:
+    """Nobody follows."""
 
 
 class Importer:
@@ -90,7 +94,7 @@ class Importer:
         found: Iterable[Entry],
         report: Report,
         *,
-        progress: Progress = _nobody,
+        follow: Follow = _nobody,
         stop: Callable[[], bool] = bool,
     ) -> None:
         """Imports, or refuses into `report`, every entry; `stop` is asked between groups.
@@ -100,18 +104,18 @@ class Importer:
         for group in groups(found):
             if stop():
                 return
-            self._group(group, report)
+            self._group(group, report, follow)
             for entry in group:
-                progress(entry)
+                follow(entry, 1)
 
-    def _group(self, group: Sequence[Entry], report: Report) -> None:
+    def _group(self, group: Sequence[Entry], report: Report, follow: Follow) -> None:
         now = time.time()
         for wave in _waves(_planned(group, report)):
-            ready = self._scored(self._made(wave, report, now), report)
+            ready = self._scored(self._made(wave, report, now, follow), report, follow)
             with self._store.write() as conn:
-                self._write(conn, ready, report, now)
+                self._write(conn, ready, report, now, follow)
 
-    def _made(self, plans: Sequence[_Plan], report: Report, now: float) -> list[_One]:
+    def _made(self, plans: Sequence[_Plan], report: Report, now: float, follow: Follow) -> list[_One]:
         with self._store.read() as conn:
             known = imports.known(conn, [p.id for _, planned in plans for p in planned])
             there = _named(conn, plans, known)
@@ -119,14 +123,15 @@ class Importer:
         for entry, planned in plans:
             try:
                 _check(planned, there)
-                made = [self._maker.make(p, now) for p in planned if p.id not in known]
+                new = [p for p in planned if p.id not in known]
+                made = self._maker.make(new, now, partial(_making, follow, entry))
             except Refused as problem:
                 report.refuse(entry, problem)
                 continue
             out.append(_One(entry=entry, planned=planned, known=known, made=made))
         return out
 
-    def _scored(self, ready: Sequence[_One], report: Report) -> list[_One]:
+    def _scored(self, ready: Sequence[_One], report: Report, follow: Follow) -> list[_One]:
         """With log-probabilities where they were missing: those of the head, at temperature 1."""
         wanting = [m for one in ready for m in one.made if m.wants_score]
         report.counts.tokenised += len(wanting)
@@ -136,12 +141,13 @@ class Importer:
             done = {m.request.id: _unscored(m) for m in wanting}
         else:
             self._scorer = self._scorer or self._load()
-            found = self._scorer.score([(m.request.prompt_ids, m.reply.response_ids) for m in wanting])
+            rows = [(m.request.prompt_ids, m.reply.response_ids) for m in wanting]
+            found = self._scorer.score(rows, lambda n: _scoring(ready, follow, n / len(rows)))
             done = {m.request.id: _with(m, logprobs) for m, logprobs in zip(wanting, found, strict=True)}
             report.counts.scored += len(wanting)
         return [replace(one, made=[done.get(m.request.id, m) for m in one.made]) for one in ready]
 
-    def _write(self, conn: Connection, ready: Sequence[_One], report: Report, now: float) -> None:
+    def _write(self, conn: Connection, ready: Sequence[_One], report: Report, now: float, follow: Follow) -> None:
         made = [m for one in ready for m in one.made]
         since = imports.known(conn, [m.request.id for m in made])  # another import may have brought them meanwhile
         made = [m for m in made if m.request.id not in since]
@@ -152,9 +158,12 @@ class Importer:
         for one in ready:
             ours = [p for p in one.planned if standing[p.id].imported]
             outcomes = [outcome for p in ours if (outcome := self._maker.outcome(p, now)).speaks]
-            news = [imports.settle(conn, outcome, standing[outcome.turn], now) for outcome in outcomes]
+            news = False
+            for number, outcome in enumerate(outcomes):
+                news |= imports.settle(conn, outcome, standing[outcome.turn], now)
+                follow(one.entry, SCORED + (1 - SCORED) * number / len(outcomes))
             new = sum(p.id in fresh for p in one.planned)
-            report.counts.count(turns=new, of=len(one.planned), news=any(news))
+            report.counts.count(turns=new, of=len(one.planned), news=news)
 
 
 def _planned(group: Sequence[Entry], report: Report) -> list[_Plan]:
@@ -213,6 +222,17 @@ def _check(planned: Sequence[Planned], there: Mapping[str, Exchange]) -> None:
         words = list(before.request.messages), dict(before.reply.message)
         if words != (list(p.messages), dict(p.reply)):
             raise Refused("contradiction", f"id {p.id!r} is in the store with other words; leave the id out", p.number)
+
+
+def _making(follow: Follow, entry: Entry, share: float) -> None:
+    """`share`: how much of the making is done."""
+    follow(entry, MADE * share)
+
+
+def _scoring(ready: Sequence[_One], follow: Follow, share: float) -> None:
+    """`share`: how much of the scoring is done."""
+    for one in ready:
+        follow(one.entry, MADE + (SCORED - MADE) * share)
 
 
 def _unscored(made: Made) -> Made:

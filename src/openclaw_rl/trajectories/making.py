@@ -5,6 +5,9 @@ Shape legend: P prompt tokens, R response tokens.
 
 from __future__ import annotations
 
+import logging
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,12 +15,14 @@ import numpy as np
 from openclaw_rl import canon
 from openclaw_rl.canon import Transience, signature_of, text_of
 from openclaw_rl.errors import RequestError
+from openclaw_rl.render.growing import Growing, Unequal
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.store import imports
 from openclaw_rl.store.imports import Answered, Dropped, Outcome, Place
 from openclaw_rl.store.moves import Cause
 from openclaw_rl.trajectories.format import FileTurn, FileVerdict, Refused
 from openclaw_rl.trajectories.plan import Planned
+from openclaw_rl.trajectories.telling import Telling
 from openclaw_rl.types import (
     Capture,
     ExchangeStatus,
@@ -35,9 +40,12 @@ from openclaw_rl.types import (
 
 SCOPE = "import"
 """No API key's: what was imported is never linked with live conversations."""
+log = logging.getLogger("openclaw_rl.data")
+Step = Callable[[float], None]
+"""Is told which share of the turns has been made."""
 _NOTHING_PASSES = Transience(())
 NOT_TRAINABLE = "its trajectory says so (trainable: false)"
-TOO_LONG = "prompt and response have {0} tokens, the model takes {1}"
+TOO_LONG = "longer than the model takes: prompt and response have {0} tokens, and it takes {1}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,12 +76,33 @@ class Maker:
         self._renderer, self._identity, self._key = renderer, identity, key
         self._transient, self._version = transient, version
 
-    def make(self, planned: Planned, now: float) -> Made:
-        """`now`: for what the file gives no time. Raises `Refused` when the model's template does."""
+    def make(self, planned: Sequence[Planned], now: float, step: Step) -> list[Made]:
+        """Turns of one session, in their order. `now`: for what the file gives no time.
+
+        Raises `Refused` when the model's template does.
+        """
+        try:
+            return self._made(planned, now, step, Growing(self._renderer))
+        except Unequal:
+            log.info("session %s: its prompts cannot be put together turn by turn", planned[0].session)
+            return self._made(planned, now, step, Growing(self._renderer, long=math.inf))
+
+    def _made(self, planned: Sequence[Planned], now: float, step: Step, growing: Growing) -> list[Made]:
+        telling = Telling(growing, key=self._key, transient=self._transient)
+        out = []
+        try:
+            for number, p in enumerate(planned, 1):
+                out.append(self._turn(p, now, telling))
+                step(number / len(planned))
+        finally:  # what refuses a turn may be how it was put together
+            growing.end()
+        return out
+
+    def _turn(self, planned: Planned, now: float, telling: Telling) -> Made:
         turn = planned.turn
         try:
-            marks = canon.marks(planned.messages, self._key, self._transient)
-            tokens = self._tokens(planned)
+            marks = telling.marks(planned)
+            tokens = self._tokens(planned, telling.growing)
             mark = canon.mark(
                 planned.reply,
                 index=len(planned.messages),
@@ -124,7 +153,7 @@ class Maker:
 
     # Tokens.
 
-    def _tokens(self, planned: Planned) -> _Tokens:
+    def _tokens(self, planned: Planned, growing: Growing) -> _Tokens:
         turn = planned.turn
         if turn.redacted:
             return _nothing(Origin.TOKENS, turn.version)
@@ -132,7 +161,7 @@ class Maker:
             return self._as_recorded(turn, planned.number)
         if turn.status is not ExchangeStatus.DONE:  # how far it got cannot be told from its words
             return _nothing(Origin.TEXT, self._version)
-        prompt, response = self._tokenised(planned)
+        prompt, response = self._tokenised(planned, growing)
         r = len(response)
         return _Tokens(
             prompt_ids=prompt,
@@ -164,12 +193,11 @@ class Maker:
             version=turn.version,
         )
 
-    def _tokenised(self, planned: Planned) -> tuple[Ids, Ids]:
+    def _tokenised(self, planned: Planned, growing: Growing) -> tuple[Ids, Ids]:
         """(prompt [P], response [R] with its stop token), as the template writes the reply behind its prompt."""
         renderer, turn = self._renderer, planned.turn
-        before = renderer.text(planned.messages, turn.tools, variables=turn.template or {})
-        whole = renderer.text(
-            [*planned.messages, planned.reply], turn.tools, generation=False, variables=turn.template or {}
+        prompt_ids, before, whole = growing.turn(
+            planned.messages, planned.reply, turn.tools, variables=turn.template or {}
         )
         end = renderer.end_of_turn or str(renderer.tokens.tokenizer.id_to_token(renderer.stop_token_ids[0]))
         if whole.startswith(before) and end in whole[len(before) :]:
@@ -185,7 +213,7 @@ class Maker:
             broken = end in said
         if broken:
             raise Refused("chat template", f"the response holds {end}, which ends every reply", planned.number)
-        return renderer.tokens.encode(before).copy(), renderer.tokens.encode(said + end).copy()
+        return prompt_ids, renderer.tokens.encode(said + end).copy()
 
     # What became of it.
 

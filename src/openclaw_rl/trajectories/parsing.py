@@ -176,7 +176,8 @@ def _messages(name: str, value: Any, only: str | None = None) -> Iterator[tuple[
             known = only or ", ".join(ROLES[:5])
             yield "out of range", f"{name}: expected a role of {known}, got {_named(role)}"
         content, calls = message.get("content"), message.get("tool_calls")
-        if not isinstance(content, str | list | None) or not all(isinstance(p, str | dict) for p in content or ()):
+        parts = content if isinstance(content, list) else ()
+        if not isinstance(content, str | list | None) or not all(isinstance(p, str | dict) for p in parts):
             yield "wrong type", f"{name}: content: expected words, or a list of parts, got {_named(content)}"
         if not isinstance(calls, list | None) or not all(_is_call(c) for c in calls or ()):
             yield "wrong type", f"{name}: tool_calls: expected a list of calls, each with function.name"
@@ -204,7 +205,8 @@ def _tokens(turn: FileTurn) -> Iterator[tuple[str, str]]:
     mask = r if turn.mask is None else len(turn.mask)
     if not (len(turn.logprobs) == mask == r):
         yield "token arrays", f"{r} response_ids, but {len(turn.logprobs)} logprobs and {mask} mask entries"
-    if not all(0 <= i < 2**31 for i in (*turn.prompt_ids, *turn.response_ids)):
+    ids = (*turn.prompt_ids, *turn.response_ids)
+    if ids and not 0 <= min(ids) <= max(ids) < 2**31:
         yield "token arrays", "ids: expected whole numbers from 0 to 2^31 - 1"
     if not turn.prompt_ids:
         yield "token arrays", "prompt_ids: expected one or more, got none"

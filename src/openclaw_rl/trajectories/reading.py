@@ -17,7 +17,7 @@ from openclaw_rl.trajectories.parsing import decoded, parse
 LINES = (".jsonl", ".ndjson")
 SUFFIXES = (".json", *LINES, parquet.SUFFIX)
 ENTRY_BYTES = 64 * 2**20
-"""The largest entry: a session of a thousand turns with their tokens is about half of that."""
+"""The largest entry: some 500 short turns, each with all its messages and tokens, or many thousands in words."""
 _CHUNK = 2**20
 _IN_STRING = re.compile(rb'["\\]')
 _INSIDE = re.compile(rb'["\[\]{}]')
@@ -30,13 +30,13 @@ _TOO_LARGE = Refused("too large", f"expected at most {ENTRY_BYTES // 2**20} MiB 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One trajectory as bytes, or why there is none. `read`: bytes of its file up to its end."""
+    """One trajectory as bytes, or why there is none. `size`: bytes of its file since the one before."""
 
     file: Path
     place: str  # "line 3", "item 2"; empty: the whole file
     raw: bytes = b""
     problem: Refused | None = None
-    read: int
+    size: int
 
     def trajectory(self) -> Trajectory:
         """Raises `Refused`."""
@@ -100,14 +100,16 @@ def entries(file: Path) -> Iterator[Entry]:
     try:
         with file.open("rb") as stream:
             if stream.read(2) == _GZIP:
-                yield Entry(file=file, place="", problem=_PACKED, read=2)
+                yield Entry(file=file, place="", problem=_PACKED, size=2)
                 return
             stream.seek(0)
+            before = 0
             for place, raw, problem, read in _numbered(stream, file.suffix.lower()):
-                yield Entry(file=file, place=place, raw=raw, problem=problem, read=read)
+                yield Entry(file=file, place=place, raw=raw, problem=problem, size=read - before)
+                before = read
     except OSError as error:
         said = Refused("cannot be read", f"expected a file that this user may read: {error.strerror}")
-        yield Entry(file=file, place="", problem=said, read=0)
+        yield Entry(file=file, place="", problem=said, size=0)
 
 
 _Found = tuple[str, bytes, Refused | None, int]

@@ -33,8 +33,9 @@ def score_waiting(config: Config, store: Store, progress: Callable[[int], None])
         scorer = scorer or scorer_of(config, files, head)
         turns = [found[id_] for _, id_ in waiting]
         rows = [(e.request.prompt_ids, e.reply.response_ids) for e in turns if e.reply is not None]
+        scores = scorer.score(rows, lambda _: None)
         with store.write() as conn:
-            for (seq, _), (_, response), logprobs in zip(waiting, rows, scorer.score(rows), strict=True):
+            for (seq, _), (_, response), logprobs in zip(waiting, rows, scores, strict=True):
                 spans = to_json((Span(start=0, end=len(response), version=head.version),))
                 packed = arrays.pack_logprobs(logprobs)
                 imports.score(conn, seq, logprobs=packed, spans=spans, version=head.version)
