@@ -13,7 +13,7 @@ from peft import LoraConfig as PeftLoraConfig
 from peft import get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging as transformers_logging
 
@@ -31,7 +31,7 @@ def device_of(model: ModelConfig) -> torch.device:
 
 
 def load_base(path: str, model: ModelConfig, quantization: Any = None) -> Any:
-    """The base weights. auto: float32 on a CPU, as the checkpoint has them on a GPU.
+    """The base weights, without dropout. auto: float32 on a CPU, as the checkpoint has them on a GPU.
 
     `quantization`: transformers' settings for a base of fewer bits. Raises `ModelError`, also where a weight is
     missing in the files, which transformers would make up.
@@ -41,8 +41,10 @@ def load_base(path: str, model: ModelConfig, quantization: Any = None) -> Any:
     dtype = ("float32" if device.type == "cpu" else "auto") if model.dtype == "auto" else model.dtype
     placed = {} if quantization is None else {"quantization_config": quantization, "device_map": {"": device}}
     try:
+        config = AutoConfig.from_pretrained(path, local_files_only=True)
+        _undropped(config)
         base, told = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, local_files_only=True, output_loading_info=True, **placed
+            path, config=config, dtype=dtype, local_files_only=True, output_loading_info=True, **placed
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"{path}: cannot be loaded as a causal language model: {error}") from error
@@ -50,6 +52,15 @@ def load_base(path: str, model: ModelConfig, quantization: Any = None) -> Any:
         missing = sorted(told["missing_keys"])
         raise ModelError(f"{path}: {len(missing)} weights are not in its files (the first: {missing[0]})")
     return base if placed else base.to(device)
+
+
+def _undropped(config: PretrainedConfig) -> None:
+    """No reply was sampled with dropout. Some layers apply it by hand, and are in training mode when checkpointed."""
+    for name, value in list(vars(config).items()):
+        if isinstance(value, PretrainedConfig):
+            _undropped(value)
+        elif "drop" in name and type(value) is float:
+            setattr(config, name, 0.0)
 
 
 def attach(base: Any, path: str, lora: LoraConfig, seed: int) -> Any:
