@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 from tests.trainers.test_exact import SHAPE
-from transformers import Gemma2Config, Gemma2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from openclaw_rl import methods
 from openclaw_rl.config import TrainConfig
@@ -47,3 +54,20 @@ def test_experts_are_refused_with_layers_that_can_be_named(tmp_path: Path) -> No
     named = str(refused.value).split("[")[1].rstrip("]").split(", ")
     assert named == ["k_proj", "o_proj", "q_proj", "v_proj"]
     assert trainer(tmp_path, targets=named)._passes.shares
+
+
+@pytest.mark.parametrize(
+    ("family", "what"), [("hunyuan_v1_moe", "HunYuanMoEV1Experts"), ("phimoe", "PhimoeTopKRouter"), ("falcon", None)]
+)
+def test_what_only_looks_like_a_linear_layer_is_refused(tmp_path: Path, family: str, what: str | None) -> None:
+    """Experts behind a plain router, and a router that is a linear layer by its kind. Falcon's own kind is one."""
+    small = {k: v for k, v in SHAPE.items() if family != "falcon" or k != "head_dim"}
+    config = AutoConfig.for_model(family, **small, num_experts=4, num_local_experts=4, moe_topk=2)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    if what is None:
+        trainer(tmp_path)
+        return
+    with pytest.raises(ConfigError, match=rf"is a {what}; engines serve .* train.lora.targets \[(.*)\]") as refused:
+        trainer(tmp_path)
+    named = str(refused.value).split("[")[1].rstrip("]").split(", ")
+    trainer(tmp_path, targets=named)

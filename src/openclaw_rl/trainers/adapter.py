@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from peft import LoraConfig as PeftLoraConfig
 from peft import get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from peft.tuners.lora import LoraLayer
+from peft.tuners.lora.layer import ParamWrapper
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
@@ -98,20 +100,30 @@ def _check_linear(model: Any, path: str, targets: str | list[str]) -> None:
     With all-linear PEFT takes in experts and routers, too, which are weights without a linear layer around them.
     """
     cure = "Leave it out, or say all-linear"
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
     if isinstance(targets, str):
-        adapted = (n for n, module in model.named_modules() if _is_linear(getattr(module, "base_layer", None)))
+        adapted = (name for name, module in layers.items() if _is_linear(module))
         cure = f"Name linear ones alone: train.lora.targets [{', '.join(sorted({n.split('.')[-1] for n in adapted}))}]"
-    for name, module in model.named_modules():
-        base = getattr(module, "base_layer", None)
-        if base is not None and getattr(base, "weight", None) is not None and not _is_linear(base):
-            raise ConfigError(
-                f"train.lora.targets: {name.removeprefix('base_model.model.')} of {path} is a {type(base).__name__}; "
-                f"engines serve adapters of linear layers only. {cure}"
-            )
+    wrong = {name: module.get_base_layer() for name, module in layers.items() if not _is_linear(module)}
+    if wrong:
+        name = min(
+            wrong, key=lambda name: isinstance(wrong[name], torch.nn.Linear)
+        )  # experts explain more than a router
+        raise ConfigError(
+            f"train.lora.targets: {name.removeprefix('base_model.model.')} of {path} is a "
+            f"{type(wrong[name]).__name__}; engines serve adapters of linear layers only. {cure}"
+        )
 
 
-def _is_linear(module: Any) -> bool:
-    return isinstance(module, torch.nn.Linear | Conv1D)
+def _is_linear(adapted: LoraLayer) -> bool:
+    """Not a table of experts, nor a router that is a linear layer by its kind and gives more than a product."""
+    base = adapted.base_layer
+    if isinstance(adapted, ParamWrapper) or not isinstance(base, torch.nn.Linear | Conv1D):
+        return False
+    if not type(base).__module__.startswith("transformers.models."):
+        return True
+    with torch.no_grad():
+        return isinstance(base(base.weight.new_zeros(1, base.in_features)), torch.Tensor)
 
 
 def trainable(model: Any) -> dict[str, torch.nn.Parameter]:
