@@ -45,6 +45,13 @@ def test_a_cap_behind_the_head_is_refused_by_name(tmp_path: Path) -> None:
         trainer(gemma2(tmp_path))
 
 
+def test_layers_that_cannot_be_called_without_the_head_are_refused(tmp_path: Path) -> None:
+    config = AutoConfig.for_model("modernbert-decoder", **SHAPE, pad_token_id=0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="below the LM head of this modernbert-decoder model cannot be called by them"):
+        trainer(tmp_path)
+
+
 def test_experts_are_refused_with_layers_that_can_be_named(tmp_path: Path) -> None:
     config = Qwen3MoeConfig(**SHAPE, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
     Qwen3MoeForCausalLM(config).save_pretrained(tmp_path)

@@ -106,9 +106,8 @@ def _check_linear(model: Any, path: str, targets: str | list[str]) -> None:
         cure = f"Name linear ones alone: train.lora.targets [{', '.join(sorted({n.split('.')[-1] for n in adapted}))}]"
     wrong = {name: module.get_base_layer() for name, module in layers.items() if not _is_linear(module)}
     if wrong:
-        name = min(
-            wrong, key=lambda name: isinstance(wrong[name], torch.nn.Linear)
-        )  # experts explain more than a router
+        # Experts first: they explain more than the router before them.
+        name = min(wrong, key=lambda name: isinstance(wrong[name], torch.nn.Linear))
         raise ConfigError(
             f"train.lora.targets: {name.removeprefix('base_model.model.')} of {path} is a "
             f"{type(wrong[name]).__name__}; engines serve adapters of linear layers only. {cure}"

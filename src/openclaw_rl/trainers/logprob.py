@@ -284,9 +284,15 @@ def _together(text: Any) -> float:
 @torch.no_grad()
 def check_head(model: Any) -> None:
     """Some models bend their logits after the head (soft caps, scales). Raises `ModelError` for those we would miss."""
-    ids_BL = torch.arange(min(8, model.config.vocab_size), device=model.device).unsqueeze(0)
+    ids_BL = torch.arange(min(8, model.config.get_text_config().vocab_size), device=model.device).unsqueeze(0)
     own = model(input_ids=ids_BL, use_cache=False).logits
-    ours = model.get_output_embeddings()(model.get_decoder()(input_ids=ids_BL, use_cache=False).last_hidden_state)
+    try:
+        ours = model.get_output_embeddings()(model.get_decoder()(input_ids=ids_BL, use_cache=False).last_hidden_state)
+    except (AttributeError, TypeError) as error:  # transformers does not know of every family what its decoder is
+        raise ModelError(
+            f"{model.config.name_or_path}: the layers below the LM head of this {model.config.model_type} model cannot "
+            f"be called by themselves, as the local trainer does ({error}). Use a model of another family."
+        ) from error
     gap = (own - ours).abs().max().item()
     # Both are made alike, so they differ by rounding at most; small logits are bent little, and still wrongly.
     if not gap <= min(1e-2, 64 * torch.finfo(own.dtype).eps * own.abs().max().item()):
