@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from tests.trainers.test_exact import SHAPE
 from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     HunYuanMoEV1Config,
@@ -20,7 +22,7 @@ from transformers import (
 
 from openclaw_rl import methods
 from openclaw_rl.config import TrainConfig
-from openclaw_rl.errors import ConfigError
+from openclaw_rl.errors import ConfigError, ModelError
 from openclaw_rl.trainers.local import LocalTrainer
 
 
@@ -47,6 +49,13 @@ def test_a_cap_behind_the_head_is_known(tmp_path: Path) -> None:
     assert made._passes._bend.cap == 30
 
 
+def test_layers_that_cannot_be_called_without_the_head_are_refused(tmp_path: Path) -> None:
+    config = AutoConfig.for_model("modernbert-decoder", **SHAPE, pad_token_id=0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="this modernbert-decoder model cannot be trained here"):
+        trainer(tmp_path)
+
+
 def experts(kind: str) -> Any:
     """Routers that are modules of their own, that are a kind of linear layer, and that hold one."""
     if kind == "qwen3_moe":
@@ -67,3 +76,20 @@ def test_experts_are_refused_with_layers_that_can_be_named(kind: str, tmp_path: 
     named = str(refused.value).split("[")[1].rstrip("]").split(", ")
     assert named == ["k_proj", "o_proj", "q_proj", "v_proj", *(["wg"] if kind == "hunyuan" else [])]
     assert trainer(tmp_path, targets=named)._passes.shares
+
+
+@pytest.mark.parametrize(
+    ("family", "what"), [("hunyuan_v1_moe", "HunYuanMoEV1Experts"), ("phimoe", "PhimoeTopKRouter"), ("falcon", None)]
+)
+def test_what_only_looks_like_a_linear_layer_is_refused(tmp_path: Path, family: str, what: str | None) -> None:
+    """Experts behind a plain router, and a router that is a linear layer by its kind. Falcon's own kind is one."""
+    small = {k: v for k, v in SHAPE.items() if family != "falcon" or k != "head_dim"}
+    config = AutoConfig.for_model(family, **small, num_experts=4, num_local_experts=4, moe_topk=2)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    if what is None:
+        trainer(tmp_path)
+        return
+    with pytest.raises(ConfigError, match=rf"is a {what}; engines serve .* train.lora.targets \[(.*)\]") as refused:
+        trainer(tmp_path)
+    named = str(refused.value).split("[")[1].rstrip("]").split(", ")
+    trainer(tmp_path, targets=named)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, OPTConfig, OPTForCausalLM
 
 from openclaw_rl.credit import Sample
 from openclaw_rl.durable import write_folder
@@ -318,6 +318,19 @@ def test_an_adapters_dropout_does_not_wake_the_bases(trainer: Make, draw: Draw, 
     for name, dropout in (("without", 0.0), ("with", 1e-9)):
         made = trainer("binary", path=str(tmp_path / "base"), lora={"rank": 4, "dropout": dropout}, max_gap=9.0)
         steps.append(made.step(draw(made, 3), str(tmp_path / name)).metrics)
+    for name in ("loss/total", "gradient/norm", "masked/gap"):
+        assert steps[1][name] == pytest.approx(steps[0][name], rel=1e-4, abs=1e-5), name
+
+
+def test_checkpointing_does_not_wake_the_bases_dropout(trainer: Make, draw: Draw, tmp_path: Path) -> None:
+    """A checkpointed layer is in training mode, and some apply their dropout by hand."""
+    torch.manual_seed(0)
+    shape = {"vocab_size": 64, "hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    OPTForCausalLM(OPTConfig(**shape, word_embed_proj_dim=32, dropout=0.5)).save_pretrained(tmp_path / "base")
+    steps = []
+    for how in (False, True):
+        made = trainer("binary", path=str(tmp_path / "base"), checkpointing=how, max_gap=9.0)
+        steps.append(made.step(draw(made, 3), str(tmp_path / str(how))).metrics)
     for name in ("loss/total", "gradient/norm", "masked/gap"):
         assert steps[1][name] == pytest.approx(steps[0][name], rel=1e-4, abs=1e-5), name
 

@@ -38,29 +38,38 @@ def draw(seed: int) -> dict[str, torch.Tensor]:
         "mu": torch.from_numpy(mu),
         "logp": torch.from_numpy(mu + rng.normal(0, rng.choice([0.05, 0.5, 1.5]), (b, t))),
         "advantages": torch.from_numpy(rng.normal(0, 1, b)),
+        "base": torch.from_numpy(mu + rng.normal(0, 0.5, (b, t))),
+        "old": torch.from_numpy(mu + rng.normal(0, 0.5, (b, t))),
     }
 
 
 def ours(
-    given_: dict[str, torch.Tensor], dual: float, kind: Any = "clip", **masks: float
+    given_: dict[str, torch.Tensor],
+    dual: float,
+    kind: Any = "clip",
+    *,
+    kl: float = 0.0,
+    old: torch.Tensor | None = None,
+    **masks: float,
 ) -> tuple[float, torch.Tensor]:
-    """Our loss without KL and without the gap mask, and its gradient [B, T]."""
+    """Our loss without the gap mask, and its gradient [B, T]. `kl`: its coefficient; `old`: the decoupled form."""
     logp = given_["logp"].clone().requires_grad_()
     mask = given_["mask"]
     term = TermSlice(
         name="binary",
         weight=1.0,
-        advantages_K=given_["advantages"][:, None].expand_as(mask)[mask],
+        advantages_K=given_["advantages"].reshape(len(mask), -1).expand_as(mask)[mask],
         mask_K=torch.ones(int(mask.sum()), dtype=torch.bool),
         denominator=float(len(mask) * LENGTH),
     )
     loss = batch_loss(
         logp_K=logp[mask],
         mu_K=given_["mu"][mask],
-        base_K=given_["mu"][mask],
+        base_K=given_["base"][mask],
         terms=[term],
-        kl_coef=0.0,
-        kl_denominator=1.0,
+        kl_coef=kl,
+        kl_denominator=float(len(mask) * LENGTH),
+        old_K=None if old is None else old[mask],
         bounds=Bounds(clip_low=0.8, clip_high=1.28, dual_clip=dual, gap_low=1e-30, gap_high=1e30, kind=kind, **masks),
         rows_K=torch.arange(len(mask))[:, None].expand_as(mask)[mask],
     )
@@ -70,9 +79,13 @@ def ours(
 
 
 def trls(
-    grpo_loss: Any, given_: dict[str, torch.Tensor], dual: float | None, **changes: Any
+    grpo_loss: Any,
+    given_: dict[str, torch.Tensor],
+    dual: float | None,
+    inputs: dict[str, torch.Tensor] | None = None,
+    **changes: Any,
 ) -> tuple[float, torch.Tensor]:
-    """TRL's `GRPOTrainer._compute_loss` itself, on log-probabilities that are given to it."""
+    """TRL's `GRPOTrainer._compute_loss` itself, on log-probabilities that are given to it, and further `inputs`."""
     from trl import GRPOTrainer
 
     logp = given_["logp"].clone().requires_grad_()
@@ -98,7 +111,7 @@ def trls(
         "accelerator": SimpleNamespace(gather=lambda x: x, reduce=lambda x, reduction: x, num_processes=1),
     }
     trainer = SimpleNamespace(**settings | changes)
-    inputs = {
+    given_to_it = {
         "num_items_in_batch": torch.tensor(float(b * LENGTH)),
         "prompt_ids": torch.zeros(b, 1, dtype=torch.long),
         "prompt_mask": torch.ones(b, 1, dtype=torch.long),
@@ -107,7 +120,7 @@ def trls(
         "advantages": given_["advantages"],
         "old_per_token_logps": given_["mu"],
     }
-    loss = grpo_loss(trainer, None, inputs)
+    loss = grpo_loss(trainer, None, given_to_it | (inputs or {}))
     loss.backward()
     assert logp.grad is not None
     return loss.item(), logp.grad
@@ -137,6 +150,73 @@ def test_trl_cispo_and_gspo(grpo_loss: Any, seed: int) -> None:
         torch.testing.assert_close(gradient, slopes, rtol=1e-9, atol=1e-12)
 
 
+def decoupled(given_: dict[str, torch.Tensor], cap: float = 2.0) -> dict[str, torch.Tensor]:
+    """What TRL makes of an engine's log-probabilities: `vllm_importance_sampling_mode` token_truncate."""
+    weight = torch.exp(given_["old"] - given_["mu"]).clamp(max=cap)
+    return {
+        "old_per_token_logps": given_["old"],
+        "sampling_per_token_logps": given_["mu"],
+        "importance_sampling_ratio": weight,
+    }
+
+
+ENGINE = {"use_vllm": True, "vllm_importance_sampling_correction": True}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_trl_with_an_engine_and_several_steps(grpo_loss: Any, seed: int) -> None:
+    """The decoupled form, with the mask of sequences against the engine's log-probabilities."""
+    given_ = draw(seed)
+    cispo = {"loss_type": "cispo", "epsilon_high": 5.0}
+    for kind, dual, changes in (("clip", 3.0, {}), ("cispo", 1e9, cispo)):
+        for delta in (None, 0.05):
+            own = ours(given_, dual, kind, old=given_["old"], **({} if delta is None else {"opsm_delta": delta}))
+            further = ENGINE | changes | {"off_policy_mask_threshold": delta}
+            theirs = trls(grpo_loss, given_, dual if kind == "clip" else None, decoupled(given_), **further)
+            assert own[0] == pytest.approx(theirs[0], rel=1e-9, abs=1e-12)
+            torch.testing.assert_close(own[1], theirs[1], rtol=1e-9, atol=1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_one_step_with_trls_truncated_weight_is_cispo(grpo_loss: Any, seed: int) -> None:
+    """In gradient: its surrogate's own ratio is 1 then, and the truncated weight is all that is left."""
+    given_ = draw(seed)
+    given_["old"] = given_["logp"]
+    theirs = trls(grpo_loss, given_, 3.0, decoupled(given_, cap=5.0), **ENGINE)
+    torch.testing.assert_close(ours(given_, 1e9, "cispo")[1], theirs[1], rtol=1e-9, atol=1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_trl_and_slime_pull_to_the_base_as_we_do(grpo_loss: Any, seed: int) -> None:
+    """In gradient: k3 times rho with its gradient (`use_bias_correction_kl`, slime's --use-unbiased-kl) is k2's."""
+    given_ = draw(seed)
+    own = ours(given_, 3.0, kl=0.2)[1]
+    theirs = trls(grpo_loss, given_, 3.0, {"ref_per_token_logps": given_["base"]}, beta=0.2)[1]
+    torch.testing.assert_close(own, theirs, rtol=1e-9, atol=1e-12)
+    nothing = given_ | {"advantages": torch.zeros_like(given_["advantages"])}
+    logp = given_["logp"].clone().requires_grad_()
+    d = given_["base"] - logp
+    k3 = torch.exp(logp - given_["mu"]) * (d.exp() - 1 - d)  # compute_approx_kl, kl_loss_type k3, importance_ratio
+    (0.2 * (k3 * given_["mask"]).sum() / (len(d) * LENGTH)).backward()
+    assert logp.grad is not None
+    torch.testing.assert_close(ours(nothing, 3.0, kl=0.2)[1], logp.grad, rtol=1e-9, atol=1e-12)
+
+
+def test_where_tokens_differ_gspo_is_its_own_way(grpo_loss: Any) -> None:
+    """Advantages token by token: TRL gives every token the reply's mean, GSPO-token each its own. Equal in value."""
+    given_ = draw(11)
+    given_["logp"] = given_["mu"]  # nothing is clipped
+    given_["advantages"] = torch.from_numpy(np.random.default_rng(1).normal(0, 1, given_["mu"].shape))
+    sequence = {"importance_sampling_level": "sequence", "epsilon_low": 3e-4, "epsilon_high": 4e-4}
+    own, theirs = ours(given_, 1e9, "gspo"), trls(grpo_loss, given_, None, **sequence)
+    assert own[0] == pytest.approx(theirs[0], rel=1e-9)
+    assert (own[1] - theirs[1]).abs().max() > 1e-3
+    torch.testing.assert_close(own[1].sum(1), theirs[1].sum(1), rtol=1e-9, atol=1e-12)
+
+
 def test_a_difference_would_be_seen(grpo_loss: Any) -> None:
     given_ = draw(3) | {"logp": draw(3)["mu"] + 2.0, "advantages": -torch.ones(len(draw(3)["mu"]), dtype=torch.float64)}
     assert ours(given_, 3.0)[0] != pytest.approx(trls(grpo_loss, given_, None)[0]), "the dual clip is at work"
@@ -153,6 +233,56 @@ def test_slime(seed: int) -> None:
     bounded = torch.where(advantages < 0, torch.minimum(-3.0 * advantages, worse), worse)
     expected = (bounded * given_["mask"]).sum().item() / (len(ratio) * LENGTH)
     assert ours(given_, 3.0)[0] == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_slime_cispo_gspo_and_truncated_weights(seed: int) -> None:
+    """compute_cispo_loss (eps_clip 1, eps_clip_high 4), compute_gspo_kl, vanilla_tis_function (tis_clip 2)."""
+    given_ = draw(seed)
+    mask, advantages = given_["mask"], given_["advantages"][:, None]
+
+    def slimes(kind: str) -> tuple[float, torch.Tensor]:
+        logp = given_["logp"].clone().requires_grad_()
+        start = given_["old"] if kind == "tis" else given_["mu"]
+        log_ratio = logp - start
+        if kind == "gspo":
+            log_ratio = ((log_ratio * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True)).expand_as(logp)
+        low, high = {"gspo": (1 - 3e-4, 1 + 4e-4), "tis": (0.8, 1.28)}.get(kind, (0.0, 5.0))
+        ratio = log_ratio.exp()
+        if kind == "cispo":
+            loss = -ratio.clamp(low, high).detach() * advantages * logp
+        else:
+            worse = torch.maximum(-ratio * advantages, -ratio.clamp(low, high) * advantages)
+            loss = torch.where(advantages < 0, torch.minimum(-3.0 * advantages, worse), worse)
+        weight = torch.exp(start - given_["mu"]).clamp(0, 2)
+        total = (loss * weight * mask).sum() / (len(mask) * LENGTH)
+        total.backward()
+        assert logp.grad is not None
+        return total.item(), logp.grad
+
+    for kind in ("cispo", "gspo", "tis"):
+        old = given_["old"] if kind == "tis" else None
+        own, theirs = ours(given_, 3.0, "clip" if kind == "tis" else kind, old=old), slimes(kind)
+        assert own[0] == pytest.approx(theirs[0], rel=1e-9, abs=1e-12)
+        torch.testing.assert_close(own[1], theirs[1], rtol=1e-9, atol=1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_slime_geometric_rejection(seed: int) -> None:
+    """examples/train_infer_mismatch_helper/mis.py: use_rs, rs_level geometric, 0.9 to 1.1."""
+    given_ = draw(seed)
+    given_["logp"] = given_["mu"] + 0.3 * (given_["logp"] - given_["mu"])
+    mask, advantages = given_["mask"], given_["advantages"][:, None]
+    drift = ((given_["logp"] - given_["mu"]) * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True)
+    kept = mask * (drift.exp() >= 0.9) * (drift.exp() <= 1.1)
+    ratio = torch.exp(given_["logp"] - given_["mu"])
+    worse = torch.maximum(-ratio * advantages, -ratio.clamp(0.8, 1.28) * advantages)
+    bounded = torch.where(advantages < 0, torch.minimum(-3.0 * advantages, worse), worse)
+    expected = (bounded * kept).sum().item() / (len(ratio) * LENGTH)
+    own = ours(given_, 3.0, geometric_low=0.9, geometric_high=1.1)[0]
+    assert own == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
 @settings(max_examples=60, deadline=None)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -212,6 +213,33 @@ def test_what_every_rank_refuses_comes_back_as_it_was_raised(tmp_path: Path) -> 
     config = settings(tmp_path / "home", train__lora__targets=["embed_tokens"])
     with pytest.raises(ConfigError, match=r"train.lora.targets: model.embed_tokens of .* engines serve adapters"):
         launched(config)
+
+
+@pytest.mark.timeout(300)
+def test_a_slow_rank_0_still_tells_what_all_refuse(tmp_path: Path) -> None:
+    """The other has refused long before it: that one is not gone."""
+    config = settings(tmp_path / "home", train__lora__targets=["embed_tokens"])
+    listener = Listener()
+    processes = Processes(ranks.local(config, listener), listener, config.logs_dir / ranks.LOG)
+    first = processes.children[0].pid
+
+    def hold() -> None:
+        while not (config.logs_dir / "rank-0.log").exists():
+            time.sleep(0.01)
+        os.kill(first, signal.SIGSTOP)
+        told = config.logs_dir / "rank-1.log"
+        while not (told.exists() and "engines serve adapters" in told.read_text()):
+            time.sleep(0.05)
+        time.sleep(3)
+        os.kill(first, signal.SIGCONT)
+
+    holding = threading.Thread(target=hold)
+    holding.start()
+    try:
+        with pytest.raises(ConfigError, match="engines serve adapters"):
+            RankedTrainer(processes)
+    finally:
+        holding.join()
 
 
 @pytest.mark.parametrize("settings_", [{"train.weights": "full"}, {"train.base_bits": 4}])

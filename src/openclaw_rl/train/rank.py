@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import time
 from typing import TYPE_CHECKING
 
 from openclaw_rl import config as settings
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from openclaw_rl.trainers.local import LocalTrainer
 
 log = logging.getLogger("openclaw_rl.train.rank")
+LINGER = 20.0  # seconds that rank 0 has to tell what all refuse; who ends before that is all that the room would see
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -49,6 +51,8 @@ def main(arguments: list[str] | None = None) -> None:
         log.error("%s", error)
         if link is not None:
             link.send(line.encode(line.refused(error)))
+        else:
+            time.sleep(LINGER)
         raise SystemExit(1) from error
 
 

@@ -12,6 +12,7 @@ import torch
 from peft import LoraConfig as PeftLoraConfig
 from peft import get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
+from peft.tuners.lora.layer import ParamWrapper
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from transformers import AutoModelForCausalLM
@@ -88,32 +89,33 @@ def _check_linear(model: Any, path: str, targets: str | list[str]) -> None:
     With all-linear PEFT takes in experts and routers, too, which are weights without a linear layer around them.
     """
     cure = "Leave it out, or say all-linear"
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
     if isinstance(targets, str):
-        adapted = (n for n, module in model.named_modules() if _is_linear(getattr(module, "base_layer", None)))
+        adapted = (name for name, module in layers.items() if _is_linear(module))
         cure = f"Name linear ones alone: train.lora.targets [{', '.join(sorted({n.split('.')[-1] for n in adapted}))}]"
-    for name, module in model.named_modules():
-        base = module.base_layer if isinstance(module, LoraLayer) else None
-        while isinstance(base, LoraLayer):  # of experts, one for each of their weights
-            base = base.base_layer
-        if base is not None and not _is_linear(base):
-            raise ConfigError(
-                f"train.lora.targets: {name.removeprefix('base_model.model.')} of {path} is a {type(base).__name__}; "
-                f"engines serve adapters of linear layers only. {cure}"
-            )
+    wrong = {name: module.get_base_layer() for name, module in layers.items() if not _is_linear(module)}
+    if wrong:
+        # Experts first: they explain more than the router before them.
+        name = min(wrong, key=lambda name: isinstance(wrong[name], torch.nn.Linear))
+        raise ConfigError(
+            f"train.lora.targets: {name.removeprefix('base_model.model.')} of {path} is a "
+            f"{type(wrong[name]).__name__}; engines serve adapters of linear layers only. {cure}"
+        )
 
 
 @torch.no_grad()
-def _is_linear(module: Any) -> bool:
+def _is_linear(adapted: LoraLayer) -> bool:
     """Also a model's own kind of it, where it does what a linear layer does: routers have such weights and do more."""
-    if not isinstance(module, torch.nn.Linear | Conv1D):
+    base = adapted.base_layer
+    if isinstance(adapted, ParamWrapper) or not isinstance(base, torch.nn.Linear | Conv1D):
         return False
-    if not type(module).__module__.startswith("transformers.models."):
+    if not type(base).__module__.startswith("transformers.models."):
         return True
     try:
-        out = module(module.weight.new_zeros(1, module.weight.shape[1]))
+        out = base(base.weight.new_zeros(1, base.weight.shape[1]))
     except (RuntimeError, TypeError, ValueError):
         return False
-    return isinstance(out, torch.Tensor) and out.shape == (1, module.weight.shape[0])
+    return isinstance(out, torch.Tensor) and out.shape == (1, base.weight.shape[0])
 
 
 def trainable(model: Any) -> dict[str, torch.nn.Parameter]:
