@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.trainers.test_exact import SHAPE
 from transformers import (
     AutoConfig,
@@ -14,6 +15,8 @@ from transformers import (
     Gemma2ForCausalLM,
     HunYuanMoEV1Config,
     HunYuanMoEV1ForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
     PhimoeConfig,
     PhimoeForCausalLM,
     Qwen3MoeConfig,
@@ -93,3 +96,11 @@ def test_what_only_looks_like_a_linear_layer_is_refused(tmp_path: Path, family: 
         trainer(tmp_path)
     named = str(refused.value).split("[")[1].rstrip("]").split(", ")
     trainer(tmp_path, targets=named)
+
+
+def test_a_state_that_leaks_is_seen_where_log_probabilities_hardly_differ(tmp_path: Path) -> None:
+    """Convolutions below a head that finds every token about as likely: branches would see their neighbours."""
+    torch.manual_seed(0)
+    config = Lfm2Config(**SHAPE | {"initializer_range": 0.02}, layer_types=["conv", "full_attention"])
+    Lfm2ForCausalLM(config).save_pretrained(tmp_path)
+    assert not trainer(tmp_path)._passes.shares

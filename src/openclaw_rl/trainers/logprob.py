@@ -31,6 +31,8 @@ _TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3}  # of a log-probability;
 _LOW_TOLERANCE = 0.3
 _STATE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}  # of attention's states and gradients, in norm
 _LOW_STATES = 0.03
+_HIDDEN_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4}  # of what the layers make, in norm: a state that leaks
+_LOW_HIDDEN = 0.2  # changes it by more, also where a model is so even that its log-probabilities hardly differ
 _LOW_LAYERS = 0.2  # of gradients through all layers; compiled ones round less often, which shows in tens of layers
 _SHORT = 8  # tokens of a pass that shows what a token keeps
 _TRIAL_WEIGHTS = 8  # tensors whose gradients a trial compares, so many of the smallest and of the largest: of a fresh
@@ -119,7 +121,7 @@ class Passes:
             return self._go_padded("its layers attend in chunks")
         rows = _trial_rows(text)
         with torch.no_grad():
-            padded = torch.cat([self._padded([row]).pick().logp for row in rows])
+            padded = [self._padded([row]) for row in rows]
         why = self._agreed(self._why_not(rows, padded))
         if why and self.flex:
             log.warning(
@@ -136,17 +138,19 @@ class Passes:
         return None if self._world.agree(why is None) else why or "it does not work on another rank"
 
     @torch.no_grad()
-    def _why_not(self, rows: Sequence[Row], padded_K: torch.Tensor) -> str | None:
+    def _why_not(self, rows: Sequence[Row], padded: Sequence[head.Read]) -> str | None:
         """What speaks against trees as `self.flex` has them."""
         try:
             self._model.set_attn_implementation(attention.NAME)
             planted = self._planted(rows)
             masks = self._masks(planted)
-            whole = self._over(rows, planted, masks).pick().logp - padded_K
-            alone = self._tree(rows[:1]).pick().logp - padded_K[: len(rows[0].response_ids)]  # another kernel
-            gap = max(float(whole.abs().max()), float(alone.abs().max()))
+            whole, alone = self._over(rows, planted, masks), self._tree(rows[:1])  # the latter by another kernel
+            gap = max(_gap(whole, padded), _gap(alone, padded[:1]))
             if not gap <= _TOLERANCE.get(self._model.dtype, _LOW_TOLERANCE):
                 return f"log-probabilities are off by {gap:.3g}"
+            gap = _leak(whole, padded)
+            if not gap <= _HIDDEN_TOLERANCE.get(self._model.dtype, _LOW_HIDDEN):
+                return f"states are off by {gap:.3g}"
             for call in masks.calls if masks else ():
                 gap = attention.flex_gap(call, self._model.device)
                 if not gap <= _STATE_TOLERANCE.get(call.dtype, _LOW_STATES):
@@ -309,6 +313,17 @@ def _trial_rows(text: Any) -> list[Row]:
     """Short branches soon after the root, where a state that leaked from one into the next would show."""
     ids = np.arange(12, dtype=np.int32) * 7 % max(2, text.vocab_size)
     return [Row(prompt_ids=ids[:n], response_ids=ids[a : a + 3], temperature=1.0) for n, a in ((6, 2), (6, 7), (4, 5))]
+
+
+def _gap(read: head.Read, padded: Sequence[head.Read]) -> float:
+    """How far apart the log-probabilities are."""
+    return float((read.pick().logp - torch.cat([row.pick().logp for row in padded])).abs().max())
+
+
+def _leak(read: head.Read, padded: Sequence[head.Read]) -> float:
+    """How far apart the states below the head are, relative in norm."""
+    own_KH = torch.cat([row.hidden_KH for row in padded])
+    return float((read.hidden_KH - own_KH).norm() / own_KH.norm())
 
 
 def _together(text: Any) -> float:
