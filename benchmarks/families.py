@@ -1,0 +1,245 @@
+"""Which families of models work: each that transformers knows, as a small random model, served and trained here.
+
+    python benchmarks/families.py [--only qwen3 gemma2 ...] [--out docs/guides/models.md]
+
+Trained: the trainer's log-probabilities of some turns equal those of the model's own forward pass. Served: the embedded
+engine loads it, and passes its own test of itself. What cannot be made small, or reads something other than text, is
+not tried.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import textwrap
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils import logging as transformers_logging
+
+PAGE = Path(__file__).parent.parent / "docs" / "guides" / "models.md"
+SECONDS = 120  # that one family may take
+LARGEST = 3e6  # weights
+CLOSE = 2e-3  # of a log-probability
+COMMON = {
+    **{"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4},
+    **{"num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 256, "initializer_range": 0.3},
+    **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
+}
+EXPERTS = {
+    **{"num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1},
+    **{"moe_intermediate_size": 16, "topk_group": 1, "moe_num_experts": 4, "n_shared_experts": 1, "q_lora_rank": 16},
+    **{"first_k_dense_replace": 1, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8},
+}
+OLDER = {
+    **{"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256, "n_ctx": 256, "d_model": 32, "num_layers": 2},
+    **{"num_heads": 4, "ffn_dim": 48, "n_layers": 2, "n_heads": 4, "word_embed_proj_dim": 32, "n_inner": 48},
+}
+TRIES = ({**COMMON, **EXPERTS, **OLDER}, {**COMMON, **EXPERTS}, COMMON, {**COMMON, **OLDER})
+TEXT = """\
+# Which models work
+
+Any causal language model of transformers that lies in a folder of its own (or on a hub) with a tokenizer and a chat
+template. Qwen, Llama, Mistral, Gemma, DeepSeek and gpt-oss have readers for their tool calls and reasoning
+([templates](../concepts/templates.md)); others answer in text.
+
+`python benchmarks/families.py` makes each family that transformers {version} knows as a small random model, serves it
+with the embedded engine and trains it: {tried} could be made so. The trainer's log-probabilities equal those of a plain
+forward pass on all that it takes. What vLLM and SGLang serve, their own documentation says.
+
+{lists}
+"""
+KINDS = {
+    "all": "**Served by the embedded engine and trained** ({n}), prompts that turns share computed once:",
+    "rows": "**The same, turn by turn** ({n}): layers carry a state or bend scores, so that turns share nothing:",
+    "part": "**Served, and trained with named layers** (`train.lora.targets`) **or as a whole** ({n}): with experts\n"
+    "or routers, for which no adapter is served. The refusal names the layers that can be named:",
+    "elsewhere": "**Trained, and served by vLLM or SGLang only** ({n}):",
+    "served": "**Served, and not trained** ({n}):",
+    "none": "**Neither** ({n}):",
+}
+
+# --------------------------------------------------------------------------------------------------------- one family
+
+
+def make(family: str, folder: Path) -> str | None:
+    """A small random model in `folder`; else why not."""
+    why = ""
+    for wished in TRIES:
+        try:
+            config = _small(family, wished)
+            with torch.device("meta"):
+                size = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
+            if size > LARGEST:
+                why = why or f"{size / 1e6:.0f} million weights"
+                continue
+            torch.manual_seed(0)
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+            with torch.no_grad():
+                for parameter in (p for p in model.parameters() if p.ndim > 1):
+                    parameter.normal_(0, 0.3 if parameter.numel() < 1e5 else 0.05)
+            model.save_pretrained(folder)
+            AutoConfig.from_pretrained(folder)
+        except Exception as error:  # noqa: BLE001  families fail to be small in many ways
+            why = why or f"{type(error).__name__}: {error}"
+            continue
+        return None
+    return why
+
+
+def _small(family: str, wished: dict[str, Any]) -> Any:
+    """A configuration with what of `wished` it knows."""
+    known = AutoConfig.for_model(family)
+    text = known.get_text_config()
+    given = {name: value for name, value in wished.items() if hasattr(text, name)}
+    if text is known:
+        return AutoConfig.for_model(family, **given)
+    for name, value in given.items():
+        setattr(text, name, value)
+    if kinds := getattr(text, "layer_types", None):  # the last ones: hybrids begin with their states
+        text.layer_types = list(kinds[-COMMON["num_hidden_layers"] :])
+    return known
+
+
+def served(path: str) -> str | None:
+    """None; else why not."""
+    from openclaw_rl.config import ModelConfig
+    from openclaw_rl.engines.embedded_model import BaseModel
+    from openclaw_rl.errors import OpenClawError
+
+    try:
+        BaseModel.load(ModelConfig(path=path, device="cpu"))
+    except OpenClawError as error:
+        return str(error)
+    return None
+
+
+def trained(path: str, weights: str) -> str:
+    """shared, apart: how turns are computed; else why it is not trained, or what is wrong."""
+    from openclaw_rl.config import TrainConfig
+    from openclaw_rl.errors import OpenClawError
+    from openclaw_rl.train.loop import make_method
+    from openclaw_rl.trainers.local import LocalTrainer
+    from openclaw_rl.trainers.pack import Row
+
+    train = TrainConfig(method="binary", weights=weights, lora={"rank": 2}, learning_rate=1e-5)
+    try:
+        trainer = LocalTrainer(path, make_method(train), train)
+    except OpenClawError as error:
+        return str(error)
+    random = np.random.default_rng(0)
+    trunk, more, words = (random.integers(3, 60, n).astype(np.int32) for n in (40, 17, 9))
+    prompts = (trunk, np.concatenate([trunk, words, more]), np.concatenate([trunk[:25], more]))
+    rows = [Row(prompt_ids=prompt, response_ids=words, temperature=1.0) for prompt in prompts]
+    own = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    gap = max(_gap(own, row, found) for row, found in zip(rows, trainer.logprobs(rows), strict=True))
+    if not gap <= CLOSE:
+        return f"WRONG: its log-probabilities are off by {gap:.2g}"
+    return "shared" if trainer._passes.shares else "apart"
+
+
+@torch.no_grad()
+def _gap(own: Any, row: Any, found: torch.Tensor) -> float:
+    ids = torch.from_numpy(np.concatenate([row.prompt_ids, row.response_ids]).astype(np.int64))[None]
+    logp = torch.log_softmax(own(input_ids=ids[:, :-1], use_cache=False).logits[0].float(), -1)
+    wanted = logp[len(row.prompt_ids) - 1 :].gather(-1, ids[0, len(row.prompt_ids) :, None])[:, 0]
+    return float((wanted - found).abs().max())
+
+
+def tried(family: str, folder: Path) -> dict[str, Any]:
+    if why := make(family, folder):
+        return {"made": why}
+    path = str(folder)
+    return {"served": served(path), "lora": trained(path, "lora"), "full": trained(path, "full")}
+
+
+# --------------------------------------------------------------------------------------------------------- all of them
+
+
+def apart(family: str, place: Path) -> dict[str, Any]:
+    """What `tried` says, of a process of its own."""
+    folder, told = place / family, place / f"{family}.json"
+    if not (child := os.fork()):
+        signal.alarm(SECONDS)
+        try:
+            found = tried(family, folder)
+        except Exception as error:  # noqa: BLE001  what is no error of ours is a finding
+            found = {"broke": f"{type(error).__name__}: {error}"}
+        told.write_text(json.dumps(found), encoding="utf-8")
+        os._exit(0)
+    os.waitpid(child, 0)
+    shutil.rmtree(folder, ignore_errors=True)
+    return dict(json.loads(told.read_text())) if told.exists() else {"broke": f"no end within {SECONDS} s"}
+
+
+def kind_of(found: dict[str, Any]) -> str:
+    """One of `KINDS`."""
+    ways = [found.get("lora"), found.get("full")]
+    is_served, works = "served" in found and found["served"] is None, [way in ("shared", "apart") for way in ways]
+    if not is_served:
+        return "elsewhere" if any(works) else "none"
+    if not any(works):
+        return "served"
+    return "part" if not works[0] else "all" if ways[0] == "shared" else "rows"
+
+
+def lists(found: dict[str, dict[str, Any]]) -> Iterator[str]:
+    kinds = {family: kind_of(told) for family, told in found.items()}
+    counts = Counter(kinds.values())
+    for kind, words in KINDS.items():
+        names = [family for family in found if kinds[family] == kind]
+        if not names:
+            continue
+        yield words.format(n=counts[kind])
+        if kind in ("none", "served"):
+            yield "\n".join(f"- {name}: {_why(found[name])}" for name in names)
+        else:
+            yield textwrap.fill(", ".join(names) + ".", 120, break_on_hyphens=False)
+
+
+def _why(told: dict[str, Any]) -> str:
+    why = str(told.get("broke") or told.get("lora"))
+    return " ".join(re.sub(r"/\S+/", "", why).split()).partition(". ")[0]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", nargs="+", default=sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES), metavar="FAMILY")
+    parser.add_argument("--out", type=Path, default=PAGE)
+    given = parser.parse_args()
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
+    transformers_logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    found: dict[str, dict[str, Any]] = {}
+    names: Sequence[str] = given.only
+    with tempfile.TemporaryDirectory() as place:
+        for number, family in enumerate(names):
+            told = apart(family, Path(place))
+            said = f"not made: {told['made']}" if "made" in told else f"{kind_of(told)} {json.dumps(told)}"
+            print(f"{number + 1}/{len(names)} {family}: {said[:300]}", flush=True)
+            if "made" not in told:
+                found[family] = told
+    if not found:
+        sys.exit("none of them could be made small")
+    text = TEXT.format(version=transformers.__version__, tried=len(found), lists="\n\n".join(lists(found)))
+    given.out.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
