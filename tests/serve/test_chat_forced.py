@@ -252,12 +252,20 @@ def test_a_schema_that_cannot_be_forced_names_its_field(
     assert (refused.value.param, refused.value.code) == ("response_format", "invalid_grammar")
 
 
-LARGE = {"type": "string", "pattern": "^(([a-z]{1,1000}){1,1000}){1,1000}$"}  # fails where the reply comes to it
+LARGE = {"type": "string", "pattern": "^(([a-z]{1,1000}){1,1000}){1,1000}$"}
+"""Fails where the reply comes to it. What replies have found out of a grammar they share: later ones fail at once."""
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("n", [1, 2])
 def test_a_grammar_that_fails_at_its_first_token_is_refused(client: openai.OpenAI, stream: bool, n: int) -> None:
+    for _ in range(50):  # a reply may end before it comes so far
+        try:
+            client.chat.completions.create(
+                model=MODEL, messages=[USER], response_format=as_schema(LARGE), max_tokens=60
+            )
+        except openai.BadRequestError:
+            break
     with pytest.raises(openai.BadRequestError, match=r"response_format: no token .* too many expressions") as refused:
         client.chat.completions.create(
             model=MODEL, messages=[USER], response_format=as_schema(LARGE), stream=stream, n=n
