@@ -64,6 +64,8 @@ template. Qwen, Llama, Mistral, Gemma, DeepSeek and gpt-oss have readers for the
 `python benchmarks/families.py` makes each family that transformers {version} knows as a small random model, serves it
 with the embedded engine and trains it: {tried} could be made so, and look back only. The trainer's log-probabilities
 equal those of a plain forward pass on all that it takes. What vLLM and SGLang serve, their own documentation says.
+A small model may lack a kind of layer that a large one of its family has; and where layers look back through a window,
+the embedded engine serves conversations up to its length (`engine.max_context`).
 
 {lists}
 """
@@ -229,7 +231,7 @@ def lists(found: dict[str, dict[str, Any]]) -> Iterator[str]:
 
 def _why(told: dict[str, Any]) -> str:
     why = str(told.get("broke") or told.get("full"))
-    return " ".join(re.sub(r"/\S+/", "", why).split()).partition(". ")[0]
+    return " ".join(re.sub(r"/\S+: ", "", why).split()).partition(". ")[0]
 
 
 def main() -> None:

@@ -5,7 +5,8 @@
 Each step runs in a process of its own, ours and TRL's in turn. Ours is the whole `LocalTrainer.step` (the policy
 before, the frozen base, the step, the policy after it, the folder on the disk). TRL's is what `GRPOTrainer` does for a
 batch that was sampled elsewhere: reference log-probabilities (beta 0.1), loss and gradients by 8 rows, AdamW.
-Memory is what the process's peak grows by from before the first step.
+Memory is what the process's peak grows by from before the first step. Each has the environment in which its own program
+starts it: ours asks torch for huge pages. Given them, too, TRL's step on 1 turn is some 10% faster.
 """
 
 from __future__ import annotations
@@ -214,7 +215,7 @@ def _peak() -> float:
 def measure(side: str, shape: str, folder: Path) -> dict[str, float]:
     command = [sys.executable, __file__, "--child", side, "--shape", shape, "--folder", str(folder)]
     fixed = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
-    env = dict(os.environ) | TRAINS | fixed  # for both sides
+    env = dict(os.environ) | (TRAINS if side == "ours" else {}) | fixed  # each as its own program starts it
     done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=600, check=False)
     if done.returncode:
         raise RuntimeError(f"{side}, {shape}: {done.stderr[-2000:]}")
