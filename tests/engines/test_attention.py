@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tests.engines.test_embedded import Bench, random_ids
+from tests.trainers.test_exact import SHAPE as SMALL
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
@@ -26,18 +27,7 @@ from openclaw_rl.config import EngineConfig, ModelConfig
 from openclaw_rl.engines.embedded_model import BaseModel
 from openclaw_rl.errors import ModelError
 
-SHAPE: dict[str, Any] = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 64,
-    "sliding_window": 64,
-    "initializer_range": 0.5,
-}
+SHAPE = SMALL | {"max_position_embeddings": 64, "sliding_window": 64, "initializer_range": 0.5}
 
 
 def gemma2() -> Any:
