@@ -48,6 +48,7 @@ HEAD = (
     "|---|---|---|---|---|---|---|---|---|---|---|",
 )
 LENGTHS = (4096, 16384, 32768)
+MODES: tuple[flops.Mode, ...] = ("lora", "qlora", "full")
 REPEATS = 2
 
 
@@ -207,7 +208,7 @@ def collect() -> None:
         torch.cuda.empty_cache()
 
 
-def cells(model: str, lengths: Sequence[int]) -> Iterator[Cell]:
+def cells(model: str, lengths: Sequence[int], modes: Sequence[str]) -> Iterator[Cell]:
     """What matters most first: time may end."""
     ordered = sorted(lengths, key=lambda n: n != 16384)
     kinds: list[tuple[flops.Mode, bool | None, Sequence[int]]] = [
@@ -217,7 +218,7 @@ def cells(model: str, lengths: Sequence[int]) -> Iterator[Cell]:
         ("full", None, ordered),
     ]
     for mode, checkpointing, wished in kinds:
-        for tokens in wished:
+        for tokens in wished if mode in modes else ():
             yield Cell(model=model, mode=mode, tokens=tokens, checkpointing=checkpointing)
 
 
@@ -229,7 +230,7 @@ def run(given: argparse.Namespace, models: Sequence[str], lengths: Sequence[int]
     for model in models:
         path = qwen3.save(model, scratch / model, device, dtype)
         collect()
-        for cell in cells(model, lengths):
+        for cell in cells(model, lengths, given.trained):
             if time.monotonic() > until:
                 yield Measured(cell=cell, note="no time left")
                 continue
@@ -289,6 +290,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--minutes", type=float, default=9.0, help="no new measurement begins after that")
     parser.add_argument("--models", nargs="+", default=["4B", "1.7B", "0.6B"], choices=list(qwen3.SHAPES))
+    parser.add_argument("--trained", nargs="+", default=list(MODES), choices=MODES)
     parser.add_argument("--lengths", nargs="+", type=int, default=list(LENGTHS))
     parser.add_argument("--peak", type=float, help="TFLOP/s in bfloat16 of a device that is not in the table")
     parser.add_argument("--out", type=Path, help="folder for gpu.md and gpu.json; default: benchmarks/results")

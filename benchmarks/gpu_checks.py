@@ -29,6 +29,7 @@ from openclaw_rl.engines import adapter_file
 from openclaw_rl.engines.embedded import Core, Scored
 from openclaw_rl.engines.embedded_model import BaseModel, where
 from openclaw_rl.trainers import attention, causal, head
+from openclaw_rl.trainers.aside import Aside
 from openclaw_rl.trainers.flex import Call
 from openclaw_rl.trainers.local import LocalTrainer
 from openclaw_rl.trainers.logprob import Passes
@@ -186,6 +187,10 @@ def steps(place: Place) -> Iterator[Found]:
         "LoRA, float32": {"dtype": "float32"},
         "LoRA, bfloat16": {"dtype": "bfloat16"},
         "full, float32": {"dtype": "float32", "weights": "full", "learning_rate": 1e-5},
+        "full, bfloat16": {"dtype": "bfloat16", "weights": "full", "learning_rate": 1e-5},
+        "full, bfloat16, held back": {
+            "dtype": "bfloat16", "weights": "full", "learning_rate": 1e-4, "max_step_kl": 1e-5,
+        },
         "full, bfloat16, offloaded": {
             "dtype": "bfloat16", "weights": "full", "learning_rate": 1e-5, "offload_optimizer": True,
         },
@@ -247,6 +252,24 @@ def _same(name: str, one: Path, other: Path, bound: float) -> Found:
         return Found(name=name, measured="to the bit", expected=f"at most {bound:.3g}", passed=True)
     a, b = (load_file(next(f for f in sorted(p.glob("*model*.safetensors")))) for p in (one, other))
     return within(name, distance([b[k] for k in sorted(a)], [a[k] for k in sorted(a)]), bound)
+
+
+def way_back(place: Place) -> list[Found]:
+    """Weights that change right after they were copied aside: the copies are of before."""
+    if not place.on_gpu:
+        return [Found(name="copies aside", measured="made for GPUs", expected="", passed=None)]
+    torch.manual_seed(0)
+    weights = {str(n): torch.randn(4096, 8192, device=place.device) for n in range(16)}  # 2 GB
+    aside, same = Aside(weights), True
+    for _ in range(2):
+        before = {name: weight.cpu() for name, weight in weights.items()}
+        copies = aside.take()
+        aside.wait()
+        for weight in weights.values():
+            weight.mul_(-1.5)
+        torch.cuda.synchronize(place.device)
+        same &= all(torch.equal(copies[name], before[name]) for name in weights)
+    return [Found(name="copies aside", measured="equal" if same else "changed", expected="equal", passed=same)]
 
 
 def engine(place: Place) -> Iterator[Found]:
@@ -342,6 +365,7 @@ CHECKS: dict[str, Check] = {
     "gradients": gradients,
     "head": lm_head,
     "steps": steps,
+    "way back": way_back,
     "engine": engine,
     "system": system,
 }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -147,6 +149,24 @@ def test_what_a_token_keeps_is_measured(tmp_path: Path, family: str) -> None:
     assert expected > 10 * weights / 7, "which is far more than the weights that a backward pass keeps, too"
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"offload_optimizer": True}, {"weights": "full", "learning_rate": 1e-5, "offload_optimizer": True}],
+    ids=["lora", "offloaded", "full-offloaded"],
+)
+def test_a_trainer_that_goes_leaves_no_tensors(deep: str, tmp_path: Path, settings: dict[str, Any]) -> None:
+    """What a graph or a hook holds, and what holds it, are found by no garbage collector."""
+
+    def tensors() -> int:
+        gc.collect()
+        return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
+
+    made(deep, **settings).step(long(40), str(tmp_path / "0"))  # what the first of all leaves to the next
+    before = tensors()
+    made(deep, **settings).step(long(40), str(tmp_path / "1"))
+    assert tensors() == before
+
+
 def test_a_base_s_own_dropout_never_acts(tmp_path: Path) -> None:
     """Its layers ask the flag for it that transformers asks whether to compute again."""
     torch.manual_seed(0)
@@ -213,7 +233,7 @@ from tests.trainers.test_recompute import long, made
 wanted = {"none": False, "auto": None}[sys.argv[2]]
 trainer = made(sys.argv[1], checkpointing=wanted, max_gap=99.0)
 trainer.step(long(40), sys.argv[3] + "/first")
-limit = psutil.Process().memory_info().vms + 160 * 2**20
+limit = psutil.Process().memory_info().vms + 120 * 2**20
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 print(trainer.step(long(2400), sys.argv[3] + "/second").folder)
 """
@@ -221,13 +241,18 @@ print(trainer.step(long(2400), sys.argv[3] + "/second").folder)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS")
 def test_memory_that_really_ends(tmp_path: Path) -> None:
-    """The system grants 160 MiB more; a step that keeps all of eight layers takes 300."""
+    """The system grants 120 MiB more; a step that keeps all of eight layers takes 220, one that keeps none 50.
+
+    What is granted are addresses. With malloc as it comes, holes between tensors would take as many again, by chance.
+    """
+    alone = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}  # each tensor has addresses of its own
     shape = SHAPE | {"num_hidden_layers": 8, "hidden_size": 128, "intermediate_size": 384, "head_dim": 32}
     Qwen3ForCausalLM(Qwen3Config(**shape)).save_pretrained(tmp_path / "model")
 
     def child(how: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", CHILD, str(tmp_path / "model"), how, str(tmp_path / how)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+        env = os.environ | alone
+        return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=env)
 
     assert "TooLarge: a step of one row a pass does not fit into memory" in child("none").stderr
     done = child("auto")

@@ -8,6 +8,7 @@ of all weights are never held at once.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from functools import partial
 
@@ -33,7 +34,8 @@ class Masters:
             self.tensors[name] = torch.nn.Parameter(_copy(parameter, offload=offload))
             self._apart.append(name)
             self.finer += [name] if low else []
-            parameter.register_post_accumulate_grad_hook(partial(self._collect, name))  # type: ignore[no-untyped-call]
+            collect = partial(Masters._collect, weakref.proxy(self), name)  # else a weight's hook holds the weight
+            parameter.register_post_accumulate_grad_hook(collect)  # type: ignore[no-untyped-call]
 
     def _collect(self, name: str, parameter: torch.Tensor) -> None:
         """Called in the backward pass: move a gradient to its master."""

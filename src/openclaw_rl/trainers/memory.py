@@ -116,5 +116,6 @@ def give_back() -> None:
 
 def _collect() -> None:
     gc.collect()
+    give_back()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -11,6 +11,7 @@ from safetensors import safe_open
 from openclaw_rl.config import TrainConfig
 from openclaw_rl.errors import ModelError
 from openclaw_rl.trainers import checkpoint
+from openclaw_rl.trainers.aside import Aside
 from openclaw_rl.trainers.masters import Masters
 
 Standing = Mapping[str, torch.Tensor]
@@ -26,7 +27,7 @@ class Optimizer:
         self._train = train
         self._on_gpu = all(m.device.type == "cuda" for m in self._masters.tensors.values())
         # A second copy of whole models is too much for a GPU that trains one.
-        self._aside = torch.device("cpu") if train.weights == "full" else None
+        self._aside = Aside(self._masters.tensors) if self._on_gpu and train.weights == "full" else None
         self.steps = 0  # taken since this object was made
         self.start()
 
@@ -64,14 +65,17 @@ class Optimizer:
         norm = torch.nn.utils.clip_grad_norm_(masters, self._train.clip_grad, foreach=self._on_gpu)
         if wanted and bool(torch.isfinite(norm)) and bool(norm > 0):
             self.steps += 1
+            if self._aside is not None:
+                self._aside.wait()
             self._adam.step()
             self._masters.publish()
         return norm.item()
 
     def standing(self) -> Standing:
-        """The weights as they are."""
-        masters = self._masters.tensors.items()
-        return {name: m.detach().to(self._aside or m.device, copy=True) for name, m in masters}
+        """The weights as they are, until it is asked for again."""
+        if self._aside is not None:
+            return self._aside.take()
+        return {name: master.detach().clone() for name, master in self._masters.tensors.items()}
 
     @torch.no_grad()
     def halve(self, standing: Standing) -> None:

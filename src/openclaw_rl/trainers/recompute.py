@@ -139,11 +139,17 @@ def _kept(work: Callable[[], object]) -> int:
     """Bytes that `work` keeps for a backward pass."""
     held: dict[int, torch.Tensor] = {}
 
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
+    def keep(tensor: torch.Tensor) -> None:
         held[tensor.untyped_storage().data_ptr()] = tensor  # as long as it is in here, no other has its place
-        return tensor
 
-    with saved_tensors_hooks(keep, lambda tensor: tensor):
-        out = work()
-    del out
-    return sum(tensor.untyped_storage().nbytes() for tensor in held.values())
+    try:
+        with saved_tensors_hooks(keep, _no_way_back):
+            out = work()
+        del out
+        return sum(tensor.untyped_storage().nbytes() for tensor in held.values())
+    finally:
+        held.clear()  # the graph holds `keep`, so `held`, so itself, where no garbage collector looks
+
+
+def _no_way_back(_: None) -> torch.Tensor:
+    raise AssertionError("a pass that is only measured has no backward pass")
