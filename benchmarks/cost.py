@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from openclaw_rl.config import TRAINS
+from openclaw_rl.config import for_training
 from openclaw_rl.trainers.pack import Row
 
 PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
@@ -156,7 +156,7 @@ def make_model(folder: Path) -> None:
 def measure(batch: Batch, folder: Path, rounds: int) -> tuple[float, float]:
     """(seconds, MiB): medians over processes."""
     command = [sys.executable, __file__, "--child", str(batch.sessions), str(batch.context), "--folder", str(folder)]
-    env = dict(os.environ) | TRAINS | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    env = dict(os.environ) | for_training() | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     found = []
     for _ in range(rounds):
         done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=1800, check=False)

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from openclaw_rl.config import TRAINS
+from openclaw_rl.config import for_training
 from openclaw_rl.credit import Sample
 
 VOCABULARY = 8192
@@ -215,7 +215,7 @@ def _peak() -> float:
 def measure(side: str, shape: str, folder: Path) -> dict[str, float]:
     command = [sys.executable, __file__, "--child", side, "--shape", shape, "--folder", str(folder)]
     fixed = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
-    env = dict(os.environ) | (TRAINS if side == "ours" else {}) | fixed  # each as its own program starts it
+    env = dict(os.environ) | (for_training() if side == "ours" else {}) | fixed  # each as its own program starts it
     done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=600, check=False)
     if done.returncode:
         raise RuntimeError(f"{side}, {shape}: {done.stderr[-2000:]}")

@@ -24,6 +24,15 @@ def test_flag_over_environment_over_file_over_default(tmp_path: Path) -> None:
     assert config.train.batch_max == settings.Config().train.batch_max
 
 
+def test_a_trainer_s_variables_are_its_owner_s_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("THP_MEM_ALLOC_ENABLE", raising=False)
+    assert settings.to_environment(settings.Config(), "train")["THP_MEM_ALLOC_ENABLE"] == "1"
+    assert "THP_MEM_ALLOC_ENABLE" not in settings.to_environment(settings.Config(), "engine")
+    monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", "0")
+    assert settings.to_environment(settings.Config(), "train")["THP_MEM_ALLOC_ENABLE"] == "0"
+    assert settings.for_training()["THP_MEM_ALLOC_ENABLE"] == "0"
+
+
 @pytest.mark.parametrize("key", [k for k in settings.known_keys() if k.split(".")[0] not in ("home",)])
 def test_every_setting_has_its_long_environment_name(key: str) -> None:
     name = settings.ENV_PREFIX + key.replace(".", "_").upper()

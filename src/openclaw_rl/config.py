@@ -206,8 +206,16 @@ def _fault(error: Any, sources: Mapping[str, str]) -> str:
     return f"{key}: {said}{hint}{shown}" + (f", from {source}" if source else "")
 
 
-TRAINS = {"OMP_WAIT_POLICY": "passive", "THP_MEM_ALLOC_ENABLE": "1"}
-"""For a process that trains. On a CPU torch then asks for huge pages: two thirds of the memory or less, no slower."""
+_QUIET = {"OMP_WAIT_POLICY": "passive"}  # threads that wait leave the cores to others
+_TRAINS = _QUIET | {"THP_MEM_ALLOC_ENABLE": "1"}
+
+
+def for_training() -> dict[str, str]:
+    """Variables of a process that trains, as its owner has set them, else as we do.
+
+    On a CPU torch then asks for huge pages: two thirds of the memory or less, no slower.
+    """
+    return {name: os.environ.get(name, ours) for name, ours in _TRAINS.items()}
 
 
 def to_environment(config: Config, room: str = "") -> dict[str, str]:
@@ -217,8 +225,8 @@ def to_environment(config: Config, room: str = "") -> dict[str, str]:
     """
     gpus = {"engine": config.engine.gpus, "train": config.train.gpus, "judge-engine": config.judge.gpus}.get(room, ())
     placed = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
-    fixed = TRAINS if room == "train" else {"OMP_WAIT_POLICY": "passive"}
-    return dict(os.environ) | {HANDED_DOWN: config.model_dump_json()} | fixed | placed
+    ours = for_training() if room == "train" else _QUIET
+    return ours | dict(os.environ) | {HANDED_DOWN: config.model_dump_json()} | placed
 
 
 def foreign_environment(extra: Mapping[str, str]) -> dict[str, str]:

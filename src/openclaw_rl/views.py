@@ -51,7 +51,7 @@ def gather(conn: Connection, now: float) -> dict[str, Any]:
     return {
         "head": head.version,
         "loops": [
-            {"name": b.name, "pid": b.pid, "age": round(now - b.at, 1), "alive": now - b.at < STALE, "note": b.note}
+            {"name": b.name, "pid": b.pid, "age": round(now - b.at, 1), "alive": b.alive(now, STALE), "note": b.note}
             for b in loops.beats(conn)
         ],
         "turns": _counts(conn, turn_table.c.state),

@@ -113,6 +113,22 @@ def test_events_cursors_and_beats(store: Store) -> None:
     assert (beat.name, beat.note, beat.state, beat.pid) == ("collect", "two", "degraded", os.getpid())
 
 
+def test_what_starts_is_alive_as_long_as_its_process_is(store: Store) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    for name, state, pid in (
+        ("train", loops.STARTING, os.getpid()),
+        ("data", loops.STARTING, gone.pid),
+        ("judge", loops.RUNNING, os.getpid()),
+    ):
+        loops.beat(store, name, state=state, pid=pid)
+    with store.read() as conn:
+        beats = loops.beats(conn)
+    now = beats[0].at
+    assert [beat.alive(now + 1, 10.0) for beat in beats] == [True, True, True]
+    assert {beat.name: beat.alive(now + 300, 10.0) for beat in beats} == {"train": True, "data": False, "judge": False}
+
+
 def test_one_store_for_many_threads(store: Store) -> None:
     def work(name: str) -> None:
         for n in range(10):

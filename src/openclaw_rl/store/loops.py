@@ -12,6 +12,7 @@ from sqlalchemy.dialects.sqlite import insert
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.schema import loops
 
+RUNNING, STARTING = "running", "starting"
 _put = insert(loops)
 _beat = _put.on_conflict_do_update(
     index_elements=["name"], set_={c.name: _put.excluded[c.name] for c in loops.c if c.name != "name"}
@@ -25,11 +26,25 @@ class Beat:
     name: str
     pid: int
     at: float  # seconds since the epoch
-    state: str
+    state: str  # STARTING: the next may take minutes
     note: str  # what it is at, in words
 
+    def alive(self, now: float, stale: float) -> bool:
+        """Whether it was heard of within `stale` seconds; while it starts, whether its process is there."""
+        return now - self.at < stale or (self.state == STARTING and _exists(self.pid))
 
-def beat(store: Store, name: str, note: str = "", state: str = "running", pid: int | None = None) -> None:
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True
+
+
+def beat(store: Store, name: str, note: str = "", state: str = RUNNING, pid: int | None = None) -> None:
     """Loop `name` is alive now, in this process or in `pid`."""
     with store.write() as conn:
         conn.execute(_beat, {"name": name, "pid": pid or os.getpid(), "at": time.time(), "state": state, "note": note})

@@ -38,7 +38,7 @@ async def run(config: Config, *, stop: asyncio.Event) -> None:
         return
     store = await asyncio.to_thread(Store.open, config.store_path)
     try:
-        loops.beat(store, "train", "loading the base model")
+        loops.beat(store, "train", "loading the base model", loops.STARTING)
         room = await asyncio.to_thread(open_room, config, store)
         try:
             await _turn_over(room, store, stop, config.train.poll)

@@ -90,7 +90,7 @@ class RankedTrainer:
 def rank_environment(config: Config) -> dict[str, str]:
     """For a rank: of our settings only those that it needs, and no keys."""
     own = Config(home=config.home, model=config.model, train=config.train, run=config.run)
-    return settings.foreign_environment({settings.HANDED_DOWN: own.model_dump_json()} | settings.TRAINS)
+    return settings.foreign_environment({settings.HANDED_DOWN: own.model_dump_json()} | settings.for_training())
 
 
 def local(config: Config, listener: Listener) -> list[Start]:

@@ -42,7 +42,7 @@ async def run(config: Config, *, stop: asyncio.Event) -> None:
     """
     store = await asyncio.to_thread(Store.open, config.store_path)
     try:
-        loops.beat(store, "data", "starting")
+        loops.beat(store, "data", "starting", loops.STARTING)
         bridge = Bridge(config, store, stop=stop.is_set)
         while not stop.is_set():
             work = asyncio.create_task(asyncio.to_thread(bridge.turn))
