@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 from tests.trajectories.world import PRINTED, Home, Plot, live, main, nouns, plot, put, stories
 
 from openclaw_rl.errors import OpenClawError
-from openclaw_rl.trajectories import exporting
+from openclaw_rl.trajectories import exporting, reading
 from openclaw_rl.trajectories.commands import check, save, send_out
 
 
@@ -62,6 +62,20 @@ def test_its_own_export_does_nothing(tmp_path: Path, home: Home) -> None:
     home.bring(put(tmp_path / "in.jsonl", PRINTED))
     (tmp_path / "out.jsonl").write_bytes(home.exports()[0])
     assert home.bring(tmp_path / "out.jsonl").counts.known == 1
+
+
+def test_an_export_names_what_no_import_would_take(
+    tmp_path: Path, home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd = {"session_id": "long one", "turns": [main("Hi " * 2000, "Yo")]}
+    home.bring(put(tmp_path / "in.jsonl", PRINTED, odd))
+    monkeypatch.setattr(reading, "ENTRY_BYTES", 9000)
+    for to in ("out", "out.jsonl"):
+        send_out(home.config, str(tmp_path / to), names=(), since=None, form="trajectories")
+        assert "more than an import takes: long one" in " ".join(capsys.readouterr().out.split())
+    monkeypatch.setattr(reading, "ENTRY_BYTES", 10**6)
+    send_out(home.config, str(tmp_path / "out"), names=(), since=None, form="trajectories")
+    assert "Above" not in capsys.readouterr().out
 
 
 def test_a_folder_gets_a_private_file_for_each_session(tmp_path: Path, home: Home) -> None:

@@ -91,9 +91,9 @@ def test_files_are_imported_when_they_are_new_or_changed_and_at_rest(tmp_path: P
     assert home.exports() == [], "it may still be written to"
     room.turn()
     assert len(json.loads(home.exports()[0])["turns"]) == 1
-    assert room.note == "0 files written, 1 trajectories imported, 0 refused"
+    assert room.note == "0 files written, 1 trajectory imported, 0 refused"
     room.turn()
-    assert "1 trajectories imported" in room.note, "it is read once"
+    assert "1 trajectory imported" in room.note, "it is read once"
     put(file, {"session_id": "s", "turns": [side, side | {"prompt": "3+3"}]})
     os.utime(file, (time.time() + 1, time.time() + 1))
     room.turn()
@@ -111,9 +111,9 @@ def test_a_clock_that_goes_ahead_keeps_no_file_out_and_one_that_is_gone_is_no_fa
     tomorrow = time.time() + 86400
     os.utime(file, (tomorrow, tomorrow))
     room.turn()
-    assert "1 trajectories imported" in room.note
+    assert "1 trajectory imported" in room.note
     room._in([tmp_path / "in" / "taken_away_meanwhile.jsonl"])
-    assert "1 trajectories imported, 0 refused" in room.note
+    assert "1 trajectory imported, 0 refused" in room.note
     home.store.close()
 
 
@@ -122,7 +122,7 @@ def test_a_refused_file_is_told_and_stops_nothing(tmp_path: Path) -> None:
     put(tmp_path / "in" / "a.jsonl", {"session_id": "s"})
     put(tmp_path / "in" / "b.jsonl", {"session_id": "s", "turns": [{"type": "side", "prompt": "a", "response": "b"}]})
     room.turn()
-    assert room.note == "0 files written, 1 trajectories imported, 1 refused"
+    assert room.note == "0 files written, 1 trajectory imported, 1 refused"
     assert (home.config.logs_dir / "refused.jsonl").exists()
     home.store.close()
 

@@ -6,7 +6,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from openclaw_rl.trajectories.importing import Follow, Importer
 from openclaw_rl.trajectories.plan import plan
 from openclaw_rl.trajectories.reading import Entry
 from openclaw_rl.trajectories.redacting import Redactor
-from openclaw_rl.trajectories.report import Report
+from openclaw_rl.trajectories.report import Report, number_of
 from openclaw_rl.trajectories.scoring import score_waiting
 
 REFUSALS = "refused.jsonl"
@@ -120,17 +120,25 @@ def send_out(
 def _send(conn: Connection, path: Path, sessions: Iterable[Session], form: str, redactor: Redactor | None) -> str:
     if form == "turns":
         return _rows(conn, path, sessions, redactor)
-    if path.suffix.lower() not in reading.SUFFIXES:
-        made = (_put(conn, path, s, _told(s, items, redactor), False, redactor) for s, items in _all(conn, sessions))
-        number = sum(1 for _ in made)
-        os.sync()
-        return f"{number} trajectories in {path}"
-    number = 0
-    with _into(path, form) as add:
+    number, large = 0, list[str]()
+    one_file = path.suffix.lower() in reading.SUFFIXES
+    with _into(path, form) if one_file else nullcontext() as add:
         for session, items in _all(conn, sessions):
-            add(_told(session, items, redactor))
+            raw = _told(session, items, redactor)
             number += 1
-    return f"{number} trajectories in {path}"
+            if len(raw) > reading.ENTRY_BYTES:
+                large.append(session.name if redactor is None else redactor.name(session.name))
+            if add is not None:
+                add(raw)
+            else:
+                _put(conn, path, session, raw, False, redactor)
+    if not one_file:
+        os.sync()
+    told = f"{number_of(number)} in {path}"
+    if not large:
+        return told
+    most = f"{reading.ENTRY_BYTES // 2**20} MiB, more than an import takes"
+    return f"{told}. Above {most}: {', '.join(large[:5])}{' ...' if large[5:] else ''}"
 
 
 def _all(conn: Connection, sessions: Iterable[Session]) -> Iterator[tuple[Session, list[Stored]]]:

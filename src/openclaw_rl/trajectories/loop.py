@@ -20,7 +20,7 @@ from openclaw_rl.trajectories import reading
 from openclaw_rl.trajectories.commands import REFUSALS, save
 from openclaw_rl.trajectories.exporting import Session
 from openclaw_rl.trajectories.importing import Importer
-from openclaw_rl.trajectories.report import Report
+from openclaw_rl.trajectories.report import Report, number_of
 
 log = logging.getLogger("openclaw_rl.data")
 BEAT = 1.0  # seconds
@@ -79,7 +79,7 @@ class Bridge:
             self._path = None
         if self._watched is not None:
             self._in(self._quiet(self._watched))
-        self.note = f"{self._written} files written, {self._imported} trajectories imported, {self._refused} refused"
+        self.note = f"{self._written} files written, {number_of(self._imported)} imported, {self._refused} refused"
         return busy
 
     # Out: a file for each session.
@@ -121,7 +121,7 @@ class Bridge:
         importer = Importer(self._config, self._store)
         with Report(self._config.logs_dir / REFUSALS) as report:
             for file, (name, seen) in fresh:
-                self.note = f"importing {file.name}: {report.counts.imported} trajectories so far"
+                self.note = f"importing {file.name}: {number_of(report.counts.imported)} so far"
                 importer.run(reading.entries(file), report, stop=self._stop)
                 if self._stop():
                     return

@@ -16,8 +16,9 @@ from openclaw_rl.trajectories.parsing import decoded, parse
 
 LINES = (".jsonl", ".ndjson")
 SUFFIXES = (".json", *LINES, parquet.SUFFIX)
-ENTRY_BYTES = 64 * 2**20
-"""The largest entry: some 500 short turns, each with all its messages and tokens, or many thousands in words."""
+ENTRY_BYTES = 256 * 2**20
+"""The largest entry: some 1,200 short turns, each with all its messages and tokens, or many thousands in words. To read
+one takes some eleven times as much memory."""
 _CHUNK = 2**20
 _IN_STRING = re.compile(rb'["\\]')
 _INSIDE = re.compile(rb'["\[\]{}]')

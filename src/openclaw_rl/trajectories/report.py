@@ -22,6 +22,11 @@ EXAMPLES = 3
 """Of each reason that are shown; the file has all."""
 
 
+def number_of(trajectories: int) -> str:
+    """In words."""
+    return f"{trajectories} trajector{'y' if trajectories == 1 else 'ies'}"
+
+
 @dataclass(slots=True)
 class Counts:
     """Trajectories and turns. `known`: they were here before, and nothing about them was new."""
@@ -106,7 +111,7 @@ class Report:
 
     def _line(self, what: str) -> str:
         c = self.counts
-        words = [f"{c.imported} trajectories {what} ({c.turns} turns)"]
+        words = [f"{number_of(c.imported)} {what} ({c.turns} turns)"]
         words += [f"{c.grown} had grown"] * bool(c.grown) + [f"{c.known} were there already"] * bool(c.known)
         words += [f"{c.tokenised} turns tokenised from words"] * bool(c.tokenised)
         words += [f"{c.scored} scored"] * bool(c.scored)
