@@ -34,8 +34,9 @@ class Masters:
             self.tensors[name] = torch.nn.Parameter(_copy(parameter, offload=offload))
             self._apart.append(name)
             self.finer += [name] if low else []
-            collect = partial(Masters._collect, weakref.proxy(self), name)  # else a weight's hook holds the weight
-            parameter.register_post_accumulate_grad_hook(collect)  # type: ignore[no-untyped-call]
+            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                partial(_collect, weakref.ref(self), name)  # a hook that held the masters would hold its own weight
+            )
 
     def _collect(self, name: str, parameter: torch.Tensor) -> None:
         """Called in the backward pass: move a gradient to its master."""
@@ -62,6 +63,11 @@ class Masters:
         """The weights are what the masters are, as far as their precision goes."""
         for name in self._apart:
             self._parameters[name].copy_(self.tensors[name])
+
+
+def _collect(masters: weakref.ref[Masters], name: str, parameter: torch.Tensor) -> None:
+    if (there := masters()) is not None:
+        there._collect(name, parameter)
 
 
 def _copy(parameter: torch.nn.Parameter, *, offload: bool) -> torch.Tensor:

@@ -265,7 +265,7 @@ class _Rate(ProgressColumn):
 
     def render(self, task: Any) -> str:
         done, took = task.fields["done"], task.elapsed or 0.0
-        return f"{done} trajectories, {done / took:.0f}/s" if took > 0.5 else f"{done} trajectories"
+        return f"{number_of(done)}, {done / took:.0f}/s" if took > 0.5 else number_of(done)
 
 
 @contextmanager
