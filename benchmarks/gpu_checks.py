@@ -26,7 +26,8 @@ from openclaw_rl.config import STARTER, EngineConfig, ModelConfig, TrainConfig
 from openclaw_rl.credit import StepResult
 from openclaw_rl.digest import digest_of
 from openclaw_rl.engines import adapter_file
-from openclaw_rl.engines.embedded import Core, Scored
+from openclaw_rl.engines.embedded import Core
+from openclaw_rl.engines.embedded_job import Scored
 from openclaw_rl.engines.embedded_model import BaseModel, where
 from openclaw_rl.trainers import attention, causal, head
 from openclaw_rl.trainers.aside import Aside

@@ -54,7 +54,8 @@ from aiohttp import web
 from openclaw_rl.config import EngineConfig, ModelConfig
 from openclaw_rl.digest import digest_of
 from openclaw_rl.engines import adapter_file
-from openclaw_rl.engines.embedded import Core, Job, Scored, Token
+from openclaw_rl.engines.embedded import Core
+from openclaw_rl.engines.embedded_job import Job, Scored, Token
 from openclaw_rl.engines.embedded_model import BaseModel
 from openclaw_rl.errors import EngineError
 from openclaw_rl.types import PolicyRef, Sampling

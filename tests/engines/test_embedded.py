@@ -26,7 +26,8 @@ from transformers.utils import logging as transformers_logging
 from openclaw_rl.config import EngineConfig, ModelConfig
 from openclaw_rl.digest import digest_of
 from openclaw_rl.engines import adapter_file
-from openclaw_rl.engines.embedded import Core, Job, Scored, Token
+from openclaw_rl.engines.embedded import Core
+from openclaw_rl.engines.embedded_job import Job, Scored, Token
 from openclaw_rl.engines.embedded_model import BaseModel
 from openclaw_rl.errors import EngineError, ModelError
 from openclaw_rl.testing import write_adapter

@@ -21,8 +21,8 @@ from openclaw_rl.config import Config, EngineConfig, ModelConfig, TrainConfig
 from openclaw_rl.credit import Sample
 from openclaw_rl.digest import digest_of
 from openclaw_rl.engines.client import EngineClient
-from openclaw_rl.engines.embedded import Job, Scored, Token
 from openclaw_rl.engines.embedded_fleet import Fleet
+from openclaw_rl.engines.embedded_job import Job, Scored, Token
 from openclaw_rl.engines.embedded_model import BaseModel
 from openclaw_rl.errors import EngineError
 from openclaw_rl.trainers.local import LocalTrainer

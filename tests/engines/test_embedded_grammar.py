@@ -16,8 +16,9 @@ from tokenizers import Tokenizer
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from openclaw_rl.config import STARTER, EngineConfig, ModelConfig
-from openclaw_rl.engines.embedded import Core, Stuck, Token
+from openclaw_rl.engines.embedded import Core
 from openclaw_rl.engines.embedded_grammar import Grammars, Guide
+from openclaw_rl.engines.embedded_job import Stuck, Token
 from openclaw_rl.engines.embedded_model import BaseModel, where
 from openclaw_rl.errors import GrammarError
 from openclaw_rl.types import Sampling

@@ -283,6 +283,23 @@ def test_holes_between_tensors_go_back_to_the_system() -> None:
     assert all(bool((tensor == 1).all()) for tensor in kept)
 
 
+@pytest.mark.parametrize(("others", "share"), [(0, recompute.ALONE), (1, recompute.ALONE), (9, recompute.SHARE)])
+def test_an_engine_on_the_same_gpu_is_left_room(
+    deep: str, monkeypatch: pytest.MonkeyPatch, others: int, share: float
+) -> None:
+    """24 GiB, of which the trainer holds 4, and other processes so many."""
+    gib = 2**30
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: ((20 - others) * gib, 24 * gib))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 4 * gib)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 3 * gib)
+    gpu, known = torch.device("cuda"), made(deep)._passes._recompute
+    free = (21 - others) * gib
+    assert memory.available(gpu) == free
+    known._device, known._bytes = gpu, gib / 10_000  # of a token, so that the gradients owed are nothing beside it
+    room = share * free / gib * 10_000  # tokens times layers
+    assert known._keeps(int(room / 6.5)) == 6 - recompute.BESIDE
+
+
 def test_layers_that_cannot_be_computed_again(deep: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Qwen3ForCausalLM, "supports_gradient_checkpointing", False)
     with pytest.raises(ConfigError, match="true: the layers of a qwen3 model cannot be computed again"):

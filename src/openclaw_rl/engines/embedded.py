@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,69 +19,14 @@ from openclaw_rl.config import EngineConfig
 from openclaw_rl.engines.adapter_file import AdapterFile
 from openclaw_rl.engines.embedded_cache import Slots
 from openclaw_rl.engines.embedded_grammar import Guide
+from openclaw_rl.engines.embedded_job import Job, Out, Scored, Stuck, Token
+from openclaw_rl.engines.embedded_lack import PAUSE, Lack, is_hopeless, is_lack, told
 from openclaw_rl.engines.embedded_lora import Key, Route
 from openclaw_rl.engines.embedded_model import BaseModel
 from openclaw_rl.engines.embedded_prefix import PrefixCache
-from openclaw_rl.engines.embedded_sampler import Draw, Sampler, Top
+from openclaw_rl.engines.embedded_sampler import Draw, Sampler
 from openclaw_rl.errors import EngineError
-from openclaw_rl.types import Ids, Logprobs, PolicyRef, Sampling
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class Job:
-    """One sequence: a reply to generate, or given ids to score (`targets`)."""
-
-    owner: Any  # whom to tell
-    held: Key  # (version, digest) that answers
-    key: Key | None  # its adapter; None: the base
-    ids: Ids  # what is prefilled: the prompt, and for scoring the response less its last id
-    prompt: int  # tokens of the prompt
-    draw: Draw
-    stop: frozenset[int] = frozenset()
-    limit: int = 0
-    targets: Ids | None = None
-    drawn: list[int] = field(default_factory=list)
-    scores: list[float] = field(default_factory=list)
-    start: int = 0  # tokens whose states are in the slots
-    reused: int = 0  # tokens whose states came from the prefix cache
-    cancelled: bool = False
-
-    @property
-    def cached(self) -> int:
-        """Tokens whose states are in the row: all but the one drawn last."""
-        return len(self.ids) + len(self.drawn) - 1
-
-    def all_ids(self) -> Ids:
-        """The ids of `cached`."""
-        return np.concatenate([self.ids, np.asarray(self.drawn[:-1], dtype=np.int32)])
-
-
-@dataclass(frozen=True, slots=True)
-class Token:
-    """A reply got one more token."""
-
-    job: Job
-    token: int
-    logprob: float
-    top: Top | None
-    finish: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Stuck:
-    """A reply cannot go on in the format that it was forced into."""
-
-    job: Job
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Scored:
-    job: Job
-    logprobs: Logprobs
-
-
-Out = Token | Stuck | Scored
+from openclaw_rl.types import Ids, PolicyRef, Sampling
 
 
 class Core:
@@ -100,6 +44,7 @@ class Core:
         self._running: Counter[Key] = Counter()
         self._sweep_needed = False
         self._plan: tuple[Sampler, Route | None] | None = None  # for the present rows
+        self._lack: Lack | None = None
 
     # What it holds
 
@@ -224,19 +169,54 @@ class Core:
 
     # One step
 
+    @property
+    def pause(self) -> float:
+        """Seconds to wait before the next step, in which nothing but memory is lacking."""
+        return PAUSE if self._lack is not None and not self._rows else 0.0
+
     @torch.inference_mode()
     def step(self) -> list[Out]:
-        """One token for every row of the batch, then one chunk of what waits."""
+        """One token for every row of the batch, then one chunk of what waits; less where memory is lacking."""
         out: list[Out] = []
         if self._sweep_needed:
             self._sweep()
-        if self._rows:
-            self._decode(out)
+        try:
+            if self._rows:
+                self._decode(out)
+            if not self._rows:
+                self._slots.shrink()
+            if not self._staged and (self._lack is None or self._lack.may_prefill(len(self._rows))):
+                self._stage()
+            if self._staged:
+                self._prefill(out)
+                self._lack = None
+        except RuntimeError as error:
+            if not is_lack(error):
+                raise
+            self._make_room(out)
+        if not self._rows:
+            self._slots.shrink()
         if not self._staged:
-            self._stage()
-        if self._staged:
-            self._prefill(out)
+            self._staging.shrink()
         return out
+
+    def _make_room(self, out: list[Out]) -> None:
+        """A step did not fit; see `embedded_lack`."""
+        staged, self._staged = self._staged, []
+        again = self._rows if self._lack is not None and not staged else []
+        if again:
+            self._rows, self._plan = [], None
+        for job in (*staged, *again):
+            job.begin_again()
+        self._waiting.extendleft(reversed(again))
+        self._waiting.extend(staged)
+        self._prefixes.clear()
+        self._lack = Lack.now(len(self._rows))
+        tried = (*staged, *again)
+        if len(tried) == 1 and not self._rows and is_hopeless(tried[0]):
+            self._waiting.remove(tried[0])
+            out.append(Stuck(tried[0], told(tried[0].cached + 1, self.model.device), grammar=False))
+            self._ended(tried[0])
 
     def _sweep(self) -> None:
         self._sweep_needed = False
@@ -290,8 +270,14 @@ class Core:
         self._ended(job)
 
     def _keep(self, job: Job, states: Tensor) -> None:
-        if self._prefixes.wants(job.cached):
+        if not self._prefixes.wants(job.cached):
+            return
+        try:
             self._prefixes.add(job.key, job.all_ids(), states)
+        except RuntimeError as error:
+            if not is_lack(error):
+                raise
+            self._prefixes.clear()  # half of it may be there
 
     def _ended(self, job: Job) -> None:
         self._running[job.held] -= 1
@@ -316,16 +302,16 @@ class Core:
                 break
             longest = max(longest, left)
             group.append((job, hit))
-            if job.targets is not None or longest > chunk:
+            if job.targets is not None or longest > chunk or self._lack is not None:
                 break
         for job, _ in group:
             self._waiting.remove(job)
-        self._staging.reserve(len(group), max((len(j.ids) for j, _ in group), default=0))
+        self._staged = [job for job, _ in group]
+        self._staging.reserve(len(group), max((len(j.ids) for j in self._staged), default=0))
         for row, (job, hit) in enumerate(group):
             if hit is not None:
                 job.start = job.reused = hit[0]
                 self._staging.fill(row, hit[1])
-        self._staged = [job for job, _ in group]
 
     def _prefill(self, out: list[Out]) -> None:
         jobs = self._staged
@@ -342,7 +328,6 @@ class Core:
         for job, end in zip(jobs, ends, strict=True):
             job.start = end
         if jobs[0].start == len(jobs[0].ids):  # a group of several is done in one pass
-            self._staged = []
             self._prefilled(jobs, logits_NQV[:, -1], out)
 
     def _right_aligned(self, jobs: Sequence[Job], ends: Sequence[int], width: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -370,18 +355,25 @@ class Core:
 
     def _prefilled(self, jobs: Sequence[Job], logits_NV: Tensor, out: list[Out]) -> None:
         if jobs[0].targets is not None:
+            self._staged = []
             out.append(Scored(jobs[0], np.asarray(jobs[0].scores, dtype=np.float32)))
             self._ended(jobs[0])
             return
+        there = not self._rows and len(jobs) == 1
+        if there:  # its states stay where they are
+            self._slots, self._staging = self._staging, self._slots
+        self._slots.reserve(len(self._rows) + len(jobs), max(len(j.ids) for j in jobs) + 1)  # while it can be undone
         self._deliver(jobs, Sampler([j.draw for j in jobs], self.model.device), logits_NV, out)
+        self._staged = []
         for row, job in enumerate(jobs):
-            states = self._staging.take(row, job.cached)
+            job.lacking = None
+            states = (self._slots if there else self._staging).take(row, job.cached)
             if _finish(job) is not None:
                 self._keep(job, states)
                 self._ended(job)
                 continue
-            self._slots.reserve(len(self._rows) + 1, job.cached + 1)
-            self._slots.put(len(self._rows), states)
+            if not there:
+                self._slots.put(len(self._rows), states)
             self._rows.append(job)
             self._plan = None
 

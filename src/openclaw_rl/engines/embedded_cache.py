@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-_FIRST_ROWS, _FIRST_CAPACITY = 4, 128
+_BLOCK = 128  # tokens of which capacities are multiples
+_LARGE = 2**26  # bytes that are worth giving back
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,11 +30,11 @@ class Layout:
 
 
 class Slots:
-    """[L, 2, N, H, C, D]; rows and capacity double when they run out."""
+    """[L, 2, N, H, C, D]; rows double when they run out, the capacity grows by a quarter."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
-        self.data = self._new(_FIRST_ROWS, _FIRST_CAPACITY)
+        self.data = self._new(0, 0)
 
     def _new(self, rows: int, capacity: int) -> Tensor:
         at = self.layout
@@ -49,11 +50,18 @@ class Slots:
         if rows <= have_rows and length < have:
             return
         while have_rows < rows:
-            have_rows *= 2
-        while have <= length:
-            have *= 2
+            have_rows = max(1, 2 * have_rows)
+        if have <= length:
+            have = -(-max(length + 1, have + max(_BLOCK, have // 4)) // _BLOCK) * _BLOCK
         old, self.data = self.data, self._new(have_rows, have)
         self.data[:, :, : old.shape[2], :, : old.shape[4]] = old
+
+    def shrink(self) -> None:
+        """No row is needed any more: memory that is worth it goes back."""
+        if self.data.nbytes > _LARGE:
+            self.data = self._new(0, 0)
+            if self.layout.device.type == "cuda":
+                torch.cuda.empty_cache()  # for a trainer on the same device
 
     def take(self, row: int, length: int) -> Tensor:
         """[L, 2, H, length, D] a row's tokens (a view)."""

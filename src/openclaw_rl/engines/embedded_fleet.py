@@ -18,8 +18,9 @@ from openclaw_rl.config import EngineConfig
 from openclaw_rl.digest import weight_files
 from openclaw_rl.engines import adapter_file
 from openclaw_rl.engines.adapter_file import AdapterFile
-from openclaw_rl.engines.embedded import Core, Job, Out
+from openclaw_rl.engines.embedded import Core
 from openclaw_rl.engines.embedded_grammar import Guide
+from openclaw_rl.engines.embedded_job import Job, Out
 from openclaw_rl.engines.embedded_lora import Key
 from openclaw_rl.engines.embedded_model import BaseModel
 from openclaw_rl.errors import EngineError, ModelError
@@ -126,6 +127,12 @@ class Fleet(Core):
         super().cancel(job)
         for core in self._whole.values():
             core.cancel(job)
+
+    @property
+    def pause(self) -> float:
+        """See `Core.pause`."""
+        own = [super().pause] if super().busy else []
+        return min([*own, *(core.pause for core in self._whole.values() if core.busy)], default=0.0)
 
     def step(self) -> list[Out]:
         """A step of each core that has something to do."""

@@ -122,6 +122,7 @@ class BaseModel:
         ids = torch.arange(1, size + 1, device=self.device)[None] * 7919 % self.vocab_size
         whole = self._model(input_ids=ids, use_cache=False).logits.float().log_softmax(-1)
         slots, cut = Slots(self.layout), size // 2
+        slots.reserve(1, size)
         slots.data.fill_(3.0)  # what a slot held before must not matter
         at = torch.arange(size, device=self.device)[None]
         try:

@@ -80,6 +80,12 @@ class PrefixCache:
         while self.tokens > self.limit:
             self._drop(next(iter(self._order)))
 
+    def clear(self) -> None:
+        """Let go of everything."""
+        self._order.clear()
+        self._roots.clear()
+        self.tokens = 0
+
     def forget(self, key: Hashable) -> None:
         """Let go of everything of one policy."""
         for node in [n for n, owner in self._order.items() if owner == key]:

@@ -24,9 +24,9 @@ import uvloop
 from openclaw_rl.config import Config
 from openclaw_rl.engines import wire
 from openclaw_rl.engines.base import Info
-from openclaw_rl.engines.embedded import Job, Out, Scored, Stuck
 from openclaw_rl.engines.embedded_fleet import Fleet
 from openclaw_rl.engines.embedded_grammar import Grammars, Guide
+from openclaw_rl.engines.embedded_job import Job, Out, Scored, Stuck
 from openclaw_rl.engines.embedded_model import BaseModel, where
 from openclaw_rl.errors import EngineError, EngineGone, GrammarError
 from openclaw_rl.types import PolicyRef
@@ -199,7 +199,7 @@ class Server:
             out = self.core.step()
             self._step_seconds = time.perf_counter() - started
             self._send(out)
-            await asyncio.sleep(0)
+            await asyncio.sleep(self.core.pause)
 
     def _send(self, out: list[Out]) -> None:
         """One frame per client for all tokens of the step."""
@@ -208,7 +208,7 @@ class Server:
             peer, key = item.job.owner
             if isinstance(item, Stuck):
                 peer.jobs.pop(key, None)
-                peer.send(wire.Failed(key, item.why, grammar=True))
+                peer.send(wire.Failed(key, item.why, grammar=item.grammar))
                 continue
             if isinstance(item, Scored):
                 peer.jobs.pop(key, None)

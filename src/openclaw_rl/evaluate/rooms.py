@@ -16,7 +16,8 @@ from typing import Any, Self
 from openclaw_rl.collect.loop import Collector
 from openclaw_rl.config import Config
 from openclaw_rl.engines import adapter_file
-from openclaw_rl.engines.embedded import Core, Job, Scored, Stuck, Token
+from openclaw_rl.engines.embedded import Core
+from openclaw_rl.engines.embedded_job import Job, Scored, Stuck, Token
 from openclaw_rl.engines.embedded_model import BaseModel
 from openclaw_rl.errors import EngineError
 from openclaw_rl.evaluate.driver import MAX_TOKENS, Measured, Spoken

@@ -22,6 +22,7 @@ CURE = (
     "train.base_bits 4, a smaller train.lora.rank, train.offload_optimizer true, a shorter engine.max_context; in this "
     "order"
 )
+_OWN = 2 * 2**30  # bytes of a GPU that CUDA and its libraries may take for a process, beside its tensors
 _GROUPS = Path("/sys/fs/cgroup")
 _TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 _CPU = "can't allocate memory"  # what torch's allocator says
@@ -74,6 +75,14 @@ def available(device: torch.device) -> int:
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return min([int(psutil.virtual_memory().available), *_granted(_GROUPS, Path("/proc/self/cgroup"))])
+
+
+def alone_on(device: torch.device) -> bool:
+    """Whether no other process holds much of this GPU's memory, as an engine would."""
+    if device.type != "cuda":
+        return False
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free - torch.cuda.memory_reserved(device) < _OWN
 
 
 def _granted(groups: Path, own: Path) -> Iterator[int]:

@@ -23,12 +23,12 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from openclaw_rl.errors import ConfigError
-from openclaw_rl.trainers.memory import available, give_back
+from openclaw_rl.trainers.memory import alone_on, available, give_back
 from openclaw_rl.trainers.pack import Row
 
 log = logging.getLogger(__name__)
-SHARES = {"cuda": 0.8}  # of what is free
-SHARE = 0.5  # where the engine, and all else that runs, live in the same memory
+ALONE = 0.8  # of what is free
+SHARE = 0.5  # where the engine, or all else that runs, lives in the same memory
 LARGE = 2**25  # bytes that a layer keeps, from which on a CPU's malloc is worth tidying
 BESIDE = 2  # layers' worth, for the one that is computed again, with its gradients
 NAMED = ("activation_checkpointing_enable", "gradient_checkpointing_enable")  # transformers renamed it within 5
@@ -47,7 +47,6 @@ class Recompute:
         self._wanted, self.again = wanted, 0
         self._bytes = 0.0  # that a token keeps in a layer
         self._owed = 4 * sum(p.numel() for p in causal.parameters() if p.requires_grad)  # gradients, yet to be made
-        self._share = SHARES.get(self._device.type, SHARE)
         self._most, self.room = 0, math.inf
         self._layers = [m for m in causal.get_decoder().modules() if isinstance(m, GradientCheckpointingLayer)]
         can = bool(self._layers) and causal.supports_gradient_checkpointing
@@ -103,7 +102,7 @@ class Recompute:
         every = len(self._layers)
         if self._wanted is not None:
             return 0 if self._wanted else every
-        free = self._share * available(self._device) - self._owed
+        free = (ALONE if alone_on(self._device) else SHARE) * available(self._device) - self._owed
         room = max(0.0, min(self.room, free / max(1.0, self._bytes)))
         kept = every if room >= every * tokens else max(0, int(room / tokens) - BESIDE)
         self._most = max(self._most, kept * tokens)
