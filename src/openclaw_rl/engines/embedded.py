@@ -183,8 +183,7 @@ class Core:
         try:
             if self._rows:
                 self._decode(out)
-            if not self._rows:
-                self._slots.shrink()
+            self._let_go()
             if not self._staged and (self._lack is None or self._lack.may_prefill(len(self._rows))):
                 self._stage()
             if self._staged:
@@ -194,11 +193,17 @@ class Core:
             if not is_lack(error):
                 raise
             self._make_room(out)
+        self._let_go()
+        return out
+
+    def _let_go(self) -> None:
+        """Of slots that nothing is in. On a CPU only where memory is lacking: fresh pages take their time there."""
+        if self._lack is None and self.model.device.type == "cpu":
+            return
         if not self._rows:
             self._slots.shrink()
         if not self._staged:
             self._staging.shrink()
-        return out
 
     def _make_room(self, out: list[Out]) -> None:
         """A step did not fit; see `embedded_lack`."""
