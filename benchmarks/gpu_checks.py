@@ -335,6 +335,44 @@ def _apart(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> float:
     return float(np.abs(np.concatenate(one) - np.concatenate(other)).mean())
 
 
+def lack(place: Place) -> list[Found]:
+    """Replies of an engine on a device that another takes all memory of for a while: as without."""
+    if not place.on_gpu:
+        return [Found(name="replies without memory", measured="made for GPUs", expected="", passed=None)]
+    core = Core(
+        BaseModel.load(ModelConfig(path=STARTER, device=str(place.device))), EngineConfig(prefix_cache_tokens=0)
+    )
+    _replies(core, 0)  # libraries take what they need at their first call
+    rows, _ = _replies(core, 0)
+    failed, plain = 0, core._make_room
+
+    def make_room(out: list[Any]) -> None:
+        nonlocal failed
+        failed += 1
+        if failed == 5:
+            taken.clear()
+            torch.cuda.empty_cache()
+        plain(out)
+
+    core._make_room = make_room  # type: ignore[method-assign]
+    taken = list(_all_memory(place.device))
+    after, _ = _replies(core, 0)
+    same = [a.response_ids.tolist() for a in rows] == [b.response_ids.tolist() for b in after]
+    measured = f"{failed} steps did not fit, replies {'equal' if same else 'differ'}"
+    return [Found(name="replies without memory", measured=measured, expected="5, equal", passed=same and failed >= 5)]
+
+
+def _all_memory(device: torch.device) -> Iterator[torch.Tensor]:
+    """In pieces, down to the smallest that the allocator knows."""
+    torch.cuda.empty_cache()
+    size = torch.cuda.mem_get_info(device)[0]
+    while size >= 512:
+        try:
+            yield torch.empty(size, dtype=torch.uint8, device=device)
+        except torch.OutOfMemoryError:
+            size //= 2
+
+
 def system(place: Place) -> list[Found]:
     """`openclaw-rl up`, engine and trainer on the device: a simulated user talks, policies are trained and swapped."""
     from openclaw_rl.evaluate import driver
@@ -368,5 +406,6 @@ CHECKS: dict[str, Check] = {
     "steps": steps,
     "way back": way_back,
     "engine": engine,
+    "lack": lack,
     "system": system,
 }

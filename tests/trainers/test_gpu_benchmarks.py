@@ -39,7 +39,9 @@ def test_every_check_holds_on_a_cpu(tmp_path: Path) -> None:
     done = run("gpu_check.py", "--cpu", "--without", "system", "--out", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     found = json.loads((tmp_path / "gpu_check.json").read_text())
-    assert {f["name"] for f in found if f["passed"] is None} - {"step, QLoRA"} == {"FlexAttention", "copies aside"}
+    assert {f["name"] for f in found if f["passed"] is None} - {"step, QLoRA"} == {
+        "FlexAttention", "copies aside", "replies without memory",
+    }  # fmt: skip
     names = " ".join(f["name"] for f in found)
     for asked in ("tree against rows", "LM head", "resumed from the disk", "checkpointing", "engine against trainer"):
         assert asked in names

@@ -17,12 +17,12 @@ from openclaw_rl.engines.embedded_job import Job
 PATIENCE = 60.0  # seconds for which one sequence is tried alone
 PAUSE = 0.2  # seconds between two tries of it
 BESIDE = 2.0  # seconds after which what waits is tried beside rows of which none has ended
-_CPU = "can't allocate memory"  # what torch's allocator says there
+_SAID = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")  # by torch's allocator on a CPU, by a GPU's library
 
 
 def is_lack(error: RuntimeError) -> bool:
     """Whether it says that memory was lacking."""
-    return isinstance(error, torch.OutOfMemoryError) or _CPU in str(error)
+    return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in _SAID)
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class Lack:
         return cls(rows=rows, again=time.monotonic() + BESIDE)
 
     def may_prefill(self, rows: int) -> bool:
-        return rows < self.rows or time.monotonic() >= self.again
+        return rows == 0 or rows < self.rows or time.monotonic() >= self.again
 
 
 def is_hopeless(job: Job) -> bool:
