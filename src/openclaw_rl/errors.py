@@ -77,3 +77,11 @@ class RequestError(OpenClawError):
         self.param = param
         self.code = code
         self.status = status
+
+
+_NO_MEMORY = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+
+
+def is_lack_of_memory(error: RuntimeError) -> bool:
+    """Whether torch says so: of a GPU, of a CPU, for which it has no kind of error, or through a GPU's library."""
+    return any(words in str(error) for words in _NO_MEMORY)

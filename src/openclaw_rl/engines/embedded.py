@@ -20,12 +20,12 @@ from openclaw_rl.engines.adapter_file import AdapterFile
 from openclaw_rl.engines.embedded_cache import Slots
 from openclaw_rl.engines.embedded_grammar import Guide
 from openclaw_rl.engines.embedded_job import Job, Out, Scored, Stuck, Token
-from openclaw_rl.engines.embedded_lack import PAUSE, Lack, is_hopeless, is_lack, told
+from openclaw_rl.engines.embedded_lack import PAUSE, Lack, is_hopeless, told
 from openclaw_rl.engines.embedded_lora import Key, Route
 from openclaw_rl.engines.embedded_model import BaseModel
 from openclaw_rl.engines.embedded_prefix import PrefixCache
 from openclaw_rl.engines.embedded_sampler import Draw, Sampler
-from openclaw_rl.errors import EngineError
+from openclaw_rl.errors import EngineError, is_lack_of_memory
 from openclaw_rl.types import Ids, PolicyRef, Sampling
 
 
@@ -190,7 +190,7 @@ class Core:
                 self._prefill(out)
                 self._lack = None
         except RuntimeError as error:
-            if not is_lack(error):
+            if not is_lack_of_memory(error):
                 raise
             self._make_room(out)
         self._let_go()
@@ -280,7 +280,7 @@ class Core:
         try:
             self._prefixes.add(job.key, job.all_ids(), states)
         except RuntimeError as error:
-            if not is_lack(error):
+            if not is_lack_of_memory(error):
                 raise
             self._prefixes.clear()  # half of it may be there
 

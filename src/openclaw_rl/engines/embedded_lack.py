@@ -17,12 +17,6 @@ from openclaw_rl.engines.embedded_job import Job
 PATIENCE = 60.0  # seconds for which one sequence is tried alone
 PAUSE = 0.2  # seconds between two tries of it
 BESIDE = 2.0  # seconds after which what waits is tried beside rows of which none has ended
-_SAID = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")  # by torch's allocator on a CPU, by a GPU's library
-
-
-def is_lack(error: RuntimeError) -> bool:
-    """Whether it says that memory was lacking."""
-    return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in _SAID)
 
 
 @dataclass(slots=True)

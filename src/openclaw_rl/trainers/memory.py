@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 import psutil
 import torch
 
-from openclaw_rl.errors import ModelError, TooLarge
+from openclaw_rl.errors import ModelError, TooLarge, is_lack_of_memory
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -25,7 +25,6 @@ CURE = (
 _OWN = 2 * 2**30  # bytes of a GPU that CUDA and its libraries may take for a process, beside its tensors
 _GROUPS = Path("/sys/fs/cgroup")
 _TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-_CPU = "can't allocate memory"  # what torch's allocator says
 
 
 class Lacking(torch.OutOfMemoryError):
@@ -56,8 +55,8 @@ def fitted(attempt: Callable[[], _T], passes: Divisible, begun: Callable[[], boo
     while True:
         try:
             return attempt()
-        except RuntimeError as error:  # of a GPU; torch has no kind of its own for a CPU's
-            if not isinstance(error, torch.OutOfMemoryError) and _CPU not in str(error):
+        except RuntimeError as error:
+            if not isinstance(error, torch.OutOfMemoryError) and not is_lack_of_memory(error):
                 raise
             why, alone = str(error), passes.ranks > 1 and not isinstance(error, Lacking)
         if alone or begun():  # the other ranks know nothing of what failed here alone
