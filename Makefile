@@ -31,12 +31,12 @@ $(VLLM_VENV)/.installed:
 
 # A gibibyte of keys and values is plenty for the starter (without a GPU; with one, vLLM passes over it).
 test-engines: $(STAMP) $(VLLM_VENV)/.installed  ## the engine contract and more against a real vLLM (about ten minutes)
-	VLLM_CPU_KVCACHE_SPACE=1 $(BIN)/python -m pytest tests_engines --vllm-python $(VLLM_VENV)/bin/python
+	VLLM_CPU_KVCACHE_SPACE=1 $(BIN)/python -m pytest tests/external/engines --vllm-python $(VLLM_VENV)/bin/python
 
 # `make demo BACKEND=vllm`: the same on a real vLLM, in an environment of its own.
 BACKEND ?= embedded
 demo: $(STAMP) $(if $(filter vllm,$(BACKEND)),$(VLLM_VENV)/.installed)  ## talk to the starter policy as a simulated user and watch it learn (about a minute)
-	$(BIN)/python -m openclaw_rl.evaluate.demo --out demo-out --backend $(BACKEND) \
+	$(BIN)/python -m openclaw_rl.evals.demo --out demo-out --backend $(BACKEND) \
 	    $(if $(filter vllm,$(BACKEND)),--engine-python $(VLLM_VENV)/bin/python)
 
 # From npm, in the versions that were seen to work: 0.9 GB, nothing of it outside this folder. OpenClaw refuses to be
@@ -53,17 +53,17 @@ $(OPENCLAW_ENV)/.installed:
 	touch $@
 
 test-openclaw: $(STAMP) $(OPENCLAW_ENV)/.installed  ## the real OpenClaw talks through the real gateway, without and with the plug-in (three to five minutes)
-	$(BIN)/python -m pytest tests_openclaw --openclaw-env $(OPENCLAW_ENV)
+	$(BIN)/python -m pytest tests/external/openclaw --openclaw-env $(OPENCLAW_ENV)
 
 learn: $(STAMP)  ## five tastes x three methods, measured; writes docs/learning.md (about half an hour)
-	$(BIN)/python -m openclaw_rl.evaluate.learn --out runs/learn
+	$(BIN)/python -m benchmarks.taste_benchmark --out runs/learn
 
 learn-rate: $(STAMP)  ## reactions of one person until satisfied, by batch size, with and without replay; writes docs/learning_rate.md (about half an hour)
-	$(BIN)/python -m openclaw_rl.evaluate.rate --out runs/learn-rate
+	$(BIN)/python -m benchmarks.sample_efficiency --out runs/learn-rate
 
 check: $(STAMP)  ## lint, format, strict types; the import order is among the tests
-	$(BIN)/ruff check src tests tests_engines tests_openclaw tests_clients tests_ray tests_recipes benchmarks docs examples recipes slime
-	$(BIN)/ruff format --check src tests tests_engines tests_openclaw tests_clients tests_ray tests_recipes benchmarks docs examples recipes slime
+	$(BIN)/ruff check src tests benchmarks docs examples recipes slime
+	$(BIN)/ruff format --check src tests benchmarks docs examples recipes slime
 	$(BIN)/mypy
 
 # Two workers of one thread each: one starts whole systems, the other does everything else (tests/conftest.py).
@@ -73,10 +73,10 @@ test: check  ## everything that CI runs
 # Not in the dev extra: with bitsandbytes installed, every trainer starts seconds later.
 test-qlora: $(STAMP)  ## a base in 4 bits, with the real library
 	$(BIN)/pip install -q -e ".[qlora]"
-	$(BIN)/python -m pytest tests/trainers/test_weights.py tests/system/test_cures.py::test_a_base_in_four_bits_is_smaller
+	$(BIN)/python -m pytest tests/learner/model/test_weights.py tests/system/test_cures.py::test_a_base_in_four_bits_is_smaller
 
 test-recipes: $(STAMP)  ## every recipe's script on the starter: train, resume, serve (several minutes)
-	$(BIN)/python -m pytest tests_recipes
+	$(BIN)/python -m pytest tests/external/recipes
 
 # `make test` takes the same examples every time.
 explore: $(STAMP)  ## the properties of `make test` on examples that nobody has tried (a few minutes)
@@ -86,10 +86,10 @@ fuzz: $(STAMP)  ## ten thousand requests that nobody should send, over all route
 	$(BIN)/python -m pytest tests/system/test_fuzz.py --fuzz 10000 -s
 
 # Their own environment: 0.8 GB of agents and what they need, but neither torch nor a model.
-CLIENTS := "langchain-openai>=1.7,<2" "mini-swe-agent>=2.4,<3" mcp
+CLIENTS := hypothesis "langchain-openai>=1.7,<2" "mini-swe-agent>=2.4,<3" mcp
 CLIENTS_VENV ?= .clients-venv
 test-clients: $(CLIENTS_VENV)/.installed  ## other people's clients, unmodified, through the real gateway
-	$(CLIENTS_VENV)/bin/python -m pytest tests_clients -o filterwarnings=default
+	$(CLIENTS_VENV)/bin/python -m pytest tests/external/clients -o filterwarnings=default
 
 $(CLIENTS_VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(CLIENTS_VENV)
@@ -112,7 +112,7 @@ $(RAY_VENV)/.installed: $(STAMP)
 
 test-ray: $(STAMP) $(RAY_VENV)/.installed  ## ranks that a real, local Ray places (one to three minutes)
 	for each in "places" "not places"; do \
-	    RAY_USAGE_STATS_ENABLED=0 $(RAY_VENV)/bin/python -m pytest tests_ray -o filterwarnings=default -k "$$each" || exit 1; \
+	    RAY_USAGE_STATS_ENABLED=0 $(RAY_VENV)/bin/python -m pytest tests/external/ray -o filterwarnings=default -k "$$each" || exit 1; \
 	done  # a process each: Ray does not forget a cluster when it is told to
 
 # The browser: GUI_BROWSER=/path/to/chromium, else playwright's own, else the first on PATH.
@@ -142,7 +142,7 @@ gpu-bench: $(STAMP)  ## tokens/s, MFU and memory of a step for Qwen3 shapes of 0
 	$(BIN)/python benchmarks/gpu.py --out $(OUT)
 
 starter: $(STAMP)  ## train the shipped starter policy again, from nothing
-	$(BIN)/python -m openclaw_rl.evaluate.starter --out src/openclaw_rl/assets/starter
+	$(BIN)/python -m benchmarks.build_starter --out src/openclaw_rl/assets/starter
 
 clean:
 	rm -rf $(VENV) .vllm-venv .bench-venv .clients-venv .ray-venv .gui-venv runs demo-out build

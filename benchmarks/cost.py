@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from openclaw_rl.config import for_training
-from openclaw_rl.trainers.pack import Row
+from openclaw_rl.learner.forward.packing import Row
+from openclaw_rl.settings.load import for_training
 
 PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
 VOCABULARY = 4096
@@ -117,8 +117,8 @@ def child(batch: Batch, folder: Path) -> None:
 
     import qwen3
     from openclaw_rl import methods
-    from openclaw_rl.config import TrainConfig
-    from openclaw_rl.trainers.local import LocalTrainer
+    from openclaw_rl.learner.trainer import LocalTrainer
+    from openclaw_rl.settings.load import TrainConfig
 
     torch.set_num_threads(1)
     # No trust region: how often it halves a step is no matter of tokens.

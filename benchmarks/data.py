@@ -80,7 +80,14 @@ def write(file: Path, count: int) -> None:
 
 def run(home: Path | None, *arguments: str) -> Took:
     """`openclaw-rl data ...` in a process of its own. Raises `RuntimeError` when it fails."""
-    command = [sys.executable, "-m", "openclaw_rl.cli", "data", *arguments, *(["--home", str(home)] if home else [])]
+    command = [
+        sys.executable,
+        "-m",
+        "openclaw_rl",
+        "data",
+        *arguments,
+        *(["--home", str(home)] if home else []),
+    ]
     with tempfile.TemporaryFile() as told:
         begun = time.perf_counter()
         started = os.posix_spawn(

@@ -135,9 +135,9 @@ def _small(family: str, wished: dict[str, Any]) -> Any:
 
 def served(path: str) -> str | None:
     """None; else why not."""
-    from openclaw_rl.config import ModelConfig
-    from openclaw_rl.engines.embedded_model import BaseModel
+    from openclaw_rl.engines.embedded.model import BaseModel
     from openclaw_rl.errors import OpenClawError
+    from openclaw_rl.settings.load import ModelConfig
 
     try:
         BaseModel.load(ModelConfig(path=path, device="cpu"))
@@ -148,11 +148,11 @@ def served(path: str) -> str | None:
 
 def trained(path: str, weights: str) -> str:
     """shared, apart: how turns are computed; else why it is not trained, or what is wrong."""
-    from openclaw_rl.config import TrainConfig
     from openclaw_rl.errors import OpenClawError
-    from openclaw_rl.train.loop import make_method
-    from openclaw_rl.trainers.local import LocalTrainer
-    from openclaw_rl.trainers.pack import Row
+    from openclaw_rl.learner.forward.packing import Row
+    from openclaw_rl.learner.trainer import LocalTrainer
+    from openclaw_rl.settings.load import TrainConfig
+    from openclaw_rl.train.worker import make_method
 
     train = TrainConfig(method="binary", weights=weights, lora={"rank": 2}, learning_rate=1e-5)
     try:

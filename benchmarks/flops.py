@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 import torch
 
-from openclaw_rl.trainers import tree
-from openclaw_rl.trainers.pack import Row
+from openclaw_rl.learner.forward import prefix_tree
+from openclaw_rl.learner.forward.packing import Row
 
 Mode = Literal["lora", "qlora", "full"]
 PEAKS = {  # of bfloat16, dense, in TFLOP/s, as the vendor states them; by what the device's name contains
@@ -46,7 +46,7 @@ class Work:
 
 def work_of(rows: Sequence[Row]) -> Work:
     """Of rows that are one tree."""
-    planted = tree.plant(rows, torch.device("cpu"))
+    planted = prefix_tree.plant(rows, torch.device("cpu"))
     return Work(tokens=planted.tokens, asked=len(planted.targets_K), pairs=int((planted.depth_T + 1).sum()))
 
 

@@ -21,11 +21,11 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from openclaw_rl.config import TrainConfig
-from openclaw_rl.credit import Sample
-from openclaw_rl.train.loop import make_method
-from openclaw_rl.trainers.local import LocalTrainer
-from openclaw_rl.trainers.pack import Row
+from openclaw_rl.learner.forward.packing import Row
+from openclaw_rl.learner.trainer import LocalTrainer
+from openclaw_rl.methods.types import Sample
+from openclaw_rl.settings.load import TrainConfig
+from openclaw_rl.train.worker import make_method
 
 PAGE = Path(__file__).parent.parent / "docs" / "concepts" / "safety_of_a_step.md"
 BEGIN, END = "<!-- made by benchmarks/garbage.py: begin -->", "<!-- end -->"

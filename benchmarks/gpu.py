@@ -32,15 +32,14 @@ from transformers.utils import logging as transformers_logging
 import flops
 import qwen3
 from openclaw_rl import methods
-from openclaw_rl.config import ModelConfig, TrainConfig
 from openclaw_rl.errors import ConfigError
-from openclaw_rl.trainers import weights
-from openclaw_rl.trainers.bounds import bounds_of
-from openclaw_rl.trainers.local import LocalTrainer
-from openclaw_rl.trainers.logprob import Passes
-from openclaw_rl.trainers.loss import TermSlice, batch_loss
-from openclaw_rl.trainers.optimizer import Optimizer
-from openclaw_rl.trainers.pack import Row
+from openclaw_rl.learner.forward.packing import Row
+from openclaw_rl.learner.forward.runner import Passes
+from openclaw_rl.learner.loss.policy_loss import TermSlice, batch_loss, bounds_of
+from openclaw_rl.learner.model import weights
+from openclaw_rl.learner.optim.optimizer import Optimizer
+from openclaw_rl.learner.trainer import LocalTrainer
+from openclaw_rl.settings.load import ModelConfig, TrainConfig
 
 RESULTS = Path(__file__).parent / "results" / "gpu.md"
 HEAD = (

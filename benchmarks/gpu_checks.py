@@ -22,19 +22,20 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 import qwen3
 from openclaw_rl import methods
-from openclaw_rl.config import STARTER, EngineConfig, ModelConfig, TrainConfig
-from openclaw_rl.credit import StepResult
-from openclaw_rl.digest import digest_of
+from openclaw_rl.common.policy_digest import digest_of
 from openclaw_rl.engines import adapter_file
-from openclaw_rl.engines.embedded import Core
-from openclaw_rl.engines.embedded_job import Scored
-from openclaw_rl.engines.embedded_model import BaseModel, where
-from openclaw_rl.trainers import attention, causal, head
-from openclaw_rl.trainers.aside import Aside
-from openclaw_rl.trainers.flex import Call
-from openclaw_rl.trainers.local import LocalTrainer
-from openclaw_rl.trainers.logprob import Passes
-from openclaw_rl.trainers.pack import Row
+from openclaw_rl.engines.embedded.model import BaseModel, where
+from openclaw_rl.engines.embedded.scheduler import Core
+from openclaw_rl.engines.embedded.sequence import Scored
+from openclaw_rl.learner.forward import causal_attention, tree_attention
+from openclaw_rl.learner.forward import lm_head as head
+from openclaw_rl.learner.forward.flex_attention import Call
+from openclaw_rl.learner.forward.packing import Row
+from openclaw_rl.learner.forward.runner import Passes
+from openclaw_rl.learner.optim.master_weights import Aside
+from openclaw_rl.learner.trainer import LocalTrainer
+from openclaw_rl.methods.types import StepResult
+from openclaw_rl.settings.load import STARTER, EngineConfig, ModelConfig, TrainConfig
 from openclaw_rl.types import PolicyRef, Sampling
 
 HEADS = {  # H, G, D of known models
@@ -101,7 +102,7 @@ def kernels(place: Place) -> Iterator[Found]:
         yield Found(name="FlexAttention", measured="no gradients on a CPU", expected="", passed=None)
         return
     for model, (heads, groups, size) in HEADS.items():
-        gap = causal.gap_of(heads, groups, size, torch.bfloat16, place.device)
+        gap = causal_attention.gap_of(heads, groups, size, torch.bfloat16, place.device)
         yield within(f"causal kernel, {model}, bfloat16", gap, WIDE[torch.bfloat16])
     calls = [(model, torch.bfloat16, False) for model in HEADS]  # each is compiled: that takes what time this takes
     calls += [("Gemma 3 4B", torch.bfloat16, True), ("Qwen3 4B", torch.float32, False)]
@@ -109,7 +110,7 @@ def kernels(place: Place) -> Iterator[Found]:
         heads, groups, size = HEADS[model]
         call = Call(heads=heads, groups=groups, size=size, dtype=dtype, windowed=windowed)
         kind = f"{str(dtype).removeprefix('torch.')}{', window' if windowed else ''}"
-        yield within(f"FlexAttention, {model}, {kind}", attention.flex_gap(call, place.device), WIDE[dtype])
+        yield within(f"FlexAttention, {model}, {kind}", tree_attention.flex_gap(call, place.device), WIDE[dtype])
 
 
 def gradients(place: Place) -> Iterator[Found]:
@@ -375,15 +376,15 @@ def _all_memory(device: torch.device) -> Iterator[torch.Tensor]:
 
 def system(place: Place) -> list[Found]:
     """`openclaw-rl up`, engine and trainer on the device: a simulated user talks, policies are trained and swapped."""
-    from openclaw_rl.evaluate import driver
-    from openclaw_rl.evaluate.personas import Persona
-    from openclaw_rl.evaluate.styles import TASTES
-    from openclaw_rl.system import System, scratch
+    from openclaw_rl.evals import user_driver
+    from openclaw_rl.evals.personas import Persona
+    from openclaw_rl.evals.styles import TASTES
+    from openclaw_rl.supervisor.subprocess_system import System, scratch
 
-    async def talk(running: System) -> driver.Talk:
+    async def talk(running: System) -> user_driver.Talk:
         persona = Persona(taste=random.Random(0).choice(sorted(TASTES)), seed=0)
-        async with driver.client(running.base_url, running.key) as api:
-            return await driver.converse(api, "openclaw", persona, replies=60, pause=0.05)
+        async with user_driver.client(running.base_url, running.key) as api:
+            return await user_driver.converse(api, "openclaw", persona, replies=60, pause=0.05)
 
     with System(scratch(place.scratch / "home", {"model.device": str(place.device)})) as running:
         said = asyncio.run(talk(running))

@@ -28,9 +28,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import model_folder
 from conversations import Conversation, Traffic
-from openclaw_rl.store import loops
+from openclaw_rl.store import heartbeats
 from openclaw_rl.store.db import Store
-from openclaw_rl.system import System, scratch
+from openclaw_rl.supervisor.subprocess_system import System, scratch
 from servers import RUNS
 
 RESULTS = Path(__file__).parent / "results" / "openclaw_session.md"
@@ -130,7 +130,7 @@ def engine_memory(system: System) -> float:
     """MiB that are the engine's process' own."""
     store = Store.open(system.config.store_path, create=False)
     with store.read() as conn:
-        (pid,) = (beat.pid for beat in loops.beats(conn) if beat.name == "engine")
+        (pid,) = (beat.pid for beat in heartbeats.beats(conn) if beat.name == "engine")
     store.close()
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.split("RssAnon:")[1].split()[0]) / 1024

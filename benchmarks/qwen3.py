@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from openclaw_rl.credit import Sample
-from openclaw_rl.trainers.pack import Row
+from openclaw_rl.learner.forward.packing import Row
+from openclaw_rl.methods.types import Sample
 
 
 def _shape(hidden: int, inner: int, layers: int, heads: int) -> dict[str, Any]:

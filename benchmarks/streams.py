@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from openclaw_rl.evaluate.personas import Persona
+from openclaw_rl.evals.personas import Persona
 
 TASTES = ("short", "casual", "bulleted", "formal")
 ANSWER_WITHIN = 60.0  # seconds

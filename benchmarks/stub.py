@@ -21,8 +21,8 @@ from typing import Any
 import msgspec
 import uvloop
 
-from openclaw_rl.engines import wire
 from openclaw_rl.engines.base import Info
+from openclaw_rl.engines.embedded import protocol
 
 LOGPROB = -0.5
 
@@ -112,7 +112,7 @@ class Engine(asyncio.Protocol):
         self._ids = [*token_ids, stop]
         self._info = info
         self._versions: tuple[int, ...] = (0,)
-        self._frames = wire.Frames()
+        self._frames = protocol.Frames()
         self._running: dict[int, int] = {}
         self._transport: Any = None
         self._stepping = False
@@ -122,25 +122,27 @@ class Engine(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         for body in self._frames.feed(data):
-            self._call(wire.calls.decode(body))
+            self._call(protocol.calls.decode(body))
 
-    def _call(self, call: wire.Call) -> None:
-        if isinstance(call, wire.Generate):
+    def _call(self, call: protocol.Call) -> None:
+        if isinstance(call, protocol.Generate):
             self._running[call.id] = 0
             if not self._stepping:
                 self._stepping = True
                 asyncio.get_running_loop().call_soon(self._step)
-        elif isinstance(call, wire.Cancel):
+        elif isinstance(call, protocol.Cancel):
             self._running.pop(call.id, None)
-        elif isinstance(call, wire.Load):
+        elif isinstance(call, protocol.Load):
             self._versions = tuple(policy.version for policy in call.policies)
-            self._send(wire.Loaded(call.id))
-        elif isinstance(call, wire.AskInfo):
+            self._send(protocol.Loaded(call.id))
+        elif isinstance(call, protocol.AskInfo):
             self._send(
-                wire.Told(call.id, Info(versions=self._versions, running=0, waiting=0, pid=os.getpid(), **self._info))
+                protocol.Told(
+                    call.id, Info(versions=self._versions, running=0, waiting=0, pid=os.getpid(), **self._info)
+                )
             )
         else:
-            self._send(wire.Failed(call.id, "the stub does not score"))
+            self._send(protocol.Failed(call.id, "the stub does not score"))
 
     def _step(self) -> None:
         running, last = self._running, len(self._ids) - 1
@@ -150,12 +152,12 @@ class Engine(asyncio.Protocol):
         ids = list(running)
         tokens = [self._ids[at] for at in running.values()]
         finish = {key: "stop" for key, at in running.items() if at == last}
-        self._send(wire.Tokens(ids, tokens, [LOGPROB] * len(ids), finish))
+        self._send(protocol.Tokens(ids, tokens, [LOGPROB] * len(ids), finish))
         self._running = {key: at + 1 for key, at in running.items() if at < last}
         asyncio.get_running_loop().call_soon(self._step)
 
-    def _send(self, answer: wire.Answer) -> None:
-        self._transport.write(wire.encode(answer))
+    def _send(self, answer: protocol.Answer) -> None:
+        self._transport.write(protocol.encode(answer))
 
 
 async def serve(settings: dict[str, Any]) -> None:

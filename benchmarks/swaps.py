@@ -23,9 +23,9 @@ from pathlib import Path
 
 import numpy as np
 
-from openclaw_rl.store import events, loops
+from openclaw_rl.store import events, heartbeats
 from openclaw_rl.store.db import Store
-from openclaw_rl.system import System, scratch
+from openclaw_rl.supervisor.subprocess_system import System, scratch
 from servers import RUNS
 from streams import Heard, user
 
@@ -146,7 +146,7 @@ def _steps(store: Store) -> int:
 
 def _trainer(store: Store) -> int:
     with store.read() as conn:
-        return next(beat.pid for beat in loops.beats(conn) if beat.name == "train")
+        return next(beat.pid for beat in heartbeats.beats(conn) if beat.name == "train")
 
 
 def _cpu_seconds(pid: int) -> float:

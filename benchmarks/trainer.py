@@ -27,8 +27,8 @@ from typing import Any
 
 import numpy as np
 
-from openclaw_rl.config import for_training
-from openclaw_rl.credit import Sample
+from openclaw_rl.methods.types import Sample
+from openclaw_rl.settings.load import for_training
 
 VOCABULARY = 8192
 MODEL = {
@@ -100,8 +100,8 @@ def make_model(folder: Path) -> None:
 
 def ours(folder: Path, batch: Sequence[Sample]) -> Callable[[], None]:
     from openclaw_rl import methods
-    from openclaw_rl.config import TrainConfig
-    from openclaw_rl.trainers.local import LocalTrainer
+    from openclaw_rl.learner.trainer import LocalTrainer
+    from openclaw_rl.settings.load import TrainConfig
 
     # The trust region takes no part: TRL has none, and how often it halves depends on the learning rate.
     train = TrainConfig(method="binary", max_gap=1e9, gap_low=1e-9, gap_high=1e9, max_step_kl=1e9, micro_tokens=16384)

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from openclaw_rl.cli import main
+from openclaw_rl.cli.main import main
 
 if __name__ == "__main__":
     if "TORCHELASTIC_RUN_ID" not in os.environ:

@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from openclaw_rl.config import known_keys
-from openclaw_rl.spellings import ARGUMENTS, SPELLINGS
+from openclaw_rl.settings.aliases import ARGUMENTS, SPELLINGS
+from openclaw_rl.settings.load import known_keys
 
 ROOT = Path(__file__).parents[1]
 PLACES = ("_path", "_dir", ".path", ".resume", ".tokenizer", ".python")

@@ -28,8 +28,8 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from openclaw_rl.evaluate.styles import TASTES, Taste, satisfies
-from openclaw_rl.evaluate.world import Question, ask, correct
+from openclaw_rl.evals.styles import TASTES, Taste, satisfies
+from openclaw_rl.evals.toy_world import Question, ask, correct
 
 STARTER = Path(__file__).parents[2] / "src" / "openclaw_rl" / "assets" / "starter"
 

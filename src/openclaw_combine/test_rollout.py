@@ -2,7 +2,7 @@
 
 import sys
 
-from openclaw_rl.cli import main
+from openclaw_rl.cli.main import main
 
 if __name__ == "__main__":
     main(["test-rollout", *sys.argv[1:]])

@@ -4,8 +4,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from openclaw_rl.train.scripts import log_training_metrics, setup_wandb_logging
-    from openclaw_rl.trainers.scripts import setup_lora_model
+    from openclaw_rl.compat.script_helpers import log_training_metrics, setup_wandb_logging
+    from openclaw_rl.compat.script_helpers_lora import setup_lora_model
     from openclaw_rl.trajectories.sessions import SessionAwareProcessor, compute_gae, inspect_sessions
 
 __version__ = "0.1.0"
@@ -20,8 +20,8 @@ __all__ = [
 ]
 _MODULES = {
     "trajectories.sessions": ("SessionAwareProcessor", "compute_gae", "inspect_sessions"),
-    "train.scripts": ("log_training_metrics", "setup_wandb_logging"),
-    "trainers.scripts": ("setup_lora_model",),
+    "compat.script_helpers": ("log_training_metrics", "setup_wandb_logging"),
+    "compat.script_helpers_lora": ("setup_lora_model",),
 }
 
 

@@ -1,6 +1,6 @@
 """`python -m openclaw_rl`: another name for `openclaw-rl`."""
 
-from openclaw_rl.cli import main
+from openclaw_rl.cli.main import main
 
 if __name__ == "__main__":
     main()

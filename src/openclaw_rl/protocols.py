@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from openclaw_rl.credit import Sample, StepResult
+from openclaw_rl.methods.types import Sample, StepResult
 from openclaw_rl.types import Chunk, Generation, Ids, JudgeInput, Logprobs, PolicyRef, Verdict
 
 

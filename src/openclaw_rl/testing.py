@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from openclaw_rl.credit import Sample, StepResult
-from openclaw_rl.digest import ADAPTER_CONFIG, ADAPTER_WEIGHTS, digest_of
+from openclaw_rl.common.policy_digest import ADAPTER_CONFIG, ADAPTER_WEIGHTS, digest_of
 from openclaw_rl.errors import EngineError, EngineGone, GrammarError, JudgeError
+from openclaw_rl.methods.types import Sample, StepResult
 from openclaw_rl.types import Chunk, Generation, Ids, JudgeInput, Logprobs, PolicyRef, Verdict, Vote
 
 Reply = Callable[[Sequence[int], int], Sequence[int]]

@@ -17,11 +17,11 @@ import anthropic
 import pytest
 from tests.clients.test_codex_wire import saying
 from tests.serve.conftest import KEY, Site, Start
-from tests.serve.test_bridge import goes_on
+from tests.serve.test_sampled_prompts import goes_on
 
-from openclaw_rl.canon import text_of
-from openclaw_rl.collect.loop import Collector
-from openclaw_rl.config import CollectConfig
+from openclaw_rl.collect.worker import Collector
+from openclaw_rl.common.message_hash import text_of
+from openclaw_rl.settings.load import CollectConfig
 from openclaw_rl.store import turns
 from openclaw_rl.types import Exchange, TurnState
 

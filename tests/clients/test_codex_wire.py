@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 from tests.serve.conftest import Answer, Site, Start, wait_for
-from tests.serve.responses_wire import call, events_of
-from tests.serve.test_bridge import goes_on
-from tests.serve.test_responses_stored import answers
+from tests.serve.dialects.responses_client import call, events_of
+from tests.serve.dialects.test_openai_responses_stored import answers
+from tests.serve.test_sampled_prompts import goes_on
 
 from openclaw_rl.collect.link import EXACT
-from openclaw_rl.serve.dialects.fields import unseen
+from openclaw_rl.serve.dialects.validation import unseen
 from openclaw_rl.types import Exchange, ExchangeStatus, Kind
 
 SESSION = "01a1fe10-8ac0-7af2-b064-a2d4fcae1547"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.collect.world import KEY, TRANSIENT, Ask, Memory, Player, Stored, calls, result
 
-from openclaw_rl import canon
+from openclaw_rl.common import message_hash
 from openclaw_rl.types import ExchangeStatus, Kind, Message
 
 SYSTEM = "s You are a personal assistant running inside OpenClaw. " + "Rules. " * 300
@@ -148,8 +148,8 @@ def test_a_person_may_speak_of_it(words: str) -> None:
 
 
 def test_what_is_left_of_a_command_that_ended() -> None:
-    left = canon.marks([parts(at(12) + EXEC_MARK), parts(at(13) + POLL, "and now?")], KEY, TRANSIENT)
-    plain = canon.marks([{"role": "user", "content": at(13) + "and now?"}], KEY, TRANSIENT)
+    left = message_hash.marks([parts(at(12) + EXEC_MARK), parts(at(13) + POLL, "and now?")], KEY, TRANSIENT)
+    plain = message_hash.marks([{"role": "user", "content": at(13) + "and now?"}], KEY, TRANSIENT)
     assert [m.chain for m in left] == [m.chain for m in plain]
 
 
@@ -179,8 +179,8 @@ def test_a_turn_that_broke_off_is_sent_again_in_other_words() -> None:
     ],
 )
 def test_the_session_is_read_at_the_end_of_the_message(said: str, origin: tuple[str, str] | None) -> None:
-    assert canon.origin({"role": "user", "content": said}) == origin
-    assert canon.origin({"role": "assistant", "content": said}) is None
+    assert message_hash.origin({"role": "user", "content": said}) == origin
+    assert message_hash.origin({"role": "assistant", "content": said}) is None
 
 
 def test_a_summary_keeps_the_session() -> None:

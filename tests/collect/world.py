@@ -14,15 +14,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from openclaw_rl import canon
 from openclaw_rl.collect.link import Link, link
-from openclaw_rl.collect.loop import CURSOR, Collector
-from openclaw_rl.collect.side import Sides
-from openclaw_rl.config import CollectConfig, ServeConfig
+from openclaw_rl.collect.traffic import Sides
+from openclaw_rl.collect.worker import CURSOR, Collector
+from openclaw_rl.common import message_hash
+from openclaw_rl.settings.load import CollectConfig, ServeConfig
 from openclaw_rl.store import events, exchanges, turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.moves import Cause
-from openclaw_rl.store.past import Past
+from openclaw_rl.store.exchange_index import Past
+from openclaw_rl.store.turn_states import Cause
 from openclaw_rl.types import (
     Capture,
     ExchangeStatus,
@@ -37,7 +37,7 @@ from openclaw_rl.types import (
 )
 
 ROLES = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
-TRANSIENT = canon.Transience(ServeConfig().transient_patterns)
+TRANSIENT = message_hash.Transience(ServeConfig().transient_patterns)
 SIDES = Sides(CollectConfig().side_patterns, CollectConfig().interlude_patterns)
 KEY = b"k" * 32
 
@@ -112,7 +112,7 @@ Step = Ask | End | Say | Wait
 def request_of(ask: Ask, *, key: bytes, at: float) -> Request:
     messages = [message(line) for line in ask.history]
     first = next((m for m in messages if m.get("role") == "user"), {})
-    session, agent = canon.origin(first) or (None, "")
+    session, agent = message_hash.origin(first) or (None, "")
     return Request(
         id=ask.name,
         scope=ask.scope,
@@ -124,7 +124,7 @@ def request_of(ask: Ask, *, key: bytes, at: float) -> Request:
         capture=ask.capture,
         previous=ask.previous,
         messages=messages,
-        marks=canon.marks(messages, key, TRANSIENT),
+        marks=message_hash.marks(messages, key, TRANSIENT),
         sampling=Sampling(),
         prompt_ids=np.arange(1, 9, dtype=np.int32),
         version=0,
@@ -136,7 +136,7 @@ def request_of(ask: Ask, *, key: bytes, at: float) -> Request:
 def reply_of(request: Request, line: str | Message, status: ExchangeStatus, *, key: bytes, at: float) -> Reply:
     said = message(f"a {line}" if isinstance(line, str) else line)
     ids = np.arange(1, 8, dtype=np.int32)
-    chain = request.marks[-1].chain if request.marks else canon.ROOT
+    chain = request.marks[-1].chain if request.marks else message_hash.ROOT
     finish = FinishReason.TOOL_CALLS if said.get("tool_calls") else FinishReason.STOP
     return Reply(
         id=request.id,
@@ -147,7 +147,7 @@ def reply_of(request: Request, line: str | Message, status: ExchangeStatus, *, k
         mask=np.ones(len(ids), np.bool_),
         spans=(),
         finish_reason=finish if status is ExchangeStatus.DONE else None,
-        mark=canon.mark(said, index=len(request.messages), chain=chain, key=key),
+        mark=message_hash.mark(said, index=len(request.messages), chain=chain, key=key),
         finished_at=at,
     )
 
@@ -279,7 +279,7 @@ class Memory:
             decided.unlinked,
             decided.session,
             decided.kind,
-            {a.turn: (a.how, tuple(canon.text_of(messages[i]) for i in a.messages)) for a in decided.answers},
+            {a.turn: (a.how, tuple(message_hash.text_of(messages[i]) for i in a.messages)) for a in decided.answers},
         )
 
     def state(self, name: str) -> tuple[TurnState, str | None]:
@@ -341,7 +341,9 @@ class Stored:
             reactions = {row.turn: turns.reaction(conn, row.turn) for row in rows}
             kind = conn.exec_driver_sql("SELECT kind FROM turns WHERE id = ?", (name,)).scalar_one()
         words = {
-            t: (r.how, tuple(map(canon.text_of, r.messages))) for t, r in reactions.items() if r and r.source == name
+            t: (r.how, tuple(map(message_hash.text_of, r.messages)))
+            for t, r in reactions.items()
+            if r and r.source == name
         }
         return Seen(turn.parent, turn.relation, turn.relation_of, turn.unlinked, turn.session, Kind(kind), words)
 

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from tests.render.folders import make
+from tests.render.model_folders import make
 
-from openclaw_rl.cli import cli
-from openclaw_rl.config import Config, from_flat
-from openclaw_rl.connect import commands, openclaw, others
+from openclaw_rl.cli import connect as commands
+from openclaw_rl.cli.main import cli
+from openclaw_rl.connect import claude_code_codex, openclaw
 from openclaw_rl.connect.json5 import parse
 from openclaw_rl.errors import OpenClawError
+from openclaw_rl.settings.load import Config, from_flat
 
 KEY = "sk-here"
 
@@ -136,7 +137,7 @@ def test_codex_gets_a_provider(config: Config) -> None:
 
 def test_a_name_with_a_quote_is_still_toml(config: Config) -> None:
     odd = config.model_copy(update={"model": config.model.model_copy(update={"name": 'my "own"\\\x7f'})})
-    assert tomllib.loads(others.codex(odd))["model"] == 'my "own"\\\x7f'
+    assert tomllib.loads(claude_code_codex.codex(odd))["model"] == 'my "own"\\\x7f'
 
 
 def test_the_next_command_names_the_home_that_was_meant(config: Config, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from tests.engines.rig import Rig, closing
-from tests.engines.vllm_double import VllmDouble
+from tests.engines.contract_fixtures import Rig, closing
+from tests.engines.vllm_server import VllmDouble
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from openclaw_rl.config import Config, EngineConfig, from_flat, to_environment
-from openclaw_rl.digest import digest_of
-from openclaw_rl.engines.client import EngineClient
-from openclaw_rl.engines.vllm import VllmEngine
+from openclaw_rl.common.policy_digest import digest_of
+from openclaw_rl.engines.embedded.client import EngineClient
+from openclaw_rl.engines.remote.vllm import VllmEngine
 from openclaw_rl.protocols import Engine
+from openclaw_rl.settings.load import Config, EngineConfig, from_flat, to_environment
 from openclaw_rl.testing import ScriptedEngine, write_adapter
 from openclaw_rl.types import PolicyRef
 
@@ -109,7 +109,7 @@ class Process:
     def __init__(self, config: Config, *, through: str = "") -> None:
         self.socket = config.engine_socket
         code = (
-            "from openclaw_rl.config import inherited; from openclaw_rl.engines.embedded_server import main; "
+            "from openclaw_rl.settings.load import inherited; from openclaw_rl.engines.embedded.server import main; "
             "main(inherited())"
         )
         command = [sys.executable, "-c", code]

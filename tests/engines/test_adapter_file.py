@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from openclaw_rl.digest import ADAPTER_CONFIG, ADAPTER_WEIGHTS, digest_of
-from openclaw_rl.engines import adapter_file, trial_adapter
+from openclaw_rl.common.policy_digest import ADAPTER_CONFIG, ADAPTER_WEIGHTS, digest_of
+from openclaw_rl.doctor import random_adapter
+from openclaw_rl.engines import adapter_file
 from openclaw_rl.errors import EngineError
-from openclaw_rl.render.model_files import ModelFiles
+from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.testing import write_adapter
 from openclaw_rl.types import PolicyRef
 
@@ -93,7 +94,7 @@ def test_what_cannot_be_served_is_explained(tmp_path: Path, harm: Callable[[Path
 
 def test_an_adapter_of_another_base_names_the_module_and_both_shapes(tmp_path: Path) -> None:
     base = ModelFiles.find("starter")
-    ref = trial_adapter.write(base.weights, tmp_path / "own", version=1, rank=2)
+    ref = random_adapter.write(base.weights, tmp_path / "own", version=1, rank=2)
     assert ref is not None
     file = adapter_file.read(ref)
     adapter_file.check_fits(file, str(base.folder))

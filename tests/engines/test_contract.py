@@ -1,6 +1,6 @@
 """What every engine must do: the public double, the real process over its socket, and servers' wires over HTTP.
 
-`tests_engines/` runs the same tests against a real vLLM.
+`tests/external/engines/` runs the same tests against a real vLLM.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.engines.rig import Rig
+from tests.engines.contract_fixtures import Rig
 
 from openclaw_rl.errors import EngineError
 from openclaw_rl.protocols import Engine

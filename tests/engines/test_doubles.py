@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from openclaw_rl.credit import Sample
-from openclaw_rl.digest import digest_of
+from openclaw_rl.common.policy_digest import digest_of
 from openclaw_rl.errors import EngineError, EngineGone, JudgeError
+from openclaw_rl.methods.types import Sample
 from openclaw_rl.testing import ScriptedEngine, ScriptedJudge, ScriptedTrainer, always
 from openclaw_rl.types import Generation, JudgeInput, Reaction, Sampling
 

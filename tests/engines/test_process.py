@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.engines.rig import BASE, closing
+from tests.engines.contract_fixtures import BASE, closing
 
-from openclaw_rl.config import Config
-from openclaw_rl.engines.client import EngineClient
-from openclaw_rl.engines.embedded_server import bind
+from openclaw_rl.engines.embedded.client import EngineClient
+from openclaw_rl.engines.embedded.server import bind
 from openclaw_rl.errors import EngineError, EngineGone
+from openclaw_rl.settings.load import Config
 from openclaw_rl.types import Chunk, Generation, PolicyRef, Sampling
 
 PARENT = """

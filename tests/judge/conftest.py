@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.judge.world import World
 
-from openclaw_rl.config import from_flat
+from openclaw_rl.settings.load import from_flat
 from openclaw_rl.store.db import Store
 
 

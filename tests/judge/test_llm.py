@@ -11,10 +11,10 @@ import pytest
 from aiohttp import web
 from tests.judge.endpoint import ITEM, Answer, Endpoint, always, completion, serving, then, vote
 
-from openclaw_rl.config import Config, from_flat
 from openclaw_rl.errors import ConfigError, JudgeError
+from openclaw_rl.judge.backoff import Backoff, delay, seconds_asked
 from openclaw_rl.judge.llm import LlmJudge
-from openclaw_rl.judge.retry import Backoff, delay, seconds_asked
+from openclaw_rl.settings.load import Config, from_flat
 from openclaw_rl.types import Verdict
 
 

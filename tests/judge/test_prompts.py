@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from openclaw_rl.canon import Transience
-from openclaw_rl.config import ServeConfig
+from openclaw_rl.common.message_hash import Transience
 from openclaw_rl.judge.prompts import HISTORY_CHARS, SYSTEM_CHARS, build, trim
+from openclaw_rl.settings.load import ServeConfig
 from openclaw_rl.types import Feedback, JudgeInput, Reaction
 
 TRANSIENT = Transience(ServeConfig().transient_patterns)

@@ -14,14 +14,14 @@ from aiohttp import web
 from tests.judge.endpoint import ITEM, Answer, Endpoint, always, completion, serving, then
 from tests.judge.world import World
 
-from openclaw_rl.config import Config, from_flat, read_environment
 from openclaw_rl.errors import ConfigError, JudgeError
-from openclaw_rl.judge import loop as judge_loop
-from openclaw_rl.judge.answer import TAUGHT_CHARS, parse_hint
-from openclaw_rl.judge.endpoint import check
-from openclaw_rl.judge.loop import run
+from openclaw_rl.judge import worker as judge_loop
+from openclaw_rl.judge.preflight import check
 from openclaw_rl.judge.teacher import PATIENCE, Teacher
-from openclaw_rl.store import loops
+from openclaw_rl.judge.vote_parser import TAUGHT_CHARS, parse_hint
+from openclaw_rl.judge.worker import run
+from openclaw_rl.settings.load import Config, from_flat, read_environment
+from openclaw_rl.store import heartbeats
 from openclaw_rl.testing import ScriptedJudge
 from openclaw_rl.types import Feedback, Verdict
 
@@ -283,7 +283,7 @@ def test_what_was_said_outright_is_taught_while_the_judge_is_down(world: World) 
 def test_a_dead_teacher_holds_nothing_up_and_is_seen_in_status(world: World) -> None:
     def note() -> str:
         with world.store.read() as conn:
-            return next((beat.note for beat in loops.beats(conn) if beat.name == "judge"), "")
+            return next((beat.note for beat in heartbeats.beats(conn) if beat.name == "judge"), "")
 
     async def body() -> None:
         for number in range(12):

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from openclaw_rl.config import Config
-from openclaw_rl.store import exchanges, links, turns
+from openclaw_rl.settings.load import Config
+from openclaw_rl.store import exchanges, reactions, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.types import (
     ExchangeStatus,
@@ -69,14 +69,14 @@ class World:
         messages = tuple({"role": role, "content": words} for words in said)
         with self.store.write() as conn:
             signature = repr(said).encode()
-            assert links.close(conn, id, messages=messages, signature=signature, source="u", how="exact", at=3.0)
+            assert reactions.close(conn, id, messages=messages, signature=signature, source="u", how="exact", at=3.0)
 
     def give(self, id: str, **feedback: Any) -> None:
         """Explicit feedback arrives and is taken up."""
         given = Feedback(id=f"f-{id}-{feedback}", scope="s", target=id, given_at=4.0, **feedback)
         with self.store.write() as conn:
             exchanges.give(conn, [given])
-            assert links.take_up_feedback(conn, id, 4.0)
+            assert reactions.take_up_feedback(conn, id, 4.0)
 
     def verdict(self, id: str) -> Verdict | None:
         with self.store.read() as conn:

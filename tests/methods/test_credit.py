@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openclaw_rl import methods
-from openclaw_rl.credit import Evidence, Sample
 from openclaw_rl.methods import Binary, Combine, Opd
 from openclaw_rl.methods.baseline import MAX_AGENTS, Baseline
+from openclaw_rl.methods.types import Evidence, Sample
 
 DECAY, SHRINK, C = 0.95, 8.0, 1.0
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.trainers.conftest import draw, tiny, trainer
+from tests.learner.conftest import draw, tiny, trainer
 
 __all__ = ["draw", "examples", "tiny", "trainer"]
 

@@ -21,14 +21,14 @@ import pytest
 from tests.serve.conftest import KEY, Start, renderers, start
 from tests.system.test_words import run as command
 
-from openclaw_rl.config import from_flat
 from openclaw_rl.errors import PluginError
-from openclaw_rl.rollouts.entry import Entry
-from openclaw_rl.rollouts.model import Model
-from openclaw_rl.rollouts.run import Task, run
+from openclaw_rl.rollouts.function import Entry
+from openclaw_rl.rollouts.policy_client import Model
+from openclaw_rl.rollouts.runner import Task, run
+from openclaw_rl.settings.load import from_flat
 from openclaw_rl.store import turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.system import System, scratch
+from openclaw_rl.supervisor.subprocess_system import System, scratch
 from openclaw_rl.types import TurnState
 
 __all__ = ["renderers", "start"]

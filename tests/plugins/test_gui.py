@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from openclaw_rl.config import from_flat
 from openclaw_rl.errors import PluginError
-from openclaw_rl.rollouts.entry import Entry
-from openclaw_rl.rollouts.model import Model
+from openclaw_rl.rollouts.function import Entry
+from openclaw_rl.rollouts.policy_client import Model
+from openclaw_rl.settings.load import from_flat
 
 
 @pytest.fixture(scope="module")

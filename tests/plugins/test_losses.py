@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 import torch
 
-from openclaw_rl.config import TrainConfig, from_flat
-from openclaw_rl.credit import Sample
-from openclaw_rl.digest import digest_of
+from openclaw_rl.common.policy_digest import digest_of
 from openclaw_rl.errors import ConfigError, PluginError
+from openclaw_rl.learner.loss.plugin_loss import compute_gae, make
+from openclaw_rl.learner.trainer import LocalTrainer
+from openclaw_rl.methods.types import Sample
+from openclaw_rl.settings.load import TrainConfig, from_flat
 from openclaw_rl.train.gate import refusal
-from openclaw_rl.train.loop import make_method
-from openclaw_rl.trainers.custom import compute_gae, make
-from openclaw_rl.trainers.local import LocalTrainer
+from openclaw_rl.train.worker import make_method
 
 Make = Callable[..., LocalTrainer]
 Draw = Callable[..., list[Sample]]

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 import torch
 from tests.judge.conftest import world
-from tests.judge.test_loop import until, working
+from tests.judge.test_worker import until, working
 from tests.judge.world import World
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM, Qwen3ForSequenceClassification
 
-from openclaw_rl.config import from_flat, load
 from openclaw_rl.errors import ConfigError, ModelError, PluginError
-from openclaw_rl.judge import loop, plugin
-from openclaw_rl.judge.reward import Batches, Question, RewardJudge, question_of
-from openclaw_rl.render.model_files import ModelFiles
+from openclaw_rl.judge import plugin, worker
+from openclaw_rl.judge.reward_model import Batches, Question, RewardJudge, question_of
+from openclaw_rl.render.model_folder import ModelFiles
+from openclaw_rl.settings.load import from_flat, load
 from openclaw_rl.types import JudgeInput, Reaction
 
 __all__ = ["world"]
@@ -144,7 +144,7 @@ def test_models_that_are_no_classifier(classifier: Callable[[int], str], tmp_pat
         (str(tmp_path / "nowhere"), "cannot be loaded as a sequence classifier"),
     ):
         with pytest.raises(ModelError, match=words):
-            loop.make(from_flat({"judge.kind": "classifier", "judge.reward_path": path}))
+            worker.make(from_flat({"judge.kind": "classifier", "judge.reward_path": path}))
 
 
 def test_what_the_model_is_asked() -> None:

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from tests.system.test_words import run as command
 
-from openclaw_rl.config import Config, from_flat
 from openclaw_rl.errors import ConfigError, OpenClawError, PluginError
-from openclaw_rl.plugins.loading import load
-from openclaw_rl.rollouts.entry import Entry
-from openclaw_rl.rollouts.run import Outcome, Task, read_tasks, run
+from openclaw_rl.plugins.loader import load
+from openclaw_rl.rollouts.function import Entry
+from openclaw_rl.rollouts.runner import Outcome, Task, read_tasks, run
+from openclaw_rl.settings.load import Config, from_flat
 from openclaw_rl.store import turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.system import System, scratch
+from openclaw_rl.supervisor.subprocess_system import System, scratch
 from openclaw_rl.types import TurnState
 
 
@@ -180,7 +180,7 @@ def test_an_image_that_the_model_cannot_see_is_refused_by_the_gateway(system: Sy
     ],
 )
 def test_files_that_do_not_fit(tmp_path: Path, text: str, words: str) -> None:
-    from openclaw_rl.rollouts.model import Model
+    from openclaw_rl.rollouts.policy_client import Model
 
     (tmp_path / "mine.py").write_text(text)
     config = from_flat({"rollout.function_path": str(tmp_path / "mine.py")})

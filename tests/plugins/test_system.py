@@ -7,7 +7,7 @@ from pathlib import Path
 
 from openclaw_rl.store import policies, turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.system import System, post, scratch
+from openclaw_rl.supervisor.subprocess_system import System, post, scratch
 
 RM = """
 class Mine:

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.render.folders import make
+from tests.render.model_folders import make
 from tests.render.trl_templates import KINDS, make_kind
 
-from openclaw_rl.render.model_files import ModelFiles
+from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.render.renderer import Renderer
 
 

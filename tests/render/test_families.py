@@ -16,9 +16,9 @@ from transformers import AutoTokenizer
 
 from openclaw_rl.errors import RequestError
 from openclaw_rl.render.families import Hermes, family_of, short_id
-from openclaw_rl.render.parse import Delta
 from openclaw_rl.render.renderer import Renderer
-from openclaw_rl.render.xml_calls import typed
+from openclaw_rl.render.reply_parser import Delta
+from openclaw_rl.render.tool_calls_xml import typed
 
 Renderers = Callable[[str], Renderer]
 PROPERTIES = {"city": {"type": "string"}, "days": {"type": "integer"}, "more": {"type": "object"}}

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.render.folders import CHATML, make
+from tests.render.model_folders import CHATML, make
 from transformers import AutoTokenizer
 
 from openclaw_rl.errors import ModelError, RequestError
 from openclaw_rl.render.hint import with_hint
-from openclaw_rl.render.model_files import ModelFiles, identity
+from openclaw_rl.render.model_folder import ModelFiles, identity
 from openclaw_rl.render.renderer import Renderer
 
 KINDS = ("chatml", "thinking", "llama", "starter")

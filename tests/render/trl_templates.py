@@ -8,7 +8,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from tests.render.folders import NOT_SPECIAL, tokenizer
+from tests.render.model_folders import NOT_SPECIAL, tokenizer
 from tokenizers import AddedToken
 
 CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

@@ -18,15 +18,15 @@ import openai
 import pytest
 import uvloop
 from aiohttp import web
-from tests.render.folders import make
+from tests.render.model_folders import make
 from tests.render.trl_templates import KINDS, make_kind
 
-from openclaw_rl.config import Config, from_flat
-from openclaw_rl.render.model_files import ModelFiles
+from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.serve.app import make_app
 from openclaw_rl.serve.auth import Keys, scope_of
-from openclaw_rl.serve.connection import Runner
+from openclaw_rl.serve.http_connection import Runner
+from openclaw_rl.settings.load import Config, from_flat
 from openclaw_rl.store import exchanges, leases, policies
 from openclaw_rl.store.db import Store
 from openclaw_rl.testing import Reply, ScriptedEngine, write_adapter

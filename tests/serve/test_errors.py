@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.serve.conftest import KEY, TOOLS, USER, Site, Start
 
 from openclaw_rl.errors import RequestError
-from openclaw_rl.serve.dialects.fields import PICTURES, unseen
+from openclaw_rl.serve.dialects.validation import PICTURES, unseen
 
 BAD: list[tuple[str | None, dict[str, Any]]] = [
     ("messages", {"messages": []}),

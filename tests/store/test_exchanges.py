@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from tests.store.world import equal, reply, request, serve
 
-from openclaw_rl.store import arrays, events, exchanges, turns
+from openclaw_rl.store import events, exchanges, rows, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.degenerate import degenerate, looping
-from openclaw_rl.store.past import StoredPast
+from openclaw_rl.store.exchange_index import StoredPast
 from openclaw_rl.types import (
     Capture,
     ExchangeStatus,
@@ -214,10 +214,10 @@ def test_degenerate_replies_are_dropped(store: Store) -> None:
 
 
 def test_packed_arrays_are_little_endian_whatever_came_in() -> None:
-    assert arrays.pack_ids(np.array([1], ">i4")) == b"\x01\x00\x00\x00"
-    assert arrays.unpack_ids(b"\x01\x00\x00\x00").tolist() == [1]
+    assert rows.pack_ids(np.array([1], ">i4")) == b"\x01\x00\x00\x00"
+    assert rows.unpack_ids(b"\x01\x00\x00\x00").tolist() == [1]
     with pytest.raises(ValueError, match="multiple of 4 bytes, got 3"):
-        arrays.unpack_ids(b"abc")
+        rows.unpack_ids(b"abc")
 
 
 def test_one_exchange_is_found_by_its_id_in_its_scope(store: Store) -> None:

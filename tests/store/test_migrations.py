@@ -7,18 +7,18 @@ from pathlib import Path
 
 from tests.store.world import request, serve
 
-from openclaw_rl import canon
-from openclaw_rl.store import exchanges, setup
-from openclaw_rl.store.codec import to_json
+from openclaw_rl.common import message_hash
+from openclaw_rl.store import bootstrap, exchanges
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.migrations import MIGRATIONS
+from openclaw_rl.store.rows import to_json
 
 
 def test_a_store_of_the_schema_before_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
-    setup.prepare(path, create=True, migrations=MIGRATIONS[:2])
+    bootstrap.prepare(path, create=True, migrations=MIGRATIONS[:2])
     conn = sqlite3.connect(path)
-    body = (canon.pack(request("a").marks), to_json(request("a").sampling))
+    body = (message_hash.pack(request("a").marks), to_json(request("a").sampling))
     conn.execute(
         "INSERT INTO exchanges (seq, id, scope, agent, user, session_done, dialect, capture, status, version, "
         "identity, admitted_at) VALUES (1, 'a', 'key', '', '', 0, 'chat', 'full', 'running', 0, 'i', 1.0)"

@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 from tests.store.world import close, judged, policy, serve, verdict
 
 from openclaw_rl.errors import IdentityMismatch, StaleLease
-from openclaw_rl.store import claims, events, leases, policies, turns
+from openclaw_rl.store import events, leases, policies, training_queue, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.types import FinishReason, Lease, Policy, PolicyState, Use
 
@@ -293,7 +293,9 @@ class Model:
         return sum(t == turn and p in versions for p, t in self.used)
 
     def _may(self, turn: str, max_uses: int) -> bool:
-        return self.uses(turn, self.parents) <= max_uses and self.uses(turn, self.rejected) < claims.MOST_REJECTED
+        return (
+            self.uses(turn, self.parents) <= max_uses and self.uses(turn, self.rejected) < training_queue.MOST_REJECTED
+        )
 
     def _may_be_fresh(self, turn: str, max_uses: int) -> bool:
         sizes = [sum(p == v for p, _ in self.used) for v in self.rejected if (v, turn) in self.used]

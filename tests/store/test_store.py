@@ -20,7 +20,7 @@ from sqlalchemy.exc import IntegrityError
 from tests.store.world import reply, request, serve
 
 from openclaw_rl.errors import StoreError
-from openclaw_rl.store import events, exchanges, leases, loops, policies, schema, setup, turns
+from openclaw_rl.store import bootstrap, events, exchanges, heartbeats, leases, policies, schema, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.migrations import MIGRATIONS, run_script
 from openclaw_rl.types import TurnState
@@ -103,13 +103,13 @@ def test_events_cursors_and_beats(store: Store) -> None:
             events.append(conn, "odd" if n % 2 else "even", str(n), {"n": n}, float(n))
         events.move_cursor(conn, "me", 3)
         events.move_cursor(conn, "me", 4)
-    loops.beat(store, "collect", "one")
-    loops.beat(store, "collect", "two", state="degraded")
+    heartbeats.beat(store, "collect", "one")
+    heartbeats.beat(store, "collect", "two", state="degraded")
     with store.read() as conn:
         assert [e.ref for e in events.after(conn, 1, 2)] == ["1", "2"]
         assert [e.data for e in events.after(conn, 0, 9, ["odd"])] == [{"n": 1}, {"n": 3}]
         assert (events.last(conn), events.cursor(conn, "me"), events.cursor(conn, "you")) == (5, 4, 0)
-        (beat,) = loops.beats(conn)
+        (beat,) = heartbeats.beats(conn)
     assert (beat.name, beat.note, beat.state, beat.pid) == ("collect", "two", "degraded", os.getpid())
 
 
@@ -117,13 +117,13 @@ def test_what_starts_is_alive_as_long_as_its_process_is(store: Store) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     for name, state, pid in (
-        ("train", loops.STARTING, os.getpid()),
-        ("data", loops.STARTING, gone.pid),
-        ("judge", loops.RUNNING, os.getpid()),
+        ("train", heartbeats.STARTING, os.getpid()),
+        ("data", heartbeats.STARTING, gone.pid),
+        ("judge", heartbeats.RUNNING, os.getpid()),
     ):
-        loops.beat(store, name, state=state, pid=pid)
+        heartbeats.beat(store, name, state=state, pid=pid)
     with store.read() as conn:
-        beats = loops.beats(conn)
+        beats = heartbeats.beats(conn)
     now = beats[0].at
     assert [beat.alive(now + 1, 10.0) for beat in beats] == [True, True, True]
     assert {beat.name: beat.alive(now + 300, 10.0) for beat in beats} == {"train": True, "data": False, "judge": False}
@@ -286,15 +286,15 @@ def columns_of(path: Path) -> set[str]:
 
 
 def test_newer_is_refused(store: Store) -> None:
-    setup.prepare(store.path, create=False, migrations=[*MIGRATIONS, second])
+    bootstrap.prepare(store.path, create=False, migrations=[*MIGRATIONS, second])
     refused(store.path, f"its schema is {len(MIGRATIONS) + 1}", f"knows up to {len(MIGRATIONS)}", "use the newer")
 
 
 def test_older_is_backed_up_and_migrated(store: Store) -> None:
     with store.write() as conn:
         serve(conn, "a")
-    setup.prepare(store.path, create=False, migrations=[*MIGRATIONS, second])
-    backup = setup.backup_path(store.path, len(MIGRATIONS))
+    bootstrap.prepare(store.path, create=False, migrations=[*MIGRATIONS, second])
+    backup = bootstrap.backup_path(store.path, len(MIGRATIONS))
     assert columns_of(store.path) - columns_of(backup) == {"colour"}
     assert backup.stat().st_mode & 0o777 == 0o600
     old = Store.open(backup)
@@ -308,7 +308,7 @@ def test_older_is_backed_up_and_migrated(store: Store) -> None:
 
 def test_a_migration_that_fails_leaves_the_old_schema(store: Store) -> None:
     with pytest.raises(RuntimeError, match="half way"):
-        setup.prepare(store.path, create=False, migrations=[*MIGRATIONS, failing])
+        bootstrap.prepare(store.path, create=False, migrations=[*MIGRATIONS, failing])
     assert "half" not in columns_of(store.path)
     Store.open(store.path).close()
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection
 from tests.store.world import close, judged, reply, request, serve, verdict
 
-from openclaw_rl.store import exchanges, links, moves, turns
+from openclaw_rl.store import exchanges, reactions, turn_states, turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.moves import REOPENABLE, Cause
+from openclaw_rl.store.turn_states import REOPENABLE, Cause
 from openclaw_rl.types import (
     TURN_MOVES,
     ExchangeStatus,
@@ -29,7 +29,7 @@ from openclaw_rl.types import (
 
 def feed(conn: Connection, target: str, id: str = "f", at: float = 14.0, score: int = -1) -> bool:
     exchanges.give(conn, [Feedback(id=id, scope="key", target=target, score=score, given_at=at)])
-    return links.take_up_feedback(conn, target, at)
+    return reactions.take_up_feedback(conn, target, at)
 
 
 def state(conn: Connection, id: str) -> TurnState:
@@ -105,7 +105,7 @@ def test_feedback_keeps_what_the_conversation_said(conn: Connection) -> None:
     assert reaction.revision == 3
     assert reaction.messages == ({"role": "user", "content": "Thanks."},)
     assert [(f.id, f.score) for f in reaction.feedback] == [("f1", -1), ("f2", 1)]
-    assert not links.take_up_feedback(conn, "a", 15.0), "nothing waits any more"
+    assert not reactions.take_up_feedback(conn, "a", 15.0), "nothing waits any more"
 
 
 def test_feedback_alone_is_a_reaction(conn: Connection) -> None:
@@ -125,13 +125,13 @@ def test_feedback_on_a_running_reply_waits(conn: Connection) -> None:
     exchanges.admit(conn, [asked])
     assert not feed(conn, "a")
     exchanges.finish(conn, [reply(asked)])
-    assert links.take_up_feedback(conn, "a", 15.0)
+    assert reactions.take_up_feedback(conn, "a", 15.0)
 
 
 @pytest.mark.parametrize("cause", Cause)
 def test_late_evidence_reopens_only_what_lacked_evidence(conn: Connection, cause: Cause) -> None:
     serve(conn, "a")
-    assert moves.drop(conn, "a", cause, "for a reason", at=12.0)
+    assert turn_states.drop(conn, "a", cause, "for a reason", at=12.0)
     assert close(conn, "a") is (cause in REOPENABLE)
     turn = turns.get(conn, "a")
     assert turn is not None
@@ -143,7 +143,7 @@ def test_late_evidence_reopens_only_what_lacked_evidence(conn: Connection, cause
 def test_a_dropped_turn_takes_no_verdict(conn: Connection) -> None:
     serve(conn, "a")
     close(conn, "a")
-    moves.drop(conn, "a", Cause.TIMEOUT, "x", at=13.0)
+    turn_states.drop(conn, "a", Cause.TIMEOUT, "x", at=13.0)
     assert not turns.add_verdict(conn, verdict("a"))
 
 
@@ -152,10 +152,10 @@ def test_overdue_and_open_turns(conn: Connection) -> None:
         serve(conn, id_, finished_at=10.0 + n)
     exchanges.admit(conn, [request("running", session="s")])
     close(conn, "b")
-    assert links.overdue(conn, 12.0, 9) == ["a"]
-    assert links.overdue(conn, 13.0, 1) == ["a"]
-    assert links.served_in_session(conn, "key", "s") == ["running"]
-    assert links.served_in_session(conn, "other", "s") == []
+    assert reactions.overdue(conn, 12.0, 9) == ["a"]
+    assert reactions.overdue(conn, 13.0, 1) == ["a"]
+    assert reactions.served_in_session(conn, "key", "s") == ["running"]
+    assert reactions.served_in_session(conn, "other", "s") == []
 
 
 def test_untrainable_keeps_the_first_reason(conn: Connection) -> None:
@@ -185,11 +185,11 @@ class Act:
 ACTS = [
     Act("reaction", lambda conn, turn, tag: close(conn, turn, tag)),
     Act("feedback", lambda conn, turn, tag: feed(conn, turn, tag)),
-    Act("timeout", lambda conn, turn, tag: moves.drop(conn, turn, Cause.TIMEOUT, tag, at=1.0)),
-    Act("side", lambda conn, turn, tag: moves.drop(conn, turn, Cause.SIDE, tag, at=1.0)),
+    Act("timeout", lambda conn, turn, tag: turn_states.drop(conn, turn, Cause.TIMEOUT, tag, at=1.0)),
+    Act("side", lambda conn, turn, tag: turn_states.drop(conn, turn, Cause.SIDE, tag, at=1.0)),
     Act("verdict", lambda conn, turn, tag: turns.add_verdict(conn, _current(conn, turn, tag))),
     Act("old verdict", lambda conn, turn, tag: turns.add_verdict(conn, verdict(turn, 1, judge=tag))),
-    Act("move", lambda conn, turn, tag: [moves.move(conn, turn, to, at=1.0) for to in (TurnState.JUDGED,)]),
+    Act("move", lambda conn, turn, tag: [turn_states.move(conn, turn, to, at=1.0) for to in (TurnState.JUDGED,)]),
 ]
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import openai
 
-from openclaw_rl.evaluate import driver
-from openclaw_rl.evaluate.personas import Persona
-from openclaw_rl.system import System
+from openclaw_rl.evals import user_driver
+from openclaw_rl.evals.personas import Persona
+from openclaw_rl.supervisor.subprocess_system import System
 
 
 @dataclass(slots=True)
@@ -24,7 +24,7 @@ class Ledger:
 
 async def user(system: System, persona: Persona, ledger: Ledger, stop: asyncio.Event, pause: float = 0.02) -> None:
     """Talk until told to stop. A broken reply is tried again, as clients do."""
-    api = driver.client(system.base_url, system.key)
+    api = user_driver.client(system.base_url, system.key)
     name = system.config.model.name
     while not stop.is_set():
         history: list[dict[str, str]] = []
@@ -43,7 +43,7 @@ async def _insist(
 ) -> str | None:
     while not stop.is_set():
         try:
-            spoken = await driver.say(api, name, history, temperature=1.0)
+            spoken = await user_driver.say(api, name, history, temperature=1.0)
         except (openai.OpenAIError, RuntimeError) as error:
             ledger.broken.append(f"{type(error).__name__}: {error}")
             await asyncio.sleep(0.1)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.system.test_words import run
 
-from openclaw_rl.system import System, post, scratch
+from openclaw_rl.supervisor.subprocess_system import System, post, scratch
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "one_turn.py"
 

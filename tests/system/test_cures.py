@@ -23,37 +23,38 @@ import torch
 from aiohttp import web
 from tests.judge.endpoint import completion, serving, vote
 from tests.judge.world import World
+from tests.learner.conftest import draw, tiny
 from tests.store import world
 from tests.system.test_troubles import Rows, home, killed, logs_of, seen, steps, store
 from tests.train.conftest import builder, fill, judged, renderer
-from tests.trainers.conftest import draw, tiny
 from torch.profiler import ProfilerActivity, profile
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from openclaw_rl import canon, troubles
-from openclaw_rl.canon import Transience
-from openclaw_rl.collect.loop import Collector
-from openclaw_rl.config import Config, ModelConfig, TrackConfig, from_flat
-from openclaw_rl.credit import Sample
-from openclaw_rl.engines.embedded import Core
-from openclaw_rl.engines.embedded_model import BaseModel
+from openclaw_rl.collect.worker import Collector
+from openclaw_rl.common import message_hash
+from openclaw_rl.common.message_hash import Transience
+from openclaw_rl.engines.embedded.model import BaseModel
+from openclaw_rl.engines.embedded.scheduler import Core
 from openclaw_rl.errors import OpenClawError
-from openclaw_rl.judge import loop as judging
+from openclaw_rl.judge import worker as judging
+from openclaw_rl.learner.oom import fitted
+from openclaw_rl.learner.trainer import LocalTrainer
+from openclaw_rl.methods.types import Sample
 from openclaw_rl.protocols import Judge
-from openclaw_rl.rollouts.run import Task
-from openclaw_rl.rollouts.run import run as roll
-from openclaw_rl.run import Supervisor, prepare_home
-from openclaw_rl.store import exchanges, loops, turns
+from openclaw_rl.rollouts.runner import Task
+from openclaw_rl.rollouts.runner import run as roll
+from openclaw_rl.settings.load import Config, ModelConfig, TrackConfig, from_flat
+from openclaw_rl.status import diagnose
+from openclaw_rl.store import exchanges, heartbeats, turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.system import System, scratch
+from openclaw_rl.supervisor.subprocess_system import System, scratch
+from openclaw_rl.supervisor.supervisor import Supervisor, prepare_home
 from openclaw_rl.testing import ScriptedJudge, ScriptedTrainer
-from openclaw_rl.train.batch import Builder
 from openclaw_rl.train.gate import refusal
-from openclaw_rl.train.loop import make_method
-from openclaw_rl.train.room import TrainRoom
+from openclaw_rl.train.orchestrator import TrainRoom
+from openclaw_rl.train.sample_builder import Builder
 from openclaw_rl.train.tracking import Tracker
-from openclaw_rl.trainers.local import LocalTrainer
-from openclaw_rl.trainers.memory import fitted
+from openclaw_rl.train.worker import make_method
 from openclaw_rl.types import JudgeInput, PolicyState, Sampling, TurnState, Verdict
 
 __all__ = ["builder", "draw", "fill", "judged", "renderer", "store", "tiny"]
@@ -232,7 +233,7 @@ def test_more_workers_make_more_rollouts_at_once(system: System, store: Store, t
     )
     rollouts = {"rollout.function_path": str(tmp_path / "slow.py")}
     steps(store, (0, 1, 1), (100, 1, 1), (200, 1, 1))
-    loops.beat(store, "train", "waiting for turns: 0 of 2")
+    heartbeats.beat(store, "train", "waiting for turns: 0 of 2")
     trouble = seen(store, rollouts)["slow collection"]
     most = []
     for settings in (rollouts, rollouts | dict(trouble.settings)):
@@ -322,7 +323,8 @@ def too_large(store: Store) -> Mapping[str, Any]:
 
 WIDE = {
     **{"train.method": "binary", "train.max_gap": 99.0, "train.max_batch_gap": 99.0},
-    "train.checkpointing": False,  # by default a trainer takes this cure by itself (tests/trainers/test_recompute.py)
+    # By default a trainer takes this cure by itself (tests/learner/model/test_activation_checkpointing.py).
+    "train.checkpointing": False,
 }
 
 
@@ -382,13 +384,15 @@ def conversation(store: Store, patterns: Sequence[str]) -> int:
     with store.write() as conn:
         for n in range(10):
             first = [{"role": "user", "content": STATUS.format("it", n)}, {"role": "user", "content": f"this is {n}"}]
-            marks = canon.marks(first, world.KEY, passing)
+            marks = message_hash.marks(first, world.KEY, passing)
             request = world.request(f"t{n}", messages=first, marks=marks)
             exchanges.admit(conn, [request])
             exchanges.finish(conn, [world.reply(request)])
             said = [{"role": "user", "content": STATUS.format("it", f"{n} later")}, first[1]]
             said += [{"role": "assistant", "content": world.WORDS}, {"role": "user", "content": "And now?"}]
-            again = world.request(f"u{n}", messages=said, marks=canon.marks(said, world.KEY, passing), admitted_at=12.0)
+            again = world.request(
+                f"u{n}", messages=said, marks=message_hash.marks(said, world.KEY, passing), admitted_at=12.0
+            )
             exchanges.admit(conn, [again])
             exchanges.finish(conn, [world.reply(again, finished_at=13.0)])
     Collector(store, home(store).collect).step()
@@ -408,10 +412,10 @@ def test_what_a_client_adds_is_named_and_passes(store: Store, named: bool) -> No
 
 def test_the_engine_that_doctor_names_starts(store: Store) -> None:
     settings = {"engine.backend": "sglang"}
-    trouble = troubles._engine(home(store, settings))
+    trouble = diagnose._engine(home(store, settings))
     assert trouble is not None
     config = home(store, settings | dict(trouble.settings))
-    assert troubles._engine(config) is None
+    assert diagnose._engine(config) is None
     prepare_home(config)
 
     async def up() -> None:

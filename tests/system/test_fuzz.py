@@ -16,9 +16,9 @@ import aiohttp
 import pytest
 from tests.system.fuzz import Shot, shot
 
-from openclaw_rl.store import loops
+from openclaw_rl.store import heartbeats
 from openclaw_rl.store.db import Store
-from openclaw_rl.system import System, scratch
+from openclaw_rl.supervisor.subprocess_system import System, scratch
 
 CLIENTS = 16
 HANG = 60.0  # seconds
@@ -34,7 +34,7 @@ def pid_of(system: System, room: str) -> int:
     store = Store.open(system.config.store_path, create=False)
     try:
         with store.read() as conn:
-            return next(b.pid for b in loops.beats(conn) if b.name == room)
+            return next(b.pid for b in heartbeats.beats(conn) if b.name == room)
     finally:
         store.close()
 

@@ -11,7 +11,7 @@ import pytest
 
 from openclaw_rl.store import exchanges
 from openclaw_rl.store.db import Store
-from openclaw_rl.system import System, scratch
+from openclaw_rl.supervisor.subprocess_system import System, scratch
 from openclaw_rl.types import ExchangeStatus
 
 SCRIPT = Path(__file__).parent / "js"

@@ -13,10 +13,10 @@ import pytest
 from sqlalchemy import select
 from tests.system.load import Ledger, crowd
 
-from openclaw_rl.store import exchanges, loops, policies
+from openclaw_rl.store import exchanges, heartbeats, policies
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.schema import uses, verdicts
-from openclaw_rl.system import System, scratch
+from openclaw_rl.supervisor.subprocess_system import System, scratch
 from openclaw_rl.types import ExchangeStatus
 
 VICTIMS = ("engine", "gateway", "judge", "train")
@@ -25,7 +25,7 @@ KILLS = 40
 
 def pid_of(store: Store, room: str) -> int | None:
     with store.read() as conn:
-        return next((int(b.pid) for b in loops.beats(conn) if b.name == room), None)
+        return next((int(b.pid) for b in heartbeats.beats(conn) if b.name == room), None)
 
 
 def alive(pid: int | None) -> bool:

@@ -14,7 +14,7 @@ from tests.system.test_kill import pid_of
 
 from openclaw_rl.store import policies
 from openclaw_rl.store.db import Store
-from openclaw_rl.system import System, scratch
+from openclaw_rl.supervisor.subprocess_system import System, scratch
 
 WITHIN = 240.0  # seconds; a quiet machine needs a tenth
 

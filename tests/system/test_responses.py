@@ -11,10 +11,10 @@ from typing import TypeVar
 import openai
 from transformers import AutoTokenizer
 
-from openclaw_rl.render.model_files import ModelFiles
+from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.store import exchanges, turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.system import System, scratch
+from openclaw_rl.supervisor.subprocess_system import System, scratch
 from openclaw_rl.types import Exchange, Turn
 
 WORDS = ["What is the capital of France?", "Thanks, that is what I wanted.", "And of Italy?"]

@@ -14,11 +14,11 @@ from sqlalchemy import select
 from tests.system.load import Ledger, crowd
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from openclaw_rl.render.model_files import ModelFiles
+from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.store import exchanges, policies, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.schema import exchanges as exchange_table
-from openclaw_rl.system import System, scratch
+from openclaw_rl.supervisor.subprocess_system import System, scratch
 from openclaw_rl.types import Exchange, ExchangeStatus, Policy
 
 SECONDS = 12.0

@@ -20,20 +20,21 @@ import torch
 from tests.store import world
 from tests.system.test_words import run
 
-from openclaw_rl import canon, troubles
-from openclaw_rl.collect.loop import Collector
-from openclaw_rl.config import Config, TrackConfig, from_flat, load_all
+from openclaw_rl.collect.worker import Collector
+from openclaw_rl.common import message_hash
+from openclaw_rl.common.logging_metrics import setup_logging
 from openclaw_rl.errors import OpenClawError
-from openclaw_rl.judge.votes import majority
-from openclaw_rl.observe import setup_logging
-from openclaw_rl.run import Supervisor, prepare_home
-from openclaw_rl.signs import RECENT
-from openclaw_rl.store import exchanges, loops, policies, turns
+from openclaw_rl.judge.voting import majority
+from openclaw_rl.learner.oom import fitted
+from openclaw_rl.settings.load import Config, TrackConfig, from_flat, load_all
+from openclaw_rl.status import diagnose
+from openclaw_rl.status.diagnose import Trouble
+from openclaw_rl.status.health import RECENT
+from openclaw_rl.store import exchanges, heartbeats, policies, turns
 from openclaw_rl.store.db import Store
+from openclaw_rl.supervisor.supervisor import Supervisor, prepare_home
 from openclaw_rl.train.gate import refusal
 from openclaw_rl.train.tracking import Tracker
-from openclaw_rl.trainers.memory import fitted
-from openclaw_rl.troubles import Trouble
 from openclaw_rl.types import Policy, PolicyState, Vote
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "troubles.md").read_text(encoding="utf-8")
@@ -53,7 +54,7 @@ def seen(store: Store, settings: dict[str, Any] | None = None, now: float = NOW)
     """By name. Whatever cures them can be set, is not set yet, and stands in the guide."""
     config = home(store, settings)
     with store.read() as conn:
-        named = {trouble.name: trouble for trouble in troubles.found(config, conn, now)}
+        named = {trouble.name: trouble for trouble in diagnose.found(config, conn, now)}
     for trouble in named.values():
         changed(config, trouble)
         assert trouble.name.replace(" sglang", "") in GUIDE
@@ -67,7 +68,7 @@ def home(store: Store, settings: dict[str, Any] | None = None) -> Config:
 
 def changed(config: Config, trouble: Trouble) -> None:
     needed = ["judge.base_url=http://127.0.0.1:9/v1", "judge.model=some"] if "judge.kind" in trouble.settings else []
-    sets = (*needed, *(f"{key}={troubles._word(value)}" for key, value in trouble.settings.items()))
+    sets = (*needed, *(f"{key}={diagnose._word(value)}" for key, value in trouble.settings.items()))
     cured = load_all(sets=sets, environ={}).config
     for key in trouble.settings:
         before, after = config, cured
@@ -189,7 +190,7 @@ def test_a_trainer_that_falls_behind(store: Store) -> None:
 
 def test_slow_collection(store: Store) -> None:
     steps(store, (0, 1, 1), (100, 1, 1), (200, 1, 1))
-    loops.beat(store, "train", "waiting for turns: 0 of 2")
+    heartbeats.beat(store, "train", "waiting for turns: 0 of 2")
     assert seen(store) == {}, "nobody is told to talk faster"
     trouble = seen(store, {"data.rollout_dir": "/somewhere"})["slow collection"]
     assert "at work 1% of the time" in trouble.seen
@@ -249,7 +250,7 @@ def test_wrong_session_tracking(store: Store, answer: str, lost: bool) -> None:
             world.serve(conn, f"t{n}")
             said = [*world.request(f"t{n}").messages, {"role": "assistant", "content": answer}]
             said.append({"role": "user", "content": "And now?"})
-            marks = canon.marks(said, world.KEY, world.NOTHING)
+            marks = message_hash.marks(said, world.KEY, world.NOTHING)
             again = world.request(f"u{n}", messages=said, marks=marks, admitted_at=12.0)
             exchanges.admit(conn, [again])
             exchanges.finish(conn, [world.reply(again, finished_at=13.0)])
@@ -286,22 +287,22 @@ def test_a_ray_head_that_does_not_answer(store: Store, capsys: pytest.CaptureFix
         taken.bind(("127.0.0.1", 0))  # bound and deaf: nobody else answers there
         port = taken.getsockname()[1]
         config = home(store, {"train.ranks": 2, "train.launch.by": "ray", "train.launch.ray": f"127.0.0.1:{port}"})
-        assert not troubles.show(config, None)
+        assert not diagnose.show(config, None)
         said = capsys.readouterr().out
         cured = {"train.ranks": 2, "train.launch.ray": f"127.0.0.1:{port}", "train.launch.by": "local"}
-        assert troubles.show(home(store, cured), None), "tests/trainers/test_ranks.py trains so"
+        assert diagnose.show(home(store, cured), None), "tests/learner/distributed/test_ranks.py trains so"
     assert f"no head answers at 127.0.0.1:{port}" in said
     assert "--set train.launch.by=local" in said
     assert "ray start --head" in said
-    assert troubles.show(home(store), None)
+    assert diagnose.show(home(store), None)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="then Ray is asked: tests_ray")
+@pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="then Ray is asked: tests/external/ray")
 def test_what_answers_at_rays_address_is_not_taken_for_ray(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as another:
         address = f"127.0.0.1:{another.getsockname()[1]}"
         config = home(store, {"train.ranks": 2, "train.launch.by": "ray", "train.launch.ray": address})
-        assert not troubles.show(config, None)
+        assert not diagnose.show(config, None)
     said = capsys.readouterr().out
     assert "not installed here: pip install 'openclaw-rl[ray]'; whether what answers at its address is a head" in said
 

@@ -20,7 +20,7 @@ from openclaw_rl.store.db import Store
 
 
 def run(*arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "openclaw_rl.cli", *arguments]
+    command = [sys.executable, "-m", "openclaw_rl", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
 
 
@@ -30,7 +30,7 @@ def test_help_answers_at_once_and_without_torch() -> None:
         began = time.perf_counter()
         assert run("--help").returncode == 0
         times.append(time.perf_counter() - began)
-    code = "import sys; import openclaw_rl.cli; assert not {'torch', 'transformers', 'aiohttp'} & set(sys.modules)"
+    code = "import sys; import openclaw_rl.cli.main; assert not {'torch', 'transformers', 'aiohttp'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
     assert min(times) < 0.5
 

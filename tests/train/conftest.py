@@ -9,15 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from openclaw_rl import canon, methods
-from openclaw_rl.canon import Transience
-from openclaw_rl.config import STARTER
-from openclaw_rl.patterns import REMINDER
-from openclaw_rl.render.model_files import ModelFiles, identity
+from openclaw_rl import methods
+from openclaw_rl.common import message_hash
+from openclaw_rl.common.client_patterns import REMINDER
+from openclaw_rl.common.message_hash import Transience
+from openclaw_rl.render.model_folder import ModelFiles, identity
 from openclaw_rl.render.renderer import Renderer
-from openclaw_rl.store import exchanges, links, policies, turns
+from openclaw_rl.settings.load import STARTER
+from openclaw_rl.store import exchanges, policies, reactions, turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.train.batch import Builder
+from openclaw_rl.train.sample_builder import Builder
 from openclaw_rl.types import (
     Exchange,
     ExchangeStatus,
@@ -89,7 +90,7 @@ def judged(renderer: Renderer) -> Callable[..., JudgedTurn]:
         r = len(response)
         now = time.time() if at is None else at
         key = bytes(32)
-        marks = canon.marks(messages, key, Transience([]))
+        marks = message_hash.marks(messages, key, Transience([]))
         answer = {"role": "assistant", "content": words}
         sent = Request(
             **{
@@ -115,7 +116,7 @@ def judged(renderer: Renderer) -> Callable[..., JudgedTurn]:
                 "mask": np.ones(r, bool),
                 "spans": (Span(start=0, end=r, version=sent.version),),
                 "finish_reason": FinishReason.STOP,
-                "mark": canon.mark(answer, index=1, chain=marks[-1].chain, key=key),
+                "mark": message_hash.mark(answer, index=1, chain=marks[-1].chain, key=key),
                 "finished_at": now,
                 **(reply or {}),
             }
@@ -136,7 +137,7 @@ def put(store: Store, items: list[JudgedTurn]) -> list[str]:
         exchanges.admit(conn, [i.exchange.request for i in items])
         exchanges.finish(conn, [i.exchange.reply for i in items if i.exchange.reply])
         for i in items:
-            links.close(
+            reactions.close(
                 conn,
                 i.turn.id,
                 messages=[{"role": "user", "content": "thanks"}],

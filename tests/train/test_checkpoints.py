@@ -15,20 +15,20 @@ from typing import Any
 
 import pytest
 
-from openclaw_rl.config import Config
-from openclaw_rl.digest import digest_of
-from openclaw_rl.durable import linked
-from openclaw_rl.ending import keep_last
+from openclaw_rl.common.atomic_files import linked
+from openclaw_rl.common.policy_digest import digest_of
 from openclaw_rl.errors import ConfigError, IdentityMismatch, ModelError
+from openclaw_rl.settings.load import Config
 from openclaw_rl.store import events, leases, policies
 from openclaw_rl.store.db import Store
+from openclaw_rl.supervisor.completion import keep_last
 from openclaw_rl.testing import ScriptedTrainer
 from openclaw_rl.train import checkpoints, resume
-from openclaw_rl.train.batch import Builder
 from openclaw_rl.train.checkpoints import LATEST, NOTE, Saver, read_note
-from openclaw_rl.train.lease import LEASE
-from openclaw_rl.train.loop import run
-from openclaw_rl.train.room import TrainRoom
+from openclaw_rl.train.lease_keeper import LEASE
+from openclaw_rl.train.orchestrator import TrainRoom
+from openclaw_rl.train.sample_builder import Builder
+from openclaw_rl.train.worker import run
 from openclaw_rl.types import Policy
 
 Fill = Callable[..., list[str]]
@@ -155,7 +155,7 @@ SAVING = """
 import itertools, sys
 from dataclasses import replace
 from pathlib import Path
-from openclaw_rl.config import Config
+from openclaw_rl.settings.load import Config
 from openclaw_rl.store import policies
 from openclaw_rl.store.db import Store
 from openclaw_rl.train.checkpoints import Saver

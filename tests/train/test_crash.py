@@ -10,26 +10,26 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from openclaw_rl.config import TrainConfig
+from openclaw_rl.settings.load import TrainConfig
 from openclaw_rl.store import policies
 from openclaw_rl.store.db import Store
 from openclaw_rl.testing import ScriptedTrainer
-from openclaw_rl.train.batch import Builder
-from openclaw_rl.train.room import TrainRoom
+from openclaw_rl.train.orchestrator import TrainRoom
+from openclaw_rl.train.sample_builder import Builder
 
 TTL = 1.0
 CHILD = """
 import os, signal, sys, time
 from pathlib import Path
 from openclaw_rl import methods
-from openclaw_rl.canon import Transience
-from openclaw_rl.config import STARTER, TrainConfig
-from openclaw_rl.render.model_files import ModelFiles
+from openclaw_rl.common.message_hash import Transience
+from openclaw_rl.settings.load import STARTER, TrainConfig
+from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.store.db import Store
 from openclaw_rl.testing import ScriptedTrainer
-from openclaw_rl.train.batch import Builder
-from openclaw_rl.train.room import TrainRoom
+from openclaw_rl.train.sample_builder import Builder
+from openclaw_rl.train.orchestrator import TrainRoom
 
 home, how = Path(sys.argv[1]), sys.argv[2]
 

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import torch
 from benchmarks.garbage import BEGIN, END, PAGE, RATE, STEPS, STREAMS, run, turns
-from tests.trainers.conftest import save_tiny
+from tests.learner.conftest import save_tiny
 
 from openclaw_rl import methods
-from openclaw_rl.config import TrainConfig
-from openclaw_rl.credit import Episode, Sample
+from openclaw_rl.learner.trainer import LocalTrainer
+from openclaw_rl.methods.types import Episode, Sample
+from openclaw_rl.settings.load import TrainConfig
 from openclaw_rl.train.gate import refusal
-from openclaw_rl.trainers.local import LocalTrainer
 
 WHOLE = [*list(STREAMS)[:3], "an engine whose log-probabilities are off"]
 """These run for as long as the benchmark does, the others for a third of it."""

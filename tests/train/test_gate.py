@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from openclaw_rl.config import TrainConfig
+from openclaw_rl.settings.load import TrainConfig
 from openclaw_rl.store import policies
 from openclaw_rl.store.db import Store
 from openclaw_rl.testing import ScriptedTrainer
-from openclaw_rl.train.batch import Builder
 from openclaw_rl.train.gate import refusal
-from openclaw_rl.train.room import TrainRoom
+from openclaw_rl.train.orchestrator import TrainRoom
+from openclaw_rl.train.sample_builder import Builder
 from openclaw_rl.types import PolicyState
 
 SOUND = {"loss/total": 0.1, "gradient/norm": 2.0, "kl": 0.3, "kl/step": 0.002, "gap": 0.01}

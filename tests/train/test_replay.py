@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw_rl.config import TrainConfig
-from openclaw_rl.credit import Sample, StepResult
+from openclaw_rl.methods.types import Sample, StepResult
+from openclaw_rl.settings.load import TrainConfig
 from openclaw_rl.store import policies, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.testing import ScriptedTrainer
-from openclaw_rl.train.batch import Builder
+from openclaw_rl.train.orchestrator import TrainRoom
 from openclaw_rl.train.replay import room_for
-from openclaw_rl.train.room import TrainRoom
+from openclaw_rl.train.sample_builder import Builder
 from openclaw_rl.types import Policy, TurnState
 
 Fill = Callable[..., list[str]]

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from openclaw_rl.cli import cli
-from openclaw_rl.config import TrainConfig
-from openclaw_rl.digest import ADAPTER_WEIGHTS
+from openclaw_rl.cli.main import cli
+from openclaw_rl.common.policy_digest import ADAPTER_WEIGHTS
 from openclaw_rl.errors import OpenClawError
-from openclaw_rl.rollback import plan, take_back
+from openclaw_rl.settings.load import TrainConfig
 from openclaw_rl.store import policies, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.testing import ScriptedTrainer
-from openclaw_rl.train.batch import Builder
-from openclaw_rl.train.room import TrainRoom
+from openclaw_rl.train.orchestrator import TrainRoom
+from openclaw_rl.train.rollback import plan, take_back
+from openclaw_rl.train.sample_builder import Builder
 from openclaw_rl.types import Policy, PolicyState, TurnState
 
 Fill = Callable[..., list[str]]

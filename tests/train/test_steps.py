@@ -9,8 +9,8 @@ from tests.train.test_checkpoints import Fill, head_of, learn, rooms, settings
 
 from openclaw_rl.store.db import Store
 from openclaw_rl.testing import ScriptedTrainer
-from openclaw_rl.train.batch import Builder
-from openclaw_rl.train.room import TrainRoom
+from openclaw_rl.train.orchestrator import TrainRoom
+from openclaw_rl.train.sample_builder import Builder
 
 __all__ = ["rooms"]
 

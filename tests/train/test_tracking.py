@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from openclaw_rl.config import TrackConfig
 from openclaw_rl.errors import ConfigError
+from openclaw_rl.settings.load import TrackConfig
 from openclaw_rl.train.tracking import FILE, Tracker
 from openclaw_rl.types import Policy, PolicyState
 

@@ -19,10 +19,10 @@ from tests.system.test_words import run
 from tests.trajectories.world import FATES, PRINTED, Home, Plot, live, main, nouns, plot, put, stories
 
 from openclaw_rl.errors import OpenClawError
-from openclaw_rl.store.codec import from_json, to_json
-from openclaw_rl.trajectories import parquet, reading
-from openclaw_rl.trajectories.commands import send_out
-from openclaw_rl.trajectories.format import FileTurn
+from openclaw_rl.store.rows import from_json, to_json
+from openclaw_rl.trajectories import files, parquet
+from openclaw_rl.trajectories.operations import send_out
+from openclaw_rl.trajectories.schema import FileTurn
 
 
 def sent(home: Home, file: Path, form: str = "trajectories") -> Path:
@@ -110,7 +110,7 @@ def test_broken_files_give_reasons(tmp_path: Path, home: Home) -> None:
             raw[dice.randrange(len(raw))] = dice.randrange(256)
         file = tmp_path / "fuzz.parquet"
         file.write_bytes(raw[: dice.randrange(len(raw))] if number % 4 == 0 else raw)
-        found = list(reading.entries(file))
+        found = list(files.entries(file))
         broken += any(entry.problem for entry in found)
         assert all(entry.problem.reason for entry in found if entry.problem)
     assert broken > 100

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tests.system.test_words import run
 from tests.trajectories.world import IDENTITY, Home, main, put
 
-from openclaw_rl.trajectories.commands import send_out
-from openclaw_rl.trajectories.redacting import Redactor
-from openclaw_rl.trajectories.scrubbing import scrubbed
+from openclaw_rl.trajectories.operations import send_out
+from openclaw_rl.trajectories.pii import scrubbed
+from openclaw_rl.trajectories.redact import Redactor
 
 WORD = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 

@@ -13,7 +13,7 @@ from tests.trajectories.world import PRINTED, Home, live, main, plot, put
 
 import openclaw_rl
 from openclaw_rl.errors import OpenClawError
-from openclaw_rl.trajectories.commands import moment, send_out
+from openclaw_rl.trajectories.operations import moment, send_out
 from openclaw_rl.trajectories.sessions import SessionAwareProcessor, compute_gae, inspect_sessions
 
 

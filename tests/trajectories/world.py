@@ -12,17 +12,18 @@ import numpy as np
 from hypothesis import strategies as st
 from sqlalchemy import Connection
 
-from openclaw_rl import canon
-from openclaw_rl.canon import Transience
-from openclaw_rl.config import STARTER, Config, from_flat
-from openclaw_rl.render.model_files import ModelFiles, identity
+from openclaw_rl.common import message_hash
+from openclaw_rl.common.message_hash import Transience
+from openclaw_rl.render.model_folder import ModelFiles, identity
 from openclaw_rl.render.renderer import Renderer
-from openclaw_rl.store import exchanges, links, moves, policies, turns
+from openclaw_rl.settings.load import STARTER, Config, from_flat
+from openclaw_rl.store import exchanges, policies, reactions, turn_states, turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.moves import Cause
-from openclaw_rl.trajectories import exporting, reading
-from openclaw_rl.trajectories.commands import exported
-from openclaw_rl.trajectories.importing import Importer
+from openclaw_rl.store.turn_states import Cause
+from openclaw_rl.trajectories import exporter
+from openclaw_rl.trajectories import files as reading
+from openclaw_rl.trajectories.importer import Importer
+from openclaw_rl.trajectories.operations import exported
 from openclaw_rl.trajectories.report import Report
 from openclaw_rl.types import (
     Capture,
@@ -91,7 +92,7 @@ class Home:
 
     def exports(self) -> list[bytes]:
         with self.store.read() as conn:
-            return [raw for s in list(exporting.sessions(conn)) if (raw := exported(conn, s)) is not None]
+            return [raw for s in list(exporter.sessions(conn)) if (raw := exported(conn, s)) is not None]
 
 
 # ------------------------------------------------------------------------------------- stores with every kind of turn
@@ -127,7 +128,7 @@ samplings = st.builds(
 plots = st.builds(
     Plot,
     prompt=said,
-    answer=said.filter(lambda w: canon.normalise(w) != ""),
+    answer=said.filter(lambda w: message_hash.normalise(w) != ""),
     fate=st.sampled_from(FATES),
     sampling=samplings,
     score=st.sampled_from([1, 0, -1, None]),
@@ -171,7 +172,7 @@ def live(store: Store, story: Sequence[Sequence[Plot]]) -> None:
 
 def _serve(conn: Connection, id_: str, plot: Plot, history: list[dict[str, Any]]) -> Reply:
     messages = [*history, {"role": "user", "content": plot.prompt}]
-    marks = canon.marks(messages, b"k" * 32, Transience(()))
+    marks = message_hash.marks(messages, b"k" * 32, Transience(()))
     redacted = plot.fate == "redacted"
     request = Request(
         id=id_,
@@ -221,7 +222,7 @@ def _reply(request: Request, plot: Plot) -> Reply:
         mask=mask,
         spans=(Span(start=0, end=1, version=3), Span(start=1, end=r, version=4)),
         finish_reason=finish if status is ExchangeStatus.DONE else None,
-        mark=canon.mark(message, index=2, chain=request.marks[-1].chain, key=b"k" * 32),
+        mark=message_hash.mark(message, index=2, chain=request.marks[-1].chain, key=b"k" * 32),
         error="the engine went away" if status is ExchangeStatus.FAILED else None,
         first_token_at=10.5,
         finished_at=11.125,
@@ -232,22 +233,22 @@ def happened(conn: Connection, id_: str, plot: Plot, session: str, parent: str |
     """What became of the reply."""
     kind = Kind.SIDE if plot.fate == "side" else Kind.MAIN
     relation = "continuation" if parent else "fresh"
-    links.place(
+    reactions.place(
         conn, id_, session=session, parent=parent, kind=kind, relation=relation, relation_of=None, unlinked=None
     )
     if plot.fate == "side":
-        moves.drop(conn, id_, Cause.SIDE, 'side traffic: a message says "title"', at=12.0)
+        turn_states.drop(conn, id_, Cause.SIDE, 'side traffic: a message says "title"', at=12.0)
     if plot.fate == "timeout":
-        moves.drop(conn, id_, Cause.TIMEOUT, "no reaction within 24 h", at=12.0)
+        turn_states.drop(conn, id_, Cause.TIMEOUT, "no reaction within 24 h", at=12.0)
     said: list[dict[str, Any]] = [{"role": "user", "content": f"about {plot.answer}"}]
     if plot.fate == "tools":
         said = [{"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "seen"}]}, *said]
     if plot.fate in ("closed", "judged", "tools", "length"):
-        links.close(conn, id_, messages=said, signature=b"s" * 16, source="later", how="exact", at=12.5)
+        reactions.close(conn, id_, messages=said, signature=b"s" * 16, source="later", how="exact", at=12.5)
     if plot.fate == "liked" or (plot.feedback and plot.fate == "judged"):
         given = Feedback(id=f"f-{id_}", scope="key", target=id_, score=1, comment=plot.feedback, given_at=12.75)
         exchanges.give(conn, [given])
-        links.take_up_feedback(conn, id_, 12.75)
+        reactions.take_up_feedback(conn, id_, 12.75)
     state = turns.get(conn, id_)
     assert state is not None
     reaction = turns.reaction(conn, id_)
@@ -271,8 +272,8 @@ def nouns(store: Store) -> dict[str, tuple[Any, ...]]:
     """By turn: what an import must give back. What belongs to a home alone is left out (see docs/guides/data.md)."""
     with store.read() as conn:
         out: dict[str, tuple[Any, ...]] = {}
-        for session in list(exporting.sessions(conn)):
-            for item in exporting.stored(conn, session):
+        for session in list(exporter.sessions(conn)):
+            for item in exporter.stored(conn, session):
                 request, reply = item.exchange.request, item.reply
                 marks = tuple((m.index, m.role, m.distinctive) for m in request.marks)
                 asked = replace(

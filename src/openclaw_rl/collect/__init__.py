@@ -1,1 +1,1 @@
-"""Room 2: which messages answer which turn."""
+"""Stage 2, collect: finds the messages that react to each turn."""

@@ -13,10 +13,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from openclaw_rl.canon import signature_of, visible_text
-from openclaw_rl.collect.side import Sides
-from openclaw_rl.store.moves import Cause
-from openclaw_rl.store.past import Past
+from openclaw_rl.collect.traffic import Sides
+from openclaw_rl.common.message_hash import signature_of, visible_text
+from openclaw_rl.store.exchange_index import Past
+from openclaw_rl.store.turn_states import Cause
 from openclaw_rl.types import Capture, ExchangeStatus, Kind, Mark, Request, TurnState
 
 EXACT, DISTINCTIVE = "exact", "distinctive"

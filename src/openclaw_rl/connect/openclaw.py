@@ -9,11 +9,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.config import Config
 from openclaw_rl.connect.json5 import Json5Error, parse, put
 from openclaw_rl.errors import OpenClawError
-from openclaw_rl.render.model_files import ModelFiles
-from openclaw_rl.run import read_key
+from openclaw_rl.render.model_folder import ModelFiles
+from openclaw_rl.settings.load import Config
+from openclaw_rl.supervisor.supervisor import read_key
 
 PROVIDER = "openclaw-rl"
 FILE = Path("~/.openclaw/openclaw.json")

@@ -1,1 +1,1 @@
-"""Engines: token ids in, token ids out. Nothing here imports torch but the files `embedded*.py`."""
+"""Inference engines: token ids in, token ids and log-probabilities out."""

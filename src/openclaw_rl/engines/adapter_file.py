@@ -10,7 +10,14 @@ from typing import Any
 
 import msgspec
 
-from openclaw_rl.digest import ADAPTER_CONFIG, ADAPTER_WEIGHTS, WEIGHT_FILES, digest_of, digest_of_parts, weight_files
+from openclaw_rl.common.policy_digest import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    WEIGHT_FILES,
+    digest_of,
+    digest_of_parts,
+    weight_files,
+)
 from openclaw_rl.errors import EngineError
 from openclaw_rl.types import PolicyRef
 

@@ -1,1 +1,1 @@
-"""Room 3: a closed turn in, a verdict out."""
+"""Stage 3, judge: scores each closed turn."""

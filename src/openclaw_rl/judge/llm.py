@@ -7,14 +7,14 @@ import logging
 import time
 from typing import Protocol
 
-from openclaw_rl.canon import Transience
-from openclaw_rl.config import Config
+from openclaw_rl.common.message_hash import Transience
 from openclaw_rl.errors import JudgeError
-from openclaw_rl.judge import own, prompts
-from openclaw_rl.judge.answer import parse
-from openclaw_rl.judge.completions import Completions
-from openclaw_rl.judge.endpoint import check_endpoint
-from openclaw_rl.judge.votes import agreeing, majority
+from openclaw_rl.judge import local_model, prompts
+from openclaw_rl.judge.chat_client import Completions
+from openclaw_rl.judge.preflight import check_endpoint
+from openclaw_rl.judge.vote_parser import parse
+from openclaw_rl.judge.voting import agreeing, majority
+from openclaw_rl.settings.load import Config
 from openclaw_rl.types import JudgeInput, Verdict, Vote
 
 log = logging.getLogger("openclaw_rl.judge")
@@ -36,7 +36,7 @@ class Asked(Protocol):
 
 def _asked(config: Config) -> Asked:
     if config.judge.path is not None:
-        return own.connect(config)
+        return local_model.connect(config)
     check_endpoint("judge", config.judge, config)
     return Completions("judge", config.judge, connections=config.judge.workers * config.judge.num_judges)
 

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from openclaw_rl.config import Config
-from openclaw_rl.judge.reward import Question, RewardJudge
-from openclaw_rl.plugins.loading import Plugin, check_call, check_plain, load, signature_of
+from openclaw_rl.judge.reward_model import Question, RewardJudge
+from openclaw_rl.plugins.loader import Plugin, check_call, check_plain, load, signature_of
+from openclaw_rl.settings.load import Config
 
 SETTING = "judge.plugin_path"
 MAKE, ONE, BATCH = "get_reward_model", "compute_reward", "batch_compute_rewards"

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from openclaw_rl.canon import visible_text
+from openclaw_rl.common.message_hash import visible_text
 from openclaw_rl.types import JudgeInput, Message
 
 VERSION = "1"  # part of the judge's name: another wording is another judge

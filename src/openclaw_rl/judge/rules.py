@@ -13,9 +13,9 @@ from typing import Any
 
 import yaml
 
-from openclaw_rl.canon import normalise, text_of
+from openclaw_rl.common.message_hash import normalise, text_of
 from openclaw_rl.errors import ConfigError
-from openclaw_rl.judge.votes import distinct
+from openclaw_rl.judge.voting import distinct
 from openclaw_rl.types import JudgeInput, Message, Reaction, Verdict, Vote
 
 _WHO: Mapping[str, tuple[str, ...]] = {

@@ -10,14 +10,14 @@ import logging
 import time
 from dataclasses import replace
 
-from openclaw_rl.canon import Transience
-from openclaw_rl.config import Config
+from openclaw_rl.common.message_hash import Transience
 from openclaw_rl.errors import JudgeError
 from openclaw_rl.judge import prompts
-from openclaw_rl.judge.answer import parse_hint
-from openclaw_rl.judge.completions import Completions
-from openclaw_rl.judge.endpoint import check_endpoint
-from openclaw_rl.judge.retry import delay
+from openclaw_rl.judge.backoff import delay
+from openclaw_rl.judge.chat_client import Completions
+from openclaw_rl.judge.preflight import check_endpoint
+from openclaw_rl.judge.vote_parser import parse_hint
+from openclaw_rl.settings.load import Config
 from openclaw_rl.types import JudgeInput, Verdict
 
 log = logging.getLogger("openclaw_rl.judge")

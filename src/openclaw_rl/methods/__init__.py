@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from openclaw_rl.credit import Divergence
 from openclaw_rl.methods.binary import Binary
 from openclaw_rl.methods.combine import Combine
-from openclaw_rl.methods.groups import Groups
-from openclaw_rl.methods.hints import HintChoice
+from openclaw_rl.methods.group_relative import Groups
+from openclaw_rl.methods.hint_selection import HintChoice
 from openclaw_rl.methods.opd import Opd
-from openclaw_rl.methods.topk import TopK
+from openclaw_rl.methods.topk_distillation import TopK
+from openclaw_rl.methods.types import Divergence
 
 AnyMethod = Binary | Opd | TopK | Combine | Groups
 

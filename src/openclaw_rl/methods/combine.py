@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from openclaw_rl.credit import AnyTerm, Evidence, Sample
 from openclaw_rl.methods.binary import Binary
 from openclaw_rl.methods.opd import Opd
-from openclaw_rl.methods.topk import TopK
+from openclaw_rl.methods.topk_distillation import TopK
+from openclaw_rl.methods.types import AnyTerm, Evidence, Sample
 
 
 class Combine:

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from openclaw_rl.credit import Evidence, Sample, Term
-from openclaw_rl.methods.hints import Floats, HintChoice, chosen, mixture, overlaps
+from openclaw_rl.methods.hint_selection import Floats, HintChoice, chosen, mixture, overlaps
+from openclaw_rl.methods.types import Evidence, Sample, Term
 from openclaw_rl.types import Logprobs
 
 

@@ -8,11 +8,11 @@ from collections.abc import Collection, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, ClassVar, NamedTuple
 
-from openclaw_rl.render import calls, harmony
-from openclaw_rl.render.calls import CallReader
-from openclaw_rl.render.marked import MarkedParser, Think
-from openclaw_rl.render.parse import Parser
-from openclaw_rl.render.xml_calls import XmlCalls
+from openclaw_rl.render import harmony, tool_calls
+from openclaw_rl.render.reply_parser import Parser
+from openclaw_rl.render.tag_parser import MarkedParser, Think
+from openclaw_rl.render.tool_calls import CallReader
+from openclaw_rl.render.tool_calls_xml import XmlCalls
 
 Tools = Sequence[Mapping[str, Any]]
 THINK: Think = ("<think>", "</think>")
@@ -32,7 +32,7 @@ class Family(ABC):
 
     name: ClassVar[str]
     stops: ClassVar[tuple[str, ...]] = ()  # tokens that end a reply, besides those that the model folder names
-    reader: ClassVar[type[CallReader]] = calls.HermesCalls
+    reader: ClassVar[type[CallReader]] = tool_calls.HermesCalls
 
     def __init__(self, think: Think = THINK) -> None:
         self.think = think
@@ -81,13 +81,13 @@ class Hermes(Family):
 
     @staticmethod
     def fits(template: str, tokens: Collection[str]) -> bool:
-        return calls.CALL in template
+        return tool_calls.CALL in template
 
     def kept(self, *, tools: bool) -> frozenset[str]:
-        return frozenset({*self.think, calls.CALL, calls.END_CALL})
+        return frozenset({*self.think, tool_calls.CALL, tool_calls.END_CALL})
 
     def call_form(self, name: str) -> CallForm | None:
-        return CallForm(f'{calls.CALL}\n{{"name": {_quoted(name)}, "arguments": ', f"}}\n{calls.END_CALL}")
+        return CallForm(f'{tool_calls.CALL}\n{{"name": {_quoted(name)}, "arguments": ', f"}}\n{tool_calls.END_CALL}")
 
 
 class Xml(Hermes):
@@ -97,7 +97,7 @@ class Xml(Hermes):
 
     @staticmethod
     def fits(template: str, tokens: Collection[str]) -> bool:
-        return "<function=" in template and calls.CALL in template
+        return "<function=" in template and tool_calls.CALL in template
 
     def _reader(self, tools: Tools) -> CallReader:
         return XmlCalls(tools)
@@ -111,7 +111,7 @@ class Llama(Family):
 
     name = "llama"
     stops = ("<|eom_id|>",)
-    reader = calls.LlamaCalls
+    reader = tool_calls.LlamaCalls
 
     @staticmethod
     def fits(template: str, tokens: Collection[str]) -> bool:
@@ -125,7 +125,7 @@ class Mistral(Family):
     """Mistral. `arrays`: the older form, one JSON array for all calls."""
 
     name = "mistral"
-    reader = calls.MistralCalls
+    reader = tool_calls.MistralCalls
 
     def __init__(self, think: Think = THINK, *, arrays: bool = False) -> None:
         super().__init__(think)
@@ -133,12 +133,12 @@ class Mistral(Family):
 
     @staticmethod
     def fits(template: str, tokens: Collection[str]) -> bool:
-        return calls.TOOL_CALLS in template or (calls.TOOL_CALLS in tokens and "[INST]" in template)
+        return tool_calls.TOOL_CALLS in template or (tool_calls.TOOL_CALLS in tokens and "[INST]" in template)
 
     def call_form(self, name: str) -> CallForm | None:
         if self._arrays:
-            return CallForm(f'{calls.TOOL_CALLS}[{{"name": {_quoted(name)}, "arguments": ', "}]")
-        return CallForm(f"{calls.TOOL_CALLS}{name}{calls.ARGS}", "")
+            return CallForm(f'{tool_calls.TOOL_CALLS}[{{"name": {_quoted(name)}, "arguments": ', "}]")
+        return CallForm(f"{tool_calls.TOOL_CALLS}{name}{tool_calls.ARGS}", "")
 
     def fit(self, message: dict[str, Any]) -> dict[str, Any]:
         """Its templates refuse ids that are not nine letters and digits: others get such a name of their own."""
@@ -161,15 +161,15 @@ class DeepSeek(Family):
     """DeepSeek V3 and R1."""
 
     name = "deepseek"
-    reader = calls.DeepSeekCalls
+    reader = tool_calls.DeepSeekCalls
 
     @staticmethod
     def fits(template: str, tokens: Collection[str]) -> bool:
-        return calls.DS_CALLS in template
+        return tool_calls.DS_CALLS in template
 
     def call_form(self, name: str) -> CallForm | None:
-        before = f"{calls.DS_CALLS}{calls.DS_CALL}function{calls.DS_SEP}{name}\n```json\n"
-        return CallForm(before, f"\n```{calls.DS_END_CALL}{calls.DS_END_CALLS}")
+        before = f"{tool_calls.DS_CALLS}{tool_calls.DS_CALL}function{tool_calls.DS_SEP}{name}\n```json\n"
+        return CallForm(before, f"\n```{tool_calls.DS_END_CALL}{tool_calls.DS_END_CALLS}")
 
     def fit(self, message: dict[str, Any]) -> dict[str, Any]:
         """Its templates want arguments as text, and no content beside calls rather than an empty one."""
@@ -223,5 +223,5 @@ def family_of(templates: Mapping[str, str], tokens: Collection[str]) -> Family:
     think = BRACKETS if BRACKETS[0] in text or (BRACKETS[0] in tokens and THINK[0] not in text) else THINK
     kind = next((k for k in _KNOWN if k.fits(text, tokens)), Hermes)
     if kind is Mistral:
-        return Mistral(think, arrays=calls.ARGS not in text)
+        return Mistral(think, arrays=tool_calls.ARGS not in text)
     return kind(think)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 
-from openclaw_rl.render.calls import make_call
-from openclaw_rl.render.parse import Delta, Parser, held_back
+from openclaw_rl.render.reply_parser import Delta, Parser, held_back
+from openclaw_rl.render.tool_calls import make_call
 
 START, END, MESSAGE, CHANNEL = "<|start|>", "<|end|>", "<|message|>", "<|channel|>"
 CALL, RETURN, CONSTRAIN = "<|call|>", "<|return|>", "<|constrain|>"

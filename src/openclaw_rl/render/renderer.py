@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 
 from openclaw_rl.errors import ModelError, RequestError
-from openclaw_rl.render import history
-from openclaw_rl.render.detok import Detokenizer
+from openclaw_rl.render import template_probe
+from openclaw_rl.render.chat_template import NO_VARIABLES, ChatTemplate, for_template, ready_tools
+from openclaw_rl.render.detokenizer import Detokenizer
 from openclaw_rl.render.families import CallForm, family_of
-from openclaw_rl.render.history import CUT
-from openclaw_rl.render.model_files import ModelFiles
-from openclaw_rl.render.parse import ReplyText
+from openclaw_rl.render.model_folder import ModelFiles
+from openclaw_rl.render.reply_parser import ReplyText
 from openclaw_rl.render.splice import Piece, Said, Splicer
-from openclaw_rl.render.template import NO_VARIABLES, ChatTemplate, for_template, ready_tools
-from openclaw_rl.render.tokens import Tokens
+from openclaw_rl.render.template_probe import CUT
+from openclaw_rl.render.tokenizer import Tokens
 from openclaw_rl.types import Ids, Message
 
 log = logging.getLogger(__name__)
@@ -61,10 +61,10 @@ class Renderer:
         self.vocabulary = int(self.tokens.tokenizer.get_vocab_size(with_added_tokens=True))
         self.end_of_turn: str | None = None
         self.unbridged: str | None = None
-        past = history.past_of(self._try, self.family)
+        past = template_probe.past_of(self._try, self.family)
         self.unbridged = self._probe(past)
         self.history = _words(past, self.unbridged)
-        self._splicer = Splicer(self.tokens, self.detokenizer, history.anchors(self._try, self.tokens.split))
+        self._splicer = Splicer(self.tokens, self.detokenizer, template_probe.anchors(self._try, self.tokens.split))
         log.info("chat template: %s format; it %s", self.family.name, self.history)
 
     def _stops(self) -> tuple[int, ...]:
@@ -174,7 +174,7 @@ class Renderer:
         except RequestError:
             return None
 
-    def _probe(self, past: history.Past) -> str | None:
+    def _probe(self, past: template_probe.Past) -> str | None:
         """Does what follows a reply depend on nothing but the reply and what follows? Tried on small conversations."""
         if not self.tokens.segmented:
             return "its tokenizer does not treat the text between special tokens independently"
@@ -184,7 +184,7 @@ class Renderer:
         if past.reasoning:
             return f"its template {past.reasoning}"
         tried = 0
-        for messages, tools in history.samples():
+        for messages, tools in template_probe.samples():
             whole = self._try(messages, tools, True)
             if whole is None:
                 continue  # no tools, or no system message, with this template
@@ -224,7 +224,7 @@ class Renderer:
         return self.family.call_form(name)
 
 
-def _words(past: history.Past, unbridged: str | None) -> str:
+def _words(past: template_probe.Past, unbridged: str | None) -> str:
     if unbridged is None:
         return f"{past.calls or 'keeps everything'}; a prompt goes on from the tokens of the turn before"
     why = past.words or unbridged.removeprefix("its template ")

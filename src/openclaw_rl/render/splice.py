@@ -7,8 +7,8 @@ from functools import cached_property
 
 import numpy as np
 
-from openclaw_rl.render.detok import Detokenizer
-from openclaw_rl.render.tokens import Tokens
+from openclaw_rl.render.detokenizer import Detokenizer
+from openclaw_rl.render.tokenizer import Tokens
 from openclaw_rl.types import Ids
 
 Piece = str | Ids

@@ -1,0 +1,1 @@
+"""Stage 1, serve: the OpenAI-compatible gateway."""

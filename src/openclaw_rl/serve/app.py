@@ -11,18 +11,18 @@ from typing import Any
 
 from aiohttp import web
 
-from openclaw_rl.config import Config
-from openclaw_rl.engines.backends import connect
+from openclaw_rl.engines.registry import connect
 from openclaw_rl.errors import OpenClawError, StoreError
 from openclaw_rl.protocols import Engine
-from openclaw_rl.render.model_files import ModelFiles, identity
+from openclaw_rl.render.model_folder import ModelFiles, identity
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.serve.auth import Keys, load_keys
-from openclaw_rl.serve.connection import Runner
 from openclaw_rl.serve.gateway import Gateway
-from openclaw_rl.serve.recall import StoreRecall
+from openclaw_rl.serve.http_connection import Runner
+from openclaw_rl.serve.prompt_recovery import StoreRecall
 from openclaw_rl.serve.routes import Routes
-from openclaw_rl.store import exchanges, loops, policies
+from openclaw_rl.settings.load import Config
+from openclaw_rl.store import exchanges, heartbeats, policies
 from openclaw_rl.store.db import Store
 
 log = logging.getLogger(__name__)
@@ -168,7 +168,7 @@ async def _beat(store: Store, gateway: Gateway, stop: asyncio.Event) -> None:
         versions = gateway.versions
         note = versions.trouble or f"serving version {versions.serving}, {int(gateway.running)} running"
         try:
-            await asyncio.to_thread(loops.beat, store, LOOP, note)
+            await asyncio.to_thread(heartbeats.beat, store, LOOP, note)
         except StoreError as error:
             log.error("no sign of life can be written: %s", error)
         with suppress(TimeoutError):

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 
-from openclaw_rl.config import Config
 from openclaw_rl.errors import ConfigError, RequestError
+from openclaw_rl.settings.load import Config
 
 log = logging.getLogger(__name__)
 

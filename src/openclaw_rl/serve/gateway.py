@@ -10,19 +10,19 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from openclaw_rl import canon
-from openclaw_rl.config import Config
+from openclaw_rl.common import message_hash
+from openclaw_rl.common.logging_metrics import Metrics
 from openclaw_rl.errors import ConfigError, RequestError
-from openclaw_rl.observe import Metrics
 from openclaw_rl.protocols import Engine
 from openclaw_rl.render.renderer import Rendered, Renderer
-from openclaw_rl.serve.ask import COLDEST, Ask, Forced, Opening, choice_id
-from openclaw_rl.serve.continued import continued
-from openclaw_rl.serve.grammars import grammar, no_grammar
-from openclaw_rl.serve.prompts import Prompts, Recall
-from openclaw_rl.serve.serving import Serving
-from openclaw_rl.serve.versions import Versions
-from openclaw_rl.serve.writer import Writer
+from openclaw_rl.serve.chat_request import COLDEST, Ask, Forced, Opening, choice_id
+from openclaw_rl.serve.group_commit import Writer
+from openclaw_rl.serve.inflight_reply import Serving
+from openclaw_rl.serve.previous_response import continued
+from openclaw_rl.serve.prompt_builder import Prompts, Recall
+from openclaw_rl.serve.structured_output import grammar, no_grammar
+from openclaw_rl.serve.version_manager import Versions
+from openclaw_rl.settings.load import Config
 from openclaw_rl.store.db import Store
 from openclaw_rl.types import Capture, Request, Sampling
 
@@ -55,7 +55,7 @@ class Gateway:
         self.prompts = Prompts(
             renderer,
             secret=store.secret,
-            transient=canon.Transience(config.serve.transient_patterns),
+            transient=message_hash.Transience(config.serve.transient_patterns),
             recall=recall,
         )
         self.grammar = True  # whether the engine can force a format, as far as is known; it refuses where it cannot

@@ -14,14 +14,14 @@ import msgspec
 from aiohttp import web
 
 from openclaw_rl.errors import RequestError, StoreError
-from openclaw_rl.serve.ask import ReplyFailed
 from openclaw_rl.serve.auth import Keys
+from openclaw_rl.serve.chat_request import ReplyFailed
+from openclaw_rl.serve.completion_handler import Replies, json_answer, read_body
 from openclaw_rl.serve.dialects import errors
-from openclaw_rl.serve.dialects.fields import decode_json
-from openclaw_rl.serve.dialects.responses_input import owner_of
+from openclaw_rl.serve.dialects.openai_responses_input import owner_of
+from openclaw_rl.serve.dialects.validation import decode_json
 from openclaw_rl.serve.gateway import Gateway
-from openclaw_rl.serve.replies import Replies, json_answer, read_body
-from openclaw_rl.serve.stored import StoredResponses
+from openclaw_rl.serve.responses_api import StoredResponses
 from openclaw_rl.store import policies
 from openclaw_rl.store.db import Store
 from openclaw_rl.types import Feedback, Policy, PolicyState

@@ -1,1 +1,1 @@
-"""The store: the only thing that the rooms share. SQLite in WAL, one file."""
+"""The store: the only state that the stages share. SQLite in WAL mode, one file."""

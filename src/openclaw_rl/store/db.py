@@ -13,8 +13,8 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, select
 from sqlalchemy.pool import QueuePool
 
 from openclaw_rl.store import schema
-from openclaw_rl.store.faults import translated
-from openclaw_rl.store.setup import BUSY_TIMEOUT, prepare
+from openclaw_rl.store.bootstrap import BUSY_TIMEOUT, prepare
+from openclaw_rl.store.sqlite_errors import translated
 
 _PRAGMAS = ("synchronous=FULL", "foreign_keys=ON", "journal_size_limit=67108864", "cache_size=-16384")
 

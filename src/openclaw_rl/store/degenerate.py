@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from openclaw_rl.canon import visible_text
+from openclaw_rl.common.message_hash import visible_text
 from openclaw_rl.types import FinishReason, Ids, Reply
 
 SHORTEST_LOOP = 32

@@ -8,8 +8,8 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, func, select
 from sqlalchemy.dialects.sqlite import insert
 
-from openclaw_rl.store import quick
-from openclaw_rl.store.codec import from_json, to_json
+from openclaw_rl.store import fast_execute
+from openclaw_rl.store.rows import from_json, to_json
 from openclaw_rl.store.schema import cursors, events
 from openclaw_rl.types import Event
 
@@ -33,7 +33,7 @@ def append(conn: Connection, kind: str, ref: str, data: Mapping[str, Any], at: f
 
 def append_rows(conn: Connection, rows: Sequence[dict[str, Any]]) -> None:
     if rows:
-        quick.run(conn, _insert, rows)
+        fast_execute.run(conn, _insert, rows)
 
 
 def after(conn: Connection, seq: int, limit: int, kinds: Sequence[str] | None = None) -> list[Event]:

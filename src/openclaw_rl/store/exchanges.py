@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Connection, bindparam, func, insert, select, update
 
-from openclaw_rl import canon
-from openclaw_rl.store import arrays, codec, events, moves, quick
+from openclaw_rl.common import message_hash
+from openclaw_rl.store import events, fast_execute, turn_states
+from openclaw_rl.store import rows as arrays
+from openclaw_rl.store import rows as codec
 from openclaw_rl.store import schema as t
-from openclaw_rl.store.codec import to_json
 from openclaw_rl.store.degenerate import degenerate
-from openclaw_rl.store.moves import Cause
+from openclaw_rl.store.rows import to_json
+from openclaw_rl.store.turn_states import Cause
 from openclaw_rl.types import (
     Capture,
     Exchange,
@@ -66,10 +68,12 @@ def enter(conn: Connection, requests: Sequence[Request]) -> None:
     """`admit`, but nobody is told: collecting would link what was linked before it came here."""
     first = int(conn.execute(_last_seq).scalar_one()) + 1
     numbered = list(enumerate(requests, first))
-    quick.run(conn, _insert_exchange, [_exchange_row(seq, r) for seq, r in numbered])
-    pack = canon.Packer()
-    quick.run(conn, _insert_body, (_body_row(seq, r, pack) for seq, r in numbered))  # one at a time: these are large
-    quick.run(conn, _insert_turn, [_turn_row(seq, r) for seq, r in numbered])
+    fast_execute.run(conn, _insert_exchange, [_exchange_row(seq, r) for seq, r in numbered])
+    pack = message_hash.Packer()
+    fast_execute.run(
+        conn, _insert_body, (_body_row(seq, r, pack) for seq, r in numbered)
+    )  # one at a time: these are large
+    fast_execute.run(conn, _insert_turn, [_turn_row(seq, r) for seq, r in numbered])
 
 
 def finish(conn: Connection, replies: Sequence[Reply]) -> None:
@@ -91,10 +95,10 @@ def end(conn: Connection, replies: Sequence[Reply]) -> None:
     for reply in replies:
         if reply.id not in known:
             raise KeyError(reply.id)
-    if quick.run(conn, _finish, [_end_row(r) for r in replies]) != len(replies):
+    if fast_execute.run(conn, _finish, [_end_row(r) for r in replies]) != len(replies):
         raise ValueError(f"finish: expected running exchanges, got some that have ended: {[r.id for r in replies]}")
     rows = [_reply_row(known[r.id].seq, r, redacted=known[r.id].capture == Capture.REDACTED) for r in replies]
-    quick.run(conn, _insert_reply, rows)
+    fast_execute.run(conn, _insert_reply, rows)
     for reply in replies:
         _drop_hopeless(conn, reply, wordless=known[reply.id].capture == Capture.REDACTED)
 
@@ -103,11 +107,11 @@ def _drop_hopeless(conn: Connection, reply: Reply, *, wordless: bool) -> None:
     """`wordless`: that it has no tokens may only say that they were not kept."""
     because = f": {reply.error}" if reply.error else ""
     if reply.status is ExchangeStatus.FAILED:
-        moves.drop(conn, reply.id, Cause.FAILED, f"the reply failed{because}", at=reply.finished_at)
+        turn_states.drop(conn, reply.id, Cause.FAILED, f"the reply failed{because}", at=reply.finished_at)
     elif reply.status is ExchangeStatus.CANCELLED:
-        moves.drop(conn, reply.id, Cause.CANCELLED, f"the reply was cancelled{because}", at=reply.finished_at)
+        turn_states.drop(conn, reply.id, Cause.CANCELLED, f"the reply was cancelled{because}", at=reply.finished_at)
     elif not (wordless and len(reply.response_ids) == 0) and (words := degenerate(reply)):
-        moves.drop(conn, reply.id, Cause.DEGENERATE, words, at=reply.finished_at)
+        turn_states.drop(conn, reply.id, Cause.DEGENERATE, words, at=reply.finished_at)
 
 
 def give(conn: Connection, items: Sequence[Feedback]) -> None:
@@ -178,7 +182,7 @@ def _exchange_row(seq: int, r: Request) -> dict[str, Any]:
     }
 
 
-def _body_row(seq: int, r: Request, pack: canon.Packer) -> dict[str, Any]:
+def _body_row(seq: int, r: Request, pack: message_hash.Packer) -> dict[str, Any]:
     full = r.capture is not Capture.REDACTED
     return {
         "seq": seq,
@@ -227,7 +231,7 @@ def _reply_row(seq: int, r: Reply, *, redacted: bool) -> dict[str, Any]:
         "logprobs": None if redacted else arrays.pack_logprobs(r.logprobs),
         "mask": None if redacted else arrays.pack_mask(r.mask),
         "spans": to_json(r.spans),
-        "mark": canon.pack([r.mark]) if r.mark else None,
+        "mark": message_hash.pack([r.mark]) if r.mark else None,
         "error": r.error,
         "first_token_at": r.first_token_at,
     }

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from sqlalchemy import Connection, bindparam, func, insert, select, update
 
 from openclaw_rl.errors import IdentityMismatch, StaleLease
-from openclaw_rl.store import codec, events, leases
+from openclaw_rl.store import events, leases
+from openclaw_rl.store import rows as codec
 from openclaw_rl.store import schema as t
-from openclaw_rl.store.claims import claimable, line_of, rejections, replayable
+from openclaw_rl.store.training_queue import claimable, line_of, rejections, replayable
 from openclaw_rl.types import Lease, Policy, PolicyState, Use
 
 __all__ = [

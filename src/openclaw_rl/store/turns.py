@@ -8,9 +8,10 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, case, func, select, update
 from sqlalchemy.dialects.sqlite import insert
 
-from openclaw_rl.store import codec, exchanges, moves
+from openclaw_rl.store import exchanges, turn_states
+from openclaw_rl.store import rows as codec
 from openclaw_rl.store import schema as t
-from openclaw_rl.store.codec import to_json
+from openclaw_rl.store.rows import to_json
 from openclaw_rl.types import (
     Feedback,
     FinishReason,
@@ -124,7 +125,7 @@ def add_verdict(conn: Connection, verdict: Verdict) -> bool:
     truncated = now.finish_reason == FinishReason.LENGTH
     conn.execute(_signal, {"turn": verdict.turn, "new_signal": _signal_in_force(conn, verdict.turn, truncated)})
     if now.state == TurnState.CLOSED:
-        moves.move(conn, verdict.turn, TurnState.JUDGED, at=verdict.at)
+        turn_states.move(conn, verdict.turn, TurnState.JUDGED, at=verdict.at)
     return True
 
 

@@ -1,1 +1,1 @@
-"""Room 4: judged turns in, policy versions out."""
+"""Stage 4, train: turns judged turns into policy versions."""

@@ -17,12 +17,12 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from openclaw_rl.config import STARTER, Config, TrainConfig
-from openclaw_rl.durable import linked, point, sync, usable, write_folder
+from openclaw_rl.common.atomic_files import linked, point, sync, usable, write_folder
 from openclaw_rl.errors import ConfigError, ModelError
+from openclaw_rl.settings.load import STARTER, Config, TrainConfig
 from openclaw_rl.store import policies
 from openclaw_rl.store.db import Store
-from openclaw_rl.train.folders import NOTE
+from openclaw_rl.train.policy_folders import NOTE
 from openclaw_rl.types import Policy
 
 log = logging.getLogger(__name__)

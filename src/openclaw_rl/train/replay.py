@@ -10,11 +10,11 @@ import math
 from collections import deque
 from collections.abc import Collection, Iterable
 
-from openclaw_rl.config import TrainConfig
-from openclaw_rl.credit import Sample
+from openclaw_rl.methods.types import Sample
+from openclaw_rl.settings.load import TrainConfig
 from openclaw_rl.store import policies
 from openclaw_rl.store.db import Store
-from openclaw_rl.train.batch import Builder
+from openclaw_rl.train.sample_builder import Builder
 from openclaw_rl.types import JudgedTurn, Policy
 
 REMEMBERED = (

@@ -15,16 +15,16 @@ import time
 import uuid
 from pathlib import Path
 
-from openclaw_rl.config import Config, TrainConfig
-from openclaw_rl.digest import ADAPTER_CONFIG, digest_of
-from openclaw_rl.durable import linked, write_folder
+from openclaw_rl.common.atomic_files import linked, write_folder
+from openclaw_rl.common.policy_digest import ADAPTER_CONFIG, digest_of
 from openclaw_rl.errors import ConfigError, IdentityMismatch, ModelError, StaleLease
-from openclaw_rl.render.model_files import ModelFiles, identity
+from openclaw_rl.render.model_folder import ModelFiles, identity
+from openclaw_rl.settings.load import Config, TrainConfig
 from openclaw_rl.store import events, policies
 from openclaw_rl.store.db import Store
-from openclaw_rl.train import checkpoints, folders
+from openclaw_rl.train import checkpoints, policy_folders
 from openclaw_rl.train.checkpoints import Note
-from openclaw_rl.train.lease import LEASE, LeaseKeeper
+from openclaw_rl.train.lease_keeper import LEASE, LeaseKeeper
 from openclaw_rl.types import Lease, Policy, PolicyState
 
 log = logging.getLogger("openclaw_rl.train")
@@ -37,7 +37,7 @@ def with_base(config: Config) -> Config:
     A checkpoint of full weights is a model by itself. Raises `ConfigError`.
     """
     folder = Path(config.model.path).expanduser()
-    if not (folder / folders.NOTE).exists() or not (folder / ADAPTER_CONFIG).exists():
+    if not (folder / policy_folders.NOTE).exists() or not (folder / ADAPTER_CONFIG).exists():
         return config
     note = checkpoints.read_note(folder)
     if config.train.resume is not None and checkpoints.find(config.train) != folder.resolve():
@@ -114,7 +114,7 @@ def _adopt(config: Config, store: Store, folder: Path, note: Note) -> None:
 def _publish(config: Config, store: Store, lease: Lease, folder: Path, note: Note) -> None:
     with store.read() as conn:
         head, version = policies.head(conn), policies.next_version(conn)
-    out = folders.fresh(config.policies_dir.resolve(), version)
+    out = policy_folders.fresh(config.policies_dir.resolve(), version)
     write_folder(out, {}, lambda into: linked(folder, into))
     try:
         checkpoints.check_whole(folder, _digest(out), note)
@@ -135,7 +135,7 @@ def _publish(config: Config, store: Store, lease: Lease, folder: Path, note: Not
             data = {"checkpoint": str(folder), "step": note.step, "method": note.method, "digest": note.digest}
             events.append(conn, "policy.resumed", str(version), data, policy.created_at)
     except (ModelError, StaleLease):  # after other failures it stays: the commit may have been done
-        folders.remove(out)
+        policy_folders.remove(out)
         raise
     log.info("version %d is the checkpoint %s: %s", version, folder, checkpoints.in_words(note))
 

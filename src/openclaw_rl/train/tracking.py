@@ -11,9 +11,9 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
-from openclaw_rl.config import TrackConfig
-from openclaw_rl.credit import Sample
 from openclaw_rl.errors import ConfigError
+from openclaw_rl.methods.types import Sample
+from openclaw_rl.settings.load import TrackConfig
 from openclaw_rl.types import Policy, Verdict
 
 log = logging.getLogger(__name__)

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from typing import Any, BinaryIO
 
 from openclaw_rl.errors import OpenClawError
-from openclaw_rl.store.codec import from_json, to_json
-from openclaw_rl.trajectories.format import Refused
-from openclaw_rl.trajectories.parsing import decoded
+from openclaw_rl.store.rows import from_json, to_json
+from openclaw_rl.trajectories.parser import decoded
+from openclaw_rl.trajectories.schema import Refused
 
 SUFFIX = ".parquet"
 GROUP_ROWS = 1000

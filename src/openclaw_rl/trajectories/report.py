@@ -15,8 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from openclaw_rl.errors import OpenClawError
-from openclaw_rl.trajectories.format import Refused
-from openclaw_rl.trajectories.reading import Entry
+from openclaw_rl.trajectories.files import Entry
+from openclaw_rl.trajectories.schema import Refused
 
 EXAMPLES = 3
 """Of each reason that are shown; the file has all."""

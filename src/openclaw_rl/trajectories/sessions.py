@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openclaw_rl.errors import OpenClawError
-from openclaw_rl.trajectories import reading
-from openclaw_rl.trajectories.format import Refused
-from openclaw_rl.trajectories.parsing import decoded, parse
+from openclaw_rl.trajectories import files
+from openclaw_rl.trajectories.parser import decoded, parse
+from openclaw_rl.trajectories.schema import Refused
 
 _SHOWN = 5
 MAIN_LINE = ("user", "assistant")
@@ -26,8 +26,8 @@ def inspect_sessions(path: str | Path, *, strict: bool = True) -> dict[str, list
     """
     found: dict[str, list[dict[str, Any]]] = {}
     refused: list[str] = []
-    for file in reading.files([Path(path).expanduser()]):
-        for entry in reading.entries(file):
+    for file in files.files([Path(path).expanduser()]):
+        for entry in files.entries(file):
             try:
                 if entry.problem is not None:
                     raise entry.problem

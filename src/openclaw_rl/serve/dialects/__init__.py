@@ -1,0 +1,1 @@
+"""Wire formats: chat completions, responses, messages."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from openclaw_rl.serve.ask import Ask, Choice, Opening, Part, TokenInfo
+from openclaw_rl.serve.chat_request import Ask, Choice, Opening, Part, TokenInfo
 
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 

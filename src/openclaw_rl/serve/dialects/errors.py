@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from openclaw_rl.serve.dialects.chat import ChatDialect
-from openclaw_rl.serve.dialects.messages import MessagesDialect
+from openclaw_rl.serve.dialects.anthropic_messages import MessagesDialect
+from openclaw_rl.serve.dialects.openai_chat import ChatDialect
 
 MESSAGES = "/v1/messages"
 

@@ -1,0 +1,163 @@
+"""The whole system in one process, one room after the other: what takes a person a day takes seconds, and never races.
+
+Gateway, collector, judge, trainer, store and embedded engine are the real ones. Only the loops around them are not:
+here each room does all that there is to do before the person goes on, so that what is learned when does not depend on
+how fast or how busy the machine is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from openclaw_rl.collect.worker import Collector
+from openclaw_rl.engines import adapter_file
+from openclaw_rl.engines.embedded.model import BaseModel
+from openclaw_rl.engines.embedded.scheduler import Core
+from openclaw_rl.engines.embedded.sequence import Job, Scored, Stuck, Token
+from openclaw_rl.errors import EngineError
+from openclaw_rl.evals.styles import Taste, satisfies
+from openclaw_rl.evals.toy_world import Question, correct
+from openclaw_rl.evals.user_driver import MAX_TOKENS, Measured, Spoken
+from openclaw_rl.judge import worker as judging
+from openclaw_rl.render.model_folder import ModelFiles, identity
+from openclaw_rl.render.renderer import Renderer
+from openclaw_rl.serve.chat_request import Ask
+from openclaw_rl.serve.gateway import Gateway
+from openclaw_rl.settings.load import Config
+from openclaw_rl.store import policies, turns
+from openclaw_rl.store.db import Store
+from openclaw_rl.supervisor.supervisor import prepare_home
+from openclaw_rl.train.worker import open_room
+from openclaw_rl.types import Chunk, Generation, Ids, Logprobs, PolicyRef, Sampling
+
+SCOPE = "person"
+
+
+class InProcess:
+    """`protocols.Engine` over the embedded engine's core, which is stepped by whoever asks."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    async def generate(self, generation: Generation) -> AsyncIterator[Chunk]:
+        """See `protocols.Engine.generate`. One call at a time."""
+        g = generation
+        job = self._core.generate(None, g.version, g.prompt_ids, g.sampling, g.stop_token_ids, g.top_logprobs)
+        while self._core.busy:
+            for token in self._step():
+                if token.job is job:
+                    yield Chunk(token_ids=(token.token,), logprobs=(token.logprob,), finish=token.finish)
+
+    async def score(self, *, version: int, prompt_ids: Ids, response_ids: Ids, temperature: float) -> Logprobs:
+        """See `protocols.Engine.score`."""
+        self._core.score(None, version, prompt_ids, response_ids, temperature)
+        while True:
+            for item in self._core.step():
+                if isinstance(item, Scored):
+                    return item.logprobs
+
+    async def load(self, policies: Sequence[PolicyRef]) -> None:
+        """See `protocols.Engine.load`."""
+        files = {(ref.version, ref.digest): adapter_file.read(ref) for ref in self._core.missing(policies)}
+        for _ in self._core.change(policies, files):
+            pass
+        for _ in self._core.tidy():
+            pass
+
+    def all(self, version: int, prompts: Sequence[Ids], stop: Sequence[int]) -> list[list[int]]:
+        """The reply to each prompt at temperature 1, sampled with its place as the seed; stop tokens left out."""
+        jobs: list[Job] = []
+        for place, prompt in enumerate(prompts):
+            sampling = Sampling(temperature=1.0, max_tokens=MAX_TOKENS, seed=place)
+            jobs.append(self._core.generate(None, version, prompt, sampling, stop))
+        while self._core.busy:
+            self._step()
+        return [job.drawn[:-1] if job.drawn[-1] in stop else job.drawn for job in jobs]
+
+    def _step(self) -> list[Token]:
+        out = self._core.step()
+        if stuck := [item for item in out if isinstance(item, Stuck)]:
+            raise EngineError(stuck[0].why)
+        return [item for item in out if isinstance(item, Token)]
+
+
+class Rooms:
+    """Opened on entry, closed on exit."""
+
+    def __init__(self, config: Config) -> None:
+        prepare_home(config)
+        files = ModelFiles.find(config.model.path)
+        self.config, self.renderer = config, Renderer(files)
+        self._stores = [Store.open(config.store_path) for _ in range(3)]  # each room notices what the others commit
+        serving, self._store, training = self._stores
+        self._train = open_room(config, training)
+        core = Core(BaseModel.load(config.model, max_context=config.engine.max_context), config.engine)
+        self._engine = InProcess(core)
+        self._gateway = Gateway(
+            config, store=serving, engine=self._engine, renderer=self.renderer, identity=identity(files)
+        )
+        self._collector, self._judge = Collector(self._store, config.collect), judging.make(config)
+
+    async def __aenter__(self) -> Self:
+        self._keeper = asyncio.create_task(self._gateway.versions.run())
+        await self.settle()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._keeper.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._keeper
+        await self._gateway.close()
+        self._train.close()
+        for store in self._stores:
+            store.close()
+
+    async def say(self, history: Sequence[Mapping[str, Any]], *, seed: int) -> Spoken:
+        """One reply at temperature 1, recorded as any other."""
+        sampling = Sampling(temperature=1.0, max_tokens=MAX_TOKENS, seed=seed)
+        ask = Ask(model=self.config.model.name, messages=list(history), tools=(), sampling=sampling)
+        serving = await self._gateway.begin(ask, SCOPE)
+        finished = [part.end is not None async for part in serving.parts()][-1]
+        return Spoken(
+            id=serving.opening.id,
+            version=serving.opening.version,
+            text=str(serving.message.get("content") or ""),
+            silence=0.0,
+            finished=finished,
+        )
+
+    async def settle(self) -> int:
+        """Link, judge and train until there is nothing left to do. Returns the version that answers now."""
+        while self._collector.step():
+            pass
+        with self._store.read() as conn:
+            closed = turns.closed(conn, 64)
+        verdicts = [await self._judge.judge(item) for item in closed]
+        with self._store.write() as conn:
+            for verdict in verdicts:
+                turns.add_verdict(conn, verdict)
+        while self._train.turn():
+            pass
+        versions = self._gateway.versions
+        with self._store.read() as conn:
+            head = policies.head(conn).version
+        while versions.serving != head or not versions.is_loaded(head):
+            if self._keeper.done():
+                self._keeper.result()
+            await asyncio.sleep(0.005)
+        return head
+
+    def measure(self, version: int, taste: Taste, questions: Sequence[Question]) -> Measured:
+        """Ask each question by itself, unrecorded."""
+        prompts = [self.renderer.render([{"role": "user", "content": q.text}]).prompt_ids for q in questions]
+        replies = self._engine.all(version, prompts, self.renderer.stop_token_ids)
+        texts = tuple(self.renderer.detokenizer.stream().push(ids).strip() for ids in replies)
+        right = tuple(correct(q, t) for q, t in zip(questions, texts, strict=True))
+        liked = tuple(r and satisfies(taste, t) for r, t in zip(right, texts, strict=True))
+        return Measured(satisfied=liked, correct=right, replies=texts)

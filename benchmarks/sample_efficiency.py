@@ -1,0 +1,220 @@
+"""`make learn-rate`: how many reactions of one person until the policy is to their taste, by batch size and replay.
+
+A person is slow and a trainer is quick: before each message all that was said is judged, trained and swapped in. So
+what comes out is the same whatever the machine is and does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import multiprocessing
+import random
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import sample_efficiency_report
+from benchmarks.in_process import Rooms
+from benchmarks.sample_efficiency_report import Point, Run
+from benchmarks.taste_benchmark import accuracy
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from openclaw_rl.evals.cli_args import LARGEST_SEED, setting, settings, switch, told, whole
+from openclaw_rl.evals.personas import Persona
+from openclaw_rl.evals.styles import TASTES, Taste
+from openclaw_rl.evals.toy_world import Question, held_out_questions
+from openclaw_rl.evals.user_driver import Talk
+from openclaw_rl.settings.load import Config, from_flat
+
+BATCHES = (2, 4, 8, 16)
+METHODS = ("combine", "binary")
+QUESTIONS = 200
+REACTIONS = 100
+AT_ONCE = 256  # questions that are answered together
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One cell of the table, for one person. `more`: further settings, as dotted keys."""
+
+    method: str
+    batch: int  # fresh turns of a batch
+    replay: bool
+    taste: Taste
+    seed: int
+    more: Mapping[str, Any]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """A batch is exactly `batch` fresh turns, with as many used ones where there is replay."""
+        own = {
+            "train.method": self.method,
+            "train.seed": self.seed,
+            "train.batch_min": self.batch,
+            "train.batch_max": self.batch * (2 if self.replay else 1),
+            "train.max_uses": 2 if self.replay else 1,
+            "train.replay": 0.5,
+            "train.max_wait": 1e9,
+        }
+        return own | {"engine.max_batch": AT_ONCE, "engine.prefill_chunk": 32 * AT_ONCE} | dict(self.more)
+
+    @property
+    def name(self) -> str:
+        """Of this setting and no other; fit for a folder."""
+        more = "".join(f"-{key.rpartition('.')[2]}={value}" for key, value in sorted(self.more.items()))
+        return f"{self.method}-{self.batch}{'-replay' if self.replay else ''}-{self.taste}-{self.seed}{more}"
+
+
+def one(setting: Setting, home: Path, *, reactions: int = REACTIONS, questions: int = QUESTIONS) -> Run:
+    """A fresh system, one person, and what each version was like on questions that were never asked."""
+    began = time.monotonic()
+    config = from_flat({"home": str(home)} | setting.settings)
+    watch = _Watch(setting, held_out_questions(questions, random.Random(setting.seed)), config.store_path)
+    talk = asyncio.run(watch.talk(config, reactions))
+    judged, agreed = accuracy(config.store_path, talk)
+    return Run(
+        name=setting.name,
+        method=setting.method,
+        batch=setting.batch,
+        replay=setting.replay,
+        taste=setting.taste,
+        seed=setting.seed,
+        points=tuple(watch.points),
+        reactions=len(talk.thought),
+        judged=judged,
+        agreed=agreed,
+        seconds=time.monotonic() - began,
+    )
+
+
+class _Watch:
+    """Lets a person talk, and measures each version that comes into use meanwhile."""
+
+    def __init__(self, setting: Setting, questions: Sequence[Question], store: Path) -> None:
+        self._setting, self._questions, self._store = setting, questions, store
+        self.points: list[Point] = []
+
+    async def talk(self, config: Config, reactions: int) -> Talk:
+        talk, persona = Talk(), Persona(taste=self._setting.taste, seed=self._setting.seed)
+        async with Rooms(config) as rooms:
+            self._measure(rooms, 0, talk)
+            while len(talk.thought) < reactions:
+                await self._session(rooms, persona, talk)
+        return talk
+
+    async def _session(self, rooms: Rooms, persona: Persona, talk: Talk) -> None:
+        history: list[dict[str, str]] = []
+        while (text := persona.next(history)) is not None:
+            if len(persona.log) > len(talk.thought):
+                talk.thought.append((talk.spoken[-1], persona.log[-1]))
+            history.append({"role": "user", "content": text})
+            talk.spoken.append(await rooms.say(history, seed=self._setting.seed * 100_003 + len(talk.spoken)))
+            history.append({"role": "assistant", "content": talk.spoken[-1].text})
+            version = await rooms.settle()
+            if version != self.points[-1].version:
+                self._measure(rooms, version, talk)
+
+    def _measure(self, rooms: Rooms, version: int, talk: Talk) -> None:
+        found = rooms.measure(version, self._setting.taste, self._questions)
+        self.points.append(
+            Point(
+                version=version,
+                reactions=len(talk.thought),
+                judged=accuracy(self._store, talk)[0],
+                satisfied=found.satisfaction,
+                correct=found.correctness,
+            )
+        )
+
+
+def plan(given: argparse.Namespace) -> Iterator[Setting]:
+    """Every cell for every person: tastes and seeds are the same in each."""
+    more = settings(given.sets)
+    for number, taste in enumerate(given.tastes):
+        for method in given.methods:
+            for batch in given.batches:
+                for replay in given.replay:
+                    yield Setting(
+                        method=method, batch=batch, replay=replay, taste=taste, seed=given.seed + number, more=more
+                    )
+
+
+def run_all(wanted: Sequence[Setting], given: argparse.Namespace, console: Console) -> list[Run]:
+    """What is not in the file of runs yet is run and put there; the rest is read from it."""
+    file = given.out / "runs.jsonl"
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    known = {run.name: run for run in map(Run.read, lines)}
+    progress = Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
+    )
+    workers = ProcessPoolExecutor(given.parallel, multiprocessing.get_context("spawn"))
+    with progress, workers as pool, file.open("a", encoding="utf-8") as out:
+        task = progress.add_task("people", total=len(wanted), completed=sum(s.name in known for s in wanted))
+        jobs = [pool.submit(_in_scratch, s, given) for s in wanted if s.name not in known]
+        for job in as_completed(jobs):
+            run = job.result()
+            known[run.name] = run
+            out.write(json.dumps(dataclasses.asdict(run)) + "\n")
+            out.flush()
+            console.print(sample_efficiency_report.line(run), markup=False)
+            progress.advance(task)
+    return [known[s.name] for s in wanted]
+
+
+def _in_scratch(setting: Setting, given: argparse.Namespace) -> Run:
+    home = (given.out / setting.name).resolve()
+    shutil.rmtree(home, ignore_errors=True)
+    run = one(setting, home, reactions=given.reactions, questions=given.questions)
+    shutil.rmtree(home / "policies", ignore_errors=True)
+    return run
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description="Reactions until satisfied, by batch size, with and without replay.")
+    parser.add_argument("--out", type=Path, default=Path("runs/learn-rate"))
+    parser.add_argument("--doc", type=Path, default=Path("docs/learning_rate.md"))
+    parser.add_argument("--seed", type=whole(0, LARGEST_SEED), default=1)
+    parser.add_argument("--tastes", nargs="+", choices=TASTES, default=list(TASTES))
+    parser.add_argument("--methods", nargs="+", choices=(*METHODS, "opd", "sdpo", "sdft"), default=list(METHODS))
+    parser.add_argument("--batches", nargs="+", type=whole(1), default=list(BATCHES))
+    parser.add_argument("--replay", nargs="+", type=switch, default=[False, True], help="on, off, or both [both]")
+    parser.add_argument("--reactions", type=whole(1), default=REACTIONS)
+    parser.add_argument("--questions", type=whole(1), default=QUESTIONS)
+    parser.add_argument("--parallel", type=whole(1, 64), default=2, help="people at once, each a process")
+    parser.add_argument("--set", dest="sets", type=setting, metavar="KEY=VALUE", action="append", default=[])
+    return parser
+
+
+def main() -> None:
+    parser = arguments()
+    given = parser.parse_args()
+    with told():
+        _run(parser, given)
+
+
+def _run(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
+    given.out.mkdir(parents=True, exist_ok=True)
+    console, began = Console(), time.monotonic()
+    runs = run_all(list(plan(given)), given, console)
+    console.print(sample_efficiency_report.table(runs), markup=False)
+    console.print(f"{(time.monotonic() - began) / 60:.0f} minutes")
+    if parser.get_default("doc") != given.doc or not _changed(parser, given):
+        sample_efficiency_report.write(given.doc, runs, questions=given.questions)
+
+
+def _changed(parser: argparse.ArgumentParser, given: argparse.Namespace) -> bool:
+    """Whether what was measured is something else than what the document is about."""
+    names = ("seed", "tastes", "methods", "batches", "replay", "reactions", "questions", "sets")
+    return any(getattr(given, name) != parser.get_default(name) for name in names)
+
+
+if __name__ == "__main__":
+    main()

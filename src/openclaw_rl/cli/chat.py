@@ -1,0 +1,168 @@
+"""`openclaw-rl chat`: talk to it in the terminal and watch it learn from you.
+
+A client like any other: it speaks HTTP to the gateway. What it shows of the learning it reads from the event log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+from rich.console import Console
+from rich.text import Text
+
+from openclaw_rl.errors import OpenClawError, StoreError
+from openclaw_rl.settings.load import Config
+from openclaw_rl.store import events, turns
+from openclaw_rl.store.db import Store
+from openclaw_rl.supervisor.subprocess_system import System, ready
+from openclaw_rl.supervisor.supervisor import read_key
+from openclaw_rl.types import Event
+
+_HELP = """What you say next is the feedback. Also:
+  /good [words]   thumbs up for the last answer      /new     a fresh conversation
+  /bad  [words]   thumbs down; the words say how it should have been
+  /help           this                               /quit    leave"""
+_PATIENCE = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=600)  # a slow model is no error
+_SHOWN = ("turn.judged", "policy.live", "policy.rejected", "policy.rolled_back")
+
+
+@dataclass(slots=True)
+class Conversation:
+    """What was said so far, and the id of the last reply."""
+
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    last_id: str | None = None
+    ids: set[str] = field(default_factory=set)
+
+
+def talk(config: Config) -> None:
+    """Chat with the system at the configured address; where none runs, start one and end it afterwards."""
+    console = Console()
+    url = f"http://{config.serve.host}:{config.serve.port}"
+    with contextlib.ExitStack() as stack:
+        if not ready(url):
+            console.print(f"  starting the system on {config.home_dir} (its log: {config.logs_dir / 'up.log'}) ...")
+            stack.enter_context(System(config))
+        console.print(f"  [bold]{config.model.name}[/] at {url}/v1", highlight=False)
+        console.print(_HELP + "\n", highlight=False, markup=False)
+        with contextlib.suppress(EOFError, KeyboardInterrupt):
+            asyncio.run(_Chat(config, console, url).run())
+
+
+class _Chat:
+    def __init__(self, config: Config, console: Console, url: str) -> None:
+        self._config, self._console, self._url = config, console, url
+        self._talk = Conversation()
+        self._headers = {"Authorization": f"Bearer {read_key(config)}"}
+        self._store = Store.open(config.store_path, create=False)
+
+    async def run(self) -> None:
+        async with aiohttp.ClientSession(headers=self._headers, timeout=_PATIENCE) as self._http:
+            watcher = asyncio.create_task(self._watch())
+            try:
+                while (line := await asyncio.to_thread(self._console.input, "[bold green]you[/] ")) != "/quit":
+                    if line.strip():
+                        await self._obey(line.strip())
+            finally:
+                watcher.cancel()
+                self._store.close()
+
+    async def _obey(self, line: str) -> None:
+        command, _, words = line.partition(" ")
+        if command == "/help":
+            self._console.print(_HELP, highlight=False, markup=False)
+        elif command == "/new":
+            self._talk = Conversation(ids=self._talk.ids)
+        elif command in ("/good", "/bad"):
+            await self._feedback("up" if command == "/good" else "down", words)
+        elif command.startswith("/"):
+            self._console.print(f"  {command}: no such command. {_HELP}", highlight=False, markup=False)
+        else:
+            await self._ask(line)
+
+    async def _ask(self, text: str) -> None:
+        messages = [*self._talk.messages, {"role": "user", "content": text}]
+        body = {"model": self._config.model.name, "messages": messages, "stream": True}
+        said, version = "", "?"
+        try:
+            async for chunk in self._stream(body):
+                delta = chunk["choices"][0]["delta"].get("content") if chunk["choices"] else None
+                if not said:
+                    version = chunk["system_fingerprint"]
+                    self._console.print(Text(f"{version:>3} ", style="bold cyan"), end="")
+                if delta:
+                    self._console.print(Text(delta), end="")
+                    said += delta
+                self._talk.last_id = chunk["id"]
+        except (aiohttp.ClientError, TimeoutError, OpenClawError) as error:
+            self._console.print(f"\n  [red]no reply:[/] {error}", highlight=False)
+            return
+        self._console.print()
+        self._talk.ids.add(str(self._talk.last_id))
+        self._talk.messages = [*messages, {"role": "assistant", "content": said}]
+
+    async def _stream(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        async with self._http.post(f"{self._url}/v1/chat/completions", json=body) as response:
+            if response.status != 200:
+                raise OpenClawError(f"{response.status} {await response.text()}")
+            async for line in response.content:
+                data = line.decode().removeprefix("data: ").strip()
+                if not data or data == "[DONE]":
+                    continue
+                chunk = json.loads(data)
+                if "error" in chunk:
+                    raise OpenClawError(str(chunk["error"]["message"]))
+                yield chunk
+
+    async def _feedback(self, thumbs: str, words: str) -> None:
+        if self._talk.last_id is None:
+            self._console.print("  there is no answer yet to have an opinion on")
+            return
+        body: dict[str, Any] = {"id": self._talk.last_id, "thumbs": thumbs}
+        if words:
+            body["comment" if thumbs == "up" else "correction"] = words
+        async with self._http.post(f"{self._url}/v1/feedback", json=body) as response:
+            if response.status != 200:
+                self._console.print(f"  [red]not taken:[/] {await response.text()}", highlight=False)
+
+    async def _watch(self) -> None:
+        """Tail the event log: verdicts on this conversation's turns, and every new version."""
+        with self._store.read() as conn:
+            seen = events.last(conn)
+        while True:
+            await asyncio.sleep(0.3)
+            try:
+                for event in await asyncio.to_thread(self._news, seen):
+                    seen = event.seq
+                    if line := await asyncio.to_thread(self._line, event):
+                        self._console.print(Text(f"      · {line}", style="dim italic"))
+            except StoreError as error:
+                self._console.print(Text(f"      · what it learns cannot be shown: {error}", style="dim italic"))
+                return
+
+    def _news(self, seen: int) -> list[Event]:
+        with self._store.read() as conn:
+            return events.after(conn, seen, 100, kinds=_SHOWN)
+
+    def _line(self, event: Event) -> str | None:
+        if event.kind == "turn.judged":
+            if event.ref not in self._talk.ids:
+                return None
+            with self._store.read() as conn:
+                verdict = turns.verdict(conn, event.ref)
+            return None if verdict is None else _verdict_words(verdict.score, verdict.hints)
+        if event.kind == "policy.live":
+            return f"version {event.ref} is live: it learned from you"
+        return f"version {event.ref} {event.kind.removeprefix('policy.').replace('_', ' ')}: {event.data.get('reason')}"
+
+
+def _verdict_words(score: int | None, hints: tuple[str, ...]) -> str:
+    mood = {1: "that was good", -1: "that was not good", 0: "neither good nor bad"}.get(score or 0, "")
+    opinion = "no opinion on that turn" if score is None else f"understood: {mood}"
+    return opinion + (f" (hint: {hints[0]})" if hints else "")

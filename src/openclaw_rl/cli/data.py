@@ -1,0 +1,108 @@
+"""`openclaw-rl data`: trajectories in and out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from openclaw_rl.settings.cli_options import option
+
+if TYPE_CHECKING:
+    from openclaw_rl.settings.load import Config
+
+Decorator = Callable[[Any], Any]
+
+_report = option("--report", metavar="FILE", help="Where every refusal is written, a line of JSON each.")
+_partial = option("--partial", is_flag=True, help="End well although something was refused.")
+_paths = click.argument("paths", metavar="PATH...", nargs=-1, required=True)
+
+
+def group(common: Decorator, load: Callable[..., Config]) -> click.Group:
+    """The commands. `common`: the options of every command; `load`: from what they give to the settings."""
+
+    @click.group("data")
+    def data() -> None:
+        """Conversations as files: check, import, score, export."""
+
+    _add_check(data)
+    _add_import(data, common, load)
+    _add_score(data, common, load)
+    _add_export(data, common, load)
+    return data
+
+
+def _add_check(data: click.Group) -> None:
+    @data.command("check")
+    @_paths
+    @_report
+    @_partial
+    def check(paths: tuple[str, ...], report: str | None, partial: bool) -> None:
+        """Say what is wrong with files or folders of trajectories. Nothing is changed."""
+        from openclaw_rl.trajectories import operations
+
+        sys.exit(0 if operations.check(paths, report=report) or partial else 1)
+
+
+def _add_import(data: click.Group, common: Decorator, load: Callable[..., Config]) -> None:
+    @data.command("import")
+    @_paths
+    @option("--no-score", is_flag=True, help="Leave log-probabilities out: `data score` computes them later.")
+    @_report
+    @_partial
+    @common
+    def bring_in(
+        paths: tuple[str, ...], no_score: bool, report: str | None, partial: bool, file: str | None, **rest: Any
+    ) -> None:
+        """Import files or folders of trajectories. What is there already is not imported again.
+
+        Words are tokenised once and scored by the newest policy. What is refused is told, the rest is imported.
+        """
+        from openclaw_rl.supervisor.supervisor import prepare_home
+        from openclaw_rl.trajectories import operations
+
+        config = load(file, **rest)
+        prepare_home(config)
+        sys.exit(0 if operations.bring_in(config, paths, score=not no_score, report=report) or partial else 1)
+
+
+def _add_score(data: click.Group, common: Decorator, load: Callable[..., Config]) -> None:
+    @data.command("score")
+    @common
+    def score(file: str | None, **rest: Any) -> None:
+        """Compute the log-probabilities that --no-score left out."""
+        from openclaw_rl.trajectories import operations
+
+        operations.score(load(file, **rest))
+
+
+def _add_export(data: click.Group, common: Decorator, load: Callable[..., Config]) -> None:
+    @data.command("export")
+    @click.argument("target", metavar="FOLDER|FILE")
+    @option("--session", "names", multiple=True, metavar="ID", help="Only this session (may be given again).")
+    @option("--since", metavar="WHEN", help="Only sessions with a call since then: 12h, 7d, or 2026-03-01.")
+    @option(
+        "--format",
+        "form",
+        type=click.Choice(["trajectories", "turns"]),
+        default="trajectories",
+        help="turns: one flat row a turn, for datasets.load_dataset [trajectories].",
+    )
+    @option(
+        "--redact",
+        is_flag=True,
+        help="Put placeholders for mail addresses, phone numbers, keys, tokens, IPs and home folders.",
+    )
+    @common
+    def send_out(
+        target: str, names: tuple[str, ...], since: str | None, form: str, redact: bool, file: str | None, **rest: Any
+    ) -> None:
+        """Export what the store holds. A file for each session into FOLDER, or all into one FILE.
+
+        FILE ends with .jsonl, .json or .parquet.
+        """
+        from openclaw_rl.trajectories import operations
+
+        operations.send_out(load(file, **rest), target, names=names, since=since, form=form, redact=redact)

@@ -1,0 +1,332 @@
+"""The command line. Each command imports what it needs when it runs, so `--help` answers at once."""
+
+from __future__ import annotations
+
+import errno
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from openclaw_rl import __version__
+from openclaw_rl.cli import data, recipes, rollback, rollout
+from openclaw_rl.errors import OpenClawError
+from openclaw_rl.settings.cli_options import ANY, Seconds, configured, keys, option, words
+
+if TYPE_CHECKING:
+    from openclaw_rl.settings.load import Config, Loaded
+
+
+def _load(file: str | None, sets: tuple[str, ...], words: tuple[str, ...] = (), **flags: Any) -> Config:
+    from openclaw_rl.settings import load as settings
+
+    handed = settings.inherited()
+    if handed is not None and not file and not sets and not words and not any(v is not None for v in flags.values()):
+        return handed
+    loaded = _load_all(file, sets, words, **flags)
+    for notice in loaded.notices:
+        click.echo(f"note: {notice}", err=True)
+    return loaded.config
+
+
+def _load_all(file: str | None, sets: tuple[str, ...], words: tuple[str, ...] = (), **flags: Any) -> Loaded:
+    from openclaw_rl.settings import load as settings
+
+    return settings.load_all(file=file, flags=keys(flags), sets=sets, words=words)
+
+
+def _end_with(_context: click.Context, _option: click.Parameter, parent: int | None) -> None:
+    if parent is not None:
+        from openclaw_rl.common.parent_death import die_with_parent
+
+        die_with_parent(parent)
+
+
+_PARENT: dict[str, Any] = {"type": int, "is_flag": False, "flag_value": 0, "hidden": True, "expose_value": False}
+_with_parent = click.option("--with-parent", callback=_end_with, **_PARENT)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__)
+def cli() -> None:
+    """You talk to it, it gets better while you talk.
+
+    `openclaw-rl up` serves a model behind an OpenAI-compatible API and trains it on what you say next.
+    """
+
+
+@cli.command(context_settings=ANY)
+@configured
+@_with_parent
+@words
+def up(file: str | None, sets: tuple[str, ...], words: tuple[str, ...], **flags: Any) -> None:
+    """Serve, collect, judge and train: the whole loop, supervised."""
+    from openclaw_rl.supervisor.supervisor import ROOMS
+
+    _start(_load(file, sets, words, **flags), ROOMS)
+
+
+@cli.command(context_settings=ANY)
+@configured
+@_with_parent
+@words
+def serve(file: str | None, sets: tuple[str, ...], words: tuple[str, ...], **flags: Any) -> None:
+    """Only serve and capture conversations: engine and gateway."""
+    _start(_load(file, sets, words, **flags), ("engine", "gateway"))
+
+
+@cli.command(context_settings=ANY)
+@configured
+@words
+def collect(file: str | None, sets: tuple[str, ...], words: tuple[str, ...], **flags: Any) -> None:
+    """Only link reactions to turns."""
+    _start(_load(file, sets, words, **flags), ("collect",))
+
+
+@cli.command(context_settings=ANY)
+@configured
+@words
+def judge(file: str | None, sets: tuple[str, ...], words: tuple[str, ...], **flags: Any) -> None:
+    """Only judge closed turns."""
+    _start(_load(file, sets, words, **flags), ("judge",))
+
+
+@cli.command(context_settings=ANY)
+@configured
+@words
+def train(file: str | None, sets: tuple[str, ...], words: tuple[str, ...], **flags: Any) -> None:
+    """Only train on judged turns."""
+    _start(_load(file, sets, words, **flags), ("train",))
+
+
+def _start(config: Config, rooms: tuple[str, ...]) -> None:
+    from openclaw_rl.plugins import loader
+    from openclaw_rl.render.model_folder import ModelFiles
+    from openclaw_rl.supervisor.supervisor import supervise, with_data
+    from openclaw_rl.train.resume import with_base
+
+    config = with_base(config)
+    ModelFiles.of(config.model)  # a missing model is said here, not by a child that dies five times
+    loader.examine(config)
+    if config.rollout != type(config.rollout)():
+        click.echo("note: rollout.* is for `openclaw-rl rollout --tasks FILE`, to be run beside this", err=True)
+    if "gateway" in rooms:
+        url = f"http://{config.serve.host}:{config.serve.port}/v1"
+        click.echo(f"OpenClaw-RL {__version__}: {config.model.path} as {config.model.name!r} at {url}", err=True)
+        click.echo(f"  home {config.home_dir}   key: `openclaw-rl key`   talk: `openclaw-rl chat`", err=True)
+    supervise(config, with_data(config, rooms))
+
+
+@cli.command(hidden=True)
+@click.argument("name", type=click.Choice(["engine", "gateway", "collect", "judge", "judge-engine", "train", "data"]))
+@configured
+@_with_parent
+def room(name: str, file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
+    """Be one room in this process (what the supervisor starts)."""
+    from openclaw_rl.supervisor.supervisor import prepare_home, run_room
+
+    config = _load(file, sets, **flags)
+    prepare_home(config)
+    run_room(name, config)
+
+
+@cli.command()
+@configured
+def key(file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
+    """Print the API key.
+
+    For `export OPENAI_API_KEY=$(openclaw-rl key)`.
+    """
+    from openclaw_rl.supervisor.supervisor import read_key
+
+    click.echo(read_key(_load(file, sets, **flags)))
+
+
+@cli.command()
+@option("--watch", is_flag=True, help="Keep showing it.")
+@option("--json", "as_json", is_flag=True, help="For programs.")
+@configured
+def status(file: str | None, sets: tuple[str, ...], watch: bool, as_json: bool, **flags: Any) -> None:
+    """What runs, what was learned, and what was not and why."""
+    from openclaw_rl.status.report import show_status
+    from openclaw_rl.status.watch import keep
+
+    config = _load(file, sets, **flags)
+    if watch and not as_json:
+        keep(config)
+    else:
+        show_status(config, as_json=as_json)
+
+
+@cli.group()
+def inspect() -> None:
+    """Sessions, turns and policies: what became of each, and why."""
+
+
+@inspect.command("sessions")
+@option("--limit", type=click.IntRange(min=1), default=30, show_default=True)
+@configured
+def inspect_sessions(file: str | None, sets: tuple[str, ...], limit: int, **flags: Any) -> None:
+    """The newest sessions, a line each."""
+    from openclaw_rl.status.report import show_sessions
+
+    show_sessions(_load(file, sets, **flags), limit)
+
+
+@inspect.command("session")
+@configured
+@click.argument("session_id")
+def inspect_session(file: str | None, sets: tuple[str, ...], session_id: str, **flags: Any) -> None:
+    """Every turn of a session: asked, answered, judged, trained."""
+    from openclaw_rl.status.report import show_session
+
+    show_session(_load(file, sets, **flags), session_id)
+
+
+@inspect.command("turn")
+@configured
+@click.argument("turn_id")
+def inspect_turn(file: str | None, sets: tuple[str, ...], turn_id: str, **flags: Any) -> None:
+    """One turn, whole. Text, tokens, reaction, verdict, and the policies that learned from it."""
+    from openclaw_rl.status.report import show_turn
+
+    show_turn(_load(file, sets, **flags), turn_id)
+
+
+@inspect.command("policy")
+@configured
+@click.argument("version", type=click.IntRange(min=0))
+def inspect_policy(file: str | None, sets: tuple[str, ...], version: int, **flags: Any) -> None:
+    """One policy version: parent, metrics, and its turns. Those are the turns that it was trained on."""
+    from openclaw_rl.status.report import show_policy
+
+    show_policy(_load(file, sets, **flags), version)
+
+
+@cli.command()
+@option("--wait", type=Seconds(), default=120.0, show_default=True, help="Seconds that each link may take.")
+@option(
+    "--engine",
+    metavar="NAME",
+    help="Prove this engine alone: streaming, exact ids, log-probabilities, stop, cancellation, versions, swaps.",
+)
+@option("--troubles", is_flag=True, help="Look at this home instead: name its troubles, each with its cure.")
+@configured
+def doctor(
+    file: str | None, sets: tuple[str, ...], wait: float, engine: str | None, troubles: bool, **flags: Any
+) -> None:
+    """Prove turn -> verdict -> gradient -> new version -> served. On a scratch store; names the first broken link."""
+    from openclaw_rl.doctor.pipeline import examine, examine_engine, examine_home
+
+    if engine is not None and flags["backend"] not in (None, engine):
+        raise click.UsageError(f"--engine is {engine} and --backend {flags['backend']}. Leave --backend out.")
+    config = _load(file, sets, **(flags | {"backend": engine or flags["backend"]}))
+    if troubles:
+        sys.exit(0 if examine_home(config) else 1)
+    if not (examine if engine is None else examine_engine)(config, wait=wait):
+        sys.exit(1)
+
+
+@cli.command()
+@configured
+def chat(file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
+    """Talk to it in the terminal and watch it learn from you. Starts the system when none runs."""
+    from openclaw_rl.cli.chat import talk
+
+    talk(_load(file, sets, **flags))
+
+
+@cli.group()
+def connect() -> None:
+    """Make another program talk to the gateway. Says what to paste, or writes its settings file."""
+
+
+@connect.command("openclaw")
+@option("--write", is_flag=True, help="Write it into ~/.openclaw/openclaw.json; the old file is copied.")
+@option("--into", metavar="FILE", help="Write it into this file instead.")
+@configured
+def connect_openclaw(file: str | None, sets: tuple[str, ...], write: bool, into: str | None, **flags: Any) -> None:
+    """OpenClaw: the provider entry."""
+    from pathlib import Path
+
+    from openclaw_rl.cli import connect as commands
+
+    commands.connect_openclaw(_load(file, sets, **flags), write=write, into=Path(into) if into else None)
+
+
+@connect.command("claude-code")
+@configured
+def connect_claude_code(file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
+    """Claude Code: environment variables."""
+    from openclaw_rl.cli import connect as commands
+
+    commands.connect_claude_code(_load(file, sets, **flags))
+
+
+@connect.command("codex")
+@configured
+def connect_codex(file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
+    """Codex: lines for ~/.codex/config.toml."""
+    from openclaw_rl.cli import connect as commands
+
+    commands.connect_codex(_load(file, sets, **flags))
+
+
+@cli.group("config")
+def config_group() -> None:
+    """The settings in force."""
+
+
+@config_group.command("show", context_settings=ANY)
+@configured
+@words
+def config_show(file: str | None, sets: tuple[str, ...], words: tuple[str, ...], **flags: Any) -> None:
+    """Every setting, its value, and where that came from."""
+    from openclaw_rl.settings.reference import show
+
+    show(_load_all(file, sets, words, **flags))
+
+
+@config_group.command("check")
+@click.argument("file")
+def config_check(file: str) -> None:
+    """Say every fault of a settings file, or what it changes."""
+    from openclaw_rl.settings.reference import check
+
+    check(file)
+
+
+cli.add_command(data.group(configured, _load))
+cli.add_command(rollout.command(configured, words, _load))
+cli.add_command(rollback.command(configured, _load))
+cli.add_command(rollout.self_test(configured, _load))
+cli.add_command(recipes.new_method_command())
+cli.add_command(recipes.evaluate(configured, words, _load))
+
+
+_OF_A_PATH = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EROFS)
+"""Of paths that people gave; anything else that the system refuses is a fault to be looked at."""
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """The entry point: our own errors end in one line, not in a traceback. `args` None: those of the process."""
+    try:
+        cli(args, "openclaw-rl", standalone_mode=False)
+    except click.exceptions.Abort:
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except OpenClawError as error:
+        click.echo(f"openclaw-rl: {error}", err=True)
+        sys.exit(1)
+    except OSError as error:
+        if error.errno not in _OF_A_PATH or error.filename is None:
+            raise
+        click.echo(f"openclaw-rl: {error.filename}: {error.strerror}. Expected a path that this user can use", err=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""Main or side? Titles, heartbeats and memory flushes never train."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from openclaw_rl.common.client_patterns import Pattern
+from openclaw_rl.common.message_hash import text_of
+from openclaw_rl.types import Kind, Message, Request
+
+LONGEST_TASK = 1000
+"""Characters. A side call's system message is its task; an agent's own, which is far longer, only mentions
+heartbeats, memory and titles among much else."""
+_SHOWN = 60
+# Agents put the time before a message.
+_STAMP = re.compile(r"\s*(\[\w{3} \d{4}-\d\d-\d\d \d\d:\d\d[^\]\n]*\]\s*)?")
+
+
+class Sides:
+    """The patterns of `collect.side_patterns` and `collect.interlude_patterns`, compiled."""
+
+    def __init__(self, patterns: Sequence[str], interludes: Sequence[str] = ()) -> None:
+        self._patterns = [Pattern(p) for p in patterns]
+        self._interludes = [Pattern(p) for p in interludes]
+
+    def certain(self, message: Message) -> bool:
+        """The whole message is the client's own prompt: nobody has typed it."""
+        text = _words(message)
+        return any(p.fullmatch(text) for p in self._interludes)
+
+    def why(self, message: Message) -> str | None:
+        """The words that make this message look like a side call's, or None."""
+        text = _words(message)
+        if any(p.fullmatch(text) for p in self._interludes):
+            return text[:_SHOWN]
+        found = next((m for p in self._patterns if (m := p.search(text))), None)
+        return found.group()[:_SHOWN] if found else None
+
+    def of(self, request: Request) -> tuple[Kind, str | None]:
+        """The request's kind, and for a side one why: the header first, else its last user and its system message.
+
+        A redacted request has no text left: without a header it counts as main (it never trains anyway).
+        """
+        if request.kind is not None:
+            return request.kind, "the client says so (X-Turn-Type)" if request.kind is Kind.SIDE else None
+        for message in self._telling(request):
+            if words := self.why(message):
+                return Kind.SIDE, f'a message says "{words}"'
+        return Kind.MAIN, None
+
+    def _telling(self, request: Request) -> list[Message]:
+        if not request.messages:
+            return []
+        users = [m for m in request.marks if m.role == "user"][-1:]
+        if any(m.role == "assistant" for m in request.marks):  # a talk: a task in the system message has one answer
+            return [request.messages[m.index] for m in users]
+        systems = [m for m in request.marks if m.role == "system"]
+        brief = [m for m in systems if len(text_of(request.messages[m.index])) <= LONGEST_TASK]
+        return [request.messages[m.index] for m in users + brief]
+
+
+def _words(message: Message) -> str:
+    text = text_of(message).strip()
+    stamp = _STAMP.match(text)
+    return text[stamp.end() :] if stamp else text

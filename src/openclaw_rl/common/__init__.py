@@ -1,0 +1,1 @@
+"""Small helpers that every stage may use: hashing, durable files, process signals, logging."""

@@ -1,0 +1,1 @@
+"""Helper functions under the names that existing scripts import."""

@@ -1,0 +1,37 @@
+"""An adapter on a model of your own, as the trainer attaches it: for scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from openclaw_rl.errors import ConfigError
+from openclaw_rl.learner.model.peft_adapter import attach
+from openclaw_rl.settings.load import LoraConfig
+
+_DEFAULT = LoraConfig()
+
+
+def setup_lora_model(
+    base_model: Any,
+    lora_rank: int = _DEFAULT.rank,
+    lora_alpha: float = _DEFAULT.alpha,
+    lora_dropout: float = _DEFAULT.dropout,
+    target_modules: Sequence[str] | Literal["all-linear"] = _DEFAULT.targets,
+    *,
+    seed: int = 0,
+) -> Any:
+    """A PEFT model over a causal `base_model` of transformers, in the mode (train or eval) that the base was in.
+
+    The adapter starts as the identity, the same for the same `seed`; what is trainable is printed. Raises `ValueError`
+    for values out of range, `ConfigError` when `target_modules` fit none of its linear layers.
+    """
+    targets = target_modules if target_modules == "all-linear" else tuple(target_modules)
+    lora = LoraConfig(rank=lora_rank, alpha=lora_alpha, dropout=lora_dropout, targets=targets)
+    training = base_model.training
+    try:
+        model = attach(base_model, base_model.config.name_or_path, lora, seed)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("train.lora.targets", "setup_lora_model: target_modules")) from error
+    model.print_trainable_parameters()
+    return model.train(training)

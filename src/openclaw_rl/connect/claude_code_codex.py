@@ -1,0 +1,47 @@
+"""Claude Code and Codex: the lines that make them talk to the gateway."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+from openclaw_rl.connect.openclaw import base_url, context_length
+from openclaw_rl.settings.load import Config
+from openclaw_rl.supervisor.supervisor import read_key
+
+
+def claude_code(config: Config) -> str:
+    """Environment for Claude Code. Raises `OpenClawError` when there is no key yet."""
+    model = config.model.name
+    values = {
+        "ANTHROPIC_BASE_URL": base_url(config),
+        "ANTHROPIC_AUTH_TOKEN": read_key(config),
+        "ANTHROPIC_MODEL": model,
+        "ANTHROPIC_DEFAULT_OPUS_MODEL": model,
+        "ANTHROPIC_DEFAULT_SONNET_MODEL": model,
+        "ANTHROPIC_DEFAULT_HAIKU_MODEL": model,
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    }
+    return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in values.items())
+
+
+def codex(config: Config) -> str:
+    """Lines for `~/.codex/config.toml`; the key comes from the environment."""
+    return "\n".join(
+        [
+            f"model = {_quoted(config.model.name)}",
+            'model_provider = "openclaw-rl"',
+            f"model_context_window = {context_length(config)}",
+            "",
+            "[model_providers.openclaw-rl]",
+            'name = "OpenClaw-RL"',
+            f'base_url = "{base_url(config)}/v1"',
+            'env_key = "OPENCLAW_API_KEY"',
+            'wire_api = "responses"',
+        ]
+    )
+
+
+def _quoted(text: str) -> str:
+    """A TOML string: JSON's escapes are TOML's, but for DEL."""
+    return json.dumps(text).replace("\x7f", "\\u007f")

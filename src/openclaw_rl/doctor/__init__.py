@@ -1,0 +1,1 @@
+"""Self-tests of a running installation: pipeline, engine and rollouts."""

@@ -1,0 +1,88 @@
+"""A rollout self-test: conversations with a system of its own, captured and written as trajectories, and looked at."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from openclaw_rl.errors import OpenClawError
+from openclaw_rl.rollouts.policy_client import Model
+from openclaw_rl.settings.load import Config, from_flat
+from openclaw_rl.supervisor.subprocess_system import System
+from openclaw_rl.supervisor.supervisor import free_port
+from openclaw_rl.trajectories.sessions import inspect_sessions
+
+_ASKED = ("What is the capital of France?", "What is 2 plus 3?", "What colour is snow?")
+_REACTION = "Perfect, thanks!"
+_TOKENS = 24  # of a reply
+Said = Callable[[str], None]
+
+
+def run(config: Config, out: Path, *, num: int, wait: float, said: Said) -> dict[str, list[dict[str, Any]]]:
+    """`num` conversations of two prompts; a trajectory each in `out`. Returns what `inspect_sessions` finds there.
+
+    The model and the engine are those of the settings, home, port and key its own; nothing is trained. Raises
+    `OpenClawError` when the system does not start, or a trajectory is missing, has no token ids or no reaction.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise OpenClawError(f"{out}: expected a new or an empty folder. Name another with --output-dir.")
+    with tempfile.TemporaryDirectory(prefix="openclaw-rl-selftest-") as folder:
+        system = System(_scratch(config, Path(folder), out), command="serve")
+        said(f"starting a system of its own ({config.model.path}, {config.engine.backend})")
+        with system:
+            names = asyncio.run(_talk(system, num))
+            said(f"{num} conversations held, {2 * num} replies")
+            found = _written(out, names, wait)
+    for name in names:
+        _sound(name, found[name])
+    return found
+
+
+def _scratch(config: Config, home: Path, out: Path) -> Config:
+    kept = config.model_dump(mode="json", include={"model", "engine"}, exclude_none=True)
+    flat = {f"{s}.{k}": v for s, section in kept.items() for k, v in section.items()}
+    where = {"home": str(home), "serve.port": free_port(), "data.buffer_dir": str(out.resolve())}
+    return from_flat(flat | where)
+
+
+async def _talk(system: System, num: int) -> list[str]:
+    """Conversations of a question, and of what a person says to the answer. Returns their sessions."""
+    names = [f"selftest-{number}" for number in range(1, num + 1)]
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {system.key}"}) as http:
+        for number, name in enumerate(names):
+            model = Model(http, system.base_url, name=system.config.model.name, session=name, most=2)
+            for words in (_ASKED[number % len(_ASKED)], _REACTION):
+                await model.generate(words, max_tokens=_TOKENS)
+    return names
+
+
+def _written(out: Path, names: list[str], wait: float) -> dict[str, list[dict[str, Any]]]:
+    """What is in the folder, once there is a file for each conversation."""
+    end = time.monotonic() + wait
+    while True:
+        found = inspect_sessions(out, strict=False) if out.is_dir() and any(out.glob("*.json")) else {}
+        lacking = [name for name in names if name not in found]
+        if not lacking:
+            return found
+        if time.monotonic() > end:
+            raise OpenClawError(
+                f"waited {wait:g} s for a trajectory of each of {len(names)} conversations in {out}; missing: "
+                f"{', '.join(lacking[:5])}. `openclaw-rl doctor` finds the broken link."
+            )
+        time.sleep(0.2)
+
+
+def _sound(name: str, turns: list[dict[str, Any]]) -> None:
+    first = turns[0]
+    lacking = [key for key in ("prompt_ids", "response_ids", "logprobs", "next_state") if not first.get(key)]
+    if lacking or first["type"] != "main":
+        raise OpenClawError(
+            f"{name}: expected a main turn with token ids, log-probabilities and its reaction, got a {first['type']} "
+            f"turn without {', '.join(lacking) or 'nothing'}. `openclaw-rl doctor` finds the broken link."
+        )

@@ -1,0 +1,206 @@
+"""The base model: loaded, checked to be of a kind that the slot cache can serve, and called in one way only.
+
+Shape legend: N rows, Q query tokens, J tokens that attention looks at, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from openclaw_rl.common.assets import ASSETS
+from openclaw_rl.engines.embedded.kv_cache import Layout, Shapes, SlotCache, Slots
+from openclaw_rl.engines.embedded.multi_lora import Adapters
+from openclaw_rl.errors import ModelError
+from openclaw_rl.settings.load import STARTER, ModelConfig
+
+_PROBE = 24  # tokens of the self-test
+_TOLERANCE = {torch.float32: 1e-3}  # largest difference of a log-probability; lower precisions: the mean
+_LOW_TOLERANCE = 0.2
+_ATTENTION = ("sdpa", "eager")  # the first that the model's family has: some bend their scores, which sdpa cannot
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class BaseModel:
+    """A causal language model whose rows may each be at another position and on another policy version."""
+
+    def __init__(self, model: nn.Module, *, name: str, max_context: int | None = None) -> None:
+        self.name = name
+        self._model = model.eval().requires_grad_(False)
+        like = next(model.parameters())
+        self.device, self.dtype = like.device, like.dtype
+        text: Any = model.config.get_text_config()  # type: ignore[union-attr, operator]
+        self._adds_masks = text._attn_implementation == "eager"  # to the scores; other attention is told what to see
+        self.vocab_size = int(text.vocab_size)
+        self.context_length = _context_length(text, max_context)
+        _check_kind(text, self.context_length, name)
+        if "logits_to_keep" not in inspect.signature(model.forward).parameters:
+            raise ModelError(f"{name}: {type(model).__name__} cannot compute the logits of chosen positions only")
+        self.adapters = Adapters(model)
+        self.layout = self._layout()
+        self._self_test()
+
+    @staticmethod
+    def load(config: ModelConfig, *, max_context: int | None = None) -> BaseModel:
+        """Raises `ModelError` when the model is missing, incomplete or of a kind that is not served."""
+        folder = where(config.path)
+        transformers_logging.disable_progress_bar()
+        device = _device(config.device)
+        dtype = _DTYPES.get(config.dtype) or (torch.bfloat16 if device.type == "cuda" else torch.float32)
+        try:
+            model = _loaded(folder, dtype)
+        except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+            raise ModelError(f"model.path {config.path!r} cannot be loaded for generation: {error}") from error
+        return BaseModel(model.to(device), name=config.path, max_context=max_context)
+
+    def twin(self, tensors: Mapping[str, Tensor], *, name: str) -> BaseModel:
+        """A model of the same kind with other weights. Raises `ModelError` where they are not just those it needs."""
+        with torch.device("meta"):
+            kind: Any = type(self._model)
+            model = kind(copy.deepcopy(self._model.config))
+        told = model.load_state_dict(
+            {k: v.to(self.device, self.dtype) for k, v in tensors.items()}, strict=False, assign=True
+        )
+        model.tie_weights()
+        for at, buffer in self._model.named_buffers():
+            owner, _, leaf = at.rpartition(".")
+            model.get_submodule(owner)._buffers[leaf] = buffer.clone()
+        wrong = sorted(told.unexpected_keys) + sorted(n for n, p in model.named_parameters() if p.is_meta)
+        if wrong:
+            raise ModelError(f"{len(wrong)} weights are missing or unknown (the first: {wrong[0]})")
+        return BaseModel(model, name=name, max_context=self.context_length)
+
+    def forward(self, ids_NQ: Tensor, positions_NQ: Tensor, slots: Slots, *, writes_NQ: Tensor | None, length: int,
+                keep: int) -> Tensor:  # fmt: skip
+        """Float32 logits [N, keep, V] of the last `keep` tokens; keys and values go to `slots` at `writes_NQ`."""
+        cache = SlotCache(slots, positions_NQ if writes_NQ is None else writes_NQ, length)
+        return self._call(ids_NQ, positions_NQ, cache, length, keep)
+
+    def _call(self, ids_NQ: Tensor, positions_NQ: Tensor, cache: Any, length: int, keep: int) -> Tensor:
+        seen_J = torch.arange(length, device=self.device)
+        mask_N1QJ = (seen_J <= positions_NQ[:, :, None])[:, None]
+        if self._adds_masks:
+            hidden = torch.zeros((), dtype=self.dtype, device=self.device), torch.finfo(self.dtype).min
+            mask_N1QJ = torch.where(mask_N1QJ, *hidden)
+        out: Tensor = self._model(
+            input_ids=ids_NQ,
+            attention_mask=mask_N1QJ,
+            position_ids=positions_NQ,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=keep,
+        ).logits
+        return out.float()
+
+    @torch.inference_mode()
+    def _layout(self) -> Layout:
+        """What the model caches, seen by running it once."""
+        shapes = Shapes()
+        ids = torch.zeros(1, 2, dtype=torch.long, device=self.device)
+        try:
+            self._call(ids, torch.arange(2, device=self.device)[None], shapes, 2, 1)
+        except _FAULTS as error:
+            raise ModelError(f"{self.name}: {_KINDS} ({type(self._model).__name__}: {error})") from error
+        kinds = set(shapes.seen.values())
+        layers = sorted(shapes.seen)
+        if layers != list(range(len(layers))) or len(kinds) != 1 or not _uniform(kinds):
+            raise ModelError(f"{self.name}: {_KINDS} ({type(self._model).__name__} caches {kinds or 'nothing'})")
+        (shape, _), *_ = kinds
+        return Layout(layers=len(layers), heads=shape[1], dim=shape[3], dtype=shapes.dtype, device=self.device)
+
+    @torch.inference_mode()
+    def _self_test(self) -> None:
+        """In parts and from slots must give what one whole forward pass gives: else the model is of another kind."""
+        size = min(_PROBE, self.context_length)
+        ids = torch.arange(1, size + 1, device=self.device)[None] * 7919 % self.vocab_size
+        whole = self._model(input_ids=ids, use_cache=False).logits.float().log_softmax(-1)
+        slots, cut = Slots(self.layout), size // 2
+        slots.reserve(1, size)
+        slots.data.fill_(3.0)  # what a slot held before must not matter
+        at = torch.arange(size, device=self.device)[None]
+        try:
+            parts = [
+                self.forward(ids[:, i:j], at[:, i:j], slots, writes_NQ=None, length=j, keep=j - i)
+                for i, j in [(0, cut), (cut, size - 1), (size - 1, size)]
+            ]
+        except _FAULTS as error:
+            raise ModelError(f"{self.name}: {_KINDS} ({type(self._model).__name__}: {error})") from error
+        gap = (torch.cat(parts, 1).log_softmax(-1) - whole).abs()
+        worst = float(gap.max()) if self.dtype in _TOLERANCE else float(gap.mean())
+        if not worst <= _TOLERANCE.get(self.dtype, _LOW_TOLERANCE):
+            found = f"{type(self._model).__name__}, self-test: log-probabilities are off by {worst:.3g}"
+            raise ModelError(f"{self.name}: {_KINDS} ({found})")
+
+
+_FAULTS = (AssertionError, AttributeError, TypeError, ValueError, LookupError, RuntimeError)
+"""What models of another kind raise."""
+_KINDS = (
+    "the embedded engine serves decoders whose layers all attend to the full context with rotary or learned "
+    "positions; this model's are of another kind. Serve it with vLLM or SGLang"
+)
+
+
+def _loaded(folder: str, dtype: torch.dtype) -> Any:
+    """With the attention that suits it. What fails whatever the attention raises what it did at first."""
+    first, other = _ATTENTION
+    try:
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=first)
+    except ValueError as error:
+        try:
+            return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=other)
+        except ValueError:
+            raise error from None
+
+
+def _uniform(kinds: set[tuple[tuple[int, ...], tuple[int, ...]]]) -> bool:
+    return all(keys == values and len(keys) == 4 and keys[0] == 1 for keys, values in kinds)
+
+
+def _context_length(text: Any, max_context: int | None) -> int:
+    made_for = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None) or 4096
+    return min(int(made_for), max_context or int(made_for))
+
+
+def _check_kind(text: Any, context: int, name: str) -> None:
+    kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if kinds:
+        said = f"this {text.model_type} model has layers of type {', '.join(sorted(kinds))}"
+        raise ModelError(f"{name}: {said}. {_KINDS[0].upper()}{_KINDS[1:]}")
+    window = getattr(text, "sliding_window", None)
+    typed = getattr(text, "layer_types", None)
+    slides = "sliding_attention" in typed if typed else getattr(text, "use_sliding_window", True)
+    if window and slides and window < context:
+        raise ModelError(
+            f"{name}: its attention looks back {window} tokens, its context is {context}. The embedded engine "
+            f"serves it up to its window: set engine.max_context to {window} or less"
+        )
+
+
+def where(path: str) -> str:
+    """The model's folder, or its hub id. Raises `ModelError`."""
+    if path == STARTER:
+        return str(ASSETS / "starter")
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return str(folder)
+    if path.startswith((".", "/", "~")) or path.count("/") != 1:
+        raise ModelError(f"model.path {path!r}: no such folder, and no hub id like `Qwen/Qwen3-0.6B`")
+    return path
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.empty(0, device=name)
+        return torch.device(name)
+    except (RuntimeError, AssertionError) as error:
+        raise ModelError(f"model.device {name!r} is not to be had here ({error}). Use auto or cpu") from None

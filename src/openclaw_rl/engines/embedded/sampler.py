@@ -1,0 +1,139 @@
+"""From logits to one token per row, each row in its own way and with its own random numbers.
+
+Shape legend: N rows, V vocabulary. A token is drawn by inverting the cumulative distribution at one uniform number
+of the row's generator: so what a row draws depends on its logits and its seed, not on who else is in the batch.
+The reported log-probability is log softmax(logits / temperature) over the whole vocabulary, untouched by top-p, top-k,
+min-p, penalties, biases and grammars (at temperature 0: at temperature 1). The vocabulary is the model's, with padding.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from openclaw_rl.engines.embedded.grammar import Guide
+from openclaw_rl.types import Sampling
+
+Top = tuple[tuple[int, float], ...]
+
+
+@dataclass(slots=True, eq=False)
+class Draw:
+    """One row's way of drawing, and its state."""
+
+    sampling: Sampling
+    top: int = 0
+    rng: random.Random = field(default_factory=random.Random)
+    counts: Counter[int] = field(default_factory=Counter)  # of the tokens drawn, when penalties need them
+    guide: Guide | None = None  # what the reply is forced to be
+
+    @staticmethod
+    def of(sampling: Sampling, top: int = 0, guide: Guide | None = None) -> Draw:
+        rng = random.Random(sampling.seed)  # no seed: from the system's entropy
+        return Draw(sampling, top, rng, guide=guide)
+
+    @property
+    def greedy(self) -> bool:
+        return self.sampling.temperature <= 0
+
+    @property
+    def penalised(self) -> bool:
+        return bool(self.sampling.presence_penalty or self.sampling.frequency_penalty)
+
+    @property
+    def shaped(self) -> bool:
+        """Whether the row draws from something else than the reported distribution."""
+        s = self.sampling
+        if self.guide is not None:
+            return True
+        return self.greedy or s.top_p < 1 or s.top_k > 0 or s.min_p > 0 or self.penalised or bool(s.logit_bias)
+
+
+class Sampler:
+    """For one composition of the batch; built anew when a row joins or leaves."""
+
+    def __init__(self, draws: Sequence[Draw], device: torch.device) -> None:
+        self._draws = draws
+        self._device = device
+        temperatures = [1.0 if d.greedy else d.sampling.temperature for d in draws]
+        plain = all(t == 1.0 for t in temperatures)
+        self._temperatures_N1 = None if plain else torch.tensor(temperatures, device=device)[:, None]
+        self._shaped = [i for i, d in enumerate(draws) if d.shaped]
+        self._top = max((d.top for d in draws), default=0)
+
+    def __call__(self, logits_NV: Tensor) -> tuple[list[int], list[float], list[Top] | None]:
+        """Token ids [N], their log-probabilities [N], and the alternatives [N][K] where asked for."""
+        scaled_NV = logits_NV if self._temperatures_N1 is None else logits_NV / self._temperatures_N1
+        logprobs_NV = scaled_NV.log_softmax(-1)
+        uniform_N = [d.rng.random() for d in self._draws]
+        if len(self._shaped) < len(self._draws):
+            u = torch.tensor(uniform_N, dtype=torch.float64, device=self._device)
+            ids_N = invert(logprobs_NV.exp(), u)
+        else:
+            ids_N = torch.empty(len(self._draws), dtype=torch.long, device=self._device)
+        for row in self._shaped:
+            ids_N[row] = draw_shaped(logits_NV[row], self._draws[row], uniform_N[row])
+        chosen_N = logprobs_NV.gather(1, ids_N[:, None])[:, 0]
+        ids, logprobs = torch.stack([ids_N.double(), chosen_N.double()]).tolist()  # one transfer
+        tokens = [int(i) for i in ids]
+        for draw, token in zip(self._draws, tokens, strict=True):
+            if draw.penalised:
+                draw.counts[token] += 1
+            if draw.guide is not None:
+                draw.guide.take(token)
+        return tokens, logprobs, self._alternatives(logprobs_NV) if self._top else None
+
+    def _alternatives(self, logprobs_NV: Tensor) -> list[Top]:
+        values, ids = logprobs_NV.topk(min(self._top, logprobs_NV.shape[-1]), -1)
+        rows = zip(ids.tolist(), values.tolist(), self._draws, strict=True)
+        return [tuple(zip(i[: d.top], v[: d.top], strict=True)) for i, v, d in rows]
+
+
+def invert(probs_NV: Tensor, uniform_N: Tensor) -> Tensor:
+    """[N] the first id whose cumulative probability exceeds `uniform_N` of the total; never one of probability 0."""
+    sums_NV = probs_NV.cumsum(-1, dtype=torch.float64)
+    wanted_N1 = uniform_N[:, None] * sums_NV[:, -1:]
+    ids_N: Tensor = torch.searchsorted(sums_NV, wanted_N1, right=True)[:, 0]
+    return ids_N.clamp_(max=probs_NV.shape[-1] - 1)
+
+
+def draw_shaped(logits_V: Tensor, draw: Draw, uniform: float) -> Tensor:
+    """One id drawn with the grammar, biases, penalties, temperature, top-k, top-p and min-p, in this order."""
+    if draw.guide is not None:
+        logits_V = draw.guide.masked(logits_V)
+    logits_V = _shifted(logits_V, draw)
+    s = draw.sampling
+    if draw.greedy:
+        return logits_V.argmax()
+    probs_V, order_V = (logits_V / s.temperature).softmax(-1).sort(descending=True, stable=True)
+    keep_V = torch.ones_like(probs_V, dtype=torch.bool)
+    if s.top_k > 0:
+        keep_V[s.top_k :] = False
+    if s.top_p < 1:
+        kept_V = probs_V * keep_V
+        kept_V = kept_V / kept_V.sum()
+        keep_V &= kept_V.cumsum(-1) - kept_V < s.top_p
+    if s.min_p > 0:
+        keep_V &= probs_V >= s.min_p * probs_V[0]
+    keep_V[0] = True
+    u = torch.tensor([uniform], dtype=torch.float64, device=logits_V.device)
+    return order_V[invert((probs_V * keep_V)[None], u)[0]]
+
+
+def _shifted(logits_V: Tensor, draw: Draw) -> Tensor:
+    """OpenAI's logit_bias and penalties: added to the logits; penalties count the reply's own tokens."""
+    s, size = draw.sampling, logits_V.shape[-1]
+    shift = {i: float(v) for i, v in s.logit_bias.items() if 0 <= i < size}
+    if draw.penalised:
+        for i, n in draw.counts.items():
+            shift[i] = shift.get(i, 0.0) - s.presence_penalty - s.frequency_penalty * n
+    if not shift:
+        return logits_V
+    at = torch.tensor(list(shift), device=logits_V.device)
+    by = torch.tensor(list(shift.values()), dtype=logits_V.dtype, device=logits_V.device)
+    return logits_V.index_add(0, at, by)

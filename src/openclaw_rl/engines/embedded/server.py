@@ -1,0 +1,311 @@
+"""The engine process: one thread that both steps and talks, so that nothing ever contends for the interpreter.
+
+Between two decode steps the event loop reads what came, sends what was drawn, and gives a load a slice of time that is
+small beside a step. Adapter files are read and hashed in a helper thread, which needs the interpreter for moments only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Coroutine, Generator
+from pathlib import Path
+from typing import cast
+
+import msgspec
+import torch
+import uvloop
+
+from openclaw_rl.engines.base import Info
+from openclaw_rl.engines.embedded import protocol
+from openclaw_rl.engines.embedded.full_models import Fleet
+from openclaw_rl.engines.embedded.grammar import Grammars, Guide
+from openclaw_rl.engines.embedded.model import BaseModel, where
+from openclaw_rl.engines.embedded.sequence import Job, Out, Scored, Stuck
+from openclaw_rl.errors import EngineError, EngineGone, GrammarError
+from openclaw_rl.settings.load import Config
+from openclaw_rl.types import PolicyRef
+
+log = logging.getLogger(__name__)
+
+_SLICE = (0.0002, 0.1)  # a load's share between two steps: seconds at least, or this part of a step
+_BACKLOG = 64 * 2**20  # bytes that a client may leave unread before it is dropped
+_PARENT_POLL = 1.0  # seconds
+_SOCKET_PATH = 103  # bytes that every supported system allows
+
+
+class _Peer(asyncio.Protocol):
+    """One client connection."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._frames = protocol.Frames()
+        self._transport: asyncio.Transport | None = None
+        self.jobs: dict[int, Job] = {}
+        self.compiling: set[int] = set()  # calls whose grammar is not ready yet
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for body in self._frames.feed(data):
+                self._server.handle(self, protocol.calls.decode(body))
+        except (EngineGone, msgspec.DecodeError) as error:
+            log.warning("a client sent what is no call of ours (%s); hanging up", error)
+            assert self._transport is not None
+            self._transport.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        for job in self.jobs.values():
+            self._server.core.cancel(job)
+        self.jobs.clear()
+        self.compiling.clear()
+
+    def send(self, answer: protocol.Answer) -> None:
+        if self._transport is None:
+            return  # it hung up before its answer was ready
+        self._transport.write(protocol.encode(answer))
+        if self._transport.get_write_buffer_size() > _BACKLOG:
+            log.warning("a client left %d MiB unread; hanging up", _BACKLOG >> 20)
+            self._transport.abort()
+
+
+class Server:
+    """Consumes: calls. Produces: tokens. Waits for: a call. Unblocked by: the socket."""
+
+    def __init__(self, core: Fleet, grammars: Grammars | None = None) -> None:
+        self.core, self._grammars = core, grammars
+        self._wake = asyncio.Event()
+        self._loading = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._step_seconds = 0.0
+
+    def handle(self, peer: _Peer, call: protocol.Call) -> None:
+        """Act on one call; what takes time goes on in the background."""
+        if isinstance(call, protocol.Cancel):
+            peer.compiling.discard(call.id)
+            job = peer.jobs.pop(call.id, None)
+            if job is not None:
+                self.core.cancel(job)
+        elif isinstance(call, protocol.AskInfo):
+            peer.send(self._info(call.id))
+        elif isinstance(call, protocol.Load):
+            self._spawn(self._load(peer, call))
+        elif isinstance(call, protocol.Generate) and call.sampling.grammar is not None:
+            peer.compiling.add(call.id)
+            self._spawn(self._guided(peer, call, call.sampling.grammar))
+        else:
+            self._submit(peer, call)
+
+    async def _guided(self, peer: _Peer, call: protocol.Generate, grammar: str) -> None:
+        """Compile, while the steps go on; then submit, unless it was cancelled meanwhile."""
+        try:
+            if self._grammars is None:
+                raise GrammarError("this model has no tokenizer.json, without which no format can be forced")
+            guide = await asyncio.to_thread(self._grammars.guide, grammar, call.stop_token_ids)
+        except GrammarError as error:
+            peer.send(protocol.Failed(call.id, str(error), grammar=True))
+            return
+        if call.id in peer.compiling:
+            peer.compiling.remove(call.id)
+            self._submit(peer, call, guide)
+
+    def _submit(self, peer: _Peer, call: protocol.Generate | protocol.Score, guide: Guide | None = None) -> None:
+        owner, ids = (peer, call.id), protocol.unpack_ids(call.prompt_ids)
+        try:
+            if isinstance(call, protocol.Generate):
+                job = self.core.generate(
+                    owner, call.version, ids, call.sampling, call.stop_token_ids, call.top_logprobs, guide
+                )
+            else:
+                response = protocol.unpack_ids(call.response_ids)
+                job = self.core.score(owner, call.version, ids, response, call.temperature)
+        except EngineError as error:
+            peer.send(protocol.Failed(call.id, str(error)))
+            return
+        peer.jobs[call.id] = job
+        self._wake.set()
+
+    def _info(self, call: int) -> protocol.Told:
+        core, model = self.core, self.core.model
+        info = Info(
+            model=model.name,
+            context_length=model.context_length,
+            vocab_size=model.vocab_size,
+            versions=core.versions,
+            device=str(model.device),
+            dtype=str(model.dtype).removeprefix("torch."),
+            running=core.running,
+            waiting=core.waiting,
+            pid=os.getpid(),
+            grammar=self._grammars is not None,
+        )
+        return protocol.Told(call, info)
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _load(self, peer: _Peer, call: protocol.Load) -> None:
+        async with self._loading:
+            try:
+                await self._change(call.policies)
+            except EngineError as error:
+                peer.send(protocol.Failed(call.id, str(error)))
+            except RuntimeError as error:  # torch's word for no memory; what was held is still held
+                peer.send(protocol.Failed(call.id, f"the versions could not be loaded: {error}"))
+            else:
+                peer.send(protocol.Loaded(call.id))
+        await self._tidy()
+
+    async def _change(self, policies: tuple[PolicyRef, ...]) -> None:
+        self.core.check_room(policies)
+        files = {}
+        for ref in self.core.missing(policies):
+            files[ref.version, ref.digest] = await asyncio.to_thread(self.core.read, ref)
+        await self._between_steps(self.core.change(policies, files))
+
+    async def _tidy(self) -> None:
+        async with self._loading:
+            if self.core.untidy:
+                await self._between_steps(self.core.tidy())
+
+    async def _between_steps(self, work: Generator[None]) -> None:
+        least, share = _SLICE
+        started = time.perf_counter()
+        for _ in work:
+            now = time.perf_counter()
+            if now - started >= max(least, share * self._step_seconds):
+                await asyncio.sleep(0)
+                started = time.perf_counter()
+
+    async def run_steps(self) -> None:
+        """Step while there is work."""
+        while True:
+            if self.core.untidy and not self._loading.locked():
+                self._spawn(self._tidy())
+            if not self.core.busy:
+                self._wake.clear()
+                await self._wake.wait()
+            started = time.perf_counter()
+            out = self.core.step()
+            self._step_seconds = time.perf_counter() - started
+            self._send(out)
+            await asyncio.sleep(self.core.pause)
+
+    def _send(self, out: list[Out]) -> None:
+        """One frame per client for all tokens of the step."""
+        steps: dict[_Peer, protocol.Tokens] = {}
+        for item in out:
+            peer, key = item.job.owner
+            if isinstance(item, Stuck):
+                peer.jobs.pop(key, None)
+                peer.send(protocol.Failed(key, item.why, grammar=item.grammar))
+                continue
+            if isinstance(item, Scored):
+                peer.jobs.pop(key, None)
+                peer.send(protocol.Scores(key, protocol.pack_logprobs(item.logprobs)))
+                continue
+            step = steps.get(peer)
+            if step is None:
+                step = steps[peer] = protocol.Tokens([], [], [], {}, {}, {})
+            step.ids.append(key)
+            step.token_ids.append(item.token)
+            step.logprobs.append(item.logprob)
+            if item.job.reused and len(item.job.drawn) == 1:
+                step.cached[key] = item.job.reused
+            if item.top is not None:
+                step.top[key] = item.top
+            if item.finish is not None:
+                step.finish[key] = item.finish
+                peer.jobs.pop(key, None)
+        for peer, step in steps.items():
+            peer.send(step)
+
+
+def bind(path: Path) -> socket.socket:
+    """A Unix socket at `path`, mode 600. Raises `EngineError` when a living engine serves it already."""
+    if len(str(path).encode()) > _SOCKET_PATH:
+        raise EngineError(f"{path}: a Unix socket's path holds {_SOCKET_PATH} bytes at most. Choose a shorter `home`")
+    if path.exists():
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(str(path))
+            except OSError:
+                path.unlink(missing_ok=True)  # left behind by an engine that was killed
+            else:
+                raise EngineError(f"{path}: another engine answers there. Stop it, or choose another `home`")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    bound = socket.socket(socket.AF_UNIX)
+    before = os.umask(0o177)
+    try:
+        bound.bind(str(path))
+    finally:
+        os.umask(before)
+    bound.listen()  # at once: calls wait while the model loads, and a second engine finds this one
+    return bound
+
+
+async def _serve(config: Config) -> None:
+    parent = os.getppid()
+    bound = bind(config.engine_socket)  # first: a second engine should not load a model to find out
+    try:
+        core = _core(config)
+        grammars = Grammars.find(where(config.model.path), core.model.vocab_size)
+        await _until_told(Server(core, grammars), bound, parent)
+    finally:
+        bound.close()
+        config.engine_socket.unlink(missing_ok=True)
+
+
+def _core(config: Config) -> Fleet:
+    torch.set_num_threads(config.engine.threads)
+    core = Fleet(BaseModel.load(config.model, max_context=config.engine.max_context), config.engine)
+    gc.collect()
+    gc.freeze()  # the model's objects stay for good: later collections need not look at them
+    log.info("engine: %s on %s, context %d", core.model.name, core.model.device, core.model.context_length)
+    return core
+
+
+async def _until_told(server: Server, bound: socket.socket, parent: int) -> None:
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    listener = await loop.create_unix_server(lambda: _Peer(server), sock=bound)
+    tasks = [loop.create_task(work) for work in (server.run_steps(), _until_orphaned(parent), _wait(stop))]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if tasks[0].done():
+            tasks[0].result()  # a step that failed ends the process: its batch is lost, and the supervisor says why
+    finally:
+        listener.close()
+        for task in tasks:
+            task.cancel()
+
+
+async def _wait(stop: asyncio.Event) -> None:
+    await stop.wait()
+
+
+async def _until_orphaned(parent: int) -> None:
+    while os.getppid() == parent:  # noqa: ASYNC110 - the kernel has no event for it on every system
+        await asyncio.sleep(_PARENT_POLL)
+    log.warning("engine: the process that started it is gone; leaving")
+
+
+def main(config: Config) -> None:
+    """Serve the embedded engine at `config.engine_socket` until SIGTERM, or until the parent dies.
+
+    Raises `ModelError` when the model cannot be served, `EngineError` when the socket is taken.
+    """
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(config))

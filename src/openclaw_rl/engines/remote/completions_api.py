@@ -1,0 +1,182 @@
+"""The wire of `/v1/completions` with token ids in and out, as vLLM speaks it. Pure: bodies out, chunks in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from openclaw_rl.engines.remote.http_client import refused
+from openclaw_rl.errors import EngineError, EngineGone
+from openclaw_rl.types import Chunk, Generation, Ids, Sampling
+
+Top = tuple[tuple[int, float], ...]
+_ID = "token_id:"
+
+
+class Logprobs(msgspec.Struct):
+    token_logprobs: list[float | None] = []
+    tokens: list[str] = []
+    top_logprobs: list[dict[str, float | None] | None] = []
+
+
+class Choice(msgspec.Struct):
+    text: str = ""
+    token_ids: list[int] | None = None
+    logprobs: Logprobs | None = None
+    finish_reason: str | None = None
+    prompt_logprobs: list[dict[str, dict[str, Any]] | None] | None = None
+
+
+class Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class Usage(msgspec.Struct):
+    prompt_tokens_details: Details | None = None
+
+
+class Completion(msgspec.Struct):
+    choices: list[Choice] = []
+    error: Any = None
+    usage: Usage | None = None
+
+
+_decoder = msgspec.json.Decoder(Completion)
+
+
+def body(
+    *, model: str, prompt: Ids | Sequence[int], sampling: Sampling, limit: int, stop: Sequence[int], top: int = 0
+) -> dict[str, Any]:
+    """A request: ids in, ids and log-probabilities out. Stop strings are the gateway's; eos ends nothing by itself."""
+    made: dict[str, Any] = {
+        "model": model,
+        "prompt": [int(i) for i in prompt],
+        "max_tokens": limit,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "repetition_penalty": 1.0,
+        "stop_token_ids": list(stop),
+        "ignore_eos": True,
+        "logprobs": top,
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
+        "skip_special_tokens": False,
+    }
+    if sampling.seed is not None:
+        made["seed"] = sampling.seed
+    if sampling.logit_bias:
+        made["logit_bias"] = {str(i): b for i, b in sampling.logit_bias.items()}
+    return made
+
+
+def streamed(generation: Generation, *, model: str, limit: int) -> dict[str, Any]:
+    """The request for one streamed reply."""
+    made = body(
+        model=model,
+        prompt=generation.prompt_ids,
+        sampling=generation.sampling,
+        limit=limit,
+        stop=generation.stop_token_ids,
+        top=generation.top_logprobs,
+    )
+    return made | {"stream": True, "stream_options": {"include_usage": True}}
+
+
+def decode(raw: bytes) -> Completion:
+    """One event, or one whole answer. Raises `EngineError` for an error that came in its place."""
+    try:
+        found = _decoder.decode(raw)
+    except msgspec.DecodeError as error:
+        raise EngineError(f"the engine's answer is no completion ({error}): {raw[:200]!r}") from None
+    if found.error is not None:
+        raise refused(found.error)
+    return found
+
+
+def choice_of(answer: Any) -> Choice:
+    """The one choice of a whole answer. Raises `EngineError` when it is none."""
+    try:
+        found = msgspec.convert(answer, Completion)
+    except msgspec.ValidationError as error:
+        raise EngineError(f"the engine's answer is no completion ({error})") from None
+    if len(found.choices) != 1:
+        raise EngineError(f"the engine's answer has {len(found.choices)} choices, expected 1")
+    return found.choices[0]
+
+
+def chunk_of(events: Sequence[bytes], top: int) -> Chunk | None:
+    """What arrived together, as one chunk; None when there is no token and no finish in it.
+
+    Raises `EngineError` when ids or log-probabilities are missing, `EngineGone` when the server broke the reply off.
+    """
+    ids: list[int] = []
+    logprobs: list[float] = []
+    tops: list[Top] = []
+    finish: str | None = None
+    for raw in events:
+        for choice in decode(raw).choices:
+            finish = choice.finish_reason or finish
+            found = ids_of(choice)
+            if found:
+                ids += found
+                logprobs += _logprobs(choice, len(found))
+                tops += _tops(choice, top) if top else []
+    if finish not in (None, "stop", "length"):
+        raise EngineGone(f"the engine broke the reply off ({finish}). Ask again")
+    if not ids and finish is None:
+        return None
+    return Chunk(token_ids=tuple(ids), logprobs=tuple(logprobs), top=tuple(tops), finish=finish)
+
+
+def cached_of(events: Sequence[bytes]) -> int:
+    """How many prompt tokens the server's prefix cache had, as its last event says."""
+    usage = decode(events[-1]).usage
+    details = usage.prompt_tokens_details if usage is not None else None
+    return (details.cached_tokens or 0) if details is not None else 0
+
+
+def ids_of(choice: Choice) -> list[int]:
+    """The token ids; servers that do not know `return_token_ids` tell them as the tokens' names."""
+    if choice.token_ids is not None:
+        return choice.token_ids
+    tokens = choice.logprobs.tokens if choice.logprobs is not None else []
+    if not all(t.startswith(_ID) for t in tokens) or (choice.text and not tokens):
+        raise EngineError(
+            "the engine gives no token ids, so it cannot serve the policy. Serve it with vLLM or SGLang, "
+            "or use this endpoint as a judge (judge.base_url)"
+        )
+    return [int(t.removeprefix(_ID)) for t in tokens]
+
+
+def _logprobs(choice: Choice, expected: int) -> list[float]:
+    found = choice.logprobs.token_logprobs if choice.logprobs is not None else []
+    if len(found) != expected:
+        raise EngineError(f"the engine gives {len(found)} log-probabilities for {expected} tokens")
+    return [math.nan if value is None else value for value in found]
+
+
+def _tops(choice: Choice, top: int) -> list[Top]:
+    """The `top` likeliest alternatives at each position, likeliest first (the sampled id may stand among more)."""
+    assert choice.logprobs is not None
+    return [alternatives(entry or {}, top) for entry in choice.logprobs.top_logprobs]
+
+
+def alternatives(entry: Mapping[str, float | None], top: int | None = None) -> Top:
+    """(token id, logprob) of one position, likeliest first."""
+    found = [(int(name.removeprefix(_ID)), math.nan if lp is None else lp) for name, lp in entry.items()]
+    return tuple(sorted(found, key=lambda pair: -pair[1])[:top])
+
+
+def prompt_logprobs(choice: Choice, ids: Ids | Sequence[int], start: int) -> list[float]:
+    """The log-probabilities of `ids[start:]` that a request with `prompt_logprobs` gave. Raises `EngineError`."""
+    found = choice.prompt_logprobs or []
+    if len(found) != len(ids):
+        raise EngineError(f"the engine scored {len(found)} prompt tokens, expected {len(ids)}")
+    return [float((entry or {})[str(int(i))]["logprob"]) for i, entry in zip(ids[start:], found[start:], strict=True)]

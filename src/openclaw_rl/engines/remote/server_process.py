@@ -1,0 +1,259 @@
+"""The engine's room where the engine is somebody else's program: start it, relay it, watch it, and end with it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import Any
+
+from openclaw_rl.common import process_guard
+from openclaw_rl.common.assets import ASSETS
+from openclaw_rl.engines.remote.http_client import Http
+from openclaw_rl.errors import EngineError, EngineGone
+from openclaw_rl.settings.load import STARTER, Config
+
+log = logging.getLogger(__name__)
+
+_TELL = 5.0  # seconds between two words of progress
+_POLL = 0.25  # seconds between two signs of life while it starts
+_WATCH = 2.0  # seconds between two signs of life of a server that is not ours
+_GRACE = 9.0  # seconds from the wish to end until the end is forced; the supervisor waits 10
+_DRAIN = 1.0  # seconds for the last lines of a program that died
+_TAIL = 25  # lines for the post-mortem
+_LOG_BYTES, _LOG_FILES = 10 * 2**20, 3
+_LOUD = re.compile(r"\b(ERROR|CRITICAL)\b(?!.*\]  )|^\w*(Error|Exception): ")  # and not a traceback's inner lines
+_PID = re.compile(r"^guard: pid (\d+)$")
+_SOCKET_PATH = 103  # bytes that every supported system allows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """What is started, and where it answers then."""
+
+    name: str  # for messages and for the name of its log
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    http: Http
+    socket: Path | None = None  # the Unix socket that it will make
+
+
+def keep(config: Config, program: Program) -> None:
+    """Run the program until SIGTERM, SIGINT, or its own end, which is a fault. Raises `EngineError`."""
+    if program.socket is not None:
+        clear_socket(program.socket)
+    try:
+        asyncio.run(_Keeper(config, program).run())
+    finally:
+        if program.socket is not None:
+            program.socket.unlink(missing_ok=True)
+
+
+def watch(config: Config, http: Http | None = None) -> None:
+    """Watch a server that runs elsewhere (`engine.url`) until SIGTERM or SIGINT; say when it comes and goes."""
+    assert config.engine.url is not None
+    asyncio.run(_watch(http or Http(config.engine.url, api_key=config.engine.api_key)))
+
+
+class _Keeper:
+    """Consumes: the program's lines and its end. Produces: log lines. Waits for: a signal. Unblocked by: the end."""
+
+    def __init__(self, config: Config, program: Program) -> None:
+        self._program = program
+        self._tail: deque[str] = deque(maxlen=_TAIL)
+        self._group: int | None = None
+        self._loud = True  # a program that is told to end may complain in its own log
+        self.log_file = config.logs_dir / f"{program.name}.log"
+
+    async def run(self) -> None:
+        program, stop = self._program, _stopped_by_signals()
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", process_guard.__file__, *program.command),
+            env=dict(program.environment),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C is the supervisor's; it tells us
+        )
+        assert process.stdout is not None
+        tasks = [
+            asyncio.create_task(self._relay(process.stdout)),
+            asyncio.create_task(self._until_up()),
+            asyncio.create_task(stop.wait()),
+            asyncio.create_task(_exited(process)),
+        ]
+        try:
+            await asyncio.wait(tasks[2:], return_when=asyncio.FIRST_COMPLETED)
+            self._loud = not stop.is_set()
+            if self._loud:
+                await asyncio.wait(tasks[:1], timeout=_DRAIN)  # its last words
+        finally:
+            await self._end(process)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await program.http.close()
+        if not stop.is_set():
+            raise self._ended(process.returncode)
+
+    async def _relay(self, lines: asyncio.StreamReader) -> None:
+        """Every line goes to the program's own log; the loud ones to ours too."""
+        own = _own_log(self._program.name, self.log_file)
+        try:
+            while True:
+                try:
+                    raw = await lines.readline()
+                except ValueError:  # a line over the reader's limit: it is skipped, not fatal
+                    continue
+                if not raw:
+                    return
+                line = raw.decode(errors="replace").rstrip()
+                if (found := _PID.match(line)) is not None:
+                    self._group = int(found[1])
+                    continue
+                self._tail.append(line)
+                own.info("%s", line)
+                loud = self._loud and _LOUD.search(line) is not None
+                log.log(logging.WARNING if loud else logging.DEBUG, "%s: %s", self._program.name, line)
+        finally:
+            for handler in list(own.handlers):
+                own.removeHandler(handler)
+                handler.close()
+
+    async def _until_up(self) -> None:
+        program, began = self._program, time.monotonic()
+        told = began
+        while True:
+            try:
+                await program.http.alive()
+                log.info("%s answers at %s after %.0f s", program.name, program.http.where, time.monotonic() - began)
+                return
+            except EngineGone:
+                pass
+            now = time.monotonic()
+            if now - told >= _TELL:
+                told = now
+                log.info("%s loads the model: %.0f s so far (its log: %s)", program.name, now - began, self.log_file)
+            await asyncio.sleep(_POLL)
+
+    async def _end(self, process: asyncio.subprocess.Process) -> None:
+        """Ask the guard to end the program, and make sure."""
+        assert process.stdin is not None
+        process.stdin.close()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(_exited(process), _GRACE)
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+        if self._group is not None:  # where the guard itself was killed
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._group, signal.SIGKILL)
+        await process.wait()
+
+    def _ended(self, code: int | None) -> EngineError:
+        number = -code if code and code < 0 else code - 128 if code and code > 128 else None
+        how = f"signal {signal.Signals(number).name}" if number is not None else f"exit code {code}"
+        tail = "\n".join(f"    {line}" for line in self._tail)
+        return EngineError(f"{self._program.name} ended ({how}). Its last words:\n{tail}\nIts log: {self.log_file}")
+
+
+async def _exited(process: asyncio.subprocess.Process) -> None:
+    """As `process.wait()`, which also waits until everybody who has its output open has closed it."""
+    while process.returncode is None:  # noqa: ASYNC110 - asyncio has no event for it
+        await asyncio.sleep(0.05)
+
+
+async def _watch(http: Http) -> None:
+    """Consumes: signs of life. Produces: log lines. Waits for: a signal. Unblocked by: it."""
+    stop, up = _stopped_by_signals(), None
+    while not stop.is_set():
+        try:
+            await http.alive()
+            if up is not True:
+                log.info("the engine at %s answers", http.where)
+            up = True
+        except EngineGone as error:
+            if up is not False:
+                log.warning("%s. Start it, or correct engine.url; the gateway waits for it", error)
+            up = False
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), _WATCH)
+    await http.close()
+
+
+def _stopped_by_signals() -> asyncio.Event:
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    return stop
+
+
+def _own_log(name: str, path: Path) -> logging.Logger:
+    """A logger that writes bare lines to one rotating file."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    own = logging.getLogger(f"{__name__}.{name}")
+    own.propagate = False
+    own.setLevel(logging.INFO)
+    handler = RotatingFileHandler(path, maxBytes=_LOG_BYTES, backupCount=_LOG_FILES, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    path.chmod(0o600)
+    own.addHandler(handler)
+    return own
+
+
+def clear_socket(path: Path) -> None:
+    """Take away a socket that a killed program left behind. Raises `EngineError` when one answers, or cannot."""
+    if len(str(path).encode()) > _SOCKET_PATH:
+        raise EngineError(f"{path}: a Unix socket's path holds {_SOCKET_PATH} bytes at most. Choose a shorter `home`")
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not path.exists():
+        return
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            path.unlink(missing_ok=True)
+        else:
+            raise EngineError(f"{path}: another engine answers there. Stop it, or choose another `home`")
+
+
+def asked(python: str, code: str) -> subprocess.CompletedProcess[bytes]:
+    """What an interpreter says to a few lines. Raises `EngineError` when it is none."""
+    try:
+        return subprocess.run([python, "-c", code], stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    except OSError as error:
+        raise EngineError(
+            f"engine.python {python!r} cannot be run ({error.strerror}). Give a Python interpreter"
+        ) from None
+
+
+def location(path: str) -> str:
+    """`model.path` as another program understands it: a folder where it is one, else the hub id."""
+    if path == STARTER:
+        return str(ASSETS / "starter")
+    folder = Path(path).expanduser()
+    return str(folder.resolve()) if folder.is_dir() else path
+
+
+def dtype(wanted: str, model: str) -> str:
+    """As set. A float32 checkpoint stays one: a server's `auto` would round it, and the trainer would differ."""
+    if wanted != "auto":
+        return wanted
+    file = Path(model) / "config.json"
+    if not file.is_file():
+        return "auto"
+    config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return "float32" if (config.get("dtype") or config.get("torch_dtype")) == "float32" else "auto"

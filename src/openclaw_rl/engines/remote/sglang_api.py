@@ -1,0 +1,219 @@
+"""The wire of SGLang's `/generate` with token ids in and out. Pure: bodies out, chunks in.
+
+As read in SGLang 0.5.9, 0.5.14 and 0.5.23 (`srt/managers/io_struct.py`, `tokenizer_manager.py`, `sampling_params.py`,
+`schedule_batch.py`); `tests/engines/sglang_server.py` speaks the server's side, with the place of every fact.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from openclaw_rl.engines.remote.http_client import refused
+from openclaw_rl.errors import EngineError, EngineGone
+from openclaw_rl.types import Chunk, Generation, Ids, Sampling
+
+Scored = tuple[float | None, int, str | None]
+"""(log-probability, token id, text when asked for)"""
+
+
+class Meta(msgspec.Struct):
+    finish_reason: dict[str, Any] | None = None
+    completion_tokens: int = 0  # since the beginning of the reply, in every event
+    cached_tokens: int = 0
+    output_token_logprobs: list[Scored] = []
+    output_top_logprobs: list[list[Scored] | None] = []
+    output_token_ids_logprobs: list[list[Scored] | None] = []
+    input_token_logprobs: list[Scored] = []
+
+
+class Answer(msgspec.Struct):
+    output_ids: list[int] = []
+    meta_info: Meta = msgspec.field(default_factory=Meta)
+    error: Any = None
+
+
+_decoder = msgspec.json.Decoder(Answer)
+
+
+def sampling_params(sampling: Sampling, *, limit: int, stop: Sequence[int] = ()) -> dict[str, Any]:
+    """`SamplingParams`, with every value said: what is left out would be the server's own default.
+
+    `ignore_eos` switches stop ids off with the end of sequence, so it is set only where there are none; else the
+    model's own end ends the reply too.
+    """
+    params: dict[str, Any] = {
+        "max_new_tokens": limit,
+        "temperature": max(sampling.temperature, 0.0),
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k if sampling.top_k > 0 else -1,
+        "min_p": sampling.min_p,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "repetition_penalty": 1.0,
+        "stop_token_ids": list(stop) or None,
+        "ignore_eos": not stop,
+        "no_stop_trim": True,
+        "skip_special_tokens": False,
+        "spaces_between_special_tokens": False,
+    }
+    if sampling.seed is not None:
+        params["sampling_seed"] = sampling.seed
+    if sampling.logit_bias:
+        params["logit_bias"] = {str(i): bias for i, bias in sampling.logit_bias.items()}
+    if sampling.grammar is not None:
+        params["ebnf"] = sampling.grammar  # the llguidance backend takes its own Lark here too
+    return params
+
+
+def streamed(generation: Generation, *, adapter: str | None, limit: int, rid: str) -> dict[str, Any]:
+    """The request for one streamed reply. `rid` must not be the beginning of another one: aborts go by prefix."""
+    params = sampling_params(generation.sampling, limit=limit, stop=generation.stop_token_ids)
+    top = generation.top_logprobs
+    return _request(generation.prompt_ids, params, adapter) | {"stream": True, "rid": rid, "top_logprobs_num": top}
+
+
+def scoring(whole: Ids, start: int, *, adapter: str | None) -> dict[str, Any]:
+    """The request that scores `whole[start:]` at temperature 1 and samples nothing."""
+    params = sampling_params(Sampling(), limit=0)
+    return _request(whole, params, adapter) | {"logprob_start_len": start - 1}
+
+
+def next_token(prompt: Ids, ids: Sequence[int], temperature: float, *, adapter: str | None) -> dict[str, Any]:
+    """The request for the log-probabilities of `ids` as the one token after `prompt`.
+
+    `token_ids_logprob` is one list for all positions, so that other ids at each position are as many requests.
+    """
+    params = sampling_params(Sampling(temperature=temperature), limit=1)
+    # Without a start, this list would be scored at the prompt's last position too.
+    told = {"logprob_start_len": len(prompt), "token_ids_logprob": [int(i) for i in ids]}
+    return _request(prompt, params, adapter) | told
+
+
+def _request(prompt: Ids, params: dict[str, Any], adapter: str | None) -> dict[str, Any]:
+    made = {"input_ids": [int(i) for i in prompt], "sampling_params": params, "return_logprob": True, "stream": False}
+    return made if adapter is None else made | {"lora_path": adapter}
+
+
+def decode(raw: bytes) -> Answer:
+    """One event. Raises `EngineError` for an error that came in its place."""
+    try:
+        found = _decoder.decode(raw)
+    except msgspec.DecodeError as error:
+        raise EngineError(f"the engine's answer is not SGLang's ({error}): {raw[:200]!r}") from None
+    if found.error is not None:
+        raise refused(found.error)
+    return found
+
+
+def answer_of(value: Any) -> Answer:
+    """A whole answer that was not streamed. Raises `EngineError`."""
+    try:
+        return msgspec.convert(value, Answer)
+    except msgspec.ValidationError as error:
+        raise EngineError(f"the engine's answer is not SGLang's ({error})") from None
+
+
+class Reply:
+    """Reads one streamed reply, whether its events hold all tokens so far or only the new ones.
+
+    The server's default is the former; with `--incremental-streaming-output` ids are new ones only, and so are the
+    log-probabilities from 0.5.14 on. `completion_tokens` counts all tokens in either mode: it says which are new.
+    """
+
+    def __init__(self, top: int) -> None:
+        self._top, self._seen, self._first = top, 0, True
+
+    def read(self, events: Sequence[bytes]) -> Chunk | None:
+        """What arrived together, as one chunk; None when there is no token and no finish in it.
+
+        Raises `EngineError` when tokens are missing, `EngineGone` when the server broke the reply off.
+        """
+        ids: list[int] = []
+        logprobs: list[float] = []
+        tops: list[tuple[tuple[int, float], ...]] = []
+        finish: str | None = None
+        cached = 0
+        for raw in events:
+            answer = decode(raw)
+            meta = answer.meta_info
+            finish = _finish(meta.finish_reason)
+            total = meta.completion_tokens
+            scored = self._new(meta.output_token_logprobs, total, "log-probabilities")
+            fresh = self._new(answer.output_ids, total, "token ids")
+            if [i for _, i, _ in scored] != fresh:
+                raise EngineError("the engine's log-probabilities are of other tokens than its ids")
+            if self._top:
+                found = self._new(meta.output_top_logprobs, total, "alternatives")
+                tops += [tuple((i, _finite(lp)) for lp, i, _ in (entry or ())[: self._top]) for entry in found]
+            ids += fresh
+            logprobs += [_finite(lp) for lp, _, _ in scored]
+            cached, self._seen = meta.cached_tokens, total
+        if not ids and finish is None:
+            return None
+        first, self._first = self._first, False
+        return Chunk(
+            token_ids=tuple(ids),
+            logprobs=tuple(logprobs),
+            top=tuple(tops),
+            finish=finish,
+            cached=cached if first else 0,
+        )
+
+    def _new(self, found: list[Any], total: int, what: str) -> list[Any]:
+        """The tokens that were not seen yet."""
+        fresh = total - self._seen
+        if fresh >= 0 and len(found) >= total:
+            return found[self._seen : total]
+        if len(found) == fresh:
+            return found
+        raise EngineError(
+            f"the engine streamed {len(found)} {what} where {fresh} of {total} are new: tokens were lost. "
+            "Start SGLang without --stream-output, or use 0.5.14 or newer"
+        )
+
+
+def _finish(reason: dict[str, Any] | None) -> str | None:
+    """`stop` or `length`. Raises for a reply that the server broke off."""
+    if reason is None:
+        return None
+    kind = reason.get("type")
+    if kind in ("stop", "length"):
+        return str(kind)
+    words = str(reason.get("message") or kind)
+    status = reason.get("status_code")
+    if isinstance(status, int) and 400 <= status < 500:
+        raise EngineError(words)
+    raise EngineGone(f"the engine broke the reply off ({words}). Ask again")
+
+
+def _finite(logprob: float | None) -> float:
+    return math.nan if logprob is None else logprob
+
+
+def prompt_logprobs(answer: Answer, ids: Sequence[int], where: str) -> list[float]:
+    """The log-probabilities of the last `ids` of what was scored. Raises `EngineError` when they are of others.
+
+    The entry before them has no log-probability. The vocabulary's last id comes back as 0 (it marks images there).
+    """
+    found = answer.meta_info.input_token_logprobs
+    same = len(found) == len(ids) + 1 and all(
+        lp is not None and i in (int(sent), 0) for (lp, i, _), sent in zip(found[1:], ids, strict=True)
+    )
+    if not same:
+        raise EngineError(
+            f"the engine at {where} scored {max(len(found) - 1, 0)} tokens, or others, of {len(ids)} sent"
+        )
+    return [_finite(lp) for lp, _, _ in found[1:]]
+
+
+def alternatives(answer: Answer, ids: Sequence[int], where: str) -> list[float]:
+    """[K] of `ids` at the one position of an answer to `next_token`. Raises `EngineError`."""
+    rows = answer.meta_info.output_token_ids_logprobs
+    found = {i: _finite(lp) for lp, i, _ in (rows[0] or ())} if rows else {}
+    if not found.keys() >= {int(i) for i in ids}:
+        raise EngineError(f"the engine at {where} does not score given ids (token_ids_logprob)")
+    return [found[int(i)] for i in ids]

@@ -1,0 +1,327 @@
+"""A vLLM server as the policy's engine: `/v1/completions` with token ids in and out (docs/decisions/0005-vllm.md)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from openclaw_rl.engines import adapter_file
+from openclaw_rl.engines.base import Info, OnConnect
+from openclaw_rl.engines.remote import completions_api
+from openclaw_rl.engines.remote.engine import RemoteEngine
+from openclaw_rl.engines.remote.http_client import ANSWER, Http
+from openclaw_rl.engines.remote.loaded_versions import Held, adapter_name, owner_of
+from openclaw_rl.engines.remote.positional_scoring import each_position
+from openclaw_rl.errors import EngineError, EngineGone, GrammarError
+from openclaw_rl.settings.load import Config, EngineConfig
+from openclaw_rl.types import Chunk, Generation, Ids, Logprobs, PolicyRef, Sampling
+
+_PATTERNS_SINCE = (0, 32)  # vLLM before it served rank_pattern and alpha_pattern as if they were not there
+_TAGS = re.compile(r"^openclaw-\d+-[0-9a-f]+$")
+_GRAMMAR = '%llguidance {}\nstart: "1"'
+# White space between two words of JSON is bounded: a small model fills its reply with it.
+_LAYOUT = re.compile(r'"x-guidance": \{"whitespace_pattern": "[^"]*"\}')
+_SEPARATORS = '"x-guidance": ' + json.dumps(
+    {"whitespace_flexible": False, "item_separator": r",( |\n[ ]{0,16})?", "key_separator": ":[ ]?"}
+)
+_LORA = (
+    "Start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, or let `openclaw-rl` start it (no engine.url)"
+)
+_DEV = "Start it with VLLM_SERVER_DEV_MODE=1 on an address that only this machine reaches"
+
+
+def connect(config: Config, *, on_connect: OnConnect | None = None) -> VllmEngine:
+    """The client of the server that the settings name, or of the one that the engine's room started."""
+    engine = config.engine
+    if engine.url is not None:
+        http = Http(engine.url, api_key=engine.api_key)
+    else:
+        http = Http("http://vllm", socket=config.engine_socket)
+    home = config.home_dir
+    return VllmEngine(http, engine, folder=home / "identity", owner=owner_of(home), on_connect=on_connect)
+
+
+class VllmEngine(RemoteEngine):
+    """See `RemoteEngine`. `folder`: where the adapter is written as which the base is served (see `_prepared`)."""
+
+    kind = "vLLM"
+    convention_advice = "Start it with --logprobs-mode processed_logprobs. "
+    _base = ""  # the base's name there
+    _base_path = ""
+    _context = 0
+    _device = ""
+    _patterns = False  # whether it knows per-module ranks and alphas
+
+    def __init__(
+        self,
+        http: Http,
+        config: EngineConfig,
+        *,
+        folder: Path,
+        owner: str = "",
+        on_connect: OnConnect | None = None,
+    ) -> None:
+        super().__init__(http, config, owner=owner, on_connect=on_connect)
+        self._folder = folder
+        self._identity: PolicyRef | None = None
+        self._added: set[str] = set()  # in this connection; they may stay in the server's slots after they are let go
+
+    async def _hello(self) -> Info:
+        self._added.clear()
+        cards = _cards(await self.http.call("GET", "/v1/models", limit=ANSWER))
+        if not cards:
+            raise EngineError(f"the engine at {self.http.where} lists no model; expected a vLLM server")
+        card = next((c for c in cards if not c.get("parent")), cards[0])
+        context = card.get("max_model_len")
+        if not isinstance(context, int):
+            raise EngineError(f"the engine at {self.http.where} does not say its max_model_len; expected a vLLM server")
+        self._context = context
+        self._base, self._base_path = str(card["id"]), str(card.get("root") or card["id"])
+        self._patterns = await self._version() >= _PATTERNS_SINCE
+        self._device, dtype = await self._hardware()
+        return Info(
+            model=self._base_path,
+            context_length=context,
+            vocab_size=0,
+            versions=(0,),
+            device=self._device,
+            dtype=dtype,
+            running=0,
+            waiting=0,
+            grammar=await self._knows_grammars(),
+        )
+
+    async def _version(self) -> tuple[int, ...]:
+        found = await self.http.call("GET", "/version")
+        words = str(found.get("version", "")) if isinstance(found, dict) else ""
+        return tuple(int(n) for n in re.findall(r"\d+", words.split("+")[0])[:2])
+
+    async def _hardware(self) -> tuple[str, str]:
+        """Device and precision; empty where the server does not say (it does in its development mode)."""
+        try:
+            found = await self.http.call("GET", "/server_info", params={"config_format": "json"})
+            config = found["vllm_config"]
+            device, dtype = config["device_config"]["device"], config["model_config"]["dtype"]
+        except EngineGone:
+            raise
+        except (EngineError, KeyError, TypeError):
+            return "", ""
+        return str(device), str(dtype).removeprefix("torch.")
+
+    async def _knows_grammars(self) -> bool:
+        """Whether it forces a reply into a grammar of llguidance; older servers pass over the field."""
+        asked = completions_api.body(
+            model=self._base, prompt=[1], sampling=Sampling(seed=0), limit=1, stop=()
+        ) | _grammar(_GRAMMAR)
+        try:
+            return (await self._complete(asked)).text == "1"
+        except EngineGone:
+            raise
+        except EngineError:
+            return False
+
+    async def _complete(self, asked: dict[str, Any]) -> completions_api.Choice:
+        """One answer that is not streamed."""
+        return completions_api.choice_of(await self.http.call("POST", "/v1/completions", asked))
+
+    def _name(self, held: Held) -> str:
+        return held.adapter or self._base
+
+    async def _chunks(self, generation: Generation, held: Held, limit: int) -> AsyncGenerator[Chunk]:
+        asked = completions_api.streamed(generation, model=self._name(held), limit=limit)
+        if generation.sampling.grammar is not None:
+            asked |= _grammar(generation.sampling.grammar)
+        end, cached = None, 0
+        try:
+            async with aclosing(self.http.events("/v1/completions", asked)) as events:
+                async for together in events:
+                    chunk = completions_api.chunk_of(together, generation.top_logprobs)
+                    if chunk is not None and chunk.finish is None:
+                        yield chunk
+                    end = chunk or end
+                    if end is not None and end.finish is not None:
+                        cached = completions_api.cached_of(together)
+        except EngineGone:
+            raise
+        except EngineError as error:
+            if generation.sampling.grammar is not None and "grammar" in str(error).lower():
+                raise GrammarError(str(error)) from None
+            raise
+        if end is not None and end.finish is not None:
+            yield replace(end, cached=cached)  # what was cached is told behind the finish
+
+    # Scoring
+
+    async def _score(self, held: Held, prompt_ids: Ids, response_ids: Ids, temperature: float) -> Logprobs:
+        """One request at temperature 1; at another one request a position, which the prefix cache makes cheap."""
+        if temperature == 1.0:
+            return await self._score_prompt(held, prompt_ids, response_ids)
+        if self.config.convention == "raw":
+            raise EngineError(
+                f"the engine gives raw log-probabilities, so it scores at temperature 1, not {temperature:g}. "
+                + self.convention_advice
+            )
+        scored = await self._each(held, prompt_ids, response_ids, response_ids[:, None], temperature)
+        return scored[:, 0]
+
+    async def _score_prompt(self, held: Held, prompt_ids: Ids, response_ids: Ids) -> Logprobs:
+        whole = np.concatenate([prompt_ids, response_ids])
+        if len(whole) == self._context:  # no room for the one token that a request must ask for
+            last = await self._each(held, whole[:-1], whole[-1:], whole[-1:, None], 1.0)
+            if len(response_ids) == 1:
+                return last[:, 0]
+            return np.concatenate([await self._score_prompt(held, prompt_ids, response_ids[:-1]), last[:, 0]])
+        asked = completions_api.body(
+            model=self._name(held), prompt=whole, sampling=Sampling(seed=0), limit=1, stop=()
+        ) | {"prompt_logprobs": 0}
+        found = completions_api.prompt_logprobs(await self._complete(asked), whole, len(prompt_ids))
+        return np.array(found, dtype=np.float32)
+
+    async def _score_ids(self, held: Held, prompt_ids: Ids, response_ids: Ids, ids: Ids) -> Logprobs:
+        return await self._each(held, prompt_ids, response_ids, ids, 1.0)
+
+    async def _each(self, held: Held, prompt_ids: Ids, response_ids: Ids, ids: Ids, temperature: float) -> Logprobs:
+        async def at(prompt: Ids, wanted: Sequence[int]) -> list[float]:
+            return await self._at(held, prompt, wanted, temperature)
+
+        return await each_position(at, prompt_ids, response_ids, ids)
+
+    async def _at(self, held: Held, prompt: Ids, wanted: Sequence[int], temperature: float) -> list[float]:
+        """[K] log-probabilities of the ids as the token after `prompt`."""
+        sampling = Sampling(temperature=temperature, seed=0)
+        asked = completions_api.body(model=self._name(held), prompt=prompt, sampling=sampling, limit=1, stop=())
+        choice = await self._complete(asked | {"logprob_token_ids": sorted(set(wanted))})
+        tops = choice.logprobs.top_logprobs if choice.logprobs is not None else []
+        found = dict(completions_api.alternatives(tops[0] or {})) if tops else {}
+        if not found.keys() >= set(wanted):
+            raise EngineError(
+                f"the vLLM server at {self.http.where} does not score given ids (logprob_token_ids); "
+                "it needs a newer version"
+            )
+        return [found[i] for i in wanted]
+
+    # Versions
+
+    async def _prepared(self, held: Held, beside: Sequence[Held]) -> Held:
+        """The base, as soon as there are adapters, is an adapter that changes nothing.
+
+        vLLM without a GPU gives rows without an adapter the one in its last slot, when others in the batch have one.
+        """
+        if not held.plain:
+            return held
+        if self._identity is None:
+            first = next((h for h in beside if h.adapter is not None), None)
+            if first is None:
+                return held
+            file = await asyncio.to_thread(adapter_file.read, first.files)
+            self._identity = await asyncio.to_thread(adapter_file.write_identity, file, self._folder)
+        return Held(ref=held.ref, adapter=adapter_name(self._identity, self.owner), source=self._identity)
+
+    async def _add(self, name: str, ref: PolicyRef) -> None:
+        assert ref.path is not None
+        await self._check_patterns(ref)
+        if self._holds.plain_running and len(self._added) >= self.config.versions - 1:
+            raise EngineError(
+                f"version {ref.version} would take the last slot for adapters while a reply that began on the base "
+                "without one is still answering. Try again when it has ended"
+            )
+        self._added.add(name)
+        try:
+            await self.http.call("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": _absolute(ref)})
+        except EngineGone:
+            raise
+        except EngineError as error:
+            if "already been loaded" in str(error):
+                return  # by an earlier connection; the name says the content
+            advice = f" {_LORA}" if "404" in str(error) else ""
+            raise EngineError(f"version {ref.version}: vLLM does not load {ref.path}: {error}{advice}") from None
+
+    async def _check_patterns(self, ref: PolicyRef) -> None:
+        """Raises `EngineError` where this version would serve ranks or alphas of single modules wrongly.
+
+        So does an adapter of another base.
+        """
+        file = await asyncio.to_thread(adapter_file.read, ref)
+        await asyncio.to_thread(adapter_file.check_fits, file, self._base_path)
+        config = file.config
+        found = [key for key in ("rank_pattern", "alpha_pattern") if config.get(key)]
+        if found and not self._patterns:
+            raise EngineError(
+                f"version {ref.version}: {' and '.join(found)} of {ref.path} would be passed over by this version of "
+                f"vLLM; it needs {'.'.join(map(str, _PATTERNS_SINCE))} or newer"
+            )
+
+    async def _remove(self, name: str) -> None:
+        await self.http.call("POST", "/v1/unload_lora_adapter", {"lora_name": name})
+
+    async def _weights_now(self) -> str | None:
+        """As tagged by `_reweigh`; a server without the route cannot have been given other weights by us."""
+        try:
+            found = await self.http.call("GET", "/weight_info")
+        except EngineGone:
+            raise
+        except EngineError:
+            return ""
+        tag = str(found.get("weight_version", "")) if isinstance(found, dict) else ""
+        return tag if _TAGS.match(tag) else ""
+
+    async def _reweigh(self, name: str, ref: PolicyRef | None) -> None:
+        path = _absolute(ref) if ref is not None else self._base_path
+        if self._device == "cpu" and ref is not None and await asyncio.to_thread(_ties_head, Path(path)):
+            raise EngineError(
+                f"version {ref.version}: the output head of {path} is tied to its embeddings, and vLLM without a GPU "
+                "does not renew such a head. Serve it with a GPU, untie the head, or train LoRA adapters"
+            )
+        try:
+            await self._pause_and_reload(name, path)
+        except EngineGone:
+            raise
+        except EngineError as error:
+            advice = f" {_DEV}" if "404" in str(error) else ""
+            raise EngineError(f"vLLM does not take the weights in {path}: {error}{advice}") from None
+
+    async def _pause_and_reload(self, name: str, path: str) -> None:
+        await self.http.call("POST", "/pause", params={"mode": "keep"})
+        try:
+            # The path is said for the base too: after a change, vLLM takes the last one for its own.
+            asked = {"method": "reload_weights", "kwargs": {"weights_path": path}}
+            await self.http.call("POST", "/collective_rpc", asked)
+            await self.http.call("POST", "/reset_prefix_cache")
+            await self.http.call("POST", "/update_weight_version", {"new_version": name or "base"})
+        finally:
+            await self.http.call("POST", "/resume")
+
+
+def _ties_head(folder: Path) -> bool:
+    """Whether the output head is the embedding matrix, as the folder's config.json says."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return bool(config.get("tie_word_embeddings"))
+
+
+def _absolute(ref: PolicyRef) -> str:
+    """The folder, for a server that stands elsewhere."""
+    assert ref.path is not None
+    return str(Path(ref.path).absolute())
+
+
+def _grammar(grammar: str) -> dict[str, Any]:
+    """The field. llguidance 1.7, which vLLM 0.32 has, takes any number of `whitespace_pattern`: the bound is said
+    otherwise, which leaves no white space behind an opening bracket or before a closing one.
+    """
+    return {"structured_outputs": {"grammar": _LAYOUT.sub(lambda _: _SEPARATORS, grammar)}}
+
+
+def _cards(listed: Any) -> list[dict[str, Any]]:
+    found = listed.get("data") if isinstance(listed, dict) else None
+    return [c for c in found if isinstance(c, dict) and "id" in c] if isinstance(found, list) else []

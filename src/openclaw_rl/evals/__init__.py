@@ -1,0 +1,1 @@
+"""Simulated users, tasks and scores that measure what a policy learned."""

@@ -1,0 +1,76 @@
+"""What the measurements' command lines share: numbers with bounds, settings, and errors in one line."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import yaml
+
+from openclaw_rl.errors import OpenClawError
+from openclaw_rl.settings.load import known_keys
+
+LARGEST_SEED = 2**31 - 1
+
+
+def whole(least: int, most: int | None = None) -> Callable[[str], int]:
+    """A whole number within bounds, as an argument's `type`."""
+    bounds = f"{least} or more" if most is None else f"{least} to {most}"
+
+    def read(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = least - 1
+        if number < least or (most is not None and number > most):
+            raise argparse.ArgumentTypeError(f"expected a whole number, {bounds}, got {text!r}")
+        return number
+
+    return read
+
+
+def switch(text: str) -> bool:
+    """`on` or `off`."""
+    if text not in ("on", "off"):
+        raise argparse.ArgumentTypeError(f"expected on or off, got {text!r}")
+    return text == "on"
+
+
+def setting(text: str) -> str:
+    """KEY=VALUE, of a setting that there is."""
+    for key in settings([text]):
+        if key not in known_keys():
+            raise argparse.ArgumentTypeError(f"unknown setting {key!r}. `openclaw-rl config show` lists them")
+    return text
+
+
+def settings(given: Sequence[str]) -> Mapping[str, Any]:
+    """Dotted keys and their values. Raises `ArgumentTypeError` for what is no KEY=VALUE."""
+    found = {}
+    for text in given:
+        key, sign, value = text.partition("=")
+        if not sign:
+            raise argparse.ArgumentTypeError(f"expected KEY=VALUE, e.g. train.batch_min=8, got {text!r}")
+        try:
+            found[key] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise argparse.ArgumentTypeError(f"expected a value such as 8, true or [a, b], got {value!r}") from None
+    return found
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """Our own errors end the program in one line, as they end the command line's."""
+    try:
+        yield
+    except OpenClawError as error:
+        sys.exit(f"openclaw-rl: {error}")
+    except OSError as error:
+        if error.filename is None:
+            raise
+        sys.exit(f"openclaw-rl: {error.filename}: {error.strerror}. Name another with --out")
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,129 @@
+"""The simulated user: likes one style, asks, and reacts in words only.
+
+A persona never sends a score. What it says about a reply opens its next message, as with people; the log keeps the
+truth beside each reaction, for measurements, out of the policy's and the judge's sight.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from openclaw_rl.evals import phrases
+from openclaw_rl.evals.phrases import Pool
+from openclaw_rl.evals.styles import OPPOSITE, Taste, satisfies
+from openclaw_rl.evals.toy_world import Question, ask, correct
+
+# Reactions are dealt from a shuffled deck, so that the shares hold in each run and not only on average:
+# of 20 cards, 11 are phrasings on which the shipped rules are silent, and 2 say the opposite of the truth.
+DECK = 20
+SUBTLE_CARDS = 11
+WRONG_CARDS = 2
+# Share of reactions that name the style which they praise or miss.
+NAMED = 0.75
+MAX_TURNS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Uttered:
+    """One reaction and the truth behind it; `session` and `turn` count from 0."""
+
+    session: int
+    turn: int
+    question: Question
+    reply: str
+    phrase: str
+    satisfied: bool  # The truth: right answer in the style that the persona likes.
+    correct: bool
+    praised: bool  # What the phrase says.
+    known: bool  # Whether the shipped rules have a verdict on the phrase.
+
+    @property
+    def wrong(self) -> bool:
+        """Whether the persona said, on purpose, the opposite of the truth."""
+        return self.praised != self.satisfied
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Card:
+    subtle: bool
+    wrong: bool
+
+
+def _deck(rng: random.Random) -> list[_Card]:
+    """A shuffled deck; subtle and wrong are dealt out independently of each other."""
+    subtle = set(rng.sample(range(DECK), SUBTLE_CARDS))
+    wrong = set(rng.sample(range(DECK), WRONG_CARDS))
+    return [_Card(subtle=i in subtle, wrong=i in wrong) for i in range(DECK)]
+
+
+@dataclass(slots=True, kw_only=True)
+class Persona:
+    """A user with one taste. Drive it with the messages of the current session, in the API's form:
+
+        while (text := persona.next(history)) is not None:
+            history += [{"role": "user", "content": text}, {"role": "assistant", "content": reply_to(history)}]
+
+    None ends the session; the next call with a history without a reply begins another one. The last message of a
+    session is a bare reaction. The same seed and the same replies give the same words.
+    """
+
+    taste: Taste
+    seed: int
+    log: list[Uttered] = field(default_factory=list)
+    _rng: random.Random = field(init=False, repr=False)
+    _cards: list[_Card] = field(init=False, repr=False, default_factory=list)
+    _question: Question | None = field(init=False, repr=False, default=None)
+    _session: int = field(init=False, repr=False, default=-1)
+    _turn: int = field(init=False, repr=False, default=0)
+    _turns: int = field(init=False, repr=False, default=0)
+
+    def __post_init__(self) -> None:
+        self._rng = random.Random(f"{self.taste}/{self.seed}")
+
+    def next(self, history: Sequence[Mapping[str, object]]) -> str | None:
+        """The next user message of the session whose messages so far are `history`, or None when it is over."""
+        replies = [message for message in history if message.get("role") == "assistant"]
+        if not replies:
+            return self._begin()
+        if self._question is None:
+            return None
+        phrase = self._react(str(replies[-1].get("content") or ""))
+        self._turn += 1
+        self._question = ask("asked", self._rng) if self._turn < self._turns else None
+        return phrase if self._question is None else f"{phrase} {self._question.text}"
+
+    def _begin(self) -> str:
+        self._session, self._turn, self._turns = self._session + 1, 0, self._rng.randint(1, MAX_TURNS)
+        self._question = ask("asked", self._rng)
+        return self._question.text
+
+    def _react(self, reply: str) -> str:
+        """Say something about a reply to the question asked last, and log the truth."""
+        assert self._question is not None
+        self._cards = self._cards or _deck(self._rng)
+        card = self._cards.pop()
+        right, liked = correct(self._question, reply), satisfies(self.taste, reply)
+        praised = (right and liked) != card.wrong
+        pool = _pool(self.taste, right=right, praised=praised, wrong=card.wrong, named=self._rng.random() < NAMED)
+        phrase = self._rng.choice(pool.subtle if card.subtle else pool.plain)
+        self.log.append(
+            Uttered(
+                session=self._session, turn=self._turn, question=self._question, reply=reply, phrase=phrase,
+                satisfied=right and liked, correct=right, praised=praised, known=not card.subtle,
+            )
+        )  # fmt: skip
+        return phrase
+
+
+def _pool(taste: Taste, *, right: bool, praised: bool, wrong: bool, named: bool) -> Pool:
+    """What to choose a phrasing from.
+
+    A wrong reaction is not only a flipped sign: it is what a user with the opposite taste would have said, so the
+    instruction in it is wrong too.
+    """
+    if not right and not praised:
+        return phrases.FALSE
+    if not named or not right:
+        return phrases.GOOD if praised else phrases.BAD
+    value = OPPOSITE[taste] if wrong else taste
+    return phrases.PRAISE[value] if praised else phrases.COMPLAINT[value]

@@ -1,0 +1,62 @@
+"""Pictures and tables of what was learned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from openclaw_rl.evals.user_driver import Measured, Talk
+
+WINDOW = 25  # replies in the moving average
+
+
+def moving(values: Sequence[bool], window: int = WINDOW) -> list[float]:
+    """[n] mean of each value and up to `window - 1` before it."""
+    out = []
+    for end in range(1, len(values) + 1):
+        part = values[max(0, end - window) : end]
+        out.append(sum(part) / len(part))
+    return out
+
+
+def plot(path: Path, taste: str, talk: Talk, before: Measured, after: Measured) -> None:
+    """Satisfaction by turn and version, with before and after on questions that were never asked, as a PNG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    liked = [u.satisfied for _, u in talk.thought]
+    right = [u.correct for _, u in talk.thought]
+    versions = [s.version for s, _ in talk.thought]
+    figure, (left, side) = plt.subplots(1, 2, figsize=(11, 4.2), width_ratios=(3, 1), layout="constrained")
+    turns = range(1, len(liked) + 1)
+    left.plot(turns, moving(right), color="#9aa5b1", linewidth=1.5, label="right answers")
+    left.plot(turns, moving(liked), color="#d1495b", linewidth=2.5, label=f"to the user's taste ({taste}) and right")
+    swaps = [i for i in range(1, len(versions)) if versions[i] != versions[i - 1]]
+    for number, at in enumerate(swaps):
+        left.axvline(at + 1, color="#2e4057", alpha=0.18, linewidth=1, label=None if number else "new weights in use")
+    left.set(xlabel="answers so far", ylabel=f"share of the last {WINDOW}", ylim=(0, 1.03))
+    refused = f"{len(talk.failures)} refused or failed" if talk.failures else "none refused"
+    left.set_title(f"{len(swaps)} weight swaps while {len(talk.spoken)} replies were served, {refused}", fontsize=11)
+    left.legend(loc="lower right", frameon=False)
+    names, width = ("taste", "correct"), 0.36
+    for offset, (label, measured, colour) in enumerate((("before", before, "#c8d0d9"), ("after", after, "#d1495b"))):
+        heights = (measured.satisfaction, measured.correctness)
+        bars = side.bar([i + offset * width for i in range(2)], heights, width * 0.92, color=colour, label=label)
+        side.bar_label(bars, [f"{h:.0%}" for h in heights], fontsize=9)
+    side.set_xticks([i + width / 2 for i in range(2)], names)
+    side.set(ylim=(0, 1.12), yticks=[])
+    side.set_title(f"{len(before.satisfied)} questions never asked", fontsize=11)
+    side.legend(loc="lower center", frameon=False, ncols=2, bbox_to_anchor=(0.5, -0.24))
+    for axis in (left, side):
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A Markdown table."""
+    lines = ["| " + " | ".join(header) + " |", "|" + "|".join("---" for _ in header) + "|"]
+    lines += ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
+    return "\n".join(lines)

@@ -1,0 +1,106 @@
+"""A checkpoint, served on a scratch home and scored on the tasks.
+
+Replies are greedy, so the same checkpoint gives the same score.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from openclaw_rl.errors import ConfigError, OpenClawError
+from openclaw_rl.evals.plots import markdown
+from openclaw_rl.evals.tasks import SETS, Task
+from openclaw_rl.settings.load import Config
+from openclaw_rl.supervisor.subprocess_system import System, post
+from openclaw_rl.supervisor.supervisor import free_port
+
+_AT_ONCE = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """One task. `wrong`: why it was not solved, None where it was; `answered`: there was a reply at all."""
+
+    kind: str
+    name: str
+    reply: str
+    wrong: str | None
+    answered: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    model: str
+    tasks: Sequence[Scored]
+
+    @property
+    def answered(self) -> bool:
+        """At least one reply came."""
+        return any(one.answered for one in self.tasks)
+
+    def score(self, kind: str) -> tuple[int, int]:
+        """(solved, all) of one kind."""
+        mine = [one for one in self.tasks if one.kind == kind]
+        return sum(one.wrong is None for one in mine), len(mine)
+
+
+def evaluate(config: Config, kinds: Sequence[str], *, num: int | None = None) -> Result:
+    """Serve `model.path` and score it. `num`: at most so many tasks of each kind.
+
+    Raises `ConfigError` for an unknown kind, `OpenClawError` when nothing can be served.
+    """
+    wanted = list(dict.fromkeys(kind.strip() for kind in kinds))
+    if unknown := [kind for kind in wanted if kind not in SETS]:
+        raise ConfigError(f"--eval-tasks {','.join(unknown)}: expected some of {', '.join(SETS)}")
+    with (
+        tempfile.TemporaryDirectory(prefix="openclaw-eval-") as home,
+        System(_own(config, home), command="serve") as up,
+    ):
+        asked = [(kind, task) for kind in wanted for task in SETS[kind]()[:num]]
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            scored = list(pool.map(lambda one: _one(up, *one), asked))
+    return Result(model=config.model.path, tasks=scored)
+
+
+def _own(config: Config, home: str) -> Config:
+    serve = config.serve.model_copy(update={"port": free_port(), "host": "127.0.0.1"})
+    return config.model_copy(update={"home": home, "serve": serve, "data": type(config.data)()})
+
+
+def _one(up: System, kind: str, task: Task) -> Scored:
+    body = {
+        "model": up.config.model.name,
+        "messages": list(task.messages),
+        "max_tokens": task.most,
+        "temperature": 0,
+        **({"tools": list(task.tools)} if task.tools else {}),
+    }
+    try:
+        message = post(up, "/v1/chat/completions", body)["choices"][0]["message"]
+    except OpenClawError as error:  # a model that takes no tools is scored, not fatal
+        return Scored(kind=kind, name=task.name, reply="", wrong=str(error), answered=False)
+    shown = json.dumps({k: message[k] for k in ("content", "tool_calls") if message.get(k)}, ensure_ascii=False)
+    return Scored(kind=kind, name=task.name, reply=shown, wrong=task.check(message), answered=True)
+
+
+def _kinds(result: Result) -> list[str]:
+    return list(dict.fromkeys(one.kind for one in result.tasks))
+
+
+def table(result: Result) -> str:
+    """A row for each kind of task."""
+    scores = [(kind, *result.score(kind)) for kind in _kinds(result)]
+    return markdown(("tasks", "solved", "of", "share"), [(k, s, n, f"{s / n:.2f}") for k, s, n in scores])
+
+
+def write(result: Result, file: Path) -> None:
+    """Scores, and every task with its reply and what was wrong with it."""
+    scores = {kind: dict(zip(("solved", "of"), result.score(kind), strict=True)) for kind in _kinds(result)}
+    told = {"model": result.model, "scores": scores, "tasks": [asdict(one) for one in result.tasks]}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(told, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,149 @@
+"""The simulated user at work: talks to a running system through the official `openai` client, and measures it.
+
+The user sends words only. What is measured here (was it satisfied, was it right) never reaches the system.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from openclaw_rl.evals.personas import Persona, Uttered
+from openclaw_rl.evals.styles import Taste, satisfies
+from openclaw_rl.evals.toy_world import Question, correct
+
+SIDE = {"X-Turn-Type": "side"}
+MAX_TOKENS = 256  # of one reply, as a careful client asks for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spoken:
+    """One reply as the user saw it. `silence` is the longest wait for the next piece of it, in seconds."""
+
+    id: str
+    version: int
+    text: str
+    silence: float
+    finished: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class Talk:
+    """What happened in a conversation: replies in order, failures, and what the user thought of each answer."""
+
+    spoken: list[Spoken] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    thought: list[tuple[Spoken, Uttered]] = field(default_factory=list)
+
+    @property
+    def versions(self) -> list[int]:
+        return sorted({s.version for s in self.spoken})
+
+
+def client(base_url: str, key: str) -> Any:
+    """The official client, as a user makes it. No retries: a refused reply is to be seen."""
+    from openai import AsyncOpenAI
+
+    return AsyncOpenAI(base_url=f"{base_url}/v1", api_key=key, max_retries=0, timeout=60)
+
+
+async def say(api: Any, model: str, history: Sequence[dict[str, str]], **more: Any) -> Spoken:
+    """One streamed reply."""
+    last = time.perf_counter()
+    silence, parts, chunk, finish = 0.0, [], None, None
+    stream = await api.chat.completions.create(
+        model=model, messages=list(history), stream=True, max_tokens=MAX_TOKENS, **more
+    )
+    async for chunk in stream:
+        now = time.perf_counter()
+        silence, last = max(silence, now - last), now
+        for choice in chunk.choices:
+            parts.append(choice.delta.content or "")
+            finish = choice.finish_reason or finish
+    if chunk is None:
+        raise RuntimeError("the stream ended before its first chunk")
+    version = int(str(chunk.system_fingerprint).removeprefix("v"))
+    return Spoken(id=chunk.id, version=version, text="".join(parts), silence=silence, finished=finish is not None)
+
+
+async def converse(
+    api: Any,
+    model: str,
+    persona: Persona,
+    *,
+    replies: int,
+    pause: float = 0.0,
+    seen: Callable[[Talk], None] = lambda talk: None,
+) -> Talk:
+    """Let the persona talk until it has had `replies` replies. `pause`: seconds it thinks before each message."""
+    talk = Talk()
+    while len(talk.spoken) < replies and len(talk.failures) < 5:
+        history: list[dict[str, str]] = []
+        while (text := persona.next(history)) is not None:
+            if len(persona.log) > len(talk.thought):
+                talk.thought.append((talk.spoken[-1], persona.log[-1]))
+                seen(talk)
+            if len(talk.spoken) >= replies:
+                break
+            history.append({"role": "user", "content": text})
+            await asyncio.sleep(pause)
+            try:
+                spoken = await say(api, model, history, temperature=1.0)
+            except Exception as error:  # noqa: BLE001 - whatever it is, a person got no reply: it is counted
+                talk.failures.append(f"{type(error).__name__}: {error}")
+                break
+            talk.spoken.append(spoken)
+            history.append({"role": "assistant", "content": spoken.text})
+    return talk
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """An evaluation: one entry for each question."""
+
+    satisfied: tuple[bool, ...]
+    correct: tuple[bool, ...]
+    replies: tuple[str, ...]
+
+    @property
+    def satisfaction(self) -> float:
+        """Share of replies that are right and in the style that the user likes."""
+        return sum(self.satisfied) / len(self.satisfied)
+
+    @property
+    def correctness(self) -> float:
+        return sum(self.correct) / len(self.correct)
+
+
+async def measure(
+    api: Any,
+    model: str,
+    taste: Taste,
+    questions: Sequence[Question],
+    *,
+    parallel: int = 16,
+    seen: Callable[[], None] = lambda: None,
+) -> Measured:
+    """Ask each question in a fresh conversation, sampled with its place as the seed, as side traffic: never trained."""
+    gate = asyncio.Semaphore(parallel)
+
+    async def one(place: int, question: Question) -> str:
+        async with gate:
+            reply = await api.chat.completions.create(
+                model=model,
+                messages=[{"role": "user", "content": question.text}],
+                temperature=1.0,
+                max_tokens=MAX_TOKENS,
+                seed=place,
+                extra_headers=SIDE,
+            )
+            seen()
+            return str(reply.choices[0].message.content or "")
+
+    texts = await asyncio.gather(*(one(i, q) for i, q in enumerate(questions)))
+    right = tuple(correct(q, t) for q, t in zip(questions, texts, strict=True))
+    liked = tuple(r and satisfies(taste, t) for r, t in zip(right, texts, strict=True))
+    return Measured(satisfied=liked, correct=right, replies=tuple(texts))

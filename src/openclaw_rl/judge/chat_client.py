@@ -1,0 +1,128 @@
+"""Text from a model behind an OpenAI-compatible endpoint: what the llm judge and the teacher by text share."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+
+from openclaw_rl.errors import JudgeError
+from openclaw_rl.judge.backoff import Backoff, seconds_asked
+from openclaw_rl.judge.vote_parser import size, sound
+from openclaw_rl.settings.load import EndpointConfig
+
+log = logging.getLogger("openclaw_rl.judge")
+
+_BODY_BYTES = 1 << 20
+_EXCERPT_CHARS = 200  # of an answer, in the debug log only: it may quote the conversation
+_FINISHES = ("stop", "length", "tool_calls", "content_filter")
+_RETRY_STATUS = (408, 409, 425, 429)
+# Newer models refuse what older servers need; one refusal teaches us.
+_REFUSABLE = ("max_tokens", "temperature")
+
+
+class _Refused(Exception):
+    """The endpoint answered with an error; `wait` is what it asked for, in seconds."""
+
+    def __init__(self, message: str, *, again: bool, wait: float | None = None) -> None:
+        super().__init__(message)
+        self.again = again
+        self.wait = wait
+
+
+class Completions:
+    """Asks `<section>.model` at `<section>.base_url`; `connections` at once at most."""
+
+    def __init__(self, section: str, config: EndpointConfig, *, connections: int) -> None:
+        self.url = f"{str(config.base_url).rstrip('/')}/chat/completions"
+        self._section = section
+        self._config = config
+        self._connections = connections
+        self._options: dict[str, Any] = {"temperature": config.temperature, "max_tokens": config.max_tokens}
+        self._session: aiohttp.ClientSession | None = None
+
+    async def ask(self, messages: list[dict[str, str]]) -> str:
+        """The answer's text, never empty. Raises `JudgeError` that says what came instead, after all attempts."""
+        backoff = Backoff(self._config.retries, longest=self._config.timeout)
+        while True:
+            try:
+                return await self._once(messages)
+            except _Refused as refusal:
+                error, again, asked = str(refusal), refusal.again, refusal.wait
+            except TimeoutError:
+                # Not asked again: an answer may take `timeout` once, or one slow endpoint holds a worker for minutes.
+                limit = f"{self._config.timeout:g} s ({self._section}.timeout)"
+                error, again, asked = f"no answer within {limit}", False, None
+            except (aiohttp.ClientConnectionError, OSError) as failure:
+                error, again, asked = f"connection failed: {failure or type(failure).__name__}", True, None
+            except aiohttp.ClientError as failure:  # its words may be the answer's
+                error, again, asked = f"connection failed: {type(failure).__name__}", True, None
+            wait = backoff.next(asked) if again else None
+            if wait is None:
+                raise JudgeError(error)
+            await asyncio.sleep(wait)
+
+    async def close(self) -> None:
+        """Let go of the connections."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def _once(self, messages: list[dict[str, str]]) -> str:
+        body = {"model": self._config.model, "messages": messages, "stream": False, **self._options}
+        async with asyncio.timeout(self._config.timeout):
+            # Redirects are not followed: conversations go to the endpoint that the owner named, and nowhere else.
+            async with self._open().post(self.url, json=body, allow_redirects=False) as response:
+                raw = await response.content.read(_BODY_BYTES)
+                while len(raw) < _BODY_BYTES and not response.content.at_eof():
+                    raw += await response.content.read(_BODY_BYTES - len(raw))
+        text = raw.decode("utf-8", "replace")
+        if response.status != 200:
+            raise self._refusal(response.status, response.headers, text, body)
+        return self._content(text, response.content_type)
+
+    def _refusal(self, status: int, headers: Mapping[str, str], text: str, sent: Mapping[str, Any]) -> _Refused:
+        refused = next((o for o in _REFUSABLE if o in sent and o in text), None)
+        if status in (400, 422) and refused:
+            value = self._options.pop(refused, None)  # None: another call has learnt it meanwhile
+            if refused == "max_tokens" and value is not None:
+                self._options["max_completion_tokens"] = value
+            return _Refused(f"HTTP {status}: the model does not take {refused}", again=True, wait=0.0)
+        log.debug("HTTP %d: %r", status, text[:_EXCERPT_CHARS])
+        key, place = f"{self._section}.api_key", f"{self._section}.base_url and {self._section}.model"
+        todo = {401: f" Set {key}.", 403: f" Check {key}.", 404: f" Check {place}."}
+        return _Refused(
+            f"HTTP {status} with {size(text)}.{todo.get(status, '')}",
+            again=status >= 500 or status in _RETRY_STATUS,
+            wait=seconds_asked(headers.get("Retry-After")),
+        )
+
+    def _content(self, text: str, content_type: str) -> str:
+        """The words of a completion; a thinking model's `reasoning_content` beside them is not looked at."""
+        try:
+            choice = json.loads(text)["choices"][0]
+            content = choice["message"].get("content")
+            finish = choice.get("finish_reason")
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            log.debug("No chat completion: %r", text[:_EXCERPT_CHARS])
+            got = f"{size(text)} of {content_type[:40]}"
+            raise _Refused(f"expected a chat completion (JSON), got {got}", again=False) from None
+        if isinstance(content, str) and content.strip():
+            return sound(content)
+        more = f" Raise {self._section}.max_tokens." if finish == "length" else ""
+        ended = finish if finish in _FINISHES else "unknown"
+        raise _Refused(f"expected an answer, got an empty one (finish_reason {ended}).{more}", again=False)
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            # Main traffic trains. Were the endpoint a gateway of ours, these calls must not.
+            headers = {"X-Turn-Type": "side"}
+            if self._config.api_key:
+                headers["Authorization"] = f"Bearer {self._config.api_key}"
+            connector = aiohttp.TCPConnector(limit=self._connections)
+            self._session = aiohttp.ClientSession(headers=headers, connector=connector)
+        return self._session

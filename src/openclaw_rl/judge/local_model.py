@@ -1,0 +1,109 @@
+"""A judge with a model of its own: an engine beside the policy's, asked in tokens through a socket in the home.
+
+It is the engine that serves the policy elsewhere in the home, with other weights, and it holds nothing but its base: so
+it is never the policy that is being trained, and no conversation leaves the machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+from openclaw_rl.engines import registry
+from openclaw_rl.engines.base import EngineLink
+from openclaw_rl.errors import EngineError, JudgeError, RequestError
+from openclaw_rl.judge.vote_parser import sound
+from openclaw_rl.render.model_folder import ModelFiles
+from openclaw_rl.render.renderer import Renderer
+from openclaw_rl.settings.load import Config, EndpointConfig
+from openclaw_rl.types import Generation, PolicyRef, Sampling
+
+ROOM = "judge-engine"
+_BASE = PolicyRef(version=0, path=None, digest="")
+
+
+def wanted(config: Config) -> bool:
+    """The llm judge is a model that is loaded here."""
+    return config.judge.kind == "llm" and config.judge.path is not None
+
+
+def engine_config(config: Config) -> Config:
+    """The settings of the judge's engine: the policy's, but for the model, and a home within the home."""
+    model = {"path": config.judge.path, "tokenizer": None, "name": "judge"}
+    engine = {"url": None, "api_key": None, "args": (), "versions": 2, "gpus": config.judge.gpus}
+    return config.model_copy(
+        update={
+            "home": str(config.home_dir / "judge"),
+            "model": config.model.model_copy(update=model),
+            "engine": config.engine.model_copy(update=engine),
+        }
+    )
+
+
+def files(config: Config) -> ModelFiles:
+    """Of the judge's model. Raises `ModelError` when there is no such model."""
+    return ModelFiles.of(engine_config(config).model, key="judge.path")
+
+
+def connect(config: Config) -> OwnModel:
+    """The judge's side of its engine. Raises `ModelError` when there is no such model."""
+    theirs, renderer = engine_config(config), Renderer(files(config))
+    return OwnModel(registry.connect(theirs), renderer, config.judge, url=str(theirs.engine_socket))
+
+
+class OwnModel:
+    """Answers in words, like `completions.Completions`."""
+
+    def __init__(self, engine: EngineLink, renderer: Renderer, config: EndpointConfig, *, url: str) -> None:
+        """`url`: where it is, for a person."""
+        self._engine, self._renderer, self._config, self.url = engine, renderer, config, url
+        self._numbers = itertools.count(1)
+        self._epoch = -1  # of the connection under which the base was loaded
+        self._ready = asyncio.Lock()
+
+    async def ask(self, messages: list[dict[str, str]]) -> str:
+        """The answer's text, never empty, without its reasoning. Raises `JudgeError` that says what came instead."""
+        try:
+            async with asyncio.timeout(self._config.timeout):
+                return await self._answer(messages)
+        except TimeoutError:
+            raise JudgeError(f"no answer within {self._config.timeout:g} s (judge.timeout)") from None
+        except (EngineError, RequestError) as error:
+            raise JudgeError(f"the judge's own engine: {error}") from None
+
+    async def close(self) -> None:
+        """Hang up."""
+        await self._engine.close()
+
+    async def _answer(self, messages: list[dict[str, str]]) -> str:
+        context = await self._prepared()
+        prompt = self._renderer.render(messages)
+        room = context - len(prompt.prompt_ids)
+        if room < 1:
+            raise JudgeError(f"the question has {len(prompt.prompt_ids)} tokens, and judge.path a context of {context}")
+        text = self._renderer.reply_text(thinking=prompt.thinking, tools=())
+        generation = Generation(
+            id=f"judge-{next(self._numbers)}",
+            version=_BASE.version,
+            prompt_ids=prompt.prompt_ids,
+            sampling=Sampling(temperature=self._config.temperature, max_tokens=min(self._config.max_tokens, room)),
+            stop_token_ids=self._renderer.stop_token_ids,
+        )
+        finish = None
+        async for chunk in self._engine.generate(generation):
+            text.push(chunk.token_ids)
+            finish = chunk.finish or finish
+        text.finish()
+        if content := text.parser.content.strip():
+            return sound(content)
+        more = " Raise judge.max_tokens." if finish == "length" else ""
+        raise JudgeError(f"expected an answer, got an empty one (finish_reason {finish}).{more}")
+
+    async def _prepared(self) -> int:
+        """The context's length in tokens. An engine that was started anew is told what it holds."""
+        async with self._ready:
+            info = await self._engine.info()
+            if self._engine.epoch != self._epoch:
+                await self._engine.load([_BASE])
+                self._epoch = self._engine.epoch
+            return info.context_length

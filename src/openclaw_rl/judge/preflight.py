@@ -1,0 +1,77 @@
+"""May an endpoint judge or teach, and is there what the judge reads? Asked before anything starts."""
+
+from __future__ import annotations
+
+import re
+import socket
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from openclaw_rl.errors import ConfigError
+from openclaw_rl.judge import local_model as own
+from openclaw_rl.judge.rules import RulesJudge
+from openclaw_rl.render import model_folder
+from openclaw_rl.settings.load import Config, EndpointConfig
+
+_LOOPBACK = ("127.0.0.1", "localhost", "::1", "0.0.0.0", "::")
+_BASE = re.compile(r"@0$")
+
+
+def check(config: Config) -> None:
+    """Raises `ConfigError` or `ModelError` when a judge or a teacher that the settings name cannot be one."""
+    judge = config.judge
+    match judge.kind:
+        case "llm" if judge.path is None:
+            check_endpoint("judge", judge, config)
+        case "llm":
+            own.files(config)
+        case "rules":
+            RulesJudge.load(judge.rules_path)
+        case "classifier" if judge.reward_source is not None:
+            model_folder.check_name(judge.reward_source, key="judge.reward_path")
+        case "plugin" if judge.reward_source is not None:
+            _check_source(judge.reward_source)
+    if config.teacher.wanted:
+        check_endpoint("teacher", config.teacher, config)
+
+
+def _check_source(path: str) -> None:
+    """What a plug-in loads may be a name of any kind; what is written as a path has to be there."""
+    if path.startswith(("/", "./", "../")) and not Path(path).exists():
+        raise ConfigError(
+            f"judge.reward_path {path}: no such file or folder, and the reward model of judge.plugin_path is to load "
+            "it. Give another with --rm-checkpoint (PRM_MODEL_PATH)"
+        )
+
+
+def check_endpoint(section: str, endpoint: EndpointConfig, config: Config) -> None:
+    """A judge or teacher that is the policy under training would grade or copy itself: raises `ConfigError`.
+
+    Our own gateway may serve as one with the base only (`name@0`): any other version may be the head that is being
+    trained. `section` is the setting's, for the words.
+    """
+    url = urlsplit(endpoint.base_url or "")
+    try:
+        port = url.port or (443 if url.scheme == "https" else 80)
+    except ValueError:
+        port = 0
+    if url.scheme not in ("http", "https") or not url.hostname or not port or not endpoint.model:
+        raise ConfigError(
+            f"{section}.base_url: expected an http(s) URL such as http://127.0.0.1:8001/v1, and {section}.model a "
+            f"name; got {endpoint.base_url!r} and {endpoint.model!r}"
+        )
+    own = port == config.serve.port and _same_host(url.hostname, config.serve.host)
+    if own and not _BASE.search(endpoint.model):
+        itself = "grade itself" if section == "judge" else "learn from itself"
+        raise ConfigError(
+            f"{section}.base_url {endpoint.base_url} is this system's own gateway, and {section}.model "
+            f"{endpoint.model!r} is or may become the policy that is being trained: it would {itself}. "
+            f"Name the base, {config.model.name}@0, or another endpoint."
+        )
+
+
+def _same_host(named: str, bound: str) -> bool:
+    here = {*_LOOPBACK, bound.lower()}
+    if bound in ("0.0.0.0", "::"):
+        here |= {socket.gethostname().lower(), socket.getfqdn().lower()}
+    return named.lower() in here

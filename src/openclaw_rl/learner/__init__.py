@@ -1,0 +1,1 @@
+"""The local trainer: samples in, one optimizer step, a policy folder out. Imports torch."""

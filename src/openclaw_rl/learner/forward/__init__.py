@@ -1,0 +1,1 @@
+"""Forward passes over packed trees of turns: attention, LM head, log-probabilities."""

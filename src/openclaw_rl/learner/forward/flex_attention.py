@@ -1,0 +1,137 @@
+"""FlexAttention over a packed tree: on a GPU all segments and all heads of a layer are one call.
+
+The mask is `j <= i < end[j]`, and where a layer looks back through a window also `depth[j] > depth[i] - window`. Which
+blocks of it are empty, full or mixed follows from the largest and smallest values of each block, so that no [T, T] is
+ever made. The compiled kernel is one for all lengths: trees are padded to whole blocks, and lengths are symbols in it.
+
+Legend: T tokens of the tree, N blocks of it, H query heads, G key heads, D head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+from openclaw_rl.learner.forward.prefix_tree import Tree
+
+BLOCK = 128
+LEAST = 2 * BLOCK  # a length of one block would get a kernel of its own: sizes of 1 are never symbols
+BACKEND = "inductor"
+KERNELS = 64  # head shapes, precisions, windows, with and without gradients; beyond it the call fails, never crawls
+
+MaskMod = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def padded_length(tokens: int) -> int:
+    """Whole blocks."""
+    return max(LEAST, -(-tokens // BLOCK) * BLOCK)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """The shape of an attention layer: what a kernel is compiled for."""
+
+    heads: int  # H
+    groups: int  # G
+    size: int  # D
+    dtype: torch.dtype
+    windowed: bool
+
+
+class Masks:
+    """What the tokens of one tree see, for FlexAttention. Each window's mask is made once and serves all layers."""
+
+    def __init__(self, tree: Tree) -> None:
+        """`tree`: padded to `padded_length`."""
+        assert tree.tokens == padded_length(tree.tokens), f"{tree.tokens} tokens are not whole blocks"
+        self._end_T = tree.end_T.int()
+        self._depth_T = tree.depth_T.int()
+        self._made: dict[int | None, BlockMask] = {}
+        self.calls: set[Call] = set()
+
+    def mask(self, window: int | None) -> BlockMask:
+        """`window`: how far back in depth a token looks, itself included; None: to the root."""
+        if window not in self._made:
+            self._made[window] = _block_mask(self._end_T, self._depth_T, window)
+        return self._made[window]
+
+
+def _block_mask(end_T: torch.Tensor, depth_T: torch.Tensor, window: int | None) -> BlockMask:
+    tokens = len(end_T)
+    end_NB = end_T.view(-1, BLOCK)
+    first_N = torch.arange(0, tokens, BLOCK, device=end_T.device, dtype=end_T.dtype)
+    below_NN = first_N[:, None] > first_N[None]  # queries behind keys
+    some_NN = below_NN & (first_N[:, None] < end_NB.amax(1)[None])
+    all_NN = below_NN & (first_N[:, None] + BLOCK <= end_NB.amin(1)[None])
+    mask_mod = _sees(end_T)
+    if window is not None:
+        floor_T = depth_T - window
+        floor_NB, depth_NB = floor_T.view(-1, BLOCK), depth_T.view(-1, BLOCK)
+        some_NN &= depth_NB.amax(1)[None] > floor_NB.amin(1)[:, None]
+        all_NN &= depth_NB.amin(1)[None] > floor_NB.amax(1)[:, None]
+        mask_mod = _sees_within(end_T, depth_T, floor_T)
+    some_NN |= torch.eye(len(first_N), dtype=torch.bool, device=end_T.device)
+    return BlockMask.from_kv_blocks(
+        *_ordered(some_NN & ~all_NN),
+        *_ordered(all_NN),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=mask_mod,
+        seq_lengths=(tokens, tokens),
+    )
+
+
+def _ordered(blocks_NN: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(how many key blocks each block of queries has [1, 1, N], which, those first [1, 1, N, N])."""
+    counts_N = blocks_NN.sum(1, dtype=torch.int32)
+    which_NN = torch.argsort(blocks_NN.int(), dim=1, descending=True, stable=True).int()
+    return counts_N[None, None].contiguous(), which_NN[None, None].contiguous()
+
+
+def _sees(end_T: torch.Tensor) -> MaskMod:
+    def sees(batch: torch.Tensor, head: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+        return (j <= i) & (i < end_T[j])
+
+    return sees
+
+
+def _sees_within(end_T: torch.Tensor, depth_T: torch.Tensor, floor_T: torch.Tensor) -> MaskMod:
+    """The window stands in a tensor: as a number it would be a kernel for each."""
+
+    def sees(batch: torch.Tensor, head: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+        return (j <= i) & (i < end_T[j]) & (depth_T[j] > floor_T[i])
+
+    return sees
+
+
+def _call(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: BlockMask, scale: str) -> Any:
+    """`scale` is text: a number would become an input of the kernel, which wants a constant."""
+    torch._check(query.shape[2] % BLOCK == 0)  # type: ignore[no-untyped-call]  # spares the kernel its ragged edge
+    grouped = query.shape[1] != key.shape[1]
+    return flex_attention(query, key, value, block_mask=mask, scale=float(scale), enable_gqa=grouped)
+
+
+@cache
+def compiled(backend: str) -> Callable[..., torch.Tensor]:
+    """The kernel. With `fullgraph` too many recompilations raise instead of falling back to a [T, T] matrix."""
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, KERNELS)
+    return torch.compile(_call, dynamic=True, fullgraph=True, backend=backend)
+
+
+def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, masks: Masks, scale: float, window: int | None
+           ) -> torch.Tensor:  # fmt: skip
+    """[1, H, T, D]; query [1, H, T, D], key and value [1, G, T, D]. Raises what the compiler raises."""
+    masks.calls.add(
+        Call(
+            heads=query.shape[1],
+            groups=key.shape[1],
+            size=query.shape[3],
+            dtype=query.dtype,
+            windowed=window is not None,
+        )
+    )
+    return compiled(BACKEND)(query, key, value, masks.mask(window), repr(scale))

@@ -1,0 +1,52 @@
+"""What a model does to its logits behind the LM head, found by trying what its settings name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from openclaw_rl.errors import ModelError
+from openclaw_rl.learner.forward.lm_head import NO_BEND, Bend
+
+_CAPS = ("final_logit_softcapping", "logits_soft_cap")  # Gemma
+_FACTORS = ("logit_scale", "logits_scaling")  # Cohere multiplies; Granite divides, HyperCLOVA X multiplies
+
+
+def bend_of(model: Any) -> Bend:
+    """Raises `ModelError` for a model whose logits are none that the trainer could make from its head's."""
+    own, plain = _seen(model)
+    gaps = {bend: (own - bend(plain)).abs().max().item() for bend in _possible(model.config.get_text_config())}
+    best = min(gaps, key=lambda bend: gaps[bend])
+    # Both are made alike, so they differ by rounding at most; small logits are bent little, and still wrongly.
+    if gaps[best] <= min(1e-2, 64 * torch.finfo(own.dtype).eps * own.abs().max().item()):
+        return best
+    raise ModelError(
+        f"{model.config.name_or_path}: this {model.config.model_type} model changes its logits after the LM head (by "
+        f"up to {gaps[NO_BEND]:.3g}) in a way that the local trainer does not know. Use a model of another family."
+    )
+
+
+@torch.no_grad()
+def _seen(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """(its logits for some tokens, what its head makes of the layers below)."""
+    try:
+        ids_BL = torch.arange(min(8, model.config.get_text_config().vocab_size), device=model.device).unsqueeze(0)
+        own = model(input_ids=ids_BL, use_cache=False).logits
+        below = model.get_decoder()(input_ids=ids_BL, use_cache=False).last_hidden_state
+        return own, model.get_output_embeddings()(below)
+    except torch.OutOfMemoryError:
+        raise
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:  # foreign models fail variously
+        raise ModelError(
+            f"{model.config.name_or_path}: this {model.config.model_type} model cannot be trained here "
+            f"({type(error).__name__}: {error}). Use a model of another family."
+        ) from error
+
+
+def _possible(text: Any) -> list[Bend]:
+    """None at all first."""
+    caps = [float(cap) for name in _CAPS if (cap := getattr(text, name, None))]
+    factors = [float(factor) for name in _FACTORS if (factor := getattr(text, name, None))]
+    scales = [{}, *({"times": f} for f in factors), *({"over": f} for f in factors)]
+    return [Bend(**scale, cap=cap) for cap in (None, *caps) for scale in scales]

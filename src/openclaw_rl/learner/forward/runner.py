@@ -1,0 +1,340 @@
+"""Log-probabilities of given response tokens. Prompt positions never reach the LM head, shared ones are made once.
+
+At agent ratios (long prompts, short answers) these are the largest savings there are: the head's [tokens, V] matrix is
+never made for tokens that nobody asks about, and what rows have in common is one trunk of one tree.
+
+Legend: B rows, L padded length, T tokens of a tree, K response tokens of all rows together, R of one row, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from openclaw_rl.learner.distributed.world import Alone, World, cut
+from openclaw_rl.learner.forward import lm_head, prefix_tree, tree_attention
+from openclaw_rl.learner.forward.flex_attention import Masks, padded_length
+from openclaw_rl.learner.forward.logit_transform import bend_of
+from openclaw_rl.learner.forward.packing import Packed, Row, micro_batches, pack
+from openclaw_rl.learner.model.activation_checkpointing import Recompute
+from openclaw_rl.learner.model.compile import compile_parts, interpret_parts
+
+_T = TypeVar("_T")
+log = logging.getLogger(__name__)
+_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3}  # of a log-probability; lower precisions: below
+_LOW_TOLERANCE = 0.3
+_STATE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}  # of attention's states and gradients, in norm
+_LOW_STATES = 0.03
+_HIDDEN_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4}  # of what the layers make, in norm: a state that leaks
+_LOW_HIDDEN = 0.2  # changes it by more, also where a model is so even that its log-probabilities hardly differ
+_LOW_LAYERS = 0.2  # of gradients through all layers; compiled ones round less often, which shows in tens of layers
+_SHORT = 8  # tokens of a pass that shows what a token keeps
+_TRIAL_WEIGHTS = 8  # tensors whose gradients a trial compares, so many of the smallest and of the largest: of a fresh
+# adapter only one matrix of each pair has any
+
+
+class Passes:
+    """Forward passes of one model over rows: as trees where its layers allow it, else padded.
+
+    `shares` says whether; models whose layers carry a state along the sequence cannot branch.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        micro_tokens: int,
+        parts: int = 1,
+        flex: bool | None = None,
+        world: World | None = None,
+        compiled: bool = False,
+        checkpointing: bool | None = False,
+    ) -> None:
+        """`model`: a causal language model of transformers, with or without PEFT layers inside.
+
+        `parts`: passes over which rows are spread at least, where there are so many; `flex`: try FlexAttention, None:
+        on a GPU; `world`: the ranks among which passes are dealt out; `compiled`: try compiled layers;
+        `checkpointing`: see `Recompute`.
+        """
+        self._model, self.budget, self._parts, self._world = model, micro_tokens, parts, world or Alone()
+        self._bend = bend_of(model)
+        self._own = model.config._attn_implementation
+        self._together = _together(model.config.get_text_config())
+        self._growing = [m for m in model.modules() if getattr(m, "rope_type", None) == "dynamic"]
+        self._most = 1  # rows in one pass since the budget was halved
+        self._recompute = Recompute(model, checkpointing)
+        self.flex = self._world.agree(model.device.type == "cuda" if flex is None else flex)
+        self.shares = self._try_tree()
+        self.compiled = False
+        if compiled:
+            self.compiled = self._try_compiled()
+        vocabulary = model.config.get_text_config().vocab_size
+        self._recompute.measure(self.read, padded_length(1) if self.flex else _SHORT, vocabulary)
+
+    def _try_compiled(self) -> bool:
+        """Compiled layers must give what they gave before; what fails is named in the log."""
+        plain = self._trial()
+        try:
+            compile_parts(self._model)
+            gaps = [float((a - b).norm() / b.norm()) for a, b in zip(self._trial(), plain, strict=True)]
+            bound = _STATE_TOLERANCE.get(self._model.dtype, _LOW_LAYERS)
+            why = None if max(gaps) <= bound else f"log-probabilities and gradients are off by {max(gaps):.3g}"
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001  foreign models and compilers fail in ways of their own
+            why = f"{type(error).__name__}: {error}"
+        if why is None:
+            return True
+        self.interpret(why)
+        return False
+
+    def interpret(self, why: str = "they cannot be computed again for the backward pass") -> bool:
+        """Compiled layers no more. False: they were not."""
+        was, self.compiled = self.compiled, False
+        interpret_parts(self._model)
+        name = type(self._model).__name__
+        log.warning("%s: its layers cannot be compiled and are interpreted, which is slower (%s)", name, why)
+        return was
+
+    @torch.enable_grad()
+    def _trial(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """(log-probabilities, gradients of their sum by some of the trained weights) of short rows."""
+        logp_K, _ = self.forward(_trial_rows(self._model.config.get_text_config()))
+        trained = sorted((p for p in self._model.parameters() if p.requires_grad), key=torch.numel)
+        asked = [*trained[:_TRIAL_WEIGHTS], *trained[_TRIAL_WEIGHTS:][-_TRIAL_WEIGHTS:]]
+        found = torch.autograd.grad(logp_K.sum(), asked, allow_unused=True)
+        return logp_K.detach(), torch.cat([g.flatten() for g in found if g is not None])
+
+    def _try_tree(self) -> bool:
+        """A tree must give what its rows give; what fails is named in the log, and the next best way is tried.
+
+        On every rank: a tree on one and rows on another would be other passes, which they make in step.
+        """
+        text = self._model.config.get_text_config()
+        if getattr(text, "attention_chunk_size", None):
+            return self._go_padded("its layers attend in chunks")
+        rows = _trial_rows(text)
+        with torch.no_grad():
+            padded = [self._padded([row]) for row in rows]
+        why = self._agreed(self._why_not(rows, padded))
+        if why and self.flex:
+            log.warning(
+                "%s: FlexAttention does not work here, attention goes segment by segment, which is slower (%s)",
+                type(self._model).__name__,
+                why,
+            )
+            self.flex = False
+            why = self._agreed(self._why_not(rows, padded))
+        return self._go_padded(why) if why else True
+
+    def _agreed(self, why: str | None) -> str | None:
+        """What speaks against it on any rank."""
+        return None if self._world.agree(why is None) else why or "it does not work on another rank"
+
+    @torch.no_grad()
+    def _why_not(self, rows: Sequence[Row], padded: Sequence[lm_head.Read]) -> str | None:
+        """What speaks against trees as `self.flex` has them."""
+        try:
+            self._model.set_attn_implementation(tree_attention.NAME)
+            planted = self._planted(rows)
+            masks = self._masks(planted)
+            whole, alone = self._over(rows, planted, masks), self._tree(rows[:1])  # the latter by another kernel
+            gap = max(_gap(whole, padded), _gap(alone, padded[:1]))
+            if not gap <= _TOLERANCE.get(self._model.dtype, _LOW_TOLERANCE):
+                return f"log-probabilities are off by {gap:.3g}"
+            gap = _leak(whole, padded)
+            if not gap <= _HIDDEN_TOLERANCE.get(self._model.dtype, _LOW_HIDDEN):
+                return f"states are off by {gap:.3g}"
+            for call in masks.calls if masks else ():
+                gap = tree_attention.flex_gap(call, self._model.device)
+                if not gap <= _STATE_TOLERANCE.get(call.dtype, _LOW_STATES):
+                    return f"{call}: states and gradients are off by {gap:.3g}"
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001  foreign models and compilers fail in ways of their own
+            return f"{type(error).__name__}: {error}"
+        return None
+
+    def _go_padded(self, why: str) -> bool:
+        self._model.set_attn_implementation(self._own)
+        log.warning(
+            "%s: rows are trained one by one, shared prompts are computed again for each (%s)",
+            type(self._model).__name__,
+            why,
+        )
+        return False
+
+    def groups(self, rows: Sequence[Row]) -> list[list[int]]:
+        """Row numbers, a list for each forward pass: each within the budget of tokens (see `tree.groups`)."""
+        parts = min(self._parts, len(rows))
+        cuts = [len(rows) * part // parts for part in range(parts + 1)] if rows else []
+        out = [group for a, b in pairwise(cuts) for group in self._grouped(rows, range(a, b))]
+        out = cut(out, [row.length for row in rows], self._world.size)
+        self._most = max([self._most, *map(len, out)])
+        return out
+
+    @property
+    def again(self) -> int:
+        """How many layers the last pass with gradients computes again."""
+        return self._recompute.again
+
+    @property
+    def size(self) -> tuple[int, float]:
+        """What `shrink` changes: the tokens of a pass, and what layers have room for."""
+        return self.budget, self._recompute.room
+
+    @size.setter
+    def size(self, size: tuple[int, float]) -> None:
+        self.budget, self._recompute.room = size
+
+    def shrink(self) -> str | None:
+        """On all ranks at once: compute more layers again, then halve the tokens in a pass.
+
+        None, and nothing has changed, when all passes since the last time were of one row each and kept nothing.
+        """
+        if not self._world.agree(not self._recompute.holds):
+            self._recompute.shrink()
+            return "more layers computed again in the backward pass"
+        if self._most < 2 or self.budget < 2:
+            return None
+        self.budget, self._most = self.budget // 2, 1
+        return f"passes of {self.budget} tokens"
+
+    def _grouped(self, rows: Sequence[Row], numbers: Sequence[int]) -> list[list[int]]:
+        alone = [[i] for i in numbers if rows[i].length > self._together]
+        rest = [i for i in numbers if rows[i].length <= self._together]
+        if self.shares:
+            found = prefix_tree.groups([rows[i] for i in rest], self.budget)
+        else:
+            found = micro_batches([rows[i].length for i in rest], self.budget)
+        return [*alone, *([rest[j] for j in group] for group in found)]
+
+    @property
+    def ranks(self) -> int:
+        """How many take part."""
+        return self._world.size
+
+    def over(self, rows: Sequence[Row], work: Callable[[list[int], float], _T], kind: type[_T]) -> list[_T]:
+        """What `work(group, weight)` gives for each group of `rows`; see `World.each`."""
+        groups = self.groups(rows)
+        costs = [sum(rows[i].length for i in group) for group in groups]
+        return self._world.each(costs, lambda n, weight: work(groups[n], weight), kind)
+
+    def forward(self, rows: Sequence[Row], *, floats: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """(logp_K, entropy_K in nats) of one pass, at each row's temperature; response tokens in the rows' order."""
+        picked = self.read(rows).pick(floats=floats)
+        return picked.logp, picked.entropy_K
+
+    def read(self, rows: Sequence[Row]) -> lm_head.Read:
+        """One pass of all that is below the head; response tokens in the rows' order."""
+        for rope in self._growing:
+            rope.max_seq_len_cached = 0  # else it keeps what the longest row so far made of it
+        return self._tree(rows) if self.shares else self._padded(rows)
+
+    def _tree(self, rows: Sequence[Row]) -> lm_head.Read:
+        planted = self._planted(rows)
+        return self._over(rows, planted, self._masks(planted))
+
+    def _planted(self, rows: Sequence[Row]) -> prefix_tree.Tree:
+        planted = prefix_tree.plant(rows, self._model.device)
+        return prefix_tree.pad(planted, padded_length(planted.tokens)) if self.flex else planted
+
+    def _masks(self, planted: prefix_tree.Tree) -> Masks | None:
+        return Masks(planted) if self.flex else None
+
+    def _over(self, rows: Sequence[Row], planted: prefix_tree.Tree, masks: Masks | None) -> lm_head.Read:
+        self._recompute.fit(planted.tokens)
+        out = self._model.get_decoder()(
+            input_ids=planted.ids_T[None],
+            position_ids=planted.depth_T[None],
+            use_cache=False,
+            plan=tree_attention.Plan(planted, masks),
+        )
+        return self._read(rows, out.last_hidden_state[0], planted)
+
+    def _padded(self, rows: Sequence[Row]) -> lm_head.Read:
+        packed = pack(rows, self._model.device)
+        self._recompute.fit(packed.ids_BL.numel())
+        hidden_BLH = self._model.get_decoder()(input_ids=packed.ids_BL, use_cache=False).last_hidden_state
+        return self._read(rows, hidden_BLH.flatten(0, 1), packed)
+
+    def _read(self, rows: Sequence[Row], hidden_TH: torch.Tensor, at: prefix_tree.Tree | Packed) -> lm_head.Read:
+        return lm_head.Read(
+            head=self._model.get_output_embeddings(),
+            hidden_KH=hidden_TH[at.kept_K],
+            targets_K=at.targets_K,
+            temperature_K=at.temperature_K.to(hidden_TH.device, torch.promote_types(hidden_TH.dtype, torch.float32)),
+            lengths=tuple(len(row.response_ids) for row in rows),
+            bend=self._bend,
+        )
+
+    def score(
+        self, rows: Sequence[Row], done: Callable[[int], None] = lambda _: None
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """For each row (logp [R], entropy [R]), on the CPU and without gradients; `done`: as of `look`."""
+        return [(seen.logp, seen.entropy_K) for seen in self.look(rows, done=done)]
+
+    @torch.no_grad()
+    def look(
+        self,
+        rows: Sequence[Row],
+        *,
+        ids: Sequence[torch.Tensor] | None = None,
+        top: int = 0,
+        done: Callable[[int], None] = lambda _: None,
+    ) -> list[lm_head.Picked]:
+        """Of each row what `head.select` gives, on the CPU and without gradients.
+
+        `ids`: of each row [R, N] further tokens to score, the same N for all. `done` is told after each pass how many
+        rows this rank has seen.
+        """
+        so_far = 0
+
+        def seen(group: list[int], _: float) -> dict[int, lm_head.Picked]:
+            nonlocal so_far
+            read = self.read([rows[i] for i in group])
+            asked = None if ids is None else torch.cat([ids[i] for i in group]).to(read.hidden_KH.device)
+            picked = dict(zip(group, read.pick(ids_KN=asked, top=top).split(read.lengths), strict=True))
+            so_far += len(group)
+            done(so_far)
+            return picked
+
+        out = dict(pair for found in self.over(rows, seen, dict[int, lm_head.Picked]) for pair in found.items())
+        return [out[i] for i in range(len(rows))]
+
+
+def _trial_rows(text: Any) -> list[Row]:
+    """Short branches soon after the root, where a state that leaked from one into the next would show."""
+    ids = np.arange(12, dtype=np.int32) * 7 % max(2, text.vocab_size)
+    return [Row(prompt_ids=ids[:n], response_ids=ids[a : a + 3], temperature=1.0) for n, a in ((6, 2), (6, 7), (4, 5))]
+
+
+def _gap(read: lm_head.Read, padded: Sequence[lm_head.Read]) -> float:
+    """How far apart the log-probabilities are."""
+    return float((read.pick().logp - torch.cat([row.pick().logp for row in padded])).abs().max())
+
+
+def _leak(read: lm_head.Read, padded: Sequence[lm_head.Read]) -> float:
+    """How far apart the states below the head are, relative in norm."""
+    own_KH = torch.cat([row.hidden_KH for row in padded])
+    return float((read.hidden_KH - own_KH).norm() / own_KH.norm())
+
+
+def _together(text: Any) -> float:
+    """The length up to which a row's positions mean the same whatever is computed beside it (RoPE that grows)."""
+    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    kinds = [rope] if "rope_type" in rope else [kind for kind in rope.values() if isinstance(kind, dict)]
+    grown = [kind for kind in kinds if kind.get("rope_type") in ("longrope", "dynamic")]
+    lengths = [
+        kind.get("original_max_position_embeddings")
+        or getattr(text, "original_max_position_embeddings", None)
+        or text.max_position_embeddings
+        for kind in grown
+    ]
+    return min(lengths, default=math.inf)

@@ -1,0 +1,41 @@
+"""Log-probabilities of given tokens under one policy, and nothing else: no optimizer, no gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+
+from openclaw_rl.learner.forward.packing import Row
+from openclaw_rl.learner.forward.runner import Passes
+from openclaw_rl.learner.model import weights
+from openclaw_rl.settings.load import ModelConfig, TrainConfig
+from openclaw_rl.types import Ids, Logprobs
+
+
+class Scorer:
+    """One policy, loaded once. Prompts that rows share are computed once."""
+
+    def __init__(self, path: str, folder: str | None, train: TrainConfig, model: ModelConfig) -> None:
+        """`path`: folder of the base weights; `folder`: of the policy, None for the base itself.
+
+        Raises `ModelError` or `ConfigError` when they cannot be loaded or do not fit.
+        """
+        torch.set_num_threads(train.threads)
+        made = weights.make(path, train, model)
+        if folder is not None:
+            made.read(Path(folder))
+        made.model.eval()
+        self._standing = nullcontext if folder is not None else made.frozen  # an adapter that does nothing costs time
+        self._passes = Passes(made.causal, micro_tokens=train.micro_tokens)
+
+    def score(self, rows: Sequence[tuple[Ids, Ids]], done: Callable[[int], None]) -> list[Logprobs]:
+        """For each (prompt [P], response [R]): [R] natural logarithms at temperature 1.
+
+        `done` is told how many of them there are so far.
+        """
+        packed = [Row(prompt_ids=prompt, response_ids=response, temperature=1.0) for prompt, response in rows]
+        with self._standing():
+            return [logp.to(torch.float32).numpy() for logp, _ in self._passes.score(packed, done)]

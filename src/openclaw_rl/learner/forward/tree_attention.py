@@ -1,0 +1,226 @@
+"""Attention over a packed tree: each token looks at its ancestors and itself, and every token's states are made once.
+
+Registered with transformers under the name `tree`; the tree travels to it as a keyword of the decoder's call, in a
+`Plan`. On a GPU, sequences that share nothing are a vendor's causal kernel (see `causal`). With a `Masks` in the plan
+a tree is one FlexAttention call with the mask `j <= i < end[j]`. Without one, each run of tokens is one call of torch's
+attention on its own path; the path's keys are gathered for the moment only, and again in the backward pass, so that a
+long prompt under many answers is held once.
+
+Legend: H query heads, G key heads, T tokens of the tree, D head size.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from openclaw_rl.learner.forward import causal_attention, flex_attention
+from openclaw_rl.learner.forward.flex_attention import Masks
+from openclaw_rl.learner.forward.packing import Row
+from openclaw_rl.learner.forward.prefix_tree import Segment, Tree, pad, plant
+
+NAME = "tree"
+QUERIES = 1024  # queries of one call below a path, or with a window: bounds its mask
+APART = 8  # sequences that share nothing and get calls of their own; more of them are one call with a mask
+BENT = ("softcap", "s_aux", "position_bias")  # what some models do to scores, and nothing here does
+
+
+class Plan:
+    """How attention goes in one pass. No dataclass: a compiler would look into that, and compile for each tree."""
+
+    def __init__(self, tree: Tree, masks: Masks | None) -> None:
+        """`masks`: for FlexAttention; None: segment by segment."""
+        self.tree, self.masks = tree, masks
+        whole = tree.segments[:-1] if tree.padding else tree.segments
+        self.spans = None if any(s.above for s in whole) or len(whole) > APART else [(s.start, s.end) for s in whole]
+
+
+def _gathered(states_1HTD: torch.Tensor, segment: Segment, upto: int) -> torch.Tensor:
+    """[1, H, depth + own, D]: a segment's path and its own tokens up to `upto`."""
+    ranges = (*segment.above, (segment.start, upto))
+    return torch.cat([states_1HTD[:, :, a:b] for a, b in ranges], dim=2)
+
+
+def _mask(first: int, queries: int, keys: int, window: int | None, device: torch.device) -> torch.Tensor | None:
+    """[queries, keys] what queries at depths first, first + 1, ... see; None: the plain causal square."""
+    if first == 0 and queries == keys and window is None:
+        return None
+    depth_Q = torch.arange(first, first + queries, device=device)[:, None]
+    depth_J = torch.arange(keys, device=device)[None]
+    seen = depth_J <= depth_Q
+    return seen if window is None else seen & (depth_J > depth_Q - window)
+
+
+def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float
+            ) -> torch.Tensor:  # fmt: skip
+    grouped = query.shape[1] != key.shape[1]
+    return functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
+    )
+
+
+def _branches(tree: Tree) -> list[tuple[Segment, int, int]]:
+    """(segment, first query, end): what stands below something, in pieces of bounded size."""
+    return [
+        (segment, at, min(at + QUERIES, segment.end))
+        for segment in tree.segments
+        if segment.above
+        for at in range(segment.start, segment.end, QUERIES)
+    ]
+
+
+class _Branches(torch.autograd.Function):
+    """[1, H, T, D], right where a segment has something above it.
+
+    Piece by piece; nothing is saved but the inputs, and each piece is computed again in the backward pass.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, tree: Tree, scale: float,
+                window: int | None) -> torch.Tensor:  # fmt: skip
+        ctx.save_for_backward(query, key, value)
+        ctx.tree, ctx.scale, ctx.window = tree, scale, window
+        out = torch.empty_like(query)
+        for segment, start, end in _branches(tree):
+            k, v = _gathered(key, segment, end), _gathered(value, segment, end)
+            mask = _mask(segment.depth + start - segment.start, end - start, k.shape[2], window, query.device)
+            out[:, :, start:end] = _attend(query[:, :, start:end], k, v, mask, scale)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        query, key, value = ctx.saved_tensors
+        d_query, d_key, d_value = (torch.zeros_like(states) for states in (query, key, value))
+        for segment, start, end in _branches(ctx.tree):
+            with torch.enable_grad():
+                q = query[:, :, start:end].detach().requires_grad_()
+                k, v = (_gathered(states, segment, end).detach().requires_grad_() for states in (key, value))
+                mask = _mask(segment.depth + start - segment.start, end - start, k.shape[2], ctx.window, q.device)
+                out = _attend(q, k, v, mask, ctx.scale)
+                dq, dk, dv = torch.autograd.grad(out, (q, k, v), grads[0][:, :, start:end])
+            d_query[:, :, start:end] = dq
+            at = 0
+            for a, b in (*segment.above, (segment.start, end)):
+                d_key[:, :, a:b] += dk[:, :, at : at + b - a]
+                d_value[:, :, a:b] += dv[:, :, at : at + b - a]
+                at += b - a
+        return d_query, d_key, d_value, None, None, None
+
+
+def by_segments(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, tree: Tree, scale: float, window: int | None
+) -> torch.Tensor:
+    """[1, H, T, D] without FlexAttention; query [1, H, T, D], key and value [1, G, T, D]."""
+    below = query
+    if any(segment.above for segment in tree.segments):
+        below = _Branches.apply(query, key, value, tree, scale, window)  # type: ignore[no-untyped-call]
+    parts = []
+    for segment in tree.segments:
+        start, end = segment.start, segment.end
+        if segment.above:
+            parts.append(below[:, :, start:end])
+        else:
+            parts += _root(query[:, :, start:end], key[:, :, start:end], value[:, :, start:end], scale, window)
+    return torch.cat(parts, dim=2)
+
+
+def _root(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, window: int | None
+) -> list[torch.Tensor]:
+    """Causal attention of one sequence in pieces; one piece without a window, which needs no mask."""
+    tokens = query.shape[2]
+    out = []
+    for at in range(0, tokens, tokens if window is None else QUERIES):
+        end = tokens if window is None else min(at + QUERIES, tokens)
+        first = 0 if window is None else max(0, at - window + 1)  # what the piece's first query sees
+        mask = _mask(at - first, end - at, end - first, window, query.device)
+        out.append(_attend(query[:, :, at:end], key[:, :, first:end], value[:, :, first:end], mask, scale))
+    return out
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # it has compiled and vendors' kernels of its own
+def tree_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    plan: Plan | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention interface: query [1, H, T, D], key and value [1, G, T, D] -> [1, T, H, D].
+
+    `attention_mask`: what `_window_only` gave. Without a plan: plain causal attention of rows that are not padded on
+    the left. Raises `ValueError` for models that bend their attention's scores.
+    """
+    if bent := [name for name in BENT if kwargs.get(name) is not None]:
+        raise ValueError(f"its attention has {bent[0]}, which attention over a tree does not know")
+    window = kwargs.get("sliding_window")
+    if attention_mask is not None:  # `_window_only`; not every model hands its window to the attention, too
+        window = int(attention_mask)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if plan is None:
+        out = torch.cat(_root(query, key, value, scale, window), dim=2)
+    elif window is None and plan.spans and _works(query, key):
+        out = causal_attention.attend(query, key, value, plan.spans, scale)
+    elif plan.masks is not None:
+        out = flex_attention.attend(query, key, value, plan.masks, scale, window)
+    else:
+        out = by_segments(query, key, value, plan.tree, scale, window)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _works(query: torch.Tensor, key: torch.Tensor) -> bool:
+    return causal_attention.works(query.shape[1], key.shape[1], query.shape[3], query.dtype, query.device)
+
+
+def flex_gap(call: flex_attention.Call, device: torch.device) -> float:
+    """How far FlexAttention is from `by_segments` on states of this shape: of outputs and gradients, relative in norm.
+
+    Raises what the compiler raises.
+    """
+    tree = _trial_tree(device)
+    random = torch.Generator().manual_seed(0)
+    states = [
+        torch.randn(1, heads, tree.tokens, call.size, generator=random).to(device, call.dtype)
+        for heads in (call.heads, call.groups, call.groups, call.heads)
+    ]
+    window = tree.tokens // 4 if call.windowed else None
+
+    def both(way: Any, what: Masks | Tree) -> list[torch.Tensor]:
+        query, key, value = (s.clone().requires_grad_() for s in states[:3])
+        out = way(query, key, value, what, call.size**-0.5, window)
+        return [out.detach(), *torch.autograd.grad((out * states[3]).sum(), (query, key, value))]
+
+    with torch.enable_grad():
+        pairs = zip(both(flex_attention.attend, Masks(tree)), both(by_segments, tree), strict=True)
+        return max(float((got - want).norm() / want.norm()) for got, want in pairs)
+
+
+def _trial_tree(device: torch.device) -> Tree:
+    """A trunk, two branches, one more from its middle: full, mixed and empty blocks, some padding.
+
+    Five blocks: a number that hardly any model has of heads. The compiler takes sizes that are equal at first for one.
+    """
+    trunk, *branches = (np.arange(n, dtype=np.int32) + 1000 * n for n in (240, 119, 120, 121))
+    rows = [
+        Row(prompt_ids=np.concatenate([trunk[:start], branch]), response_ids=branch[:1], temperature=1.0)
+        for start, branch in zip((240, 240, 130), branches, strict=True)
+    ]
+    planted = plant(rows, device)
+    return pad(planted, flex_attention.padded_length(planted.tokens))
+
+
+def _window_only(*args: Any, local_size: int | None = None, **kwargs: Any) -> torch.Tensor | None:
+    """In place of a mask: how far back this kind of layer looks. What is seen within that, the tree says."""
+    return None if local_size is None else torch.tensor(local_size)
+
+
+AttentionInterface.register(NAME, tree_attention)
+AttentionMaskInterface.register(NAME, _window_only)

@@ -1,0 +1,1 @@
+"""Trainable models: LoRA, quantized and full weights, activation checkpointing, EMA teacher."""

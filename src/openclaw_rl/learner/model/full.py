@@ -1,0 +1,104 @@
+"""All weights of a model are trained; a policy is a whole model in the layout of transformers."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from transformers import GenerationConfig
+
+from openclaw_rl.common.policy_digest import ADAPTER_CONFIG, MODEL_CONFIG, weight_files
+from openclaw_rl.errors import ConfigError, ModelError
+from openclaw_rl.learner.model import peft_adapter
+from openclaw_rl.settings.load import ModelConfig, TrainConfig
+
+log = logging.getLogger(__name__)
+MOST = 1e-4  # a learning rate above it is one for adapters, which take ten times as much (arXiv:2106.09685)
+_SHARD = "2GB"  # writing one holds up other threads, and the trainer's lease is kept by one of them
+_TOKENIZER = ("tokenizer*", "*.jinja", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt")
+
+
+class Full:
+    """The weights of a policy, and a second set: the base's, put into their place for a moment where it is asked for.
+
+    A weight that stands in several places (a head tied to the embeddings) is one weight.
+    """
+
+    dropout = 0.0
+
+    def __init__(self, path: str, train: TrainConfig, model: ModelConfig) -> None:
+        """`path`: folder of the base weights. Raises `ModelError`."""
+        self._path, self._config = Path(path), model
+        self.model = self.causal = peft_adapter.load_base(path, model).eval()
+        self.causal.generation_config = GenerationConfig()  # nothing is generated here; the base's own is copied
+        self.parameters = dict(sorted(self.causal.named_parameters()))
+        self._base: dict[str, torch.Tensor] = {}
+        for name, parameter in self.parameters.items():
+            parameter.requires_grad_(True)
+            place = torch.device("cpu") if train.offload_optimizer else parameter.device
+            self._base[name] = parameter.detach().to(place, copy=True)
+        if train.learning_rate > MOST:
+            log.warning(
+                "train.learning_rate %g suits adapters; whole models (train.weights full) break above %g or so",
+                train.learning_rate,
+                MOST,
+            )
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        trained = {name: parameter.data for name, parameter in self.parameters.items()}
+        try:
+            for name, parameter in self.parameters.items():
+                parameter.data = self._base[name].to(parameter.device)
+            yield
+        finally:
+            for name, parameter in self.parameters.items():
+                parameter.data = trained[name]
+
+    def reset(self) -> None:
+        self._put(self._base)
+
+    def read(self, folder: Path) -> None:
+        if (folder / ADAPTER_CONFIG).exists():
+            raise ConfigError(
+                f"{folder}: the policy was trained with train.weights lora, the settings say full. Set train.weights "
+                "back, or start from the base in a new home."
+            )
+        if not weight_files(folder):
+            raise ModelError(
+                f"{folder}: the policy's weights are no longer kept. Roll back to a version that has them, and raise "
+                "train.keep_checkpoints to keep more."
+            )
+        there = self._config.model_copy(update={"device": "cpu"})
+        if there.dtype == "auto":
+            kind = str(self.causal.dtype).removeprefix("torch.")
+            there = there.model_copy(update={"dtype": kind})
+        self._put(dict(peft_adapter.load_base(str(folder), there).named_parameters()))
+
+    @torch.no_grad()
+    def _put(self, state: dict[str, torch.Tensor]) -> None:
+        for name, parameter in self.parameters.items():
+            if name not in state or state[name].shape != parameter.shape:
+                raise ModelError(
+                    f"the policy's weights do not fit the base model {self._path}: {name} is missing or of another "
+                    "shape. Train from the base that it was made for."
+                )
+        for name, parameter in self.parameters.items():
+            parameter.copy_(state[name])
+
+    def write(self, folder: Path) -> None:
+        """Weights in the precision in which they are trained; everything else as the base has it."""
+        self.causal.save_pretrained(folder, max_shard_size=_SHARD)
+        config = json.loads((self._path / MODEL_CONFIG).read_text(encoding="utf-8"))
+        kind = "torch_dtype" if "torch_dtype" in config else "dtype"
+        config[kind] = str(self.causal.dtype).removeprefix("torch.")
+        (folder / MODEL_CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
+        (folder / "generation_config.json").unlink(missing_ok=True)
+        for pattern in ("generation_config.json", *_TOKENIZER):
+            for file in self._path.glob(pattern):
+                shutil.copyfile(file, folder / file.name)

@@ -1,0 +1,203 @@
+"""The base model with a LoRA adapter in it, and what an adapter looks like on disk (PEFT's layout)."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig as PeftLoraConfig
+from peft import get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from peft.tuners.lora import LoraLayer
+from peft.tuners.lora.layer import ParamWrapper
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch.nn import functional
+from transformers import AutoModelForCausalLM
+from transformers.pytorch_utils import Conv1D
+from transformers.utils import logging as transformers_logging
+
+from openclaw_rl.common.policy_digest import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from openclaw_rl.errors import ConfigError, ModelError
+from openclaw_rl.settings.load import LoraConfig, ModelConfig
+
+
+def device_of(model: ModelConfig) -> torch.device:
+    """auto: the GPU where there is one."""
+    if model.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(model.device)
+
+
+def load_base(path: str, model: ModelConfig, quantization: Any = None) -> Any:
+    """The base weights. auto: float32 on a CPU, as the checkpoint has them on a GPU.
+
+    `quantization`: transformers' settings for a base of fewer bits. Raises `ModelError`, also where a weight is
+    missing in the files, which transformers would make up.
+    """
+    device = device_of(model)
+    transformers_logging.disable_progress_bar()
+    dtype = ("float32" if device.type == "cpu" else "auto") if model.dtype == "auto" else model.dtype
+    placed = {} if quantization is None else {"quantization_config": quantization, "device_map": {"": device}}
+    try:
+        base, told = AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, local_files_only=True, output_loading_info=True, **placed
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise ModelError(f"{path}: cannot be loaded as a causal language model: {error}") from error
+    if told["missing_keys"]:
+        missing = sorted(told["missing_keys"])
+        raise ModelError(f"{path}: {len(missing)} weights are not in its files (the first: {missing[0]})")
+    return base if placed else base.to(device)
+
+
+def attach(base: Any, path: str, lora: LoraConfig, seed: int) -> Any:
+    """A PEFT model over `base`; the adapter starts as the identity, the same for the same seed."""
+    targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
+    config = PeftLoraConfig(
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=path,
+        r=lora.rank,
+        lora_alpha=int(lora.alpha) if lora.alpha == int(lora.alpha) else lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=targets,
+        bias="none",
+    )
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)  # peft asks by the old name
+        warnings.filterwarnings("ignore", "The following .*_pattern keys", RuntimeWarning)  # which it made up itself
+        torch.manual_seed(seed)
+        try:
+            model = get_peft_model(base, config)
+        except ValueError as error:
+            raise ConfigError(
+                f"train.lora.targets {targets!r} fit no layers of {path}: {error}. Name its linear layers, or say "
+                "all-linear"
+            ) from error
+    _check_linear(model, path, targets)
+    lean(model)
+    model.peft_config["default"].base_model_name_or_path = path
+    return model.eval()
+
+
+def _check_linear(model: Any, path: str, targets: str | list[str]) -> None:
+    """What no engine could serve must not be trained. Raises `ConfigError`.
+
+    With all-linear PEFT takes in experts and routers, too, which are weights without a linear layer around them.
+    """
+    cure = "Leave it out, or say all-linear"
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
+    if isinstance(targets, str):
+        adapted = (name for name, module in layers.items() if _is_linear(module))
+        cure = f"Name linear ones alone: train.lora.targets [{', '.join(sorted({n.split('.')[-1] for n in adapted}))}]"
+    wrong = {name: module.get_base_layer() for name, module in layers.items() if not _is_linear(module)}
+    if wrong:
+        # Experts first: they explain more than the router before them.
+        name = min(wrong, key=lambda name: isinstance(wrong[name], torch.nn.Linear))
+        raise ConfigError(
+            f"train.lora.targets: {name.removeprefix('base_model.model.')} of {path} is a "
+            f"{type(wrong[name]).__name__}; engines serve adapters of linear layers only. {cure}"
+        )
+
+
+@torch.no_grad()
+def _is_linear(adapted: LoraLayer) -> bool:
+    """Also a model's own kind of it, where it does what a linear layer does: routers have such weights and do more."""
+    base = adapted.base_layer
+    if isinstance(adapted, ParamWrapper) or not isinstance(base, torch.nn.Linear | Conv1D):
+        return False
+    if not type(base).__module__.startswith("transformers.models."):
+        return True
+    try:
+        out = base(base.weight.new_zeros(1, base.weight.shape[1]))
+    except (RuntimeError, TypeError, ValueError):
+        return False
+    return isinstance(out, torch.Tensor) and out.shape == (1, base.weight.shape[0])
+
+
+def trainable(model: Any) -> dict[str, torch.nn.Parameter]:
+    """The adapter's parameters by name, in a fixed order."""
+    return {name: p for name, p in sorted(model.named_parameters()) if p.requires_grad}
+
+
+def to_files(model: Any) -> dict[str, bytes]:
+    """The adapter as the two files that `PeftModel.from_pretrained` reads; equal weights give equal bytes."""
+    state = get_peft_model_state_dict(model, save_embedding_layers=False)
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in sorted(state.items())}
+    config = model.peft_config["default"].to_dict() | {"inference_mode": True}
+    return {
+        ADAPTER_WEIGHTS: save(tensors, metadata={"format": "pt"}),
+        ADAPTER_CONFIG: json.dumps(config, indent=2, sort_keys=True, default=_plain).encode(),
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, set | frozenset):  # PEFT keeps module names in a set, whose order changes with each process
+        return sorted(value)
+    return str(value)
+
+
+def tensors(model: Any) -> dict[str, torch.Tensor]:
+    """A copy of the adapter's weights."""
+    return {k: v.detach().clone() for k, v in get_peft_model_state_dict(model, save_embedding_layers=False).items()}
+
+
+def put(model: Any, state: Mapping[str, torch.Tensor]) -> None:
+    """The adapter's weights from `state`. Raises `ModelError` when they do not fit."""
+    expected = tensors(model)
+    wrong = sorted(set(expected) ^ set(state)) or [k for k in expected if expected[k].shape != state[k].shape]
+    if wrong:
+        raise ModelError(
+            f"the adapter's weights do not fit the base model: {len(wrong)} tensors are missing, unknown or of "
+            f"another shape (the first: {wrong[0]}). Train from the base that it was made for."
+        )
+    set_peft_model_state_dict(model, dict(state))
+
+
+def read(model: Any, folder: Path) -> None:
+    """The adapter's weights from `folder`. Raises `ConfigError` when its shape is not the one in the settings."""
+    try:
+        theirs = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+        state = load_file(folder / ADAPTER_WEIGHTS)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{folder}: cannot read the policy's adapter: {error}") from error
+    ours = model.peft_config["default"]
+    for key, setting in (("r", "rank"), ("lora_alpha", "alpha")):
+        if theirs[key] != getattr(ours, key):
+            raise ConfigError(
+                f"{folder}: the policy was trained with train.lora.{setting} {theirs[key]}, the settings say "
+                f"{getattr(ours, key)}. Set train.lora.{setting} back, or start from the base in a new home."
+            )
+    put(model, state)
+
+
+ADAPTER = "default"
+
+
+def lean(model: Any) -> None:
+    """Have every adapted linear layer of a PEFT model compute so. For bases in float32 and wider nothing changes."""
+    for module in model.modules():
+        if isinstance(module, LoraLayer) and ADAPTER in module.lora_A:
+            module.__class__ = _lean(type(module))  # type: ignore[arg-type]
+
+
+@cache
+def _lean(kind: type[torch.nn.Module]) -> type[torch.nn.Module]:
+    """A class, and no method for each layer: what is compiled for one layer then fits all of them."""
+    return type(kind.__name__, (kind,), {"forward": _forward})
+
+
+def _forward(layer: Any, x: torch.Tensor) -> torch.Tensor:
+    """[..., out] of [..., in]; the adapter's two weights are [rank, in] and [out, rank]."""
+    out = layer.base_layer(x)
+    if layer.disable_adapters:
+        return out  # type: ignore[no-any-return]
+    a, b, scale = layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight, layer.scaling[ADAPTER]
+    low = functional.linear(layer.lora_dropout[ADAPTER](x.to(out.dtype)), a.to(out.dtype))
+    if out.dtype in (torch.bfloat16, torch.float16):  # scaled where it is narrowest
+        return out + functional.linear(low * scale, b.to(out.dtype))  # type: ignore[no-any-return]
+    return out + functional.linear(low, b) * scale  # type: ignore[no-any-return]

@@ -1,0 +1,38 @@
+"""A frozen base in 4 bits under a float32 adapter (QLoRA, arXiv:2305.14314): NF4 blocks of 64, their scales in 8 bits.
+
+Only linear layers of the decoder are in 4 bits, each of which is made whole again for the moment in which it is used;
+embeddings, norms and head stay as they are.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import torch
+from transformers import BitsAndBytesConfig
+
+from openclaw_rl.errors import ConfigError
+from openclaw_rl.learner.model import peft_adapter
+from openclaw_rl.settings.load import ModelConfig
+
+
+def load_base(path: str, model: ModelConfig) -> Any:
+    """As `adapter.load_base`, in 4 bits. Raises `ConfigError` where the library for it is missing."""
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise ConfigError(
+            'train.base_bits 4 needs bitsandbytes, which is not installed. Install "openclaw-rl[qlora]", or set '
+            "train.base_bits 16"
+        )
+    return peft_adapter.load_base(path, model, _settings(model))
+
+
+def _settings(model: ModelConfig) -> BitsAndBytesConfig:
+    on_cpu = peft_adapter.device_of(model).type == "cpu"
+    auto = torch.float32 if on_cpu else torch.bfloat16
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=auto if model.dtype == "auto" else getattr(torch, model.dtype),
+    )

@@ -1,0 +1,1 @@
+"""Optimizers and float32 master weights."""

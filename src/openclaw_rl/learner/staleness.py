@@ -1,0 +1,77 @@
+"""Which turns are too stale to train on: measured, turn by turn and over the whole batch.
+
+Legend: R response tokens of one sample. The gap of tokens is their mean |log rho| = |log pi - log mu|, pi the policy
+before the step, in nats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from openclaw_rl.errors import BrokenPolicy
+from openclaw_rl.methods.types import Sample
+
+
+def fresh_enough(
+    samples: Sequence[Sample], student: Sequence[torch.Tensor], *, max_gap: float, max_batch_gap: float
+) -> tuple[list[int], dict[str, str]]:
+    """Which samples are, and of the others why not (turn -> words for a person).
+
+    No turn's gap is above `max_gap`. Then, while that of all tokens together is above `max_batch_gap`, the stalest turn
+    goes: many turns that are each just bearable are a batch of another policy. Of fresh turns it is asked as if there
+    were no replays, which join as far as the bound lets them: they have had their turn, the others have no second one.
+    Raises `BrokenPolicy` when it is.
+    """
+    gaps = [_gaps(sample, logp.numpy()) for sample, logp in zip(samples, student, strict=True)]
+    means = [float(gap.mean()) if len(gap) else 0.0 for gap in gaps]
+    dropped = {
+        s.turn: _why(s, f"mean |log ratio| {mean:.2f}", "train.max_gap", max_gap)
+        for s, mean in zip(samples, means, strict=True)
+        if not mean <= max_gap
+    }
+    kept = [i for i, mean in enumerate(means) if mean <= max_gap]
+    fresh = [i for i in kept if not samples[i].replay]
+    replays = [i for i in kept if samples[i].replay]
+    for beside, some in (([], fresh), (fresh, replays)):
+        while (whole := _mean([gaps[i] for i in (*beside, *some)])) > max_batch_gap:
+            stalest = max(some, key=lambda i: means[i])
+            some.remove(stalest)
+            words = f"mean |log ratio| {means[stalest]:.2f}, of its whole batch {whole:.2f}"
+            dropped[samples[stalest].turn] = _why(samples[stalest], words, "train.max_batch_gap", max_batch_gap)
+    return sorted([*fresh, *replays]), dropped
+
+
+def _mean(gaps: Sequence[np.ndarray[Any, Any]]) -> float:
+    tokens = sum(map(len, gaps))
+    return float(sum(gap.sum() for gap in gaps)) / tokens if tokens else 0.0
+
+
+def _why(sample: Sample, gap: str, setting: str, bound: float) -> str:
+    return (
+        f"too stale: {gap} between version {sample.version} that wrote it and the policy being trained, "
+        f"above {setting} {bound:g}"
+    )
+
+
+def _gaps(sample: Sample, student: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """|log rho| of the tokens that may train. Raises `BrokenPolicy` when it is."""
+    if not np.all(np.isfinite(student)):
+        raise BrokenPolicy(
+            f"turn {sample.turn}: expected finite log-probabilities, got {student}. The policy's weights are broken: "
+            "roll back to an earlier version."
+        )
+    gaps: np.ndarray[Any, Any] = np.abs(student.astype(np.float64) - sample.logprobs)[sample.mask]
+    return gaps
+
+
+def why_silent(sample: Sample) -> str:
+    """Why a sample that is fresh enough stands in no term, in words for a person."""
+    if sample.episode is None:
+        return "no score and no hint that the method can use"
+    if sample.episode.outcome is None:
+        return "the outcome of its rollout is not known"
+    return "its group says nothing: the batch holds no other rollout of its task, or all went alike"

@@ -1,0 +1,118 @@
+"""groups: several rollouts of one task, each measured against the others. For environments."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from openclaw_rl.methods.types import Episode, Evidence, Sample, Term
+
+Scale = Literal["none", "std"]
+Spread = Callable[[Sequence[float]], float]
+Step = tuple[str, str, int]  # task, rollout, step
+
+
+class Groups:
+    """A = (o - mean o) + (s - mean s): the outcome of the rollout, and the reward of the step.
+
+    Outcomes are compared over the rollouts of a task, each counted once however many steps it has; step rewards over
+    the rollouts that have one at the same step index (arXiv:2603.10165, step-wise rewards; arXiv:2402.03300, groups).
+    No division by the standard deviation unless `scale` is "std", and then by no less than `floor`
+    (arXiv:2503.20783 on why not).
+
+    A group is what the batch holds of it. One that came in two batches is two smaller groups, each with its own mean;
+    a rollout that is alone in a batch, and rollouts that all went alike, say nothing: they are in no term and in no
+    denominator. A rollout whose outcome is not known (a broken environment) is in no group, its step rewards included.
+    A sample without an episode is in no term.
+    """
+
+    uses_reward = False
+    uses_hints = False
+    top = 0
+
+    def __init__(self, *, scale: Scale = "none", floor: float = 0.1) -> None:
+        self._scale, self._floor = scale, floor
+
+    def terms(self, evidence: Evidence, memory: Mapping[str, Any]) -> tuple[Term, ...]:
+        """One term. Raises `ValueError` when one rollout has two outcomes, or the same step twice."""
+        episodes = [_known(sample) for sample in evidence.samples]
+        credit = _credit([e for e in episodes if e is not None], self._spread)
+        values = [None if e is None else credit.get((e.task, e.rollout, e.step)) for e in episodes]
+        pairs = list(zip(evidence.samples, values, strict=True))
+        rollouts = {(e.task, e.rollout) for e in episodes if e is not None}
+        spoke = {(e.task, e.rollout) for e, v in zip(episodes, values, strict=True) if e is not None and v is not None}
+        return (
+            Term(
+                name="groups",
+                weight=1.0,
+                advantages=tuple(np.full(len(s.mask), v or 0.0) for s, v in pairs),
+                masks=tuple(s.mask & (v is not None) for s, v in pairs),
+                metrics={"groups/rollouts": float(len(rollouts)), "groups/silent": float(len(rollouts - spoke))},
+            ),
+        )
+
+    def remember(self, samples: Sequence[Sample], memory: Mapping[str, Any]) -> dict[str, Any]:
+        """Nothing to remember: a group is its own baseline."""
+        return dict(memory)
+
+    def _spread(self, values: Sequence[float]) -> float:
+        return max(float(np.std(values)), self._floor) if self._scale == "std" else 1.0
+
+
+def _known(sample: Sample) -> Episode | None:
+    """Its episode, if it can be compared."""
+    return sample.episode if sample.episode is not None and sample.episode.outcome is not None else None
+
+
+def _credit(episodes: Sequence[Episode], spread: Spread) -> dict[Step, float]:
+    """The advantage of each step whose groups say something."""
+    outcomes = _outcomes(episodes)
+    rewards = _step_rewards(episodes)
+    out: dict[Step, float] = {}
+    for e in episodes:
+        parts = (
+            _against(outcomes[e.task], e.rollout, spread),
+            _against(rewards.get((e.task, e.step), {}), e.rollout, spread),
+        )
+        if told := [part for part in parts if part is not None]:
+            out[e.task, e.rollout, e.step] = sum(told)
+    return out
+
+
+def _outcomes(episodes: Sequence[Episode]) -> dict[str, dict[str, float]]:
+    """Of each task, the outcome of each rollout. Raises `ValueError` for a rollout that has two."""
+    out: dict[str, dict[str, float]] = defaultdict(dict)
+    for e in episodes:
+        assert e.outcome is not None, "_known() has seen to it"
+        before = out[e.task].setdefault(e.rollout, e.outcome)
+        if before != e.outcome:
+            raise ValueError(
+                f"task {e.task}, rollout {e.rollout}: expected one outcome at all its steps, "
+                f"got {before:g} and {e.outcome:g}"
+            )
+    return out
+
+
+def _step_rewards(episodes: Sequence[Episode]) -> dict[tuple[str, int], dict[str, float]]:
+    """Of each task and step index, the reward of each rollout that has one. Raises `ValueError` for a repeated step."""
+    out: dict[tuple[str, int], dict[str, float]] = defaultdict(dict)
+    seen: set[Step] = set()
+    for e in episodes:
+        if (e.task, e.rollout, e.step) in seen:
+            raise ValueError(f"task {e.task}, rollout {e.rollout}: expected step {e.step} once, got it twice")
+        seen.add((e.task, e.rollout, e.step))
+        if e.step_reward is not None:
+            out[e.task, e.step][e.rollout] = e.step_reward
+    return out
+
+
+def _against(group: Mapping[str, float], rollout: str, spread: Spread) -> float | None:
+    """The value of one rollout less the mean of its group; None where the group says nothing."""
+    values = list(group.values())
+    if rollout not in group or math.isclose(min(values), max(values), rel_tol=1e-9, abs_tol=1e-12):  # but for rounding
+        return None
+    return float((group[rollout] - np.mean(values)) / spread(values))

@@ -1,0 +1,177 @@
+"""Loading a file of the owner's, and calling what it defines: whatever is wrong is said with file, line, got, expected.
+
+A file is run as it stands. It imports what is installed; files beside it are not found, for nobody named them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import logging
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+from openclaw_rl.errors import PluginError
+from openclaw_rl.settings.load import Config
+
+log = logging.getLogger("openclaw_rl.plugins")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plugin:
+    """A file that was loaded."""
+
+    setting: str  # that named it
+    path: Path
+    sha256: str  # of the very bytes that run
+    module: ModuleType
+
+    def defined(self) -> list[str]:
+        """Functions and classes of the file itself, without what it imports."""
+        name = self.module.__name__
+        return [
+            key
+            for key, value in vars(self.module).items()
+            if callable(value) and not key.startswith("_") and getattr(value, "__module__", None) == name
+        ]
+
+    def find(self, *names: str) -> Callable[..., Any] | None:
+        """The first of these names that the file defines. Raises `PluginError` when one of them is no function."""
+        for name in names:
+            if (found := getattr(self.module, name, None)) is not None:
+                if not callable(found):
+                    raise self.error(f"{name} is of type {_kind(found)}, expected a function")
+                return found  # type: ignore[no-any-return]
+        return None
+
+    def only(self, *names: str) -> tuple[str, Callable[..., Any]]:
+        """The one of these functions that the file defines. Raises `PluginError` that names what is there."""
+        found = {name: function for name in names if (function := self.find(name)) is not None}
+        if len(found) == 1:
+            return found.popitem()
+        if found:
+            raise self.error(f"defines {' and '.join(found)}; which one is meant? Keep one of them in the file")
+        there = ", ".join(self.defined()) or "nothing"
+        raise self.error(f"defines no {' or '.join(names)}. What it defines: {there}")
+
+    def error(self, words: str, line: int | None = None) -> PluginError:
+        """Names the setting, the file and, where known, the line."""
+        where = self.path if line is None else f"{self.path}:{line}"
+        return PluginError(f"{self.setting}: {where}: {words}")
+
+    @contextmanager
+    def running(self, name: str, passing: tuple[type[Exception], ...] = (), given: str = "") -> Iterator[None]:
+        """What the owner's code raises becomes one `PluginError` with its file and line; `passing` goes through.
+
+        `given`: what it was called with, in words.
+        """
+        try:
+            yield
+        except (Exception, SystemExit) as error:  # the owner's code may raise anything
+            if isinstance(error, (PluginError, *passing)):
+                raise
+            raise self.error(
+                f"{name} raised {_told(error)}{given and f' ({given})'}", _line(error, self.path)
+            ) from error
+
+
+def load(setting: str, path: str | Path, supplied: Mapping[str, Any] | None = None) -> Plugin:
+    """Run the file at `path`. `supplied`: names that it may use without defining them. Raises `PluginError`."""
+    plugin, code = _read(setting, path)
+    vars(plugin.module).update(supplied or {})
+    sys.modules[plugin.module.__name__] = plugin.module  # dataclasses and pickle look it up there
+    with plugin.running("the file, while it was loaded,"):
+        exec(code, vars(plugin.module))
+    log.info("%s: loaded %s, sha256 %s", setting, plugin.path, plugin.sha256)
+    return plugin
+
+
+def examine(config: Config) -> None:
+    """Without running any: the files that the settings name are there, and valid Python. Raises `PluginError`."""
+    named = {
+        "train.loss_path": config.train.loss_path,
+        "judge.plugin_path": config.judge.plugin_path if config.judge.kind == "plugin" else None,
+        "rollout.function_path": config.rollout.function_path,
+        "rollout.generate_path": config.rollout.generate_path,
+    }
+    for setting, path in named.items():
+        if path is not None:
+            _read(setting, path)
+
+
+def _read(setting: str, path: str | Path) -> tuple[Plugin, CodeType]:
+    file = Path(path).expanduser().resolve()
+    try:
+        raw = file.read_bytes()
+    except OSError as error:
+        raise PluginError(f"{setting}: {file}: cannot be read ({error.strerror}). Give the path of a file.") from None
+    digest = hashlib.sha256(raw).hexdigest()
+    module = ModuleType(f"openclaw_rl_plugin_{file.stem}_{digest[:8]}")
+    module.__file__ = str(file)
+    plugin = Plugin(setting=setting, path=file, sha256=digest, module=module)
+    return plugin, _compiled(plugin, raw)
+
+
+def _compiled(plugin: Plugin, raw: bytes) -> CodeType:
+    try:
+        return compile(raw, str(plugin.path), "exec")
+    except SyntaxError as error:
+        raise plugin.error(f"is not valid Python: {error.msg}", error.lineno) from None
+    except ValueError as error:  # null bytes
+        raise plugin.error(f"is not valid Python: {error}") from None
+
+
+def check_call(plugin: Plugin, name: str, function: Callable[..., Any], parameters: Sequence[str]) -> None:
+    """Raises `PluginError` unless the function can be called with exactly these, by name."""
+    signature = signature_of(plugin, name, function)
+    check_plain(plugin, name, function)
+    try:
+        signature.bind(**dict.fromkeys(parameters))
+    except TypeError:
+        expected = f"{name}({', '.join(parameters)})"
+        line = getattr(getattr(function, "__code__", None), "co_firstlineno", None)
+        raise plugin.error(f"got {name}{_short(signature)}, expected {expected}", line) from None
+
+
+def check_plain(plugin: Plugin, name: str, function: Callable[..., Any]) -> None:
+    """Raises `PluginError` for an async function, whose result nobody would wait for."""
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        line = getattr(getattr(function, "__code__", None), "co_firstlineno", None)
+        raise plugin.error(f"{name} is an async function, expected `def {name.rpartition('.')[2]}(...)`", line)
+
+
+def signature_of(plugin: Plugin, name: str, function: Callable[..., Any]) -> inspect.Signature:
+    """Raises `PluginError` for what is not written in Python."""
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):
+        if not callable(function):
+            raise plugin.error(f"{name} is of type {_kind(function)}, expected a function") from None
+        raise plugin.error(f"{name} does not tell its parameters: write it as a Python function") from None
+
+
+def _short(signature: inspect.Signature) -> str:
+    """Names and defaults only."""
+    plain = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
+    return str(inspect.Signature(plain))
+
+
+def _line(error: BaseException, path: Path) -> int | None:
+    """The last line of the file that the error came through."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    return lines[-1] if lines else None
+
+
+def _told(error: BaseException) -> str:
+    words = " ".join(str(error).split())
+    return f"{type(error).__name__}: {words}" if words else type(error).__name__
+
+
+def _kind(value: Any) -> str:
+    return type(value).__name__

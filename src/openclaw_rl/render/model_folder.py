@@ -1,0 +1,199 @@
+"""The files of a model folder that turn conversations into token ids, and the identity that binds ids to weights."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from openclaw_rl.common.assets import ASSETS
+from openclaw_rl.errors import ModelError
+from openclaw_rl.settings.load import STARTER, ModelConfig
+
+_HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")
+_FLAGS = {
+    "model.path": "--model-path",
+    "model.tokenizer": "--tokenizer-path",
+    "judge.path": "--judge-model-path",
+    "judge.reward_path": "--rm-checkpoint",
+}
+_NAMED_SPECIALS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+_DOWNLOAD = ("*.json", "*.jinja", "*.safetensors", "tokenizer*", "chat_template*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFiles:
+    """What was found in one model folder."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    tokenizer_config: Mapping[str, Any]
+    templates: Mapping[str, str]  # "default", and "tool_use" where the model has one
+    specials: Mapping[str, str]  # bos_token, eos_token, ... as templates see them
+    eos_ids: tuple[int, ...]  # of generation_config.json, else of config.json
+    context_length: int | None  # tokens; None when the folder does not say
+    weights: tuple[Path, ...] = field(default=())
+
+    tokenizer_folder: Path  # where tokenizer.json lies; mostly `folder`
+
+    @property
+    def tokenizer_file(self) -> Path:
+        return self.tokenizer_folder / "tokenizer.json"
+
+    @staticmethod
+    def find(
+        path_or_hub_id: str, *, tokenizer: str | None = None, token: str | None = None, key: str = "model.path"
+    ) -> ModelFiles:
+        """Read a local folder, the shipped starter (`starter`), or a hub id (downloaded with `token`, if one is given).
+
+        `tokenizer`: another such place for the tokenizer and its chat template; `key`: the setting that names the
+        model, for the words. Raises `ModelError` when there is no such model, or its folder lacks what serving needs.
+        """
+        folder = _folder(path_or_hub_id, token, key=key)
+        return _read(folder, folder if tokenizer is None else _folder(tokenizer, token, key="model.tokenizer"))
+
+    @staticmethod
+    def of(model: ModelConfig, *, key: str = "model.path") -> ModelFiles:
+        """The model in the settings. Raises as `find` does."""
+        return ModelFiles.find(model.path, tokenizer=model.tokenizer, token=model.hf_token, key=key)
+
+
+def _folder(name: str, token: str | None, *, key: str = "model.path") -> Path:
+    if name == STARTER:
+        return ASSETS / "starter"
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if not _HUB_ID.match(name):
+        raise _nowhere(name, key, f", or {STARTER!r} for the shipped model")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(_DOWNLOAD), token=token))
+    except Exception as error:  # the hub client raises many kinds; all mean: the model is not to be had
+        raise ModelError(
+            f"{key} {name!r} is no local folder, and downloading it failed: {type(error).__name__}: {error}. "
+            "Check the name and the network, or download it yourself and give its folder."
+        ) from error
+
+
+def _nowhere(name: str, key: str, more: str = "") -> ModelError:
+    return ModelError(
+        f"{key} {name!r} is neither a folder nor a hub id like `Qwen/Qwen3-0.6B`. "
+        f"Give one of those with {_FLAGS[key]}{more}."
+    )
+
+
+def check_name(name: str, *, key: str) -> None:
+    """What transformers loads by itself: a model folder, or a hub id, which is not looked up. Raises `ModelError`."""
+    folder = Path(name).expanduser()
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise ModelError(
+            f"{key} {folder}: no config.json there. A model folder as transformers saves it is needed: {_FLAGS[key]}"
+        )
+    if not folder.is_dir() and not _HUB_ID.match(name):
+        raise _nowhere(name, key)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path}: cannot be read as JSON ({error}). Is the model folder complete?") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path}: expected a JSON object, got {type(value).__name__}. Is the model folder complete?")
+    return value
+
+
+def _read(folder: Path, tokenizer: Path) -> ModelFiles:
+    if not (tokenizer / "tokenizer.json").is_file():
+        raise ModelError(
+            f"{tokenizer}: no tokenizer.json there. A model folder as transformers saves it is needed "
+            "(config.json, tokenizer.json, a chat template, *.safetensors)."
+        )
+    config, tokenizer_config = _json(folder / "config.json"), _json(tokenizer / "tokenizer_config.json")
+    generation = _json(folder / "generation_config.json")
+    inner = config.get("text_config")
+    text_config = inner if isinstance(inner, dict) else config
+    eos = next((e for c in (generation, text_config, config) if (e := c.get("eos_token_id")) is not None), None)
+    context = text_config.get("max_position_embeddings", config.get("max_position_embeddings"))
+    return ModelFiles(
+        folder=folder,
+        config=config,
+        tokenizer_config=tokenizer_config,
+        templates=_templates(tokenizer, tokenizer_config),
+        specials=_specials(tokenizer, tokenizer_config),
+        eos_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
+        context_length=context if isinstance(context, int) and context > 0 else None,
+        tokenizer_folder=tokenizer,
+        weights=tuple(sorted(p for pattern in _WEIGHTS for p in folder.glob(pattern))),
+    )
+
+
+def _templates(folder: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
+    """Template files outrank tokenizer_config.json, as in transformers."""
+    found: dict[str, str] = {}
+    if (folder / "chat_template.jinja").is_file():
+        found["default"] = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        found[path.stem] = path.read_text(encoding="utf-8")
+    given = tokenizer_config.get("chat_template")
+    if not found and isinstance(given, str):
+        found["default"] = given
+    elif not found and isinstance(given, list):
+        found = {str(t["name"]): str(t["template"]) for t in given}
+    if "default" not in found:
+        raise ModelError(
+            f"{folder}: no chat template (chat_template.jinja, or chat_template in tokenizer_config.json). "
+            "A base model cannot chat: use its instruct variant, or put a template there."
+        )
+    return found
+
+
+def _specials(folder: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
+    merged = _json(folder / "special_tokens_map.json") | dict(tokenizer_config)
+    out: dict[str, str] = {}
+    for name in _NAMED_SPECIALS:
+        value = merged.get(name)
+        value = value.get("content") if isinstance(value, dict) else value
+        if isinstance(value, str):
+            out[name] = value
+    return out
+
+
+_digests: dict[tuple[str, int, int], bytes] = {}  # (path, size, mtime_ns) -> sha256 of a weight file
+
+
+def _weight_digest(path: Path) -> bytes:
+    stat = path.stat()
+    key = (str(path.resolve()), stat.st_size, stat.st_mtime_ns)
+    if key not in _digests:
+        digest = sha256()
+        with path.open("rb") as file:
+            while block := file.read(2**22):
+                digest.update(block)
+        _digests[key] = digest.digest()
+    return _digests[key]
+
+
+def identity(files: ModelFiles) -> str:
+    """sha256 (hex) over tokenizer, chat templates, special ids and base weights.
+
+    Token ids and log-probabilities mean something only together with exactly these. Weight digests are remembered
+    for this process by (path, size, mtime).
+    """
+    digest = sha256()
+    digest.update(sha256(files.tokenizer_file.read_bytes()).digest())
+    for name, template in sorted(files.templates.items()):
+        digest.update(sha256(name.encode()).digest() + sha256(template.encode()).digest())
+    digest.update(json.dumps([dict(files.specials), list(files.eos_ids)], sort_keys=True).encode())
+    for path in files.weights:
+        digest.update(path.name.encode() + _weight_digest(path))
+    return digest.hexdigest()

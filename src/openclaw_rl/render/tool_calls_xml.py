@@ -1,0 +1,116 @@
+"""Tool calls as Qwen3-Coder and Qwen3.5 write them: the arguments in tags, their types by the tool's schema."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from openclaw_rl.render.reply_parser import ToolCall
+from openclaw_rl.render.tool_calls import CALL, END_CALL, CallReader, Found, make_call
+
+_OPEN, _CLOSE = "<function=", "</function>"
+_FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*)</function>\s*", re.DOTALL)
+_PARAMETER = re.compile(
+    r"\s*<parameter=([^>\n]+)>\n?(.*?)(?:\n?</parameter>\s*(?=<parameter=|\Z)|\n(?=<parameter=)|\s*\Z)", re.DOTALL
+)
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "object": (dict,),
+    "array": (list,),
+    "boolean": (bool,),
+    "null": (type(None),),
+    "integer": (int,),
+    "number": (int, float),
+}
+_PYTHON = {"True": True, "False": False, "None": None}  # templates write history with Python's names
+
+
+class XmlCalls(CallReader):
+    """`<tool_call><function=f><parameter=x>...</parameter></function></tool_call>`.
+
+    Models forget the opening tag of a call and the closing one of a value; a call is taken without them. A value is the
+    text between its tags. It becomes what the tool's schema says where it is JSON of that type, and
+    stays a string otherwise; without a schema only objects and arrays are more than strings.
+    """
+
+    openers = (CALL, _OPEN)
+    closer = END_CALL
+
+    def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        functions = [t.get("function") or {} for t in tools]
+        self._schemas = {f.get("name"): f.get("parameters") or {} for f in functions}
+
+    def read(self, text: str) -> Found | None:
+        """A closing tag inside a parameter does not end the call."""
+        start, end = (len(CALL), END_CALL) if text.startswith(CALL) else (0, _CLOSE)
+        at = text.find(end)
+        while at >= 0 and _inside(text[start:at], end):
+            at = text.find(end, at + 1)
+        if at < 0:
+            return None
+        body = text[start:at] if start else text[: at + len(end)]
+        call = self._call(body)
+        return Found(len(CALL) if start else len(_OPEN)) if call is None else Found(at + len(end), (call,))
+
+    def _call(self, body: str) -> ToolCall | None:
+        function = _FUNCTION.fullmatch(body)
+        if function is None:
+            return None
+        name, inner, place = function[1].strip(), function[2].rstrip(), 0
+        properties = self._properties(name)
+        arguments: dict[str, Any] = {}
+        while found := _PARAMETER.match(inner, place):
+            key = found[1].strip()
+            arguments[key] = typed(found[2], properties.get(key))
+            place = found.end()
+        if inner[place:].strip():
+            return None
+        return make_call(name, json.dumps(arguments, ensure_ascii=False))
+
+    def _properties(self, name: str) -> Mapping[str, Any]:
+        schema = self._schemas.get(name)
+        found = schema.get("properties") if isinstance(schema, Mapping) else None
+        return found if isinstance(found, Mapping) else {}
+
+
+def _inside(body: str, end: str) -> bool:
+    """Whether a parameter is open at the end of `body`, and nothing says that it was only not closed."""
+    opened = body.rfind("<parameter=") > body.rfind("</parameter>")
+    return opened and end == END_CALL and not body.rstrip().endswith(_CLOSE)
+
+
+def typed(text: str, schema: Any) -> Any:
+    """The value that `text` stands for under a JSON schema; the text itself where it is a string, or unknown."""
+    allowed = _allowed(schema)
+    try:
+        value = _PYTHON[text] if text in _PYTHON else msgspec.json.decode(text)
+    except (ValueError, RecursionError):
+        return text
+    kinds = allowed or frozenset({"object", "array"})
+    fits = any(type(value) in _TYPES[k] for k in kinds if k in _TYPES)
+    return value if fits else text
+
+
+def _allowed(schema: Any, depth: int = 0) -> frozenset[str]:
+    """The names of the types that a schema allows; none: it does not say."""
+    if not isinstance(schema, Mapping) or depth > 8:
+        return frozenset()
+    own = schema.get("type")
+    found = (
+        {own} if isinstance(own, str) else {t for t in own if isinstance(t, str)} if isinstance(own, list) else set()
+    )
+    for one in _alternatives(schema):
+        found |= _allowed(one, depth + 1)
+    if not found and isinstance(schema.get("enum"), list):
+        found = {name for value in schema["enum"] for name, kinds in _TYPES.items() if type(value) in kinds}
+        found |= {"string"} if any(isinstance(v, str) for v in schema["enum"]) else set()
+    return frozenset(found)
+
+
+def _alternatives(schema: Mapping[str, Any]) -> Iterable[Any]:
+    for key in ("anyOf", "oneOf", "allOf"):
+        if isinstance(schema.get(key), list):
+            yield from schema[key]

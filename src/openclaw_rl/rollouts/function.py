@@ -1,0 +1,103 @@
+"""Which function of the owner's file is the rollout, and what it is given: by the names of its parameters."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from openclaw_rl.plugins.loader import Plugin, load, signature_of
+from openclaw_rl.rollouts.policy_client import Model
+from openclaw_rl.settings.load import Config
+
+ROLLOUTS = ("collect_opd_trajectory", "terminal_rollout", "gui_rollout", "collect_toolcall_trajectory", "rollout")
+MODELS = ("model", "agent_model", "vision_model", "student_model")
+TASKS = ("task", "prompt", "task_description")
+
+
+@dataclass(slots=True, kw_only=True)
+class Sample:
+    """What a generate function in slime's shape fills in."""
+
+    prompt: str
+    response: str = ""
+    reward: float | None = None
+    status: str = "pending"
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+def augmented(prompt: str, hint: str) -> str:
+    """A prompt with a hint in it, as the trainer shows it to the teacher."""
+    return f"{prompt}\n\n[Hint: {hint}]"
+
+
+class Entry:
+    """An async function of a file: `rollout.function_path`, or `rollout.generate_path` for one reply a prompt."""
+
+    def __init__(self, config: Config) -> None:
+        """Raises `PluginError` when the file does not define one such function, or it is not async."""
+        rollout = config.rollout
+        setting, path, names = (
+            ("rollout.function_path", rollout.function_path, ROLLOUTS)
+            if rollout.function_path is not None
+            else ("rollout.generate_path", rollout.generate_path, ("generate",))
+        )
+        assert path is not None, "the settings were checked"
+        self._rollout = rollout
+        self.plugin: Plugin = load(setting, path, {"MAX_STEPS": rollout.max_turns, "MAX_GUI_STEPS": rollout.max_turns})
+        self.name, self._function = self.plugin.only(*names)
+        self._parameters = signature_of(self.plugin, self.name, self._function).parameters
+        if not inspect.iscoroutinefunction(self._function):
+            raise self.plugin.error(f"{self.name} is no async function, expected `async def {self.name}(...)`")
+
+    async def run(self, model: Model, task: str, more: Mapping[str, Any], out: Path | None = None) -> Any:
+        """What it gives, as JSON holds it. `out`: the folder of the results. Raises `PluginError`."""
+        given = self._given(model, task, more, out)
+        with self.plugin.running(self.name):
+            try:
+                result = await self._function(**given)
+            except asyncio.CancelledError:
+                if (own := asyncio.current_task()) is not None and own.cancelling():
+                    raise
+                raise RuntimeError("CancelledError, and nobody cancelled it") from None
+        if isinstance(result, Sample):
+            result = asdict(result)
+        try:
+            return json.loads(json.dumps(result))
+        except (TypeError, ValueError, RecursionError) as error:
+            kind = type(result).__name__
+            raise self.plugin.error(f"{self.name} gave a {kind} that JSON cannot hold ({error})") from None
+
+    def _given(self, model: Model, task: str, more: Mapping[str, Any], out: Path | None) -> dict[str, Any]:
+        """An argument for each parameter whose name is known; one that is not, and has no default, is an error."""
+        known: dict[str, Callable[[], Any]] = {
+            **dict.fromkeys(MODELS, lambda: model),
+            **dict.fromkeys(TASKS, lambda: task),
+            "max_turns": lambda: self._rollout.max_turns,
+            "teacher_augmentation_fn": lambda: augmented,
+            "args": lambda: SimpleNamespace(model=model, **self._rollout.model_dump()),
+            "sample": lambda: self._sample(task, more),
+            "sampling_params": lambda: {"temperature": 1.0},
+            **({} if out is None else {"out": lambda: out}),
+            **{name: lambda value=value: value for name, value in more.items()},  # type: ignore[misc]
+        }
+        lacking = [
+            name
+            for name, p in self._parameters.items()
+            if name not in known and p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        ]
+        if lacking:
+            raise self.plugin.error(
+                f"{self.name} wants {', '.join(lacking)}, which nobody gives. Given are {', '.join(known)}, "
+                "and the keys of the task"
+            )
+        return {name: known[name]() for name in self._parameters if name in known}
+
+    def _sample(self, task: str, more: Mapping[str, Any]) -> Sample:
+        """For a generate function in slime's shape."""
+        return Sample(prompt=task, metadata=dict(more))

@@ -1,0 +1,193 @@
+"""Anthropic's content blocks to the messages that all dialects share, and who is asking.
+
+One message of theirs may be several of ours: every tool result is a message of its own, and so is a client's reminder
+that stands beside the person's words, for it is no part of what the person said.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import msgspec
+
+from openclaw_rl.common.client_patterns import LOCAL_COMMAND, REMINDER
+from openclaw_rl.serve.chat_request import MAX_ID
+from openclaw_rl.serve.dialects.validation import PICTURES, bad, decode_json, unseen
+
+_PASSING = [re.compile(pattern, re.DOTALL) for pattern in (REMINDER, LOCAL_COMMAND)]
+# Claude Code hands on what the person typed while it worked as a system message (as a reminder to older servers).
+_TYPED = re.compile(r"\s*The user sent a new message")
+# Claude Code's own book-keeping, in front of the system prompt; Anthropic's servers take it out, too.
+_BILLING = "x-anthropic-billing-header:"
+_OLD_USER = re.compile(r"user_(?P<user>.+?)_account_(?P<account>.*?)_session_(?P<session>.+)", re.DOTALL)
+
+
+class Block(msgspec.Struct):
+    """One content block, of whatever kind: the keys that mean something here."""
+
+    type: str
+    text: str | None = None
+    thinking: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: msgspec.Raw = msgspec.Raw(b"")
+    tool_use_id: str | None = None
+    content: msgspec.Raw = msgspec.Raw(b"")
+    is_error: bool | None = None
+    tool_name: str | None = None
+
+
+class _Message(msgspec.Struct):
+    role: str
+    content: str | list[Block]
+
+
+_message = msgspec.json.Decoder(_Message)
+_words = msgspec.json.Decoder(str | list[Block] | None)
+_blocks: msgspec.json.Decoder[list[Block]] = msgspec.json.Decoder(list[Block])
+_object = msgspec.json.Decoder(dict[str, Any])
+
+
+def read_message(raw: bytes, place: str) -> list[dict[str, Any]]:
+    """One or several messages. Raises `RequestError` that names the block and says what was expected."""
+    message = decode_json(_message, raw, place)
+    if message.role not in ("user", "assistant", "system"):
+        raise bad(f"{place}.role", f"{place}.role: expected user, assistant or system, got {message.role[:40]!r}.")
+    content, place = message.content, f"{place}.content"
+    if message.role == "assistant":
+        return [_assistant([Block(type="text", text=content)] if isinstance(content, str) else content, place)]
+    if not content and isinstance(content, list):
+        raise bad(place, f"{place}: expected at least one block, got none.")
+    if message.role == "system":
+        text = content if isinstance(content, str) else _joined(_texts(content, place))
+        return [{"role": "user" if _TYPED.match(text) else "system", "content": text}]
+    return [{"role": "user", "content": content}] if isinstance(content, str) else _user(content, place)
+
+
+def read_system(raw: bytes) -> list[dict[str, Any]]:
+    """The system prompt as a message; nothing when there is none."""
+    content = decode_json(_words, raw, "system") if raw else None
+    if isinstance(content, list):
+        content = _joined(t for t in _texts(content, "system") if not t.startswith(_BILLING))
+    return [{"role": "system", "content": content}] if content else []
+
+
+def _user(blocks: Sequence[Block], place: str) -> list[dict[str, Any]]:
+    """Tool results in their order, then the words: templates know results only right behind their calls."""
+    results, texts = [], []
+    for index, block in enumerate(blocks):
+        where = f"{place}[{index}]"
+        if block.type == "tool_result":
+            results.append(_result(block, where))
+        else:
+            texts.append(_text(block, where))
+    said = [{"role": "user", "content": _joined(run)} for _, run in groupby(texts, key=_is_passing)]
+    return results + said
+
+
+def _is_passing(text: str) -> bool:
+    return any(pattern.search(text) for pattern in _PASSING)
+
+
+def _result(block: Block, place: str) -> dict[str, Any]:
+    if block.tool_use_id is None:
+        raise bad(f"{place}.tool_use_id", f"{place}.tool_use_id: expected the id of a tool_use block.")
+    place = f"{place}.content"
+    content = decode_json(_words, bytes(block.content), place) if bytes(block.content) else None
+    text = content if isinstance(content, str) else _joined(_given(content or (), place))
+    out = {"role": "tool", "tool_call_id": block.tool_use_id, "content": text}
+    return out | {"is_error": True} if block.is_error else out
+
+
+def _given(blocks: Sequence[Block], place: str) -> list[str]:
+    """What a tool gave."""
+    return [unseen(block.type) or _text(block, f"{place}[{index}]") for index, block in enumerate(blocks)]
+
+
+def _assistant(blocks: Sequence[Block], place: str) -> dict[str, Any]:
+    """All blocks as one message, as this gateway's own reply stands in the store."""
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for index, block in enumerate(blocks):
+        where = f"{place}[{index}]"
+        if block.type == "tool_use":
+            calls.append(_call(block, where))
+        elif block.type == "thinking":
+            thoughts.append(block.thinking or "")
+        elif block.type != "redacted_thinking":  # nobody but its author can read that
+            texts.append(_text(block, where))
+    return _said(texts, thoughts, calls)
+
+
+def _call(block: Block, place: str) -> dict[str, Any]:
+    for key in ("id", "name"):
+        if not getattr(block, key):
+            raise bad(f"{place}.{key}", f"{place}.{key}: expected a string that is not empty.")
+    raw = bytes(block.input) or b"{}"
+    decode_json(_object, raw, f"{place}.input")
+    return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": raw.decode()}}
+
+
+def _texts(blocks: Sequence[Block], place: str) -> list[str]:
+    return [_text(block, f"{place}[{index}]") for index, block in enumerate(blocks)]
+
+
+def _text(block: Block, place: str) -> str:
+    """A block's words. Raises `RequestError` for what this model cannot read."""
+    if block.type == "text":
+        if block.text is None:
+            raise bad(f"{place}.text", f"{place}.text: expected a string.")
+        return block.text
+    if block.type == "search_result":
+        found = decode_json(_blocks, bytes(block.content) or b"[]", place)
+        return _joined(_texts(found, place))
+    if block.type == "tool_reference":
+        return f"The tool {block.tool_name} can be called."
+    what = PICTURES.get(block.type, f"a block of type {block.type[:40]!r}")
+    raise bad(place, f"{place}: got {what}; this model reads text only. Send its words as a text block.")
+
+
+def _joined(texts: Iterable[str]) -> str:
+    return "\n".join(texts)
+
+
+def merged(messages: Sequence[tuple[bytes, dict[str, Any]]]) -> list[tuple[bytes, dict[str, Any]]]:
+    """(key, message) with neighbouring assistant messages as one: they were one reply."""
+    out: list[tuple[bytes, dict[str, Any]]] = []
+    for own, found in groupby(messages, key=lambda known: known[1]["role"] == "assistant"):
+        run = list(found)
+        out += [(b"+".join(key for key, _ in run), _one([m for _, m in run]))] if own and len(run) > 1 else run
+    return out
+
+
+def _one(run: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    calls = [call for message in run for call in message.get("tool_calls", ())]
+    thoughts = [message.get("reasoning_content", "") for message in run]
+    return _said([message["content"] or "" for message in run], thoughts, calls)
+
+
+def _said(texts: Iterable[str], thoughts: Iterable[str], calls: list[dict[str, Any]]) -> dict[str, Any]:
+    content = "".join(texts)
+    out: dict[str, Any] = {"role": "assistant", "content": content if content or not calls else None}
+    if reasoning := "".join(thoughts):
+        out["reasoning_content"] = reasoning
+    return out | {"tool_calls": calls} if calls else out
+
+
+def read_user(user_id: str) -> tuple[str, str]:
+    """(user, session) of `metadata.user_id`; Claude Code packs both into it, in one of two ways."""
+    if user_id.startswith("{"):
+        try:
+            packed = _object.decode(user_id)
+        except (msgspec.DecodeError, RecursionError):
+            return user_id, ""
+        names = [packed.get(key) for key in ("account_uuid", "device_id", "session_id")]
+        account, device, session = (name if isinstance(name, str) else "" for name in names)
+        return (account or device, session) if session else (user_id, "")
+    if len(user_id) <= 4 * MAX_ID and (found := _OLD_USER.fullmatch(user_id)):  # its time is the length's square
+        return found["account"] or found["user"], found["session"]
+    return user_id, ""

@@ -1,0 +1,122 @@
+"""Tools of a Messages request: what the model is shown of them, and what it must do with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from openclaw_rl.serve.chat_request import Forced
+from openclaw_rl.serve.dialects.validation import bad, check_name, decode_json, printable
+
+
+class Tool(msgspec.Struct):
+    """One tool, of whatever kind."""
+
+    name: str | None = None
+    type: str | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+
+
+class ToolChoice(msgspec.Struct):
+    type: str
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+def _object(required: Sequence[str], **properties: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(required)}
+
+
+_STRING, _NUMBER = {"type": "string"}, {"type": "integer"}
+_FILE_KEYS: Mapping[str, Mapping[str, Any]] = {
+    "path": _STRING,
+    "file_text": _STRING,
+    "old_str": _STRING,
+    "new_str": _STRING,
+    "insert_line": _NUMBER,
+    "insert_text": _STRING,
+    "view_range": {"type": "array", "items": _NUMBER},
+}
+_EDITS = ["view", "create", "str_replace", "insert"]
+_KNOWN: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "bash_": (
+        "Runs a command in a bash shell that is kept between calls; `restart` begins a new one.",
+        _object((), command=_STRING, restart={"type": "boolean"}),
+    ),
+    "text_editor_": (
+        "Views, creates and edits text files.",
+        _object(("command", "path"), command={"type": "string", "enum": _EDITS}, **_FILE_KEYS),
+    ),
+    "memory_": (
+        "Views and edits the files of the memory folder, /memories.",
+        _object(
+            ("command",),
+            command={"type": "string", "enum": [*_EDITS, "delete", "rename"]},
+            old_path=_STRING,
+            new_path=_STRING,
+            **_FILE_KEYS,
+        ),
+    ),
+}
+"""Tools that the client runs and whose schema only Anthropic's servers know: by how their type begins."""
+_SCREENS = ("computer_", "browser_toolset_")
+
+_list = msgspec.json.Decoder(list[Tool] | None)
+
+
+def read_tools(raw: bytes) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
+    """(what the model is shown, what it is not, in words). Raises `RequestError`."""
+    shown: list[dict[str, Any]] = []
+    ignored: list[str] = []
+    names: set[str] = set()
+    for index, tool in enumerate((decode_json(_list, raw, "tools") if raw else None) or ()):
+        kind = tool.type or "custom"
+        known = next((k for start, k in _KNOWN.items() if kind.startswith(start)), None)
+        if kind != "custom" and known is None and tool.input_schema is None:
+            ignored.append(f"the tool {printable(kind)} ({_why(kind)})")
+            continue
+        if not tool.name:
+            raise bad(f"tools[{index}].name", f"tools[{index}].name: expected a string that is not empty.")
+        if tool.input_schema is None and known is None:
+            raise bad(f"tools[{index}].input_schema", f"tools[{index}].input_schema: expected a JSON schema.")
+        check_name(tool.name, names, f"tools[{index}]")
+        names.add(tool.name)
+        description, schema = known or ("", {})
+        shown.append(_function(tool.name, tool.description or description, tool.input_schema or schema))
+    return shown, tuple(ignored)
+
+
+def _why(kind: str) -> str:
+    if kind.startswith(_SCREENS):
+        return "this model does not see screens"
+    return "only Anthropic's servers run it"
+
+
+def _function(name: str, description: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
+
+
+def read_choice(choice: ToolChoice | None, tools: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """The tools of which the reply must call one; none: it need not. Raises `RequestError`."""
+    if choice is None or choice.type in ("auto", "none"):
+        return ()
+    names = tuple(tool["function"]["name"] for tool in tools)
+    if choice.type == "any":
+        if not names:
+            raise bad("tool_choice", "tool_choice: a call is asked for, but there is no tool to call.")
+        return names
+    if choice.type != "tool":
+        raise bad("tool_choice.type", f"tool_choice.type: expected auto, any, tool or none, got {choice.type[:40]!r}.")
+    if choice.name not in names:
+        raise bad("tool_choice.name", f"tool_choice.name: {str(choice.name)[:80]!r} is not among the tools.")
+    return (str(choice.name),)
+
+
+def forced(calls: tuple[str, ...], schema: Mapping[str, Any] | None, place: str) -> Forced | None:
+    """What the reply must be, if it must be anything. `place`: where the schema stood."""
+    if not calls and schema is None:
+        return None
+    return Forced(calls=calls, schema=schema, field="tool_choice" if schema is None else place)

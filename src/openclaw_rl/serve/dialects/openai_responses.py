@@ -1,0 +1,264 @@
+"""OpenAI Responses: the single place where this wire format lives (with its parts in `responses_*.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from openclaw_rl.errors import RequestError
+from openclaw_rl.render.caches import Recent
+from openclaw_rl.serve.chat_request import Ask, Choice, Forced, Opening, checked_id
+from openclaw_rl.serve.dialects.openai_responses_input import DIALECT, ID_PREFIX, read_input, system_message
+from openclaw_rl.serve.dialects.openai_responses_output import Extra, ItemIds, items_of, response, status_of
+from openclaw_rl.serve.dialects.openai_responses_stream import ResponsesStream
+from openclaw_rl.serve.dialects.openai_responses_tools import Toolbox, ToolChoice, chosen_tools, read_choice, read_tools
+from openclaw_rl.serve.dialects.validation import (
+    SamplingFields,
+    bad,
+    decode_json,
+    read_kind,
+    read_sampling,
+    read_top_logprobs,
+)
+from openclaw_rl.store.rows import to_json
+from openclaw_rl.types import Kind
+
+CACHE_BYTES = 4 * 2**20  # of tools whose decoded form is remembered
+LOGPROBS, SEALED = "message.output_text.logprobs", "reasoning.encrypted_content"
+_MARGIN = 200  # levels, frames of the stack included
+_SESSION_HEADERS = ("session-id", "session_id", "conversation_id")  # Codex, newest first
+_CODEX_TURN = "x-codex-turn-metadata"
+
+
+class _Text(msgspec.Struct):
+    format: dict[str, Any] | None = None
+    verbosity: str | None = None
+
+
+class _Reasoning(msgspec.Struct):
+    effort: str | None = None
+    summary: str | None = None
+
+
+class _CodexTurn(msgspec.Struct):
+    request_kind: str = "turn"
+
+
+class _Body(SamplingFields, kw_only=True):
+    """Keys that mean something here; all others are accepted and ignored."""
+
+    input: str | list[dict[str, Any]] | None = None
+    model: str | None = None
+    instructions: str | None = None
+    tools: msgspec.Raw = msgspec.Raw(b"")
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    max_output_tokens: int | None = None
+    max_tool_calls: int | None = None
+    stream: bool | None = None
+    text: _Text | None = None
+    reasoning: _Reasoning | None = None
+    include: list[str] | None = None
+    top_logprobs: int | None = None
+    previous_response_id: str | None = None
+    background: bool | None = None
+    conversation: Any = None
+    prompt: Any = None
+    metadata: dict[str, str] | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    service_tier: str | None = None
+    store: bool | None = None
+    truncation: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    session_id: str | None = None
+    turn_type: str | None = None
+    session_done: bool | None = None
+
+
+_decoder = msgspec.json.Decoder(_Body)
+_codex_turn = msgspec.json.Decoder(_CodexTurn)
+
+
+class ResponsesDialect:
+    """Bytes to `Ask`, and a reply's parts to bytes."""
+
+    name = DIALECT
+
+    def __init__(self) -> None:
+        self._tools: Recent[bytes, Toolbox] = Recent(CACHE_BYTES, lambda raw, box: len(raw))
+
+    def decode(self, body: bytes, headers: Mapping[str, str]) -> Ask:
+        """Raises `RequestError` that names the field and says what was expected."""
+        try:
+            return self._ask(decode_json(_decoder, body), headers, len(body))
+        except RecursionError:
+            raise RequestError("the body is nested too deeply.") from None
+
+    def _ask(self, b: _Body, headers: Mapping[str, str], size: int) -> Ask:
+        _check_unsupported(b)
+        box = self._read_tools(bytes(b.tools))
+        choice = read_choice(b.tool_choice, box)
+        tools, raw_tools = chosen_tools(box, choice)
+        echo = _echo(b, box)
+        _check_depth(echo)
+        own = [system_message(b.instructions)] if b.instructions else []
+        given = read_input(b.input)
+        messages = [*own, *given.messages]
+        include = b.include or ()
+        return Ask(
+            model=b.model or "",
+            messages=messages,
+            tools=tools,
+            sampling=read_sampling(b, limit=b.max_output_tokens, stop=None, names=("max_output_tokens", "stop")),
+            template=_template(b),
+            stream=bool(b.stream),
+            logprobs=LOGPROBS in include,
+            top_logprobs=read_top_logprobs(b.top_logprobs) if LOGPROBS in include else 0,
+            user=checked_id(b.user or b.safety_identifier or "", "user"),
+            session=_session(b, headers),
+            kind=_kind(b, headers),
+            session_done=bool(b.session_done),
+            size=size,
+            raw=[to_json(m) for m in messages],
+            raw_tools=raw_tools,
+            dialect=self.name,
+            id_prefix=ID_PREFIX,
+            forced=_forced(b, choice, tools),
+            parallel_calls=b.parallel_tool_calls is not False,
+            previous=b.previous_response_id or None,
+            references={n + len(own): id for n, id in given.references.items()},
+            instructions=bool(own),
+            extra=Extra(echo=echo, origins=box.origins, seal=SEALED in include),
+            ignored=tuple(dict.fromkeys([*box.ignored, *given.ignored, *_without_meaning(b)])),
+        )
+
+    def decode_count(self, body: bytes, headers: Mapping[str, str]) -> Ask:
+        """As `decode`, for a body that asks how long its prompt is."""
+        return self.decode(body, headers)
+
+    def counted(self, tokens: int) -> bytes:
+        """The answer to `decode_count`."""
+        return to_json({"object": "response.input_tokens", "input_tokens": tokens})
+
+    def _read_tools(self, raw: bytes) -> Toolbox:
+        box = self._tools.get(raw)
+        if box is None:
+            box = read_tools(raw)
+            self._tools.put(raw, box)
+        return box
+
+    def stream(self, opening: Opening, ask: Ask) -> ResponsesStream:
+        return ResponsesStream(opening, ask)
+
+    def final(self, opening: Opening, ask: Ask, choices: Sequence[Choice]) -> bytes:
+        """The body of an answer that is not streamed."""
+        (choice,) = choices
+        extra: Extra = ask.extra
+        status = status_of(choice.end.reason)
+        ids = ItemIds(opening.id)
+        tokens = choice.tokens if ask.logprobs else ()
+        items = items_of(choice.message, ids, extra.origins, status=status, tokens=tokens, seal=extra.seal)
+        return to_json(response(opening, extra.echo, status, items, usage=choice.end.usage))
+
+
+def _check_unsupported(b: _Body) -> None:
+    if b.background:
+        raise bad("background", "background: a reply is given while the request waits; send background: false.")
+    if b.conversation is not None:
+        raise bad("conversation", "conversation: there are none here; send previous_response_id, or the whole input.")
+    if b.prompt is not None:
+        raise bad("prompt", "prompt: templates that OpenAI keeps are not here; send their words as instructions.")
+
+
+def _check_depth(echo: Any) -> None:
+    """Raises `RecursionError` for what could be read but not be repeated within an answer, deeper in the stack."""
+    for _ in range(_MARGIN):
+        echo = [echo]
+    to_json(echo)
+
+
+def _template(b: _Body) -> dict[str, Any]:
+    effort = b.reasoning.effort if b.reasoning else None
+    return ({"reasoning_effort": effort} if effort else {}) | (b.chat_template_kwargs or {})
+
+
+def _forced(b: _Body, choice: ToolChoice, tools: Sequence[Mapping[str, Any]]) -> Forced | None:
+    """A call that must be made outranks the form of the words; one that may be made stands beside it."""
+    form = (b.text.format if b.text else None) or {"type": "text"}
+    kind, schema = form.get("type"), form.get("schema")
+    if kind not in ("text", "json_object", "json_schema"):
+        raise bad(
+            "text.format.type",
+            f"text.format.type: expected text, json_object or json_schema, got {str(kind)[:60]!r}.",
+        )
+    if kind == "json_schema" and not isinstance(schema, dict):
+        raise bad("text.format.schema", "text.format.schema: expected a JSON schema, an object.")
+    if choice.forced:
+        return Forced(calls=choice.forced, field="tool_choice")
+    if kind == "text":
+        return None
+    calls = tuple(t["function"]["name"] for t in tools)
+    return Forced(schema=schema if kind == "json_schema" else {}, calls=calls, field="text.format")
+
+
+def _session(b: _Body, headers: Mapping[str, str]) -> str | None:
+    """The client's own name for the conversation. (`prompt_cache_key` is none: many conversations share one.)"""
+    told = next((value for name in _SESSION_HEADERS if (value := headers.get(name))), b.session_id or "")
+    told = told.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return checked_id(told, "session_id") or None
+
+
+def _kind(b: _Body, headers: Mapping[str, str]) -> Kind | None:
+    """Codex says which of its requests are not turns of the conversation (it sums up, it remembers)."""
+    if kind := read_kind(b.turn_type, "turn_type"):
+        return kind
+    try:
+        turn = _codex_turn.decode(headers.get(_CODEX_TURN, "{}").encode("utf-8", "surrogateescape"))
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return None
+    return None if turn.request_kind == "turn" else Kind.SIDE
+
+
+def _without_meaning(b: _Body) -> list[str]:
+    told = ["truncation: auto (too long a conversation is refused)"] if b.truncation == "auto" else []
+    return told if b.store is not False else [*told, "store: false (what is kept is decided at the gateway)"]
+
+
+def _echo(b: _Body, box: Toolbox) -> dict[str, Any]:
+    """What a Response repeats of its request."""
+    return {
+        "background": False,
+        "instructions": b.instructions,
+        "max_output_tokens": b.max_output_tokens,
+        "max_tool_calls": b.max_tool_calls,
+        "metadata": b.metadata or {},
+        "parallel_tool_calls": b.parallel_tool_calls is not False,
+        "previous_response_id": b.previous_response_id,
+        "prompt_cache_key": b.prompt_cache_key,
+        "reasoning": {
+            "effort": b.reasoning and b.reasoning.effort,
+            "summary": b.reasoning and b.reasoning.summary,
+        },
+        "safety_identifier": b.safety_identifier,
+        "service_tier": "default",
+        "store": True,
+        "temperature": 1.0 if b.temperature is None else b.temperature,
+        "text": {
+            "format": (b.text and b.text.format) or {"type": "text"},
+            "verbosity": (b.text and b.text.verbosity) or "medium",
+        },
+        "tool_choice": b.tool_choice or "auto",
+        "tools": box.echo,
+        "top_logprobs": b.top_logprobs or 0,
+        "top_p": 1.0 if b.top_p is None else b.top_p,
+        "truncation": b.truncation or "disabled",
+        "user": b.user,
+    }
+
+
+PLAIN: Mapping[str, Any] = _echo(_Body(), Toolbox())
+"""What a Response repeats of a request that said nothing of all this."""

@@ -1,0 +1,197 @@
+"""A reply as Responses items, and the Response object around them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from openclaw_rl.serve.chat_request import Opening, TokenInfo, Usage
+from openclaw_rl.serve.dialects.base import token_entry
+from openclaw_rl.serve.dialects.openai_responses_input import ID_PREFIX, sealed
+from openclaw_rl.serve.dialects.openai_responses_tools import LOCAL_SHELL, Origin
+from openclaw_rl.types import FinishReason, Message
+
+Item = dict[str, Any]
+COMPLETED, INCOMPLETE, IN_PROGRESS = "completed", "incomplete", "in_progress"
+_PREFIXES = {"custom_tool_call": "ctc", "local_shell_call": "lsc", "function_call": "fc"}
+_object = msgspec.json.Decoder(dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extra:
+    """What the answer needs of the request."""
+
+    echo: Mapping[str, Any]  # what the Response object repeats
+    origins: Mapping[str, Origin] = field(default_factory=dict)
+    seal: bool = False  # the reasoning is also given as `encrypted_content`
+
+
+class ItemIds:
+    """Ids that tell the response which gave the item: so a history shows which items were one turn."""
+
+    def __init__(self, response: str) -> None:
+        self._base, self._next = response.removeprefix(ID_PREFIX), 0
+
+    def next(self, prefix: str) -> str:
+        number, self._next = self._next, self._next + 1
+        return f"{prefix}_{self._base}{number:02x}"
+
+
+# ------------------------------------------------------------------------------------------------------------- items
+
+
+def text_part(text: str, logprobs: Sequence[Mapping[str, Any]]) -> Item:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
+
+
+def message_item(id_: str, content: Sequence[Item], status: str) -> Item:
+    return {"id": id_, "type": "message", "role": "assistant", "status": status, "content": list(content)}
+
+
+def reasoning_item(id_: str, text: str | None, status: str, *, seal: bool) -> Item:
+    """`text` None: it has only begun."""
+    item: Item = {"id": id_, "type": "reasoning", "summary": [], "content": [], "status": status}
+    if text is not None:
+        item["content"] = [{"type": "reasoning_text", "text": text}]
+    if seal:
+        item["encrypted_content"] = sealed(text or "")
+    return item
+
+
+def call_item(call: Mapping[str, Any], ids: ItemIds, origins: Mapping[str, Origin]) -> Item:
+    """A call of an assistant message. What its special tool cannot take stays a function call: the client objects."""
+    name, arguments = str(call["function"]["name"]), str(call["function"]["arguments"])
+    origin = origins.get(name) or Origin("function", name)
+    item: Item = {"type": "function_call", "call_id": call["id"], "name": origin.name, "arguments": arguments}
+    if origin.kind == "custom":
+        item = {"type": "custom_tool_call", "call_id": call["id"], "name": origin.name, "input": _freeform(arguments)}
+    elif origin.kind == LOCAL_SHELL and (action := _action(arguments)) is not None:
+        item = {"type": "local_shell_call", "call_id": call["id"], "action": action}
+    if origin.namespace is not None and item["type"] != "local_shell_call":
+        item["namespace"] = origin.namespace
+    return {"id": ids.next(_PREFIXES[item["type"]]), "status": COMPLETED} | item
+
+
+def _freeform(arguments: str) -> str:
+    """The one string; what the model gave in another form goes on as it stands."""
+    value = _read(arguments).get("input")
+    return value if isinstance(value, str) else arguments
+
+
+def _action(arguments: str) -> Item | None:
+    given = _read(arguments)
+    command, env = given.pop("command", None), given.pop("env", {})
+    if not isinstance(command, list) or not all(isinstance(word, str) for word in command) or not isinstance(env, dict):
+        return None
+    return {"type": "exec", "command": command, "env": env} | given
+
+
+def _read(arguments: str) -> Item:
+    try:
+        return _object.decode(arguments)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return {}
+
+
+def items_of(
+    message: Message,
+    ids: ItemIds,
+    origins: Mapping[str, Origin],
+    *,
+    status: str = COMPLETED,
+    tokens: Sequence[TokenInfo] = (),
+    seal: bool = False,
+) -> list[Item]:
+    """An assistant message as items. There is always at least one."""
+    items: list[Item] = []
+    reasoning, content = str(message.get("reasoning_content") or ""), words_of(message.get("content"))
+    spans = Tokens(tokens)
+    if reasoning:
+        spans.take(reasoning)
+        items.append(reasoning_item(ids.next("rs"), reasoning, COMPLETED, seal=seal))
+    calls = message.get("tool_calls") or ()
+    if content or not (items or calls):
+        part = text_part(content, [token_entry(t) for t in spans.take(content)])
+        items.append(message_item(ids.next("msg"), [part], COMPLETED))
+    items += [call_item(call, ids, origins) for call in calls]
+    if items[-1]["type"] in ("message", "reasoning"):  # calls are whole, or none at all
+        items[-1]["status"] = status
+    return items
+
+
+def words_of(content: Any) -> str:
+    if isinstance(content, list):
+        return "".join(p if isinstance(p, str) else str(p.get("text", p.get("refusal", ""))) for p in content)
+    return content or ""
+
+
+# ------------------------------------------------------------------------------------------------------------ tokens
+
+
+class Tokens:
+    """Tokens as they come, given out with the words that they say: tags and calls between the words have none."""
+
+    def __init__(self, tokens: Sequence[TokenInfo] = ()) -> None:
+        self._held = list(tokens)
+
+    def add(self, tokens: Sequence[TokenInfo]) -> None:
+        self._held += tokens
+
+    def take(self, text: str) -> list[TokenInfo]:
+        """Those of `text`, the next words; all that are held where its bytes are not found among them."""
+        wanted, starts = text.encode("utf-8", "surrogatepass"), [0]
+        for token in self._held:
+            starts.append(starts[-1] + len(token.raw))
+        at = b"".join(bytes(t.raw) for t in self._held).find(wanted)
+        begin, end = (at, at + len(wanted)) if at >= 0 else (0, starts[-1])
+        first = next((n for n in range(len(self._held)) if starts[n + 1] > begin), len(self._held))
+        after = next((n for n in range(first, len(self._held)) if starts[n] >= end), len(self._held))
+        taken, self._held = self._held[first:after], self._held[after:]
+        return taken
+
+
+# ---------------------------------------------------------------------------------------------------------- Response
+
+
+def response(
+    opening: Opening,
+    echo: Mapping[str, Any],
+    status: str,
+    output: Sequence[Item] = (),
+    *,
+    usage: Usage | None = None,
+    error: Mapping[str, Any] | None = None,
+) -> Item:
+    """The Response object. `echo`: what it repeats of the request."""
+    return {
+        "id": opening.id,
+        "object": "response",
+        "created_at": opening.created,
+        "completed_at": int(time.time()) if status == COMPLETED else None,
+        "status": status,
+        "model": opening.model,
+        "output": list(output),
+        "usage": usage and usage_of(usage),
+        "error": error,
+        "incomplete_details": {"reason": "max_output_tokens"} if status == INCOMPLETE else None,
+        "system_fingerprint": f"v{opening.version}",
+        **echo,
+    }
+
+
+def status_of(reason: FinishReason) -> str:
+    return INCOMPLETE if reason is FinishReason.LENGTH else COMPLETED
+
+
+def usage_of(usage: Usage) -> Item:
+    return {
+        "input_tokens": usage.prompt,
+        "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
+        "output_tokens": usage.completion,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning},
+        "total_tokens": usage.prompt + usage.completion,
+    }

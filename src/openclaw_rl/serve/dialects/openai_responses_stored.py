@@ -1,0 +1,115 @@
+"""A stored exchange, of whatever dialect, as a Response and its input items."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from openclaw_rl.serve.chat_request import Opening, Usage
+from openclaw_rl.serve.dialects import openai_responses_output as out
+from openclaw_rl.serve.dialects.openai_responses import PLAIN
+from openclaw_rl.serve.dialects.openai_responses_input import ID_PREFIX, has_instructions
+from openclaw_rl.serve.dialects.openai_responses_output import Item, ItemIds
+from openclaw_rl.serve.dialects.openai_responses_tools import FREEFORM, LOCAL_SHELL, Origin
+from openclaw_rl.types import Exchange, ExchangeStatus, Message, Reply, Request
+
+_STATES = {ExchangeStatus.CANCELLED: "cancelled", ExchangeStatus.FAILED: "failed"}
+
+
+def stored_response(exchange: Exchange, model: str, *, reasoning: int) -> Item:
+    """As it was given. What is not stored has the value of a request that said nothing of it: metadata, format, choice
+    of tools, `max_output_tokens`; and no token counts as cached. `reasoning`: how many tokens of the reply are.
+    """
+    request, reply = exchange.request, exchange.reply
+    opening = Opening(id=request.id, created=int(request.admitted_at), model=model, version=_version(exchange))
+    if reply is None:
+        return out.response(opening, _echo(request), out.IN_PROGRESS)
+    status = _STATES.get(reply.status) or out.status_of(_finish(reply))
+    items = out.items_of(reply.message, ItemIds(request.id), _origins(request.tools), status=_item_status(status))
+    error = {"code": "server_error", "message": reply.error or "the reply failed"} if status == "failed" else None
+    whole = out.response(opening, _echo(request), status, items, error=error)
+    completed = int(reply.finished_at) if status == out.COMPLETED else None
+    usage = Usage(prompt=len(request.prompt_ids), completion=len(reply.response_ids), reasoning=reasoning)
+    return whole | {"completed_at": completed, "usage": out.usage_of(usage)}
+
+
+def _finish(reply: Reply) -> Any:
+    assert reply.finish_reason is not None, "what is done has a finish"
+    return reply.finish_reason
+
+
+def _item_status(status: str) -> str:
+    return out.COMPLETED if status == out.COMPLETED else out.INCOMPLETE
+
+
+def _version(exchange: Exchange) -> int:
+    spans = exchange.reply.spans if exchange.reply is not None else ()
+    return spans[0].version if spans else exchange.request.version
+
+
+def _echo(request: Request) -> dict[str, Any]:
+    sampling = request.sampling
+    instructions = request.messages[0]["content"] if has_instructions(request) else None
+    effort = request.template.get("reasoning_effort")
+    known = {
+        "instructions": instructions,
+        "previous_response_id": request.previous,
+        "reasoning": {"effort": effort if isinstance(effort, str) else None, "summary": None},
+        "temperature": sampling.temperature,
+        "tools": [_tool(t["function"]) for t in request.tools],
+        "top_p": sampling.top_p,
+        "user": request.user or None,
+    }
+    return {**PLAIN, **known}
+
+
+def _tool(function: Mapping[str, Any]) -> Item:
+    kind = _kind(function)
+    if kind == LOCAL_SHELL:
+        return {"type": LOCAL_SHELL}
+    words = {"name": function["name"], "description": function.get("description")}
+    if kind == "custom":
+        return {"type": kind} | words
+    return {"type": kind} | words | {"parameters": function.get("parameters"), "strict": None}
+
+
+def _kind(function: Mapping[str, Any]) -> str:
+    if function.get("parameters") == FREEFORM:
+        return "custom"
+    return LOCAL_SHELL if function["name"] == LOCAL_SHELL else "function"
+
+
+def _origins(tools: Sequence[Mapping[str, Any]]) -> dict[str, Origin]:
+    names = {str(t["function"]["name"]): _kind(t["function"]) for t in tools}
+    return {name: Origin(kind, name) for name, kind in names.items()}
+
+
+def input_items(exchange: Exchange) -> list[Item]:
+    """What the request said, oldest first, without its instructions."""
+    request = exchange.request
+    origins, base = _origins(request.tools), request.id.removeprefix(ID_PREFIX)
+    items: list[Item] = []
+    start = 1 if has_instructions(request) else 0
+    for index, message in enumerate(request.messages[start:], start):
+        items += _items(message, f"in{index:x}{base}", origins)
+    return items
+
+
+def _items(message: Message, base: str, origins: Mapping[str, Origin]) -> list[Item]:
+    role = message.get("role")
+    if role == "assistant":
+        return out.items_of(message, ItemIds(base), origins)
+    text = out.words_of(message.get("content"))
+    if role in ("tool", "function"):
+        call = str(message.get("tool_call_id") or "")
+        return [
+            {
+                "id": f"fco_{base}",
+                "type": "function_call_output",
+                "call_id": call,
+                "output": text,
+                "status": "completed",
+            }
+        ]
+    part = {"type": "input_text", "text": text}
+    return [{"id": f"msg_{base}", "type": "message", "role": role, "status": "completed", "content": [part]}]

@@ -1,0 +1,73 @@
+"""Requests that go on from what is stored: `previous_response_id`, and items that are only referred to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from openclaw_rl.errors import RequestError
+from openclaw_rl.serve.chat_request import Ask
+from openclaw_rl.serve.dialects.openai_responses_input import INSTRUCTIONS, has_instructions
+from openclaw_rl.store import exchanges
+from openclaw_rl.store.db import Store
+from openclaw_rl.store.rows import to_json
+from openclaw_rl.types import Capture, Exchange, ExchangeStatus, Message
+
+_PREVIOUS = "previous_response_id"
+
+
+async def continued(ask: Ask, scope: str, store: Store) -> Ask:
+    """`ask` with the whole conversation in its messages. Its own instructions come first; earlier ones are left out.
+
+    Raises `RequestError` for a reply that is unknown under this key, is not complete, or was stored without its words.
+    """
+    named = dict.fromkeys(ask.references.values(), "input")
+    if ask.previous is not None:
+        named[ask.previous] = _PREVIOUS
+    if not named:
+        return ask
+    found = await asyncio.to_thread(_load, store, list(named))
+    for name, param in named.items():
+        _check(found.get(name), name, param, scope)
+    new = [_reply(found[ask.references[n]]) if n in ask.references else m for n, m in enumerate(ask.messages)]
+    before = [] if ask.previous is None else _conversation(found[ask.previous])
+    own = 1 if ask.instructions else 0
+    messages = [*new[:own], *before, *new[own:]]
+    raw = [to_json(m) for m in messages]
+    return replace(ask, messages=messages, references={}, raw=raw, size=ask.size + sum(map(len, raw)))
+
+
+def _load(store: Store, ids: Sequence[str]) -> Mapping[str, Exchange]:
+    with store.read() as conn:
+        return exchanges.get_many(conn, [i for i in ids if i.isascii()])  # no other words are an id of ours
+
+
+def _check(found: Exchange | None, name: str, param: str, scope: str) -> None:
+    """Whether another key's exchange is there is told to nobody."""
+    shown = name[:80]
+    if found is None or found.request.scope != scope:
+        raise RequestError(
+            f"{param}: there is no reply {shown!r} under this API key. Send the conversation as input instead.",
+            param=param,
+            code="previous_response_not_found",
+        )
+    if found.request.capture is Capture.REDACTED:
+        raise RequestError(
+            f"{param}: {shown!r} was stored without its words. Send the conversation as input instead.", param=param
+        )
+    if found.reply is None or found.reply.status is not ExchangeStatus.DONE:
+        state = "is not complete yet" if found.reply is None else f"has no complete reply ({found.reply.status.value})"
+        raise RequestError(f"{param}: {shown!r} {state}.", param=param)
+
+
+def _conversation(exchange: Exchange) -> Iterable[Message]:
+    """What is carried over. A key of a client's own message must not pass for our mark in the next request."""
+    said = exchange.request.messages[1:] if has_instructions(exchange.request) else exchange.request.messages
+    unmarked = ({k: v for k, v in m.items() if k != INSTRUCTIONS} if INSTRUCTIONS in m else m for m in said)
+    return [*unmarked, _reply(exchange)]
+
+
+def _reply(exchange: Exchange) -> Message:
+    assert exchange.reply is not None, "checked"
+    return exchange.reply.message

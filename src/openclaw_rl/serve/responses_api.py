@@ -1,0 +1,98 @@
+"""GET /v1/responses/{id}: stored replies, for the key that asked for them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from aiohttp import web
+
+from openclaw_rl.errors import RequestError
+from openclaw_rl.serve.auth import Keys
+from openclaw_rl.serve.completion_handler import json_answer
+from openclaw_rl.serve.dialects.openai_responses_stored import input_items, stored_response
+from openclaw_rl.serve.gateway import Gateway
+from openclaw_rl.serve.reply_accumulator import reasoning_tokens
+from openclaw_rl.store import exchanges
+from openclaw_rl.store.db import Store
+from openclaw_rl.store.rows import to_json
+from openclaw_rl.types import Capture, Exchange
+
+MAX_PAGE = 100
+
+
+class StoredResponses:
+    """The handlers."""
+
+    def __init__(self, gateway: Gateway, keys: Keys) -> None:
+        self._gateway, self._keys = gateway, keys
+
+    async def get(self, request: web.Request) -> web.Response:
+        """The Response. (A stream of it cannot be taken up again: its events are not stored.)"""
+        if request.query.get("stream", "").lower() == "true":
+            raise RequestError("stream: a stored reply comes whole; leave stream out.", param="stream")
+        found = await self._find(request)
+        reasoning = await asyncio.to_thread(self._reasoning, found)
+        return json_answer(to_json(stored_response(found, self._gateway.config.model.name, reasoning=reasoning)))
+
+    def _reasoning(self, exchange: Exchange) -> int:
+        """Tokens of reasoning. None can be told of what another model has answered: its tokens are read otherwise."""
+        same = exchange.request.identity == self._gateway.identity
+        return reasoning_tokens(exchange, self._gateway.renderer) if same else 0
+
+    async def items(self, request: web.Request) -> web.Response:
+        """Its input items, the newest first unless `order` is asc; `limit` and `after` make pages."""
+        limit, order = request.query.get("limit", "20"), request.query.get("order", "desc")
+        if not (limit.isascii() and limit.isdigit() and len(limit) < 6 and 1 <= int(limit) <= MAX_PAGE):
+            raise RequestError(f"limit: expected 1 to {MAX_PAGE}, got {limit[:40]!r}.", param="limit")
+        if order not in ("asc", "desc"):
+            raise RequestError(f"order: expected asc or desc, got {order[:40]!r}.", param="order")
+        items = input_items(await self._find(request))
+        items = items if order == "asc" else items[::-1]
+        page, more = _page(items, request.query.get("after"), int(limit))
+        first, last = (page[0]["id"], page[-1]["id"]) if page else ("", "")
+        body = {"object": "list", "data": page, "first_id": first, "last_id": last, "has_more": more}
+        return json_answer(to_json(body))
+
+    async def delete(self, request: web.Request) -> web.Response:
+        """Nothing is deleted here: what trained a policy is not undone by forgetting it."""
+        self._keys.scope(request.headers)
+        raise RequestError("stored replies are not deleted over the API; what was learned from one would remain.")
+
+    async def compact(self, request: web.Request) -> web.Response:
+        """There is none: its answer is for OpenAI's servers alone to read."""
+        self._keys.scope(request.headers)
+        raise RequestError(
+            "conversations are not compacted here; ask for a summary in a request of your own, and go on from that.",
+            code="not_found",
+            status=404,
+        )
+
+    async def _find(self, request: web.Request) -> Exchange:
+        scope, name = self._keys.scope(request.headers), request.match_info["id"]
+        found = await asyncio.to_thread(_load, self._gateway.store, name)
+        if found is None or found.request.scope != scope:
+            raise RequestError(
+                f"there is no reply {name[:80]!r} under this API key.",
+                param="response_id",
+                code="not_found",
+                status=404,
+            )
+        if found.request.capture is Capture.REDACTED:
+            raise RequestError(f"{name[:80]!r} was stored without its words.", param="response_id")
+        return found
+
+
+def _load(store: Store, name: str) -> Exchange | None:
+    with store.read() as conn:
+        return exchanges.get(conn, name) if name.isascii() else None
+
+
+def _page(items: list[dict[str, Any]], after: str | None, limit: int) -> tuple[list[dict[str, Any]], bool]:
+    """(the items behind the one named `after`, whether there are more)."""
+    if after:
+        at = next((n for n, item in enumerate(items) if item["id"] == after), None)
+        if at is None:
+            raise RequestError(f"after: there is no item {after[:80]!r}.", param="after")
+        items = items[at + 1 :]
+    return items[:limit], len(items) > limit

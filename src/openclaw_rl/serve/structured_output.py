@@ -1,0 +1,149 @@
+"""What a reply is forced to be, as a grammar for the engine: llguidance's Lark, with `%json` for schemas.
+
+What the template writes around a call is literal; the tokenizer's own tokens in it are matched as tokens. The grammar
+says nothing of the end-of-turn token: the engine allows it where a sentence may end.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from openclaw_rl.errors import RequestError
+from openclaw_rl.render.families import CallForm
+from openclaw_rl.render.renderer import Renderer
+from openclaw_rl.serve.chat_request import Forced
+
+MAX_BYTES = 128 * 1024  # of a grammar's text: above it, llguidance may give up in the middle of a reply
+# What well-trained models write between two words of JSON, indented or not: a small one fills its reply with the rest.
+_LAYOUT = {"whitespace_pattern": r"( |\n[ ]{0,16})?"}
+_COMPOSED = frozenset({"anyOf", "oneOf", "not", "if", "$ref", "patternProperties", "unevaluatedProperties"})
+_BY_NAME = frozenset({"properties", "$defs", "definitions"})
+_VALUES = frozenset({"enum", "const", "default", "examples"})
+
+Tools = Sequence[Mapping[str, Any]]
+
+
+def no_grammar(why: str, forced: Forced) -> RequestError:
+    """What the client is told when its format cannot be forced."""
+    return RequestError(
+        f"{forced.param}: {why}. Simplify the schema, or leave it out and ask for the format in the prompt.",
+        param=forced.param,
+        code="invalid_grammar",
+    )
+
+
+def grammar(forced: Forced, tools: Tools, renderer: Renderer, *, thinking: bool) -> str:
+    """A sentence of it is a reply as `forced` wants it. `thinking`: the prompt opened reasoning, which comes first.
+
+    Raises `RequestError`: no such tool, a schema that is none, or a template whose calls cannot be forced.
+    """
+    added = renderer.tokens.tokenizer.get_added_tokens_decoder()
+    known = {token.content: i for i, token in added.items() if token.content}
+    rules = [_call(name, forced, tools, renderer, known) for name in forced.calls]
+    ways = [f"call{n}: {rule}" for n, rule in enumerate(rules)]
+    heads = [f"call{n}" for n in range(len(ways))]
+    if forced.schema is not None:
+        heads.append("answer")
+        ways.append(f"answer: {_json(forced.schema, forced)}")
+    if thinking:
+        ways.append(_thinking(renderer.family.think[1], known))
+    start = ("thinking " if thinking else "") + "reply"
+    text = "\n".join([f"start: {start}", "reply: " + " | ".join(heads), *ways, ""])
+    if len(text) > MAX_BYTES:
+        raise no_grammar(f"as a grammar it has {len(text)} bytes, at most {MAX_BYTES} are taken", forced)
+    return text
+
+
+def _call(name: str, forced: Forced, tools: Tools, renderer: Renderer, known: Mapping[str, int]) -> str:
+    tool = next((t["function"] for t in tools if t["function"]["name"] == name), None)
+    if tool is None:
+        there = sorted(t["function"]["name"] for t in tools)
+        raise RequestError(f"{forced.param}: there is no tool {name[:80]!r} in tools {there}.", param=forced.param)
+    form = renderer.call_form(name)
+    if form is None:
+        instead = "Send tool_choice auto." if forced.schema is None else "Send either tools or a format, not both."
+        raise RequestError(
+            f"{forced.param}: how this model's chat template writes a tool call is not known, so none can be forced. "
+            + instead,
+            param=forced.param,
+        )
+    if not _is_read_back(name, form, renderer):
+        raise RequestError(
+            f"{forced.param}: a call of the tool {name[:80]!r} could not be told from other text, because of what its "
+            "name holds (one of the model's special tokens, for example). Name it otherwise.",
+            param=forced.param,
+        )
+    parts = [*_literal(form.before, known), _json(_arguments(tool, forced), forced), *_literal(form.after, known)]
+    return " ".join(parts)
+
+
+@lru_cache(4096)  # an agent sends the same tools in every turn
+def _is_read_back(name: str, form: CallForm, renderer: Renderer) -> bool:
+    reply = renderer.reply_text(thinking=False, tools=({"type": "function", "function": {"name": name}},))
+    reply.push([*renderer.tokens.encode(form.before + "{}" + form.after).tolist(), renderer.stop_token_ids[0]])
+    reply.finish()
+    return [call.name for call in reply.parser.calls] == [name] and not reply.parser.content
+
+
+def _arguments(tool: Mapping[str, Any], forced: Forced) -> Mapping[str, Any]:
+    """The tool's parameters; a call's arguments are an object, said or not, and nothing else that they allow."""
+    schema = tool.get("parameters") or {"properties": {}}
+    kind = schema.get("type", "object") if isinstance(schema, Mapping) else None
+    if kind == "object" or (isinstance(kind, list) and "object" in kind):
+        return {**schema, "type": "object"}
+    raise RequestError(
+        f"{forced.param}: the parameters of the tool {tool['name'][:80]!r} must be a JSON schema of type object, "
+        f"got {json.dumps(schema)[:80]}. A call's arguments are an object.",
+        param=forced.param,
+    )
+
+
+def _literal(text: str, known: Mapping[str, int]) -> Iterator[str]:
+    """`text` as terminals: strings, and tokens of the tokenizer by their id."""
+    pattern = "|".join(re.escape(t) for t in sorted(known, key=len, reverse=True))
+    for piece in re.split(f"({pattern})", text) if known else [text]:
+        if piece in known:
+            yield f"<[{known[piece]}]>"
+        elif piece:
+            yield json.dumps(piece, ensure_ascii=False)
+
+
+def _json(schema: Any, forced: Forced) -> str:
+    if not isinstance(schema, Mapping):
+        raise RequestError(f"{forced.param}: expected a JSON schema that is an object.", param=forced.param)
+    if '"allOf"' not in json.dumps(schema):  # each of its parts would refuse what the others list
+        schema = closed(schema)
+    return "%json " + json.dumps((schema or {"type": "object"}) | {"x-guidance": _LAYOUT})
+
+
+def closed(schema: Any) -> Any:
+    """The schema with objects that list their properties closed to others, where it leaves that open.
+
+    Every value of it is one of the schema too. A model that is free to make up properties seldom stops.
+    """
+    if isinstance(schema, list):
+        return [closed(item) for item in schema]
+    if not isinstance(schema, Mapping) or ("properties" in schema and _COMPOSED & schema.keys()):
+        return schema
+    out: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _BY_NAME and isinstance(value, Mapping):
+            out[key] = {name: closed(item) for name, item in value.items()}
+        else:
+            out[key] = value if key in _VALUES else closed(value)
+    if isinstance(schema.get("properties"), Mapping):
+        out.setdefault("additionalProperties", False)
+    return out
+
+
+def _thinking(tag: str, known: Mapping[str, int]) -> str:
+    """Any text up to the first tag that ends reasoning, and the line ends that follow it."""
+    gap = r'("\n" | "\n\n")?'
+    if tag not in known:
+        return f"thinking: thought {gap}\nthought[suffix={json.dumps(tag)}]: /(.|\\n)*/"
+    words = re.escape(tag).replace("/", r"\/")  # not as text either: some tokens match both ways
+    return f"thinking: THOUGHT <[{known[tag]}]> {gap}\nTHOUGHT: /(.|\\n)*/ & ~/(.|\\n)*{words}(.|\\n)*/"

@@ -1,0 +1,243 @@
+"""Every setting, typed, read once at the edge: flag over environment over file over default.
+
+The only file that reads the environment. The tree and its defaults stand in `sections.py` and `sections_judge.py`,
+other spellings in `spellings.py`, how they are read in `reading.py`. An unknown key fails and names the nearest known
+one; two spellings of one setting that disagree are an error.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from openclaw_rl.errors import ConfigError
+from openclaw_rl.settings import aliases, validate
+from openclaw_rl.settings import sources as reading
+from openclaw_rl.settings.schema import (
+    SECRETS,
+    STARTER,
+    CollectConfig,
+    Config,
+    EngineConfig,
+    LaunchConfig,
+    LoraConfig,
+    ModelConfig,
+    RunConfig,
+    ServeConfig,
+    TrackConfig,
+    TrainConfig,
+)
+from openclaw_rl.settings.schema_judge import EndpointConfig, JudgeConfig, TeacherConfig
+from openclaw_rl.settings.sources import read_value
+
+__all__ = [
+    "ENV_PREFIX",
+    "HANDED_DOWN",
+    "SECRETS",
+    "STARTER",
+    "CollectConfig",
+    "Config",
+    "EndpointConfig",
+    "EngineConfig",
+    "JudgeConfig",
+    "LaunchConfig",
+    "Loaded",
+    "LoraConfig",
+    "ModelConfig",
+    "RunConfig",
+    "ServeConfig",
+    "TeacherConfig",
+    "TrackConfig",
+    "TrainConfig",
+    "foreign_environment",
+    "from_flat",
+    "inherited",
+    "known_keys",
+    "load",
+    "load_all",
+    "read_environment",
+    "read_file",
+    "read_value",
+    "to_environment",
+]
+
+ENV_PREFIX = reading.LONG
+HANDED_DOWN = "OPENCLAW_RL_CONFIG_JSON"
+SECRET_NAMES = ("OPENCLAW_API_KEY", "OPENCLAW_ENGINE_API_KEY", "OPENCLAW_JUDGE_API_KEY", "OPENCLAW_TEACHER_API_KEY")
+"""Not for programs that are not ours (HF_TOKEN is: they download models, too)."""
+
+
+def _text_keys() -> frozenset[str]:
+    """Settings that are text: taken as it is from the environment and the command line."""
+    return frozenset(key for key, kind in _leaves() if kind in (str, str | None))
+
+
+def _leaves(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted name, type) of every setting."""
+    for name, info in model.model_fields.items():
+        kind = info.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from _leaves(kind, f"{prefix}{name}.")
+        else:
+            yield prefix + name, kind
+
+
+def known_keys() -> Iterator[str]:
+    """Every setting's dotted name."""
+    return (key for key, _ in _leaves())
+
+
+def read_file(path: str | Path) -> dict[str, Any]:
+    """A YAML (or JSON) file as dotted keys. Raises `ConfigError` naming the file and the keys."""
+    return _values(reading.from_file(path, known_keys()).close())
+
+
+def read_environment(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Settings from the environment as dotted keys; two spellings that disagree are an error."""
+    return _values(_environment(environ).close())
+
+
+def _environment(environ: Mapping[str, str] | None) -> reading.Layer:
+    env = os.environ if environ is None else environ
+    return reading.from_environment(env, known_keys(), text=_text_keys(), ours=HANDED_DOWN)
+
+
+def _values(found: Mapping[str, reading.Given]) -> dict[str, Any]:
+    return {key: given.value for key, given in found.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """The settings in force, where each that is not a default came from, and what is to be said about them."""
+
+    config: Config
+    sources: Mapping[str, str]
+    notices: Sequence[str]
+
+
+def load(
+    *,
+    file: str | Path | None = None,
+    flags: Mapping[str, Any] | None = None,
+    words: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+) -> Config:
+    """The settings in force. See `load_all`."""
+    return load_all(file=file, flags=flags, words=words, environ=environ).config
+
+
+def load_all(
+    *,
+    file: str | Path | None = None,
+    flags: Mapping[str, Any] | None = None,
+    words: Sequence[str] = (),
+    sets: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+) -> Loaded:
+    """Flags over the environment over the file over the defaults. Raises `ConfigError`.
+
+    `flags`: dotted keys, None counts as not given. `sets`: `train.batch_min=8`. `words`: flags in other spellings.
+    """
+    layers = [reading.from_file(file, known_keys())] if file else []
+    layers.append(_environment(environ))
+    said = reading.from_words(words, known_keys(), text=_text_keys())
+    for key, value in (flags or {}).items():
+        if value is not None:
+            said.say(key, value)
+    for item in sets:
+        key, sign, value = item.partition("=")
+        if not sign:
+            raise ConfigError(f"--set {item}: expected KEY=VALUE, e.g. --set train.batch_min=8")
+        said.say(key, value)
+    layers.append(said)
+    found: dict[str, reading.Given] = {}
+    for layer in layers:
+        given = layer.close()
+        found |= {key: one for key, one in given.items() if not one.weak or key not in found}
+    sources = {key: given.source for key, given in found.items()}
+    config, told = _made(_values(found), sources), [notice for layer in layers for notice in layer.notices]
+    return Loaded(config=config, sources=sources, notices=[*told, *validate.idle(config, sources)])
+
+
+def from_flat(flat: Mapping[str, Any]) -> Config:
+    """A `Config` from dotted keys. Raises `ConfigError` that names the key, the value and what was expected."""
+    return _made(flat, {})
+
+
+def _made(flat: Mapping[str, Any], sources: Mapping[str, str]) -> Config:
+    tree: dict[str, Any] = {}
+    for key, value in flat.items():
+        node = tree
+        *parents, leaf = key.split(".")
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[leaf] = value
+    try:
+        config = Config.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError("settings: " + "; ".join(_fault(e, sources) for e in error.errors())) from None
+    config = _taught_by_the_judge(config)
+    validate.together(config)
+    return config
+
+
+def _taught_by_the_judge(config: Config) -> Config:
+    """A teacher that is only named lives where the judge does."""
+    judge, teacher = config.judge, config.teacher
+    if not teacher.model or teacher.base_url or not judge.base_url:
+        return config
+    where = {"base_url": judge.base_url, "api_key": teacher.api_key or judge.api_key}
+    return config.model_copy(update={"teacher": teacher.model_copy(update=where)})
+
+
+_HINTS = {"string_type": ": put it in quotes", "tuple_type": ", that is a list: [a, b]"}
+
+
+def _fault(error: Any, sources: Mapping[str, str]) -> str:
+    key = ".".join(str(part) for part in error["loc"])
+    hint = _HINTS.get(error["type"], "")
+    source = next((said for known, said in sources.items() if key == known or key.startswith(known + ".")), "")
+    shown = "" if key in SECRETS else f" (got {error['input']!r})"
+    said = aliases.NOT_HERE.get((key, str(error["input"]).lower())) or error["msg"].removeprefix("Value error, ")
+    return f"{key}: {said}{hint}{shown}" + (f", from {source}" if source else "")
+
+
+_QUIET = {"OMP_WAIT_POLICY": "passive"}  # threads that wait leave the cores to others
+_TRAINS = _QUIET | {"THP_MEM_ALLOC_ENABLE": "1"}
+
+
+def for_training() -> dict[str, str]:
+    """Variables of a process that trains, as its owner has set them, else as we do.
+
+    On a CPU torch then asks for huge pages: two thirds of the memory or less, no slower.
+    """
+    return {name: os.environ.get(name, ours) for name, ours in _TRAINS.items()}
+
+
+def to_environment(config: Config, room: str = "") -> dict[str, str]:
+    """The process environment plus this config: how the supervisor hands settings to its children.
+
+    `room`: the child's; the engine and the trainer see the GPUs that the settings give to each.
+    """
+    gpus = {"engine": config.engine.gpus, "train": config.train.gpus, "judge-engine": config.judge.gpus}.get(room, ())
+    placed = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
+    ours = for_training() if room == "train" else _QUIET
+    return ours | dict(os.environ) | {HANDED_DOWN: config.model_dump_json()} | placed
+
+
+def foreign_environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """The process environment for a program that is not ours: without our settings and keys, and with `extra`."""
+    ours = {HANDED_DOWN, *SECRET_NAMES}
+    kept = {name: value for name, value in os.environ.items() if name not in ours and not name.startswith(ENV_PREFIX)}
+    return kept | dict(extra)
+
+
+def inherited() -> Config | None:
+    """The config that the supervisor handed down, when this process is its child."""
+    raw = os.environ.get(HANDED_DOWN)
+    return Config.model_validate_json(raw) if raw else None

@@ -1,0 +1,166 @@
+"""The settings, for people: what is in force and why, what a file says, and the reference page.
+
+python -m openclaw_rl.settings.reference docs/reference/settings.md
+"""
+
+from __future__ import annotations
+
+import sys
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import yaml
+from pydantic import BaseModel
+
+from openclaw_rl.settings import aliases
+from openclaw_rl.settings import load as settings
+from openclaw_rl.settings.load import Config, Loaded
+
+
+def show(loaded: Loaded) -> None:
+    """Every setting as YAML, and as a comment where its value came from; keys are not shown."""
+    for line in lines(loaded):
+        click.echo(line)
+
+
+def lines(loaded: Loaded) -> Iterator[str]:
+    """YAML that `--config` reads again."""
+    for notice in loaded.notices:
+        yield f"# {notice}"
+    yield from _section(loaded.config.model_dump(mode="json"), "", loaded)
+
+
+def _section(tree: dict[str, Any], prefix: str, loaded: Loaded) -> Iterator[str]:
+    indent = "  " * prefix.count(".")
+    leaves = set(settings.known_keys())
+    for name, value in tree.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, dict) and key not in leaves:
+            yield f"{indent}{name}:"
+            yield from _section(value, f"{key}.", loaded)
+        elif key in settings.SECRETS and value:
+            yield f"{indent}# {name}: (set){_from(key, loaded)}"
+        else:
+            text = yaml.safe_dump(value, default_flow_style=True, width=10**6).removesuffix("...\n").strip()
+            yield f"{indent}{name}: {text}{_from(key, loaded)}"
+
+
+def _from(key: str, loaded: Loaded) -> str:
+    source = loaded.sources.get(key)
+    return f"  # {source}" if source else ""
+
+
+def check(file: str) -> None:
+    """Load the file alone and say what it changes. Raises `ConfigError` with every fault."""
+    loaded = settings.load_all(file=file, environ={})
+    for notice in loaded.notices:
+        click.echo(f"note: {notice}")
+    default = Config()
+    click.echo(f"{file}: {len(loaded.sources)} settings")
+    for key, source in sorted(loaded.sources.items()):
+        spelled = source.rpartition(": ")[2]
+        other = "" if spelled == key else f"  (as {spelled})"
+        same = "  (the default)" if _at(default, key) == _at(loaded.config, key) else ""
+        shown = "(set)" if key in settings.SECRETS else _plain(_at(loaded.config, key))
+        click.echo(f"  {key}: {shown}{other}{same}")
+
+
+def _at(config: Config, key: str) -> Any:
+    value: Any = config
+    for part in key.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def page() -> str:
+    """docs/reference/settings.md: every setting with its type, default, meaning and spellings."""
+    also: dict[str, list[str]] = {}
+    for row in aliases.SPELLINGS:
+        for key in _meant(row):
+            also.setdefault(key, []).append(f"`{row.name}`")
+    parts = [_PREFACE, *_sections(Config, "", also), _OTHERS]
+    parts += [f"| `{row.name}` | {row.means} |" for row in aliases.SPELLINGS if not _meant(row)]
+    parts += [f"| `{key} {value}` | refused: {why} |" for (key, value), why in aliases.NOT_HERE.items()]
+    return "\n".join(parts) + "\n"
+
+
+def _meant(row: aliases.Spelling) -> list[str]:
+    """The settings named in what a spelling means."""
+    known = set(settings.known_keys())
+    return [word for word in row.means.split("`")[1::2] if word in known] if row.read else []
+
+
+def _sections(model: type[BaseModel], prefix: str, also: dict[str, list[str]]) -> Iterator[str]:
+    rows, inner = [], []
+    for name, info in model.model_fields.items():
+        kind = info.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            inner.append((name, kind))
+            continue
+        key = f"{prefix}{name}"
+        default = _plain(info.get_default(call_default_factory=True))
+        rows.append(
+            f"| `{key}` | {_kind(kind)} | `{default}` | {info.description or ''} | {', '.join(also.get(key, []))} |"
+        )
+    title = prefix.removesuffix(".") or "the whole"
+    about = (model.__doc__ or "").split("\n", maxsplit=1)[0]
+    yield f"\n## {title}\n\n{about}\n\n| setting | type | default | meaning | also |\n|---|---|---|---|---|"
+    yield from (row.replace("\n", " ") for row in rows)
+    for name, kind in inner:
+        yield from _sections(kind, f"{prefix}{name}.", also)
+
+
+def _kind(kind: Any) -> str:
+    """`int`, `text`, `a, b or c`, ..."""
+    origin, inside = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Literal:
+        return " or ".join(f"`{one}`" for one in inside)
+    if origin is tuple:
+        return f"list of {_kind(inside[0])}"
+    if origin is dict:
+        return f"{_kind(inside[0])} to {_kind(inside[1])}"
+    if (inside and type(None) in inside) or origin is typing.Union or str(origin) == "<class 'types.UnionType'>":
+        return " or ".join(_kind(one) for one in inside if one is not type(None))
+    return {"str": "text", "bool": "true or false", "float": "number", "int": "whole number"}.get(
+        getattr(kind, "__name__", ""), str(kind)
+    )
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, tuple) and len(str(value)) > 80:
+        return f"({len(value)} patterns)"
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "none"}[value]
+    return str(list(value)) if isinstance(value, tuple) else str(value)
+
+
+_PREFACE = """# Settings
+
+Made by `python -m openclaw_rl.settings.reference`; a test holds it to the code.
+
+A flag wins over the environment, the environment over the file (`--config FILE`, YAML or JSON), the file over the
+default. Every setting has a flag, `--set KEY=VALUE`, and a variable, `OPENCLAW_RL_` and its name in capitals with `_`
+for the dots (`OPENCLAW_RL_TRAIN_BATCH_MIN`). The last column has the other spellings: variables in capitals, flags with
+two dashes (of `up`, `serve`, `collect`, `judge`, `train`, `rollout`, `evaluate`, `config show`, and within the
+variables `CKPT_ARGS`, `ROLLOUT_ARGS`, `REWARD_ARGS`, `OPTIMIZER_ARGS`, `LORA_ARGS`), and keys of a file. The flags that
+`openclaw-rl status --help` lists are taken by every command that reads the settings. A setting that is given twice
+within one of these sources, in one spelling or in two, with values that differ, is an error. `openclaw-rl config show`
+says what is in force and why, `openclaw-rl config check FILE` every fault of a file."""
+
+_OTHERS = """
+## Names with one value, and names that are refused
+
+| name | why |
+|---|---|"""
+
+
+def main() -> None:
+    """Write the page."""
+    Path(sys.argv[1]).write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

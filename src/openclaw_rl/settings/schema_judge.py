@@ -1,0 +1,64 @@
+"""The settings of who says how good a turn was, and of who says what would have been better."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from openclaw_rl.settings.strict_yaml import Section
+
+
+class EndpointConfig(Section):
+    """A model behind an OpenAI-compatible endpoint, asked for text."""
+
+    base_url: str | None = Field(None, description="OpenAI-compatible endpoint, e.g. http://127.0.0.1:9000/v1")
+    model: str | None = None
+    api_key: str | None = None
+    timeout: float = Field(60.0, gt=0)
+    retries: int = Field(4, ge=0)
+    temperature: float = Field(0.6, ge=0)
+    max_tokens: int = Field(1024, ge=16)
+
+
+class JudgeConfig(EndpointConfig):
+    """Who says how good a turn was. The endpoint is the llm judge's."""
+
+    kind: Literal["rules", "llm", "classifier", "plugin"] = "rules"
+    rules_path: str | None = Field(None, description="default: the shipped rules")
+    path: str | None = Field(
+        None,
+        description="folder or hub id of a model that is the llm judge; it has an engine of its own, of the same kind "
+        "as the policy's, and no endpoint is asked",
+    )
+    gpus: tuple[str, ...] = Field((), description="device ids that this engine sees; default: all")
+    reward_path: str | None = Field(None, description="sequence classifier, or what a plug-in loads")
+    plugin_path: str | None = Field(None, description="Python file with the owner's reward model (judge.kind plugin)")
+    reward_low: float = Field(0.4, ge=0, le=1, description="a reward in [0, 1] below it is a verdict of -1")
+    reward_high: float = Field(0.6, ge=0, le=1, description="above it +1; between the two 0, which trains nothing")
+    num_judges: int = Field(3, ge=1, description="votes per turn, in parallel")
+    consensus_threshold: float = Field(0.5, ge=0, lt=1, description="a score needs more than this share of the votes")
+    workers: int = Field(4, ge=1, description="turns judged at once")
+    poll: float = Field(0.05, gt=0)
+
+    @property
+    def reward_source(self) -> str | None:
+        """`reward_path` as it is loaded: with the home folder written out."""
+        path = self.reward_path
+        return str(Path(path).expanduser()) if path is not None and path.startswith("~") else path
+
+
+class TeacherConfig(EndpointConfig):
+    """Who writes the hints, when it is not the judge. In force once `model` is given.
+
+    Without a `base_url` it is asked at `judge.base_url`, with the judge's key.
+    """
+
+    when: Literal["negative", "always", "never"] = Field(
+        "negative", description="which judged turns it is asked about: those with score -1, all, or none"
+    )
+
+    @property
+    def wanted(self) -> bool:
+        return self.base_url is not None and self.when != "never"

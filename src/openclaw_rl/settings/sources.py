@@ -1,0 +1,246 @@
+"""Settings as people give them -> dotted keys that know where they came from.
+
+Three layers: a file, the environment, the command line. Within one, two spellings of a setting that disagree are an
+error; between them, the later one wins. Every fault of a layer is found before any is told.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from openclaw_rl.errors import ConfigError
+from openclaw_rl.settings import aliases, strict_yaml
+from openclaw_rl.settings.schema import SECRETS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """One setting as it was given. `source`: in words for a person. `weak`: gives way to every other."""
+
+    value: Any
+    source: str
+    weak: bool = False
+
+
+@dataclass(slots=True)
+class Layer:
+    """What one source says. Nothing is told until `close`."""
+
+    keys: frozenset[str]  # every setting there is
+    prefix: str  # "environment", "flags", or the file's name
+    text: frozenset[str] | None = None  # of a source of text: settings whose text is taken as it is; None: has types
+    found: dict[str, Given] = field(default_factory=dict)
+    notices: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+
+    def say(self, name: str, value: Any, *, shown: str | None = None) -> None:
+        """`name` in any spelling; `shown`: how the person spelled it."""
+        source = f"{self.prefix}: {shown or name}"
+        if name in self.keys:
+            self._put(name, Given(value=value, source=source))
+            return
+        known = _ROWS.get(name)
+        if known is None and (inner := self._section(name)):
+            self.faults.append(f"{source} is a section: expected keys below it, such as {inner}, got {value!r}.")
+        elif known is None:
+            self.faults.append(f"{self.prefix}: unknown setting {shown or name!r}.{self._near(name)}")
+        elif known.refused:
+            self.faults.append(f"{source} is refused: {known.refused}.")
+        elif known.notice:
+            self.notices.append(f"{name} is set: {known.notice}.")
+        else:
+            self._mean(known, value, source)
+
+    def close(self) -> dict[str, Given]:
+        """What was found. Raises `ConfigError` with every fault, a line each."""
+        if self.faults:
+            raise ConfigError("\n".join(self.faults))
+        return self.found
+
+    def _mean(self, known: aliases.Spelling, value: Any, source: str) -> None:
+        assert known.read is not None, f"{known.name} is neither read, refused nor noticed"
+        try:
+            meant = known.read(value)
+        except ValueError as error:
+            self.faults.append(f"{source}: {error}.")
+            return
+        for key, one in meant.items():
+            if key not in self.keys:
+                raise AssertionError(f"{known.name} means {key}, which is no setting")
+            self._put(key, Given(value=one, source=source, weak=known.weak or key in known.yields))
+
+    def _put(self, key: str, given: Given) -> None:
+        if self.text is not None and isinstance(given.value, str):
+            try:
+                given = replace(given, value=self._typed(key, given))
+            except ConfigError as error:
+                self.faults.append(str(error))
+                return
+        there = self.found.get(key)
+        if there is None or there.weak:
+            self.found[key] = given
+        elif not given.weak and _plain(there.value) != _plain(given.value):
+            one, other = f"{there.source}{_shown(key, there)}", f"{_name(given.source)}{_shown(key, given)}"
+            self.faults.append(f"{one} and {other} both set {key} and disagree. Unset one.")
+
+    def _typed(self, key: str, given: Given) -> Any:
+        assert self.text is not None, "a source with types needs no reading"
+        if key in self.text:
+            return None if given.value == "null" else given.value
+        return read_value(given.value, given.source)
+
+    def _section(self, name: str) -> str:
+        """A key below `name`; empty: it is no section."""
+        return next((n for n in (*sorted(self.keys), *aliases.by_form("file")) if n.startswith(f"{name}.")), "")
+
+    def empty(self, name: str) -> None:
+        """A section of a file without keys: said only where there is no such section."""
+        if not self._section(name):
+            self.say(name, None)
+
+    def _near(self, name: str) -> str:
+        if self.prefix == "environment" and not name.startswith("--"):
+            near = difflib.get_close_matches(
+                name, [*aliases.by_form("environment"), *map(long_name, self.keys)], 1, 0.6
+            )
+            return f" Did you mean {near[0]}?" if near else ""
+        if name.startswith("--"):
+            near = difflib.get_close_matches(name, list(aliases.by_form("flag")), 1, 0.6)
+            return f" Did you mean {near[0]}?" if near else " `--set KEY=VALUE` sets any setting."
+        names = [*self.keys, *aliases.by_form("file")]
+        leaf = name.split(".")[-1]
+        near = difflib.get_close_matches(name, names, 1, 0.5) or difflib.get_close_matches(
+            leaf, [n.split(".")[-1] for n in names], 1, 0.5
+        )
+        full = next((n for n in names if near and (n == near[0] or n.split(".")[-1] == near[0])), None)
+        return f" Did you mean {full!r}?" if full else " `openclaw-rl config show` lists the settings."
+
+
+_ROWS: Mapping[str, aliases.Spelling] = {s.name: s for s in aliases.SPELLINGS}
+LONG = "OPENCLAW_RL_"
+_SHOWN = 60
+"""Characters of a value in an error."""
+
+
+def long_name(key: str) -> str:
+    """The environment variable that every setting has: OPENCLAW_RL_TRAIN_BATCH_MIN."""
+    return LONG + key.replace(".", "_").upper()
+
+
+def _name(source: str) -> str:
+    return source.partition(": ")[2]
+
+
+def _shown(key: str, given: Given) -> str:
+    """The value, where it is no secret."""
+    value = given.value
+    text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return "" if key in SECRETS else f" ({_short(text)})"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def _plain(value: Any) -> Any:
+    """1e-6, "1e-6" and 0.000001 are one value; so are 0,1 and [0, 1]."""
+    if isinstance(value, list | tuple):
+        return tuple(_plain(v) for v in value)
+    if isinstance(value, bool):
+        return value
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return value
+
+
+def read_value(text: str, source: str) -> Any:
+    """One value as YAML reads it. Raises `ConfigError` that names `source`."""
+    try:
+        return strict_yaml.read(text)
+    except ValueError as error:
+        shown = _short(text)
+        raise ConfigError(f"{source}: expected a value such as 8, true or [a, b], got {shown!r} ({error})") from None
+
+
+def from_file(path: str | Path, keys: Iterable[str]) -> Layer:
+    """A YAML or JSON file. Raises `ConfigError` naming the file when it cannot be read at all."""
+    file = Path(path)
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+        tree = strict_yaml.read_json(text) if file.suffix.lower() == ".json" else strict_yaml.read(text)
+    except FileNotFoundError:
+        raise ConfigError(f"{file}: no such settings file. Give an existing one with --config, or none.") from None
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read ({error.strerror}). Name a settings file, YAML or JSON.") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file}: expected UTF-8, got other bytes at byte {error.start}. Save it as UTF-8.") from None
+    except ValueError as error:
+        kind = "JSON" if file.suffix.lower() == ".json" else "YAML"
+        raise ConfigError(f"{file}: cannot be read as {kind}: {error}") from None
+    if tree is not None and not isinstance(tree, dict):
+        raise ConfigError(
+            f"{file}: expected a mapping of sections (model, serve, train, ...), got {type(tree).__name__}"
+        )
+    layer = Layer(frozenset(keys), str(file))
+    _walk(tree or {}, "", layer)
+    return layer
+
+
+def _walk(tree: Mapping[Any, Any], prefix: str, layer: Layer) -> None:
+    """Stops at known leaves, whose values may be mappings."""
+    for key, value in tree.items():
+        dotted = f"{prefix}{key}"
+        if value in ({}, None) and dotted not in layer.keys and dotted not in _ROWS:
+            layer.empty(dotted)
+        elif isinstance(value, Mapping) and dotted not in layer.keys:
+            _walk(value, dotted + ".", layer)
+        else:
+            layer.say(dotted, value)
+
+
+def from_environment(environ: Mapping[str, str], keys: Iterable[str], *, text: Iterable[str], ours: str) -> Layer:
+    """Variables. `text`: settings whose text is taken as it is (keys, paths). `ours`: a variable to pass over."""
+    layer = Layer(frozenset(keys), "environment", text=frozenset(text))
+    long = {long_name(key): key for key in layer.keys}
+    short = aliases.by_form("environment")
+    for name, value in environ.items():
+        if name in aliases.ARGUMENTS:
+            _words(layer, value, shown=f"{name} ")
+        elif name in long:
+            layer.say(long[name], value, shown=name)
+        elif name in short or (name.startswith(LONG) and name != ours):
+            layer.say(name, value)
+    return layer
+
+
+def from_words(words: Sequence[str], keys: Iterable[str], *, text: Iterable[str]) -> Layer:
+    """Flags of a command line: `--lr 1e-6 --use-lora`."""
+    layer = Layer(frozenset(keys), "flags", text=frozenset(text))
+    _words(layer, words)
+    return layer
+
+
+def _split(text: str) -> list[str]:
+    """As a shell would; a line that goes on (a backslash at its end) is one line."""
+    return shlex.split(re.sub(r"\\\r?\n", " ", text))
+
+
+def _words(layer: Layer, words: Sequence[str] | str, *, shown: str = "") -> None:
+    try:
+        pairs = aliases.pairs(_split(words) if isinstance(words, str) else list(words))
+    except ValueError as error:
+        where = f"{layer.prefix}: {shown.strip()}: " if shown else ""
+        layer.faults.append(f"{where}{error}, in {words!r}." if shown else f"{error}.")
+        return
+    for name, value in pairs:
+        if value is True and name in _ROWS and not _ROWS[name].switch:
+            layer.faults.append(f"{layer.prefix}: {shown}{name} needs a value: {name} VALUE.")
+        else:
+            layer.say(name, value, shown=f"{shown}{name}")

@@ -1,0 +1,231 @@
+"""What no single setting can know: which settings go together."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from operator import attrgetter
+from urllib.parse import urlsplit
+
+from openclaw_rl.errors import ConfigError
+from openclaw_rl.settings.schema import Config, TrainConfig
+
+
+def _check_patterns(key: str, patterns: Iterable[str]) -> None:
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ConfigError(f"{key}: {pattern!r} is no regular expression: {error}") from None
+
+
+def _check_url(key: str, url: str | None) -> None:
+    if not url:
+        return
+    try:
+        parts = urlsplit(url)
+        sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets that do not match, a port that is none
+        sound = False
+    if not sound:
+        raise ConfigError(f"{key}: expected an address like http://127.0.0.1:8001, got {url!r}")
+
+
+_PATHS = (
+    *("home", "model.path", "model.tokenizer", "judge.path", "judge.rules_path", "judge.reward_path"),
+    *("judge.plugin_path", "train.loss_path", "train.save_dir", "train.resume", "data.path", "data.buffer_dir"),
+    *("data.rollout_dir", "rollout.function_path", "rollout.generate_path"),
+)
+
+
+def _check_homes(config: Config) -> None:
+    for key in _PATHS:
+        path = attrgetter(key)(config)
+        if path is not None and path.startswith("~") and os.path.expanduser(path) == path:  # noqa: PTH111
+            raise ConfigError(f"{key} {path}: expected the home folder of a user of this machine. Write the path out")
+
+
+def together(config: Config) -> None:
+    """Raises `ConfigError` for settings that are sound alone but not together, or without effect where they stand."""
+    _check_url("engine.url", config.engine.url)
+    _check_url("judge.base_url", config.judge.base_url)
+    _check_url("teacher.base_url", config.teacher.base_url)
+    _check_patterns("collect.side_patterns", config.collect.side_patterns)
+    _check_patterns("collect.interlude_patterns", config.collect.interlude_patterns)
+    _check_patterns("serve.transient_patterns", config.serve.transient_patterns)
+    _check_homes(config)
+    _train(config.train)
+    _check_plugins(config)
+    if config.judge.kind == "llm" and not config.judge.path and not (config.judge.base_url and config.judge.model):
+        raise ConfigError(
+            "judge.kind is llm: judge.base_url and judge.model are needed too (an OpenAI-compatible one), or judge.path"
+        )
+    if config.judge.kind == "llm" and config.judge.path and config.engine.backend == "openai":
+        raise ConfigError(
+            "judge.path: a model of the judge's own needs an engine that is started here, and engine.backend is "
+            "openai. Give judge.base_url and judge.model instead"
+        )
+    if config.teacher.model and not config.teacher.base_url:
+        raise ConfigError("teacher.model is set: teacher.base_url is needed too, or judge.base_url where it is as well")
+    if config.engine.backend == "embedded" and (config.engine.url or config.engine.logprobs not in (None, "scaled")):
+        raise ConfigError(
+            "engine.url and engine.logprobs are for a server; the embedded engine takes neither. Unset it,"
+            " or set engine.backend (--backend vllm)"
+        )
+    if config.engine.backend == "openai" and not config.engine.url:
+        raise ConfigError("engine.backend is openai: engine.url is needed too, e.g. http://127.0.0.1:8001/v1")
+    if config.teacher.wanted and not config.teacher.model:
+        raise ConfigError("teacher.base_url is set: teacher.model is needed too. teacher.when=never turns it off.")
+    loopback = config.serve.host in ("127.0.0.1", "localhost", "::1")
+    if not loopback and not config.serve.api_key:
+        raise ConfigError(
+            f"serve.host {config.serve.host} can be reached from other machines, and no key is set. "
+            "Set serve.api_key (OPENCLAW_API_KEY), or bind 127.0.0.1."
+        )
+
+
+def idle(config: Config, sources: Mapping[str, str]) -> list[str]:
+    """What was given and changes nothing where it stands, in words. `sources`: setting -> where it was given."""
+    judge, train = config.judge, config.train
+    kind, method = f"judge.kind is {judge.kind}", f"train.method is {train.method}"
+    rules = (
+        (judge.kind == "llm", "judge.kind llm", kind, ("judge.path", "judge.num_judges", "judge.consensus_threshold")),
+        (judge.kind == "rules", "judge.kind rules", kind, ("judge.rules_path",)),
+        (judge.kind == "plugin", "judge.kind plugin", kind, ("judge.plugin_path",)),
+        (judge.kind in ("classifier", "plugin"), "judge.kind classifier or plugin", kind, ("judge.reward_path",)),
+        (train.weights == "lora", "train.weights lora", "train.weights is full (USE_LORA false)", _LORA),
+        (train.method == "combine", "train.method combine", method, ("train.w_binary", "train.w_opd")),
+        (train.method != "binary", "a method that follows hints", method, ("teacher.model",)),
+        (train.save_dir is not None, "train.save_dir", "it is not set (--save-dir)", ("train.save_interval",)),
+    )
+    said = []
+    for used, whose, why, keys in rules:
+        names = sorted({sources[key].partition(": ")[2] for key in keys if key in sources})
+        if names and not used:
+            verb = "has" if len(names) == 1 else "have"
+            said.append(f"{', '.join(names)} {verb} no effect: only with {whose}, and {why}")
+    return said
+
+
+_LORA = ("train.lora.rank", "train.lora.alpha", "train.lora.dropout", "train.lora.targets")
+
+
+def _train(t: TrainConfig) -> None:
+    for wrong, words in (*_credit(t), *_step(t)):
+        if wrong:
+            raise ConfigError(words if words.endswith(")") else f"{words}.")
+
+
+def _credit(t: TrainConfig) -> tuple[tuple[bool, str], ...]:
+    """(whether it is wrong, words) of what a batch is trained for."""
+    topk = t.method in ("sdpo", "sdft")
+    return (
+        (t.batch_max < t.batch_min, f"train.batch_max ({t.batch_max}) is below train.batch_min ({t.batch_min})"),
+        (
+            t.method == "groups",
+            "train.method groups compares several rollouts of one task, and a conversation has one reply a turn: "
+            "nothing could be learned from it. Say combine, binary or opd",
+        ),
+        (
+            t.method == "combine" and t.w_binary == 0 == t.w_opd,
+            "train.w_binary and train.w_opd are both 0: nothing could be learned. Set one of them",
+        ),
+        (
+            t.hint_choice == "mixture" and t.follows_teacher_topk,
+            "train.hint_choice mixture: each hinted teacher has likeliest tokens of its own, and there is no mixture "
+            "over them. Say overlap, or train.distill=student_topk (train.method=sdpo)",
+        ),
+        (
+            t.teacher_temperature != 1 and t.follows_topk,
+            "train.teacher_temperature is for the token that was sampled; over the likeliest tokens a softer teacher "
+            "would be another target. Leave it at 1, or set train.distill token (train.method combine or opd)",
+        ),
+        (
+            t.method == "binary" and (t.reference != "base" or t.teacher_temperature != 1 or t.distill != "token"),
+            "train.reference, train.distill and train.teacher_temperature are of a teacher, and train.method binary "
+            "has none. Leave them out, or say combine or opd",
+        ),
+        (
+            topk and t.distill != "token",
+            f"train.distill is of opd and combine; train.method {t.method} says already what is compared. Leave it out",
+        ),
+        (
+            topk and (t.loss != "clip" or t.sequence_mask == "opsm"),
+            f"train.loss and train.sequence_mask opsm work on advantages, and train.method {t.method} has none. "
+            "Leave them out, or say combine with train.distill student_topk",
+        ),
+    )
+
+
+def _step(t: TrainConfig) -> tuple[tuple[bool, str], ...]:
+    """(whether it is wrong, words) of how it is."""
+    alone = t.ranks == 1 and t.launch.nodes == 1
+    return (
+        (
+            t.max_batch_gap is not None and t.max_batch_gap > t.max_gap,
+            f"train.max_batch_gap ({t.max_batch_gap}) is above train.max_gap ({t.max_gap}), which holds for each turn",
+        ),
+        (
+            t.max_uses > 1 and (t.replay == 0 or t.batch_max == t.batch_min),
+            "train.max_uses 2 replays turns beside fresh ones, and there is no room for them: train.replay must be "
+            "above 0, and train.batch_max above train.batch_min",
+        ),
+        (
+            alone and (t.launch.by in ("ray", "torchrun") or t.launch.shard is True),
+            "train.launch.by and train.launch.shard are for several ranks, and there is one. Set train.ranks to 2 or "
+            "more, or leave them out",
+        ),
+        (
+            t.launch.node_rank >= t.launch.nodes,
+            f"train.launch.node_rank (NODE_RANK) is {t.launch.node_rank}, and train.launch.nodes (NNODES) "
+            f"{t.launch.nodes}: machines are numbered from 0. Set train.launch.nodes to how many there are, or correct "
+            "the number",
+        ),
+        (
+            t.launch.by == "local" and t.launch.nodes > 1,
+            f"train.launch.by local starts ranks on this machine, and train.launch.nodes (NNODES) is {t.launch.nodes}. "
+            "Say torchrun or ray, or leave it out",
+        ),
+        (
+            t.compile and not alone,
+            "train.compile is for one rank: what several compile, each for itself, was never run. Leave it out, or set "
+            "train.ranks and train.launch.nodes to 1",
+        ),
+        (
+            t.loss_path is not None and (t.epochs > 1 or t.teacher_temperature != 1),
+            "train.loss_path: a loss of your own takes one step a batch, at the temperature of sampling. Leave "
+            "train.epochs and train.teacher_temperature at 1",
+        ),
+    )
+
+
+def _check_plugins(config: Config) -> None:
+    train, judge = config.train, config.judge
+    ours: dict[str, tuple[object, tuple[object, ...]]] = {
+        "method": (train.method, ("binary", "opd", "combine")),
+        "distill": (train.distill, ("token",)),
+        "hint_choice": (train.hint_choice, (None, "mixture")),
+        "loss": (train.loss, ("clip",)),
+        "sequence_mask": (train.sequence_mask, ("geometric", "none")),
+    }
+    for key, (value, possible) in ours.items():
+        if train.loss_path is not None and value not in possible:
+            raise ConfigError(
+                f"train.loss_path: a loss of your own works on the sampled tokens, and train.{key} {value} would be "
+                f"without effect. Say train.{key} {possible[-1]}, or unset train.loss_path."
+            )
+    rollout = config.rollout
+    if rollout.function_path is not None and rollout.generate_path is not None:
+        raise ConfigError("rollout.function_path and rollout.generate_path: which of the two? Unset one")
+    if rollout.per_prompt > 1 and rollout.function_path is None and rollout.generate_path is None:
+        raise ConfigError(
+            f"rollout.per_prompt (--num-rollouts-per-prompt) {rollout.per_prompt}: a live conversation happens once; "
+            "rollouts per prompt need a rollout plug-in (rollout.function_path, `openclaw-rl rollout`). Leave it at 1"
+        )
+    if judge.kind == "plugin" and judge.plugin_path is None:
+        raise ConfigError("judge.kind is plugin: judge.plugin_path (--custom-rm-path FILE) is needed too")
+    if judge.kind == "classifier" and judge.reward_path is None:
+        raise ConfigError("judge.kind is classifier: judge.reward_path (PRM_MODEL_PATH) is needed too")
+    if judge.reward_low > judge.reward_high:
+        raise ConfigError(f"judge.reward_low ({judge.reward_low}) is above judge.reward_high ({judge.reward_high})")

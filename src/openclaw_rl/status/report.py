@@ -1,0 +1,395 @@
+"""What `status` and `inspect` show: read from the store, drawn as tables."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+from sqlalchemy import Connection, func, select
+
+from openclaw_rl.common.message_hash import text_of, typed
+from openclaw_rl.errors import ModelError, OpenClawError
+from openclaw_rl.settings.load import STARTER, Config
+from openclaw_rl.store import exchanges, heartbeats, policies, turns
+from openclaw_rl.store.db import Store
+from openclaw_rl.store.schema import exchanges as exchange_table
+from openclaw_rl.store.schema import turns as turn_table
+from openclaw_rl.store.schema import uses as use_table
+from openclaw_rl.store.schema import verdicts as verdict_table
+from openclaw_rl.store.version_stats import agreement
+from openclaw_rl.train.tracking import off_policy
+from openclaw_rl.types import Exchange, Message, Policy, Request, Turn, Verdict
+
+STALE = 10.0  # seconds without a heartbeat after which a loop counts as gone
+
+
+def opened(config: Config) -> Store:
+    """The home's store. Raises `OpenClawError` where there is none."""
+    if not config.store_path.exists():
+        raise OpenClawError(
+            f"{config.store_path}: no store there yet. `openclaw-rl up` makes it; --home names another one."
+        )
+    return Store.open(config.store_path, create=False)
+
+
+# ------------------------------------------------------------------------------------------------------------- status
+
+
+def gather(conn: Connection, now: float) -> dict[str, Any]:
+    """Everything that `status` tells, as plain JSON."""
+    head = policies.head(conn)
+    known = policies.all(conn)
+    agree, of = agreement(conn)
+    return {
+        "head": head.version,
+        "loops": [
+            {"name": b.name, "pid": b.pid, "age": round(now - b.at, 1), "alive": b.alive(now, STALE), "note": b.note}
+            for b in heartbeats.beats(conn)
+        ],
+        "turns": _counts(conn, turn_table.c.state),
+        "dropped": _counts(conn, turn_table.c.reason, turn_table.c.state == "dropped"),
+        "untrainable": _counts(conn, turn_table.c.untrainable, turn_table.c.untrainable.is_not(None)),
+        "verdicts": {str(k): n for k, n in _counts(conn, verdict_table.c.score).items()},
+        "agreement": {"agree": agree, "of": of},
+        "versions": [_policy_row(conn, p) for p in known[-10:]],
+        "states": _tally(p.state.value for p in known),
+        "engine_gap": engine_gaps(known),
+    }
+
+
+def engine_gaps(known: Sequence[Policy]) -> dict[str, dict[str, float]]:
+    """For each engine: mean |log pi - log mu| in nats on tokens that the very weights sampled, and how many tokens."""
+    sums: dict[str, list[float]] = {}
+    for policy in known:
+        for name, tokens in policy.metrics.items():
+            if name.startswith("gap/") and name.endswith("/tokens"):
+                engine = name.removeprefix("gap/").removesuffix("/tokens")
+                total = sums.setdefault(engine, [0.0, 0.0])
+                total[0] += policy.metrics[f"gap/{engine}"] * tokens
+                total[1] += tokens
+    return {engine: {"mean": gap / tokens, "tokens": tokens} for engine, (gap, tokens) in sums.items() if tokens}
+
+
+def _counts(conn: Connection, column: Any, *where: Any) -> dict[Any, int]:
+    rows = conn.execute(select(column, func.count()).where(*where).group_by(column).order_by(func.count().desc())).all()
+    return {key: int(n) for key, n in rows}
+
+
+def _tally(items: Any) -> dict[str, int]:
+    out: dict[str, int] = {}
+    for item in items:
+        out[item] = out.get(item, 0) + 1
+    return out
+
+
+def _policy_row(conn: Connection, policy: Policy) -> dict[str, Any]:
+    used = conn.scalar(select(func.count()).select_from(use_table).where(use_table.c.policy == policy.version))
+    served = conn.scalar(
+        select(func.count()).select_from(exchange_table).where(exchange_table.c.version == policy.version)
+    )
+    return {
+        "version": policy.version,
+        "parent": policy.parent,
+        "state": policy.state.value,
+        "turns": int(used or 0),
+        "served": int(served or 0),
+        "metrics": dict(policy.metrics),
+        "reason": policy.reason,
+        "at": policy.created_at,
+    }
+
+
+def show_status(config: Config, *, as_json: bool) -> None:
+    """Print the status once (`watch` keeps it on the screen)."""
+    from openclaw_rl.status import diagnose  # of all that is imported here, the only one that the page can do without
+
+    store, console = opened(config), Console()
+
+    try:
+        with store.read() as conn:
+            told = gather(conn, time.time()) | diagnose.told(config, conn)
+    finally:
+        store.close()
+    if as_json:
+        console.print_json(json.dumps(told))
+    else:
+        console.print(_status(told))
+
+
+def _status(told: Mapping[str, Any]) -> Group:
+    seen = ", ".join(told["troubles"])
+    cure = Text(f"\ntroubles: {seen} (`openclaw-rl doctor --troubles` says what cures them)" if seen else "", "red")
+    return Group(_loops(told), _turns(told), _versions(told), _newest_step(told["versions"]), cure)
+
+
+def _loops(told: Mapping[str, Any]) -> Table:
+    table = Table(title="loops", title_justify="left", box=None, padding=(0, 2))
+    for column in ("loop", "pid", "last heard", "note"):
+        table.add_column(column)
+    for row in told["loops"]:
+        heard = f"{row['age']:.0f} s ago" if row["alive"] else f"[red]{row['age']:.0f} s ago: no sign of life[/]"
+        style = "red" if str(row["note"]).startswith("degraded") else ""
+        table.add_row(row["name"], str(row["pid"]), heard, Text(str(row["note"]), style=style))
+    return table
+
+
+def _turns(told: Mapping[str, Any]) -> Table:
+    table = Table(title="\nturns", title_justify="left", box=None, padding=(0, 2), show_header=False)
+    table.add_column(justify="right")
+    table.add_column()
+    total = sum(told["turns"].values()) or 1
+    for state, count in told["turns"].items():
+        table.add_row(str(count), state)
+    for title in ("dropped", "untrainable"):
+        for reason, count in list(by_kind(told[title]).items())[:5]:
+            table.add_row(f"{count / total:.0%}", f"[dim]{title}:[/] {reason}")
+    scores = {"1": "good", "-1": "not good", "0": "neither", "None": "no opinion"}
+    words = ", ".join(f"{n} {scores.get(k, k)}" for k, n in told["verdicts"].items())
+    table.add_row("", f"[dim]verdicts:[/] {words or 'none yet'}")
+    if told["agreement"]["of"]:
+        table.add_row("", "[dim]judge agrees with people on[/] {agree} of {of}".format(**told["agreement"]))
+    for engine, gap in told["engine_gap"].items():
+        words = f"{gap['mean']:.2g} nats a token, mean |difference| over {gap['tokens']:.0f} tokens"
+        table.add_row("", f"[dim]{engine} engine against trainer:[/] {words}")
+    return table
+
+
+def _versions(told: Mapping[str, Any]) -> Table:
+    states = ", ".join(f"{n} {state}" for state, n in told["states"].items())
+    table = Table(title=f"\npolicy versions ({states}; head v{told['head']})", title_justify="left", box=None)
+    for column in ("version", "from", "state", "trained on", "served", "reward", "loss", "kl", "grad norm", "made"):
+        table.add_column(column, justify="left" if column == "state" else "right")
+    for row in told["versions"]:
+        metrics = row["metrics"]
+        numbers = [_number(metrics.get(k)) for k in ("reward/mean", "loss/total", "kl", "gradient/norm")]
+        state = {"live": "[green]live[/]", "rejected": "[red]rejected[/]"}.get(row["state"], row["state"])
+        parent = "" if row["parent"] is None else f"v{row['parent']}"
+        table.add_row(
+            *(f"v{row['version']}", parent, state, str(row["turns"]), str(row["served"])), *numbers, _when(row["at"])
+        )
+        if row["reason"]:
+            table.add_row("", "", Text(str(row["reason"]), style="dim"))
+    return table
+
+
+def by_kind(reasons: Mapping[str, int]) -> dict[str, int]:
+    """Reasons that differ only in their details, which follow a colon, are one. Most frequent first."""
+    kinds: dict[str, int] = {}
+    for reason, count in reasons.items():
+        kind = str(reason).split(":")[0]
+        kinds[kind] = kinds.get(kind, 0) + count
+    return dict(sorted(kinds.items(), key=lambda item: -item[1]))
+
+
+def _newest_step(versions: Sequence[Mapping[str, Any]]) -> Text:
+    row = versions[-1]
+    words = off_policy(row["metrics"])
+    return Text(f"\nnewest step (v{row['version']}): {words}" if words else "", style="dim")
+
+
+def _number(value: Any) -> str:
+    return "" if value is None else f"{value:.3g}"
+
+
+def _when(at: float) -> str:
+    return datetime.fromtimestamp(at).strftime("%m-%d %H:%M:%S")
+
+
+# ------------------------------------------------------------------------------------------------------------ inspect
+
+
+def template(config: Config) -> Text:
+    """One line on the model's chat template: the format it is read by, and what it does to earlier turns."""
+    path = config.model.path
+    if path != STARTER and not Path(path).expanduser().is_dir():
+        return Text(f"chat template: that of {path}; `openclaw-rl doctor` says what it does to earlier turns", "dim")
+    from openclaw_rl.render.model_folder import ModelFiles
+    from openclaw_rl.render.renderer import Renderer
+
+    try:
+        renderer = Renderer(ModelFiles.of(config.model))
+    except ModelError as error:  # the folder may have changed since; the store can be looked at all the same
+        return Text(f"chat template: {error}", "red")
+    return Text(f"chat template: {renderer.family.name} format; {renderer.history}", "dim")
+
+
+def show_sessions(config: Config, limit: int) -> None:
+    """The newest sessions: how many turns, in which states, and how they began."""
+    store, console = opened(config), Console()
+    try:
+        with store.read() as conn:
+            rows = conn.execute(
+                select(
+                    turn_table.c.session,
+                    func.count(),
+                    func.min(turn_table.c.id),
+                    func.max(turn_table.c.seq),
+                    func.group_concat(turn_table.c.state),
+                )
+                .where(turn_table.c.kind != "side")
+                .group_by(turn_table.c.session)
+                .order_by(func.max(turn_table.c.seq).desc())
+                .limit(limit)
+            ).all()
+            firsts = {session: _first_words(conn, session) for session, *_ in rows}
+    finally:
+        store.close()
+    table = Table(box=None, padding=(0, 2))
+    table.add_column("session", no_wrap=True)  # an id is there to be copied
+    for column in ("turns", "states"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("began with", overflow="ellipsis", max_width=60)
+    for session, count, _, _, states in rows:
+        tally = ", ".join(f"{n} {s}" for s, n in _tally(str(states).split(",")).items())
+        table.add_row(session, str(count), tally, Text(firsts[session]))
+    console.print(template(config))
+    console.print(table if rows else "no conversations yet")
+
+
+def _first_words(conn: Connection, session: str) -> str:
+    first = conn.scalar(
+        select(turn_table.c.id).where(turn_table.c.session == session).order_by(turn_table.c.seq).limit(1)
+    )
+    exchange = exchanges.get(conn, str(first)) if first else None
+    return _short(_last_user(_kept(exchange.request))) if exchange and exchange.request.messages else "(redacted)"
+
+
+def _kept(request: Request) -> list[Message]:
+    """The messages of the conversation, without what its client passes along (`serve.transient_patterns`)."""
+    return [request.messages[m.index] for m in request.marks] if request.messages else []
+
+
+def _last_user(messages: Sequence[Message]) -> str:
+    return next((typed(text_of(m)).strip() for m in reversed(messages) if m.get("role") == "user"), "")
+
+
+def _short(text: str, width: int = 70) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= width else line[: width - 1] + "…"
+
+
+def show_session(config: Config, session: str) -> None:
+    """Every turn of one session. Raises `OpenClawError` when there is none of that name."""
+    store, console = opened(config), Console()
+    try:
+        with store.read() as conn:
+            ids = conn.execute(
+                select(turn_table.c.id).where(turn_table.c.session == session).order_by(turn_table.c.seq)
+            ).scalars()
+            panels = [_turn_panel(conn, str(i), whole=False) for i in ids]
+    finally:
+        store.close()
+    if not panels:
+        raise OpenClawError(f"no session {session!r}. `openclaw-rl inspect sessions` lists them.")
+    console.print(Group(template(config), *panels))
+
+
+def show_turn(config: Config, turn: str) -> None:
+    """One turn, whole. Raises `OpenClawError` when there is none with that id."""
+    store, console = opened(config), Console()
+    try:
+        with store.read() as conn:
+            panel = _turn_panel(conn, turn, whole=True)
+    finally:
+        store.close()
+    console.print(Group(template(config), panel))
+
+
+def _turn_panel(conn: Connection, id_: str, *, whole: bool) -> Panel:
+    exchange, turn = exchanges.get(conn, id_), turns.get(conn, id_)
+    if exchange is None or turn is None:
+        raise OpenClawError(f"no turn {id_!r}. `openclaw-rl inspect session ID` lists a session's turns.")
+    body = Table(box=None, show_header=False, padding=(0, 1))
+    body.add_column(style="dim", width=12)
+    body.add_column()
+    for label, value in _turn_lines(conn, exchange, turn, whole=whole):
+        body.add_row(label, value if isinstance(value, Text) else Text(str(value)))
+    return Panel(body, title=f"{id_}  [bold]{turn.state.value}[/]", title_align="left")
+
+
+def _turn_lines(conn: Connection, exchange: Exchange, turn: Turn, *, whole: bool) -> list[tuple[str, str | Text]]:
+    request, reply = exchange.request, exchange.reply
+    width = 2000 if whole else 100
+    lines: list[tuple[str, str | Text]] = [("asked", _short(_last_user(_kept(request)), width) or "(redacted)")]
+    if reply is not None:
+        lines.append(("answered", Text(_answer(reply.message, width), style="cyan")))
+    if turn.reason:
+        lines.append(("why dropped", Text(turn.reason, style="red")))
+    if turn.untrainable:
+        lines.append(("never trains", Text(turn.untrainable, style="yellow")))
+    if reaction := turns.reaction(conn, turn.id):
+        words = " / ".join(_short(text_of(m), width) for m in reaction.messages)
+        told = [f"score {f.score}, {f.comment or f.correction or ''}".rstrip(", ") for f in reaction.feedback]
+        lines.append(("reaction", f"{' '.join([words, *told])}  ({reaction.how} link)"))
+    if verdict := turns.verdict(conn, turn.id):
+        lines.append(("verdict", _verdict(verdict)))
+    learned = conn.execute(select(use_table.c.policy).where(use_table.c.turn == turn.id)).scalars().all()
+    if learned:
+        lines.append(("learned by", ", ".join(f"version {v}" for v in learned)))
+    return lines + (_details(exchange, turn) if whole else [])
+
+
+def _answer(message: Message, width: int) -> str:
+    calls = [f"{c['function']['name']}({c['function']['arguments']})" for c in message.get("tool_calls") or ()]
+    return _short(" ".join([text_of(message), *calls]), width)
+
+
+def _verdict(verdict: Verdict) -> str:
+    score = "no opinion" if verdict.score is None else f"{verdict.score:+d}"
+    hints = f", hint: {'; '.join(verdict.hints)}" if verdict.hints else ""
+    return f"{score} by {verdict.judge}{hints}  {verdict.reason}"
+
+
+def _details(exchange: Exchange, turn: Turn) -> list[tuple[str, str | Text]]:
+    request, reply = exchange.request, exchange.reply
+    lines: list[tuple[str, str | Text]] = [
+        ("session", turn.session),
+        ("relation", turn.relation + (f" of {turn.relation_of}" if turn.relation_of else "")),
+        ("before it", turn.parent or turn.unlinked or "nothing: it began the conversation"),
+        ("version", f"{request.version}, identity {request.identity[:12]}"),
+        *([("origin", Text(f"imported as {request.origin}: off-policy", "yellow"))] if request.origin else []),
+        ("sampling", f"temperature {request.sampling.temperature:g}, top_p {request.sampling.top_p:g}"),
+        ("prompt", f"{len(request.prompt_ids)} tokens, {len(request.messages)} messages, {len(request.tools)} tools"),
+    ]
+    if reply is not None and len(reply.response_ids):
+        mean = float(reply.logprobs.mean())
+        finish = reply.finish_reason.value if reply.finish_reason else reply.status.value
+        lines.append(("response", f"{len(reply.response_ids)} tokens, mean logprob {mean:.3f}, finish {finish}"))
+        if reply.first_token_at is not None:
+            first, whole = reply.first_token_at - request.admitted_at, reply.finished_at - request.admitted_at
+            lines.append(("took", f"{first * 1000:.0f} ms to the first token, {whole * 1000:.0f} ms in all"))
+    return lines
+
+
+def show_policy(config: Config, version: int) -> None:
+    """One version: lineage, metrics, and the turns it was trained on. Raises `OpenClawError` when it does not exist."""
+    store, console = opened(config), Console()
+    try:
+        with store.read() as conn:
+            policy = policies.get(conn, version)
+            if policy is None:
+                known = [p.version for p in policies.all(conn)]
+                raise OpenClawError(f"no policy version {version}; there are {min(known)} to {max(known)}.")
+            lineage = policies.lineage(conn, version)
+            used = conn.execute(select(use_table.c.turn).where(use_table.c.policy == version)).scalars().all()
+            panels = [_turn_panel(conn, str(t), whole=False) for t in used]
+    finally:
+        store.close()
+    table = Table(box=None, show_header=False, padding=(0, 1))
+    table.add_column(style="dim")
+    table.add_column()
+    table.add_row("state", policy.state.value + (f": {policy.reason}" if policy.reason else ""))
+    table.add_row("lineage", " <- ".join(f"v{v}" for v in lineage[:12]) + (" <- ..." if len(lineage) > 12 else ""))
+    table.add_row("weights", f"{policy.path or policy.base}  {policy.digest[:16]}")
+    for name, value in sorted(policy.metrics.items()):
+        table.add_row(name, f"{value:.6g}")
+    console.print(Panel(table, title=f"version {version}", title_align="left"))
+    console.print(Group(f"trained on {len(panels)} turns:", *panels))

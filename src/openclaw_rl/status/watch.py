@@ -1,0 +1,216 @@
+"""`status --watch`: one page in the terminal that stays current. Ends on q or Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import signal
+import sys
+import termios
+import time
+import tty
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+from sqlalchemy import Connection, func
+from sqlalchemy import select as query
+
+from openclaw_rl.errors import OpenClawError
+from openclaw_rl.settings.load import Config
+from openclaw_rl.status import report
+from openclaw_rl.store.schema import turns
+from openclaw_rl.store.version_stats import liked
+
+EVERY = 1.0  # seconds
+BARS = "▁▂▃▄▅▆▇█"
+SHOWN = 60  # versions
+REASONS = 6
+STEP = (
+    *("loss/total", "loss/binary", "loss/opd", "reward/mean", "kl", "gradient/norm", "learning_rate", "entropy"),
+    *("gap", "step/scale", "seconds", "eval/satisfaction"),
+)
+_QUEUES = {
+    "collect": (turns.c.state == "served", "without a reaction"),
+    "judge": (turns.c.state == "closed", "without a verdict"),
+    "train": (
+        (turns.c.state == "judged") & (turns.c.signal > 0) & (turns.c.uses == 0) & turns.c.untrainable.is_(None),
+        "to train on",
+    ),
+}
+Told = Mapping[str, Any]
+
+
+def keep(config: Config) -> None:
+    """Show the page until q or Ctrl-C. Raises `OpenClawError` where there is no store, or no terminal to show it on."""
+    if not sys.stdout.isatty():  # nothing would ever be written there
+        raise OpenClawError("--watch keeps a page current in a terminal, and this is none. Leave it out, or say --json")
+    store, console = report.opened(config), Console()
+
+    def now() -> RenderableType:
+        with store.read() as conn:
+            return page(gather(conn, time.time()))
+
+    try:
+        first = now()
+        with (
+            _ctrl_c() as comes,
+            _keys() as wait,
+            Live(first, console=console, auto_refresh=False, screen=True) as live,
+        ):
+            while True:
+                with comes:
+                    if wait(EVERY) == "q":
+                        break
+                    newer = now()
+                live.update(newer, refresh=True)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        store.close()
+
+
+class _CtrlC:
+    """Ctrl-C comes only inside of this, and what was pressed before comes at its beginning.
+
+    While the screen is taken, drawn on or given back it would leave that half done: a terminal without its cursor,
+    without an echo, or without what was on it.
+    """
+
+    def __init__(self) -> None:
+        self._open = self._pressed = False
+
+    def press(self, *_signal: object) -> None:
+        self._pressed = True
+        if self._open:
+            self._open = False
+            raise KeyboardInterrupt
+
+    def __enter__(self) -> None:
+        self._open = True
+        if self._pressed:
+            self.press()
+
+    def __exit__(self, *_error: object) -> None:
+        self._open = False
+
+
+@contextlib.contextmanager
+def _ctrl_c() -> Iterator[_CtrlC]:
+    """Until its end, Ctrl-C comes when what this gives lets it."""
+    comes, before = _CtrlC(), signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:  # as in a run in the background
+        signal.signal(signal.SIGINT, comes.press)
+    try:
+        yield comes
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def _keys() -> Iterator[Callable[[float], str]]:
+    """A call that waits so many seconds for a key, and gives it in small letters or nothing."""
+    if not sys.stdin.isatty():
+        yield _no_keys
+        return
+    before = termios.tcgetattr(sys.stdin)
+
+    def wait(seconds: float) -> str:
+        ready, _, _ = select.select([sys.stdin], [], [], seconds)
+        return sys.stdin.read(1).lower() if ready else ""
+
+    tty.setcbreak(sys.stdin)
+    try:
+        yield wait
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+def _no_keys(seconds: float) -> str:
+    time.sleep(seconds)
+    return ""
+
+
+def gather(conn: Connection, now: float) -> dict[str, Any]:
+    """What `views.gather` tells, how full each room's inlet is, and how people took each version."""
+    told = report.gather(conn, now)
+    line = list(range(max(0, told["head"] - SHOWN + 1), told["head"] + 1))
+    known = liked(conn, line)
+    return told | {
+        "queues": {
+            room: (int(conn.execute(query(func.count()).select_from(turns).where(where)).scalar_one()), what)
+            for room, (where, what) in _QUEUES.items()
+        },
+        "liked": [known[version][0] / known[version][1] if version in known else None for version in line],
+        "liked_overall": [sum(good for good, _ in known.values()), sum(scored for _, scored in known.values())],
+    }
+
+
+def page(told: Told) -> RenderableType:
+    """The whole page. Nothing of it wraps: what is too long for the terminal is cut."""
+    states = ", ".join(f"{n} {state}" for state, n in told["states"].items())
+    title = Text.assemble(("OpenClaw-RL", "bold"), f"  version {told['head']} answers  ", (states, "dim"))
+    parts: list[RenderableType] = [title, _liked(told), Rule("rooms", align="left", style="dim"), _rooms(told)]
+    parts += [Rule("newest step", align="left", style="dim"), _step(told["versions"])]
+    parts += [Rule("turns that do not train", align="left", style="dim"), _reasons(told), Text("q ends", style="dim")]
+    for part in parts:
+        if isinstance(part, Text):
+            part.no_wrap, part.overflow = True, "ellipsis"
+    return Group(*parts)
+
+
+def sparkline(shares: Sequence[float | None]) -> str:
+    """A bar for each share in [0, 1]; a dot where nothing is known."""
+    return "".join("·" if s is None else BARS[min(int(s * len(BARS)), len(BARS) - 1)] for s in shares)
+
+
+def _liked(told: Told) -> Text:
+    good, scored = told["liked_overall"]
+    words = f"{good / scored:.0%} of {scored}" if scored else "nobody has said yet"
+    return Text.assemble("liked ", (words, "bold"), "  ", (sparkline(told["liked"]), "green"), ("  by version", "dim"))
+
+
+def _rooms(told: Told) -> Table:
+    table = Table.grid(padding=(0, 1), expand=True)
+    for ratio in (None, None, None, 1):
+        table.add_column(no_wrap=True, overflow="ellipsis", ratio=ratio)
+    for row in told["loops"]:
+        waiting, what = told["queues"].get(row["name"], (0, ""))
+        heard = Text("●" if row["alive"] else f"● gone for {row['age']:.0f} s", "green" if row["alive"] else "red")
+        note = Text(str(row["note"]), style="red" if str(row["note"]).startswith("degraded") else "dim")
+        table.add_row(row["name"], heard, f"{waiting} {what}" if what else "", note)
+    return table
+
+
+def _step(versions: Sequence[Told]) -> RenderableType:
+    row = versions[-1]
+    known = [(name, row["metrics"][name]) for name in STEP if name in row["metrics"]]
+    if not known:
+        return Text("none yet", style="dim")
+    table = Table.grid(padding=(0, 2))
+    for _ in range(4):
+        table.add_column(no_wrap=True, overflow="ellipsis")
+    table.add_row(f"v{row['version']}", row["state"], f"{row['turns']} turns", "")
+    cells = [cell for name, value in known for cell in (Text(name, style="dim"), f"{value:.3g}")]
+    for at in range(0, len(cells), 4):
+        table.add_row(*cells[at : at + 4])
+    return table
+
+
+def _reasons(told: Told) -> RenderableType:
+    kinds: dict[str, int] = {}
+    for title in ("dropped", "untrainable"):
+        for reason, count in report.by_kind(told[title]).items():
+            kinds[reason] = kinds.get(reason, 0) + count
+    if not kinds:
+        return Text("none", style="dim")
+    table = Table.grid(padding=(0, 1))
+    table.add_column(justify="right")
+    table.add_column(no_wrap=True, overflow="ellipsis")
+    for reason, count in sorted(kinds.items(), key=lambda item: -item[1])[:REASONS]:
+        table.add_row(str(count), reason)
+    return table

@@ -1,0 +1,125 @@
+"""Earlier exchanges as linking sees them: hashes and states, no text."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Row, Select, bindparam, select
+
+from openclaw_rl.store import schema as t
+from openclaw_rl.store.turn_states import Cause
+from openclaw_rl.types import Capture, ExchangeStatus, Kind, TurnState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Past:
+    """One earlier exchange and its turn."""
+
+    seq: int
+    id: str
+    scope: str
+    agent: str
+    user: str
+    header: str | None  # X-Session-Id, when it was sent
+    told: Kind | None  # X-Turn-Type, when it was sent
+    session: str
+    kind: Kind
+    capture: Capture
+    status: ExchangeStatus
+    admitted_at: float
+    finished_at: float | None
+    context_chain: bytes | None  # 16 bytes: of the request's last mark
+    reply_own: bytes | None  # 16 bytes
+    reply_chain: bytes | None  # 16 bytes
+    state: TurnState
+    cause: Cause | None = None  # why it was dropped
+    previous: str | None = None  # the exchange that its client said it goes on from
+    signatures: frozenset[bytes] = frozenset()  # of every conversational reaction that it ever had
+
+
+_base = select(
+    t.exchanges,
+    t.turns.c.session.label("turn_session"),
+    t.turns.c.kind.label("turn_kind"),
+    t.turns.c.state,
+    t.turns.c.cause,
+).join(t.turns, t.turns.c.seq == t.exchanges.c.seq)
+
+
+def _by(column: Any) -> Select[Any]:
+    asked = column.in_(bindparam("values", expanding=True))
+    return _base.where(t.exchanges.c.scope == bindparam("of_scope"), asked).order_by(t.exchanges.c.seq)
+
+
+_by_chain, _by_own = _by(t.exchanges.c.reply_chain), _by(t.exchanges.c.reply_own)
+_by_context = _by(t.exchanges.c.context_chain)
+_by_id = _base.where(t.exchanges.c.id == bindparam("id"))
+_signatures = select(t.reactions.c.turn, t.reactions.c.signature).where(
+    t.reactions.c.turn.in_(bindparam("turns", expanding=True)), t.reactions.c.signature.is_not(None)
+)
+
+
+class StoredPast:
+    """The past in the store, through one connection. Each answer is in order of admission."""
+
+    def __init__(self, conn: Connection) -> None:
+        self._conn = conn
+
+    def by_chain(self, scope: str, chains: Collection[bytes]) -> list[Past]:
+        """Whose reply, chained on its request, has one of these hashes."""
+        return self._find(_by_chain, scope, chains)
+
+    def by_own(self, scope: str, owns: Collection[bytes]) -> list[Past]:
+        """Whose reply, taken alone, has one of these hashes."""
+        return self._find(_by_own, scope, owns)
+
+    def by_context(self, scope: str, chain: bytes) -> list[Past]:
+        """Whose request had this very history."""
+        return self._find(_by_context, scope, [chain])
+
+    def get(self, id: str) -> Past | None:
+        found = self._pasts(self._conn.execute(_by_id, {"id": id}))
+        return found[0] if found else None
+
+    def by_id(self, scope: str, id: str) -> Past | None:
+        """The exchange with this id, when it is in this scope."""
+        found = self.get(id)
+        return found if found is not None and found.scope == scope else None
+
+    def _find(self, query: Select[Any], scope: str, values: Collection[bytes]) -> list[Past]:
+        return self._pasts(self._conn.execute(query, {"of_scope": scope, "values": list(values)})) if values else []
+
+    def _pasts(self, rows: Iterable[Row[Any]]) -> list[Past]:
+        found = list(rows)
+        signatures: dict[str, set[bytes]] = {}
+        if found:
+            for turn, signature in self._conn.execute(_signatures, {"turns": [row.id for row in found]}):
+                signatures.setdefault(turn, set()).add(signature)
+        return [_past(row, frozenset(signatures.get(row.id, ()))) for row in found]
+
+
+def _past(row: Row[Any], signatures: frozenset[bytes]) -> Past:
+    return Past(
+        seq=row.seq,
+        id=row.id,
+        scope=row.scope,
+        agent=row.agent,
+        user=row.user,
+        header=row.session,
+        told=Kind(row.kind) if row.kind else None,
+        session=row.turn_session,
+        kind=Kind(row.turn_kind),
+        capture=Capture(row.capture),
+        status=ExchangeStatus(row.status),
+        admitted_at=row.admitted_at,
+        finished_at=row.finished_at,
+        context_chain=row.context_chain,
+        reply_own=row.reply_own,
+        reply_chain=row.reply_chain,
+        state=TurnState(row.state),
+        cause=Cause(row.cause) if row.cause else None,
+        previous=row.previous,
+        signatures=signatures,
+    )

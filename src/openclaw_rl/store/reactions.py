@@ -1,0 +1,153 @@
+"""What collecting writes: the place of a turn in its conversation, its reaction, feedback taken up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Row, Select, bindparam, case, func, insert, select, update
+
+from openclaw_rl.store import schema as t
+from openclaw_rl.store.rows import to_json
+from openclaw_rl.store.turn_states import REOPENABLE, Cause, move
+from openclaw_rl.types import ExchangeStatus, Kind, Message, TurnState
+
+_place = (
+    update(t.turns)
+    .where(t.turns.c.id == bindparam("turn"))
+    .values({name: bindparam(f"new_{name}") for name in ("session", "parent", "relation", "relation_of")})
+    .values(kind=case((t.turns.c.revision > 0, t.turns.c.kind), else_=bindparam("new_kind")))
+    .values(unlinked=bindparam("new_unlinked"))
+    .returning(t.turns.c.kind)
+)
+_to_main = update(t.turns).where(t.turns.c.id == bindparam("turn")).values(kind=Kind.MAIN.value)
+_known = select(func.count()).where(
+    t.reactions.c.turn == bindparam("turn"), t.reactions.c.signature == bindparam("signature")
+)
+_now: Select[Any] = (
+    select(t.turns.c.id, t.turns.c.state, t.turns.c.cause, t.turns.c.revision, t.exchanges.c.status)
+    .join(t.exchanges, t.exchanges.c.seq == t.turns.c.seq)
+    .where(t.turns.c.id == bindparam("turn"))
+)
+_reaction = select(t.reactions).where(
+    t.reactions.c.turn == bindparam("turn"), t.reactions.c.revision == bindparam("revision")
+)
+_insert_reaction = insert(t.reactions)
+_revise = update(t.turns).where(t.turns.c.id == bindparam("turn")).values(revision=bindparam("new_revision"))
+_pending = select(func.count()).where(t.feedback.c.target == bindparam("turn"), t.feedback.c.revision.is_(None))
+_take_up = (
+    update(t.feedback)
+    .where(t.feedback.c.target == bindparam("turn"), t.feedback.c.revision.is_(None))
+    .values(revision=bindparam("new_revision"))
+)
+_served_in_session = (
+    select(t.turns.c.id)
+    .where(t.turns.c.scope == bindparam("of_scope"), t.turns.c.session == bindparam("of_session"))
+    .where(t.is_(t.turns.c.state, TurnState.SERVED))
+    .order_by(t.turns.c.seq)
+)
+_overdue = (
+    select(t.turns.c.id)
+    .join(t.exchanges, t.exchanges.c.seq == t.turns.c.seq)
+    .where(t.is_(t.turns.c.state, TurnState.SERVED), t.exchanges.c.finished_at < bindparam("before"))
+    .order_by(t.turns.c.seq)
+    .limit(bindparam("limit"))
+)
+
+
+def place(
+    conn: Connection,
+    turn: str,
+    *,
+    session: str,
+    parent: str | None,
+    kind: Kind,
+    relation: str,
+    relation_of: str | None,
+    unlinked: str | None,
+) -> Kind:
+    """Where the turn stands: its session, its parent, and what its request was to an earlier one.
+
+    Returns its kind: `kind`, or what a reaction that it has already had made of it.
+    """
+    values: dict[str, Any] = {
+        "session": session,
+        "parent": parent,
+        "kind": kind.value,
+        "relation": relation,
+        "relation_of": relation_of,
+        "unlinked": unlinked,
+    }
+    row = conn.execute(_place, {"turn": turn} | {f"new_{name}": value for name, value in values.items()})
+    return Kind(row.scalar_one())
+
+
+def close(
+    conn: Connection,
+    turn: str,
+    *,
+    messages: Sequence[Message],
+    signature: bytes,
+    source: str | None,
+    how: str,
+    at: float,
+    was_side: bool = False,
+) -> bool:
+    """A reaction from the conversation: the next revision; the turn is CLOSED.
+
+    False, and nothing done, where it may not be (any more), or has had this reaction. `was_side`: its request only
+    looked like side traffic; it becomes main.
+    """
+    now = conn.execute(_now, {"turn": turn}).one()
+    if not (_may_close(now) or (was_side and now.cause == Cause.SIDE)):
+        return False
+    if conn.execute(_known, {"turn": turn, "signature": signature}).scalar_one():
+        return False
+    if was_side:
+        conn.execute(_to_main, {"turn": turn})
+    row = {"messages": to_json(messages), "signature": signature, "source": source, "how": how, "at": at}
+    _add_revision(conn, now, row)
+    return True
+
+
+def take_up_feedback(conn: Connection, turn: str, at: float) -> bool:
+    """Feedback that waits makes the next revision, together with what the conversation had said.
+
+    False where none waits, while the reply runs, and for a turn that can never train.
+    """
+    now = conn.execute(_now, {"turn": turn}).one()
+    if now.status == ExchangeStatus.RUNNING or not _may_close(now):
+        return False
+    if conn.execute(_pending, {"turn": turn}).scalar_one() == 0:
+        return False
+    before = conn.execute(_reaction, {"turn": turn, "revision": now.revision}).one_or_none()
+    row = (
+        {"messages": before.messages, "signature": before.signature, "source": before.source, "how": before.how}
+        if (before)
+        else {"messages": to_json(()), "signature": None, "source": None, "how": "feedback"}
+    )
+    _add_revision(conn, now, row | {"at": at})
+    conn.execute(_take_up, {"turn": turn, "new_revision": now.revision + 1})
+    return True
+
+
+def served_in_session(conn: Connection, scope: str, session: str) -> list[str]:
+    """Turns of the session that still wait for a reaction, oldest first."""
+    return list(conn.execute(_served_in_session, {"of_scope": scope, "of_session": session}).scalars())
+
+
+def overdue(conn: Connection, before: float, limit: int) -> list[str]:
+    """Turns whose reply ended before `before` and still wait for a reaction, oldest first."""
+    return list(conn.execute(_overdue, {"before": before, "limit": limit}).scalars())
+
+
+def _may_close(now: Row[Any]) -> bool:
+    return now.state != TurnState.DROPPED or now.cause in REOPENABLE
+
+
+def _add_revision(conn: Connection, now: Row[Any], row: dict[str, Any]) -> None:
+    revision = now.revision + 1
+    conn.execute(_insert_reaction, {"turn": now.id, "revision": revision} | row)
+    conn.execute(_revise, {"turn": now.id, "new_revision": revision})
+    moved = move(conn, now.id, TurnState.CLOSED, at=row["at"])
+    assert moved, f"turn {now.id}: {now.state} cannot be closed"

@@ -1,0 +1,90 @@
+"""How people take what it says: counted in the store, without asking any model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, func, select
+
+from openclaw_rl.store import schema as t
+from openclaw_rl.store.schema import verdicts
+from openclaw_rl.store.turns import IN_FORCE
+from openclaw_rl.types import FinishReason, Kind, TurnState
+
+
+def standing(conn: Connection, versions: Sequence[int]) -> dict[str, float]:
+    """Of the main turns that these versions answered here, by name of a metric; a share of nothing is left out.
+
+    `eval/satisfaction`: share of +1 among those scored +1 or -1. `eval/truncated`: share cut at their token limit.
+    `eval/untrainable`: share of those judged. `eval/agreement`: of the judge with what users said outright, over all
+    turns. `eval/waiting`: turns without their verdict, of all versions.
+    """
+    rows = _answered(conn, versions)
+    scored = [score for _, score in _scores(conn, versions) if score]
+    judged = [row for row in rows if row.state == TurnState.JUDGED]
+    same, both = agreement(conn)
+    shares = {
+        "eval/satisfaction": (sum(score > 0 for score in scored), len(scored)),
+        "eval/truncated": (sum(row.finish_reason == FinishReason.LENGTH for row in rows), len(rows)),
+        "eval/untrainable": (sum(row.untrainable is not None for row in judged), len(judged)),
+        "eval/agreement": (same, both),
+    }
+    waiting = select(func.count()).where(t.is_(t.turns.c.state, TurnState.CLOSED))
+    counts = {"eval/turns": float(len(rows)), "eval/waiting": float(conn.execute(waiting).scalar_one())}
+    return counts | {name: part / whole for name, (part, whole) in shares.items() if whole}
+
+
+def _answered(conn: Connection, versions: Sequence[int]) -> Sequence[Any]:
+    query = select(t.turns.c.state, t.turns.c.untrainable, t.exchanges.c.finish_reason)
+    return conn.execute(query.join(t.exchanges, t.exchanges.c.seq == t.turns.c.seq).where(*_by(versions))).all()
+
+
+def liked(conn: Connection, versions: Sequence[int]) -> dict[int, tuple[int, int]]:
+    """Of each version that was scored at all: how many of its turns +1, and how many +1 or -1."""
+    out: dict[int, tuple[int, int]] = {}
+    for version, score in _scores(conn, versions):
+        if score:
+            good, scored = out.get(version, (0, 0))
+            out[version] = good + (score > 0), scored + 1
+    return out
+
+
+def _scores(conn: Connection, versions: Sequence[int]) -> list[tuple[int, int | None]]:
+    """The version and the verdict in force of each turn that has one."""
+    query = select(t.verdicts.c.turn, t.exchanges.c.version, t.verdicts.c.score)
+    query = query.join(t.turns, t.turns.c.id == t.verdicts.c.turn)
+    query = query.join(t.exchanges, t.exchanges.c.seq == t.turns.c.seq).where(*_by(versions)).order_by(*IN_FORCE)
+    first: dict[str, tuple[int, int | None]] = {}
+    for row in conn.execute(query):
+        first.setdefault(row.turn, (row.version, row.score))
+    return list(first.values())
+
+
+def _by(versions: Sequence[int]) -> tuple[ColumnElement[bool], ...]:
+    return (
+        t.exchanges.c.version.in_(list(versions)),
+        t.exchanges.c.origin.is_(None),
+        t.is_(t.turns.c.kind, Kind.MAIN),
+    )
+
+
+def agreement(conn: Connection) -> tuple[int, int]:
+    """(turns on which both gave the same score, turns on which both gave one).
+
+    Counted are turns with explicit feedback that a judge had scored; of several verdicts of one side, the one on the
+    newest revision of the reaction. Abstaining is no opinion.
+    """
+    said = select(verdicts.c.turn).where(verdicts.c.explicit != 0, verdicts.c.score.is_not(None))
+    rows = conn.execute(
+        select(verdicts.c.turn, verdicts.c.explicit, verdicts.c.score)
+        .where(verdicts.c.turn.in_(said), verdicts.c.score.is_not(None))
+        .order_by(verdicts.c.revision, verdicts.c.at)
+    )
+    newest: dict[tuple[str, bool], int] = {(turn, bool(explicit)): score for turn, explicit, score in rows}
+    both = [
+        (score, newest[turn, False])
+        for (turn, explicit), score in newest.items()
+        if explicit and (turn, False) in newest
+    ]
+    return sum(user == judge for user, judge in both), len(both)

@@ -1,0 +1,1 @@
+"""Supervisor: starts the workers, restarts them, and stops them together."""

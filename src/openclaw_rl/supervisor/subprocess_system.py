@@ -1,0 +1,160 @@
+"""A whole real system started from here: `openclaw-rl up` in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from sqlalchemy import Connection
+
+from openclaw_rl.errors import OpenClawError
+from openclaw_rl.settings.load import Config, from_flat, to_environment
+from openclaw_rl.store import policies, turns
+from openclaw_rl.store.db import Store
+from openclaw_rl.supervisor.supervisor import free_port, prepare_home, read_key
+
+READY_WITHIN = {"embedded": 120.0}  # seconds, by backend
+_READY_WITHIN = 600.0  # a server that loads a large model and compiles for it
+
+
+def scratch(home: Path, settings: Mapping[str, Any] | None = None) -> Config:
+    """Settings for a system of its own on `home`, on a free port. `settings` are dotted keys."""
+    return from_flat({"home": str(home), "serve.port": free_port()} | dict(settings or {}))
+
+
+class System:
+    """Starts on entry, is ready when entered, and ends on exit. Output goes to `<home>/logs/up.log`.
+
+    Raises `OpenClawError` with the log's last lines when the system does not become ready.
+    """
+
+    def __init__(self, config: Config, *, command: Literal["up", "serve"] = "up") -> None:
+        """`command`: serve starts no more than engine and gateway."""
+        self.config, self._command = config, command
+        prepare_home(config)
+        self._log = config.logs_dir / "up.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def base_url(self) -> str:
+        return f"http://{self.config.serve.host}:{self.config.serve.port}"
+
+    @property
+    def key(self) -> str:
+        return read_key(self.config)
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def __enter__(self) -> Self:
+        command = [sys.executable, "-m", "openclaw_rl", self._command, f"--with-parent={os.getpid()}"]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command, env=to_environment(self.config), stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            )
+        try:
+            self._wait_ready()
+        except BaseException:  # also an interrupt must not leave a system behind
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def _wait_ready(self) -> None:
+        assert self._process is not None
+        within = READY_WITHIN.get(self.config.engine.backend, _READY_WITHIN)
+        end = time.monotonic() + within
+        while time.monotonic() < end:
+            if self._process.poll() is not None:
+                code = self._process.returncode
+                raise OpenClawError(f"`openclaw-rl {self._command}` ended with {code}:\n{self.log_tail()}")
+            if ready(self.base_url):
+                return
+            time.sleep(0.1)
+        raise OpenClawError(f"not ready within {within:g} s:\n{self.log_tail()}")
+
+    def settle(self, timeout: float = 60.0, quiet: float = 1.5) -> int:
+        """Wait until everything said so far has been judged, trained and swapped in. Returns the version in use.
+
+        Quiet means: no closed turn waits for its judge, fewer turns wait than make a batch, and the newest version has
+        been the same for `quiet` seconds. Raises `OpenClawError` after `timeout` seconds.
+        """
+        store = Store.open(self.config.store_path, create=False)
+        end, since, known = time.monotonic() + timeout, time.monotonic(), -1
+        try:
+            while time.monotonic() < end:
+                with store.read() as conn:
+                    head = policies.head(conn).version
+                    waiting = bool(turns.closed(conn, 1)) or self._batch_waits(conn, head)
+                if head != known or waiting or self._serving() != head:
+                    known, since = head, time.monotonic()
+                elif time.monotonic() - since >= quiet:
+                    return head
+                time.sleep(0.1)
+        finally:
+            store.close()
+        raise OpenClawError(f"still learning after {timeout:g} s:\n{self.log_tail()}")
+
+    def _batch_waits(self, conn: Connection, head: int) -> bool:
+        train = self.config.train
+        ready = policies.claimable(
+            conn,
+            head=head,
+            limit=train.least,
+            max_uses=train.max_uses,
+            need_score=train.method in ("binary", "combine"),
+            need_hint=train.method in ("opd", "combine"),
+        )
+        return len(ready) >= train.least
+
+    def _serving(self) -> int:
+        with urllib.request.urlopen(f"{self.base_url}/readyz", timeout=5) as response:
+            return int(json.load(response)["version"])
+
+    def log_tail(self, lines: int = 15) -> str:
+        return "\n".join(self._log.read_text(errors="replace").splitlines()[-lines:])
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._process is not None
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(20)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+
+
+def ready(base_url: str) -> bool:
+    """Whether a gateway answers that it is ready."""
+    try:
+        with urllib.request.urlopen(f"{base_url}/readyz", timeout=2) as response:
+            return bool(json.load(response).get("ready"))
+    except (urllib.error.URLError, OSError, ValueError):
+        return False
+
+
+def post(system: System, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    """One POST with the key. Raises `OpenClawError` with the server's own words."""
+    request = urllib.request.Request(
+        system.base_url + path,
+        data=json.dumps(body).encode(),
+        headers={"Authorization": f"Bearer {system.key}", "Content-Type": "application/json"},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=120) as response:
+            return dict(json.load(response))
+    except urllib.error.HTTPError as error:
+        raise OpenClawError(f"{path}: {error.code} {error.read().decode(errors='replace')[:500]}") from error

@@ -1,0 +1,399 @@
+"""The supervisor: every room in a process of its own, restarted when it dies, given up on loudly.
+
+A room that ends, for whatever reason, is a fault: rooms run until they are told to stop. One that lives but gives no
+sign of life any more is killed. Children die with the supervisor, also when it is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import uvloop
+
+from openclaw_rl.common.atomic_files import usable
+from openclaw_rl.common.logging_metrics import setup_logging
+from openclaw_rl.engines import registry
+from openclaw_rl.errors import OpenClawError, StoreError
+from openclaw_rl.judge import local_model as own
+from openclaw_rl.judge import preflight
+from openclaw_rl.serve.auth import read_key_file
+from openclaw_rl.settings import load as settings
+from openclaw_rl.settings.load import Config
+from openclaw_rl.store import heartbeats
+from openclaw_rl.store.db import Store
+from openclaw_rl.supervisor import completion
+from openclaw_rl.train import checkpoints, resume, tracking
+from openclaw_rl.trajectories import sync_worker
+
+log = logging.getLogger("openclaw_rl.run")
+
+ROOMS = ("engine", "gateway", "collect", "judge", "train")
+ENGINES = {"engine": lambda config: config, own.ROOM: own.engine_config}
+"""Rooms that are an engine, and their settings. They know no store: who started them tells of their life."""
+_WINDOW = 60.0  # seconds over which deaths are counted
+_GRACE = 10.0  # seconds between SIGTERM and SIGKILL
+_LOOK = 1.0  # seconds between two looks at the signs of life
+
+
+# ---------------------------------------------------------------------------------------------- one room, one process
+
+
+def run_room(name: str, config: Config) -> None:
+    """Be one room until SIGTERM or SIGINT. The imports are here so that each process pays for its own room only."""
+    readable = "training.log" if name == "train" else None
+    setup_logging(name, config.logs_dir, config.run.log_level, readable=readable)
+    if name in ("train", "data", own.ROOM):
+        os.nice(5)  # the person who waits for an answer comes first
+    if name in ENGINES:
+        registry.serve(ENGINES[name](config))
+        return
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_run_loop(name, config))
+
+
+async def _run_loop(name: str, config: Config) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    if name == "gateway":
+        from openclaw_rl.serve.app import run
+    elif name == "collect":
+        from openclaw_rl.collect.worker import run
+    elif name == "judge":
+        from openclaw_rl.judge.worker import run
+    elif name == "data":
+        from openclaw_rl.trajectories.sync_worker import run
+    else:
+        from openclaw_rl.train.worker import run
+    await run(config, stop=stop)
+
+
+def with_data(config: Config, rooms: Sequence[str]) -> tuple[str, ...]:
+    """`rooms`, and those without which the settings of `data` and the judge's own model would do nothing."""
+    data, more = config.data, set(rooms)
+    if data.buffer_dir and more & {"gateway", "collect"}:
+        more |= {"collect", "data"}  # what is captured is written once its reaction is known
+    if (data.path or data.rollout_dir) and "train" in more:
+        more |= {"judge", "data"}
+    if "judge" in more and own.wanted(config):
+        more.add(own.ROOM)
+    return tuple(room for room in (own.ROOM, *ROOMS, "data") if room in more)
+
+
+# ------------------------------------------------------------------------------------------------------ the supervisor
+
+
+class Pulse:
+    """How long one process has been silent, as the supervisor itself has seen it.
+
+    Only time between two of its looks counts, and little of a long gap: while the machine or the supervisor slept, the
+    rooms may have slept too. Before its second beat a room starts, which may take longer (a model is loaded).
+    """
+
+    def __init__(self, *, hang: float, start: float) -> None:
+        """`hang`, `start`: seconds of silence that are too long, for a room that runs and for one that starts."""
+        self.silent = 0.0  # seconds
+        self._hang, self._start = hang, start
+        self._beats = 0
+        self._last: float | None = None
+        self._looked: float | None = None
+
+    @property
+    def limit(self) -> float:
+        """Seconds of silence that are too long now."""
+        return self._hang if self._beats >= 2 else self._start
+
+    @property
+    def hung(self) -> bool:
+        return self.silent >= self.limit
+
+    def look(self, beat: float | None, now: float, *, own: bool = True) -> bool:
+        """`beat`: the latest in the room's place, by the giver's clock; `own`: this process did. `now`: monotonic.
+
+        Returns `hung`. A place in which another process beats tells nothing of this one.
+        """
+        passed = 0.0 if self._looked is None else min(now - self._looked, 2 * _LOOK)
+        self._looked = now
+        if beat is not None and beat != self._last:
+            self._beats += own
+            self._last, self.silent = beat, 0.0
+        else:
+            self.silent += passed
+        return self.hung
+
+
+@dataclass(slots=True)
+class Child:
+    """A room's process and its record."""
+
+    name: str
+    pulse: Pulse
+    process: asyncio.subprocess.Process | None = None
+    deaths: deque[float] = field(default_factory=deque)
+    last_exit: str = ""
+    tail: deque[str] = field(default_factory=lambda: deque(maxlen=15))
+
+
+class Supervisor:
+    """Runs rooms as children.
+
+    Consumes: children's exits. Produces: restarts, and a `supervisor` heartbeat that says `ok` or `degraded: ...`.
+    Waits for: the stop event. Unblocked by: a signal, or by giving up on a room.
+    """
+
+    def __init__(self, config: Config, rooms: Sequence[str] = ROOMS, *, echo: bool = True) -> None:
+        self._config, self._rooms = config, tuple(rooms)
+        self._children = [Child(name, self._pulse()) for name in rooms]
+        self._echo = echo
+        self._gave_up: OpenClawError | None = None
+
+    def _pulse(self) -> Pulse:
+        return Pulse(hang=self._config.run.hang, start=self._config.run.start)
+
+    def pid(self, room: str) -> int | None:
+        """The process id of a running room."""
+        process = next((c.process for c in self._children if c.name == room), None)
+        return process.pid if process is not None and process.returncode is None else None
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Keep every room alive until `stop`. Raises `OpenClawError` when one dies too often."""
+        keepers = [asyncio.create_task(self._keep(c, stop), name=f"keep-{c.name}") for c in self._children]
+        beat = asyncio.create_task(self._beat(stop), name="supervisor-beat")
+        stopped = asyncio.create_task(stop.wait(), name="supervisor-stop")
+        ends = (
+            [asyncio.create_task(completion.come(self._config, stop))]
+            if completion.wanted(self._config, self._rooms)
+            else []
+        )
+        try:
+            # A keeper that ends before the stop has failed itself: then nobody would restart its room.
+            done, _ = await asyncio.wait({stopped, beat, *keepers, *ends}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done - {stopped}:
+                task.result()
+        finally:
+            stop.set()
+            await self._end_children()
+            for task in (*keepers, *ends, beat, stopped):
+                task.cancel()
+            await asyncio.gather(*keepers, *ends, beat, stopped, return_exceptions=True)
+        if self._gave_up:
+            raise self._gave_up
+
+    async def _keep(self, child: Child, stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            child.process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "openclaw_rl", "room", child.name, f"--with-parent={os.getpid()}"),
+                env=settings.to_environment(self._config, child.name),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+            )
+            child.pulse = self._pulse()
+            await self._relay(child)
+            code = await child.process.wait()
+            if stop.is_set():
+                return
+            self._record_death(child, code)
+            if len(child.deaths) >= self._config.run.deaths:
+                self._gave_up = self._give_up(child)
+                stop.set()
+                return
+            await asyncio.sleep(min(5.0, 0.1 * 2 ** len(child.deaths)))
+
+    async def _relay(self, child: Child) -> None:
+        """Pass the child's lines on, named, and remember the last of them for the post-mortem."""
+        assert child.process is not None
+        assert child.process.stdout is not None
+        while True:
+            try:
+                raw = await child.process.stdout.readline()
+            except ValueError:  # a line over the reader's limit: it is skipped, not fatal
+                continue
+            if not raw:
+                return
+            line = raw.decode(errors="replace").rstrip()
+            child.tail.append(line)
+            if self._echo:
+                sys.stderr.write(f"{child.name:>8} | {line}\n")
+
+    def _record_death(self, child: Child, code: int) -> None:
+        now = time.time()
+        child.deaths.append(now)
+        while child.deaths and child.deaths[0] < now - _WINDOW:
+            child.deaths.popleft()
+        child.last_exit = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        if child.pulse.hung:
+            child.last_exit = f"no sign of life for {child.pulse.limit:g} s"
+        log.warning(
+            "%s ended (%s): starting it again; %d of %d deaths within a minute. Its last words: %s",
+            *(child.name, child.last_exit, len(child.deaths), self._config.run.deaths, (child.tail or ["none"])[-1]),
+        )
+
+    def _give_up(self, child: Child) -> OpenClawError:
+        tail = "\n".join(f"    {line}" for line in child.tail)
+        return OpenClawError(
+            f"{child.name} died {len(child.deaths)} times within a minute (last: {child.last_exit}), so everything was "
+            f"stopped. Its last words:\n{tail}\nThe whole log: {self._config.logs_dir / (child.name + '.log')}. "
+            "`openclaw-rl doctor` finds the broken link."
+        )
+
+    async def _beat(self, stop: asyncio.Event) -> None:
+        store = await asyncio.to_thread(Store.open, self._config.store_path)
+        while not stop.is_set():
+            try:
+                await asyncio.to_thread(heartbeats.beat, store, "supervisor", self.health())
+                for name in ENGINES:
+                    if engine := self.pid(name):
+                        await asyncio.to_thread(heartbeats.beat, store, name, self._config.engine.backend, pid=engine)
+                self._end_silent(await asyncio.to_thread(_beats, store))
+            except StoreError as error:  # a full or busy disk for a moment: the rooms go on, so does this
+                log.warning("the supervisor's sign of life was not written: %s", error)
+            await asyncio.sleep(_LOOK)
+
+    def _end_silent(self, beats: Mapping[str, heartbeats.Beat]) -> None:
+        """Kill what lives and does nothing; its keeper starts it again. Asked only when beats can be written at all."""
+        for child in self._children:
+            pid, beat = self.pid(child.name), beats.get(child.name)
+            if pid is None or child.name in ENGINES:  # whose beat is written here
+                continue
+            at, own = (beat.at, beat.pid == pid) if beat is not None else (None, False)
+            if child.pulse.look(at, time.monotonic(), own=own) and child.process is not None:
+                log.warning("%s has given no sign of life for %g s: it is killed", child.name, child.pulse.limit)
+                with contextlib.suppress(ProcessLookupError):
+                    child.process.kill()  # SIGTERM would wait for the very loop that does not turn
+
+    def health(self) -> str:
+        """`ok`, or which rooms died within the last minute."""
+        now = time.time()
+        bad = [
+            f"{c.name} died {len(c.deaths)}x ({c.last_exit})"
+            for c in self._children
+            if c.deaths and c.deaths[-1] > now - _WINDOW
+        ]
+        return "degraded: " + ", ".join(bad) if bad else "ok"
+
+    async def _end_children(self) -> None:
+        alive = [c.process for c in reversed(self._children) if c.process and c.process.returncode is None]
+        for process in alive:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+        if alive:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.gather(*(p.wait() for p in alive)), _GRACE)
+        for process in alive:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+
+
+def _beats(store: Store) -> dict[str, heartbeats.Beat]:
+    with store.read() as conn:
+        return {beat.name: beat for beat in heartbeats.beats(conn)}
+
+
+# --------------------------------------------------------------------------------------------------------- preparation
+
+
+def prepare_home(config: Config) -> None:
+    """Make the home folder, private. Raises `OpenClawError` when that cannot be."""
+    for folder in (config.home_dir, config.policies_dir, config.logs_dir):
+        usable("home", folder)
+    try:
+        config.home_dir.chmod(0o700)  # it may have been there before, open to others
+    except OSError as error:
+        raise OpenClawError(
+            f"home {config.home_dir}: cannot be made private ({error.strerror}). Choose a folder of your own with "
+            "--home."
+        ) from error
+
+
+@contextlib.contextmanager
+def only_one(config: Config) -> Iterator[None]:
+    """Hold the home folder's lock: two systems on one home would fight over the socket and the lease."""
+    path = config.home_dir / "up.lock"
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise OpenClawError(
+                f"{config.home_dir}: another openclaw-rl is running on this home. Stop it, or use another --home."
+            ) from None
+        yield
+
+
+def check_port(config: Config) -> None:
+    """Raises `OpenClawError` when the port is taken, before anything is started."""
+    family = socket.AF_INET6 if ":" in config.serve.host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((config.serve.host, config.serve.port))
+        except OSError as error:
+            raise OpenClawError(
+                f"{config.serve.host}:{config.serve.port} cannot be bound ({error.strerror}). "
+                "Stop what listens there, or choose another port with --port."
+            ) from error
+
+
+def free_port() -> int:
+    """A loopback port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def supervise(config: Config, rooms: Sequence[str], *, echo: bool = True) -> None:
+    """Run the rooms until a signal, or until training is over (`ending`). What `up`, `train` and so on do."""
+
+    async def main() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        await Supervisor(config, rooms, echo=echo).run(stop)
+
+    if "engine" in rooms:
+        registry.check(config)
+    if "judge" in rooms:
+        preflight.check(config)
+    if own.ROOM in rooms:
+        registry.check(own.engine_config(config))
+        prepare_home(own.engine_config(config))
+    if "data" in rooms:
+        sync_worker.check(config)
+    if "train" in rooms and config.train.launch.node_rank == 0:
+        tracking.check(config.track)
+        checkpoints.check(config.train)
+    prepare_home(config)
+    setup_logging("supervisor", config.logs_dir, config.run.log_level)
+    if {"train", "gateway"} & set(rooms):
+        resume.begin(config, train="train" in rooms)
+    if "gateway" in rooms:
+        with only_one(config):
+            check_port(config)
+            asyncio.run(main())
+    else:
+        asyncio.run(main())
+        if completion.wanted(config, rooms):
+            completion.keep_last(config)
+
+
+def read_key(config: Config) -> str:
+    """The API key in force: configured, or generated at the gateway's first start."""
+    if config.serve.api_key:
+        return config.serve.api_key
+    if not config.key_file.exists():
+        raise OpenClawError(f"{config.key_file}: no key yet. It is made when the gateway starts first.")
+    return read_key_file(config.key_file)[0]

@@ -1,0 +1,1 @@
+"""Processes of a distributed trainer: launchers, the rank program, and their RPC."""

@@ -1,0 +1,97 @@
+"""One rank's program: takes part in every step; rank 0 also speaks with the room.
+
+Started by the room (`ranks`). The settings are those of rank 0, which hands them to all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from openclaw_rl.common.logging_metrics import setup_logging
+from openclaw_rl.common.parent_death import die_with_parent
+from openclaw_rl.errors import OpenClawError
+from openclaw_rl.settings import load as settings
+from openclaw_rl.settings.load import Config
+from openclaw_rl.train.ranks import rpc
+from openclaw_rl.train.ranks.rpc import Done, Idle, Line, Load, Ready
+
+if TYPE_CHECKING:
+    from openclaw_rl.learner.distributed.process_group import Group
+    from openclaw_rl.learner.trainer import LocalTrainer
+
+log = logging.getLogger("openclaw_rl.train.rank")
+LINGER = 20.0  # seconds that rank 0 has to tell what all refuse; who ends before that is all that the room would see
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Work until the room hangs up, or another rank is gone (then it raises)."""
+    parser = argparse.ArgumentParser(prog="openclaw_rl.train.ranks.main")
+    parser.add_argument("--link", help="rank 0: where the room listens")
+    parser.add_argument("--store", help="a file by which ranks on one machine find each other; default: torchrun's way")
+    parser.add_argument("--rank", type=int, default=-1)
+    parser.add_argument("--ranks", type=int, default=-1)
+    given = parser.parse_args(arguments)
+    die_with_parent()
+    config = settings.inherited() or Config()
+    from openclaw_rl.learner.distributed import process_group
+
+    world = process_group.join(config.train, config.model, store=given.store, rank=given.rank, size=given.ranks)
+    mine = world.rank == 0
+    if mine and given.link is None:
+        raise OpenClawError("rank 0 is started by `openclaw-rl train`; start the ranks of the other machines only")
+    config = Config.model_validate_json(world.told(config.model_dump_json().encode() if mine else None))
+    setup_logging(f"rank-{world.rank}", config.logs_dir, config.run.log_level)
+    link = rpc.find(given.link) if mine else None
+    try:
+        _work(_trainer(config, world), world, link, every=config.train.launch.timeout / 4)
+    except (OpenClawError, ValueError) as error:  # every rank raises it; the room is told once
+        log.error("%s", error)
+        if link is not None:
+            link.send(rpc.encode(rpc.refused(error)))
+        else:
+            time.sleep(LINGER)
+        raise SystemExit(1) from error
+
+
+def _trainer(config: Config, world: Group) -> LocalTrainer:
+    from openclaw_rl.learner.trainer import LocalTrainer
+    from openclaw_rl.render.model_folder import ModelFiles
+    from openclaw_rl.train.worker import make_method
+
+    path = str(ModelFiles.of(config.model).folder)
+    trainer = LocalTrainer(path, make_method(config.train), config.train, config.model, world)
+    log.info("rank %d of %d: the model is loaded", world.rank, world.size)
+    world.gather()
+    return trainer
+
+
+def _work(trainer: LocalTrainer, world: Group, link: Line | None, *, every: float) -> None:
+    """Consumes: commands. Produces: answers. Waits for: rank 0. Unblocked by: a sign of life `every` so often."""
+    if link is not None:
+        link.send(rpc.encode(Ready()))
+    while True:
+        command = rpc.commands.decode(world.told(None if link is None else _next(link, every)))
+        if isinstance(command, Idle):
+            continue
+        if isinstance(command, Load):
+            trainer.load(folder=command.folder, memory=command.memory)
+            done: rpc.Answer = Ready()
+        else:
+            done = Done(trainer.step(command.samples, command.out))
+        if link is not None:
+            link.send(rpc.encode(done))
+
+
+def _next(link: Line, every: float) -> bytes:
+    """The room's next command; `Idle` when there is none for so long. Raises `SystemExit` when the room is gone."""
+    try:
+        return link.receive(every) or rpc.encode(Idle())
+    except EOFError:
+        raise SystemExit(0) from None
+
+
+if __name__ == "__main__":
+    main()

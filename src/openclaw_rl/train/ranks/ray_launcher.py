@@ -1,0 +1,138 @@
+"""Ranks where a Ray cluster has room for them: each a process beside an actor, which starts it and tells of its end.
+
+The process is the same program as elsewhere (`rank`). Ray places it, gives it its GPU, and carries the commands to the
+machine of rank 0.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from openclaw_rl.errors import ConfigError, RanksGone
+from openclaw_rl.settings import load as settings
+from openclaw_rl.settings.load import Config
+from openclaw_rl.train.ranks.processes import PROGRAM, Processes, Start
+from openclaw_rl.train.ranks.rpc import Listener
+
+_POLL = 0.2  # seconds
+
+
+class Place:
+    """The actor: one rank on one machine. Runs `ask` and `wait` side by side."""
+
+    def address(self) -> tuple[str, int]:
+        """Where ranks find this machine, and a port that is free there."""
+        import ray
+
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return ray.util.get_node_ip_address(), int(probe.getsockname()[1])
+
+    def start(self, config: str, rank: int, size: int, where: tuple[str, int]) -> None:
+        """`config`: the settings as JSON."""
+        logs = Config.model_validate_json(config).logs_dir
+        listener = Listener() if rank == 0 else None
+        self._processes = Processes([_command(config, rank, size, where, listener)], listener, _log_file(logs, rank))
+
+    def ask(self, raw: bytes | None) -> bytes:
+        """Rank 0's answer."""
+        return self._processes.ask(raw)
+
+    def wait(self) -> None:
+        """Raises `RanksGone` at the process's end."""
+        while True:
+            self._processes.check()
+            time.sleep(_POLL)
+
+
+def _command(config: str, rank: int, size: int, where: tuple[str, int], listener: Listener | None) -> Start:
+    how = [] if listener is None else ["--link", str(listener.path)]
+    extra = {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": "0",  # Ray shows an actor its own GPU only
+        "MASTER_ADDR": where[0],
+        "MASTER_PORT": str(where[1]),
+        settings.HANDED_DOWN: config,
+    }
+    return [*PROGRAM, *how], settings.foreign_environment(extra)
+
+
+def _log_file(logs: Path, rank: int) -> Path:
+    return logs / f"ranks-{rank}.log"
+
+
+class RayRanks:
+    """`ranks.Ranks` on a Ray cluster."""
+
+    def __init__(self, config: Config) -> None:
+        """Raises `ConfigError` without Ray, its head, or room in the cluster within `train.launch.timeout`."""
+        try:
+            import ray
+        except ImportError:
+            raise ConfigError(
+                "train.launch.by is ray, which is not installed: pip install 'openclaw-rl[ray]'"
+            ) from None
+        launch, size = config.train.launch, config.train.ranks * config.train.launch.nodes
+        self._ray: Any = ray
+        # "local" in as many words: without it Ray goes to the cluster that it remembers, and waits if that is gone.
+        where = {"address": launch.ray} | ({"include_dashboard": False} if launch.ray == "local" else {})
+        try:
+            ray.init(**where, log_to_driver=False, ignore_reinit_error=True)
+        except ConnectionError as error:
+            raise ConfigError(
+                f"train.launch.ray {launch.ray}: {error}. Start a head there (`ray start --head --port=PORT`); where "
+                "it asks for a token, as newer ones do, set RAY_AUTH_MODE=token here, too"
+            ) from None
+        self._places = self._placed(config, size)
+        address = ray.get(self._places[0].address.remote())
+        own = Config(home=config.home, model=config.model, train=config.train, run=config.run).model_dump_json()
+        ray.get([place.start.remote(own, rank, size, address) for rank, place in enumerate(self._places)])
+        self._ends = [place.wait.remote() for place in self._places]
+
+    def _placed(self, config: Config, size: int) -> list[Any]:
+        ray, train = self._ray, config.train
+        gpus = 1 if ray.cluster_resources().get("GPU") and not config.model.device.startswith("cpu") else 0
+        bundle = {"CPU": train.threads} | ({"GPU": gpus} if gpus else {})
+        self._group = ray.util.placement_group([bundle] * size, strategy="PACK")
+        try:
+            ray.get(self._group.ready(), timeout=train.launch.timeout)
+        except ray.exceptions.GetTimeoutError:
+            raise ConfigError(
+                f"the Ray cluster found no room for {size} times {bundle} within {train.launch.timeout:g} s. "
+                f"It has {ray.cluster_resources()}. Lower train.ranks or train.threads, or add machines"
+            ) from None
+        strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
+        return [
+            ray.remote(Place)
+            .options(
+                num_cpus=train.threads,
+                num_gpus=gpus,
+                max_concurrency=2,
+                scheduling_strategy=strategy(self._group, placement_group_bundle_index=number),
+            )
+            .remote()
+            for number in range(size)
+        ]
+
+    def ask(self, raw: bytes | None) -> bytes:
+        answer = self._places[0].ask.remote(raw)
+        done, _ = self._ray.wait([answer, *self._ends], num_returns=1)
+        try:
+            given = self._ray.get(done[0])
+        except self._ray.exceptions.RayTaskError as error:
+            raise RanksGone(str(error.cause)) from None
+        except self._ray.exceptions.RayActorError as error:
+            raise RanksGone(f"the actor of a rank is gone: {error}") from None
+        assert isinstance(given, bytes), given
+        return given
+
+    def close(self) -> None:
+        if not self._ray.is_initialized():
+            return
+        for place in self._places:
+            self._ray.kill(place)
+        self._ray.util.remove_placement_group(self._group)

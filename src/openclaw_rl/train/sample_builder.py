@@ -1,0 +1,189 @@
+"""From judged turns to samples, or to the reason why a turn cannot train. Pure but for rendering hinted prompts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from openclaw_rl.common.message_hash import Transience
+from openclaw_rl.errors import RequestError
+from openclaw_rl.methods.types import Sample
+from openclaw_rl.render.hint import with_hint
+from openclaw_rl.render.renderer import Renderer
+from openclaw_rl.train.tracking import age
+from openclaw_rl.types import FinishReason, Ids, JudgedTurn, Policy, Reply, Request, Verdict
+
+
+class Signal(Protocol):
+    """Which part of a verdict the method can use."""
+
+    @property
+    def uses_reward(self) -> bool: ...
+
+    @property
+    def uses_hints(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """What can train, and why the rest cannot (turn -> words for a person)."""
+
+    samples: list[Sample] = field(default_factory=list)
+    dropped: dict[str, str] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)  # of what can train, by name of a metric
+    left: Counter[str] = field(default_factory=Counter)  # the same of what cannot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Builder:
+    """Makes samples for the policy that is to be trained."""
+
+    renderer: Renderer
+    transient: Transience
+    signal: Signal
+    max_staleness: int  # versions of the head's line
+
+    def build(self, turns: Sequence[JudgedTurn], head: Policy, line: Collection[int], *, replay: bool = False) -> Batch:
+        """One sample or one reason for each turn, in their order.
+
+        `line`: the head's version and those that it stands on; `replay`: they were trained on these turns.
+        """
+        batch = Batch()
+        for item in turns:
+            made = self._sample(item, head, line, replay)
+            if isinstance(made, Sample):
+                batch.samples.append(made)
+                batch.counts.update(self._told(item, head, line))
+            else:
+                batch.dropped[item.turn.id] = made
+                batch.left.update(self._told(item, head, line))
+        return batch
+
+    def _sample(self, item: JudgedTurn, head: Policy, line: Collection[int], replay: bool) -> Sample | str:
+        request, reply = item.exchange.request, item.exchange.reply
+        if reply is None:
+            return "the reply is missing"
+        version = _version(request, reply)
+        if why := _unfit(request, reply, head, self._too_old(request, reply, line)):
+            return why
+        reward = _reward(item.verdict, reply) if self.signal.uses_reward else None
+        hinted = self._hinted(request, item.verdict.hints, len(reply.response_ids)) if self.signal.uses_hints else ()
+        if reward is None and not hinted:
+            return _no_signal(item.verdict, reply)
+        try:
+            return Sample(
+                turn=item.turn.id,
+                agent=request.agent,
+                prompt_ids=request.prompt_ids,
+                response_ids=reply.response_ids,
+                logprobs=reply.logprobs,
+                mask=reply.mask,
+                temperature=request.sampling.temperature,
+                version=version,
+                reward=reward,
+                hinted_prompts=hinted,
+                on_policy=version == head.version and request.origin is None,
+                replay=replay,
+            )
+        except ValueError as error:  # what a broken engine recorded is data, not a reason to stop
+            return str(error)
+
+    def _too_old(self, request: Request, reply: Reply, line: Collection[int]) -> str | None:
+        version = _version(request, reply)
+        steps = age(line, version)
+        if request.origin is not None or steps <= self.max_staleness:  # of what was imported its gap tells more
+            return None
+        return (
+            f"too stale: answered by version {version}, {steps} versions ago (train.max_staleness {self.max_staleness})"
+        )
+
+    def _told(self, item: JudgedTurn, head: Policy, line: Collection[int]) -> dict[str, int]:
+        """What counts of the turn, whether it trains or not."""
+        request, reply = item.exchange.request, item.exchange.reply
+        if reply is None:
+            return {}
+        old = request.identity == head.identity and self._too_old(request, reply, line) is not None
+        return {"dropped/stale": int(old), "truncated": int(reply.finish_reason is FinishReason.LENGTH)}
+
+    def _hinted(self, request: Request, hints: Sequence[str], response: int) -> tuple[Ids, ...]:
+        """The prompt with each hint in it; hints that find no place or no room are left out."""
+        out = []
+        limit, variables = self.renderer.context_length, request.template
+        for hint in hints:
+            try:
+                messages = with_hint(request.messages, hint, self.transient)
+                plain = self.renderer.render(request.messages, request.tools, variables=variables).prompt_ids
+                hinted = self.renderer.render(messages, request.tools, variables=variables).prompt_ids
+            except (ValueError, RequestError):
+                continue
+            ids = spliced(request.prompt_ids, plain, hinted)
+            if limit is None or len(ids) + response <= limit:
+                out.append(ids)
+        return tuple(out)
+
+
+def spliced(stored: Ids, plain: Ids, hinted: Ids) -> Ids:
+    """The stored prompt with what the hint changes put in its place.
+
+    The stored prompt may hold a history that a fresh rendering (`plain`) does not give back: replies in tokens that no
+    tokenizer would choose, reasoning that the client dropped. What differs between `plain` and `hinted` is one place:
+    it is carried over where the stored prompt is like `plain` from there to its end, or from its beginning to there;
+    else `hinted` stands.
+    """
+    before = _same(plain, hinted)
+    after = _same(plain[before:][::-1], hinted[before:][::-1])
+    changed, gone = len(plain) - before, len(plain) - before - after  # from the change to the end; what it replaces
+    new = hinted[before : len(hinted) - after]
+    if changed <= len(stored) and np.array_equal(stored[len(stored) - changed :], plain[before:]):
+        at = len(stored) - changed
+    elif np.array_equal(stored[: before + gone], plain[: before + gone]):
+        at = before
+    else:
+        return hinted
+    return np.concatenate([stored[:at], new, stored[at + gone :]]).astype(np.int32)
+
+
+def _same(a: Ids, b: Ids) -> int:
+    """How many elements `a` and `b` have in common at their beginnings."""
+    n = min(len(a), len(b))
+    differ = np.flatnonzero(a[:n] != b[:n])
+    return int(differ[0]) if len(differ) else n
+
+
+def _version(request: Request, reply: Reply) -> int:
+    """The oldest version that sampled the reply: not always the one at admission, when an engine was lost."""
+    return min((span.version for span in reply.spans), default=request.version)
+
+
+def _unfit(request: Request, reply: Reply, head: Policy, too_old: str | None) -> str | None:
+    if request.identity != head.identity:
+        return (
+            "its tokens belong to another model: tokenizer, chat template or base weights have changed "
+            f"(identity {request.identity[:12]}, the policy has {head.identity[:12]})"
+        )
+    if too_old:
+        return too_old
+    if why := request.sampling.untrainable():
+        return why
+    if not reply.mask.any():
+        return "no token of the reply may train"
+    return None
+
+
+def _reward(verdict: Verdict, reply: Reply) -> float | None:
+    """+1 or -1; none for a verdict of 0, an abstention, and a reply that was cut at its token limit."""
+    if not verdict.score or reply.finish_reason is FinishReason.LENGTH:
+        return None
+    return float(verdict.score)
+
+
+def _no_signal(verdict: Verdict, reply: Reply) -> str:
+    if verdict.score and reply.finish_reason is FinishReason.LENGTH:
+        return "the reply was cut at its token limit: its score says little about its tokens, and there is no hint"
+    if verdict.hints:
+        return "no hint could be put into the prompt (no user message, or no room in the context)"
+    return "the verdict has nothing that the method can use"

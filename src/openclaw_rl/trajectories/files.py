@@ -1,0 +1,255 @@
+"""Files and folders of trajectories, one entry at a time: what is held at once is one entry, not one file."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from openclaw_rl.errors import OpenClawError
+from openclaw_rl.trajectories import parquet
+from openclaw_rl.trajectories.parser import decoded, parse
+from openclaw_rl.trajectories.schema import Refused, Trajectory
+
+LINES = (".jsonl", ".ndjson")
+SUFFIXES = (".json", *LINES, parquet.SUFFIX)
+ENTRY_BYTES = 256 * 2**20
+"""The largest entry: some 1,200 short turns, each with all its messages and tokens, or many thousands in words. To read
+one takes some eleven times as much memory."""
+_CHUNK = 2**20
+_IN_STRING = re.compile(rb'["\\]')
+_INSIDE = re.compile(rb'["\[\]{}]')
+_OUTSIDE = re.compile(rb'["\[\]{},]')
+_BOM = b"\xef\xbb\xbf"
+_GZIP = b"\x1f\x8b"
+_PACKED = Refused("compressed", "expected JSON, got a file packed by gzip; unpack it first (gunzip)")
+_TOO_LARGE = Refused("too large", f"expected at most {ENTRY_BYTES // 2**20} MiB for one trajectory; split the session")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One trajectory as bytes, or why there is none. `size`: bytes of its file since the one before."""
+
+    file: Path
+    place: str  # "line 3", "item 2"; empty: the whole file
+    raw: bytes = b""
+    problem: Refused | None = None
+    size: int
+
+    def trajectory(self) -> Trajectory:
+        """Raises `Refused`."""
+        if self.problem is not None:
+            raise self.problem
+        return parse(decoded(self.raw))
+
+
+def files(paths: Sequence[Path]) -> list[Path]:
+    """The files that these name, folders searched (hidden ones left out), each once and sorted within its folder.
+
+    Raises `OpenClawError` for a path that is not there or could be read without end, and when there is nothing to read.
+    """
+    found: dict[Path, None] = {}
+    for path in paths:
+        if path.is_dir():
+            next(path.iterdir(), None)  # a search passes over what may not be read, and would tell of nothing there
+            found |= dict.fromkeys(inside(path))
+        elif path.is_file():
+            found[path] = None
+        elif path.exists():
+            raise OpenClawError(
+                f"{path}: expected a file or a folder, got a pipe or a device. Write it to a file first."
+            )
+        else:
+            raise OpenClawError(f"{path}: no such file or folder. Expected trajectories ({', '.join(SUFFIXES)}).")
+    if not found:
+        where = ", ".join(map(str, paths))
+        raise OpenClawError(f"{where}: no trajectories there. Expected files that end with {', '.join(SUFFIXES)}.")
+    return list(found)
+
+
+def size(file: Path) -> int:
+    """Bytes; 0 of a file that may not be looked at: `entries` says so."""
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0
+
+
+def inside(folder: Path) -> list[Path]:
+    """The files of trajectories in a folder and below."""
+    return [p for p in sorted(folder.rglob("*")) if _is_ours(p, folder)]
+
+
+def _is_ours(path: Path, root: Path) -> bool:
+    hidden = any(part.startswith(".") for part in path.relative_to(root).parts)
+    if path.suffix.lower() not in SUFFIXES or hidden:
+        return False
+    try:
+        return path.is_file()
+    except PermissionError:  # in a folder that may only be listed: `entries` says so
+        return True
+
+
+def entries(file: Path) -> Iterator[Entry]:
+    """Every trajectory of a file: a line each (.jsonl), the items of an array, objects one after the other, or rows.
+
+    Raises `OpenClawError` for Parquet without the library that reads it.
+    """
+    try:
+        with file.open("rb") as stream:
+            if stream.read(2) == _GZIP:
+                yield Entry(file=file, place="", problem=_PACKED, size=2)
+                return
+            stream.seek(0)
+            before = 0
+            for place, raw, problem, read in _numbered(stream, file.suffix.lower()):
+                yield Entry(file=file, place=place, raw=raw, problem=problem, size=read - before)
+                before = read
+    except OSError as error:
+        said = Refused("cannot be read", f"expected a file that this user may read: {error.strerror}")
+        yield Entry(file=file, place="", problem=said, size=0)
+
+
+_Found = tuple[str, bytes, Refused | None, int]
+
+
+def _numbered(stream: BinaryIO, suffix: str) -> Iterator[_Found]:
+    if suffix != parquet.SUFFIX:
+        yield from _lines(stream) if suffix in LINES else _values(stream)
+        return
+    size = stream.seek(0, os.SEEK_END)
+    stream.seek(0)
+    for place, raw, problem, read in parquet.found(stream, size):
+        large = len(raw) > ENTRY_BYTES
+        yield place, b"" if large else raw, _TOO_LARGE if large else problem, read
+
+
+def _lines(stream: BinaryIO) -> Iterator[_Found]:
+    number = 0
+    while line := stream.readline(ENTRY_BYTES + 1):
+        number += 1
+        place, problem = f"line {number}", None
+        if len(line) > ENTRY_BYTES and not line.endswith(b"\n"):
+            problem = _TOO_LARGE
+            while (more := stream.readline(_CHUNK)) and not more.endswith(b"\n"):
+                pass
+        line = line.removeprefix(_BOM) if number == 1 else line
+        if problem or line.strip():
+            yield place, b"" if problem else line, problem, stream.tell()
+
+
+def _values(stream: BinaryIO) -> Iterator[_Found]:
+    """The items of an array, or JSON values one after the other."""
+    first = _first(stream)
+    splitter = Splitter(array=first == b"[")
+    number = 0
+    while chunk := stream.read(_CHUNK):
+        for raw in splitter.feed(chunk):
+            number += 1
+            yield _found(number, raw, splitter, stream.tell())
+    rest = splitter.rest()
+    if rest is not None or (number == 0 and not splitter.array):
+        number += 1
+        broken = Refused("not JSON", "the file ends in the middle of it, or holds something else behind it")
+        empty = Refused("not JSON", "expected a trajectory, and the file is empty")
+        yield _place(number, splitter), b"", broken if rest else empty, stream.tell()
+
+
+def _first(stream: BinaryIO) -> bytes:
+    """The first byte that says something; the stream stands on it."""
+    start = 0
+    while chunk := stream.read(_CHUNK):
+        left = chunk.removeprefix(_BOM) if start == 0 else chunk
+        said = left.lstrip()
+        if said:
+            stream.seek(start + len(chunk) - len(said))
+            return said[:1]
+        start += len(chunk)
+    return b""
+
+
+def _place(number: int, splitter: Splitter) -> str:
+    return f"item {number}" if splitter.array or number > 1 else ""
+
+
+def _found(number: int, raw: bytes | None, splitter: Splitter, read: int) -> _Found:
+    return _place(number, splitter), raw or b"", None if raw is not None else _TOO_LARGE, read
+
+
+class Splitter:
+    """Cuts a stream of JSON into its values without reading them: brackets are counted, strings stepped over.
+
+    What a value is wrong in is left to who reads it. One above `ENTRY_BYTES` is None, and was never held.
+    """
+
+    def __init__(self, *, array: bool) -> None:
+        self.array = array
+        self._base = 1 if array else 0
+        self._depth = 0
+        self._string = self._escaped = self._over = False
+        self._held = bytearray()
+
+    def feed(self, chunk: bytes) -> Iterator[bytes | None]:
+        """The values that end in this chunk."""
+        at = start = 0
+        while at < len(chunk):
+            if self._escaped:
+                self._escaped, at = False, at + 1
+                continue
+            match = self._pattern().search(chunk, at)
+            if match is None:
+                break
+            at = match.end()
+            if self._string:
+                self._escaped = match[0] == b"\\"
+                self._string = self._escaped
+            elif match[0] == b'"':
+                self._string = True
+            else:
+                cut = self._bracket(match[0], match.start(), at)
+                if cut is not None:
+                    yield from self._take(chunk[start : cut[0]])
+                    start = cut[1]
+        self._hold(chunk[start:])
+
+    def _pattern(self) -> re.Pattern[bytes]:
+        if self._string:
+            return _IN_STRING
+        return _OUTSIDE if self._depth <= self._base else _INSIDE
+
+    def _bracket(self, sign: bytes, start: int, end: int) -> tuple[int, int] | None:
+        """(where the value ends, where the next begins), when one ends here."""
+        if sign == b",":
+            return (start, end) if self.array and self._depth == 1 else None
+        before = self._depth
+        self._depth += 1 if sign in b"[{" else -1
+        if self.array:
+            return (end, end) if (before, self._depth) == (0, 1) else (start, end) if self._depth == 0 else None
+        return (end, end) if self._depth <= 0 else None
+
+    def _take(self, last: bytes) -> Iterator[bytes | None]:
+        self._hold(last)
+        whole, over = bytes(self._held), self._over
+        self._held, self._over = bytearray(), False
+        self._depth = max(self._depth, 0)
+        opening = self.array and whole.strip() in (b"[", b"")
+        if over:
+            yield None
+        elif not opening:
+            yield whole
+
+    def _hold(self, more: bytes) -> None:
+        if len(self._held) + len(more) > ENTRY_BYTES:
+            self._over, self._held = True, bytearray()
+        elif not self._over:
+            self._held += more
+
+    def rest(self) -> bytes | None:
+        """What was left when the stream ended; None: nothing, it ended as it should."""
+        left = bytes(self._held).strip()
+        if self._over:
+            return b"..."
+        return left or (b"[" if self.array and self._depth > 0 else None)

@@ -1,0 +1,57 @@
+"""One row a turn with the same columns in every row, as `datasets.load_dataset("json", ...)` wants it.
+
+There is no null and no list of unknown kind in any column: what reads such files guesses types from the first rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from openclaw_rl.common.message_hash import text_of
+from openclaw_rl.store.rows import to_json
+from openclaw_rl.trajectories.exporter import Session, Stored
+from openclaw_rl.trajectories.schema import made_whole, prompt_of
+from openclaw_rl.types import ExchangeStatus, Kind
+
+
+def row_of(session: Session, item: Stored) -> Mapping[str, Any] | None:
+    """None: the turn has no words, no tokens, or no log-probabilities for them."""
+    request, reply, verdict = item.exchange.request, item.reply, item.verdict
+    known = len(reply.response_ids) > 0 and len(request.prompt_ids) > 0 and bool(np.isfinite(reply.logprobs).all())
+    if reply.status is not ExchangeStatus.DONE or not known:
+        return None
+    said = item.reaction.messages if item.reaction else ()
+    return {
+        "session_id": session.name,
+        "turn_id": item.turn.id,
+        "type": item.kind.value,
+        "trainable": item.kind is Kind.MAIN and item.turn.untrainable is None,
+        "untrainable": item.turn.untrainable or "",
+        "state": item.turn.state.value,
+        "agent": request.agent,
+        "prompt": made_whole(prompt_of(request.messages)),
+        "response": made_whole(text_of(reply.message)),
+        "next_state": made_whole("\n".join(text_of(m) for m in said)),
+        "messages_json": _json(request.messages),
+        "reply_json": _json(reply.message),
+        "tools_json": _json(request.tools),
+        "judged": verdict is not None and verdict.score is not None,
+        "score": (verdict.score if verdict else None) or 0,
+        "hints_json": _json(verdict.hints if verdict else ()),
+        "prompt_ids": request.prompt_ids.tolist(),
+        "response_ids": reply.response_ids.tolist(),
+        "logprobs": reply.logprobs.tolist(),
+        "mask": reply.mask.tolist(),
+        "temperature": float(request.sampling.temperature),
+        "version": request.version,
+        "off_policy": request.origin is not None,
+        "finish": reply.finish_reason.value if reply.finish_reason else "",
+        "asked_at": float(request.admitted_at),
+    }
+
+
+def _json(value: Any) -> str:
+    return to_json(value).decode()

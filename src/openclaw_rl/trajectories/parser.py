@@ -1,0 +1,249 @@
+"""How JSON becomes a trajectory, and what is said of JSON that does not."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from typing import Any
+
+import msgspec
+
+from openclaw_rl.common.message_hash import text_of
+from openclaw_rl.settings import strict_yaml
+from openclaw_rl.store.rows import from_json
+from openclaw_rl.trajectories.schema import (
+    LONGEST_NAME,
+    ROLES,
+    FileDropped,
+    FileFeedback,
+    FileReaction,
+    FileTurn,
+    FileVerdict,
+    Refused,
+    Trajectory,
+    prompt_of,
+    whole,
+)
+from openclaw_rl.types import ExchangeStatus, Kind, Sampling, Span, Vote
+
+_TREE: Mapping[str, tuple[type, Mapping[str, str]]] = {
+    "trajectory": (Trajectory, {"turns": "turn"}),
+    "turn": (
+        FileTurn,
+        {"sampling": "sampling", "spans": "span", "reaction": "reaction", "feedback": "feedback", "verdict": "verdict"}
+        | {"dropped": "dropped"},
+    ),
+    "sampling": (Sampling, {}),
+    "span": (Span, {}),
+    "reaction": (FileReaction, {}),
+    "feedback": (FileFeedback, {}),
+    "verdict": (FileVerdict, {"votes": "vote"}),
+    "vote": (Vote, {}),
+    "dropped": (FileDropped, {}),
+}
+"""Which keys a part may have, and which of them are parts themselves."""
+_KEYS = {part: tuple(f.name for f in fields(kind)) for part, (kind, _) in _TREE.items()}
+
+
+def decoded(raw: bytes, where: str = "", turn: int | None = None) -> Any:
+    """JSON as Python values; of a key that stands twice neither is meant. Raises `Refused`.
+
+    `where`: words before what is wrong.
+    """
+    try:
+        json.loads(raw, object_pairs_hook=strict_yaml.once)  # the reader below would take the last of two
+        return from_json(raw)
+    except RecursionError:
+        raise Refused("not JSON", f"{where}nested too deeply to be read", turn) from None
+    except strict_yaml.Twice as error:
+        raise Refused("key twice", f"{where}{error}", turn) from None
+    except ValueError as error:
+        raise Refused("not JSON", f"{where}expected JSON: {str(error)[:200]}", turn) from None
+
+
+def parse(value: Any) -> Trajectory:
+    """A trajectory from decoded JSON. Raises `Refused`."""
+    if not isinstance(value, dict):
+        raise Refused("no object", f"expected an object with session_id and turns, got {_named(value)}")
+    _check_keys(value, "trajectory", None)
+    turns = value.get("turns")
+    if not isinstance(turns, list) or not turns:
+        raise Refused("no turns", f"turns: expected a list of one turn or more, got {_named(turns)}")
+    read = tuple(_turn(turn, number) for number, turn in enumerate(turns, 1))
+    made = _convert(value | {"turns": ()}, Trajectory, None)
+    for problem in (*_named_badly("session_id", made.session_id), *_halves(made)):
+        raise Refused(*problem)
+    return Trajectory(session_id=made.session_id, turns=read, agent=made.agent, user=made.user)
+
+
+def _turn(value: Any, number: int) -> FileTurn:
+    if not isinstance(value, dict):
+        raise Refused("wrong type", f"expected an object, got {_named(value)}", number)
+    _check_keys(value, "turn", number)
+    turn: FileTurn = _convert(value, FileTurn, number)
+    for problem in _problems(turn):
+        raise Refused(*problem, number)
+    return turn
+
+
+def _check_keys(value: Mapping[str, Any], part: str, turn: int | None) -> None:
+    keys = _KEYS[part]
+    for key in value:
+        if key not in keys:
+            near = difflib.get_close_matches(key, keys, 1, 0.5)
+            hint = (
+                f"did you mean {near[0]!r}?" if near else f"known are {', '.join(keys[:6])}" + ", ..." * (len(keys) > 6)
+            )
+            where = "" if part in ("trajectory", "turn") else f"{part}: "
+            raise Refused("unknown key", f"{where}unknown key {key[:60]!r}; {hint}", turn)
+    for key, inner in _TREE[part][1].items():
+        for item in _items(value.get(key)) if inner != "turn" else ():
+            _check_keys(item, inner, turn)
+
+
+def _items(value: Any) -> list[dict[str, Any]]:
+    """The objects in a value; what is none is told by the types."""
+    return [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, dict)]
+
+
+def _convert(value: Mapping[str, Any], kind: type, turn: int | None) -> Any:
+    try:
+        return msgspec.convert(value, kind, str_keys=True)
+    except msgspec.ValidationError as error:
+        said, _, at = str(error).replace("Object missing required field", "missing key").partition(" - at `")
+        where = at.rstrip("`").removeprefix("$").removeprefix(".")
+        said = said[0].lower() + said[1:].replace("`", "")
+        said += "; expected main or side" if where == "type" and "enum" in said else ""
+        raise Refused(
+            "missing key" if "missing" in said else "wrong type", f"{where}: {said}" if where else said, turn
+        ) from None
+    except (OverflowError, ValueError) as error:
+        raise Refused("wrong type", str(error), turn) from None
+
+
+def _problems(turn: FileTurn) -> Iterator[tuple[str, str]]:
+    """What the types do not say: (reason, words)."""
+    for name in ("id", "parent", "relation_of"):
+        if (given := getattr(turn, name)) is not None:
+            yield from _named_badly(name, given)
+    yield from _halves(turn)
+    yield from _words(turn)
+    yield from _tokens(turn)
+    for name in ("at", "first_token_at", "finished_at"):
+        if (time := getattr(turn, name)) is not None and not (math.isfinite(time) and time >= 0):
+            yield "out of range", f"{name}: expected seconds since 1970, got {time!r}"
+    if turn.status is ExchangeStatus.RUNNING:
+        yield "out of range", "status: a reply that runs is no part of a trajectory; expected done, cancelled or failed"
+    if turn.status is ExchangeStatus.DONE and turn.finish is None:
+        yield "missing key", "finish: expected stop, length or tool_calls, got null"
+    if turn.untrainable and turn.trainable:
+        yield "contradiction", "trainable is true, and untrainable says why not; expected one of them"
+    if turn.type is Kind.SIDE and turn.trainable:
+        yield "contradiction", "a side turn never trains; expected trainable false, or type main"
+
+
+def _words(turn: FileTurn) -> Iterator[tuple[str, str]]:
+    if turn.redacted:
+        if any(v is not None for v in (turn.prompt, turn.response, turn.messages, turn.message, turn.prompt_ids)):
+            yield "contradiction", "redacted, and yet it has words or tokens; expected none of them"
+        if turn.id is None:
+            yield "missing key", "id: a redacted turn cannot be known by its words; expected the id of its export"
+        return
+    if turn.prompt is None and turn.messages is None:
+        yield "missing key", "missing key `prompt` (or `messages`)"
+    if turn.response is None and turn.message is None:
+        yield "missing key", "missing key `response` (or `message`)"
+    for name in ("messages", "next_state"):
+        yield from _messages(name, getattr(turn, name))
+    yield from _messages("message", None if turn.message is None else [turn.message], only="assistant")
+    if turn.messages is not None and turn.prompt not in (None, prompt_of(turn.messages)):
+        yield "contradiction", "prompt differs from the last user message of messages; expected the same, or one alone"
+    if turn.message is not None and turn.response not in (None, text_of(turn.message)):
+        yield "contradiction", "response differs from the words of message; expected the same words, or one alone"
+
+
+def _messages(name: str, value: Any, only: str | None = None) -> Iterator[tuple[str, str]]:
+    if not isinstance(value, list):
+        return
+    if not value and name == "messages":
+        yield "out of range", "messages: expected one message or more, got none"
+    for message in value:
+        role = message.get("role")
+        if role not in ((only,) if only else ROLES):
+            known = only or ", ".join(ROLES[:5])
+            yield "out of range", f"{name}: expected a role of {known}, got {_named(role)}"
+        content, calls = message.get("content"), message.get("tool_calls")
+        parts = content if isinstance(content, list) else ()
+        if not isinstance(content, str | list | None) or not all(isinstance(p, str | dict) for p in parts):
+            yield "wrong type", f"{name}: content: expected words, or a list of parts, got {_named(content)}"
+        if not isinstance(calls, list | None) or not all(_is_call(c) for c in calls or ()):
+            yield "wrong type", f"{name}: tool_calls: expected a list of calls, each with function.name"
+
+
+def _is_call(call: Any) -> bool:
+    function = call.get("function") if isinstance(call, dict) else None
+    return isinstance(function, dict) and isinstance(function.get("name"), str)
+
+
+def _tokens(turn: FileTurn) -> Iterator[tuple[str, str]]:
+    given = [n for n in ("prompt_ids", "response_ids", "logprobs", "mask", "spans") if getattr(turn, n) is not None]
+    if not given:
+        return
+    if turn.prompt_ids is None or turn.response_ids is None or turn.logprobs is None:
+        yield "token arrays", f"prompt_ids, response_ids and logprobs go together; got only {', '.join(given)}"
+        return
+    if turn.identity is None:
+        yield (
+            "token arrays",
+            "prompt_ids without the identity of their model mean nothing. Take them as an export wrote them, or leave "
+            "them out: then the words are tokenised",
+        )
+    r = len(turn.response_ids)
+    mask = r if turn.mask is None else len(turn.mask)
+    if not (len(turn.logprobs) == mask == r):
+        yield "token arrays", f"{r} response_ids, but {len(turn.logprobs)} logprobs and {mask} mask entries"
+    ids = (*turn.prompt_ids, *turn.response_ids)
+    if ids and not 0 <= min(ids) <= max(ids) < 2**31:
+        yield "token arrays", "ids: expected whole numbers from 0 to 2^31 - 1"
+    if not turn.prompt_ids:
+        yield "token arrays", "prompt_ids: expected one or more, got none"
+    if not all(p is None or (math.isfinite(p) and p <= 1e-3) for p in turn.logprobs):
+        yield "token arrays", "logprobs: expected natural logarithms of probabilities (0 or less), or null"
+    yield from _spans(turn, r)
+
+
+def _spans(turn: FileTurn, r: int) -> Iterator[tuple[str, str]]:
+    ends = [(s.start, s.end) for s in turn.spans or ()]
+    joined = [0, *(e for _, e in ends)][:-1] == [s for s, _ in ends] and all(s <= e for s, e in ends)
+    if ends and not (joined and ends[-1][1] == r):
+        yield "token arrays", f"spans: expected ranges one after the other from 0 to {r}, got {ends[:4]}"
+    if not all(0 <= v < 2**31 for v in (turn.version, *(s.version for s in turn.spans or ()))):
+        yield "out of range", "version: expected 0 or more"
+
+
+def _named_badly(key: str, name: str) -> Iterator[tuple[str, str]]:
+    if not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
+        shown = "nothing" if not name else f"{len(name)} characters" if len(name) > LONGEST_NAME else repr(name)
+        yield "out of range", f"{key}: expected 1 to {LONGEST_NAME} printable characters, got {shown}"
+
+
+def _halves(value: Any) -> Iterator[tuple[str, str]]:
+    """Half a surrogate pair can stand in JSON, but in no column of text."""
+    for name in (f.name for f in fields(value)):
+        given = getattr(value, name)
+        if name in ("reaction", "verdict", "dropped") and given is not None:
+            yield from _halves(given)
+        elif name == "feedback":
+            yield from (problem for item in given for problem in _halves(item))
+        elif isinstance(given, str) and not whole(given):
+            yield "out of range", f"{name}: holds half a surrogate pair; expected whole characters"
+
+
+def _named(value: Any) -> str:
+    kinds = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "nothing"}
+    if isinstance(value, str):
+        return repr(value[:40])
+    return "an empty list" if value == [] else kinds.get(type(value), "a number")

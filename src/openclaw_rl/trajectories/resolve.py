@@ -1,0 +1,131 @@
+"""From a trajectory to what each of its turns was asked, answered and told. Pure: no tokens, no store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Any
+
+from openclaw_rl.store.imported_turns import IMPORTED
+from openclaw_rl.store.rows import to_json
+from openclaw_rl.trajectories.schema import FileReaction, FileTurn, Refused, Trajectory, prompt_of
+from openclaw_rl.types import Kind, Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """One turn, whole. `number`: its place in the file, from 1."""
+
+    number: int
+    id: str
+    session: str
+    agent: str
+    user: str
+    turn: FileTurn
+    messages: tuple[Message, ...]  # everything before the reply; empty: redacted
+    reply: Message
+    parent: str | None
+    said: tuple[Message, ...]  # what answered it; empty: nothing did, or nothing is known
+    reaction: FileReaction | None  # how that is known, where the file tells; `said` may be empty: feedback alone
+
+
+def plan(trajectory: Trajectory) -> list[Planned]:
+    """The turns in their order. A main turn without `messages` goes on from the main turn before it.
+
+    A main turn of words without `next_state` was answered by what the user says in the next one. Raises `Refused` for
+    an id that stands twice, and for a parent that leads back.
+    """
+    story = _Story(trajectory)
+    made = [story.next(number, turn) for number, turn in enumerate(trajectory.turns, 1)]
+    _check_lineage(made)
+    return [_answered(p, made[at + 1 :]) for at, p in enumerate(made)]
+
+
+def _check_lineage(made: Sequence[Planned]) -> None:
+    parents: dict[str, str | None] = {}
+    for p in made:
+        if p.id in parents:
+            raise Refused("contradiction", f"id {p.id!r} stands twice in this trajectory", p.number)
+        parents[p.id] = p.parent
+    sound: set[str] = set()
+    for p in made:
+        line: set[str] = set()
+        at: str | None = p.id
+        while at is not None and at not in sound:
+            if at in line:
+                raise Refused("contradiction", f"parent {p.parent!r} leads back to the turn itself", p.number)
+            line.add(at)
+            at = parents.get(at)
+        sound |= line
+
+
+class _Story:
+    """The conversation as far as it has been told."""
+
+    def __init__(self, trajectory: Trajectory) -> None:
+        self._trajectory = trajectory
+        self._history: tuple[Message, ...] = ()
+        self._last: str | None = None  # the main turn before
+        self._digests = dict.fromkeys(Kind, trajectory.session_id.encode())
+
+    def next(self, number: int, turn: FileTurn) -> Planned:
+        main = turn.type is Kind.MAIN
+        messages = self._messages(turn)
+        reply: Message = {} if turn.redacted else turn.message or {"role": "assistant", "content": turn.response}
+        id_ = turn.id or self._name(turn, messages, reply)
+        planned = Planned(
+            number=number,
+            id=id_,
+            session=self._trajectory.session_id,
+            agent=turn.agent or self._trajectory.agent,
+            user=turn.user or self._trajectory.user,
+            turn=turn,
+            messages=messages,
+            reply=reply,
+            parent=turn.parent or (self._last if turn.messages is None and main and not turn.redacted else None),
+            said=said_of(turn.next_state),
+            reaction=turn.reaction,
+        )
+        if main and not turn.redacted:
+            state = said_of(turn.next_state) if isinstance(turn.next_state, list) else ()
+            self._history, self._last = (*messages, reply, *state), id_
+        return planned
+
+    def _messages(self, turn: FileTurn) -> tuple[Message, ...]:
+        if turn.redacted:
+            return ()
+        if turn.messages is not None:
+            return tuple(turn.messages)
+        asked: Message = {"role": "user", "content": turn.prompt}
+        if turn.type is Kind.SIDE:
+            return (asked,)
+        told = bool(self._history) and self._history[-1].get("role") != "assistant"  # `next_state` gave messages
+        heard = told and (not turn.prompt or prompt_of(self._history[-1:]) == str(turn.prompt).strip())
+        return self._history if heard else (*self._history, asked)
+
+    def _name(self, turn: FileTurn, messages: Sequence[Message], reply: Message) -> str:
+        """From session, place among its kind, and words: the same file gives the same names."""
+        words = to_json([turn.type, messages, reply, turn.tools])
+        digest = blake2b(self._digests[turn.type] + words, digest_size=16).digest()
+        self._digests[turn.type] = digest
+        return f"imported-{digest.hex()}"
+
+
+def said_of(next_state: str | Sequence[dict[str, Any]] | None) -> tuple[Message, ...]:
+    """`next_state` as messages: words are a user's."""
+    if next_state is None or next_state == "":
+        return ()
+    return ({"role": "user", "content": next_state},) if isinstance(next_state, str) else tuple(next_state)
+
+
+def _answered(planned: Planned, later: Sequence[Planned]) -> Planned:
+    turn = planned.turn
+    if planned.said or turn.type is Kind.SIDE or turn.messages is not None or turn.redacted or turn.id is not None:
+        return planned
+    following = next((p for p in later if p.turn.type is Kind.MAIN), None)
+    if following is None or following.turn.messages is not None or not following.turn.prompt:
+        return planned
+    said: Message = {"role": "user", "content": following.turn.prompt}
+    at = following.turn.at or planned.turn.finished_at or planned.turn.at or 0.0
+    return replace(planned, said=(said,), reaction=FileReaction(how=IMPORTED, source=following.id, at=at))

@@ -1,0 +1,345 @@
+"""From planned turns to the nouns of the store: words become tokens here, once, with the model's own template.
+
+Shape legend: P prompt tokens, R response tokens.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import compress, count
+from operator import is_not
+from typing import Any
+
+import numpy as np
+
+from openclaw_rl.common import message_hash
+from openclaw_rl.common.message_hash import Transience, signature_of, text_of
+from openclaw_rl.errors import RequestError
+from openclaw_rl.render.incremental import LONG, Growing, Unequal
+from openclaw_rl.render.renderer import Renderer
+from openclaw_rl.store import imported_turns
+from openclaw_rl.store.imported_turns import Answered, Dropped, Outcome, Place
+from openclaw_rl.store.rows import to_json
+from openclaw_rl.store.turn_states import Cause
+from openclaw_rl.trajectories.resolve import Planned
+from openclaw_rl.trajectories.schema import FileTurn, FileVerdict, Refused
+from openclaw_rl.types import (
+    Capture,
+    ExchangeStatus,
+    Feedback,
+    Ids,
+    Kind,
+    Logprobs,
+    Mark,
+    Mask,
+    Origin,
+    Reply,
+    Request,
+    Span,
+    Verdict,
+)
+
+SCOPE = "import"
+"""No API key's: what was imported is never linked with live conversations."""
+log = logging.getLogger("openclaw_rl.data")
+Step = Callable[[float], None]
+"""Is told which share of the turns has been made."""
+_NOTHING_PASSES = Transience(())
+NOT_TRAINABLE = "its trajectory says so (trainable: false)"
+TOO_LONG = "longer than the model takes: prompt and response have {0} tokens, and it takes {1}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """One turn, ready for the store. `wants_score`: its log-probabilities are still to be computed."""
+
+    request: Request
+    reply: Reply
+    place: Place
+    wants_score: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tokens:
+    prompt_ids: Ids  # [P]
+    response_ids: Ids  # [R]
+    logprobs: Logprobs  # [R] NaN where not known
+    mask: Mask  # [R]
+    spans: tuple[Span, ...]
+    origin: Origin
+    version: int
+
+
+class Maker:
+    """Makes turns for one model and one head. `key`: the store's secret."""
+
+    def __init__(self, renderer: Renderer, *, identity: str, key: bytes, transient: Transience, version: int) -> None:
+        self._renderer, self._identity, self._key = renderer, identity, key
+        self._transient, self._version = transient, version
+
+    def make(self, planned: Sequence[Planned], now: float, step: Step) -> list[Made]:
+        """Turns of one session, in their order. `now`: for what the file gives no time.
+
+        Raises `Refused` when the model's template does.
+        """
+        try:
+            return self._made(planned, now, step, Growing(self._renderer))
+        except Unequal:
+            log.info("session %s: its prompts cannot be put together turn by turn", planned[0].session)
+            return self._made(planned, now, step, Growing(self._renderer, long=math.inf))
+
+    def _made(self, planned: Sequence[Planned], now: float, step: Step, growing: Growing) -> list[Made]:
+        telling = Telling(growing, key=self._key, transient=self._transient)
+        out = []
+        try:
+            for number, p in enumerate(planned, 1):
+                out.append(self._turn(p, now, telling))
+                step(number / len(planned))
+        finally:  # what refuses a turn may be how it was put together
+            growing.end()
+        return out
+
+    def _turn(self, planned: Planned, now: float, telling: Telling) -> Made:
+        turn = planned.turn
+        try:
+            marks = telling.marks(planned)
+            tokens = self._tokens(planned, telling.growing)
+            mark = message_hash.mark(
+                planned.reply,
+                index=len(planned.messages),
+                chain=marks[-1].chain if marks else message_hash.ROOT,
+                key=self._key,
+            )
+        except RequestError as error:
+            raise Refused("chat template", str(error), planned.number) from None
+        except (RecursionError, UnicodeEncodeError) as error:
+            raise Refused("not JSON", f"cannot be tokenised: {type(error).__name__}", planned.number) from None
+        asked = now if turn.at is None else turn.at
+        request = Request(
+            id=planned.id,
+            scope=SCOPE,
+            agent=planned.agent,
+            user=planned.user,
+            session=planned.session,
+            kind=turn.type,
+            dialect=turn.dialect,
+            capture=Capture.REDACTED if turn.redacted else Capture.FULL,
+            messages=planned.messages,
+            tools=turn.tools,
+            template=turn.template or {},
+            marks=marks,
+            sampling=turn.sampling,
+            prompt_ids=tokens.prompt_ids,
+            version=tokens.version,
+            identity=turn.identity or self._identity if tokens.origin is Origin.TOKENS else self._identity,
+            admitted_at=asked,
+            origin=tokens.origin,
+        )
+        reply = Reply(
+            id=planned.id,
+            status=turn.status,
+            message=planned.reply,
+            response_ids=tokens.response_ids,
+            logprobs=tokens.logprobs,
+            mask=tokens.mask,
+            spans=tokens.spans,
+            finish_reason=turn.finish if turn.status is ExchangeStatus.DONE else None,
+            mark=None if turn.redacted else mark,
+            error=turn.error,
+            first_token_at=turn.first_token_at,
+            finished_at=asked if turn.finished_at is None else turn.finished_at,
+        )
+        place, wants = self._place(planned, tokens)
+        return Made(request=request, reply=reply, place=place, wants_score=wants)
+
+    # Tokens.
+
+    def _tokens(self, planned: Planned, growing: Growing) -> _Tokens:
+        turn = planned.turn
+        if turn.redacted:
+            return _nothing(Origin.TOKENS, turn.version)
+        if turn.prompt_ids is not None and turn.identity == self._identity:
+            return self._as_recorded(turn, planned.number)
+        if turn.status is not ExchangeStatus.DONE:  # how far it got cannot be told from its words
+            return _nothing(Origin.TEXT, self._version)
+        prompt, response = self._tokenised(planned, growing)
+        r = len(response)
+        return _Tokens(
+            prompt_ids=prompt,
+            response_ids=response,
+            logprobs=np.full(r, np.nan, np.float32),
+            mask=np.ones(r, np.bool_),
+            spans=(Span(start=0, end=r, version=self._version),),
+            origin=Origin.TEXT,
+            version=self._version,
+        )
+
+    def _as_recorded(self, turn: FileTurn, number: int) -> _Tokens:
+        assert turn.prompt_ids is not None
+        assert turn.response_ids is not None
+        assert turn.logprobs is not None
+        r = len(turn.response_ids)
+        largest = max((*turn.prompt_ids, *turn.response_ids))
+        size = self._renderer.vocabulary
+        if largest >= size and largest >= int(self._renderer.files.config.get("vocab_size", size)):
+            raise Refused("token arrays", f"token {largest} is not in the model's vocabulary of {size}", number)
+        spans = (Span(start=0, end=r, version=turn.version),) if turn.spans is None and r else turn.spans or ()
+        return _Tokens(
+            prompt_ids=np.array(turn.prompt_ids, np.int32),
+            response_ids=np.array(turn.response_ids, np.int32),
+            logprobs=np.array([np.nan if p is None else p for p in turn.logprobs], np.float32),
+            mask=np.ones(r, np.bool_) if turn.mask is None else np.array(turn.mask, np.bool_),
+            spans=spans,
+            origin=Origin.TEXT if turn.off_policy else Origin.TOKENS,
+            version=turn.version,
+        )
+
+    def _tokenised(self, planned: Planned, growing: Growing) -> tuple[Ids, Ids]:
+        """(prompt [P], response [R] with its stop token), as the template writes the reply behind its prompt."""
+        renderer, turn = self._renderer, planned.turn
+        prompt_ids, before, whole = growing.turn(
+            planned.messages, planned.reply, turn.tools, variables=turn.template or {}
+        )
+        end = renderer.end_of_turn or str(renderer.tokens.tokenizer.id_to_token(renderer.stop_token_ids[0]))
+        if whole.startswith(before) and end in whole[len(before) :]:
+            said, _, after = whole[len(before) :].partition(end)
+            broken = end in after
+        elif planned.reply.get("tool_calls"):
+            raise Refused(
+                "chat template", "the template does not write this tool call behind its own prompt", planned.number
+            )
+        else:  # reasoning that the prompt opens is closed at once
+            opened = renderer.family.opens_thinking(before)
+            said = (f"\n{renderer.family.think[1]}\n\n" if opened else "") + text_of(planned.reply)
+            broken = end in said
+        if broken:
+            raise Refused("chat template", f"the response holds {end}, which ends every reply", planned.number)
+        return prompt_ids, renderer.tokens.encode(said + end).copy()
+
+    # What became of it.
+
+    def _place(self, planned: Planned, tokens: _Tokens) -> tuple[Place, bool]:
+        """Where it stands, and whether it is to be scored."""
+        turn = planned.turn
+        why = turn.untrainable or (NOT_TRAINABLE if turn.trainable is False and turn.type is Kind.MAIN else None)
+        limit, length = self._renderer.context_length, len(tokens.prompt_ids) + len(tokens.response_ids)
+        if why is None and tokens.origin is Origin.TEXT and limit is not None and length > limit:
+            why = TOO_LONG.format(length, limit)
+        unknown = bool(np.isnan(tokens.logprobs).any()) and tokens.origin is Origin.TEXT
+        wants = unknown and why in (None, imported_turns.UNSCORED) and turn.type is Kind.MAIN
+        place = Place(
+            turn=planned.id,
+            session=planned.session,
+            kind=turn.type,
+            parent=planned.parent,
+            relation="continuation" if planned.parent and turn.id is None else turn.relation,
+            relation_of=turn.relation_of,
+            unlinked=turn.unlinked,
+            untrainable=why,
+        )
+        return place, wants
+
+    def outcome(self, planned: Planned, now: float) -> Outcome:
+        """Reaction, feedback, verdict and end, as the file has them."""
+        turn = planned.turn
+        dropped = Dropped(cause=turn.dropped.cause, reason=turn.dropped.reason) if turn.dropped else None
+        if turn.type is Kind.SIDE and dropped is None:
+            dropped = Dropped(cause=Cause.SIDE, reason="side traffic: its trajectory says so")
+        return Outcome(
+            turn=planned.id,
+            answered=self._answered(planned, now),
+            feedback=tuple(
+                Feedback(
+                    id=f.id,
+                    scope=SCOPE,
+                    target=planned.id,
+                    score=f.score,
+                    comment=f.comment,
+                    correction=f.correction,
+                    given_at=f.given_at,
+                )
+                for f in turn.feedback
+            ),
+            verdict=None if turn.verdict is None else _verdict(planned.id, turn.verdict, now),
+            dropped=dropped,
+        )
+
+    def _answered(self, planned: Planned, now: float) -> Answered | None:
+        found = planned.reaction
+        if planned.turn.type is Kind.SIDE or (not planned.said and found is None):
+            return None
+        marks = message_hash.marks(planned.said, self._key, _NOTHING_PASSES)
+        return Answered(
+            messages=planned.said,
+            signature=signature_of(marks) if marks else None,
+            source=found.source if found else None,
+            how=found.how if found else imported_turns.IMPORTED,
+            at=found.at if found and found.at else now,
+        )
+
+
+def _verdict(turn: str, given: FileVerdict, now: float) -> Verdict:
+    return Verdict(
+        turn=turn,
+        revision=0,  # the store knows it
+        judge=given.judge,
+        score=given.score,
+        votes=given.votes,
+        hints=given.hints,
+        explicit=given.explicit,
+        reason=given.reason,
+        at=now if given.at is None else given.at,
+    )
+
+
+def _nothing(origin: Origin, version: int) -> _Tokens:
+    return _Tokens(
+        prompt_ids=np.empty(0, np.int32),
+        response_ids=np.empty(0, np.int32),
+        logprobs=np.empty(0, np.float32),
+        mask=np.empty(0, np.bool_),
+        spans=(),
+        origin=origin,
+        version=version,
+    )
+
+
+class Telling:
+    """Turns in their order. Short ones, as those of side traffic, are worked out alone."""
+
+    def __init__(self, growing: Growing, *, key: bytes, transient: Transience) -> None:
+        self.growing, self._key, self._transient = growing, key, transient
+        self._before: Planned | None = None
+        self._marks: tuple[Mark, ...] = ()
+
+    def marks(self, planned: Planned) -> tuple[Mark, ...]:
+        """Of the turn's messages; what does not go on from the turn before is no longer kept in `growing`.
+
+        Raises `Unequal`.
+        """
+        if len(planned.messages) < LONG:
+            return message_hash.marks(planned.messages, self._key, self._transient)
+        same = 0 if self._before is None else _same(self._before, planned)
+        self.growing.hold(same)
+        known = self._marks[: bisect_left(self._marks, same, key=lambda m: m.index)]
+        self._before = planned
+        self._marks = message_hash.marks(planned.messages, self._key, self._transient, known=known, upto=same)
+        return self._marks
+
+
+def _same(a: Planned, b: Planned) -> int:
+    """How many messages they begin with alike; none where tools or the template's variables differ."""
+    if not _alike((a.turn.tools, a.turn.template), (b.turn.tools, b.turn.template)):
+        return 0
+    size = min(len(a.messages), len(b.messages))
+    n = next(compress(count(), map(is_not, a.messages, b.messages)), size)  # words: the very same ones
+    return next((at for at in range(n, size) if not _alike(a.messages[at], b.messages[at])), size)
+
+
+def _alike(a: Any, b: Any) -> bool:
+    """To the byte: for `==` 1 is 1.0 and True."""
+    return to_json(a) == to_json(b)

@@ -1,0 +1,164 @@
+"""The loop as a process runs it: it follows the store, says that it lives, stops at once, and survives kill -9."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.collect.recorded_exchange import conversation
+from tests.collect.test_recorded import check, interleaved
+from tests.collect.world import Ask, Say, Stored
+
+from openclaw_rl.collect import worker
+from openclaw_rl.errors import StoreError
+from openclaw_rl.settings.load import Config, from_flat
+from openclaw_rl.store import events, heartbeats, turns
+from openclaw_rl.types import TurnState
+
+HERE = Path(__file__).parent.parent.parent
+WITHIN = 20.0  # seconds
+
+
+def config_for(home: Path, **flat: object) -> Config:
+    return from_flat({"home": str(home), "collect.poll": 0.01} | flat)
+
+
+async def until(world: Stored, name: str, state: TurnState) -> None:
+    end = time.monotonic() + WITHIN
+    while world.state(name)[0] is not state:
+        assert time.monotonic() < end, f"{name} is still {world.state(name)}"
+        await asyncio.sleep(0.01)
+
+
+def test_it_follows_what_others_write(tmp_path: Path) -> None:
+    async def main() -> None:
+        world = Stored(tmp_path / "store.db")
+        stop = asyncio.Event()
+        task = asyncio.create_task(worker.run(config_for(tmp_path), stop=stop))
+        world.now = time.time()
+        world.play(Ask(name="1", history=["u Hello"], reply="Good morning to you as well!"), collect=False)
+        world.play(Ask(name="2", history=["u Hello", "a Good morning to you as well!", "u Nice."]), collect=False)
+        await until(world, "1", TurnState.CLOSED)
+        world.play(Say(name="1", score=1), collect=False)
+        end = time.monotonic() + WITHIN
+        while True:
+            with world.store.read() as conn:
+                reaction, beats = turns.reaction(conn, "1"), heartbeats.beats(conn)
+            if reaction is not None and reaction.feedback:
+                break
+            assert time.monotonic() < end
+            await asyncio.sleep(0.01)
+        assert [b.name for b in beats] == ["collect"]
+        began = time.monotonic()
+        stop.set()
+        await asyncio.wait_for(task, WITHIN)
+        assert time.monotonic() - began < 2
+        world.store.close()
+
+    asyncio.run(main())
+
+
+def test_turns_time_out_while_nothing_happens(tmp_path: Path) -> None:
+    async def main() -> None:
+        world = Stored(tmp_path / "store.db")
+        world.now = time.time() - 10
+        world.play(Ask(name="1", history=["u Hello"], reply="Good morning!"), collect=False)
+        stop = asyncio.Event()
+        task = asyncio.create_task(worker.run(config_for(tmp_path, **{"collect.session_timeout": 0.2}), stop=stop))
+        await until(world, "1", TurnState.DROPPED)
+        with world.store.read() as conn:
+            turn = turns.get(conn, "1")
+        assert turn is not None
+        assert turn.reason == "no reaction within 0.2 s"
+        stop.set()
+        await asyncio.wait_for(task, WITHIN)
+        world.store.close()
+
+    asyncio.run(main())
+
+
+def test_a_loop_that_cannot_go_on_raises(tmp_path: Path) -> None:
+    (tmp_path / "store.db").write_bytes(b"garbage " * 1000)
+    with pytest.raises(StoreError):
+        asyncio.run(worker.run(config_for(tmp_path), stop=asyncio.Event()))
+
+
+def test_two_collectors_on_one_home_link_once(tmp_path: Path) -> None:
+    """The second one takes the events between the first one's read and its write."""
+    world = Stored(tmp_path / "store.db")
+    world.play(Ask(name="1", history=["u Hello"], reply="Good morning!"), collect=False)
+    world.play(Ask(name="2", history=["u Hello", "a Good morning!", "u Nice."]), collect=False)
+    other = worker.Collector(world.store, config_for(tmp_path).collect)
+    with world.store.read() as conn:
+        stale = events.after(conn, 0, 10, worker.KINDS)
+    while other.step():
+        pass
+    before = world.snapshot()
+    assert not any(world.collector._admitted(e, 0) for e in stale if e.kind == "exchange.admitted")
+    assert not world.collector._later(stale, 0)
+    assert world.snapshot() == before
+    assert world.seen("2").answers == {"1": ("exact", ("Nice.",))}
+    world.store.close()
+
+
+COLLECT = """
+import sys
+from pathlib import Path
+from openclaw_rl.collect.worker import Collector
+from openclaw_rl.settings.load import CollectConfig
+from openclaw_rl.store.db import Store
+collector = Collector(Store.open(Path(sys.argv[1])), CollectConfig())
+print("ready", flush=True)
+while collector.step(3):
+    print(collector.linked, flush=True)
+"""
+
+
+def test_killed_again_and_again_it_ends_the_same(tmp_path: Path) -> None:
+    """Each event takes effect exactly once, wherever the process is cut off."""
+    path = tmp_path / "killed.db"
+    people = ("ann", "bob", "cleo", "dora")
+    world = Stored(path)
+    for step in interleaved(people, random.Random(7)):
+        world.play(step, collect=False)
+    world.store.close()
+    shutil.copy(path, tmp_path / "whole.db")
+    kills = 0
+    for lines in (2, 7, None):
+        command = [sys.executable, "-c", COLLECT, str(path)]
+        with subprocess.Popen(command, cwd=HERE, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            if lines is None:
+                process.communicate(timeout=WITHIN)
+                assert process.returncode == 0
+                continue
+            assert all(process.stdout.readline() for _ in range(lines))
+            process.send_signal(signal.SIGKILL)
+            kills += process.wait(timeout=WITHIN) == -signal.SIGKILL
+    assert kills == 2
+    killed, whole = Stored(path), Stored(tmp_path / "whole.db")
+    whole.collect()
+    assert killed.snapshot() == whole.snapshot()
+    check(killed, people)
+    killed.store.close()
+    whole.store.close()
+
+
+def test_the_recorded_day_is_linked_fast_enough(tmp_path: Path) -> None:
+    """CPU time of one request, everything included; a person's day is some hundred requests."""
+    world = Stored(tmp_path / "store.db")
+    steps = conversation("ann")
+    for step in steps:
+        world.play(step, collect=False)
+    began = time.process_time()
+    world.collect()
+    each = (time.process_time() - began) / (len(steps) / 2)
+    assert each < 0.05, f"{each * 1e3:.1f} ms"
+    world.store.close()

@@ -1,0 +1,158 @@
+"""The shipped expressions: each knows what it is for, and none of them takes long, whatever the text."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from openclaw_rl.collect.traffic import Sides
+from openclaw_rl.common import client_patterns, message_hash
+from openclaw_rl.errors import ConfigError
+from openclaw_rl.settings.load import CollectConfig, from_flat
+from openclaw_rl.types import Message
+
+HERE = Path(__file__).parents[2]
+SIZE = 200_000  # characters
+WITHIN = 120.0  # seconds for all texts together; what is quadratic takes longer for one of them
+
+WAKE = "[Sat 2026-11-21 12:13 UTC] [OpenClaw exec completion]\nDisable automatic completion turns with x.\n"
+RUN = "Runtime: agent=main | session=agent:main:main | sessionId=7f3a | host=vm"
+CONTEXT = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\nit is 6 pm\n<<<END_OPENCLAW_INTERNAL_CONTEXT>>>\n"
+BEAT = "Read HEARTBEAT.md and follow it. If nothing needs attention, reply HEARTBEAT_OK."
+FLUSH = "Pre-compaction memory flush. Store what lasts. If there is nothing, reply NO_REPLY."
+EVENTS = "System: [2026-11-21] the node came up\nSystem: it went away\n\nSystem:  one more \n \n"
+TIME = "\nCurrent time: Saturday"
+QUEUED = "[Queued user message from a previous active turn; preserved as context only.]\nExplain it.\n\n"
+CONTINUE = "Continue the current task from the existing transcript, preserving completed work. "
+
+PASSING = (CONTEXT * 2, f"{WAKE}{WAKE[27:]}{RUN}\n", "<system-reminder>\nx\n</system-reminder>\n" * 2)
+COMMAND = "<command-name>/x</command-name>\n<local-command-stdout>y</local-command-stdout>"
+TASKS = (
+    "Please generate a concise, 3-5 word title for this conversation.",
+    "Write a short title of few words, from the user's first message",
+    "You are a helpful summarization assistant",
+    "Summarize this coding conversation",
+    "You write short conversation titles",
+    "Based on this conversation, generate a short 2-3 word slug",
+    "You write the live status line for an AI assistant",
+    "### Task:\nSay more. \n### Chat History:\n",
+    "### Task:\n Generate a concise, 3-5 word title",
+    "<session>\nhello\n</session>\n</session> \n Write the title",
+    "CRITICAL: Respond with TEXT ONLY. Do not call any tools. Your task is to create a detailed summary of the "
+    "conversation",
+    "[SUGGESTION MODE: suggest what",
+    "The user stepped away and is coming back. Recap",
+    "quota",
+)
+PROMPTS = (
+    f"{WAKE}{RUN}",
+    "Follow the heartbeat monitor scratch context when provided. And so on",
+    f"A scheduled reminder has been triggered. Water the plants.\n{TIME}",
+    f"An async command completion event was triggered, handle it.\n{TIME}",
+    "[cron:0123abcd-0123-0123-0123-0123456789ab nightly] look at the logs",
+    EVENTS + BEAT,
+    EVENTS + FLUSH,
+)
+RESUMED = f"{QUEUED}{CONTINUE} \n"
+EXAMPLES = (*PASSING, COMMAND, *TASKS, *PROMPTS, RUN, RESUMED)
+
+
+def user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def test_every_shipped_expression_has_an_example() -> None:
+    passing = message_hash.Transience(client_patterns.TRANSIENT)
+    assert all(passing(user(text)) for text in (*PASSING, COMMAND))
+    known = [re.compile(p) for p in client_patterns.SIDE]
+    assert all(any(p.search(text) for text in TASKS) for p in known)
+    assert all(any(p.search(text) for p in known) for text in TASKS)
+    known = [re.compile(p) for p in client_patterns.INTERLUDES]
+    assert all(any(p.fullmatch(text) for text in PROMPTS) for p in known)
+    assert all(any(p.fullmatch(text) for p in known) for text in PROMPTS)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [BEAT, f"System: one\n{BEAT}", f"System: one \n\n  System: two\n\n\n{BEAT}\nWhatever it says.", EVENTS + FLUSH],
+)
+def test_a_wake_is_the_clients_own(text: str) -> None:
+    sides = Sides((), CollectConfig().interlude_patterns)
+    assert sides.certain(user(text))
+    assert not sides.certain(user(f"I wrote this. {text}"))
+
+
+# --- none of them takes long -------------------------------------------------------------------------------------
+
+
+def adversarial(size: int) -> Iterator[str]:
+    """Each example cut off at a few places, where something goes on and on, and then does not end as it should."""
+    for example in EXAMPLES:
+        cuts = {m.end() for m in re.finditer(r"[\w>\]]+[^\w\s]*\s*", example)} | {len(example)}
+        for cut in (*sorted(cuts)[:: max(1, len(cuts) // 8)], len(example)):
+            head = example[:cut]
+            for unit in (" ", "\n", " \n", "a", "a ", "[", "System: x\n", head, example):
+                yield head + unit * (size // len(unit)) + "!"
+    for unit in (" ", "\n", RUN, f"{RUN} \n", CONTINUE, f"{CONTINUE} \n", QUEUED, QUEUED[:-20], TIME):
+        yield f"[Queued user message {QUEUED}Runtime: agent={unit * (size // len(unit))}!"
+
+
+def take_all(size: int) -> None:
+    """All that reads a client's words, on all these texts; says which one it is at."""
+    passing, sides = (
+        message_hash.Transience(client_patterns.TRANSIENT),
+        Sides(client_patterns.SIDE, client_patterns.INTERLUDES),
+    )
+    for number, text in enumerate(adversarial(size)):
+        sys.stdout.write(f"{number} {json.dumps(text[:200])} {len(text)}\n")
+        sys.stdout.flush()
+        passing(user(text))
+        sides.why(user(text))
+        message_hash.typed(text)
+        message_hash.origin(user(text))
+        message_hash.visible_text({"role": "assistant", "content": text})
+
+
+def in_time(size: int, within: float) -> None:
+    """In a process of its own: what hangs in `re` lets nobody else run."""
+    code = f"from tests.common.test_client_patterns import take_all; take_all({size})"
+    try:
+        subprocess.run([sys.executable, "-c", code], cwd=HERE, timeout=within, check=True, capture_output=True)
+    except subprocess.TimeoutExpired as error:
+        at = (error.stdout or b"").decode().splitlines()[-1:]
+        pytest.fail(f"not done within {within} s; at the text {at}")
+
+
+def test_no_expression_takes_more_than_linear_time() -> None:
+    in_time(2_000, WITHIN)  # what is exponential
+    in_time(SIZE, WITHIN)
+
+
+@pytest.mark.parametrize("key", ["collect.side_patterns", "collect.interlude_patterns", "serve.transient_patterns"])
+def test_what_is_no_expression_is_refused_at_the_start(key: str) -> None:
+    with pytest.raises(ConfigError, match=key):
+        from_flat({key: ["("]})
+
+
+def test_an_owners_expression_is_shown_head_and_tail_of_a_long_text() -> None:
+    text = "<x>" + "y" * SIZE + "</x>"
+    assert client_patterns.Pattern("(?s)<x>.*</x>").fullmatch(text)
+    found = client_patterns.Pattern("y+").search(text)
+    assert found is not None
+    assert len(found.group()) == client_patterns.SEARCHED_CHARS // 2 - 3
+    short = "y" * client_patterns.SEARCHED_CHARS
+    assert client_patterns.Pattern("y+").fullmatch(short)
+
+
+def test_a_shipped_expression_is_shown_all_of_it() -> None:
+    """Words of a person's in the middle of a long message are not passed over."""
+    block = CONTEXT.replace("it is 6 pm", "y" * SIZE)
+    passing = message_hash.Transience(client_patterns.TRANSIENT)
+    assert passing(user(block + block))
+    assert not passing(user(f"{block}What is this?\n{block}"))

@@ -1,0 +1,180 @@
+"""The simulated user: reproducible, words only, and as hard on the rules as it says it is."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from openclaw_rl.evals import personas, phrases
+from openclaw_rl.evals.personas import DECK, SUBTLE_CARDS, WRONG_CARDS, Persona
+from openclaw_rl.evals.phrases import Pool
+from openclaw_rl.evals.starter_corpus import INSTRUCTIONS
+from openclaw_rl.evals.styles import TASTES, VALUES, Taste, draw_style, write
+from openclaw_rl.evals.toy_world import facts, phrasings, question_in, split_of
+from openclaw_rl.judge.rules import Rule, RulesJudge
+
+RULES = RulesJudge.load().rules
+
+
+def matching(text: str, who: str = "user") -> list[Rule]:
+    return [rule for rule in RULES if rule.matches([(who, text)])]
+
+
+def verdict(text: str, who: str = "user") -> tuple[int | None, list[str]]:
+    """Score and distinct hints, as the rule judge has them."""
+    rules = matching(text, who)
+    scores = {r.score for r in rules if r.score is not None}
+    hints = dict.fromkeys(r.hint for r in rules if r.hint is not None)
+    return (scores.pop() if len(scores) == 1 else None), list(hints)
+
+
+def pools() -> Iterator[tuple[Pool, int, list[str]]]:
+    """Each pool with the score and the hints that its plain half must get."""
+    for value in VALUES:
+        yield phrases.PRAISE[value], 1, [INSTRUCTIONS[value][0]]
+        yield phrases.COMPLAINT[value], -1, [INSTRUCTIONS[value][0]]
+    yield from ((phrases.GOOD, 1, []), (phrases.BAD, -1, []), (phrases.FALSE, -1, []))
+
+
+def talk(persona: Persona, replies: int, reply_to: Any = None) -> list[list[dict[str, str]]]:
+    """Whole sessions with somebody who answers rightly, in styles of no pattern."""
+    rng, sessions = random.Random(0), []
+    while len(persona.log) < replies:
+        history: list[dict[str, str]] = []
+        while (text := persona.next(history)) is not None:
+            question = question_in(text)
+            answer = "You are welcome." if question is None else write(question.fact, draw_style(rng), rng)
+            answer = answer if reply_to is None else reply_to(text)
+            history += [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]
+        sessions.append(history)
+    return sessions
+
+
+def test_rules_have_a_verdict_on_the_plain_half_and_none_on_the_subtle_half() -> None:
+    for pool, score, hints in pools():
+        assert {text: verdict(text) for text in pool.plain} == dict.fromkeys(pool.plain, (score, hints))
+        assert {text: matching(text) for text in pool.subtle} == {text: [] for text in pool.subtle}
+
+
+def test_at_least_half_of_the_phrasings_are_unknown_to_the_rules() -> None:
+    for pool, _, _ in pools():
+        assert len(pool.subtle) >= len(pool.plain)
+    assert SUBTLE_CARDS >= DECK / 2
+
+
+def test_rules_are_silent_on_questions() -> None:
+    assert [q.text for fact in facts() for q in phrasings(fact) if matching(q.text)] == []
+
+
+def test_a_question_after_the_reaction_does_not_change_the_verdict() -> None:
+    questions = [q.text for fact in facts()[::7] for q in phrasings(fact)]
+    for pool, score, hints in pools():
+        for text in pool.plain:
+            assert all(verdict(f"{text} {question}") == (score, hints) for question in questions)
+        assert not any(matching(f"{text} {questions[0]}") for text in pool.subtle)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("thx, that fixed it!", 1),
+        ("Not great.", -1),
+        ("No, that's not what I asked for.", -1),
+        ("You're wrong, it is 5", -1),
+        ("No problem.", None),
+        ("I see what is wrong with my code now", None),
+        ("Thanks, but it is too long.", -1),
+        ("not too long, perfect", 1),
+        ("Can you say that in fewer words?", None),
+        ("Summarise the attached document in three pages", None),
+        ("What is a perfect number?", None),
+        ("Write a function that sorts a list", None),
+        ("Where can I relax in Rome?", None),
+    ],
+)
+def test_rules_on_what_people_say(text: str, expected: int | None) -> None:
+    assert verdict(text)[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Traceback (most recent call last):\n  File x\nValueError: no", -1),
+        ("bash: foo: command not found", -1),
+        ("process exited with code 2", -1),
+        ("exit code: 0", 1),
+        ("exit code: 127", -1),
+        ("12 passed in 0.31s", 1),
+        ("FAILED tests/test_a.py::test_b\n1 failed, 11 passed in 0.4s", -1),
+        ("error: cannot find module", -1),
+        ("0 errors, 3 passed", 1),
+        ("README.md  src  tests", None),
+    ],
+)
+def test_rules_on_what_tools_say(text: str, expected: int | None) -> None:
+    assert verdict(text, "tool")[0] == expected
+
+
+def test_tool_rules_do_not_read_people_nor_the_other_way_round() -> None:
+    assert verdict("command not found")[0] is None
+    assert verdict("Perfect, thanks.", "tool")[0] is None
+
+
+@pytest.mark.parametrize("taste", TASTES)
+def test_the_same_seed_says_the_same(taste: Taste) -> None:
+    first, second, other = (Persona(taste=taste, seed=seed) for seed in (1, 1, 2))
+    assert talk(first, 40) == talk(second, 40) != talk(other, 40)
+    assert first.log == second.log
+
+
+@pytest.mark.parametrize("taste", TASTES)
+def test_shares_hold_in_each_run(taste: Taste) -> None:
+    persona = Persona(taste=taste, seed=5)
+    talk(persona, 600)
+    full = persona.log[: len(persona.log) // DECK * DECK]
+    assert sum(not u.known for u in full) == len(full) * SUBTLE_CARDS / DECK
+    assert sum(u.wrong for u in full) == len(full) * WRONG_CARDS / DECK
+    assert {u.known for u in persona.log if verdict(u.phrase)[0] is not None} == {True}
+    assert {u.known for u in persona.log if verdict(u.phrase)[0] is None} == {False}
+    assert {u.praised for u in persona.log if verdict(u.phrase)[0] == 1} == {True}
+    assert {u.praised for u in persona.log if verdict(u.phrase)[0] == -1} == {False}
+    named = sum(verdict(u.phrase)[1] != [] for u in persona.log if u.known) / sum(u.known for u in persona.log)
+    assert abs(named - personas.NAMED) < 0.1
+
+
+def test_sessions_are_short_and_end_with_a_bare_reaction() -> None:
+    persona = Persona(taste="short", seed=0)
+    sessions = talk(persona, 100)
+    lengths = [sum(u.session == n for u in persona.log) for n in range(len(sessions))]
+    assert set(lengths) == {1, 2, 3, 4}
+    for session, turns in zip(sessions, lengths, strict=True):
+        texts = [m["content"] for m in session if m["role"] == "user"]
+        asked = [question_in(text) for text in texts]
+        assert len(texts) == turns + 1
+        assert all(q is not None and split_of(q.fact) == "asked" for q in asked[:-1])
+        assert asked[-1] is None
+    uttered = iter(persona.log)
+    for session in sessions:
+        for text in [m["content"] for m in session if m["role"] == "user"][1:]:
+            assert text.startswith(next(uttered).phrase)
+
+
+def test_a_wrong_answer_is_no_satisfaction() -> None:
+    persona = Persona(taste="short", seed=0)
+    talk(persona, 60, reply_to=lambda _: "Certainly: Atlantis.")
+    assert not any(u.satisfied or u.correct for u in persona.log)
+    honest = [u.phrase for u in persona.log if not u.wrong]
+    assert set(honest) <= {*phrases.FALSE.plain, *phrases.FALSE.subtle}
+
+
+def test_an_empty_reply_and_a_system_message_are_no_trouble() -> None:
+    persona = Persona(taste="bulleted", seed=0)
+    history: list[dict[str, Any]] = [{"role": "system", "content": "Be kind."}]
+    first = persona.next(history)
+    assert first is not None
+    history += [{"role": "user", "content": first}, {"role": "assistant", "content": None}]
+    assert persona.next(history) is not None
+    assert not persona.log[0].satisfied

@@ -1,0 +1,76 @@
+"""Other people's clients against the real gateway. They are heavy: `make test-clients` installs them apart."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from itertools import count
+
+import pytest
+from tests.serve.conftest import Site, Start, renderers, start
+
+from openclaw_rl.collect.worker import Collector
+from openclaw_rl.store import turns
+from openclaw_rl.types import Exchange, Reaction, Turn
+
+# mini-swe-agent reads these when it is imported: nothing of the user's is read or written, nothing is looked up.
+os.environ |= {
+    "MSWEA_GLOBAL_CONFIG_DIR": tempfile.mkdtemp(prefix="ocrl-msw-"),
+    "MSWEA_SILENT_STARTUP": "1",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+}
+
+__all__ = ["renderers", "start"]
+
+
+class Talk:
+    """A gateway whose engine says what it is told to, in turn; and what the store has of it."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.said: list[list[int]] = []
+
+    def says(self, *texts: str) -> None:
+        self.said = [self.site.script.say(text) for text in texts]
+        numbers = count()
+
+        def reply(prompt: Sequence[int], version: int) -> Sequence[int]:
+            return self.said[next(numbers)]
+
+        self.site.engine.reply = reply
+
+    def collected(self) -> list[tuple[Exchange, Turn, Reaction | None]]:
+        """Everything that was asked, in order, after the collector has seen it."""
+        collector = Collector(self.site.store, self.site.config.collect)
+        while collector.step():
+            pass
+        with self.site.store.read() as conn:
+            ids = [row[0] for row in conn.exec_driver_sql("SELECT id FROM exchanges ORDER BY seq").all()]
+            found = [(self.site.get(id), turns.get(conn, id), turns.reaction(conn, id)) for id in ids]
+        return [(exchange, turn, reaction) for exchange, turn, reaction in found if turn is not None]
+
+    def check_captured(self) -> list[tuple[Exchange, Turn, Reaction | None]]:
+        """Each exchange holds the very tokens that the engine gave, and the turns follow one another."""
+        rows = self.collected()
+        assert len(rows) == len(self.said)
+        for (exchange, turn, _), ids, before in zip(rows, self.said, [None, *rows], strict=False):
+            assert exchange.reply is not None
+            assert exchange.reply.response_ids.tolist() == ids
+            assert exchange.reply.mask.all()
+            assert exchange.request.sampling.untrainable() is None, "its defaults leave it trainable"
+            assert turn.relation == ("fresh" if before is None else "continuation")
+            assert turn.parent == (None if before is None else before[1].id)
+        return rows
+
+
+@pytest.fixture
+def talk(start: Start) -> Talk:
+    return Talk(start())
+
+
+def call(name: str, arguments: str) -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+Say = Callable[..., None]

@@ -1,0 +1,62 @@
+"""A working day of the real OpenClaw on our real gateway, once without the plug-in and once with it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.external.openclaw.agent import OpenClaw
+from tests.external.openclaw.day import SCRIPT, SETTINGS, Day, live
+from tests.external.openclaw.rooms import ROOT, Rooms
+
+PLUGIN = ROOT / "extensions" / "rl-training-headers"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--openclaw-env", default=str(ROOT / ".openclaw-env"), help="where node and OpenClaw are installed"
+    )
+
+
+@pytest.fixture(scope="session")
+def env(request: pytest.FixtureRequest) -> Path:
+    folder = Path(request.config.getoption("--openclaw-env")).resolve()  # what runs in it has a folder of its own
+    if not (folder / "node_modules" / "openclaw" / "openclaw.mjs").exists():
+        pytest.fail(f"{folder}: OpenClaw is not installed there; `make test-openclaw` does it")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As a person has it: the folder of a checkout, nothing installed or built in it."""
+    folder = tmp_path_factory.mktemp("plugin") / "rl-training-headers"
+    shutil.copytree(PLUGIN, folder, ignore=shutil.ignore_patterns("node_modules", "dist"))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def days(env: Path, plugin: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Day]]:
+    """Both days, lived through."""
+    found: dict[str, Day] = {}
+    running: list[Rooms] = []
+    try:
+        for name in ("plain", "plugin"):
+            home = tmp_path_factory.mktemp(name)
+            rooms = Rooms(home / "ours", SCRIPT, die_at="Explain the plan", died=str(home / "died"))
+            running.append(rooms.__enter__())
+            agent = OpenClaw(env, home / "openclaw", base_url=rooms.base_url, key=rooms.key, settings=SETTINGS)
+            if name == "plugin":
+                agent.command("plugins", "install", "-l", "--force", "--accept-capabilities", str(plugin))
+            with agent:
+                found[name] = live(rooms, agent)
+        yield found
+    finally:
+        for rooms in running:
+            rooms.__exit__()
+
+
+@pytest.fixture(params=["plain", "plugin"])
+def day(request: pytest.FixtureRequest, days: dict[str, Day]) -> Day:
+    return days[request.param]

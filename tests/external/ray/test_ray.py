@@ -1,0 +1,130 @@
+"""Ranks that a real Ray places: the steps of one process, and a rank that is killed. `make test-ray`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import ray
+
+from openclaw_rl.errors import ConfigError, RanksGone
+from openclaw_rl.learner.forward.packing import Row
+from openclaw_rl.learner.trainer import LocalTrainer
+from openclaw_rl.methods.types import Sample
+from openclaw_rl.render.model_folder import ModelFiles
+from openclaw_rl.settings.load import Config, from_flat
+from openclaw_rl.status import diagnose
+from openclaw_rl.supervisor.supervisor import free_port
+from openclaw_rl.train.ranks.launcher import launched
+from openclaw_rl.train.worker import make_method
+
+
+def settings(home: Path, **further: object) -> Config:
+    flat = {"home": str(home), "model.dtype": "float64", "train.ranks": 2, "train.max_gap": 9.0}
+    launch = {"train.launch.by": "ray", "train.launch.ray": "local", "train.launch.timeout": 120.0}
+    return from_flat(flat | launch | further)
+
+
+def batch(trainer: LocalTrainer) -> list[Sample]:
+    rng = np.random.default_rng(0)
+    out = []
+    for number in range(5):
+        prompt, reply = (rng.integers(0, 64, n).astype(np.int32) for n in (6, 9))
+        row = Row(prompt_ids=prompt, response_ids=reply, temperature=1.0)
+        out.append(
+            Sample(
+                turn=f"turn-{number}",
+                agent="a",
+                prompt_ids=prompt,
+                response_ids=reply,
+                logprobs=trainer.logprobs([row])[0].numpy().astype(np.float32),
+                mask=np.ones(9, bool),
+                temperature=1.0,
+                version=0,
+                reward=1.0 if number % 2 else -1.0,
+            )
+        )
+    return out
+
+
+@pytest.mark.timeout(900)
+def test_ray_places_the_ranks_and_tells_of_their_end(tmp_path: Path) -> None:
+    config = settings(tmp_path / "home")
+    model = config.model
+    one = LocalTrainer(str(ModelFiles.of(model).folder), make_method(config.train), config.train, model)
+    given = batch(one)
+    alone = one.step(given, str(tmp_path / "one"))
+    try:
+        with launched(config) as two:
+            placed = two.step(given, str(tmp_path / "two"))
+            assert placed.metrics.keys() == alone.metrics.keys()
+            for name in set(alone.metrics) - {"seconds"}:
+                assert placed.metrics[name] == pytest.approx(alone.metrics[name], rel=1e-6, abs=1e-6), name
+            os.kill(rank_pid(1), signal.SIGKILL)
+            with pytest.raises(RanksGone, match="a rank is gone"):
+                two.step(given, str(tmp_path / "lost"))
+        assert not (tmp_path / "lost").exists()
+        with pytest.raises(ConfigError, match=r"found no room for 2 times \{'CPU': 999\}"):
+            launched(settings(tmp_path / "home", **{"train.threads": 999, "train.launch.timeout": 5.0}))
+    finally:
+        ray.shutdown()
+
+
+@pytest.mark.timeout(900)
+def test_what_doctor_names_for_a_head_that_is_away_cures_it(tmp_path: Path) -> None:
+    """Either of the two: ranks that are started here, or a head (one that asks for no token)."""
+    port = free_port()
+    away = {"train.launch.ray": f"127.0.0.1:{port}"}
+    config = settings(tmp_path / "home", **away)
+    trouble = diagnose._ray_head(config)
+    assert trouble is not None
+    assert f"no head answers at 127.0.0.1:{port}" in trouble.seen
+    cured = settings(tmp_path / "home", **away, **trouble.settings)
+    assert diagnose._ray_head(cured) is None
+    model = config.model
+    given = batch(LocalTrainer(str(ModelFiles.of(model).folder), make_method(config.train), config.train, model))
+    with launched(cured) as two:
+        here = two.step(given, str(tmp_path / "here"))
+    assert "ray start --head" in trouble.advice
+    ray_command = str(Path(sys.executable).with_name("ray"))
+    words = ["--block", f"--port={port}", "--node-ip-address=127.0.0.1", "--num-cpus=4", "--include-dashboard=false"]
+    open_to_all = os.environ | {"RAY_AUTH_MODE": "disabled"}
+    head = subprocess.Popen([ray_command, "start", "--head", *words], env=open_to_all, start_new_session=True)
+    try:
+        while diagnose._ray_head(config) is not None:
+            assert head.poll() is None
+            time.sleep(0.5)
+        with launched(config) as two:
+            placed = two.step(given, str(tmp_path / "placed"))
+    finally:
+        ray.shutdown()
+        head.terminate()
+        head.wait(60)
+    assert placed.metrics["loss/total"] == pytest.approx(here.metrics["loss/total"], rel=1e-6)
+
+
+def rank_pid(rank: int) -> int:
+    """The process whose environment says so."""
+    for folder in Path("/proc").iterdir():
+        try:
+            command, environment = ((folder / name).read_bytes().split(b"\0") for name in ("cmdline", "environ"))
+        except OSError:  # no process, or it is gone
+            continue
+        if b"openclaw_rl.train.ranks.main" in command and f"RANK={rank}".encode() in environment:
+            return int(folder.name)
+    raise AssertionError(f"no rank {rank} runs")
+
+
+def test_what_answers_but_is_no_head_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as another:
+        address = f"127.0.0.1:{another.getsockname()[1]}"
+        trouble = diagnose._ray_head(settings(tmp_path / "home", **{"train.launch.ray": address}))
+    assert trouble is not None
+    assert f"something answers at {address}, but not as a Ray head" in trouble.seen

@@ -1,0 +1,92 @@
+"""Majority over votes, as properties."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from openclaw_rl.judge.voting import agreeing, distinct, majority
+from openclaw_rl.types import Vote
+
+SCORES = st.sampled_from([1, 0, -1, None])
+VOTES = st.lists(SCORES, min_size=1, max_size=9).map(lambda scores: [Vote(score=score) for score in scores])
+THRESHOLDS = st.floats(0, 0.99)
+
+
+def usable(votes: list[Vote]) -> list[int]:
+    return [vote.score for vote in votes if vote.score is not None]
+
+
+@settings(max_examples=200)
+@given(VOTES.filter(usable), THRESHOLDS)
+def test_a_score_holds_strictly_more_than_the_threshold_and_more_than_any_other(
+    votes: list[Vote], share: float
+) -> None:
+    score, reason = majority(votes, share)
+    counts = Counter(usable(votes))
+    winners = [
+        value
+        for value, count in counts.items()
+        if count / counts.total() > share and all(count > other for v, other in counts.items() if v != value)
+    ]
+    assert winners == ([] if score is None else [score])
+    assert reason
+
+
+@settings(max_examples=100)
+@given(VOTES.filter(usable), THRESHOLDS, st.randoms(use_true_random=False), st.integers(0, 4))
+def test_order_and_unusable_votes_do_not_matter(votes: list[Vote], share: float, order, more: int) -> None:  # type: ignore[no-untyped-def]
+    shuffled = [*votes, *[Vote(score=None, error="nonsense")] * more]
+    order.shuffle(shuffled)
+    assert majority(shuffled, share)[0] == majority(votes, share)[0]
+
+
+@settings(max_examples=100)
+@given(VOTES.filter(usable), THRESHOLDS)
+def test_turning_every_score_around_turns_the_verdict_around(votes: list[Vote], share: float) -> None:
+    score = majority(votes, share)[0]
+    turned = [Vote(score=None if vote.score is None else -vote.score) for vote in votes]
+    assert majority(turned, share)[0] == (None if score is None else -score)
+
+
+def test_no_usable_vote_is_a_failure_not_a_score() -> None:
+    with pytest.raises(ValueError, match="at least one usable vote"):
+        majority([Vote(score=None, error="nonsense")] * 3, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("scores", "threshold", "expected", "words"),
+    [
+        ([1, 1, -1], 0.5, 1, "2 of 3"),
+        ([1, 1, -1], 2 / 3, None, "more than"),
+        ([1, -1], 0.0, None, "tie"),
+        ([0, 0, 1], 0.5, 0, "+0"),
+        ([1, 0, -1], 0.3, None, "tie"),
+        ([1, 1, 0, -1, -1], 0.3, None, "tie"),
+        ([1, 1, 1, -1, 0], 0.6, None, "0.6"),
+        ([-1], 0.99, -1, "1 of 1"),
+    ],
+)
+def test_examples(scores: list[int], threshold: float, expected: int | None, words: str) -> None:
+    score, reason = majority([Vote(score=value) for value in scores], threshold)
+    assert score == expected
+    assert words in reason
+
+
+def test_hints_are_distinct_in_meaning_and_in_order() -> None:
+    hints = ["Keep answers short.", " keep  answers short", None, "Use a formal tone.", "", "KEEP ANSWERS SHORT!"]
+    assert distinct(hints) == ("Keep answers short.", "Use a formal tone.")
+
+
+def test_only_votes_that_agree_with_the_verdict_give_hints() -> None:
+    votes = [
+        Vote(score=-1, hint="Be brief."),
+        Vote(score=1, hint="Go on so."),
+        Vote(score=None, error="x"),
+        Vote(score=-1),
+    ]
+    assert agreeing(votes, -1) == ("Be brief.",)
+    assert agreeing(votes, None) == ()

@@ -1,0 +1,113 @@
+"""What is wrong with a file of the owner's is said in one line: file, line, got, expected."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.system.test_words import run
+
+from openclaw_rl.errors import PluginError
+from openclaw_rl.plugins.loader import Plugin, check_call, load
+
+Make = Callable[[str], Plugin]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    def made(text: str) -> Plugin:
+        file = tmp_path / "mine.py"
+        file.write_text(text)
+        return load("train.loss_path", file, {"double": lambda x: 2 * x})
+
+    return made
+
+
+def test_the_file_runs_with_what_is_supplied(make: Make, caplog: pytest.LogCaptureFixture,
+                                             monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    monkeypatch.setattr(logging.getLogger("openclaw_rl"), "propagate", True)
+    with caplog.at_level(logging.INFO, "openclaw_rl.plugins"):
+        plugin = make(
+            "from dataclasses import dataclass\n@dataclass\nclass A:\n    x: int = 1\ndef f(x): return double(x)"
+        )
+    assert plugin.only("f", "g")[0] == "f"
+    assert plugin.only("f")[1](4) == 8
+    assert plugin.defined() == ["A", "f"]
+    assert plugin.sha256 == hashlib.sha256(plugin.path.read_bytes()).hexdigest()
+    assert plugin.sha256 in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("def f(:\n", r"mine\.py:1: is not valid Python"),
+        ("x = 1\n\x00", r"mine\.py.*: is not valid Python"),
+        (
+            "x = 1\ny = 1 / 0\n",
+            r"mine\.py:2: the file, while it was loaded, raised ZeroDivisionError: division by zero",
+        ),
+        ("import no_such_library\n", r"mine\.py:1: .* ModuleNotFoundError: No module named 'no_such_library'"),
+        ("import sys\nsys.exit(3)\n", r"mine\.py:2: .* SystemExit: 3"),
+    ],
+)
+def test_a_file_that_does_not_run(make: Make, text: str, words: str) -> None:
+    with pytest.raises(PluginError, match=rf"^train\.loss_path: .*{words}"):
+        make(text)
+
+
+def test_no_file(tmp_path: Path) -> None:
+    with pytest.raises(PluginError, match=r"nowhere\.py: cannot be read \(No such file or directory\)"):
+        load("train.loss_path", tmp_path / "nowhere.py")
+
+
+def test_files_beside_it_are_not_found(tmp_path: Path) -> None:
+    (tmp_path / "beside_it.py").write_text("x = 1")
+    (tmp_path / "mine.py").write_text("import beside_it")
+    with pytest.raises(PluginError, match="No module named 'beside_it'"):
+        load("train.loss_path", tmp_path / "mine.py")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("def other(): ...\nimport json", "defines no f or g. What it defines: other$"),
+        ("", "defines no f or g. What it defines: nothing"),
+        ("def f(): ...\ndef g(): ...", "defines f and g; which one is meant"),
+        ("f = 3", "f is of type int, expected a function"),
+    ],
+)
+def test_the_function_is_not_there(make: Make, text: str, words: str) -> None:
+    with pytest.raises(PluginError, match=words):
+        make(text).only("f", "g")
+
+
+def test_the_signature(make: Make) -> None:
+    plugin = make("def f(a, b=1): ...\ndef g(a: int, c: int): ...\ndef h(*, b, **more): ...\nlength = len")
+    check_call(plugin, "f", plugin.module.f, ("a", "b"))
+    check_call(plugin, "h", plugin.module.h, ("a", "b"))
+    with pytest.raises(PluginError, match=r"mine\.py:2: got g\(a, c\), expected g\(a, b\)"):
+        check_call(plugin, "g", plugin.module.g, ("a", "b"))
+
+
+def test_what_it_raises_is_told_with_its_line(make: Make) -> None:
+    plugin = make("def f():\n    return g()\ndef g():\n    raise ValueError('no\\n good')\n")
+    with pytest.raises(PluginError, match=r"mine\.py:4: f raised ValueError: no good"), plugin.running("f"):
+        plugin.module.f()
+    with pytest.raises(ValueError, match="no"), plugin.running("f", (ValueError,)):
+        plugin.module.f()
+
+
+@pytest.mark.parametrize(
+    "flag",
+    ["--custom-loss-function-path", "--custom-rm-path", "--rollout-function-path", "--custom-generate-function-path"],
+)
+def test_a_file_with_a_fault_is_said_before_anything_starts(tmp_path: Path, flag: str) -> None:
+    (tmp_path / "mine.py").write_text("open('ran', 'w')\ndef f(:")
+    done = run("up", "--home", str(tmp_path / "home"), flag, str(tmp_path / "mine.py"))
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert "mine.py:2: is not valid Python" in done.stderr
+    assert not Path("ran").exists(), "nothing of it ran"

@@ -1,0 +1,219 @@
+"""New requests go to the newest version; replies end where they began; a swap waits, users do not."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from pathlib import Path
+
+import openai
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.serve.conftest import USER, Site, Start, statuses, wait_for
+
+from openclaw_rl.serve.version_manager import plan
+from openclaw_rl.store import policies
+from openclaw_rl.types import ExchangeStatus, PolicyState
+
+
+def fingerprint(site: Site, model: str = "openclaw") -> str | None:
+    return site.client().chat.completions.create(model=model, messages=[USER]).system_fingerprint
+
+
+def test_a_new_head_answers_new_requests(site: Site, tmp_path: Path) -> None:
+    assert fingerprint(site) == "v0"
+    site.publish(tmp_path / "p")
+    wait_for(lambda: fingerprint(site), lambda v: v == "v1")
+    assert site.last().request.version == 1
+    reply = site.last().reply
+    assert reply is not None
+    assert [(s.start, s.version) for s in reply.spans] == [(0, 1)]
+    with site.store.write() as conn:
+        policies.roll_back(conn, to=0, reason="worse", at=time.time())
+    wait_for(lambda: fingerprint(site), lambda v: v == "v0")
+    assert fingerprint(site, "openclaw@1") == "v1", "a pinned version can still be asked"
+
+
+def test_a_reply_ends_on_the_version_it_began_on(start: Start, tmp_path: Path) -> None:
+    site = start(delay=0.01)
+    site.script.say("one two three four five six")
+    stream = site.client().chat.completions.create(model="openclaw", messages=[USER], stream=True)
+    first = next(iter(stream))
+    site.publish(tmp_path / "p")
+    wait_for(lambda: fingerprint(site), lambda v: v == "v1")
+    assert {c.system_fingerprint for c in stream} | {first.system_fingerprint} == {"v0"}
+    reply = site.get(first.id).reply
+    assert reply is not None
+    assert reply.spans[0].version == 0
+
+
+def test_pinned_versions(site: Site, tmp_path: Path) -> None:
+    for _ in range(3):
+        site.publish(tmp_path / "p")
+    site.publish(tmp_path / "p", state=PolicyState.REJECTED)
+    wait_for(lambda: fingerprint(site), lambda v: v == "v3")
+    site.engine.held = {3}
+    assert fingerprint(site, "openclaw@1") == "v1", "loaded on demand"
+    for missing in ("openclaw@4", "openclaw@9"):
+        with pytest.raises(openai.NotFoundError):
+            fingerprint(site, missing)
+
+
+def test_any_name_where_the_owner_allows_it(start: Start) -> None:
+    site = start(settings={"serve.any_model": True})
+    reply = site.client().chat.completions.create(model="gpt-4", messages=[USER])
+    assert (reply.model, reply.system_fingerprint) == ("gpt-4", "v0")
+
+
+def test_at_the_cap_the_swap_waits(start: Start, tmp_path: Path) -> None:
+    site = start(settings={"engine.versions": 2}, delay=0.02)
+    site.script.say("one two three four five six seven eight")
+
+    async def main() -> None:
+        async with site.async_client() as client:
+
+            async def ask() -> str | None:
+                answer = await client.chat.completions.create(model="openclaw", messages=[USER])
+                return answer.system_fingerprint
+
+            first = asyncio.create_task(ask())
+            await asyncio.sleep(0.05)
+            site.publish(tmp_path / "p")
+            while await client_version(site) != 1:
+                await asyncio.sleep(0.01)
+            second = asyncio.create_task(ask())
+            await asyncio.sleep(0.02)
+            site.publish(tmp_path / "p")  # 0 and 1 answer: no room for 2
+            began = time.monotonic()
+            third = asyncio.create_task(ask())
+            assert await asyncio.gather(first, second, third) == ["v0", "v1", "v1"]
+            assert time.monotonic() - began < 3
+
+    asyncio.run(main())
+    wait_for(lambda: fingerprint(site), lambda v: v == "v2")
+    assert all(len(named) <= 2 for named in site.engine.loads)
+
+
+async def client_version(site: Site) -> int:
+    return max(p.version for p in site.engine.loads[-1])
+
+
+def test_a_broken_head_does_not_stop_the_service(site: Site, tmp_path: Path) -> None:
+    policy = site.publish(tmp_path / "p")
+    wait_for(lambda: fingerprint(site), lambda v: v == "v1")
+    second = site.publish(tmp_path / "p")
+    wait_for(lambda: fingerprint(site), lambda v: v == "v2")
+    assert second.path is not None
+    for file in Path(second.path).iterdir():
+        file.write_bytes(b"broken")
+    site.engine.revive()  # it must load all it holds again
+    assert wait_for(lambda: fingerprint(site), lambda v: v == "v1")
+    assert policy.version == 1
+
+
+# The engine goes away.
+
+
+def test_a_request_that_has_sent_nothing_waits_for_the_engine(start: Start) -> None:
+    site = start(gone_at=0)
+
+    async def main() -> openai.types.chat.ChatCompletion:
+        async with site.async_client() as client:
+            asked = asyncio.create_task(client.chat.completions.create(model="openclaw", messages=[USER]))
+            await asyncio.sleep(0.3)
+            assert not asked.done()
+            site.engine.revive()
+            return await asked
+
+    assert asyncio.run(main()).choices[0].message.content == "Hello there."
+    assert statuses(site) == [ExchangeStatus.DONE]
+
+
+def test_the_version_stored_is_the_one_that_answered(site: Site, tmp_path: Path) -> None:
+    """Between admission and the first token, the engine is lost and cannot load the head again."""
+    head = site.publish(tmp_path / "p")
+    wait_for(lambda: fingerprint(site), lambda v: v == "v1")
+    assert head.path is not None
+    for file in Path(head.path).iterdir():
+        file.write_bytes(b"broken")
+
+    async def main() -> openai.types.chat.ChatCompletion:
+        site.engine.gone_at = 0
+        async with site.async_client() as client:
+            asked = asyncio.create_task(client.chat.completions.create(model="openclaw", messages=[USER]))
+            await asyncio.sleep(0.2)
+            site.engine.revive()
+            return await asked
+
+    answer = asyncio.run(main())
+    assert answer.system_fingerprint == "v0"
+    kept = site.get(answer.id)
+    assert kept.reply is not None
+    assert [s.version for s in kept.reply.spans] == [0]
+    assert kept.request.version == 0
+    with site.store.read() as conn:
+        sql = "SELECT count(*) FROM exchanges WHERE id = ? AND version = 0"
+        assert conn.exec_driver_sql(sql, (answer.id,)).scalar_one() == 1
+
+
+def test_after_a_while_it_is_a_503(start: Start) -> None:
+    site = start(gone_at=0, settings={"serve.engine_wait": 0.2})
+    with pytest.raises(openai.InternalServerError) as error:
+        site.client().chat.completions.create(model="openclaw", messages=[USER], stream=True)
+    assert error.value.status_code == 503
+    assert error.value.code == "engine_unavailable"
+    kept = site.ended(site.last().request.id).reply
+    assert kept is not None
+    assert kept.status is ExchangeStatus.FAILED
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_engine_that_dies_in_the_middle(start: Start, stream: bool) -> None:
+    site = start(gone_at=2, delay=0.005)
+    ids = site.script.say("one two three four")
+    finishes: list[str | None] = []
+
+    def ask() -> None:
+        answer = site.client().chat.completions.create(model="openclaw", messages=[USER], stream=stream)
+        finishes.extend(c.choices[0].finish_reason for c in answer if c.choices)
+
+    with pytest.raises(openai.APIError, match="middle of the reply"):
+        ask()
+    assert not any(finishes)
+    kept = site.ended(site.last().request.id).reply
+    assert kept is not None
+    assert kept.status is ExchangeStatus.FAILED
+    assert kept.response_ids.tolist() == ids[:2]
+    site.engine.revive()
+    assert fingerprint(site) == "v0"
+
+
+def test_an_engine_that_refuses(start: Start) -> None:
+    site = start(refuse="out of memory")
+    with pytest.raises(openai.InternalServerError, match="out of memory"):
+        fingerprint(site)
+    assert statuses(site) == [ExchangeStatus.FAILED]
+
+
+# The plan.
+
+
+@given(
+    loaded=st.frozensets(st.integers(0, 6), max_size=4),
+    held=st.dictionaries(st.integers(0, 6), st.integers(0, 3), max_size=5),
+    head=st.integers(0, 6),
+    idle=st.lists(st.integers(0, 6), unique=True, max_size=4),
+    data=st.data(),
+)
+@settings(max_examples=200, deadline=None)
+def test_the_plan(
+    loaded: frozenset[int], held: dict[int, int], head: int, idle: list[int], data: st.DataObject
+) -> None:
+    serving = data.draw(st.sampled_from(sorted(loaded))) if loaded else head
+    wanted = plan(loaded=loaded, serving=serving, head=head, held=Counter(held), idle=idle, cap=4)
+    assert len(wanted) == len(set(wanted)) <= 4
+    used = {v for v in loaded if held.get(v) or v == serving}
+    assert used <= set(wanted), "what answers is never taken away"
+    assert head in wanted or len(used) == 4, "the head comes as soon as there is room"

@@ -1,0 +1,376 @@
+"""Every name that people bring along: it changes what it should, or is refused with its line."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from openclaw_rl.errors import ConfigError
+from openclaw_rl.settings import load as settings
+from openclaw_rl.settings import reference
+from openclaw_rl.settings.aliases import ARGUMENTS, NOT_HERE, SPELLINGS
+
+LLM = {"judge.base_url": "http://127.0.0.1:9/v1", "judge.model": "m"}
+
+NEEDED = {"NODE_RANK": {"NNODES": "2"}}
+"""What does not stand alone."""
+# name -> (a value as text, what it changes). Written down by hand from what the names promise, not from the code.
+VARIABLES: dict[str, tuple[str, dict[str, Any]]] = {
+    "MODEL_PATH": ("/models/a", {"model.path": "/models/a"}),
+    "BASE_MODEL_PATH": ("/models/a", {"model.path": "/models/a"}),
+    "CKPT_PATH": ("/models/a", {"model.path": "/models/a"}),
+    "TOKENIZER_PATH": ("/models/t", {"model.tokenizer": "/models/t"}),
+    "MODEL_SIZE": ("7b", {"model.path": "Qwen/Qwen3-8B"}),
+    "HF_TOKEN": ("hf_0123", {"model.hf_token": "hf_0123"}),
+    "JUDGE_MODEL_PATH": ("/models/j", {"judge.kind": "llm", "judge.path": "/models/j"}),
+    "PRM_MODEL_PATH": ("/models/p", {"judge.kind": "classifier", "judge.reward_path": "/models/p"}),
+    "OPENCLAW_HOME": ("/home/x", {"home": "/home/x"}),
+    "OPENCLAW_HOST": ("localhost", {"serve.host": "localhost"}),
+    "OPENCLAW_PORT": ("8123", {"serve.port": 8123}),
+    "OPENCLAW_API_KEY": ("0123", {"serve.api_key": "0123"}),
+    "OPENCLAW_ENGINE_API_KEY": ("0123", {"engine.api_key": "0123"}),
+    "OPENCLAW_JUDGE_API_KEY": ("0123", {"judge.api_key": "0123"}),
+    "OPENCLAW_TEACHER_API_KEY": ("0123", {"teacher.api_key": "0123"}),
+    "ROLLOUT_GPUS": ("4,5", {"engine.gpus": ("4", "5")}),
+    "TRAIN_GPUS": ("0,1,2", {"train.gpus": ("0", "1", "2"), "train.ranks": 3}),
+    "OPENCLAW_DEBUG": ("true", {"run.log_level": "debug"}),
+    "ROLLOUT_LOG_LEVEL": ("DEBUG", {"run.log_level": "debug"}),
+    "DATA_PATH": ("/data", {"data.path": "/data"}),
+    "MAJORITY_VOTE_N": ("5", {"judge.num_judges": 5}),
+    "MAJORITY_VOTE_THRESHOLD": ("0.6", {"judge.consensus_threshold": 0.6}),
+    "BATCH_SIZE": ("8", {"train.batch_min": 8, "train.batch_max": 8}),
+    "GRAD_ACCUM_STEPS": ("8", {"train.accumulation": 8}),
+    "LEARNING_RATE": ("5e-7", {"train.learning_rate": 5e-7}),
+    "CLIP_GRAD_NORM": ("0.5", {"train.clip_grad": 0.5}),
+    "PPO_CLIP_RATIO": ("0.1", {"train.clip_low": 0.9, "train.clip_high": 1.1}),
+    "USE_LORA": ("false", {"train.weights": "full"}),
+    "LORA_RANK": ("64", {"train.lora.rank": 64}),
+    "LORA_ALPHA": ("128", {"train.lora.alpha": 128.0}),
+    "LORA_DROPOUT": ("0.1", {"train.lora.dropout": 0.1}),
+    "LORA_TARGET_MODULES": ("q_proj,v_proj", {"train.lora.targets": ("q_proj", "v_proj")}),
+    "USE_GRADIENT_CHECKPOINTING": ("true", {"train.checkpointing": True}),
+    "CKPT_SAVE_DIR": ("/ckpt", {"train.save_dir": "/ckpt"}),
+    "RESUME_CKPT": ("/ckpt/checkpoint-500", {"train.resume": "/ckpt/checkpoint-500"}),
+    "GPUS_PER_NODE": ("2", {"train.ranks": 2}),
+    "NNODES": ("2", {"train.launch.nodes": 2}),
+    "NODE_RANK": ("1", {"train.launch.node_rank": 1}),
+    "MASTER_ADDR": ("10.0.0.1", {"train.launch.master_addr": "10.0.0.1"}),
+    "MASTER_PORT": ("6000", {"train.launch.master_port": 6000}),
+    "PARALLEL_ENVS": ("16", {"rollout.parallel_envs": 16}),
+}
+FLAGS: dict[str, tuple[str | None, dict[str, Any]]] = {
+    "--model-path": ("/models/a", {"model.path": "/models/a"}),
+    "--tokenizer-path": ("/models/t", {"model.tokenizer": "/models/t"}),
+    "--judge-model-path": ("/models/j", {"judge.kind": "llm", "judge.path": "/models/j"}),
+    "--rm-checkpoint": ("/models/p", {"judge.kind": "classifier", "judge.reward_path": "/models/p"}),
+    "--home": ("/home/x", {"home": "/home/x"}),
+    "--host": ("localhost", {"serve.host": "localhost"}),
+    "--port": ("8123", {"serve.port": 8123}),
+    "--backend": ("vllm", {"engine.backend": "vllm"}),
+    "--enable-rl-intercept": ("false", {"serve.capture": "redacted"}),
+    "--gpu-ids": ("0,1", {"engine.gpus": ("0", "1")}),
+    "--rollout-gpus": ("4", {"engine.gpus": ("4",)}),
+    "--gpus": ("2,3,4,5", {"train.gpus": ("2", "3", "4", "5"), "train.ranks": 4}),
+    "--train-gpus": ("2", {"train.gpus": ("2",), "train.ranks": 1}),
+    "--log-level": ("debug", {"run.log_level": "debug"}),
+    "--async-collection": (None, {}),
+    "--session-aware": (None, {}),
+    "--data-path": ("/data", {"data.path": "/data"}),
+    "--rl-buffer-dir": ("/buffer", {"data.buffer_dir": "/buffer"}),
+    "--output-dir": ("/buffer", {"data.buffer_dir": "/buffer"}),
+    "--rollout-dir": ("/rollouts", {"data.rollout_dir": "/rollouts"}),
+    "--judge-model": ("gpt-4", {"judge.kind": "llm", "judge.model": "gpt-4"}),
+    "--majority-vote-n": ("7", {"judge.num_judges": 7}),
+    "--majority-vote-threshold": ("0.6", {"judge.consensus_threshold": 0.6}),
+    "--num-judge-workers": ("9", {"judge.workers": 9}),
+    "--reward-aggregation": ("majority", {}),
+    "--custom-rm-path": ("rm.py", {"judge.kind": "plugin", "judge.plugin_path": "rm.py"}),
+    "--method": ("opd", {"train.method": "opd"}),
+    "--batch-size": ("8", {"train.batch_min": 8, "train.batch_max": 8}),
+    "--rollout-batch-size": ("32", {"train.batch_min": 32, "train.batch_max": 32}),
+    "--grad-accum-steps": ("4", {"train.accumulation": 4}),
+    "--lr": ("1e-6", {"train.learning_rate": 1e-6}),
+    "--weight-decay": ("0.01", {"train.weight_decay": 0.01}),
+    "--adam-beta1": ("0.8", {"train.adam_beta1": 0.8}),
+    "--adam-beta2": ("0.999", {"train.adam_beta2": 0.999}),
+    "--lr-warmup-samples": ("100", {"train.warmup_samples": 100}),
+    "--clip-grad": ("0.5", {"train.clip_grad": 0.5}),
+    "--num-epochs": ("2", {"train.epochs": 2}),
+    "--ppo-clip-ratio": ("0.3", {"train.clip_low": 0.7, "train.clip_high": 1.3}),
+    "--custom-loss-function-path": ("loss.py", {"train.loss_path": "loss.py"}),
+    "--use-lora": (None, {"train.weights": "lora"}),
+    "--lora": (None, {"train.weights": "lora"}),
+    "--lora-rank": ("64", {"train.lora.rank": 64}),
+    "--lora-alpha": ("128", {"train.lora.alpha": 128.0}),
+    "--lora-dropout": ("0.05", {"train.lora.dropout": 0.05}),
+    "--lora-target-modules": ("q_proj,k_proj", {"train.lora.targets": ("q_proj", "k_proj")}),
+    "--use-gradient-checkpointing": (None, {"train.checkpointing": True}),
+    "--offload-optimizer-state": (None, {"train.offload_optimizer": True}),
+    "--save-dir": ("/ckpt", {"train.save_dir": "/ckpt"}),
+    "--checkpoint-dir": ("/ckpt", {"train.save_dir": "/ckpt"}),
+    "--save-interval": ("100", {"train.save_interval": 100}),
+    "--resume-from-checkpoint": ("/ckpt/checkpoint-500", {"train.resume": "/ckpt/checkpoint-500"}),
+    "--rollout-function-path": ("r.py", {"rollout.function_path": "r.py"}),
+    "--custom-generate-function-path": ("g.py", {"rollout.generate_path": "g.py"}),
+    "--num-rollout-workers": ("3", {"rollout.workers": 3}),
+    "--max-turns": ("7", {"rollout.max_turns": 7}),
+    "--num-rollouts-per-prompt": ("1", {"rollout.per_prompt": 1}),
+    "--parallel-envs": ("16", {"rollout.parallel_envs": 16}),
+}
+FILE: dict[str, tuple[Any, dict[str, Any]]] = {
+    "model.checkpoint_path": ("/models/a", {"model.path": "/models/a"}),
+    "model.tokenizer_path": ("/models/t", {"model.tokenizer": "/models/t"}),
+    "rollout_config.max_concurrent_sessions": (100, {"engine.max_batch": 100}),
+    "rollout_config.session_timeout": (3600, {"collect.session_timeout": 3600.0}),
+    "rollout_config.collection_mode": ("async", {}),
+    "rollout_config.trajectory_format": ("multi_turn", {}),
+    "rollout_config.message_classification.main_line": (["user", "assistant"], {}),
+    "rollout_config.message_classification.side": (["system", "tool"], {}),
+    "rollout_config.reward_computation.num_samples": (5, {"judge.num_judges": 5}),
+    "rollout_config.reward_computation.aggregation": ("majority", {}),
+    "rollout_config.reward_computation.type": ("next_state_feedback", {}),
+    "rollout.session_aware": (True, {}),
+    "rollout.num_workers": (4, {"rollout.workers": 4}),
+    "evaluation.judge_model": ("gpt-4", {"judge.kind": "llm", "judge.model": "gpt-4"}),
+    "evaluation.num_judges": (5, {"judge.num_judges": 5}),
+    "evaluation.consensus_threshold": (0.6, {"judge.consensus_threshold": 0.6}),
+    "evaluation.majority_voting": (False, {"judge.num_judges": 1}),
+    "evaluation.eval_frequency": (100, {"track.eval_every": 100}),
+    "training.hint_extraction_model": ("gpt-4", {"teacher.model": "gpt-4"}),
+    "training.method": ("binary", {"train.method": "binary"}),
+    "training.batch_size": (32, {"train.batch_min": 32, "train.batch_max": 32}),
+    "training.gradient_accumulation_steps": (4, {"train.accumulation": 4}),
+    "training.learning_rate": ("1e-6", {"train.learning_rate": 1e-6}),  # YAML reads 1e-6 as text
+    "training.warmup_steps": (100, {"train.warmup_steps": 100}),
+    "training.max_steps": (10000, {"train.max_steps": 10000}),
+    "training.ppo_clip_ratio": (0.3, {"train.clip_low": 0.7, "train.clip_high": 1.3}),
+    "training.binary_weight": (0.5, {"train.w_binary": 0.5}),
+    "training.opd_weight": (0.5, {"train.w_opd": 0.5}),
+    "training.teacher_temperature": (0.7, {"train.teacher_temperature": 0.7}),
+}
+REFUSED = {
+    "VALUE_CLIP": "critic",
+    "training.value_clip_ratio": "critic",
+    "training.gae_lambda": "critic",
+    "ENV_TYPE": "environments",
+    "TASK_TYPE": "environments",
+    "MAX_STEPS": "environments",
+    "MAX_GUI_STEPS": "environments",
+    "SCREENSHOT_BACKEND": "environments",
+    "TOOLS_CONFIG": "environments",
+    "SWE_BENCH_PATH": "environments",
+    "--api-endpoint": "of the same home",
+}
+NOTICED = ("WANDB_API_KEY", "TINKER_API_KEY", "TINKER_ENDPOINT", "TINKER_PROJECT_ID", "FIREWORKS_API_KEY")
+
+
+def at(config: settings.Config, key: str) -> Any:
+    value: Any = config
+    for part in key.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def nested(key: str, value: Any) -> dict[str, Any]:
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return value
+
+
+def load(**given: Any) -> settings.Loaded:
+    """With what some of these need beside them."""
+    return settings.load_all(**{"environ": {}, "flags": LLM_BUT_MODEL} | given)
+
+
+LLM_BUT_MODEL = {"judge.base_url": LLM["judge.base_url"]}
+
+
+def check(loaded: settings.Loaded, changes: dict[str, Any], said: str) -> None:
+    for key, value in changes.items():
+        assert at(loaded.config, key) == (pytest.approx(value) if isinstance(value, float) else value)
+        assert at(settings.Config(), key) != value or value in ("lora", 1), "the value given is not the default"
+        assert said in loaded.sources[key]
+
+
+def test_the_lists_are_complete() -> None:
+    """No spelling without a line here, and the other way round."""
+    listed = {*VARIABLES, *FLAGS, *FILE, *REFUSED, *NOTICED}
+    assert {s.name for s in SPELLINGS} == listed
+
+
+@pytest.mark.parametrize("name", VARIABLES)
+def test_variables(name: str) -> None:
+    value, changes = VARIABLES[name]
+    check(load(environ={name: value} | NEEDED.get(name, {})), changes, name)
+
+
+@pytest.mark.parametrize("name", FLAGS)
+@pytest.mark.parametrize("inside", [None, *ARGUMENTS])
+def test_flags_on_the_line_and_inside_variables(name: str, inside: str | None) -> None:
+    value, changes = FLAGS[name]
+    words = [name] if value is None else [name, value]
+    if inside is None:
+        check(load(words=words), changes, name)
+        check(load(words=["=".join(words)]) if value is not None else load(words=[f"{name}=true"]), changes, name)
+    else:
+        check(load(environ={inside: " ".join(words)}), changes, f"{inside} {name}")
+
+
+@pytest.mark.parametrize("name", FILE)
+@pytest.mark.parametrize("kind", ["yaml", "json"])
+def test_file_keys(tmp_path: Path, name: str, kind: str) -> None:
+    value, changes = FILE[name]
+    file = tmp_path / f"settings.{kind}"
+    file.write_text(yaml.safe_dump(nested(name, value)) if kind == "yaml" else json.dumps(nested(name, value)))
+    check(load(file=file), changes, name)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_names_say_why(tmp_path: Path, name: str) -> None:
+    given: dict[str, Any] = {"environ": {name: "1"}}
+    if name.startswith("--"):
+        given = {"words": [name, "http://localhost:8000"]}
+    elif not name.isupper():
+        file = tmp_path / "settings.yaml"
+        file.write_text(yaml.safe_dump(nested(name, 0.2)))
+        given = {"file": file}
+    with pytest.raises(ConfigError, match=rf"{re.escape(name)} is refused: .*{REFUSED[name]}"):
+        load(**given)
+
+
+@pytest.mark.parametrize("name", NOTICED)
+def test_keys_of_other_services_change_nothing_and_it_is_said(name: str) -> None:
+    loaded = load(environ={name: "x"})
+    assert name in " ".join(loaded.notices)
+    assert loaded.config == load().config
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"words": ["--lora-rnak", "8"]}, "unknown setting '--lora-rnak'. Did you mean --lora-rank"),
+        ({"words": ["lr", "8"]}, "expected a flag such as --lr 1e-6, got 'lr'"),
+        ({"words": ["--lr"]}, "--lr needs a value"),
+        ({"environ": {"OPTIMIZER_ARGS": "--lrr 1e-6"}}, "unknown setting 'OPTIMIZER_ARGS --lrr'. Did you mean --lr"),
+        ({"words": ["--lora-target-modules", ""]}, "expected all-linear, or names such as"),
+        ({"words": ["--reward-aggregation", "mean"]}, "expected majority, got mean"),
+        ({"words": ["--session-aware", "false"]}, "expected true, got false"),
+        ({"words": ["--gpus", "cuda"]}, "expected device ids"),
+        ({"words": ["--gpus", "1,1"]}, "expected each device once, got '1,1'"),
+        ({"words": ["--lora-target-modules", "q_proj k_proj"]}, "expected all-linear, or names such as"),
+        ({"environ": {"LORA_TARGET_MODULES": '["q_proj","k_proj"]'}}, "expected all-linear, or names such as"),
+        ({"words": ["--ppo-clip-ratio", "2"]}, "between 0 and 1"),
+        ({"words": ["--lora-rank", "0"]}, r"train.lora.rank: .*from flags: --lora-rank"),
+        ({"environ": {"MODEL_SIZE": "3b"}}, "expected one of 0.6b"),
+        ({"environ": {"USE_LORA": "maybe"}}, "USE_LORA: expected true or false"),
+        ({"environ": {"LORA_ARGS": "--lora-rank '8"}}, "LORA_ARGS: .*quotation"),
+        ({"environ": {"LORA_ARGS": "--lora-rank 8", "LORA_RANK": "16"}}, "both set train.lora.rank and disagree"),
+        ({"environ": {"LEARNING_RATE": "1e-6", "OPTIMIZER_ARGS": "--lr 2e-6"}}, "disagree"),
+        ({"environ": {"OPENCLAW_RL_TRAIN_BATCH_MIN": "4", "BATCH_SIZE": "8"}}, "both set train.batch_min and disagree"),
+    ],
+)
+def test_what_is_wrong_is_said(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "why", "instead"),
+    [
+        ({"flags": {"engine.backend": "tinker"}}, "Tinker is not part of this version", "vllm or sglang"),
+        ({"sets": ["engine.backend=Tinker"]}, "Tinker is not part of this version", "vllm or sglang"),
+        ({"words": ["--backend", "fireworks"]}, "Fireworks is not part of this version", "embedded"),
+        ({"flags": {"engine.backend": "slime"}}, "slime trains and does not serve", "embedded"),
+        ({"flags": {"train.method": "grpo"}}, "several replies to one prompt", "Say binary"),
+        ({"environ": {"OPENCLAW_RL_TRAIN_METHOD": "ppo"}}, "critic is not here", "Say binary"),
+    ],
+)
+def test_values_of_elsewhere_are_refused_with_the_reason(given: dict[str, Any], why: str, instead: str) -> None:
+    with pytest.raises(ConfigError, match=f"{why}.* {instead}.*got .*from ") as told:
+        load(**given)
+    assert "\n" not in str(told.value)
+
+
+def test_every_value_of_elsewhere_is_one_of_a_setting_and_no_value_here() -> None:
+    for key, value in NOT_HERE:
+        assert key in settings.known_keys()
+        with pytest.raises(ConfigError, match=re.escape(NOT_HERE[key, value])):
+            load(flags={key: value})
+
+
+def test_every_fault_of_a_source_is_told_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("training: {value_clip_ratio: 0.2, bach_size: 3}\nrollout: {session_aware: false}\n")
+    with pytest.raises(ConfigError) as told:
+        load(file=file)
+    assert len(str(told.value).splitlines()) == 3
+    assert "Did you mean 'training.batch_size'" in str(told.value)
+
+
+def test_two_spellings_of_one_value_agree() -> None:
+    environ = {"LEARNING_RATE": "1e-6", "OPTIMIZER_ARGS": "--lr 0.000001", "OPENCLAW_RL_TRAIN_LEARNING_RATE": "1.0e-6"}
+    assert load(environ=environ).config.train.learning_rate == 1e-6
+
+
+def test_the_size_gives_way_to_a_model_of_any_source(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("model: {path: mine}\n")
+    assert load(environ={"MODEL_SIZE": "7b"}, file=file).config.model.path == "mine"
+    assert load(environ={"MODEL_SIZE": "7b", "MODEL_PATH": "/a"}).config.model.path == "/a"
+    assert load(environ={"MODEL_SIZE": "7b"}, words=["--model-path", "/b"]).config.model.path == "/b"
+
+
+def test_what_is_shown_can_be_read_again(tmp_path: Path) -> None:
+    loaded = load(environ={"LORA_RANK": "64", "OPENCLAW_API_KEY": "sk-secret"}, words=["--lr", "1e-6"])
+    text = "\n".join(reference.lines(loaded))
+    assert "sk-secret" not in text
+    assert "# flags: --lr" in text
+    assert "# environment: LORA_RANK" in text
+    file = tmp_path / "again.yaml"
+    file.write_text(text)
+    again = settings.load_all(file=file, environ={"OPENCLAW_API_KEY": "sk-secret"})
+    assert again.config == loaded.config
+
+
+def test_the_reference_page_is_current() -> None:
+    page = Path(__file__).parents[2] / "docs" / "reference" / "settings.md"
+    assert page.read_text(encoding="utf-8") == reference.page(), (
+        f"python -m openclaw_rl.settings.reference {page} writes it anew"
+    )
+
+
+ODD = (
+    None,
+    3,
+    -1,
+    0.5,
+    1e999,
+    True,
+    "",
+    "x",
+    "\0",
+    "x" * 10_000,
+    [],
+    [[]],
+    [None],
+    [{}],
+    {},
+    {"a": 1},
+    {1: [2]},
+    "1:30",
+)
+
+
+@pytest.mark.parametrize("key", [*settings.known_keys(), *FILE])
+def test_values_of_the_wrong_type_are_an_error_in_words_or_mean_something(tmp_path: Path, key: str) -> None:
+    for value in ODD:
+        file = tmp_path / "settings.yaml"
+        file.write_text(yaml.safe_dump(nested(key, value)))
+        with contextlib.suppress(ConfigError):  # anything else is a traceback
+            load(file=file)

@@ -1,0 +1,114 @@
+"""The options of the command line: given twice, out of range, and the same wherever settings are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import click
+import pytest
+from benchmarks import build_starter
+from click.testing import CliRunner, Result
+
+from openclaw_rl.cli.main import cli
+from openclaw_rl.errors import ConfigError
+from openclaw_rl.settings.cli_options import Option, configured
+
+
+def commands(group: click.Group, above: str = "") -> Iterator[tuple[str, click.Command]]:
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from commands(command, f"{above}{name} ")
+        else:
+            yield f"{above}{name}", command
+
+
+EVERY = [*commands(cli), ("starter", build_starter.main)]
+SHARED = {parameter.name for parameter in click.command(configured(lambda: None)).params}
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, arguments)
+
+
+@pytest.mark.parametrize(("name", "command"), EVERY, ids=[name for name, _ in EVERY])
+def test_every_command_reads_its_options_alike(name: str, command: click.Command) -> None:
+    options = [p for p in command.params if isinstance(p, click.Option) and not p.hidden]
+    assert all(isinstance(one, Option) for one in options), "click.option takes the last of two"
+    numbers = [p for p in command.params if isinstance(p.type, click.types.IntParamType | click.types.FloatParamType)]
+    unbound = {p.name for p in numbers if not isinstance(p.type, click.IntRange | click.FloatRange)}
+    assert unbound <= {"seed", "with_parent"}
+    names = {p.name for p in command.params}
+    assert "file" not in {p.name for p in options} or names >= SHARED
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            ("up", "--method", "opd", "--method", "binary"),
+            "--method is given twice, as 'opd' and as 'binary'. Keep one",
+        ),
+        (("doctor", "--port=8001", "--port", "8002"), "--port is given twice, as '8001' and as '8002'. Keep one"),
+        (("evaluate", "--num", "3", "--num", "4"), "--num is given twice"),
+        (("data", "export", "x", "--since", "1h", "--since", "2h"), "--since is given twice"),
+        (("doctor", "--engine", "vllm", "--backend", "sglang"), "--engine is vllm and --backend sglang"),
+        (("up", "--port", "0"), "'--port': 0 is not in the range"),
+        (("up", "--port", "70000"), "'--port': 70000 is not in the range"),
+        (("serve", "--port", "-1"), "'--port': -1 is not in the range"),
+        (("doctor", "--wait", "-1"), "'--wait': -1.0 is not in the range"),
+        (("doctor", "--wait", "nan"), "'--wait': nan is no number of seconds"),
+        (("test-rollout", "--output-dir", "x", "--wait", "0"), "'--wait': 0.0 is not in the range"),
+        (("inspect", "sessions", "--limit", "-5"), "'--limit': -5 is not in the range"),
+        (("inspect", "policy", "--", "-1"), "'VERSION': -1 is not in the range"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(arguments: tuple[str, ...], words: str) -> None:
+    done = invoke(*arguments)
+    assert done.exit_code == 2
+    assert words in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "both"),
+    [
+        (("--lr", "1e-6", "--lr", "2e-6"), ("--lr (1e-6)", "--lr (2e-6)")),
+        (("--gpus", "0,1", "--train-gpus", "2"), ("--gpus (0,1)", "--train-gpus (2)")),
+        (("--set", "train.seed=1", "--set", "train.seed=2"), ("train.seed (1)", "train.seed (2)")),
+        (("--method", "opd", "--set", "train.method=binary"), ("train.method (opd)", "train.method (binary)")),
+        (("--model-path", "a", "--set", "model.path=b"), ("model.path (a)", "model.path (b)")),
+    ],
+)
+def test_two_values_of_one_setting_are_both_named(arguments: tuple[str, ...], both: tuple[str, str]) -> None:
+    error = invoke("config", "show", *arguments).exception
+    assert isinstance(error, ConfigError)
+    assert f"{both[0]} and {both[1]} both set " in str(error)
+
+
+def test_a_key_is_not_shown() -> None:
+    error = invoke("config", "show", "--set", "serve.api_key=sk-one", "--set", "serve.api_key=sk-two").exception
+    assert isinstance(error, ConfigError)
+    assert "both set serve.api_key and disagree" in str(error)
+    assert "sk-" not in str(error)
+
+
+def test_the_same_value_twice_is_one() -> None:
+    done = invoke(*("config", "show", "--port", "8001", "--port", "08001", "--set", "serve.port=8001", "--lr", "1e-6"))
+    assert done.exit_code == 0
+    assert "  port: 8001  # flags: serve.port" in done.output
+
+
+def test_what_up_takes_is_shown() -> None:
+    given = (
+        "--backend",
+        "vllm",
+        "--engine-url",
+        "http://gpu:1",
+        "--engine-python",
+        "/v/python",
+        "--log-level",
+        "debug",
+    )
+    done = invoke("config", "show", *given)
+    assert done.exit_code == 0, done.output
+    for line in ("url: http://gpu:1", "python: /v/python", "log_level: debug"):
+        assert f"  {line}  # flags: " in done.output

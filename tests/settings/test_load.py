@@ -1,0 +1,208 @@
+"""Settings: precedence, names, conflicts, and words that help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from openclaw_rl.errors import ConfigError
+from openclaw_rl.settings import load as settings
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "settings.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_flag_over_environment_over_file_over_default(tmp_path: Path) -> None:
+    file = write(tmp_path, "serve: {port: 1}\ntrain: {batch_min: 5}\njudge: {num_judges: 7}\n")
+    environ = {"OPENCLAW_PORT": "2", "OPENCLAW_RL_TRAIN_BATCH_MIN": "6"}
+    config = settings.load(file=file, environ=environ, flags={"serve.port": 3})
+    assert (config.serve.port, config.train.batch_min, config.judge.num_judges) == (3, 6, 7)
+    assert config.train.batch_max == settings.Config().train.batch_max
+
+
+def test_a_trainer_s_variables_are_its_owner_s_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("THP_MEM_ALLOC_ENABLE", raising=False)
+    assert settings.to_environment(settings.Config(), "train")["THP_MEM_ALLOC_ENABLE"] == "1"
+    assert "THP_MEM_ALLOC_ENABLE" not in settings.to_environment(settings.Config(), "engine")
+    monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", "0")
+    assert settings.to_environment(settings.Config(), "train")["THP_MEM_ALLOC_ENABLE"] == "0"
+    assert settings.for_training()["THP_MEM_ALLOC_ENABLE"] == "0"
+
+
+@pytest.mark.parametrize("key", [k for k in settings.known_keys() if k.split(".")[0] not in ("home",)])
+def test_every_setting_has_its_long_environment_name(key: str) -> None:
+    name = settings.ENV_PREFIX + key.replace(".", "_").upper()
+    default: object = settings.Config()
+    for part in key.split("."):
+        default = getattr(default, part)
+    value = "null" if default is None else str(default) if not isinstance(default, tuple) else str(list(default))
+    assert key in settings.read_environment({name: value})
+
+
+def test_two_spellings_that_disagree_are_an_error() -> None:
+    same = {"MODEL_PATH": "a", "BASE_MODEL_PATH": "a"}
+    assert settings.load(environ=same).model.path == "a"
+    with pytest.raises(ConfigError, match=r"MODEL_PATH .*disagree"):
+        settings.load(environ={"MODEL_PATH": "a", "BASE_MODEL_PATH": "b"})
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("serve: {prot: 1}", "unknown setting 'serve.prot'. Did you mean 'serve.port'"),
+        ("learning_rate: 1", "Did you mean 'train.learning_rate'"),
+        ("- 1", "expected a mapping"),
+        ("serve: {port: many}", "serve.port: .*got 'many'"),
+        ("serve: {port: 0}", "serve.port: Input should be greater than or equal to 1"),
+        ("serve: [", "cannot be read as YAML"),
+        ("train: {batch_min: 9, batch_max: 4}", "batch_max .* below"),
+        ("train: {method: sdft, hint_choice: mixture}", "train.hint_choice mixture: .*Say overlap"),
+        ("train: {method: opd, distill: teacher_topk, hint_choice: mixture}", "train.hint_choice mixture: "),
+        ("train: {method: combine, w_binary: 0, w_opd: 0}", "nothing could be learned"),
+        ("train: {method: binary, reference: average}", "binary has none"),
+        ("train: {method: binary, teacher_temperature: 0.5}", "binary has none"),
+        ("train: {method: sdpo, distill: token, loss: gspo}", "work on advantages"),
+        ("train: {method: sdft, sequence_mask: opsm}", "work on advantages"),
+        ("train: {method: sdpo, distill: student_topk}", "says already what is compared"),
+        ("train: {max_gap: 0.2, max_batch_gap: 0.3}", "max_batch_gap .* is above"),
+        ("train: {max_uses: 2, replay: 0}", "no room for them"),
+        ("train: {max_uses: 2, batch_min: 4, batch_max: 4}", "no room for them"),
+        ("train: {launch: {by: ray}}", "for several ranks"),
+        ("train: {launch: {shard: true}}", "for several ranks"),
+        ("train: {compile: true, ranks: 2}", "train.compile is for one rank"),
+        (
+            "train: {launch: {node_rank: 1}}",
+            r"\(NODE_RANK\) is 1, and train.launch.nodes \(NNODES\) 1: machines are numbered",
+        ),
+        ("train: {launch: {nodes: 2, node_rank: 2}}", "numbered from 0. Set train.launch.nodes to how many"),
+        ("train: {launch: {nodes: 2, by: local}}", "Say torchrun or ray, or leave it out"),
+        ("train: {loss_path: l.py, epochs: 2}", "one step a batch"),
+        ("train: {loss_path: l.py, method: opd, teacher_temperature: 0.5}", "one step a batch"),
+        ("judge: {kind: llm}", "base_url and judge.model are needed"),
+        ("serve: {host: 0.0.0.0}", "no key is set"),
+        ("engine: {backend: vllm, url: 'localhost:8001'}", "engine.url: expected an address .*got 'localhost:8001'"),
+        ("engine: {backend: vllm, url: '127.0.0.1:8001/v1'}", "engine.url: expected an address"),
+        ("engine: {backend: vllm, url: 'http://[::1'}", "engine.url: expected an address"),
+        ("judge: {base_url: 'ftp://x/v1'}", "judge.base_url: expected an address"),
+        ("teacher: {base_url: 'http://x:99999/v1', model: m}", "teacher.base_url: expected an address"),
+        ("collect: {side_patterns: ['(']}", "no regular expression"),
+        ("serve: {transient_patterns: ['[']}", "no regular expression"),
+        ("train: {method: opd}\ntrain: {batch_min: 8}", "line 2: 'train' stands twice"),
+        ("model: {name: 2026-13-45}", "cannot be read as YAML: month must be"),
+        ("train: {seed: " + "9" * 5000 + "}", "cannot be read as YAML: .*4300 digits"),
+        ("train: &x {lora: *x}", "an alias .* leads back"),
+        ("[" * 3000, "nested too deeply"),
+        ("train: {x: " + "[" * 60 + "]" * 60 + "}", "nested too deeply"),
+        ("train: {learning_rate: 1e400}", "train.learning_rate: Input should be a finite number"),
+        ("train: {kl_coef: .nan}", "train.kl_coef: Input should be a finite number"),
+        ("serve: {sampling_override: {temperature: .inf}}", "temperature: Input should be a finite number"),
+        ("train: {lora: {rank: yes}}", "train.lora.rank: expected a number .got True."),
+        ("train: {lora: 8}", "train.lora is a section: expected keys below it, such as train.lora.alpha, got 8"),
+        ("lora: {}", "unknown setting 'lora'"),
+        ("home: ''", "home: expected text, got nothing"),
+        ("model: {path: ''}", "model.path: expected text, got nothing"),
+        ('data: {path: "a\\0b"}', "data.path: expected text without a null character"),
+        ("model: {name: 2026-01-01}", "model.name: .*put it in quotes"),
+        ("track: {to: wandb}", r"track.to: .*that is a list: \[a, b\]"),
+    ],
+)
+def test_a_bad_file_says_what_and_what_to_do(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        settings.load(file=write(tmp_path, text), environ={})
+
+
+def test_bytes_that_are_no_text(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_bytes("train: {method: opd}".encode("utf-16"))
+    with pytest.raises(ConfigError, match=r"expected UTF-8, got other bytes at byte 0\. Save it as UTF-8") as caught:
+        settings.load(file=file, environ={})
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ConfigError, match=r"cannot be read .Is a directory.\. Name a settings file"):
+        settings.load(file=tmp_path, environ={})
+
+
+def test_what_is_empty_is_not_given(tmp_path: Path) -> None:
+    file = write(tmp_path, "train:\njudge: {}\nserve: {api_key: ''}\ndata: {path: ''}\nengine: {gpus: [0, 1]}\n")
+    config = settings.load(file=file, environ={})
+    assert (config.serve.api_key, config.data.path, config.engine.gpus) == (None, None, ("0", "1"))
+
+
+def test_json_is_read_as_json(tmp_path: Path) -> None:
+    file = tmp_path / "settings.json"
+    file.write_text('{\n\t"model": {"name": "\\ud83d\\ude00"}, "train": {"learning_rate": 1e-6}}')
+    config = settings.load(file=file, environ={})
+    assert (config.model.name, config.train.learning_rate) == ("\U0001f600", 1e-6)
+    for text, words in (('{"home": "a", "home": "b"}', "'home' stands twice"), ("{", "as JSON: Expecting")):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=words):
+            settings.load(file=file, environ={})
+
+
+def test_a_merge_may_be_overridden(tmp_path: Path) -> None:
+    file = write(
+        tmp_path, "train: &t {method: opd, seed: 3}\nmodel: {name: a}\nteacher: {<<: {timeout: 1}, timeout: 2}"
+    )
+    assert settings.load(file=file, environ={}).teacher.timeout == 2
+
+
+def test_a_missing_file_and_an_unknown_variable() -> None:
+    with pytest.raises(ConfigError, match="no such settings file"):
+        settings.load(file="/nowhere.yaml", environ={})
+    with pytest.raises(ConfigError, match="Did you mean OPENCLAW_RL_SERVE_PORT"):
+        settings.load(environ={"OPENCLAW_RL_SERVE_PROT": "1"})
+
+
+def test_a_value_that_is_no_yaml_names_its_variable() -> None:
+    with pytest.raises(ConfigError, match="OPENCLAW_PORT: expected a value"):
+        settings.load(environ={"OPENCLAW_PORT": "{"})
+
+
+def test_keys_are_taken_as_they_are() -> None:
+    assert settings.load(environ={"OPENCLAW_API_KEY": "0123"}).serve.api_key == "0123"
+
+
+def test_children_inherit_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = settings.load(environ={}, flags={"train.batch_min": 9, "serve.transient_patterns": ["^x$"]})
+    monkeypatch.setenv(settings.HANDED_DOWN, settings.to_environment(config)[settings.HANDED_DOWN])
+    assert settings.inherited() == config
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "why"),
+    [
+        ({"JUDGE_MODEL_PATH": "/j", "PRM_MODEL_PATH": "/p"}, "PRM_MODEL_PATH", "judge.kind is llm"),
+        ({"MAJORITY_VOTE_N": "5"}, "MAJORITY_VOTE_N", "judge.kind is rules"),
+        (
+            {"REWARD_ARGS": "--custom-rm-path a.py", "MAJORITY_VOTE_THRESHOLD": "0.6"},
+            "MAJORITY_VOTE_THRESHOLD",
+            "plugin",
+        ),
+        ({"USE_LORA": "false", "LORA_RANK": "8", "LORA_ALPHA": "16"}, "LORA_ALPHA, LORA_RANK", "train.weights is full"),
+        ({"CKPT_ARGS": "--save-interval 100"}, "CKPT_ARGS --save-interval", "only with train.save_dir"),
+        (
+            {"OPENCLAW_RL_TRAIN_METHOD": "opd", "OPENCLAW_RL_TRAIN_W_BINARY": "2"},
+            "OPENCLAW_RL_TRAIN_W_BINARY",
+            "is opd",
+        ),
+    ],
+)
+def test_what_changes_nothing_is_said(given: dict[str, str], name: str, why: str) -> None:
+    (told,) = settings.load_all(environ=given).notices
+    assert told.startswith(f"{name} ha")
+    assert why in told
+
+
+def test_nothing_is_said_of_what_holds() -> None:
+    environ = {"MAJORITY_VOTE_N": "5", "JUDGE_MODEL_PATH": "/j", "LORA_RANK": "8"}
+    assert settings.load_all(environ=environ | {"CKPT_ARGS": "--save-interval 9 --save-dir x"}).notices == []
+
+
+def test_a_line_that_goes_on_is_one_line() -> None:
+    config = settings.load(
+        environ={"ROLLOUT_ARGS": " --num-rollout-workers 16\\\n --parallel-envs 32 \\\r\n --async-collection "}
+    )
+    assert (config.rollout.workers, config.rollout.parallel_envs) == (16, 32)

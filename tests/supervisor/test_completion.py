@@ -1,0 +1,150 @@
+"""`openclaw-rl train` on data comes to its end by itself, and nothing else does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from openclaw_rl.settings.load import Config
+from openclaw_rl.store import exchanges, heartbeats, leases, policies, reactions, turns
+from openclaw_rl.store.db import Store
+from openclaw_rl.supervisor.completion import QUIET, Ending, wanted
+from openclaw_rl.train.lease_keeper import LEASE
+from openclaw_rl.train.orchestrator import WAITING
+from openclaw_rl.types import (
+    ExchangeStatus,
+    FinishReason,
+    Policy,
+    PolicyState,
+    Reply,
+    Request,
+    Sampling,
+    Span,
+    Verdict,
+)
+
+
+def ending(tmp_path: Path, **settings: Any) -> tuple[Ending, Store]:
+    config = Config(home=str(tmp_path), **settings)
+    store = Store.open(config.store_path)
+    return Ending(config, store), store
+
+
+def rooted(store: Store) -> None:
+    with store.write() as conn:
+        policies.ensure_root(conn, base="b", identity="i", at=1.0)
+
+
+def looks(made: Ending) -> list[bool]:
+    """One more than it takes."""
+    return [made.look() is not None for _ in range(QUIET + 2)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "rooms", "ends"),
+    [
+        ({}, ("train",), False),
+        ({"train": {"max_steps": 3}}, ("train",), True),
+        ({"data": {"path": "/data"}}, ("judge", "train", "data"), True),
+        ({"data": {"path": "/data"}, "train": {"once": False}}, ("judge", "train", "data"), False),
+        ({"train": {"once": True}}, ("train",), True),
+        ({"train": {"once": True, "max_steps": 3}}, ("engine", "gateway", "train"), False),
+        ({"train": {"max_steps": 3}}, ("judge",), False),
+    ],
+)
+def test_who_ends_by_itself(settings: dict[str, Any], rooms: tuple[str, ...], ends: bool) -> None:
+    assert wanted(Config(**settings), rooms) is ends
+
+
+def test_the_last_step_is_the_end(tmp_path: Path) -> None:
+    made, store = ending(tmp_path, train={"max_steps": 2})
+    assert made.look() is None, "no policy yet"
+    rooted(store)
+    for version in (1, 2):
+        assert made.look() is None
+        policy = Policy(
+            version=version,
+            parent=version - 1,
+            state=PolicyState.LIVE,
+            path=None,
+            digest="",
+            base="b",
+            identity="i",
+            metrics={"step": float(version)},
+            created_at=1.0,
+        )
+        with store.write() as conn:
+            lease = leases.acquire(conn, LEASE, "test", 10.0, 1.0)
+            assert lease is not None
+            policies.publish(conn, lease, policy, [], 1.0)
+    assert made.look() == "train.max_steps 2 is reached, version 2 is the last"
+    store.close()
+
+
+def judge_one(store: Store, *, closed_only: bool) -> None:
+    request = Request(
+        id="t",
+        scope="s",
+        messages=({"role": "user", "content": "ask"},),
+        marks=(),
+        sampling=Sampling(),
+        prompt_ids=np.array([1], np.int32),
+        version=0,
+        identity="i",
+        admitted_at=1.0,
+    )
+    reply = Reply(
+        id="t",
+        status=ExchangeStatus.DONE,
+        message={"role": "assistant", "content": "answer"},
+        response_ids=np.array([4, 5], np.int32),
+        logprobs=np.array([-0.5, -0.5], np.float32),
+        mask=np.array([True, True]),
+        spans=(Span(start=0, end=2, version=0),),
+        finish_reason=FinishReason.STOP,
+        mark=None,
+        finished_at=2.0,
+    )
+    with store.write() as conn:
+        if closed_only:
+            exchanges.admit(conn, [request])
+            exchanges.finish(conn, [reply])
+            reactions.close(
+                conn,
+                "t",
+                messages=[{"role": "user", "content": "thanks"}],
+                signature=b"",
+                source="later",
+                how="exact",
+                at=3.0,
+            )
+        else:
+            assert turns.add_verdict(conn, Verdict(turn="t", revision=1, judge="test", score=1, at=4.0))
+
+
+def test_nothing_left_is_the_end(tmp_path: Path) -> None:
+    made, store = ending(tmp_path, train={"once": True})
+    rooted(store)
+    assert not any(looks(made)), "the trainer has not looked yet"
+    heartbeats.beat(store, "train", "making a batch")
+    assert not any(looks(made)), "it is at work"
+    heartbeats.beat(store, "train", f"{WAITING}0 of 2")
+    judge_one(store, closed_only=True)
+    assert not any(looks(made)), "a turn waits for its verdict"
+    judge_one(store, closed_only=False)
+    assert looks(made) == [False] * QUIET + [True, True], "the first look sees that something has happened"
+    assert "nothing is left to import, to judge and to train on (waiting for turns: 0 of 2)" in str(made.look())
+    store.close()
+
+
+def test_what_is_not_imported_yet_is_left(tmp_path: Path) -> None:
+    data = tmp_path / "data.jsonl"
+    data.write_text("{}\n")
+    made, store = ending(tmp_path, data={"path": str(data)})
+    rooted(store)
+    heartbeats.beat(store, "train", f"{WAITING}0 of 2")
+    assert not any(looks(made))
+    store.close()

@@ -1,0 +1,96 @@
+"""What travels between the room and rank 0 arrives as it was sent."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+from openclaw_rl.errors import ModelError, OpenClawError
+from openclaw_rl.methods.types import Episode, Sample, StepResult
+from openclaw_rl.train.ranks import rpc
+from openclaw_rl.train.ranks.rpc import Done, Line, Listener, Load, Refused, Step
+
+
+def sample(**further: object) -> Sample:
+    values: dict[str, object] = {
+        "turn": "t",
+        "agent": "a",
+        "prompt_ids": np.arange(5, dtype=np.int32),
+        "response_ids": np.array([7, 2**31 - 1], np.int32),
+        "logprobs": np.array([-1.5, -1e-30], np.float32),
+        "mask": np.array([True, False]),
+        "temperature": 0.7,
+        "version": 3,
+        "reward": np.float64(-1.0),
+    }
+    return Sample(**(values | further))  # type: ignore[arg-type]
+
+
+def test_samples_arrive_whole() -> None:
+    episode = Episode(task="x", rollout="r", step=2, outcome=None, step_reward=0.5)
+    sent = [sample(), sample(reward=None, hinted_prompts=(np.arange(3, dtype=np.int32),), episode=episode)]
+    got = rpc.commands.decode(rpc.encode(Step(sent, "/out")))
+    assert isinstance(got, Step)
+    assert got.out == "/out"
+    for one, two in zip(sent, got.samples, strict=True):
+        for field in fields(Sample):
+            before, after = getattr(one, field.name), getattr(two, field.name)
+            np.testing.assert_equal(after, before)
+            assert getattr(after, "dtype", None) == getattr(before, "dtype", None) or field.name == "reward"
+
+
+def test_results_and_commands_arrive() -> None:
+    result = StepResult(
+        folder=None, digest="d", metrics={"kl": float("nan")}, memory={"a": [1, {"b": 2.5}]}, dropped={}
+    )
+    got = rpc.answers.decode(rpc.encode(Done(result)))
+    assert isinstance(got, Done)
+    assert np.isnan(got.result.metrics["kl"])
+    assert (got.result.memory, got.result.folder) == (result.memory, None)
+    load = Load("/folder", {"count": np.float32(2.0)})
+    assert rpc.commands.decode(rpc.encode(load)) == Load("/folder", {"count": 2.0})
+
+
+def test_what_was_raised_there_is_raised_here() -> None:
+    for error in (ModelError("no such model"), ValueError("broken weights")):
+        again = rpc.error_of(rpc.refused(error))
+        assert (type(again), str(again)) == (type(error), str(error))
+    assert type(rpc.error_of(Refused("Exception", "x"))) is OpenClawError
+    assert type(rpc.error_of(Refused("annotations", "x"))) is OpenClawError
+
+
+def test_messages_are_cut_where_they_end() -> None:
+    here, there = socket.socketpair()
+    ours, theirs = Line(here), Line(there)
+    large = os.urandom(3 * 2**20)
+    sender = threading.Thread(target=lambda: [ours.send(raw) for raw in (b"a", large, b"")])
+    sender.start()
+    assert [theirs.receive(5), theirs.receive(5), theirs.receive(5)] == [b"a", large, b""]
+    sender.join()
+    assert theirs.receive(0.01) is None
+    here.sendall((2).to_bytes(8, "little") + b"x")
+    assert theirs.receive(0.01) is None, "half of a message is none"
+    here.sendall(b"y")
+    assert theirs.receive(5) == b"xy"
+    ours.close()
+    with pytest.raises(EOFError, match="hung up"):
+        theirs.receive(5)
+    theirs.close()
+
+
+def test_only_we_can_reach_the_listener() -> None:
+    listener = Listener()
+    assert listener.folder.stat().st_mode & 0o077 == 0
+    found = rpc.find(str(listener.path))
+    accepted = listener.accept(lambda: None)
+    found.send(b"ready")
+    assert rpc.answer(accepted, lambda: None) == b"ready"
+    found.close()
+    accepted.close()
+    listener.close()
+    assert not listener.folder.exists()

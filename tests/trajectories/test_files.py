@@ -1,0 +1,249 @@
+"""Files, cut into trajectories without being held, and what is said of those that are wrong."""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import json
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.trajectories.world import PRINTED, Home, main, put
+
+from openclaw_rl.errors import OpenClawError
+from openclaw_rl.trajectories import files
+from openclaw_rl.trajectories.parser import parse
+from openclaw_rl.trajectories.schema import Refused
+
+SIGNS = st.text('"\\[]{},: é', max_size=8)
+values = st.recursive(
+    st.none() | st.integers(0, 9) | SIGNS,
+    lambda v: st.lists(v, max_size=3) | st.dictionaries(SIGNS, v, max_size=3),
+    max_leaves=6,
+)
+few = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def cut(raw: bytes, size: int, *, array: bool) -> list[Any]:
+    splitter = files.Splitter(array=array)
+    found = [v for at in range(0, len(raw), size) for v in splitter.feed(raw[at : at + size])]
+    assert splitter.rest() is None
+    assert None not in found
+    return [json.loads(v) for v in found if v is not None]
+
+
+@few
+@given(st.lists(values, max_size=4), st.integers(1, 50), st.booleans(), st.sampled_from([None, 1]))
+def test_an_array_is_cut_into_its_items(items: list[Any], size: int, ascii_: bool, indent: int | None) -> None:
+    assert cut(json.dumps(items, ensure_ascii=ascii_, indent=indent).encode(), size, array=True) == items
+
+
+@few
+@given(st.lists(st.dictionaries(SIGNS, values, max_size=3), min_size=1, max_size=4), st.integers(1, 50))
+def test_objects_one_after_the_other_are_cut_apart(items: list[Any], size: int) -> None:
+    assert cut("\n".join(json.dumps(i) for i in items).encode(), size, array=False) == items
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.ndjson", "one.json", "pretty.json", "bom.json", "plain.txt"])
+def test_every_layout_is_read(tmp_path: Path, name: str) -> None:
+    two = [PRINTED, PRINTED | {"session_id": "b"}]
+    lines = "\n".join(json.dumps(t) for t in two)
+    text = {
+        "a.json": json.dumps(two, indent=2),
+        "one.json": json.dumps(PRINTED, indent=2),
+        "pretty.json": f"\n\n {json.dumps(PRINTED, indent=2)}\n{json.dumps(two[1])}",
+        "bom.json": "\ufeff" + json.dumps(two),
+    }.get(name, lines)
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    found = [e.trajectory().session_id for f in files.files([tmp_path / name]) for e in files.entries(f)]
+    assert found == ["user_session_abc123", "b"][: 1 if name == "one.json" else 2]
+
+
+def test_a_folder_is_searched_but_for_what_is_hidden_or_of_another_kind(tmp_path: Path) -> None:
+    for name in ("b.jsonl", "deep/a.json", ".hidden.json", ".git/x.json", "notes.md"):
+        put(tmp_path / name, PRINTED)
+    assert [str(f.relative_to(tmp_path)) for f in files.files([tmp_path])] == ["b.jsonl", "deep/a.json"]
+
+
+def test_nothing_to_read_is_said(tmp_path: Path) -> None:
+    with pytest.raises(OpenClawError, match="no such file or folder"):
+        files.files([tmp_path / "none"])
+    with pytest.raises(OpenClawError, match="no trajectories there"):
+        files.files([tmp_path])
+
+
+def test_what_could_be_read_without_end_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.json")
+    with pytest.raises(OpenClawError, match="got a pipe or a device"):
+        files.files([tmp_path / "pipe.json"])
+    put(tmp_path / "a.jsonl", PRINTED)
+    assert files.files([tmp_path]) == [tmp_path / "a.jsonl"]
+
+
+def test_what_is_too_large_is_refused_unread_and_the_rest_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "ENTRY_BYTES", 2000)
+    long = PRINTED | {"turns": [main("x" * 5000, "y")]}
+    put(tmp_path / "a.jsonl", long, PRINTED)
+    (tmp_path / "b.json").write_text(json.dumps([long, PRINTED]))
+    for name in ("a.jsonl", "b.json"):
+        first, second = files.entries(tmp_path / name)
+        assert first.problem is not None
+        assert first.problem.reason == "too large"
+        assert second.trajectory() == parse(PRINTED)
+
+
+@pytest.mark.parametrize("name", ["in.json", "in.jsonl"])
+def test_a_packed_file_is_named_as_what_it_is(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(gzip.compress(json.dumps(PRINTED).encode()))
+    (entry,) = files.entries(tmp_path / name)
+    assert entry.problem is not None
+    assert "got a file packed by gzip; unpack it first" in entry.problem.detail
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "key"),
+    [
+        ('"session_id": ', '"session_id": "x", "session_id": ', "session_id"),
+        ('"prompt": ', '"prompt": "x", "prompt": ', "prompt"),
+        ('"prompt": ', '"messages": [{"role": "user", "role": "tool"}], "prompt": ', "role"),
+    ],
+)
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
+def test_a_key_that_stands_twice_is_a_fault_of_its_line(
+    tmp_path: Path, home: Home, name: str, before: str, after: str, key: str
+) -> None:
+    wrong = json.dumps(PRINTED).replace(before, after, 1)
+    right = json.dumps(PRINTED | {"session_id": "b"})
+    (tmp_path / name).write_text(f"[{wrong},{right}]" if name == "a.json" else f"{wrong}\n{right}\n")
+    report = home.bring(tmp_path / name)
+    assert (report.counts.refused, report.counts.imported) == ({"key twice": 1}, 1)
+    assert report.file is not None
+    (told,) = [json.loads(line) for line in report.file.read_text().splitlines()]
+    assert told["detail"] == f"{key!r} stands twice in one object. Keep one of them"
+    assert told["place"].endswith(" 1")
+
+
+CHANGES: dict[str, tuple[dict[str, Any], str, str]] = {
+    "unknown key": ({"promt": "x"}, "unknown key", "turn 1: unknown key 'promt'; did you mean 'prompt'?"),
+    "inner key": ({"verdict": {"scor": 1}}, "unknown key", "verdict: unknown key 'scor'; did you mean 'score'?"),
+    "type": ({"type": "sidee"}, "wrong type", "type: invalid enum value 'sidee'; expected main or side"),
+    "prompt": ({"prompt": 3}, "wrong type", "prompt: expected str | null, got int"),
+    "no prompt": ({"prompt": None}, "missing key", "missing key `prompt` (or `messages`)"),
+    "no response": ({"response": None}, "missing key", "missing key `response` (or `message`)"),
+    "score": ({"verdict": {"score": 2}}, "wrong type", "verdict.score: invalid enum value 2"),
+    "ids alone": ({"prompt_ids": [1]}, "token arrays", "go together; got only prompt_ids"),
+    "no identity": (
+        {"prompt_ids": [1], "response_ids": [2], "logprobs": [-1]},
+        "token arrays",
+        "without the identity of their model mean nothing",
+    ),
+    "lengths": (
+        {"prompt_ids": [1], "response_ids": [2, 3], "logprobs": [-1], "identity": "i"},
+        "token arrays",
+        "2 response_ids, but 1 logprobs and 2 mask entries",
+    ),
+    "probability": (
+        {"prompt_ids": [1], "response_ids": [2], "logprobs": [0.5], "identity": "i"},
+        "token arrays",
+        "natural logarithms of probabilities (0 or less)",
+    ),
+    "role": ({"next_state": [{"role": "robot", "content": "x"}]}, "out of range", "next_state: expected a role of"),
+    "call": (
+        {"message": {"role": "assistant", "content": None, "tool_calls": [3]}, "response": None},
+        "wrong type",
+        "tool_calls: expected a list of calls",
+    ),
+    "two words": ({"messages": [{"role": "user", "content": "other"}]}, "contradiction", "prompt differs"),
+    "side trains": ({"type": "side", "trainable": True}, "contradiction", "a side turn never trains"),
+    "id": ({"id": ""}, "out of range", "id: expected 1 to 500 printable characters, got nothing"),
+    "time": ({"at": -1}, "out of range", "at: expected seconds since 1970"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_is_wrong_is_named(name: str) -> None:
+    change, reason, said = CHANGES[name]
+    broken: dict[str, Any] = copy.deepcopy(PRINTED)
+    broken["turns"][0] |= change
+    with pytest.raises(Refused) as refused:
+        parse(broken)
+    assert refused.value.reason == reason
+    assert said in refused.value.detail
+    assert refused.value.turn == 1
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        ([1], "expected an object with session_id and turns, got a list"),
+        ({"turns": [main("a", "b")]}, "missing key session_id"),
+        ({"session_id": "", "turns": [main("a", "b")]}, "session_id: expected 1 to 500 printable characters"),
+        ({"session_id": "\ud800", "turns": [main("a", "b")]}, "session_id: expected"),
+        ({"session_id": "s", "turns": []}, "turns: expected a list of one turn or more"),
+        ({"sessionid": "s", "turns": []}, "did you mean 'session_id'?"),
+    ],
+)
+def test_a_broken_session_is_named(broken: Any, said: str) -> None:
+    with pytest.raises(Refused, match=said.replace("?", r"\?")):
+        parse(broken)
+
+
+def _mutated(raw: bytes, dice: random.Random) -> bytes:
+    """One to four changes such as files really suffer: bytes gone, doubled, swapped, foreign, or another's."""
+    out = bytearray(raw)
+    for _ in range(dice.randint(1, 4)):
+        at, n = dice.randrange(len(out) + 1), dice.randint(1, 40)
+        what = dice.randrange(7)
+        if what == 0:
+            del out[at : at + n]
+        elif what == 1:
+            out[at:at] = dice.randbytes(n)
+        elif what == 2:
+            out[at:at] = out[dice.randrange(len(out) + 1) :][:n]
+        elif what == 3:
+            del out[at:]
+        elif what == 4:
+            out[at:at] = dice.choice([b'"', b"{", b"}", b"[", b"]", b",", b"\\", b"\n", b"null", b"1e999", b"\\ud800"])
+        elif what == 5:
+            out[at : at + 1] = dice.choice([b"-", b"9", b"\x00", b"\xff", b"<|im_end|>", b"NaN", b"[" * 2000])
+        else:
+            word = dice.choice(
+                [b"main", b"prompt", b"turns", b"user", b"role", b"true", b"content", b"0", b"session_id"]
+            )
+            swap = dice.choice(
+                [b"side", b"null", b"{}", b"assistant", b"-1", b"[[]]", b"tool", b"99999999999999999999"]
+            )
+            out = bytearray(bytes(out).replace(word, swap, 1))
+    return bytes(out) or b"{"
+
+
+def test_a_thousand_broken_files_give_reasons_and_never_a_traceback(tmp_path: Path, home: Home) -> None:
+    """Mutations of what people write and of what an export writes, down to the store."""
+    tools = [{"role": "tool", "tool_call_id": "c", "content": "seen"}]
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    rich = main("look", "", message={"role": "assistant", "content": "", "tool_calls": [call]}, next_state=tools)
+    home.bring(put(tmp_path / "in.jsonl", PRINTED, {"session_id": "r", "turns": [rich, main("", "It is red.")]}))
+    seeds = [json.dumps(PRINTED).encode(), *home.exports()]
+    dice = random.Random(7)
+    folder = tmp_path / "fuzz"
+    folder.mkdir()
+    for number in range(1000):
+        parts = dice.sample(seeds, dice.randint(1, 2))
+        suffix = dice.choice(["json", "jsonl"])
+        raw = b"[" + b",".join(parts) + b"]" if suffix == "json" else b"\n".join(parts)
+        (folder / f"{number:04}.{suffix}").write_bytes(_mutated(raw, dice))
+    report = home.bring(folder)
+    assert report.counts.read >= 1000
+    assert 300 < report.refused < report.counts.read
+    assert {"not JSON", "unknown key", "wrong type", "missing key"} <= set(report.counts.refused)
+    assert report.file is not None
+    told = [json.loads(line) for line in report.file.read_text().splitlines()]
+    assert len(told) == report.refused
+    assert all(t["file"] and t["reason"] and t["detail"] for t in told)
