@@ -10,7 +10,7 @@ STAMP := $(VENV)/.installed
 export OMP_WAIT_POLICY ?= passive
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: gpu-check gpu-bench env demo learn learn-rate test check explore fuzz bench starter clean test-openclaw test-clients test-engines test-qlora test-recipes test-ray test-gui
+.PHONY: gpu-check gpu-bench env demo learn learn-rate test test-system check explore fuzz bench starter clean test-openclaw test-clients test-engines test-qlora test-recipes test-ray test-gui
 $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; v=sys.version_info; sys.exit(0 if v >= (3, 11) else f"OpenClaw-RL needs Python 3.11 or newer; this is {v[0]}.{v[1]}. Try: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
@@ -58,7 +58,7 @@ test-openclaw: $(STAMP) $(OPENCLAW_ENV)/.installed  ## the real OpenClaw talks t
 learn: $(STAMP)  ## five tastes x three methods, measured; writes docs/learning.md (about half an hour)
 	$(BIN)/python -m benchmarks.taste_benchmark --out runs/learn
 
-learn-rate: $(STAMP)  ## reactions of one person until satisfied, by batch size, with and without replay; writes docs/learning_rate.md (about half an hour)
+learn-rate: $(STAMP)  ## reactions of one person until satisfied, by batch size, with and without replay; writes docs/sample_efficiency.md (about half an hour)
 	$(BIN)/python -m benchmarks.sample_efficiency --out runs/learn-rate
 
 check: $(STAMP)  ## lint, format, strict types; the import order is among the tests
@@ -66,9 +66,13 @@ check: $(STAMP)  ## lint, format, strict types; the import order is among the te
 	$(BIN)/ruff format --check src tests benchmarks docs examples recipes slime
 	$(BIN)/mypy
 
-# Two workers of one thread each: one starts whole systems, the other does everything else (tests/conftest.py).
-test: check  ## everything that CI runs
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
+# Two workers of one thread each, on two cores.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+test: check  ## lint, types, and every test that needs no running system (five minutes)
+	$(PYTEST) -m "not system"
+
+test-system: $(STAMP)  ## tests that start whole systems: kills, ranks, commands, rollouts
+	$(PYTEST) -m system
 
 # Not in the dev extra: with bitsandbytes installed, every trainer starts seconds later.
 test-qlora: $(STAMP)  ## a base in 4 bits, with the real library

@@ -1,4 +1,4 @@
-"""What a step costs as batches and contexts grow: seconds and memory of `LocalTrainer.step` against its tokens.
+"""Time and memory of one training step, against batch size and context length.
 
 python benchmarks/cost.py [--rounds 3] [--most 32768]
 """
@@ -40,30 +40,31 @@ CONTEXT = 1024  # of every session of the first table
 TURNS = 4  # of a session
 LEAST = 1024
 HEAD = (
-    "| tokens | turns | s | ms for 1000 tokens | peak MiB | attention's share |",
+    "| tokens | turns | s | ms per 1000 tokens | peak MiB | attention's share |",
     "|---|---|---|---|---|---|",
 )
 TEXT = """\
-# What a step costs
+# Training step cost
 
-Measured by `make bench` (`benchmarks/cost.py`) on a CPU, one thread, with a small model (4 layers of 128, a vocabulary
-of 4,096): one whole step of the local trainer, which is the policy before, the frozen base, the step, the policy after
-it, and the folder on the disk. Tokens are those of the batch's tree: what turns share is in it once. Memory is what the
-process's peak grows by. A GPU has its own page: [Trainer on a GPU](guides/gpu.md).
+Measured by `make bench` (`benchmarks/cost.py`) on a CPU, one thread, with a small model (4 layers of width 128, a
+vocabulary of 4,096). One step is a whole step of the local trainer: the policy before, the frozen base, the step, the
+policy after it, and the folder on disk. Tokens are those of the batch's prefix tree, which holds a shared prefix once.
+Memory is the growth of the process's peak. For GPUs see [GPU](guides/gpu.md).
 
 ## More conversations
 
-Sessions of {turns} turns with a context of {context} tokens each. For {times:.0f} times the tokens a step takes
-{growth:.1f} times as long and {wider:.1f} times the memory: a pass holds `train.micro_tokens` (4,096) at the most.
+Sessions of {turns} turns with a context of {context} tokens each. For {times:.0f} times the tokens, a step takes
+{growth:.1f} times as long and {wider:.1f} times the memory: one forward pass has at most `train.micro_tokens` (4,096)
+tokens.
 
 {sessions}
 
 ## Longer conversations
 
-One session of {turns} turns, whose context grows. All but attention is linear in tokens; attention is linear in pairs
-of a token and one that it sees, and so its share of the operations grows. The share is counted, not measured. A context
-is one pass whatever `train.micro_tokens` says: memory grows with it, as far as there is
-room; beyond that layers are computed again (`train.checkpointing`).
+One session of {turns} turns with a growing context. The cost of attention is linear in the pairs of a token and a token
+that it attends to; all other cost is linear in tokens. Attention's share of the operations therefore grows; it is
+computed, not measured. A context is one forward pass whatever `train.micro_tokens` is, so memory grows with it up to the
+available memory; beyond that, layers are recomputed (`train.checkpointing`).
 
 {contexts}
 """

@@ -1,10 +1,10 @@
-"""Which families of models work: each that transformers knows, as a small random model, served and trained here.
+"""Test which model families work: serve and train a small random model of each family that transformers has.
 
     python benchmarks/families.py [--only qwen3 gemma2 ...] [--out docs/guides/models.md]
 
 Trained: the trainer's log-probabilities of some turns equal those of the model's own forward pass. Served: the embedded
-engine loads it, and passes its own test of itself. What cannot be made small, or reads something other than text, is
-not tried.
+engine loads it and passes its self-test. Families that cannot be made small, or that need other input than text, are
+skipped.
 """
 
 from __future__ import annotations
@@ -55,27 +55,28 @@ PLAIN = {name: value for name, value in HEADLESS.items() if not name.startswith(
 TRIES = ({**COMMON, **EXPERTS, **OLDER}, {**COMMON, **EXPERTS}, HEADLESS, PLAIN, COMMON, {**COMMON, **OLDER})
 HYBRID = {"lfm2": ["conv", "full_attention"]}  # which have their own layers only where they are asked for
 TEXT = """\
-# Which models work
+# Supported models
 
-Any causal language model of transformers that lies in a folder of its own (or on a hub) with a tokenizer and a chat
-template. Qwen, Llama, Mistral, Gemma, DeepSeek and gpt-oss have readers for their tool calls and reasoning
-([templates](../concepts/templates.md)); others answer in text.
+Any causal language model of transformers with a tokenizer and a chat template works, from a folder or a hub. Qwen, Llama,
+Mistral, Gemma, DeepSeek and gpt-oss have parsers for their tool calls and reasoning
+([chat templates](../concepts/templates.md)); other models answer in text.
 
-`python benchmarks/families.py` makes each family that transformers {version} knows as a small random model, serves it
-with the embedded engine and trains it: {tried} could be made so, and look back only. The trainer's log-probabilities
-equal those of a plain forward pass on all that it takes. What vLLM and SGLang serve, their own documentation says.
-A small model may lack a kind of layer that a large one of its family has; and where layers look back through a window,
-the embedded engine serves conversations up to its length (`engine.max_context`).
+`python benchmarks/families.py` builds a small random model of each family of transformers {version}, serves it with the
+embedded engine and trains it: {tried} causal families could be built. For all trained families the trainer's
+log-probabilities equal those of a plain forward pass. For vLLM and SGLang see their own documentation. A small model may
+lack a kind of layer that a large one of its family has. With sliding-window attention, the embedded engine serves
+conversations up to the length of the window (`engine.max_context`).
 
 {lists}
 """
 KINDS = {
-    "all": "**Served by the embedded engine and trained** ({n}), prompts that turns share computed once:",
-    "rows": "**The same, turn by turn** ({n}): layers carry a state, bend scores, or have attention of their own:",
-    "part": "**Served, and trained with named layers** (`train.lora.targets`) **or as a whole** ({n}): with experts\n"
-    "or routers, for which no adapter is served. The refusal names the layers that can be named:",
+    "all": "**Served by the embedded engine and trained** ({n}), with shared prefixes computed once:",
+    "rows": "**Served by the embedded engine and trained turn by turn** ({n}): the layers carry a state, transform\n"
+    "attention scores, or have their own attention:",
+    "part": "**Served, and trained with named layers** (`train.lora.targets`) **or with full weights** ({n}): models with\n"
+    "experts or routers, for which the engine serves no adapter. The error names the layers that can be named:",
     "elsewhere": "**Trained, and served by vLLM or SGLang only** ({n}):",
-    "served": "**Served, and not trained** ({n}):",
+    "served": "**Served, but not trained** ({n}):",
     "none": "**Neither** ({n}):",
 }
 

@@ -1,10 +1,10 @@
-"""Streams of what makes peers collapse, at thirty times the learning rate; and the same with the bounds taken away.
+"""Train on streams of garbage at thirty times the default learning rate, with and without the safety checks.
 
     python benchmarks/garbage.py
 
-Junk tokens, rewards that mean nothing or are all equal, rewards that flip, replies cut at their limit, wrong
-log-probabilities, turns of a policy that is long gone: forty steps of eight turns each on a random two-layer model.
-Writes the table in docs/concepts/safety_of_a_step.md; `tests/train/test_garbage.py` holds the bounds.
+The streams are repeated tokens, random or constant rewards, rewards that flip, truncated replies, wrong
+log-probabilities and turns of a much earlier policy: forty steps of eight turns each on a random two-layer model.
+Writes the table in docs/concepts/training_safety.md; `tests/train/test_garbage.py` asserts the bounds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from openclaw_rl.methods.types import Sample
 from openclaw_rl.settings.load import TrainConfig
 from openclaw_rl.train.worker import make_method
 
-PAGE = Path(__file__).parent.parent / "docs" / "concepts" / "safety_of_a_step.md"
+PAGE = Path(__file__).parent.parent / "docs" / "concepts" / "training_safety.md"
 BEGIN, END = "<!-- made by benchmarks/garbage.py: begin -->", "<!-- end -->"
 V, STEPS, TURNS = 64, 40, 8
 RATE = 0.05
@@ -106,15 +106,15 @@ def _plain(reward: Reward, *, junk: bool = False, off: float = 0.0) -> Make:
 
 
 STREAMS: dict[str, Make] = {
-    "junk that is praised": _plain(lambda rng: 1.0, junk=True),
-    "rewards that mean nothing": _plain(_coin),
-    "everything is bad": _plain(lambda rng: -1.0),
-    "everything is good": _plain(lambda rng: 1.0),
-    "an engine whose log-probabilities are off": _plain(_coin, off=0.4),
+    "repeated tokens, always praised": _plain(lambda rng: 1.0, junk=True),
+    "random rewards": _plain(_coin),
+    "every score is -1": _plain(lambda rng: -1.0),
+    "every score is +1": _plain(lambda rng: 1.0),
+    "wrong log-probabilities": _plain(_coin, off=0.4),
     "log-probabilities with spikes of three nats": _spikes,
-    "cut at the limit, hints are noise": _truncated,
-    "praised and blamed in turn": _flip,
-    "written by a policy that is long gone": _gone,
+    "truncated replies, random hints": _truncated,
+    "praised and blamed alternately": _flip,
+    "turns of a much earlier policy": _gone,
 }
 
 
@@ -156,7 +156,7 @@ def table(rows: Sequence[tuple[str, Outcome, Outcome]]) -> str:
     """One line a stream."""
     lines = [
         "| stream | steps | turns left out | masked | gradient norm, most | KL of a step, most | KL to the base, end "
-        "| the same unbound | entropy, first to last |",
+        "| KL to the base, end, unbounded | entropy, first to last |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, held, free in rows:

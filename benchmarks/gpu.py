@@ -1,15 +1,15 @@
-"""The trainer on a GPU: tokens/s, model FLOPs utilisation and peak memory of a step, for Qwen3 shapes.
+"""Benchmark the trainer on a GPU: tokens/s, MFU and peak memory of a step, for Qwen3 shapes with random weights.
 
-    python benchmarks/gpu.py [--minutes 9] [--out FOLDER]       # a GPU; random weights, made on the spot
-    python benchmarks/gpu.py --cpu --tiny                       # the same code where there is none
+    python benchmarks/gpu.py [--minutes 9] [--out FOLDER]       # a GPU
+    python benchmarks/gpu.py --cpu --tiny                       # the same code on a CPU
 
-A step is forward and backward passes through `Passes`, the loss and the optimizer: eight turns of one session as one
-tree of 4K, 16K or 32K tokens, a quarter of them replies. "whole" is `LocalTrainer.step` on the same turns: the policy
-before, the frozen base, the step, the policy after it, and the folder on the disk. MFU counts what the step needs
-(benchmarks/flops.py): nothing that checkpointing computes again, and of frozen weights no gradients. "by 6N" counts
-an adapter's step as if all weights were trained, as other tables do. Memory is what torch had allocated at the most,
-beside it what the formulas expect. "again" is how many layers were computed again in the backward pass: all, or by
-default as many as the memory of this device asks for.
+A step is forward and backward passes, the loss and the optimizer: eight turns of one session as one prefix tree of 4K,
+16K or 32K tokens, a quarter of them replies. "whole step" is the trainer's whole step on the same turns: the policy
+before, the frozen base, the step, the policy after it, and the folder on disk. MFU counts the operations that the step
+needs (benchmarks/flops.py), without recomputation and without gradients of frozen weights. "by 6N" counts an adapter's
+step as if all weights were trained, as other tables do. Memory is the peak that torch allocated; "formula" is the
+expected peak in GiB. "recomputed" is the number of layers recomputed in the backward pass: all, or by default as many as
+the memory of this device requires.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from openclaw_rl.settings.load import ModelConfig, TrainConfig
 
 RESULTS = Path(__file__).parent / "results" / "gpu.md"
 HEAD = (
-    "| model | trained | tokens | again | s/step | tokens/s | MFU | by 6N | peak GiB | expected | whole s |",
+    "| model | trained | tokens | recomputed | s/step | tokens/s | MFU | by 6N | peak GiB | formula | whole step, s |",
     "|---|---|---|---|---|---|---|---|---|---|---|",
 )
 LENGTHS = (4096, 16384, 32768)

@@ -180,7 +180,7 @@ def _in_scratch(setting: Setting, given: argparse.Namespace) -> Run:
 def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Reactions until satisfied, by batch size, with and without replay.")
     parser.add_argument("--out", type=Path, default=Path("runs/learn-rate"))
-    parser.add_argument("--doc", type=Path, default=Path("docs/learning_rate.md"))
+    parser.add_argument("--doc", type=Path, default=Path("docs/sample_efficiency.md"))
     parser.add_argument("--seed", type=whole(0, LARGEST_SEED), default=1)
     parser.add_argument("--tastes", nargs="+", choices=TASTES, default=list(TASTES))
     parser.add_argument("--methods", nargs="+", choices=(*METHODS, "opd", "sdpo", "sdft"), default=list(METHODS))

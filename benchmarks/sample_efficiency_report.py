@@ -1,4 +1,4 @@
-"""What `make learn-rate` found, as a table and a picture."""
+"""Report of `make learn-rate`: a table and a plot."""
 
 from __future__ import annotations
 
@@ -168,26 +168,26 @@ def write(doc: Path, runs: Sequence[Run], *, questions: int) -> None:
     agreed = sum(r.agreed for r in runs)
     facts = (
         f"- The rules gave a score to {judged} of {given} reactions ({judged / given:.0%}); {agreed} of those "
-        f"({agreed / max(judged, 1):.0%}) were what the person thought.\n"
-        f"- {sum(r.seconds for r in runs) / 60:.0f} minutes, added up over the runs.\n"
+        f"({agreed / max(judged, 1):.0%}) were the person's true opinion.\n"
+        f"- {sum(r.seconds for r in runs) / 60:.0f} minutes in total over all runs.\n"
     )
     picture = f"![satisfaction against reactions](images/{doc.stem}.png)\n"
     doc.write_text(f"{text}\n{table(runs)}\n\n{facts}\n{picture}", encoding="utf-8")
 
 
-PREFACE = """# Learning at one person's rate
+PREFACE = """# Sample efficiency: reactions until satisfied
 
-Made by `make learn-rate` on the shipped starter policy. How often must a person say something until the policy is to
-their taste? Simulated people (for each row: {people}), each with a taste of their own and a fresh system, react in
-words only, some {reactions} times: more than half of the time in words that the rules do not know, a tenth of the time
-wrong on purpose. A batch is that many fresh judged turns; with replay, as many turns again that were trained on once
-before (`train.max_uses` 2). All rooms are the real ones, one after the other in one process
-(`benchmarks/in_process.py`): before each message everything that was said is judged, trained and swapped in, as it
-would be for a person who takes minutes. So nothing here depends on the speed of the machine, and the same seed gives
-the same figures.
+Made by `make learn-rate` on the shipped starter policy. How many reactions of one person does the policy need to match
+the person's taste? Simulated people (per row: {people}), each with a taste and a fresh system, react in text only, about
+{reactions} times: more than half of the reactions use phrases that the rules do not match, and a tenth are wrong
+on purpose. The batch is the number of new judged turns per step; with replay, the step also takes as many turns that were
+trained on once before (`train.max_uses` 2). All stages run one after the other in one process
+(`benchmarks/in_process.py`): before each message, every earlier turn is judged and trained on, and the new version is
+loaded, as for a person who takes minutes to answer. The result does not depend on the speed of the machine, and the same
+seed gives the same figures.
 
-Each version is measured when it comes into use: satisfied is right and to the person's taste, at temperature 1, on
-{questions} questions that were never asked (the same ones, with the same seeds, for all versions). Reactions to 0.9:
-the median over people (and the range) of the reactions given when the first version with 0.9 or more came into use; of
-these judged: those to which the rules gave a score, so that they could train at all.
+Each version is measured when it becomes the head: the share of replies that are correct and match the person's taste, at
+temperature 1, on {questions} questions that were never asked (the same questions and seeds for all versions). "Reactions
+to 0.9" is the median over people (and the range) of the reactions given when the first version with 0.9 or more became
+the head. "Of these judged" counts those that the rules scored; only these can be trained on.
 """

@@ -1,4 +1,4 @@
-"""Options of the whole suite."""
+"""Options and markers of the whole suite."""
 
 from __future__ import annotations
 
@@ -11,18 +11,25 @@ settings.register_profile("repeatable", deadline=None, suppress_health_check=[He
 settings.register_profile("explore", settings.get_profile("repeatable"), derandomize=False)  # `make explore`
 settings.load_profile("repeatable")
 
-WHOLE_SYSTEMS = ("system", "plugins/test_system.py", "plugins/test_rollouts.py")
-"""Below this folder. Each of their tests starts several processes, so that two of them at once would be too many."""
+SYSTEM_TESTS = (
+    *("system", "plugins/test_system.py", "plugins/test_rollouts.py", "plugins/test_rollout_selftest.py"),
+    *("learner/distributed/test_ranks.py", "learner/test_gpu_benchmarks.py", "evals/test_cli_args.py"),
+)
+"""Below this folder: tests that start several processes each. `make test-system` runs them, `make test` all others."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fuzz", type=int, default=1500, help="fuzzed requests in tests/system/test_fuzz.py")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "system: starts several processes; run by `make test-system`")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several workers (`make test`) one makes all tests of whole systems, while the other makes the rest."""
+    """Mark the system tests by their path."""
     here = Path(__file__).parent
-    whole = [here / place for place in WHOLE_SYSTEMS]
+    places = [here / place for place in SYSTEM_TESTS]
     for item in items:
-        if any(item.path.is_relative_to(place) for place in whole):
-            item.add_marker(pytest.mark.xdist_group("whole systems"))
+        if any(item.path.is_relative_to(place) for place in places):
+            item.add_marker(pytest.mark.system)

@@ -1,130 +1,171 @@
-"""The rooms' walls, enforced over the syntax tree: imports flow one way."""
+"""The layout of the package, checked over the syntax tree: which folder may import which, sizes, and names."""
 
 from __future__ import annotations
 
 import ast
+import graphlib
+from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
-import pytest
+SOURCE = Path(__file__).parent.parent / "src" / "openclaw_rl"
 
-ROOT = Path(__file__).parent.parent
-SOURCE = ROOT / "src" / "openclaw_rl"
+BASE = "types errors common settings"
+MAY_IMPORT = {
+    "types": "",
+    "errors": "",
+    "common": "types errors",
+    "methods": "types",
+    "protocols": "types methods",
+    "testing": "types errors common methods",
+    "settings": "types errors common",
+    "store": "types errors common",
+    "plugins": BASE,
+    "render": BASE,
+    "collect": f"{BASE} store",
+    "engines": f"{BASE} protocols",
+    "learner": f"{BASE} protocols methods plugins",
+    "serve": f"{BASE} protocols store render engines",
+    "judge": f"{BASE} protocols store render engines plugins",
+    "train": f"{BASE} protocols store render methods learner",
+    "trajectories": f"{BASE} store render learner",
+    "compat": f"{BASE} learner",
+    "environments": f"{BASE} protocols store render plugins",
+    "supervisor": f"{BASE} store engines collect serve judge train trajectories environments",
+    "status": f"{BASE} store render engines train",
+    "connect": f"{BASE} render supervisor",
+    "rollouts": f"{BASE} plugins supervisor",
+    "evals": f"{BASE} supervisor",
+    "doctor": f"{BASE} store render engines trajectories supervisor status rollouts",
+    "cli": f"{BASE} store render plugins train trajectories supervisor status connect rollouts evals doctor environments",
+    "__main__": "cli",
+}
+"""Folder or root module -> what it may import. The stages (serve, collect, judge, train) never import one another."""
 
-LEVELS: tuple[frozenset[str], ...] = (
-    frozenset({"types", "credit", "errors", "canon", "digest", "durable", "patterns"}),
-    frozenset(
-        {
-            "sections",
-            "sections_judge",
-            "spellings",
-            "reading",
-            "values",
-            "checking",
-            "config",
-            "protocols",
-            "observe",
-            "lifeline",
-            "plugins",
-        }
-    ),
-    frozenset({"methods", "render", "store", "engines", "trainers", "environments", "testing"}),
-    frozenset({"serve", "collect", "judge", "train", "trajectories"}),
-    frozenset({"run", "system", "ending"}),
-    frozenset(
-        {
-            "evaluate",
-            "dashboard",
-            "views",
-            "watch",
-            "doctor",
-            "doctor_engine",
-            "options",
-            "chat",
-            "connect",
-            "reference",
-            "rollback",
-            "rollouts",
-            "scaffold",
-            "selftest",
-            "signs",
-            "troubles",
-        }
-    ),
-    frozenset({"__main__", "cli", "commands_data", "commands_recipes", "commands_rollback", "commands_rollout"}),
-)
-APART = (2, 3)
-"""On these levels no two rooms may know each other."""
-
+STAGES = ("serve", "collect", "judge", "train")
 HEAVY = frozenset({"torch", "llguidance", "transformers", "peft", "safetensors", "matplotlib", "openai"})
-MAY_BE_HEAVY = ("engines/embedded", "trainers/", "evaluate/")
+MAY_IMPORT_HEAVY = ("engines/embedded/", "learner/", "compat/", "evals/")
+MAX_LINES, MAX_FILES, MAX_ROOT_MODULES, MAX_ONE_WORD = 400, 20, 6, 0.45
 
 
-def level_of(room: str) -> int:
-    return next(i for i, names in enumerate(LEVELS) if room in names)
+@cache
+def sources() -> dict[str, tuple[Path, ast.Module]]:
+    """Dotted module name below the package -> (path, syntax tree)."""
+    found = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        name = ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__")
+        found[name] = path, ast.parse(path.read_text(encoding="utf-8"))
+    return found
 
 
-def room_of(path: Path) -> str:
-    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
-
-
-def sources() -> list[Path]:
-    return [p for p in sorted(SOURCE.rglob("*.py")) if p.relative_to(SOURCE).parts[0] != "__init__.py"]
-
-
-def imports(tree: ast.AST) -> Iterator[str]:
+def imported_names(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "absolute imports only: a reader sees the room"
+            assert node.level == 0, "absolute imports only: a reader sees the folder"
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def breach(importer: str, imported: str) -> str | None:
-    if importer == imported:
+def imported_modules(name: str) -> set[str]:
+    """Our modules that a module imports, as dotted names below the package."""
+    modules = sources()
+    found = set()
+    for full in imported_names(modules[name][1]):
+        parts = full.split(".")[1:] if full.startswith("openclaw_rl.") else []
+        while parts and ".".join(parts) not in modules:
+            parts.pop()
+        found.add(".".join(parts))
+    return found - {"", name}
+
+
+def folder_of(name: str) -> str:
+    return name.split(".")[0]
+
+
+def forbidden_import(importer: str, imported: str) -> str | None:
+    here, there = folder_of(importer), folder_of(imported)
+    if here == there or there in MAY_IMPORT[here].split():
         return None
-    here, there = level_of(importer), level_of(imported)
-    if there > here:
-        return f"{importer} (level {here}) imports {imported} (level {there}): imports flow one way"
-    if here == there and here in APART:
-        return f"{importer} and {imported} are neighbours and never know each other"
-    return None
+    return f"{importer} imports {imported}: {here} may import {MAY_IMPORT[here]}"
 
 
-def test_every_file_stands_on_a_level() -> None:
-    assert sources()
-    assert {room_of(p) for p in sources()} <= frozenset().union(*LEVELS)
-
-
-@pytest.mark.parametrize("path", sources(), ids=lambda p: str(p.relative_to(SOURCE)))
-def test_imports_flow_one_way(path: Path) -> None:
-    found = [
+def test_folders_import_only_what_the_table_allows() -> None:
+    problems = [
         problem
-        for name in imports(ast.parse(path.read_text(encoding="utf-8")))
-        if name.startswith("openclaw_rl.") and name != "openclaw_rl.__version__"
-        if (problem := breach(room_of(path), name.split(".")[1]))
+        for name in sources()
+        if name != "__init__"
+        for imported in imported_modules(name)
+        if (problem := forbidden_import(name, imported))
+    ]
+    assert not problems
+
+
+def test_the_table_has_no_circle_and_keeps_the_stages_apart() -> None:
+    graph = {folder: allowed.split() for folder, allowed in MAY_IMPORT.items()}
+    tuple(graphlib.TopologicalSorter(graph).static_order())
+    assert not [(a, b) for a in STAGES for b in STAGES if b in graph[a]]
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    graph = {name: imported_modules(name) for name in sources() if name != "__init__"}
+    tuple(graphlib.TopologicalSorter(graph).static_order())
+
+
+def test_a_forbidden_import_is_found() -> None:
+    assert forbidden_import("serve.gateway", "collect.link")
+    assert forbidden_import("store.db", "supervisor.supervisor")
+    assert forbidden_import("engines.base", "store.db")
+    assert not forbidden_import("serve.gateway", "store.db")
+
+
+def test_heavy_libraries_stay_in_their_folders() -> None:
+    problems = []
+    for path, tree in sources().values():
+        relative = str(path.relative_to(SOURCE))
+        heavy = {name.split(".")[0] for name in imported_names(tree)} & HEAVY
+        if heavy and not relative.startswith(MAY_IMPORT_HEAVY):
+            problems.append(f"{relative} imports {sorted(heavy)}")
+    assert not problems
+
+
+def test_only_the_settings_read_the_environment() -> None:
+    found = [
+        f"{name} line {node.lineno}"
+        for name, (_, tree) in sources().items()
+        if name != "settings.load"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv")
     ]
     assert not found
 
 
-@pytest.mark.parametrize("path", sources(), ids=lambda p: str(p.relative_to(SOURCE)))
-def test_heavy_libraries_stay_in_their_rooms(path: Path) -> None:
-    relative = str(path.relative_to(SOURCE))
-    heavy = {name.split(".")[0] for name in imports(ast.parse(path.read_text(encoding="utf-8")))} & HEAVY
-    assert not heavy or relative.startswith(MAY_BE_HEAVY), f"{relative} imports {sorted(heavy)}"
+def test_files_and_folders_stay_small() -> None:
+    lines = {name: path.read_text(encoding="utf-8").count("\n") for name, (path, _) in sources().items()}
+    assert {name: n for name, n in lines.items() if n > MAX_LINES} == {}
+    folders = Counter(path.parent for path, _ in sources().values() if path.name != "__init__.py")
+    assert {str(folder): n for folder, n in folders.items() if n > MAX_FILES} == {}
+    assert len(list(SOURCE.glob("*.py"))) <= MAX_ROOT_MODULES
 
 
-@pytest.mark.parametrize("path", sources(), ids=lambda p: str(p.relative_to(SOURCE)))
-def test_only_config_reads_the_environment(path: Path) -> None:
-    if path.name != "config.py":
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        reads = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and n.attr in ("environ", "getenv")]
-        assert not reads, f"{path.name} line {reads[0].lineno} reads the environment"
+def functions() -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for _, tree in sources().values():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("__"):
+                yield node
 
 
-def test_the_walls_would_be_noticed() -> None:
-    assert breach("serve", "collect")
-    assert breach("store", "run")
-    assert breach("engines", "store")
-    assert not breach("serve", "store")
+def test_names_say_what_they_mean() -> None:
+    classes = Counter(n.name for _, tree in sources().values() for n in ast.walk(tree) if isinstance(n, ast.ClassDef))
+    assert {name: n for name, n in classes.items() if n > 1} == {}, "one class, one name"
+    one_word = [f.name for f in functions() if "_" not in f.name.strip("_")]
+    assert len(one_word) <= MAX_ONE_WORD * len(list(functions())), Counter(one_word).most_common(20)
+
+
+def test_the_glossary_names_files_that_exist() -> None:
+    glossary = (SOURCE.parents[1] / "docs" / "glossary.md").read_text(encoding="utf-8")
+    named = [part for line in glossary.splitlines() if line.startswith("|") for part in line.split("`")[1::2]]
+    paths = [name for name in named if name.endswith((".py", "/"))]
+    assert len(paths) > 60
+    assert [path for path in paths if not (SOURCE / path).exists()] == []

@@ -1,15 +1,15 @@
-"""One reply a prompt, in slime's shape: asked, and asked again in fewer words when it is long.
+"""Generate function with slime's signature: one reply per prompt, and a request for a shorter one if it is long.
 
     openclaw-rl rollout --custom-generate-function-path examples/plugins/custom_generate.py --tasks prompts.txt
 
-`async def generate(prompt, model)` that returns words would do as well.
+`async def generate(prompt, model)` that returns a string works too.
 """
 
 WORDS = 8
 
 
 async def generate(args, sample, sampling_params):
-    """`args.model` talks to the policy; tokens and log-probabilities are the gateway's affair."""
+    """Fill in `sample.response`. `args.model` is the policy; the gateway stores tokens and log-probabilities."""
     sample.response = await args.model.generate(sample.prompt)
     if len(sample.response.split()) > WORDS and args.max_turns > 1:
         sample.response = await args.model.generate("Too long. Keep it short, please.")

@@ -2,9 +2,9 @@
 
     openclaw-rl train --custom-loss-function-path examples/plugins/custom_loss.py
 
-Despite their names, the two "logits" are log-probabilities of the sampled tokens: of the policy being trained, and of
-the policy that sampled them. The mean of a log-ratio is no good estimate of a KL as a loss: its expected gradient is 0
-(arXiv:2510.01555). For the distance to the base, `config["base_logprobs"]` is there.
+Despite their names, the two "logits" are log-probabilities of the sampled tokens: under the policy being trained, and
+under the policy that sampled them. The mean of a log-ratio is unsuitable as a KL loss: its expected gradient is 0
+(arXiv:2510.01555). To penalise the distance to the base, use `config["base_logprobs"]`.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ def compute_loss(
     advantages: torch.Tensor,
     config: dict[str, Any],
 ) -> torch.Tensor:
-    """Of one reply, [T] each: `rewards` is the score at the last token, `advantages` are those of train.method."""
+    """Loss of one reply; tensors are [T]. `rewards`: score at the last token; `advantages`: from train.method."""
     log_ratio = policy_logits - reference_logits
     ratio = torch.exp(log_ratio)
     clip_range = config.get("clip_range", 0.2)

@@ -1,8 +1,8 @@
-"""Distillation as it is often printed. It pushes the WRONG WAY: use custom_opd_loss_corrected.py.
+"""Distillation loss as often published. Its gradient has the WRONG SIGN: use custom_opd_loss_corrected.py.
 
-It stands here to show what the check of signs finds. The advantage is not detached and the ratio is taken to the
-teacher, so the loss is d * exp(d) with d = student - teacher, whose derivative (1 + d) * exp(d) is positive wherever
-the teacher prefers the token by less than a nat: descending lowers the probability of the very tokens that it prefers.
+This file shows what the sign check finds. The advantage is not detached and the ratio is student to teacher, so the
+loss is d * exp(d) with d = student - teacher. Its derivative (1 + d) * exp(d) is positive where the teacher prefers the
+token by less than a nat, so descent lowers the probability of tokens that the teacher prefers.
 docs/guides/plugins.md has the derivation.
 """
 
@@ -10,7 +10,7 @@ import torch
 
 
 def compute_opd_loss(student_logprobs, teacher_logprobs, advantage_mask, clip_ratio=0.2):
-    """The token-level advantage from the gap between the log-probabilities of teacher and student."""
+    """Return the loss of one reply. Token advantages: teacher minus student log-probability."""
     logratio = student_logprobs - teacher_logprobs
     ratio = torch.exp(logratio)
     clipped_ratio = torch.clamp(ratio, 1 - clip_ratio, 1 + clip_ratio)

@@ -1,4 +1,4 @@
-"""A reward model as a class: it is made with judge.reward_path, and asked for many turns at once.
+"""Reward model as a class, created with judge.reward_path; scores several turns in one call.
 
 openclaw-rl up --custom-rm-path examples/plugins/custom_reward.py --rm-checkpoint /path/to/model
 """
@@ -8,7 +8,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 
 def load_reward_model(checkpoint_path: str):
-    """A function from the tokens of one text to the probability of the last class."""
+    """Return a function that maps the tokens of one text to the probability of the last class."""
     model = AutoModelForSequenceClassification.from_pretrained(checkpoint_path).eval()
 
     def reward(inputs) -> torch.Tensor:
@@ -18,26 +18,26 @@ def load_reward_model(checkpoint_path: str):
 
 
 class CustomRewardModel:
-    """Scores replies by what was said next."""
+    """Scores replies by the message that follows them."""
 
     def __init__(self, checkpoint_path: str) -> None:
         self.model = load_reward_model(checkpoint_path)
         self.tokenizer = AutoTokenizer.from_pretrained(checkpoint_path)
 
     def tokenize(self, text: str):
-        """One text."""
+        """Tokenize one text."""
         inputs = self.tokenizer(text, return_tensors="pt", truncation=True, max_length=2048)
         inputs.pop("token_type_ids", None)
         return inputs
 
     def compute_reward(self, prompt: str, response: str, next_feedback: str) -> float:
-        """In [0, 1]."""
+        """Return the reward in [0, 1]."""
         inputs = self.tokenize(f"Prompt: {prompt}\nResponse: {response}\nFeedback: {next_feedback}")
         with torch.no_grad():
             return self.model(inputs).item()
 
     def batch_compute_rewards(self, batch_data) -> torch.Tensor:
-        """[B], in the order of the items."""
+        """Return the rewards [B], in the order of the items."""
         rewards = []
         for item in batch_data:
             rewards.append(self.compute_reward(item["prompt"], item["response"], item["feedback"]))

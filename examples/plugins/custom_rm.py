@@ -1,4 +1,4 @@
-"""A reward model that is a sequence-classification model: the probability of its second class.
+"""Reward model from a sequence-classification model: the reward is the probability of its second class.
 
     openclaw-rl up --custom-rm-path examples/plugins/custom_rm.py --rm-checkpoint /path/to/prm
 
@@ -12,7 +12,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 
 class CustomPRM:
-    """Scores a turn by what happened next."""
+    """Scores a turn by its outcome."""
 
     def __init__(self, model_path: str) -> None:
         self.tokenizer = AutoTokenizer.from_pretrained(model_path)
@@ -20,7 +20,7 @@ class CustomPRM:
         self.model.eval()
 
     def score(self, prompt: str, response: str, next_state: str) -> float:
-        """In [0, 1]."""
+        """Return the reward in [0, 1]."""
         combined = f"Prompt: {prompt}\nResponse: {response}\nOutcome: {next_state}"
         inputs = self.tokenizer(combined, return_tensors="pt", truncation=True, max_length=2048)
         inputs.pop("token_type_ids", None)
@@ -30,5 +30,5 @@ class CustomPRM:
 
 
 def get_reward_model(config: dict[str, Any]) -> CustomPRM:
-    """`prm_model_path` is judge.reward_path."""
+    """Create the reward model. `prm_model_path` is judge.reward_path."""
     return CustomPRM(config["prm_model_path"])

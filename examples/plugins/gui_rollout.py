@@ -1,28 +1,27 @@
-"""An agent at a web page: a real browser, which does what the model says.
+"""Agent in a web page: a real browser executes the actions of the model.
 
     pip install 'openclaw-rl[gui]' && playwright install chromium
     openclaw-rl rollout --rollout-function-path examples/plugins/gui_rollout.py --tasks tasks.jsonl
 
-A task names its page by an address in its words, or by `start`. Further keys that it may have:
+The start page of a task is an address in its text, or its key `start`. Its other keys:
 
     {"task": "Sign up as Ann.", "start": "http://127.0.0.1:8000/", "expect": "Welcome, Ann",
      "origins": ["https://cdn.example"], "pictures": true, "screenshots": "shots"}
 
-`expect`: words that the page shows once the task is done. Without them nobody knows, and what the page shows after the
-last action is given to the judge as the reaction to it. `screenshots`: a folder for a PNG of each step; true: the
-folder `screenshots` beside the results (`--out`).
+`expect`: text that the page shows once the task is done. Without it the result is unknown, and the judge gets the page
+after the last action as the reaction. `screenshots`: a folder for a PNG of each step; true: the folder `screenshots`
+beside the results (`--out`).
 
-**What the model sees** is the page as text: its roles and names, as playwright's `aria_snapshot` tells them. Only where
-the task says `"pictures": true` (or PICTURES below is True) a screenshot goes along as an image part: a policy without
-eyes, such as the shipped starter, has pictures refused by the gateway.
+**Observation**: the model gets the page as text, with roles and names from playwright's `aria_snapshot`. With
+`"pictures": true` in the task (or PICTURES below set to True), it also gets a screenshot as an image part. The gateway
+refuses images for a policy without vision, such as the shipped starter.
 
-**Where it may go**: the origin of the page that it starts on (of a file: the folder), and `origins`. Whatever else is
-asked for, by the model or by a page, is not loaded. Other ports of this machine are other origins. A page that was
-permitted can still forward the browser, or open a WebSocket, to another port of its own host: such a page is left
-again and not shown.
+**Permitted pages**: the origin of the start page (for a file: its folder), and `origins`. Nothing else that the model
+or a page requests is loaded. Another port of this machine is another origin. A permitted page can still redirect the
+browser, or open a WebSocket, to another port of its own host; the browser leaves such a page without showing it.
 
-The browser: GUI_BROWSER names one in the environment; else playwright's own, else the first of ON_PATH. GUI_SANDBOX=0
-turns Chromium's sandbox off where it cannot work, as in some containers; for root it is always off.
+Browser: the path in the variable GUI_BROWSER, else playwright's own, else the first of ON_PATH. GUI_SANDBOX=0 disables
+Chromium's sandbox, which does not work in some containers; for root it is always disabled.
 """
 
 import asyncio
@@ -34,11 +33,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit
 
-PICTURES = False  # True: the policy sees pictures
-SECONDS = 10  # for an action
-SETTLE = 0.3  # seconds that the page's scripts are given after an action
-CHARS = 2000  # of the page that the model is shown
-TOKENS = 512  # of a reply, thoughts included: one that never ends would leave no room for the next page
+PICTURES = False  # True: send screenshots to the policy
+SECONDS = 10  # timeout of an action
+SETTLE = 0.3  # seconds to wait for the page's scripts after an action
+CHARS = 2000  # of the page text that the model sees
+TOKENS = 512  # of a reply with its reasoning; an endless one would leave no context for the next page
 SIZE = {"width": 1024, "height": 768}
 ON_PATH = ("chromium", "chromium-browser", "google-chrome")
 ACTIONS = """\
@@ -60,7 +59,7 @@ _GRAMMAR = re.compile(
 
 
 def parse_gui_action(reply: str) -> dict:
-    """`do` and what belongs to it. Raises `ValueError` in words for the model."""
+    """Parse the action in a reply into `do` and its arguments. Raises `ValueError` with a text for the model."""
     found = _GRAMMAR.fullmatch(reply.strip())
     if found is None:
         raise ValueError(f"expected one action in one line, as in\n{ACTIONS}\ngot {reply[:200]!r}")
@@ -90,7 +89,7 @@ def _unquoted(text: str | None) -> str | None:
 
 
 def origin_of(address: str) -> tuple[str, str, int | None]:
-    """Scheme, host and port; of a file no host. Raises `ValueError` for what is no address of a page."""
+    """Return scheme, host and port; a file has no host. Raises `ValueError` if it is not the address of a page."""
     parts = urlsplit(address)
     if parts.scheme == "file":
         return "file", "", None
@@ -100,12 +99,12 @@ def origin_of(address: str) -> tuple[str, str, int | None]:
 
 
 def folder_of(address: str) -> Path:
-    """Of a file."""
+    """Return the folder of a file's address."""
     return Path(unquote(urlsplit(address).path)).resolve().parent
 
 
 def permitted(address: str, start: str, origins: tuple | list) -> bool:
-    """May the browser load it?"""
+    """Return whether the browser may load the address."""
     try:
         asked = origin_of(address)
     except ValueError:
@@ -116,7 +115,7 @@ def permitted(address: str, start: str, origins: tuple | list) -> bool:
 
 
 def first_page(task: str, start: str | None) -> str:
-    """Where a task begins. Raises `ValueError` when it does not say."""
+    """Return the start page of a task. Raises `ValueError` if it has none."""
     named = re.search(r"(?:https?|file)://[^\s<>\"']+", task)
     if start is None and named is None:
         raise ValueError('the task names no page: give it "start", or an address in its words')
@@ -126,20 +125,20 @@ def first_page(task: str, start: str | None) -> str:
 
 
 class Screen:
-    """A browser's window: what is in it, and what is done in it."""
+    """Browser window: its content, and the actions in it."""
 
     def __init__(self, context, may_load, playwright_error) -> None:
-        """`may_load(address)`: what is not permitted is not loaded."""
+        """`may_load(address)`: whether the address is permitted."""
         self._context, self._may_load, self._error = context, may_load, playwright_error
         self._refused = self._good = None
 
     @property
     def page(self):
-        """The newest: a link may have opened one."""
+        """The newest page, because a link may have opened one."""
         return self._context.pages[-1]
 
     async def start(self, address: str) -> None:
-        """Raises `RuntimeError` when the task's page is not to be had."""
+        """Open the start page. Raises `RuntimeError` if it cannot be loaded."""
         await self._context.route("**/*", self._gate)
         try:
             await (await self._context.new_page()).goto(address)
@@ -155,17 +154,17 @@ class Screen:
             return
         if request.is_navigation_request() and self._is_whole_page(request):
             self._refused = request.url
-        await route.abort("aborted")  # and the page stays as it is
+        await route.abort("aborted")  # the present page stays
 
     def _is_whole_page(self, request) -> bool:
-        """And no frame in one."""
+        """Return whether the request is for a page, not for a frame."""
         try:
             return request.frame.parent_frame is None
-        except self._error:  # a window that is only being opened has no frame yet
+        except self._error:  # a window has no frame while it opens
             return True
 
     async def execute_gui_action(self, action: dict) -> str | None:
-        """Do it. In words for the model what did not work; None: it did."""
+        """Execute the action. Return an error text for the model, or None."""
         self._refused = None
         try:
             await self._do(action)
@@ -191,7 +190,7 @@ class Screen:
             await target.fill(action["text"])
 
     async def _element(self, action: dict):
-        """Raises `ValueError` unless the action names one that is there."""
+        """Return the element of the action. Raises `ValueError` unless the page has it."""
         role, name, number = action["role"], action["name"], action["number"]
         words = role if name is None else f"{role} {json.dumps(name, ensure_ascii=False)}"
         found = self.page.get_by_role(role, **({} if name is None else {"name": name, "exact": True}))
@@ -203,10 +202,10 @@ class Screen:
         return found.nth((number or 1) - 1)
 
     async def _settled(self) -> str | None:
-        """Wait for what an action has set going. Where it led elsewhere: back, and say so."""
+        """Wait until the page has loaded. If it is not permitted, go back and return an error text."""
         await asyncio.sleep(SETTLE)
         if self._refused and len(self._context.pages) > 1 and self.page.url == "about:blank":
-            await self.page.close()  # the window that was to show it
+            await self.page.close()  # the window that the refused page opened
         try:
             await self.page.wait_for_load_state("load")
         except self._error as error:
@@ -223,13 +222,13 @@ class Screen:
         return f"this led to {where} here; you are back"
 
     async def get_gui_state(self) -> str:
-        """What the model is shown."""
+        """Return the page as text for the model."""
         said = await self.page.locator("body").aria_snapshot()
         cut = f"\n(the first {CHARS} of {len(said)} characters)" if len(said) > CHARS else ""
         return f"address: {self.page.url}\ntitle: {await self.page.title()}\n{said[:CHARS]}{cut}"
 
     async def shows(self, words: str) -> bool:
-        """Whether a person would read them on the page."""
+        """Return whether the text is visible on the page."""
         return " ".join(words.split()) in " ".join((await self.page.locator("body").inner_text()).split())
 
 
@@ -239,19 +238,19 @@ def _first_line(error: Exception) -> str:
 
 @asynccontextmanager
 async def opened(start: str, origins: tuple | list):
-    """A `Screen` on the page `start`, in a browser of its own. Raises `RuntimeError`."""
+    """Open a `Screen` on the page `start`, in a new browser. Raises `RuntimeError`."""
     try:
         from playwright.async_api import Error, async_playwright
     except ImportError:
         raise RuntimeError(
-            "the browser is driven by playwright, which is not installed here: `pip install 'openclaw-rl[gui]'`, then "
-            "`playwright install chromium`, or name a browser that is there by GUI_BROWSER"
+            "playwright, which drives the browser, is not installed: `pip install 'openclaw-rl[gui]'`, then "
+            "`playwright install chromium`, or set GUI_BROWSER to the path of an installed browser"
         ) from None
     hosts = {origin_of(one)[1] for one in (start, *origins)} - {""}
     rules = ", ".join(["MAP * ~NOTFOUND", *(f"EXCLUDE {host}" for host in sorted(hosts))])
     async with async_playwright() as playwright:
         browser = await _launched(playwright, Error, [f"--host-resolver-rules={rules}"])
-        try:  # rules: also of what a server forwards to, which no route sees
+        try:  # the rules also block redirects by a server, which routes do not see
             context = await browser.new_context(viewport=SIZE, accept_downloads=False, service_workers="block")
             context.set_default_timeout(1000 * SECONDS)
             screen = Screen(context, lambda address: permitted(address, start, origins), Error)
@@ -262,7 +261,7 @@ async def opened(start: str, origins: tuple | list):
 
 
 async def _launched(playwright, playwright_error, arguments: list):
-    """The first browser that is there. Raises `RuntimeError`."""
+    """Start the first browser that is installed. Raises `RuntimeError`."""
     named = os.environ.get("GUI_BROWSER")
     sandbox = os.environ.get("GUI_SANDBOX") != "0" and getattr(os, "geteuid", lambda: 1)() != 0
     others = [path for path in map(shutil.which, ON_PATH) if path]
@@ -275,23 +274,23 @@ async def _launched(playwright, playwright_error, arguments: list):
             if named is None and executable is None and "Executable doesn't exist" in str(error):
                 continue
             what = f"{executable} (GUI_BROWSER)" if named else executable or "playwright's own browser"
-            hint = " If its sandbox cannot work here: GUI_SANDBOX=0 does without." if sandbox else ""
+            hint = " If its sandbox does not work here, set GUI_SANDBOX=0." if sandbox else ""
             raise RuntimeError(f"{what} does not start: {_first_line(error)}.{hint}") from None
     raise RuntimeError(
-        "there is no browser: `playwright install chromium`, or name one by GUI_BROWSER=/path/to/chromium "
+        "no browser found: run `playwright install chromium`, or set GUI_BROWSER=/path/to/chromium "
         f"(looked for playwright's own, and on PATH for {', '.join(ON_PATH)})"
     )
 
 
 async def get_gui_reward(screen: Screen, problem: str | None, expect: str | None) -> float:
-    """-1: the action did not work; 1: the task is done; 0: nobody knows yet. Write your own check of the task here."""
+    """Return -1 for a failed action, 1 if the task is done, else 0. Write your own check of the task here."""
     if problem is not None:
         return -1.0
     return 1.0 if expect is not None and await screen.shows(expect) else 0.0
 
 
 async def _step(screen: Screen, reply: str, expect: str | None) -> tuple[str | None, bool]:
-    """What did not work, and whether the model says that it has finished."""
+    """Execute one reply. Return its error text or None, and whether the model says that it is done."""
     try:
         action = parse_gui_action(reply)
     except ValueError as error:
@@ -306,7 +305,7 @@ async def _step(screen: Screen, reply: str, expect: str | None) -> tuple[str | N
 async def gui_rollout(
     vision_model, task: str, start=None, expect=None, origins=(), pictures=PICTURES, screenshots=None, out="."
 ) -> list[dict]:
-    """`MAX_GUI_STEPS` is supplied: rollout.max_turns. The page after an action is the reaction to it."""
+    """Run one task. `MAX_GUI_STEPS` is a supplied global, rollout.max_turns. The next page is the reaction."""
     trajectory = []
     folder = Path(out, "screenshots") if screenshots is True else Path(screenshots) if screenshots else None
     if folder is not None:
@@ -314,7 +313,7 @@ async def gui_rollout(
     start = first_page(task, start)
     async with opened(start, origins) as screen:
         if expect is not None and await screen.shows(expect):
-            raise ValueError(f"the first page shows {expect!r} already: it tells nothing of the task")
+            raise ValueError(f"the first page already shows {expect!r}, so it cannot show that the task is done")
         prompt = f"Task: {task}\n{HOW}\n\n{await screen.get_gui_state()}"
         for step in range(MAX_GUI_STEPS):  # noqa: F821
             file = None if folder is None else folder / f"{vision_model.session}-{step}.png"
@@ -328,6 +327,6 @@ async def gui_rollout(
             prompt += await screen.get_gui_state()
             if done or reward > 0:
                 break
-        # of the last step, which nothing follows
+        # the last step has no reaction
         await vision_model.feedback(score=int(reward) if reward else None, comment=prompt)
     return trajectory

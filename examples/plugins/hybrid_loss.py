@@ -1,7 +1,7 @@
-"""Scores and distillation together, as often printed. Its distillation pushes the WRONG WAY: use the corrected file.
+"""Loss from scores and distillation, as often published. The distillation is WRONG: use hybrid_loss_corrected.py.
 
-It stands here to show what the check of signs finds. The gap is the loss itself, so its derivative is +1 at every
-sampled token, whatever the teacher says: descending lowers them all. docs/guides/plugins.md has the derivation.
+This file shows what the sign check finds. The log-probability difference is itself the loss, so its derivative is +1 at
+every sampled token, and descent lowers all of them. docs/guides/plugins.md has the derivation.
 """
 
 import torch
@@ -10,7 +10,7 @@ import torch
 def compute_hybrid_loss(
     student_logprobs, teacher_logprobs, scalar_rewards, opd_weight=0.5, binary_weight=0.5, clip_ratio=0.2
 ):
-    """`compute_gae` is supplied."""
+    """Return the loss of one reply and metrics. `compute_gae` is a supplied global."""
     advantages_binary = compute_gae(scalar_rewards)  # noqa: F821
     logratio = student_logprobs - student_logprobs.detach()
     ratio = torch.exp(logratio)

@@ -1,9 +1,9 @@
-"""Scores and distillation together, each a surrogate of its own.
+"""Loss from scores and distillation, each with its own surrogate.
 
     openclaw-rl train --method combine --custom-loss-function-path examples/plugins/hybrid_loss_corrected.py
 
-Where a reply has no score, `scalar_rewards` is 0; where it has no hint, the teacher's log-probabilities are the
-student's own. Such a part then says nothing. docs/guides/plugins.md has the derivation of the signs.
+If a reply has no score, `scalar_rewards` is 0; if it has no hint, the teacher's log-probabilities are the student's.
+That part then has no gradient. docs/guides/plugins.md has the derivation of the signs.
 """
 
 import torch
@@ -12,7 +12,7 @@ import torch
 def compute_hybrid_loss(
     student_logprobs, teacher_logprobs, scalar_rewards, opd_weight=0.5, binary_weight=0.5, clip_ratio=0.2
 ):
-    """Of one reply, [T] each. `compute_gae` is supplied."""
+    """Return the loss of one reply and metrics; tensors are [T]. `compute_gae` is a supplied global."""
     ratio = torch.exp(student_logprobs - student_logprobs.detach())
     clipped = torch.clamp(ratio, 1 - clip_ratio, 1 + clip_ratio)
 

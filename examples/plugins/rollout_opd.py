@@ -1,34 +1,34 @@
-"""Conversations with a simulated user, and what the same model says when it is told the hint.
+"""Conversations with a simulated user, and the replies of the same model with the hint in its prompt.
 
     openclaw-rl rollout --rollout-function-path examples/plugins/rollout_opd.py --prompt "Capital of France?"
 
-The user here wants short answers; write your own in `get_next_feedback`. What the user says is the reaction from which
-the judge takes score and hint: the distillation itself is the trainer's (train.method opd or combine). The teacher is
-asked aside (`side=True`), for a look at it: its words are not part of the conversation and never trained on.
+This user wants short answers; write your own in `get_next_feedback`. The user's message is the reaction from which the
+judge derives score and hint; the trainer does the distillation (train.method opd or combine). The teacher's replies are
+only for inspection: they are requested with `side=True`, outside the conversation, and never trained on.
 """
 
-WORDS = 8  # that the simulated user is content with
+WORDS = 8  # longest reply that the simulated user accepts
 
 
 async def get_next_feedback(student_response: str) -> str:
-    """What the user says next."""
+    """Return the user's next message."""
     if len(student_response.split()) > WORDS:
         return "Too long. Keep it short, please."
     return "Perfect, thanks!"
 
 
 async def extract_hint_from_feedback(feedback: str) -> str | None:
-    """What would have led to a better reply; None: nothing."""
+    """Return a hint that would have led to a better reply, or None."""
     return "Keep answers short." if feedback.startswith("Too long") else None
 
 
 def create_next_prompt(student_response: str, feedback: str) -> str:
-    """The model keeps the history: the feedback alone is the next prompt."""
+    """Return the feedback alone, because the model keeps the history."""
     return feedback
 
 
 async def collect_opd_trajectory(prompt: str, student_model, teacher_augmentation_fn, max_turns: int = 10) -> dict:
-    """`teacher_augmentation_fn(prompt, hint)` is supplied: it puts the hint where the trainer puts it."""
+    """Run one conversation. `teacher_augmentation_fn(prompt, hint)` adds the hint as the trainer does."""
     trajectory = {"student_responses": [], "teacher_responses": [], "rewards": [], "advantages": []}
     current_prompt = prompt
     for _ in range(max_turns):
@@ -41,7 +41,7 @@ async def collect_opd_trajectory(prompt: str, student_model, teacher_augmentatio
         if hint is None:
             await student_model.feedback(
                 score=1, comment=feedback
-            )  # nothing follows the last reply: it is said outright
+            )  # nothing follows the last reply, so it needs explicit feedback
             break
 
         teacher_prompt = teacher_augmentation_fn(current_prompt, hint)

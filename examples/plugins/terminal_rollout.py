@@ -1,9 +1,9 @@
-"""An agent at a shell. THIS RUNS WHAT THE MODEL WRITES: use it in a container, or as a user with nothing to lose.
+"""Agent in a shell. THIS RUNS WHAT THE MODEL WRITES: use it in a container, or as a user without valuable files.
 
     openclaw-rl rollout --rollout-function-path examples/plugins/terminal_rollout.py --prompt "Make a file hello."
 
-Each rollout has a temporary folder for its working directory, a bare environment and ten seconds for a command. That
-keeps accidents small; it is no sandbox, for the command may still reach whatever your user may.
+Each rollout has a temporary working directory, a minimal environment and ten seconds per command. This limits
+accidents, but it is not a sandbox: a command can access everything that your user can.
 """
 
 import asyncio
@@ -12,17 +12,17 @@ import tempfile
 from pathlib import Path
 
 SECONDS = 10
-CHARS = 2000  # of output that the model is shown
+CHARS = 2000  # of output that the model sees
 DONE = "done"
 
 
 def initialize_terminal(folder: str) -> str:
-    """The first state."""
+    """Return the first state."""
     return get_terminal_state(folder, None)
 
 
 def get_terminal_state(folder: str, result: subprocess.CompletedProcess | None) -> str:
-    """What the model is shown: the last output, and the files."""
+    """Return the text that the model sees: the last output, and the files."""
     files = ", ".join(sorted(p.name for p in Path(folder).iterdir())) or "none"
     if result is None:
         return f"files: {files}"
@@ -31,7 +31,7 @@ def get_terminal_state(folder: str, result: subprocess.CompletedProcess | None) 
 
 
 def run_command(command: str, folder: str) -> subprocess.CompletedProcess:
-    """With a time limit."""
+    """Run a command with a time limit."""
     environment = {"PATH": "/usr/bin:/bin", "HOME": folder}
     try:
         return subprocess.run(
@@ -42,17 +42,17 @@ def run_command(command: str, folder: str) -> subprocess.CompletedProcess:
 
 
 def compute_terminal_reward(result: subprocess.CompletedProcess, task_description: str) -> float:
-    """Did the command work at all? Write your own check of the task here."""
+    """Return 1 if the command succeeded, else -1. Write your own check of the task here."""
     return 1.0 if result.returncode == 0 else -1.0
 
 
 def task_completed(result: subprocess.CompletedProcess, task_description: str) -> bool:
-    """The agent says so, by `echo done`."""
+    """Return whether the agent has reported the end, by `echo done`."""
     return result.returncode == 0 and result.stdout.strip().endswith(DONE)
 
 
 async def terminal_rollout(agent_model, task_description: str) -> list[dict]:
-    """`MAX_STEPS` is supplied: rollout.max_turns. The output of a command is the reaction to it."""
+    """Run one task. `MAX_STEPS` is a supplied global, rollout.max_turns. A command's output is its reaction."""
     trajectory = []
     with tempfile.TemporaryDirectory() as folder:
         terminal_state = initialize_terminal(folder)
@@ -67,5 +67,5 @@ async def terminal_rollout(agent_model, task_description: str) -> list[dict]:
             terminal_state = get_terminal_state(folder, result)
             if task_completed(result, task_description):
                 break
-        await agent_model.feedback(score=int(reward), comment=terminal_state)  # of the last step, which nothing follows
+        await agent_model.feedback(score=int(reward), comment=terminal_state)  # the last step has no reaction
     return trajectory

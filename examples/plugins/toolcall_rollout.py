@@ -1,8 +1,8 @@
-"""An agent with tools that it calls by JSON. Training is the trainer's: this collects.
+"""Agent that calls tools in JSON. It only collects conversations; the trainer trains on them.
 
     openclaw-rl rollout --rollout-function-path examples/plugins/toolcall_rollout.py --tasks tasks.jsonl
 
-A task may bring `available_tools` of its own, in the layout of TOOLS; what they do stands in RUN.
+A task may have its own `available_tools`, in the format of TOOLS. RUN has the implementations.
 """
 
 import json
@@ -19,12 +19,12 @@ RUN = {
 
 
 def format_tool_descriptions(tools: list[dict]) -> str:
-    """A line for each tool."""
+    """Return one line per tool."""
     return "\n".join(f"- {tool['name']}({', '.join(tool['parameters'])}): {tool['description']}" for tool in tools)
 
 
 def parse_call(reply: str) -> dict | None:
-    """The call in a reply; None: it is an answer."""
+    """Return the call in a reply, or None if the reply is an answer."""
     start, end = reply.find("{"), reply.rfind("}")
     try:
         call = json.loads(reply[start : end + 1]) if start >= 0 else None
@@ -34,7 +34,7 @@ def parse_call(reply: str) -> dict | None:
 
 
 def run_tool(call: dict, tools: list[dict]) -> str:
-    """Its result, or what was wrong with the call."""
+    """Return the result of the tool, or an error text."""
     if call["tool"] not in {tool["name"] for tool in tools} & RUN.keys():
         return f"error: there is no tool {call['tool']}"
     try:
@@ -44,7 +44,7 @@ def run_tool(call: dict, tools: list[dict]) -> str:
 
 
 async def collect_toolcall_trajectory(model, task: str, available_tools: list[dict] = TOOLS, max_turns: int = 10):
-    """Ends with the first reply that is no call. A tool's result is the reaction to the call."""
+    """Run one task until a reply is not a call. A tool's result is the reaction to the call."""
     prompt = (
         f"You may use tools:\n{format_tool_descriptions(available_tools)}\n"
         'To use one, answer with {"tool": "name", "arguments": {...}} and nothing else.\n'

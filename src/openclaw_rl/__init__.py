@@ -1,4 +1,4 @@
-"""OpenClaw-RL: you talk to it, it gets better while you talk."""
+"""OpenClaw-RL: trains a language model on the conversations that it serves."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """What scripts use, imported when it is asked for: `openclaw-rl --help` must not wait for numpy."""
+    """Import the exported names on first use, so that `openclaw-rl --help` does not wait for numpy."""
     for module, names in _MODULES.items():
         if name in names:
             return getattr(import_module(f"openclaw_rl.{module}"), name)

@@ -1,4 +1,4 @@
-"""`python -m openclaw_rl`: another name for `openclaw-rl`."""
+"""Entry point of `python -m openclaw_rl`, the same as the command `openclaw-rl`."""
 
 from openclaw_rl.cli.main import main
 

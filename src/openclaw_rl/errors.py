@@ -1,14 +1,14 @@
-"""Errors that a user can act on: what happened, what was expected, what to do."""
+"""Exceptions of the package. Each message says what happened, what was expected and what to do."""
 
 from __future__ import annotations
 
 
 class OpenClawError(Exception):
-    """Base of everything that this package raises on purpose. The message is for the user."""
+    """Base class of all errors that this package raises on purpose. The message is written for the user."""
 
 
 def named(kind: str, message: str) -> Exception:
-    """What was raised in another process: our own errors and `ValueError` as themselves."""
+    """Rebuild an error from another process; a class that is neither ours nor `ValueError` becomes `OpenClawError`."""
     if kind == "ValueError":
         return ValueError(message)
     found = globals().get(kind)
@@ -18,59 +18,59 @@ def named(kind: str, message: str) -> Exception:
 
 
 class ConfigError(OpenClawError):
-    """A setting is unknown, contradictory or out of range."""
+    """Raised if a setting is unknown, out of range or contradicts another one."""
 
 
 class ModelError(OpenClawError):
-    """A model folder is missing, incomplete, or of a kind that the engine cannot serve."""
+    """Raised if a model folder is missing or incomplete, or if the engine does not support the model."""
 
 
 class TooLarge(ModelError):
-    """A step does not fit into memory, not even one row in a pass: its longest turn is too long for this device."""
+    """Raised if a step does not fit into memory even with one row per pass: the longest turn exceeds this device."""
 
 
 class BrokenPolicy(OpenClawError):
-    """The policy's weights give no finite numbers: no turn is to blame, and no other batch would do."""
+    """Raised if the policy's weights produce non-finite numbers: no turn causes it, and every batch would fail."""
 
 
 class RanksGone(OpenClawError):
-    """A rank died or hangs: the step that all of them took is lost, and was not published."""
+    """Raised if a rank died or hangs: the step of all ranks is lost and was not published."""
 
 
 class StoreError(OpenClawError):
-    """The store cannot be opened, is corrupt, too new, or the disk is full."""
+    """Raised if the store cannot be opened, is corrupt or too new, or if the disk is full."""
 
 
 class StaleLease(OpenClawError):
-    """The lease was lost: another holder may be at work, so nothing was published."""
+    """Raised if the lease was lost: another holder may be working, so nothing was published."""
 
 
 class IdentityMismatch(OpenClawError):
-    """Tokens and weights do not belong together (tokenizer, template, special ids or base weights changed)."""
+    """Raised if stored tokens do not match the model: tokenizer, template, special ids or base weights changed."""
 
 
 class EngineError(OpenClawError):
-    """The engine refused a call; nothing is wrong with the engine itself."""
+    """Raised if the engine refuses a call; the engine itself works."""
 
 
 class EngineGone(EngineError):
-    """The engine's process died or cannot be reached; the replies that it was generating are broken off."""
+    """Raised if the engine's process died or cannot be reached; its running replies are aborted."""
 
 
 class GrammarError(EngineError):
-    """The engine cannot force a reply into a grammar, or not into this one."""
+    """Raised if the engine does not support grammars, or not this grammar."""
 
 
 class JudgeError(OpenClawError):
-    """The judge gave no usable answer. Never a bad score: the turn waits and is tried again."""
+    """Raised if the judge gives no usable answer. It is not a bad score: the turn waits and is judged again."""
 
 
 class PluginError(OpenClawError):
-    """Code that the owner named cannot be loaded, or does not do what was agreed. Names file, line, got, expected."""
+    """Raised if a plug-in cannot be loaded or breaks its contract. Names file, line, actual and expected value."""
 
 
 class RequestError(OpenClawError):
-    """A client's request is wrong. Carries what an OpenAI-shaped error body needs."""
+    """Raised if a client's request is invalid. Carries the fields of an OpenAI-style error body."""
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400) -> None:
         super().__init__(message)
@@ -83,5 +83,5 @@ _NO_MEMORY = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAI
 
 
 def is_lack_of_memory(error: RuntimeError) -> bool:
-    """Whether torch says so: of a GPU, of a CPU, for which it has no kind of error, or through a GPU's library."""
+    """Return whether torch ran out of memory: on a GPU, on a CPU (plain `RuntimeError`), or in a GPU library."""
     return any(words in str(error) for words in _NO_MEMORY)

@@ -1,6 +1,6 @@
-"""Public doubles for the seams: real behaviour in small, with scripted content. They pass the same contract tests.
+"""Public test doubles for the interfaces of `protocols.py`, with scripted content; they pass the same contract tests.
 
-They let a room, or a plug-in of yours, be tested without a model: see `tests/` for their use.
+They allow a stage or a plug-in to be tested without a model. `tests/` has examples.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from openclaw_rl.methods.types import Sample, StepResult
 from openclaw_rl.types import Chunk, Generation, Ids, JudgeInput, Logprobs, PolicyRef, Verdict, Vote
 
 Reply = Callable[[Sequence[int], int], Sequence[int]]
-"""(prompt ids, version) -> the ids that the reply will have, stop token included."""
+"""Maps (prompt ids, version) to the token ids of the reply, including the stop token."""
 
 
 def always(*token_ids: int) -> Reply:
-    """The same reply to everything."""
+    """Return a script that gives the same reply to every prompt."""
     return lambda prompt, version: token_ids
 
 
 class ScriptedEngine:
     """`protocols.Engine` without a model.
 
-    `reply` says what is answered (one token at least; a script that is used up starts over). `delay`: seconds before
-    each token. `gone_at`: from that token on, every stream breaks with `EngineGone` (0: before the first) until
-    `revive()`. `refuse`: every generation is refused with these words. `load_delay`: seconds that a load takes.
-    `grammar`: whether calls with a grammar are taken (nothing is forced: the script must obey).
-    `loads` and `calls` record what was asked.
+    `reply`: script of the reply, at least one token; it repeats when it ends. `delay`: seconds before each token.
+    `gone_at`: index of the token (0: the first) from which every stream raises `EngineGone` until `revive()`.
+    `refuse`: text of the `EngineError` that every generation raises. `load_delay`: seconds that a load takes.
+    `grammar`: whether calls with a grammar are accepted; nothing is enforced, so the script must conform.
+    `loads` and `calls` record the arguments of each call.
     """
 
     def __init__(
@@ -62,20 +62,22 @@ class ScriptedEngine:
 
     @staticmethod
     def logprob(token: int, version: int, temperature: float = 1.0) -> float:
-        """What this engine claims of a token: a fixed function, so that a test can check where it ends up."""
+        """Return the log-probability of a token: a fixed function, so that a test can recognise the value elsewhere."""
         return -(1 + token % 7 + version % 3) / (8 * max(temperature, 0.1))
 
     def revive(self) -> None:
-        """Start anew after `gone_at`: only the base is held."""
+        """Restart after `gone_at`, with only the base loaded."""
         self.gone_at, self.held = None, {0}
 
     def _check(self, version: int, length: int) -> None:
         if self.refuse is not None:
             raise EngineError(self.refuse)
         if version not in self.held:
-            raise EngineError(f"version {version} is not loaded; held: {sorted(self.held)}")
+            raise EngineError(f"version {version} is not loaded; loaded versions: {sorted(self.held)}")
         if length >= self.context_length:
-            raise EngineError(f"the prompt has {length} tokens; the context holds {self.context_length} with the reply")
+            raise EngineError(
+                f"the prompt has {length} tokens; with the reply at most {self.context_length} fit into the context"
+            )
 
     async def generate(self, generation: Generation) -> AsyncIterator[Chunk]:
         """See `protocols.Engine.generate`."""
@@ -83,7 +85,7 @@ class ScriptedEngine:
         version, length = generation.version, len(generation.prompt_ids)
         self._check(version, length)
         if generation.sampling.grammar is not None and not self.grammar:
-            raise GrammarError("this engine cannot force a reply into a grammar")
+            raise GrammarError("this engine does not support grammars")
         room = self.context_length - length
         limit = min(generation.sampling.max_tokens or room, room)
         script = list(self.reply(generation.prompt_ids.tolist(), version))
@@ -140,7 +142,7 @@ def _check_folder(policy: PolicyRef) -> None:
 
 
 class ScriptedJudge:
-    """`protocols.Judge` by a function of the input: a score (None abstains), a score with a hint, or an exception."""
+    """`protocols.Judge` from a function that returns a score (None abstains), (score, hint), or an error to raise."""
 
     name = "scripted"
 
@@ -169,7 +171,7 @@ class ScriptedJudge:
 class ScriptedTrainer:
     """`protocols.Trainer` without a model: counts its steps and writes a small, real policy folder.
 
-    `outcome` may change what a step reports (its metrics), return None (nothing to say) or raise.
+    `outcome` returns extra metrics of a step, or None for a batch without a step; it may also raise.
     """
 
     def __init__(self, outcome: Callable[[Sequence[Sample]], Mapping[str, float] | None] = lambda samples: {}) -> None:
@@ -207,7 +209,7 @@ class ScriptedTrainer:
 
 
 def write_adapter(folder: str | Path, *, weight: float = 0.0) -> str:
-    """A PEFT adapter folder with one 1x1 matrix pair, that fits no model; returns its digest."""
+    """Write a PEFT adapter folder with one pair of 1x1 matrices, which fits no model; return its digest."""
     if not math.isfinite(weight):
         raise ValueError(f"weight: expected a finite number, got {weight}")
     path = Path(folder)

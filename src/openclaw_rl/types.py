@@ -1,6 +1,6 @@
-"""The nouns: what walks through the four rooms.
+"""The data types that the four stages exchange.
 
-Frozen, slotted, keyword-only; this file imports nothing of the project. Shape legend: P prompt tokens,
+All are frozen, slotted and keyword-only; this file imports nothing of the project. Shapes: P prompt tokens,
 R response tokens. Times are seconds since the epoch. Log-probabilities are natural logarithms.
 """
 
@@ -18,35 +18,35 @@ Ids = NDArray[np.int32]
 Logprobs = NDArray[np.float32]
 Mask = NDArray[np.bool_]
 Convention = Literal["scaled", "processed", "raw"]
-"""Which log-probabilities an engine gives, of logits at temperature T (natural logarithms, at every position).
+"""Convention of an engine's log-probabilities, for logits at temperature T (natural logarithms, at every position).
 
-scaled: log softmax(logits / T), untouched by top-p, top-k, min-p and penalties. processed: log softmax of what was
-sampled from, so after temperature, penalties, bias and truncation; the same as scaled where nothing but T was set.
-raw: log softmax(logits), whatever T was; the same as scaled at T = 1 only.
+scaled: log softmax(logits / T), before top-p, top-k, min-p and penalties. processed: log softmax of the sampling
+distribution, after temperature, penalties, bias and truncation; equals scaled if only T is set.
+raw: log softmax(logits), independent of T; equals scaled only at T = 1.
 """
 Message = Mapping[str, Any]
-"""One chat message as the client sent it (a JSON object; unknown keys are kept)."""
+"""One chat message as the client sent it: a JSON object, with unknown keys kept."""
 
 
 class Kind(StrEnum):
-    """Main traffic may train; side traffic (titles, heartbeats, memory flushes, evaluations) never does."""
+    """Main traffic may be trained on; side traffic (titles, heartbeats, memory flushes, evaluations) never is."""
 
     MAIN = "main"
     SIDE = "side"
 
 
 class Capture(StrEnum):
-    """What of an exchange is kept. Redacted: hashes for linking, but no text and no token ids; never trained on."""
+    """How much of an exchange the store keeps. Redacted: hashes for linking only, so never trained on."""
 
     FULL = "full"
     REDACTED = "redacted"
 
 
 class Origin(StrEnum):
-    """Of an exchange that was not served here. Off-policy either way: no version of this policy sampled it here."""
+    """Source of an imported exchange. Both are off-policy: no version of this home's policy sampled it."""
 
-    TOKENS = "tokens"  # imported with its tokens and log-probabilities as another home recorded them
-    TEXT = "text"  # imported as words, tokenised once; `version` is the one that scored them
+    TOKENS = "tokens"  # imported with the tokens and log-probabilities that another home recorded
+    TEXT = "text"  # imported as text and tokenised here; `version` is the one that scored the tokens
 
 
 class ExchangeStatus(StrEnum):
@@ -71,12 +71,12 @@ class TurnState(StrEnum):
 
 TURN_MOVES: Mapping[TurnState, frozenset[TurnState]] = {
     TurnState.SERVED: frozenset({TurnState.CLOSED, TurnState.DROPPED}),
-    # New evidence (a late thumbs-down) re-closes a closed or judged turn and reopens a dropped one.
+    # New evidence, such as a late thumbs-down, closes a closed or judged turn again and reopens a dropped one.
     TurnState.CLOSED: frozenset({TurnState.CLOSED, TurnState.JUDGED, TurnState.DROPPED}),
     TurnState.JUDGED: frozenset({TurnState.CLOSED, TurnState.DROPPED}),
     TurnState.DROPPED: frozenset({TurnState.CLOSED}),
 }
-"""The only table of legal moves of a turn."""
+"""The legal state transitions of a turn; no other table exists."""
 
 
 class PolicyState(StrEnum):
@@ -88,7 +88,7 @@ class PolicyState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How a reply was sampled, and which log-probabilities were taken of it."""
+    """Sampling parameters of a reply, and the convention of its log-probabilities."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -101,10 +101,10 @@ class Sampling:
     max_tokens: int = 0
     stop: tuple[str, ...] = ()
     convention: Convention = "scaled"
-    grammar: str | None = None  # the reply is a sentence of this (llguidance's Lark); the logprobs are the free ones
+    grammar: str | None = None  # llguidance Lark that constrains the reply; the logprobs are the unconstrained ones
 
     def untrainable(self) -> str | None:
-        """Why tokens sampled this way cannot be trained on, or None: μ must be the full softmax at `temperature`."""
+        """Return why such tokens cannot be trained on, or None: μ must be the full softmax at `temperature`."""
         if self.temperature <= 0:
             return "greedy sampling (temperature 0) has no sampling distribution"
         if self.convention == "raw" and self.temperature != 1:
@@ -135,21 +135,21 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """One non-transient message, reduced to what linking needs (see `canon.py`)."""
+    """The hashes of one non-ephemeral message, as linking needs them (see `common/message_hash.py`)."""
 
     index: int  # position in the request's messages
     role: str
     own: bytes  # 16 bytes: keyed hash of the canonical message
-    chain: bytes  # 16 bytes: keyed hash of everything up to and including this message
+    chain: bytes  # 16 bytes: keyed hash of the history up to and including this message
     distinctive: bool  # its text has 24 characters or more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One model call as it was admitted."""
+    """One model call, as admitted."""
 
-    id: str  # "chatcmpl-..."; what the client sees
-    scope: str  # id of the API key: nothing is ever linked across keys
+    id: str  # "chatcmpl-..."; the client sees it
+    scope: str  # id of the API key; exchanges are never linked across keys
     agent: str = ""
     user: str = ""
     session: str | None = None  # X-Session-Id, when sent
@@ -159,12 +159,12 @@ class Request:
     capture: Capture = Capture.FULL
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]] = ()
-    template: Mapping[str, Any] = field(default_factory=dict)  # variables that the client gave to the chat template
-    previous: str | None = None  # the exchange that the client said this goes on from; its words are in `messages`
+    template: Mapping[str, Any] = field(default_factory=dict)  # chat template variables from the client
+    previous: str | None = None  # exchange that the client continues by id; `messages` includes its text
     marks: tuple[Mark, ...]
     sampling: Sampling
     prompt_ids: Ids  # [P]
-    version: int  # the policy version that answers
+    version: int  # the policy version that generates the reply
     identity: str  # hash of tokenizer, template, special ids and base weights
     admitted_at: float
     origin: Origin | None = None  # None: served here
@@ -172,14 +172,14 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """How the call ended. For FAILED and CANCELLED the arrays hold what had been sampled until then."""
+    """Result of the call. For FAILED and CANCELLED the arrays hold the tokens sampled until then."""
 
     id: str
     status: ExchangeStatus
     message: Message  # the assistant message as delivered
     response_ids: Ids  # [R] as sampled, the stop token included
     logprobs: Logprobs  # [R]
-    mask: Mask  # [R] False for tokens after a stop string: never trained
+    mask: Mask  # [R] False for tokens after a stop string; these are never trained on
     spans: tuple[Span, ...]
     finish_reason: FinishReason | None
     mark: Mark | None  # of `message`, chained on the request's last mark
@@ -199,7 +199,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """One model call: the request, and the reply once it has ended."""
+    """One model call: the request, and its reply once the call has ended."""
 
     seq: int  # order of admission in the store
     request: Request
@@ -214,27 +214,27 @@ class Feedback:
     scope: str
     target: str  # exchange id
     score: int | None = None  # +1, 0, -1
-    comment: str | None = None  # free words: evidence for the judge
-    correction: str | None = None  # what the answer should have been like: becomes a hint
+    comment: str | None = None  # free text; evidence for the judge
+    correction: str | None = None  # how the reply should have been; becomes a hint
     given_at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reaction:
-    """The next state: every message that answered the turn, plus explicit feedback. `revision` counts reopenings."""
+    """All messages that answered the turn, and explicit feedback on it. `revision` counts the changes from 1."""
 
     turn: str
     revision: int
     messages: tuple[Message, ...]
     feedback: tuple[Feedback, ...] = ()
-    source: str | None  # the exchange whose history holds `messages`
+    source: str | None  # the exchange whose history has `messages`
     how: str  # "exact" | "distinctive" | "feedback" | "imported"
     at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vote:
-    """One opinion. An unusable one (time-out, nonsense) has score None and an error."""
+    """One answer of a judge. An unusable one (time-out, unparsable) has score None and an error."""
 
     score: int | None
     hint: str | None = None
@@ -244,7 +244,7 @@ class Vote:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What a judge made of a reaction. `score` None: it abstained. A failed judge is no verdict at all."""
+    """A judge's score of a reaction. `score` None: it abstained. A judge that fails gives no verdict."""
 
     turn: str
     revision: int  # of the reaction that was judged
@@ -259,22 +259,22 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """An exchange with a life-cycle."""
+    """An exchange with its training life cycle."""
 
     id: str  # the exchange's id
     session: str
     parent: str | None  # the turn before it in the same conversation
     state: TurnState
-    reason: str | None = None  # why it was dropped, in words for a person
-    untrainable: str | None = None  # why it can never train, although it may be judged
+    reason: str | None = None  # why it was dropped, as text for a person
+    untrainable: str | None = None  # why it can never be trained on, although it may be judged
     relation: str = "fresh"  # fresh | continuation | regeneration | retry | sibling
     relation_of: str | None = None
-    unlinked: str | None = None  # why no earlier turn was found in its history
+    unlinked: str | None = None  # why no earlier turn was found for its history
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeInput:
-    """All that a judge may look at."""
+    """The input of a judge."""
 
     turn: str
     messages: Sequence[Message]  # the conversation before the reply
@@ -284,7 +284,7 @@ class JudgeInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedTurn:
-    """What the trainer claims: everything needed to build a `Sample`."""
+    """One turn of the training queue, with everything needed to build a `Sample`."""
 
     exchange: Exchange
     turn: Turn
@@ -294,7 +294,7 @@ class JudgedTurn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyRef:
-    """What an engine needs to hold a version: where its adapter lies, and its digest. `path` None: the base itself."""
+    """A version as an engine loads it: the adapter's folder and its digest. `path` None means the base."""
 
     version: int
     path: str | None
@@ -303,7 +303,7 @@ class PolicyRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """One version of the weights, with its lineage."""
+    """One version of the weights, with its parent."""
 
     version: int
     parent: int | None
@@ -312,7 +312,7 @@ class Policy:
     digest: str  # sha256 over the folder's weight files; "" for the base
     base: str  # path or hub id of the base weights
     identity: str
-    memory: Mapping[str, Any] = field(default_factory=dict)  # baselines and slow averages, kept between steps
+    memory: Mapping[str, Any] = field(default_factory=dict)  # baselines and moving averages, kept between steps
     metrics: Mapping[str, float] = field(default_factory=dict)
     reason: str | None = None  # why it was rejected or rolled back
     created_at: float
@@ -324,7 +324,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
-    """One turn used in one policy's training."""
+    """Record that one policy was trained on one turn."""
 
     policy: int
     turn: str
@@ -333,7 +333,7 @@ class Use:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """The right to do a job alone. A holder whose epoch is old, or whose time is over, publishes nothing."""
+    """The exclusive right to a job. A holder with an old epoch or an expired lease cannot publish."""
 
     name: str
     holder: str
@@ -343,7 +343,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One line of the monotone log that watchers tail."""
+    """One entry of the append-only event log that watchers follow."""
 
     seq: int
     kind: str  # e.g. "exchange.admitted", "turn.closed", "policy.live"
@@ -354,7 +354,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """One engine call: token ids in, token ids out."""
+    """One generation call to an engine."""
 
     id: str
     version: int
@@ -366,10 +366,10 @@ class Generation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """What an engine yields: at least one token, or the finish (which may come with the last token)."""
+    """One piece of an engine's stream: at least one token, or the finish, which may come with the last token."""
 
     token_ids: tuple[int, ...]  # [n]
     logprobs: tuple[float, ...]  # [n] log softmax(logits / temperature)
     top: tuple[tuple[tuple[int, float], ...], ...] = ()  # [n][K] (token id, logprob), when asked for
     finish: str | None = None  # "stop" | "length"
-    cached: int = 0  # on one chunk: prompt tokens whose states the engine had
+    cached: int = 0  # set on one chunk: prompt tokens found in the prefix cache

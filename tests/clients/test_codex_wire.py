@@ -202,7 +202,7 @@ def test_it_is_told_what_was_left_out_and_what_fails(start: Start) -> None:
     site.engine.gone_at = 2
     events = events_of(codex.send())
     failed = next(e for e in events if e["type"] == "response.failed")
-    assert "went away" in failed["response"]["error"]["message"]
+    assert "engine disconnected" in failed["response"]["error"]["message"]
     broken = failed["response"]["id"]
     wait_for(lambda: site.get(broken).reply, lambda r: r is not None and r.status is ExchangeStatus.FAILED)
     site.engine.revive()

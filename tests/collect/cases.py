@@ -92,7 +92,7 @@ FINDING: dict[str, Case] = {
         {"1": "closed"},
     ),
     "an edited reply is not ours": (
-        [FIRST, Ask(name="2", history=[S, Q, f"{A} (edited)", THANKS], expect=nothing("none of ours"))],
+        [FIRST, Ask(name="2", history=[S, Q, f"{A} (edited)", THANKS], expect=nothing("not from this gateway"))],
         {"1": "served"},
     ),
     "compaction: the summary replaced the rest, the distinctive reply still stands": (

@@ -99,7 +99,7 @@ AGAIN: dict[str, Case] = {
     "two users of one key, told apart by `user`": (
         [
             Ask(name="1", history=[S, Q], reply=LONG, user="ann"),
-            Ask(name="2", history=[S, Q, A, THANKS], user="bob", expect=nothing("none of ours")),
+            Ask(name="2", history=[S, Q, A, THANKS], user="bob", expect=nothing("not from this gateway")),
         ],
         {"1": "served"},
     ),

@@ -168,7 +168,7 @@ KINDS: dict[str, Case] = {
         {"1": "closed", "2": "served"},
     ),
     "another key never links": (
-        [FIRST, Ask(name="2", history=[S, Q, A, THANKS], scope="another", expect=nothing("none of ours"))],
+        [FIRST, Ask(name="2", history=[S, Q, A, THANKS], scope="another", expect=nothing("not from this gateway"))],
         {"1": "served"},
     ),
     "redacted: linked by its hashes, but there is nothing to judge": (

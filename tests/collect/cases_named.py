@@ -81,7 +81,7 @@ NAMED: dict[str, Case] = {
         {"1": "served"},
     ),
     "a reply that was sent back with other words is not the named one": (
-        [SHORT, Ask(name="2", history=[Q, f"a {LONG}", THANKS], previous="1", expect=nothing("none of ours"))],
+        [SHORT, Ask(name="2", history=[Q, f"a {LONG}", THANKS], previous="1", expect=nothing("not from this gateway"))],
         {"1": "served"},
     ),
 }

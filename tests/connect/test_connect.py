@@ -109,7 +109,7 @@ def test_a_link_is_followed(config: Config, tmp_path: Path) -> None:
 def test_a_context_that_is_too_small_is_said(config: Config) -> None:
     small = config.model_copy(update={"engine": config.engine.model_copy(update={"max_context": 4096})})
     assert openclaw.warning(config) is None
-    assert "holds 4096 tokens" in (openclaw.warning(small) or "")
+    assert "context is 4096 tokens" in (openclaw.warning(small) or "")
 
 
 def test_without_a_key_it_is_said(tmp_path: Path) -> None:

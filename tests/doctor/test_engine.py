@@ -43,24 +43,24 @@ def doctor(*words: str) -> tuple[int, str]:
 
 
 def marks(output: str) -> dict[str, str]:
-    """Check to `holds` or `BROKEN`."""
+    """Return the mark of each check: `passed` or `FAILED`."""
     lines = [line.split() for line in output.splitlines()]
-    rows = [(words[0], " ".join(words[1:])) for words in lines if words and words[0] in ("holds", "BROKEN")]
+    rows = [(words[0], " ".join(words[1:])) for words in lines if words and words[0] in ("passed", "FAILED")]
     return {check: mark for check in CHECKS for mark, words in rows if words.startswith(check + " ")}
 
 
 def test_every_check_holds_on_a_sound_server(serve: Callable[..., SglangWire]) -> None:
     wire = serve(mode="incremental")
     code, output = doctor("--engine", "sglang", "--engine-url", wire.url)
-    assert marks(output) == dict.fromkeys(CHECKS, "holds"), output
+    assert marks(output) == dict.fromkeys(CHECKS, "passed"), output
     assert code == 0
-    assert "8 of 8 replies whole (8 were running)" in output
+    assert "8 of 8 replies complete (8 were running)" in output
     assert wire.running == 0
 
 
 def test_a_server_that_cannot_swap_is_named(serve: Callable[..., SglangWire]) -> None:
     code, output = doctor("--engine", "sglang", "--engine-url", serve(lora=False).url)
-    broken = {check for check, mark in marks(output).items() if mark == "BROKEN"}
+    broken = {check for check, mark in marks(output).items() if mark == "FAILED"}
     assert (code, broken) == (1, {"three versions side by side", "swap under load"})
     assert "--enable-lora" in output
 
@@ -76,7 +76,7 @@ def test_log_probabilities_of_other_weights_are_noticed(
 
     monkeypatch.setattr(wire, "_score", shifted)
     code, output = doctor("--engine", "sglang", "--engine-url", wire.url)
-    assert (code, marks(output)["scored as sampled, T 1"]) == (1, "BROKEN")
+    assert (code, marks(output)["scored as sampled, T 1"]) == (1, "FAILED")
     assert "mean 0.1, largest 0.1" in output
 
 

@@ -77,10 +77,10 @@ def _no_json(folder: Path) -> None:
         (_settings(use_dora=True), "not DoRA"),
         (_settings(modules_to_save=["lm_head"]), "modules_to_save"),
         (_no_json, "JSON object"),
-        (_cut, "cut off"),
-        (_renamed(b"lora_B", b"lora_C"), "no LoRA matrix"),
+        (_cut, "truncated"),
+        (_renamed(b"lora_B", b"lora_C"), "not a LoRA matrix"),
         (_renamed(b"nothing.lora_B", b"noting_.lora_B"), "expected lora_A and lora_B"),
-        (_renamed(b'"shape": [1, 1]', b'"shape": [1   ]'), "do not fit each other"),
+        (_renamed(b'"shape": [1, 1]', b'"shape": [1   ]'), "do not match"),
         (_renamed(b'"dtype": "F32"', b'"dtyqe": "F32"'), "expected a safetensors file"),
     ],
 )

@@ -100,7 +100,7 @@ def test_votes_come_from_tokens() -> None:
     [
         (lambda: says("Hm.", "No.", "?"), {}, "judge starter at here: no usable vote: expected a JSON object"),
         (lambda: says(" ", " ", " "), {}, "got an empty one .finish_reason stop."),
-        (lambda: says(vote(1), vote(1), vote(1), context_length=20), {}, "judge.path a context of 20"),
+        (lambda: says(vote(1), vote(1), vote(1), context_length=20), {}, "judge.path has a context of 20"),
         (lambda: says(vote(1), vote(1), vote(1), delay=1.0), {"timeout": 0.2}, "no answer within 0.2 s"),
         (lambda: says(vote(1), vote(1), vote(1), gone_at=0), {}, "the judge's own engine: no engine answers"),
         (lambda: says(vote(1), vote(1), vote(1)), {"max_tokens": 16}, "expected a JSON object"),

@@ -102,7 +102,7 @@ def test_another_file_is_another_judge(judge: RulesJudge, tmp_path: Path) -> Non
         ("[]", "version: 1"),
         ("version: 1\nrules: []", "a list `rules:`"),
         ("version: 1\nrules: {}", "a list `rules:`"),
-        ("version: 1\nparts: []\nrules: [{name: a, when: b, score: 1}]", "`parts`: expected names"),
+        ("version: 1\nparts: []\nrules: [{name: a, when: b, score: 1}]", "`parts`: expected a mapping"),
         ("version: 1\nrule: []\nrules: [{name: a, when: b, score: 1}]", "the keys"),
         ("version: 1\nrules: [3]", "rule 1: expected a mapping"),
         ("version: 1\nrules: [{when: b, score: 1}]", "rule 1: `name`"),

@@ -289,7 +289,7 @@ def test_a_dead_teacher_holds_nothing_up_and_is_seen_in_status(world: World) -> 
         for number in range(12):
             world.close(f"t{number}", "no")
         await _until(lambda: world.judged() == 12)
-        await _until(lambda: "0 hints by the teacher, 12 verdicts without (HTTP 500" in note())
+        await _until(lambda: "0 hints by the teacher, 12 verdicts without a hint (HTTP 500" in note())
 
     looped(world, then(lambda: web.Response(status=500), 99, ""), ScriptedJudge(lambda item: (-1, "Short.")), body)
     verdict = world.verdict("t7")

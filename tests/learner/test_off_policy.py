@@ -215,8 +215,8 @@ def test_a_step_on_groups(trainer: Make, draw: Draw, tmp_path: Path) -> None:
     assert sum(after[:2]) > sum(before[:2])
     assert after[2] < before[2]
     assert result.dropped == {
-        broken.turn: "the outcome of its rollout is not known",
-        lone.turn: "its group says nothing: the batch holds no other rollout of its task, or all went alike",
+        broken.turn: "the outcome of its rollout is unknown",
+        lone.turn: "its group gives no signal: the batch has no other rollout of its task, or all outcomes are equal",
         chat.turn: "no score and no hint that the method can use",
     }
     assert result.memory["kept"] == 7

@@ -42,7 +42,7 @@ def test_a_step_that_does_not_fit_is_tried_in_smaller_passes(
     with caplog.at_level(logging.ERROR, "openclaw_rl.learner.oom"):
         results = [t.step(batches[0], str(tmp_path / n)) for n, t in (("tight", tight), ("plain", plain))]
     assert results[0].digest == results[1].digest, "nothing of the first attempt is in the second"
-    assert "Trying it with passes of 40 tokens instead" in caplog.text
+    assert "Retrying with passes of 40 tokens" in caplog.text
     assert all(cure in caplog.text for cure in CURES)
     caplog.clear()
     results = [t.step(batches[1], str(tmp_path / f"{n}-on")) for n, t in (("tight", tight), ("plain", plain))]
@@ -54,7 +54,7 @@ def test_what_fits_in_no_way_fails_with_what_would_help(trainer: Make, draw: Dra
     made = trainer(micro_tokens=80)
     batch = draw(made, 0)
     bound(made, 3)
-    with pytest.raises(TooLarge, match=r"a step of one row a pass does not fit into memory \(CUDA") as caught:
+    with pytest.raises(TooLarge, match=r"a step with one row per pass does not fit into memory \(CUDA") as caught:
         made.step(batch, str(tmp_path / "policy"))
     assert all(cure in str(caught.value) for cure in CURES)
     assert not list(tmp_path.iterdir())
@@ -119,6 +119,6 @@ def test_a_cpu_without_memory_is_told_as_a_gpu_is(caplog: pytest.LogCaptureFixtu
     rows = Rows()
     with caplog.at_level(logging.ERROR, "openclaw_rl.learner.oom"), pytest.raises(TooLarge, match="can't allocate"):
         fitted(lambda: torch.empty(2**50, dtype=torch.float64), rows, lambda: False)
-    assert "Trying it with passes of 64 tokens instead" in caplog.text
+    assert "Retrying with passes of 64 tokens" in caplog.text
     with pytest.raises(RuntimeError, match="must match"):
         fitted(lambda: torch.ones(2) + torch.ones(3), rows, lambda: False)

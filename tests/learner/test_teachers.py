@@ -184,7 +184,7 @@ def test_the_slow_average_is_resumed(
         return {name: tensor.clone() for name, tensor in made._average._tensors.items()}
 
     straight = trainer("sdpo", **chosen)
-    assert "the teacher follows its student, and can run away with it" in caplog.text
+    assert "the teacher follows its student, and both can drift" in caplog.text
     batches = [draw(straight, seed, hinted_prompts=hint) for seed in range(3)]
     results = []
     for n, batch in enumerate(batches):
@@ -218,12 +218,12 @@ def test_a_policy_without_an_average_or_with_another(
     made = trainer("sdpo", **WIDE, reference="average")
     with caplog.at_level(logging.WARNING):
         made.load(folder=folder, memory={})
-    assert "holds no slow average: it starts at this policy's own weights" in caplog.text
+    assert "has no moving average: it starts at the weights of this policy" in caplog.text
     assert trainer("binary", **WIDE, reference="average")._average is None, "a method without a teacher needs none"
     folder = made.step(draw(made, 1, hinted_prompts=hint), str(tmp_path / "with")).folder
     assert folder is not None
     (Path(folder) / ema_teacher.FILE).write_bytes((Path(folder) / "adapter_model.safetensors").read_bytes())
-    with pytest.raises(ModelError, match="the slow average is not of the weights that are trained"):
+    with pytest.raises(ModelError, match="the moving average does not match the trained weights"):
         made.load(folder=folder, memory={})
 
 

@@ -294,9 +294,7 @@ def test_a_browser_that_is_not_there_is_said(walk: Walk, pages: Pages, monkeypat
     monkeypatch.delenv("GUI_BROWSER")
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setenv("PLAYWRIGHT_BROWSERS_PATH", "/nowhere")
-    with pytest.raises(
-        PluginError, match=r"there is no browser: `playwright install chromium`, or name one by GUI_BRO"
-    ):
+    with pytest.raises(PluginError, match=r"no browser found: run `playwright install chromium`, or set GUI_BRO"):
         walk("Look.", "done", start=pages.url + "/")
 
 

@@ -73,9 +73,9 @@ def test_files_beside_it_are_not_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("def other(): ...\nimport json", "defines no f or g. What it defines: other$"),
-        ("", "defines no f or g. What it defines: nothing"),
-        ("def f(): ...\ndef g(): ...", "defines f and g; which one is meant"),
+        ("def other(): ...\nimport json", "defines no f or g. It defines: other$"),
+        ("", "defines no f or g. It defines: nothing"),
+        ("def f(): ...\ndef g(): ...", "defines f and g; expected one of them"),
         ("f = 3", "f is of type int, expected a function"),
     ],
 )

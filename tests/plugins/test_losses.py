@@ -124,23 +124,23 @@ PLAIN = "def compute_loss(policy_logits, reference_logits, rewards, advantages, 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (PLAIN + "return policy_logits", r"gave a tensor of shape \(1,\), float32, expected a scalar tensor of floats"),
-        (PLAIN + "return 1.0", "gave a value of type float, expected a scalar tensor"),
+        (PLAIN + "return policy_logits", r"returned a tensor of shape \(1,\), float32, expected a scalar float tensor"),
+        (PLAIN + "return 1.0", "returned a value of type float, expected a scalar float tensor"),
         (PLAIN + "return -policy_logits.detach().mean()", "without a gradient, .* depends on policy_logits"),
         (PLAIN + "return rewards[7]", r"mine\.py:2: compute_loss raised IndexError.*given tensors of shape \(1,\)"),
         ("async " + PLAIN + "return policy_logits.mean()",
          r"mine\.py:1: compute_loss is an async function, expected `def compute_loss"),
-        (PLAIN + "return (policy_logits * float('nan')).mean()", "gave nan for a reply of one token, expected"),
-        (PLAIN + "return (policy_logits - policy_logits.detach()).abs().sqrt().mean()", "gradient is not finite"),
+        (PLAIN + "return (policy_logits * float('nan')).mean()", "returned nan for a reply of one token, expected"),
+        (PLAIN + "return (policy_logits - policy_logits.detach()).abs().sqrt().mean()", "a non-finite gradient"),
         ("import torch\n" + PLAIN + "return torch.zeros((), requires_grad=True)", "does not reach policy_logits"),
         (PLAIN + "ratio = policy_logits.exp()\n    loss = ratio.mean()\n    ratio.mul_(2)\n    return loss",
          "the gradient of compute_loss raised RuntimeError"),
         ("def compute_loss(logits, labels): ...", r"mine\.py:1: got compute_loss\(logits, labels\), expected compute_"),
         ("def loss(): ...", "no compute_loss or compute_opd_loss or compute_hybrid_loss. What it defines: loss"),
         ("def compute_opd_loss(student_logprobs, teacher_logprobs, advantage_mask, clip_ratio): ...",
-         "follows a teacher, and the method has no hints"),
+         "follows a teacher, but the method uses no hints"),
         ("def compute_hybrid_loss(**all): return (all['student_logprobs'].mean(), 1)",
-         "the method has no hints"),
+         "the method uses no hints"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_said_before_training(trainer: Make, tmp_path: Path, text: str, words: str) -> None:
@@ -192,11 +192,11 @@ def test_the_shape_of_a_hybrid_result(trainer: Make, tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("def compute_hybrid_loss(**all): return all['student_logprobs'].mean()")
     with pytest.raises(
-        PluginError, match=r"compute_hybrid_loss gave a tensor of shape \(\), .* expected \(loss, metrics\)"
+        PluginError, match=r"compute_hybrid_loss returned a tensor of shape \(\), .* expected \(loss, metrics\)"
     ):
         trainer("combine", loss_path=str(file))
     file.write_text("def compute_hybrid_loss(**all): return all['student_logprobs'].mean(), {'a': 'b'}")
-    with pytest.raises(PluginError, match="a metric that is no number"):
+    with pytest.raises(PluginError, match="a metric that is not a number"):
         trainer("combine", loss_path=str(file))
     file.write_text("def compute_hybrid_loss(**all): return all['student_logprobs'].mean(), {}")
     with pytest.raises(PluginError, match="needs scores"):
@@ -226,8 +226,8 @@ def test_a_metric_that_is_not_finite_is_named_and_takes_no_step_away(
         assert not {"loss/custom/spread", "loss/custom/far"} & metrics.keys()
     told = sorted(r.getMessage() for r in caplog.records if "as its metric" in r.getMessage())
     assert len(told) == 2
-    assert f"{file}: compute_hybrid_loss told inf as its metric 'far', expected a finite number" in told[0]
-    assert f"{file}: compute_hybrid_loss told nan as its metric 'spread', expected a finite number" in told[1]
+    assert f"{file}: compute_hybrid_loss returned inf as its metric 'far', expected a finite number" in told[0]
+    assert f"{file}: compute_hybrid_loss returned nan as its metric 'spread', expected a finite number" in told[1]
 
 
 def test_an_error_in_the_middle_of_training_is_told_with_its_line(trainer: Make, draw: Draw, tmp_path: Path) -> None:

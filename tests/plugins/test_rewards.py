@@ -139,7 +139,7 @@ def test_models_that_are_no_classifier(classifier: Callable[[int], str], tmp_pat
     Qwen3ForCausalLM(small(2)).save_pretrained(tmp_path / "causal")
     AutoTokenizer.from_pretrained(classifier(2)).save_pretrained(tmp_path / "causal")
     for path, words in (
-        (str(tmp_path / "causal"), r"is no trained classifier: it has no weights for score\.weight"),
+        (str(tmp_path / "causal"), r"is not a trained classifier: it has no weights for score\.weight"),
         (classifier(5), "has 5 classes, expected 1 or 2"),
         (str(tmp_path / "nowhere"), "cannot be loaded as a sequence classifier"),
     ):
@@ -166,7 +166,7 @@ def test_nothing_that_answered_is_no_evidence() -> None:
 
     verdict = asyncio.run(RewardJudge(from_flat({}), "n", never).judge(item(said="")))
     assert verdict.score is None
-    assert "no words" in verdict.reason
+    assert "no text" in verdict.reason
 
 
 @pytest.mark.parametrize(("reward", "score"), [(0.39, -1), (0.4, 0), (0.5, 0), (0.6, 0), (0.61, 1)])
@@ -208,18 +208,18 @@ MANY = (
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (RM.format("1.5"), r"M\.score gave 1\.5, expected a number in \[0, 1\]"),
-        (RM.format("float('nan')"), r"M\.score gave nan, expected a number"),
-        (RM.format("'good'"), r"M\.score gave a value of type str, expected a number"),
-        (RM.format("'0.5'"), r"M\.score gave a value of type str, expected a number"),
-        (RM.format("10**400"), r"M\.score gave a value of type int, expected a number"),
+        (RM.format("1.5"), r"M\.score returned 1\.5, expected a number in \[0, 1\]"),
+        (RM.format("float('nan')"), r"M\.score returned nan, expected a number"),
+        (RM.format("'good'"), r"M\.score returned a value of type str, expected a number"),
+        (RM.format("'0.5'"), r"M\.score returned a value of type str, expected a number"),
+        (RM.format("10**400"), r"M\.score returned a value of type int, expected a number"),
         (RM.format("1 / 0"), r"mine\.py:2: M\.score raised ZeroDivisionError"),
         (
             MANY.format("torch.zeros(3)"),
-            r"gave a tensor of shape \(3,\), float32, expected one reward for each of 1 items: \(1,\)",
+            r"returned a tensor of shape \(3,\), float32, expected a reward for each of 1 items: \(1,\)",
         ),
-        (MANY.format("torch.zeros(1, 1)"), r"gave a tensor of shape \(1, 1\), float32, expected one reward for each"),
-        (MANY.format("0.5"), "batch_compute_rewards gave a value of type float, expected one reward for each"),
+        (MANY.format("torch.zeros(1, 1)"), r"returned a tensor of shape \(1, 1\), float32, expected a reward for each"),
+        (MANY.format("0.5"), "batch_compute_rewards returned a value of type float, expected a reward for each"),
     ],
 )
 def test_rewards_that_do_not_fit(tmp_path: Path, text: str, words: str) -> None:
@@ -237,7 +237,7 @@ def test_rewards_that_do_not_fit(tmp_path: Path, text: str, words: str) -> None:
     [
         ("", r"expected get_reward_model\(config\), or one class with compute_reward; it defines nothing"),
         ("def get_reward_model(): ...", r"mine\.py:1: got get_reward_model\(\), expected get_reward_model\(config\)"),
-        ("def get_reward_model(config): return 1", "gave a value of type int, expected an object with score"),
+        ("def get_reward_model(config): return 1", "returned a value of type int, expected an object with score"),
         ("def get_reward_model(config): return config['prm_model_path']", "has no 'prm_model_path', only nothing. "
          "Set judge.reward_path"),
         ("class M:\n    def score(self, text): ...\ndef get_reward_model(config): return M()",
@@ -256,7 +256,7 @@ def test_rewards_that_do_not_fit(tmp_path: Path, text: str, words: str) -> None:
         ("class M:\n    async def batch_compute_rewards(self, items): ...\ndef get_reward_model(config): return M()",
          r"mine\.py:2: M\.batch_compute_rewards is an async function"),
         ("class M:\n    def score(self, prompt, response, next_state): ...\ndef get_reward_model(config): return M",
-         r"get_reward_model gave the class M, expected an object of it: M\(\.\.\.\)"),
+         r"get_reward_model returned the class M, expected an instance: M\(\.\.\.\)"),
     ],
 )  # fmt: skip
 def test_files_that_do_not_fit(tmp_path: Path, text: str, words: str) -> None:

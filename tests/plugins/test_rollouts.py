@@ -167,15 +167,15 @@ def test_an_image_that_the_model_cannot_see_is_refused_by_the_gateway(system: Sy
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("def rollout(model, task): ...", "rollout is no async function, expected `async def rollout"),
-        ("def other(): ...", "defines no collect_opd_trajectory or terminal_rollout or .*What it defines: other"),
-        ("async def rollout(model, secret): ...", "rollout wants secret, which nobody gives"),
-        ("async def rollout(model): return {1, 2}", "rollout gave a set that JSON cannot hold"),
+        ("def rollout(model, task): ...", "rollout is not an async function, expected `async def rollout"),
+        ("def other(): ...", "defines no collect_opd_trajectory or terminal_rollout or .*It defines: other"),
+        ("async def rollout(model, secret): ...", "rollout has unknown parameters: secret"),
+        ("async def rollout(model): return {1, 2}", "rollout returned a set that is not JSON-serializable"),
         (
             "async def rollout(model):\n    a = []\n    for _ in range(10**5): a = [a]\n    return a",
-            "list that JSON cannot",
+            "list that is not JSON",
         ),
-        ("import asyncio\nasync def rollout(model):\n    raise asyncio.CancelledError", "nobody cancelled it"),
+        ("import asyncio\nasync def rollout(model):\n    raise asyncio.CancelledError", "without a cancellation"),
         ("async def rollout(model):\n    await model.feedback(1)", r"feedback before the first reply"),
     ],
 )
@@ -192,9 +192,9 @@ def test_files_that_do_not_fit(tmp_path: Path, text: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("a.json", "{", "is no JSON"),
+        ("a.json", "{", "is not valid JSON"),
         ("a.json", "{}", "expected a list of tasks, got dict"),
-        ("a.jsonl", '"x"\n{"y": 1}', "task 2: expected words, or an object with `task`"),
+        ("a.jsonl", '"x"\n{"y": 1}', "task 2: expected a string, or an object with `task`"),
         ("a.txt", "\n", "expected a list of tasks, got none"),
         ("", "", "the tasks cannot be read"),
     ],

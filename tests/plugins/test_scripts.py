@@ -70,7 +70,7 @@ def test_an_adapter_of_ones_own_shape_learns(base: Any) -> None:
 
 
 def test_an_adapter_that_fits_nothing(base: Any) -> None:
-    with pytest.raises(ConfigError, match=r"^setup_lora_model: target_modules \['c_attn'\] fit no layers"):
+    with pytest.raises(ConfigError, match=r"^setup_lora_model: target_modules \['c_attn'\] match no layers"):
         setup_lora_model(base, target_modules=["c_attn"])
     with pytest.raises(ValueError, match="rank"):
         setup_lora_model(base, lora_rank=0)
@@ -111,7 +111,7 @@ def test_a_run_and_its_metrics_by_their_names(wandb: Wandb) -> None:
     [
         ({"mean_reward": None}, "mean_reward: expected a number, got None"),
         ({"lr": torch.zeros(2)}, "lr: expected a number, got tensor"),
-        ({"learning_rate": 1.0}, "learning_rate is there twice, also as learning_rate"),
+        ({"learning_rate": 1.0}, "learning_rate is given twice, also as learning_rate"),
     ],
 )
 def test_metrics_that_are_none(wandb: Wandb, change: dict[str, Any], words: str) -> None:
@@ -124,9 +124,9 @@ def test_metrics_that_are_none(wandb: Wandb, change: dict[str, Any], words: str)
 def test_what_is_missing_is_named(wandb: Wandb, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OpenClawError, match="Call setup_wandb_logging"):
         log_training_metrics(1, METRICS)
-    with pytest.raises(ValueError, match=r"no mean_reward \(reward/mean\); there are total_loss, std_reward"):
+    with pytest.raises(ValueError, match=r"missing mean_reward \(reward/mean\); got total_loss, std_reward"):
         log_training_metrics(1, {name: value for name, value in METRICS.items() if name != "mean_reward"})
-    with pytest.raises(ValueError, match=r'a config with its "method", e\.g\. binary; got the keys rank'):
+    with pytest.raises(ValueError, match=r'a config with a "method", e\.g\. binary; got the keys rank'):
         setup_wandb_logging("mine", {"rank": 1})
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(OpenClawError, match="pip install wandb"):

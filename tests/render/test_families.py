@@ -385,7 +385,7 @@ def test_what_a_template_does_to_the_past_is_said(kind: str, renderer: Renderers
     assert words in r.history
     assert (why is None) == (r.unbridged is None)
     assert why is None or why in str(r.unbridged)
-    assert ("rendered anew" in r.history) == (why is not None)
+    assert ("rendered again" in r.history) == (why is not None)
 
 
 # Variables.

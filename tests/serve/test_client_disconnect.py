@@ -66,7 +66,7 @@ def test_a_server_that_stops_in_the_middle(behind: tuple[Site, VllmDouble], path
     site, double = behind
     assert site.http.post(path, BODIES[path]).status_code == 200
     double.breaks = how, 6
-    assert "the engine went away in the middle of the reply" in broken(site, path)
+    assert "the engine disconnected during the reply" in broken(site, path)
     assert statuses(site) == [ExchangeStatus.DONE, ExchangeStatus.FAILED]
     double.breaks = None
     assert site.http.post(path, BODIES[path]).status_code == 200
@@ -75,7 +75,7 @@ def test_a_server_that_stops_in_the_middle(behind: tuple[Site, VllmDouble], path
 def test_the_official_client_raises(behind: tuple[Site, VllmDouble]) -> None:
     site, double = behind
     double.breaks = "killed", 6
-    with pytest.raises(openai.APIError, match="in the middle of the reply"):
+    with pytest.raises(openai.APIError, match="during the reply"):
         list(site.client().chat.completions.create(model="openclaw", messages=[USER], stream=True))
 
 
@@ -101,7 +101,7 @@ def test_what_nobody_has_foreseen_is_an_error_too(
     site = start()
     site.script.say("One two three four five six seven.")
     site.engine.__class__, site.engine.error = Surprising, error  # type: ignore[assignment,attr-defined]
-    assert broken(site, path) == "the gateway failed; its log says why."
+    assert broken(site, path) == "the gateway failed; see its log for the reason."
     assert [
         r.exc_info and r.exc_info[1] for r in caplog.records if r.name == "openclaw_rl.serve.completion_handler"
     ] == [error]

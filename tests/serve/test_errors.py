@@ -216,7 +216,7 @@ def test_two_tools_of_one_name(site: Site, path: str, tool: dict[str, Any], fiel
     body = {"messages": [USER], "input": "hi", "max_tokens": 9}
     status, error = post(site, body | {"tools": [tool, tool]}, path)
     assert status == 400
-    assert error["message"] == f"{field}: there are two tools with the name 'get_weather'."
+    assert error["message"] == f"{field}: two tools have the name 'get_weather'."
     assert post(site, body | {"tools": [tool]}, path)[0] == 200
 
 

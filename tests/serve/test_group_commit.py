@@ -245,7 +245,7 @@ def test_a_configured_key_is_the_only_one(tmp_path: Path) -> None:
 
 def test_sampling_override_is_checked() -> None:
     assert check_override({"temperature": 1.0, "top_k": 0.0}) == {"temperature": 1.0, "top_k": 0}
-    with pytest.raises(ConfigError, match="'heat' is no sampling value"):
+    with pytest.raises(ConfigError, match="'heat' is not a sampling value"):
         check_override({"heat": 1.0})
 
 

@@ -17,7 +17,7 @@ from openclaw_rl.status.report import _newest_step, by_kind, template
         ("starter", "hermes format; keeps everything"),
         ("qwen3", "hermes format; drops the reasoning of earlier turns (keeps it inside a tool loop)"),
         ("gptoss", "harmony format; drops the reasoning of earlier turns"),
-        ("nowhere/to-be-found", "that of nowhere/to-be-found"),
+        ("nowhere/to-be-found", "from nowhere/to-be-found"),
     ],
 )
 def test_what_the_template_does_is_said(kind: str, words: str, tmp_path: Path) -> None:

@@ -55,8 +55,8 @@ def drawn(width: int) -> list[str]:
 def test_it_says_what_there_is() -> None:
     text = "\n".join(drawn(100))
     for words in (
-        *("version 3 answers", "4 live, 1 rejected", "75% of 12", "·▁▅█", "5 without a verdict", "1 to train on"),
-        *("gone for 31 s", "loss/total", "0.25", "4 turns", "4 greedy sampling", "3 no reaction"),
+        *("serving version 3", "4 live, 1 rejected", "75% of 12 turns", "·▁▅█", "5 without a verdict", "1 to train on"),
+        *("silent for 31 s", "loss/total", "0.25", "4 turns", "4 greedy sampling", "3 no reaction"),
     ):
         assert words in text, words
     assert "tokens" not in text, "only what a glance is for"
@@ -202,4 +202,4 @@ def test_it_ends_on_q_and_on_ctrl_c_and_leaves_the_terminal_as_it_was(home: Path
 def test_where_nothing_could_be_seen_it_says_so(home: Path) -> None:
     told = CliRunner().invoke(cli, ["status", "--watch", "--home", str(home)])
     assert isinstance(told.exception, OpenClawError)
-    assert "--watch keeps a page current in a terminal" in str(told.exception)
+    assert "--watch needs a terminal" in str(told.exception)

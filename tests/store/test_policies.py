@@ -112,7 +112,7 @@ def test_publish(conn: Connection) -> None:
         ({"epoch": 9}, {}, 101.0, StaleLease, "me holds epoch 1"),
         ({"holder": "you"}, {}, 101.0, StaleLease, "me holds epoch 1"),
         ({"name": "nobody's"}, {}, 101.0, StaleLease, "nobody holds it"),
-        ({}, {}, 130.0, StaleLease, "its time ended"),
+        ({}, {}, 130.0, StaleLease, "it expired"),
         ({}, {"parent": 7}, 101.0, StaleLease, "the head is now 0"),
         ({}, {"version": 3}, 101.0, ValueError, "expected policy 3 and number 1"),
     ],

@@ -181,7 +181,7 @@ def test_folder_that_is_a_file(tmp_path: Path) -> None:
 def test_garbage(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     path.write_bytes(b"not a database at all " * 500)
-    refused(path, "no SQLite file", "name another path")
+    refused(path, "not a SQLite file", "choose another path")
     assert path.read_bytes().startswith(b"not a database")
 
 
@@ -287,7 +287,7 @@ def columns_of(path: Path) -> set[str]:
 
 def test_newer_is_refused(store: Store) -> None:
     bootstrap.prepare(store.path, create=False, migrations=[*MIGRATIONS, second])
-    refused(store.path, f"its schema is {len(MIGRATIONS) + 1}", f"knows up to {len(MIGRATIONS)}", "use the newer")
+    refused(store.path, f"its schema is {len(MIGRATIONS) + 1}", f"supports up to {len(MIGRATIONS)}", "use the newer")
 
 
 def test_older_is_backed_up_and_migrated(store: Store) -> None:

@@ -80,7 +80,7 @@ def test_the_last_step_is_the_end(tmp_path: Path) -> None:
             lease = leases.acquire(conn, LEASE, "test", 10.0, 1.0)
             assert lease is not None
             policies.publish(conn, lease, policy, [], 1.0)
-    assert made.look() == "train.max_steps 2 is reached, version 2 is the last"
+    assert made.look() == "train.max_steps 2 is reached; version 2 is the last"
     store.close()
 
 
@@ -136,7 +136,7 @@ def test_nothing_left_is_the_end(tmp_path: Path) -> None:
     assert not any(looks(made)), "a turn waits for its verdict"
     judge_one(store, closed_only=False)
     assert looks(made) == [False] * QUIET + [True, True], "the first look sees that something has happened"
-    assert "nothing is left to import, to judge and to train on (waiting for turns: 0 of 2)" in str(made.look())
+    assert "nothing is left to import, judge or train on (waiting for turns: 0 of 2)" in str(made.look())
     store.close()
 
 

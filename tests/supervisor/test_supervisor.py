@@ -106,7 +106,7 @@ def test_a_room_that_hangs_before_its_first_sign_of_life_is_started_again(tmp_pa
         os.kill(first, signal.SIGSTOP)
         store = Store.open(config.store_path)
         await until(lambda: supervisor.pid("collect") not in (None, first))
-        assert supervisor.health() == "degraded: collect died 1x (no sign of life for 15 s)"
+        assert supervisor.health() == "degraded: collect crashed 1x (no heartbeat for 15 s)"
         await until(lambda: beating(store, supervisor.pid("collect"), 0.0))
         store.close()
         stop.set()
@@ -131,7 +131,7 @@ def test_a_room_that_hangs_is_started_again(tmp_path: Path) -> None:
         await until(lambda: beating(store, first, began + 1.5))  # it is past its start
         os.kill(first, signal.SIGSTOP)
         await until(lambda: supervisor.pid("collect") not in (None, first))
-        assert supervisor.health() == "degraded: collect died 1x (no sign of life for 4 s)"
+        assert supervisor.health() == "degraded: collect crashed 1x (no heartbeat for 4 s)"
         await until(lambda: beating(store, supervisor.pid("collect"), began))
         store.close()
         stop.set()

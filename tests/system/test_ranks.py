@@ -35,7 +35,7 @@ def test_learning_goes_on_after_a_rank_was_killed(tmp_path: Path) -> None:
     assert len(used) == len(set(used)), "a turn was used twice"
     log = (system.config.logs_dir / "up.log").read_text()
     assert "a rank is gone (process 0 " in log
-    assert "train ended (exit code 1): starting it again" in log
+    assert "train ended (exit code 1): restarting it" in log
 
 
 async def _learn_through_a_death(system: System, store: Store) -> None:

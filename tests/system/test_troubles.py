@@ -157,7 +157,7 @@ def killed(store: Store) -> Trouble:
         os.kill(pid, signal.SIGKILL)
         await asyncio.wait_for(running, 60)
 
-    with logs_of("supervisor", config), pytest.raises(OpenClawError, match="engine died 1 times"):
+    with logs_of("supervisor", config), pytest.raises(OpenClawError, match="engine crashed 1 times"):
         asyncio.run(main())
     return seen(store, now=time.time())["out of memory"]
 
@@ -193,7 +193,7 @@ def test_slow_collection(store: Store) -> None:
     heartbeats.beat(store, "train", "waiting for turns: 0 of 2")
     assert seen(store) == {}, "nobody is told to talk faster"
     trouble = seen(store, {"data.rollout_dir": "/somewhere"})["slow collection"]
-    assert "at work 1% of the time" in trouble.seen
+    assert "busy 1% of the time" in trouble.seen
     assert trouble.settings == {"rollout.workers": 4}
 
 
@@ -213,7 +213,7 @@ def test_reactions_without_words(store: Store) -> None:
             world.serve(conn, f"t{n}")
             world.close(conn, f"t{n}", words="")
             assert turns.add_verdict(conn, world.verdict(f"t{n}", score=None))
-    assert "10 of the reactions have no words" in seen(store)["scores collapsed near the middle"].seen
+    assert "10 of the reactions have no text" in seen(store)["scores collapsed near the middle"].seen
 
 
 def test_judges_that_disagree(store: Store) -> None:
@@ -266,7 +266,7 @@ def test_a_client_that_sends_no_history(store: Store) -> None:
         for n in range(20):
             world.serve(conn, f"t{n}")
     Collector(store, home(store).collect).step()
-    assert "goes on from an earlier one" in seen(store)["wrong session tracking"].seen
+    assert "continues an earlier one" in seen(store)["wrong session tracking"].seen
 
 
 def test_an_engine_that_does_not_start(store: Store) -> None:
@@ -274,7 +274,7 @@ def test_an_engine_that_does_not_start(store: Store) -> None:
     settings = {"engine.backend": "sglang", "run.deaths": 2}
     config = home(store, settings)
     prepare_home(config)
-    with logs_of("supervisor", config), pytest.raises(OpenClawError, match="engine died 2 times"):
+    with logs_of("supervisor", config), pytest.raises(OpenClawError, match="engine crashed 2 times"):
         asyncio.run(Supervisor(config, ["engine"], echo=False).run(asyncio.Event()))
     trouble = seen(store, settings, now=time.time())["the sglang engine does not start"]
     assert "sglang is not installed" in trouble.seen
@@ -304,7 +304,7 @@ def test_what_answers_at_rays_address_is_not_taken_for_ray(store: Store, capsys:
         config = home(store, {"train.ranks": 2, "train.launch.by": "ray", "train.launch.ray": address})
         assert not diagnose.show(config, None)
     said = capsys.readouterr().out
-    assert "not installed here: pip install 'openclaw-rl[ray]'; whether what answers at its address is a head" in said
+    assert "not installed here: pip install 'openclaw-rl[ray]'; without it, a Ray head at its address" in said
 
 
 def test_the_commands_name_them(store: Store) -> None:
@@ -313,7 +313,7 @@ def test_the_commands_name_them(store: Store) -> None:
             world.judged(conn, f"t{n}", score=0)
     where = ("--home", str(store.path.parent))
     status = run("status", *where).stdout
-    assert "troubles: scores collapsed near the middle" in " ".join(status.split())
+    assert "problems: scores collapsed near the middle" in " ".join(status.split())
     assert json.loads(run("status", *where, "--json").stdout)["troubles"] == ["scores collapsed near the middle"]
     done = run("doctor", "--troubles", *where)
     assert done.returncode == 1

@@ -68,7 +68,7 @@ def test_wrong_settings(tmp_path: Path, arguments: tuple[str, ...], words: tuple
     done = run(*arguments, "--home", str(tmp_path / "home"))
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
-    assert "died" not in done.stderr, "it was not said before anything started"
+    assert "crashed" not in done.stderr, "it was not said before anything started"
     for word in words:
         assert word in done.stderr
 
@@ -97,7 +97,7 @@ def test_a_folder_that_cannot_be_used_is_said_before_anything_starts(
     given = {"home": str(tmp_path / "home"), setting: wrong}
     done = run(command, *(word for key, value in given.items() for word in ("--set", f"{key}={value}")))
     assert done.returncode == 1
-    assert "died" not in done.stderr
+    assert "crashed" not in done.stderr
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("openclaw-rl: ")]
     assert f"{setting} {wrong}: " in line
     assert "Expected a folder that this user can read" in line

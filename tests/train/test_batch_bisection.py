@@ -156,7 +156,7 @@ def test_where_everything_fails_the_room_stands_still(
     trainer.poison = set(ids)
     work(room)
     assert len(reasons(store, ids)) == batch_bisection.HOPELESS - 1
-    assert room.note.startswith("stands still until it is started again: 8 turns, one by one: it cannot be trained")
+    assert room.note.startswith("stopped until it is restarted: 8 turns failed one by one: it cannot be trained")
 
 
 @given(poison=st.sets(st.integers(0, 11)), raises=st.booleans())

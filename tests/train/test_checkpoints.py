@@ -249,7 +249,7 @@ def test_a_fresh_home_begins_on_a_checkpoint(
 def test_latest_is_the_newest_of_the_folder(checkpoint: Path, tmp_path: Path) -> None:
     config = settings(tmp_path / "new", resume="latest", save_dir=str(checkpoint.parent))
     assert checkpoints.find(config.train) == checkpoint
-    with pytest.raises(ConfigError, match="is needed too, where the checkpoints lie"):
+    with pytest.raises(ConfigError, match=r"set train\.save_dir too, the folder with the checkpoints"):
         checkpoints.find(settings(tmp_path, resume="latest").train)
     with pytest.raises(ConfigError, match="no such checkpoint"):
         checkpoints.find(settings(tmp_path, resume=str(tmp_path / "none")).train)
@@ -262,7 +262,7 @@ def test_a_home_that_has_learned_refuses(
     assert head_of(store).version == 2, "it is this home's own"
     note = json.loads((checkpoint / NOTE).read_text())
     (checkpoint / NOTE).write_text(json.dumps(note | {"digest": "f" * 64}))
-    with pytest.raises(ConfigError, match=r"this one has learned already \(version 2\)\. Leave --resume"):
+    with pytest.raises(ConfigError, match=r"this one is trained already \(version 2\)\. Omit --resume"):
         resume.begin(settings(tmp_path, resume=str(checkpoint)), train=True)
 
 
@@ -270,10 +270,10 @@ def test_a_home_that_has_learned_refuses(
     ("change", "train", "error", "words"),
     [
         ({"identity": "y" * 64}, {}, IdentityMismatch, "Set model.path starter"),
-        ({"digest": "f" * 64}, {}, ModelError, "its weights are damaged"),
+        ({"digest": "f" * 64}, {}, ModelError, "the weights are damaged"),
         ({"step": "many"}, {}, ConfigError, "checkpoint.json: cannot be read"),
-        ({}, {"lora": {"rank": 8}}, ConfigError, "train.lora.rank 1, the settings say 8. Set train.lora.rank 1"),
-        ({}, {"weights": "full"}, ConfigError, "train.weights lora, the settings say full"),
+        ({}, {"lora": {"rank": 8}}, ConfigError, "train.lora.rank 1, but the settings say 8. Set train.lora.rank 1"),
+        ({}, {"weights": "full"}, ConfigError, "train.weights lora, but the settings say full"),
     ],
 )
 def test_what_does_not_fit_is_refused_and_nothing_stays(
@@ -286,7 +286,7 @@ def test_what_does_not_fit_is_refused_and_nothing_stays(
         resume.begin(config, train=True)
     assert not config.policies_dir.exists() or names(config.policies_dir) == []
     (checkpoint / NOTE).unlink()
-    with pytest.raises(ConfigError, match=r"so it is no checkpoint\. Expected a folder checkpoint-<step>"):
+    with pytest.raises(ConfigError, match=r"so this is not a checkpoint\. Expected a folder checkpoint-<step>"):
         resume.begin(config, train=True)
 
 
@@ -298,7 +298,7 @@ def test_a_trainer_at_work_is_not_disturbed_and_a_dead_one_waited_for(
     with store.write() as conn:
         policies.ensure_root(conn, base="starter", identity=starter_identity, at=1.0)
         assert leases.acquire(conn, LEASE, "at work", 60.0, time.time())
-    with pytest.raises(ConfigError, match="another trainer is at work on this home"):
+    with pytest.raises(ConfigError, match="another trainer is running on this home"):
         resume.begin(config, train=True)
     assert head_of(store).version == 0
     with store.write() as conn:
@@ -317,7 +317,7 @@ def test_the_folder_of_an_adapters_checkpoint_is_a_model_by_itself(checkpoint: P
     plain = Config(home=str(tmp_path / "new"))
     assert resume.with_base(plain) == plain
     other = Config(model={"path": str(checkpoint)}, train={"resume": str(tmp_path)})
-    with pytest.raises(ConfigError, match="Leave one of them out"):
+    with pytest.raises(ConfigError, match="Set only one of them"):
         resume.with_base(other)
 
 
@@ -367,5 +367,5 @@ def test_binary_then_opd_on_the_shipped_model(
         assert head.memory["baseline"]["all"][1] == 2, "opd keeps the baseline as it was"
         assert {"optimizer.state", "trainer.json"} <= set(names(before))
     assert "loss/opd" in head.metrics
-    assert "the optimizer starts afresh" not in caplog.text
+    assert "the optimizer starts from the beginning" not in caplog.text
     assert read_note(before).came_of  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
 """A stream of what makes peers collapse: junk tokens, wrong log-probabilities, equal rewards, rewards that flip.
 
 Whatever comes, a step stays in its trust region, the policy stays near its base, and there is no step on nothing.
-Without the bounds all streams end three times as far away or more (docs/concepts/safety_of_a_step.md has the figures).
+Without the bounds all streams end three times as far away or more (docs/concepts/training_safety.md has the figures).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from openclaw_rl.methods.types import Episode, Sample
 from openclaw_rl.settings.load import TrainConfig
 from openclaw_rl.train.gate import refusal
 
-WHOLE = [*list(STREAMS)[:3], "an engine whose log-probabilities are off"]
+WHOLE = [*list(STREAMS)[:3], "wrong log-probabilities"]
 """These run for as long as the benchmark does, the others for a third of it."""
 
 
@@ -50,7 +50,7 @@ def test_it_stays_bounded(base: str, tmp_path: Path, name: str) -> None:
 
 def test_the_bounds_are_what_holds_it(base: str, tmp_path: Path) -> None:
     """The control: ten steps on praised junk without them go further than forty with them."""
-    free = run(base, tmp_path, STREAMS["junk that is praised"], count=10, max_step_kl=1e9, kl_coef=0.0)
+    free = run(base, tmp_path, STREAMS["repeated tokens, always praised"], count=10, max_step_kl=1e9, kl_coef=0.0)
     assert free.steps[-1]["kl"] > 0.13
     assert max(m["kl/step"] for m in free.steps) > 0.01
 

@@ -58,7 +58,7 @@ def test_what_was_taken_back_is_not_learned_again(
 ) -> None:
     done = run(home, "1", "--yes", "--reason", "it had become rude")
     assert done.exit_code == 0, done.output
-    assert "version 1 answers again; taken back: 2, 3; 8 turns never train again" in done.output
+    assert "back to version 1; rolled back: 2, 3; 8 turns are not trained on again" in done.output
     assert head_of(store).version == 1
     with store.read() as conn:
         states = {p.version: (p.state, p.reason) for p in policies.all(conn)}
@@ -68,7 +68,7 @@ def test_what_was_taken_back_is_not_learned_again(
             assert found is not None
             assert (found.state, found.reason) == (
                 TurnState.DROPPED,
-                "what was learned from it was taken back (to version 1)",
+                "the version trained on it was rolled back (to version 1)",
             )
         kept = turns.get(conn, learned[0][0])
         assert kept is not None
@@ -83,7 +83,7 @@ def test_what_was_taken_back_is_not_learned_again(
 
 def test_by_choice_they_train_once_more(store: Store, room: TrainRoom, learned: list[list[str]], home: Path) -> None:
     done = run(home, "--learn-again", "--yes")
-    assert "version 2 answers again; taken back: 3; 4 turns may train again" in done.output
+    assert "back to version 2; rolled back: 3; 4 turns may be trained on again" in done.output
     assert room.turn()
     with store.read() as conn:
         assert sorted(use.turn for use in policies.uses(conn, 4)) == sorted(learned[2])
@@ -96,13 +96,13 @@ def test_it_asks_first(store: Store, learned: list[list[str]], home: Path) -> No
     assert head_of(store).version == 0
     nothing = run(home, "--yes")
     assert isinstance(nothing.exception, OpenClawError)
-    assert "nothing was learned" in str(nothing.exception)
+    assert "there is nothing to roll back" in str(nothing.exception)
 
 
 @pytest.mark.parametrize("to", [3, 9])
 def test_only_what_it_stands_on(to: int, learned: list[list[str]], home: Path) -> None:
     refused = run(home, str(to), "--yes")
-    assert str(refused.exception) == f"expected a version that 3 was trained from, one of 2, 1, 0; got {to}"
+    assert str(refused.exception) == f"expected an ancestor of version 3, one of 2, 1, 0; got {to}"
 
 
 @pytest.mark.parametrize("how", ["changed", "gone"])
@@ -113,7 +113,7 @@ def test_what_cannot_answer_is_not_gone_back_to(how: str, store: Store, learned:
     weights = Path(str(target.path)) / ADAPTER_WEIGHTS
     weights.write_bytes(b"other") if how == "changed" else weights.unlink()
     refused = run(home, "2", "--yes")
-    assert "version 2 cannot answer" in str(refused.exception)
+    assert "version 2 cannot be served" in str(refused.exception)
     assert head_of(store).version == 3
 
 
@@ -125,6 +125,6 @@ def test_what_was_agreed_is_what_is_done(
         agreed = plan(conn, 1)
     fill(store, 4)
     assert room.turn()
-    with store.write() as conn, pytest.raises(OpenClawError, match="version 3 no longer answers"):
+    with store.write() as conn, pytest.raises(OpenClawError, match="version 3 is no longer the head"):
         take_back(conn, agreed, learn_again=False, reason="too late")
     assert head_of(store).version == 4

@@ -124,7 +124,7 @@ def test_a_sink_that_fails_is_left_out(
         made.tell(policy(version), METRICS, [])
     assert (asked["project"], asked["name"]) == ("openclaw-rl", "openclaw-rl-binary")
     assert got == [(1, {"loss/total": 0.5, "reward/mean": -1.0, "step": 3.0, "turns": 2.0})]
-    assert caplog.text.count("no longer go to wandb: ConnectionError: no route") == 1
+    assert caplog.text.count("no longer sent to wandb: ConnectionError: no route") == 1
     assert len((tmp_path / FILE).read_text().splitlines()) == 3
 
 
@@ -136,5 +136,5 @@ def test_a_sink_that_cannot_begin_is_left_out(
 
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
     tracker(tmp_path, "wandb").tell(policy(1), METRICS, [])
-    assert "metrics do not go to wandb: RuntimeError: api_key not configured" in caplog.text
+    assert "metrics are not sent to wandb: RuntimeError: api_key not configured" in caplog.text
     assert len((tmp_path / FILE).read_text().splitlines()) == 1

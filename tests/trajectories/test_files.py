@@ -104,7 +104,7 @@ def test_a_packed_file_is_named_as_what_it_is(tmp_path: Path, name: str) -> None
     (tmp_path / name).write_bytes(gzip.compress(json.dumps(PRINTED).encode()))
     (entry,) = files.entries(tmp_path / name)
     assert entry.problem is not None
-    assert "got a file packed by gzip; unpack it first" in entry.problem.detail
+    assert "got a gzip file; unpack it first" in entry.problem.detail
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_a_key_that_stands_twice_is_a_fault_of_its_line(
     assert (report.counts.refused, report.counts.imported) == ({"key twice": 1}, 1)
     assert report.file is not None
     (told,) = [json.loads(line) for line in report.file.read_text().splitlines()]
-    assert told["detail"] == f"{key!r} stands twice in one object. Keep one of them"
+    assert told["detail"] == f"{key!r} is given twice in one object. Keep one of them"
     assert told["place"].endswith(" 1")
 
 
@@ -138,11 +138,11 @@ CHANGES: dict[str, tuple[dict[str, Any], str, str]] = {
     "no prompt": ({"prompt": None}, "missing key", "missing key `prompt` (or `messages`)"),
     "no response": ({"response": None}, "missing key", "missing key `response` (or `message`)"),
     "score": ({"verdict": {"score": 2}}, "wrong type", "verdict.score: invalid enum value 2"),
-    "ids alone": ({"prompt_ids": [1]}, "token arrays", "go together; got only prompt_ids"),
+    "ids alone": ({"prompt_ids": [1]}, "token arrays", "must come together; got only prompt_ids"),
     "no identity": (
         {"prompt_ids": [1], "response_ids": [2], "logprobs": [-1]},
         "token arrays",
-        "without the identity of their model mean nothing",
+        "need the identity of their model",
     ),
     "lengths": (
         {"prompt_ids": [1], "response_ids": [2, 3], "logprobs": [-1], "identity": "i"},

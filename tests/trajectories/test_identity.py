@@ -73,7 +73,7 @@ def test_an_export_names_what_no_import_would_take(
     monkeypatch.setattr(reading, "ENTRY_BYTES", 9000)
     for to in ("out", "out.jsonl"):
         send_out(home.config, str(tmp_path / to), names=(), since=None, form="trajectories")
-        assert "more than an import takes: long one" in " ".join(capsys.readouterr().out.split())
+        assert "more than an import accepts: long one" in " ".join(capsys.readouterr().out.split())
     monkeypatch.setattr(reading, "ENTRY_BYTES", 10**6)
     send_out(home.config, str(tmp_path / "out"), names=(), since=None, form="trajectories")
     assert "Above" not in capsys.readouterr().out

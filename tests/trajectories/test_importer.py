@@ -213,13 +213,13 @@ def test_a_token_outside_the_vocabulary_is_refused(tmp_path: Path, home: Home) -
 def test_an_id_never_changes_its_words(tmp_path: Path, home: Home) -> None:
     home.bring(put(tmp_path / "a.jsonl", {"session_id": "s", "turns": [main("Hi", "Yo", id="mine")]}))
     report = home.bring(put(tmp_path / "b.jsonl", {"session_id": "s", "turns": [main("Hi", "No", id="mine")]}))
-    assert "is in the store with other words" in report.examples["contradiction"][0]
+    assert "is in the store with other text" in report.examples["contradiction"][0]
 
 
 @pytest.mark.parametrize(
     ("turns", "words"),
     [
-        ([main("a", "b", id="x"), main("c", "d", id="x")], "turn 2: id 'x' stands twice in this trajectory"),
+        ([main("a", "b", id="x"), main("c", "d", id="x")], "turn 2: id 'x' is twice in this trajectory"),
         ([main("a", "b", id="x", parent="x")], "turn 1: parent 'x' leads back to the turn itself"),
         ([main("a", "b", id="x", parent="y"), main("c", "d", id="y", parent="x")], "leads back to the turn itself"),
     ],
@@ -285,7 +285,7 @@ def test_a_long_session_is_stored_as_each_of_its_turns_alone(
         assert request.marks == message_hash.marks(
             p.messages, home.store.secret, Transience(home.config.serve.transient_patterns)
         )
-    assert "turn by turn" not in caplog.text
+    assert "incremental rendering is not possible" not in caplog.text
 
 
 def test_a_template_that_rewrites_what_came_before_has_its_sessions_rendered_whole(tmp_path: Path) -> None:

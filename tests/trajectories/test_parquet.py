@@ -81,12 +81,12 @@ def test_rows_of_another_program_are_taken(tmp_path: Path, home: Home) -> None:
     ("rows", "said"),
     [
         ([{"session_id": "s", "words": "x"}], "expected the columns session_id and turns, got session_id, words"),
-        ([{"session_id": "s", "turn_id": "t"}], "export it without --format turns"),
+        ([{"session_id": "s", "turn_id": "t"}], "export without --format turns"),
         ([{"session_id": "s", "turns": [{"promt": "x", "response": "y"}]}], "did you mean 'prompt'"),
         ([{"session_id": "s", "turns": [main("x", "y", messages_json="{")]}], "turn 1: messages_json: expected JSON"),
         (
             [{"session_id": "s", "turns": [main("x", "y", messages_json='[{"role": "user", "role": "tool"}]')]}],
-            "turn 1: messages_json: 'role' stands twice in one object",
+            "turn 1: messages_json: 'role' is given twice in one object",
         ),
         ([{"session_id": "s", "turns": [main("x", "y", at=b"\xff")]}], "at: expected float"),
     ],
@@ -136,7 +136,7 @@ def test_half_a_surrogate_pair_stands_where_json_can_hold_it() -> None:
     (given_back,) = from_json(raw)["turns"]
     assert given_back == turn
     with (
-        pytest.raises(OpenClawError, match=r"surrogate pair cannot stand in Parquet .*\.jsonl"),
+        pytest.raises(OpenClawError, match=r"Parquet cannot hold half a surrogate pair .*\.jsonl"),
         parquet.writing(io.BytesIO(), "trajectories") as add,
     ):
         add(to_json({"session_id": half, "turns": [turn]}))

@@ -240,7 +240,7 @@ def test_files_and_rows_give_nothing_away(tmp_path: Path, home: Home, capsys: py
     (row,) = sent(home, tmp_path / "rows.jsonl", form="turns").splitlines()
     assert json.loads(row)["next_state"] == "mail me: [EMAIL]"
     assert "alice" not in row
-    assert "2 turns without words" in " ".join(capsys.readouterr().out.split())
+    assert "2 turns without text" in " ".join(capsys.readouterr().out.split())
     send_out(home.config, str(tmp_path / "all.parquet"), names=(), since=None, form="trajectories", redact=True)
     assert b"alice" not in (tmp_path / "all.parquet").read_bytes()
 
@@ -249,7 +249,7 @@ def test_the_command_counts_what_it_took_out(tmp_path: Path, home: Home) -> None
     home.bring(put(tmp_path / "in.jsonl", TALK))
     done = run("data", "export", str(tmp_path / "o.jsonl"), "--redact", "--home", str(tmp_path / "home"))
     assert done.returncode == 0, done.stderr
-    assert "taken out: 2 email, 1 phone, 1 ip, 1 home; 2 of 3 turns left without" in " ".join(done.stdout.split())
+    assert "redacted: 2 email, 1 phone, 1 ip, 1 home; 2 of 3 turns left without" in " ".join(done.stdout.split())
 
 
 def test_parts_are_read_as_the_model_reads_them() -> None:

@@ -1,9 +1,9 @@
-/** Tells the gateway that a session has ended: by a request of one token, for nothing else follows in that session. */
+/** Report the end of a session to the gateway by a request of one token, because no other request follows. */
 
 import { headersOf, type Settings } from "./gateway.ts";
 
 const TIMEOUT_MS = 5000;
-/** After these the person does not go on where they were; after a restart, a shutdown or a compaction they do. */
+/** Reasons after which the session does not continue; it does after a restart, a shutdown or a compaction. */
 const ENDS: ReadonlySet<string> = new Set(["new", "reset", "idle", "daily", "deleted"]);
 
 export interface Endpoint {
@@ -16,7 +16,7 @@ export function ends(reason: string | undefined): boolean {
   return reason !== undefined && ENDS.has(reason);
 }
 
-/** Throws what `fetch` throws, and an `Error` with the gateway's own words when it refuses. */
+/** Throws what `fetch` throws, and an `Error` with the gateway's message if it refuses. */
 export async function tellDone(endpoint: Endpoint, sessionId: string, settings: Settings): Promise<void> {
   const answer = await fetch(`${endpoint.baseUrl.replace(/\/+$/, "")}/chat/completions`, {
     method: "POST",

@@ -1,4 +1,4 @@
-/** Which gateway may be told something, and what it is told. Pure: no OpenClaw, no network. */
+/** Decide whether a URL is the gateway, and make the headers for it. Pure: no OpenClaw, no network. */
 
 export const PROVIDER = "openclaw-rl";
 
@@ -11,7 +11,7 @@ export interface Settings {
 
 export type TurnType = "main" | "side";
 
-/** What is known of one model call. */
+/** Known facts about one model call. */
 export interface Call {
   sessionId?: string | undefined;
   agentId?: string | undefined;
@@ -20,7 +20,7 @@ export interface Call {
 
 const LOOPBACK = new Set(["localhost", "127.0.0.1", "[::1]"]);
 
-/** Scheme, host and port; loopback names are one host. Undefined for what is no http URL. */
+/** Return scheme, host and port; all loopback names are one host. Undefined if it is not an http URL. */
 export function hostOf(url: string | undefined): string | undefined {
   if (!url || !URL.canParse(url)) return undefined;
   const { protocol, hostname, port } = new URL(url);
@@ -29,13 +29,13 @@ export function hostOf(url: string | undefined): string | undefined {
   return `${protocol}//${host}:${port || (protocol === "https:" ? "443" : "80")}`;
 }
 
-/** Whether `baseUrl` is the gateway that `settings` (or else the provider's own entry) name. */
+/** Return whether `baseUrl` is the gateway in `settings`, or else in the provider's entry. */
 export function isGateway(baseUrl: string | undefined, settings: Settings, providerUrl: string | undefined): boolean {
   const asked = hostOf(baseUrl);
   return asked !== undefined && asked === hostOf(settings.rollout_endpoint ?? providerUrl);
 }
 
-/** The headers of one call. An unknown turn type is not sent: the gateway then finds it out from the words. */
+/** Return the headers of one call. An unknown turn type is not sent; the gateway then infers it from the text. */
 export function headersOf(call: Call, settings: Settings): Record<string, string> {
   const turnType = settings.training_mode === "off" ? "side" : call.turnType;
   const tracked = settings.session_tracking !== false;
@@ -46,7 +46,7 @@ export function headersOf(call: Call, settings: Settings): Record<string, string
   };
 }
 
-/** Headers carry ASCII; other characters are percent-encoded, as are line ends. */
+/** Percent-encode line ends and other characters outside of printable ASCII, which headers cannot carry. */
 function ascii(value: string): string {
   return value.replace(/[^\x20-\x7e]+/gu, encodeURIComponent).slice(0, 512);
 }

@@ -1,8 +1,8 @@
 /**
- * OpenClaw's plug-in for OpenClaw-RL: names session, agent and kind of turn in headers, to the gateway alone.
+ * OpenClaw's plug-in for OpenClaw-RL: sends session, agent and turn type in headers, to the gateway only.
  *
- * Headers are given by the provider's transport state, so no other provider's call is ever touched. The hooks used are
- * those that see neither prompts nor replies.
+ * Headers are set in the provider's transport state, so calls of other providers are never touched. The hooks that it
+ * uses see neither prompts nor replies.
  */
 
 import { definePluginEntry, type OpenClawPluginApi } from "openclaw/plugin-sdk/plugin-entry";
@@ -40,15 +40,15 @@ export function register(api: OpenClawPluginApi): void {
     try {
       await tellDone(endpoint, event.sessionId, settings);
     } catch (error) {
-      // The gateway drops the session's open turns by itself after its time limit.
-      api.logger.warn(`the end of session ${event.sessionId} was not told to the gateway: ${String(error)}`);
+      // The gateway drops the session's open turns after its time limit anyway.
+      api.logger.warn(`the end of session ${event.sessionId} could not be reported to the gateway: ${String(error)}`);
     }
   });
 }
 
 type Provider = NonNullable<NonNullable<NonNullable<OpenClawPluginApi["config"]["models"]>["providers"]>[string]>;
 
-/** Undefined where the key is kept as a secret reference, which plug-ins do not see: the end is then not told. */
+/** Undefined if the key is a secret reference, which plug-ins cannot read; the end is then not reported. */
 function endpointOf(provider: Provider | undefined): Endpoint | undefined {
   const model = provider?.models?.[0]?.id;
   if (!provider?.baseUrl || typeof provider.apiKey !== "string" || !model) return undefined;
@@ -58,6 +58,6 @@ function endpointOf(provider: Provider | undefined): Endpoint | undefined {
 export default definePluginEntry({
   id: ID,
   name: "RL training headers",
-  description: "Tells an OpenClaw-RL gateway which session, agent and kind of turn a model call belongs to.",
+  description: "Sends the session, agent and turn type of each model call to an OpenClaw-RL gateway.",
   register,
 });

@@ -1,10 +1,10 @@
-/** Which run a session's next model call belongs to, and whether a person is at its other end. */
+/** Match a session's next model call to its run, and decide whether a person started the run. */
 
 import type { Call, TurnType } from "./gateway.ts";
 
-const REMEMBERED = 1000; // runs and sessions; the oldest are forgotten first
+const REMEMBERED = 1000; // runs and sessions kept; the oldest are removed first
 
-/** What OpenClaw tells of a model call before it is sent. */
+/** OpenClaw's event for a model call that is about to be sent. */
 export interface Started {
   runId: string;
   sessionId?: string | undefined;
@@ -13,21 +13,21 @@ export interface Started {
 
 export class Runs {
   readonly #woken = new Bounded<true>();
-  readonly #started = new Bounded<Call>(); // by session: told, not sent yet
-  readonly #sent = new Bounded<Call>(); // by turn id, which an attempt shares with its retries
+  readonly #started = new Bounded<Call>(); // by session: announced, not sent yet
+  readonly #sent = new Bounded<Call>(); // by turn id, which a call shares with its retries
   readonly #wakesAreTold: boolean;
 
-  /** `wakesAreTold`: the host may call the heartbeat hook; if not, only what is certainly side is said. */
+  /** `wakesAreTold`: the host calls the heartbeat hook. If not, a call is never marked as main. */
   constructor(wakesAreTold: boolean) {
     this.#wakesAreTold = wakesAreTold;
   }
 
-  /** This run was begun by a heartbeat or another wake, not by a person. */
+  /** Record that a heartbeat or another wake started this run, not a person. */
   woken(runId: string): void {
     this.#woken.set(runId, true);
   }
 
-  /** A model call is about to be sent. */
+  /** Record a model call that is about to be sent. */
   started(call: Started): void {
     if (!call.sessionId) return;
     const agentId = /^agent:([^:]+):/.exec(call.sessionKey ?? "")?.[1];
@@ -35,8 +35,8 @@ export class Runs {
   }
 
   /**
-   * The call that the session sends now. Only its session is known of a call that was not told of before: those of
-   * `openclaw agent exec`, and of a memory flush, whose hooks OpenClaw holds back.
+   * Return the call that the session sends now. Without a preceding event only its session is known: for calls of
+   * `openclaw agent exec` and of a memory flush, OpenClaw does not run hooks.
    */
   sending(turnId: string, sessionId: string | undefined): Call {
     if (!sessionId) return {};

@@ -7,7 +7,7 @@ import plugin, { register } from "../src/index.ts";
 
 type Hook = (event: unknown, ctx: unknown) => unknown;
 
-/** OpenClaw's side of the plug-in interface: keeps what is registered. */
+/** Test double for OpenClaw's plug-in interface; keeps what is registered. */
 class Host {
   readonly hooks = new Map<string, Hook>();
   readonly warnings: string[] = [];

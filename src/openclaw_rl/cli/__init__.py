@@ -1,1 +1,1 @@
-"""Command line interface of `openclaw-rl`."""
+"""Command line interface `openclaw-rl`."""

@@ -1,6 +1,6 @@
-"""`openclaw-rl chat`: talk to it in the terminal and watch it learn from you.
+"""`openclaw-rl chat`: chat with the model in the terminal and watch it learn from the conversation.
 
-A client like any other: it speaks HTTP to the gateway. What it shows of the learning it reads from the event log.
+The chat is an HTTP client of the gateway. It reads verdicts and new versions from the event log in the store.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from openclaw_rl.supervisor.subprocess_system import System, ready
 from openclaw_rl.supervisor.supervisor import read_key
 from openclaw_rl.types import Event
 
-_HELP = """What you say next is the feedback. Also:
-  /good [words]   thumbs up for the last answer      /new     a fresh conversation
-  /bad  [words]   thumbs down; the words say how it should have been
-  /help           this                               /quit    leave"""
-_PATIENCE = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=600)  # a slow model is no error
+_HELP = """Your next message is the feedback. Commands:
+  /good [comment]      thumbs up for the last reply     /new     start a new conversation
+  /bad  [correction]   thumbs down; describe how the reply should have been
+  /help                show this help                   /quit    quit"""
+_PATIENCE = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=600)  # seconds; long, for slow models
 _SHOWN = ("turn.judged", "policy.live", "policy.rejected", "policy.rolled_back")
 
 
 @dataclass(slots=True)
 class Conversation:
-    """What was said so far, and the id of the last reply."""
+    """Messages so far, the id of the last reply, and the ids of all replies."""
 
     messages: list[dict[str, Any]] = field(default_factory=list)
     last_id: str | None = None
@@ -42,7 +42,7 @@ class Conversation:
 
 
 def talk(config: Config) -> None:
-    """Chat with the system at the configured address; where none runs, start one and end it afterwards."""
+    """Chat with the system at the configured address. If none runs, start one and stop it afterwards."""
     console = Console()
     url = f"http://{config.serve.host}:{config.serve.port}"
     with contextlib.ExitStack() as stack:
@@ -82,7 +82,7 @@ class _Chat:
         elif command in ("/good", "/bad"):
             await self._feedback("up" if command == "/good" else "down", words)
         elif command.startswith("/"):
-            self._console.print(f"  {command}: no such command. {_HELP}", highlight=False, markup=False)
+            self._console.print(f"  {command}: unknown command. {_HELP}", highlight=False, markup=False)
         else:
             await self._ask(line)
 
@@ -122,17 +122,17 @@ class _Chat:
 
     async def _feedback(self, thumbs: str, words: str) -> None:
         if self._talk.last_id is None:
-            self._console.print("  there is no answer yet to have an opinion on")
+            self._console.print("  there is no reply yet to give feedback on")
             return
         body: dict[str, Any] = {"id": self._talk.last_id, "thumbs": thumbs}
         if words:
             body["comment" if thumbs == "up" else "correction"] = words
         async with self._http.post(f"{self._url}/v1/feedback", json=body) as response:
             if response.status != 200:
-                self._console.print(f"  [red]not taken:[/] {await response.text()}", highlight=False)
+                self._console.print(f"  [red]feedback not accepted:[/] {await response.text()}", highlight=False)
 
     async def _watch(self) -> None:
-        """Tail the event log: verdicts on this conversation's turns, and every new version."""
+        """Follow the event log, and print verdicts on this conversation's turns and every new version."""
         with self._store.read() as conn:
             seen = events.last(conn)
         while True:
@@ -143,7 +143,7 @@ class _Chat:
                     if line := await asyncio.to_thread(self._line, event):
                         self._console.print(Text(f"      · {line}", style="dim italic"))
             except StoreError as error:
-                self._console.print(Text(f"      · what it learns cannot be shown: {error}", style="dim italic"))
+                self._console.print(Text(f"      · the event log cannot be read: {error}", style="dim italic"))
                 return
 
     def _news(self, seen: int) -> list[Event]:
@@ -163,6 +163,6 @@ class _Chat:
 
 
 def _verdict_words(score: int | None, hints: tuple[str, ...]) -> str:
-    mood = {1: "that was good", -1: "that was not good", 0: "neither good nor bad"}.get(score or 0, "")
-    opinion = "no opinion on that turn" if score is None else f"understood: {mood}"
+    mood = {1: "good", -1: "not good", 0: "neither good nor bad"}.get(score or 0, "")
+    opinion = "the judge has no opinion on that turn" if score is None else f"verdict on that turn: {mood}"
     return opinion + (f" (hint: {hints[0]})" if hints else "")

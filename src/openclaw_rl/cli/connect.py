@@ -1,4 +1,4 @@
-"""`openclaw-rl connect`: what to paste, or the file written, and the next command."""
+"""`openclaw-rl connect`: print or write the settings of other programs, and print the next command."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ def connect_openclaw(config: Config, *, write: bool, into: Path | None) -> None:
     file = into or openclaw.FILE
     if write or into:
         copy = openclaw.write(config, file)
-        click.echo(f"{file.expanduser()}: the provider {openclaw.PROVIDER!r} is in it.", err=True)
+        click.echo(f"{file.expanduser()}: contains the provider {openclaw.PROVIDER!r}.", err=True)
         if copy:
-            click.echo(f"  the file as it was: {copy}", err=True)
+            click.echo(f"  backup of the old file: {copy}", err=True)
     else:
         click.echo(openclaw.snippet(config))
-        click.echo(f"That belongs into {file}; --write puts it there, and keeps all else.", err=True)
+        click.echo(f"Add this to {file}, or run with --write, which keeps all other settings.", err=True)
     if trouble := openclaw.warning(config):
-        click.echo(f"Mind: {trouble}", err=True)
+        click.echo(f"Warning: {trouble}", err=True)
     click.echo(f"Next: openclaw models set {openclaw.PROVIDER}/{config.model.name}", err=True)
 
 
 def connect_claude_code(config: Config) -> None:
-    """Print the environment for Claude Code."""
+    """Print the environment variables for Claude Code."""
     click.echo(claude_code_codex.claude_code(config))
     click.echo(f'Next: eval "$(openclaw-rl connect claude-code{_home(config)})" && claude', err=True)
 
 
 def connect_codex(config: Config) -> None:
-    """Print the lines for Codex."""
+    """Print the settings for Codex."""
     click.echo(claude_code_codex.codex(config))
-    click.echo("That belongs into ~/.codex/config.toml.", err=True)
+    click.echo("Add this to ~/.codex/config.toml.", err=True)
     click.echo(f"Next: export OPENCLAW_API_KEY=$(openclaw-rl key{_home(config)}) && codex", err=True)
 
 
 def _home(config: Config) -> str:
-    """The flag that names the same home, where it is not the usual one: another home has another key."""
+    """Return the `--home` flag for the next command, unless the home is the default: each home has its own key."""
     return "" if config.home == Config().home else f" --home {shlex.quote(config.home)}"

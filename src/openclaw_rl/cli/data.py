@@ -1,4 +1,4 @@
-"""`openclaw-rl data`: trajectories in and out."""
+"""`openclaw-rl data`: import, check, score and export trajectories."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 Decorator = Callable[[Any], Any]
 
-_report = option("--report", metavar="FILE", help="Where every refusal is written, a line of JSON each.")
-_partial = option("--partial", is_flag=True, help="End well although something was refused.")
+_report = option("--report", metavar="FILE", help="File for refused trajectories, one line of JSON each.")
+_partial = option("--partial", is_flag=True, help="Exit with 0 even if trajectories were refused.")
 _paths = click.argument("paths", metavar="PATH...", nargs=-1, required=True)
 
 
 def group(common: Decorator, load: Callable[..., Config]) -> click.Group:
-    """The commands. `common`: the options of every command; `load`: from what they give to the settings."""
+    """Return the command group. `common`: decorator for the shared options; `load`: loads the settings from them."""
 
     @click.group("data")
     def data() -> None:
-        """Conversations as files: check, import, score, export."""
+        """Import, check, score and export conversations as files."""
 
     _add_check(data)
     _add_import(data, common, load)
@@ -40,7 +40,7 @@ def _add_check(data: click.Group) -> None:
     @_report
     @_partial
     def check(paths: tuple[str, ...], report: str | None, partial: bool) -> None:
-        """Say what is wrong with files or folders of trajectories. Nothing is changed."""
+        """Report errors in files or folders of trajectories. Changes nothing."""
         from openclaw_rl.trajectories import operations
 
         sys.exit(0 if operations.check(paths, report=report) or partial else 1)
@@ -49,16 +49,16 @@ def _add_check(data: click.Group) -> None:
 def _add_import(data: click.Group, common: Decorator, load: Callable[..., Config]) -> None:
     @data.command("import")
     @_paths
-    @option("--no-score", is_flag=True, help="Leave log-probabilities out: `data score` computes them later.")
+    @option("--no-score", is_flag=True, help="Do not compute log-probabilities; `data score` does it later.")
     @_report
     @_partial
     @common
     def bring_in(
         paths: tuple[str, ...], no_score: bool, report: str | None, partial: bool, file: str | None, **rest: Any
     ) -> None:
-        """Import files or folders of trajectories. What is there already is not imported again.
+        """Import files or folders of trajectories. Existing ones are not imported again.
 
-        Words are tokenised once and scored by the newest policy. What is refused is told, the rest is imported.
+        Text is tokenized once and scored by the newest policy. Invalid trajectories are reported and skipped.
         """
         from openclaw_rl.supervisor.supervisor import prepare_home
         from openclaw_rl.trajectories import operations
@@ -72,7 +72,7 @@ def _add_score(data: click.Group, common: Decorator, load: Callable[..., Config]
     @data.command("score")
     @common
     def score(file: str | None, **rest: Any) -> None:
-        """Compute the log-probabilities that --no-score left out."""
+        """Compute the log-probabilities that `data import --no-score` left out."""
         from openclaw_rl.trajectories import operations
 
         operations.score(load(file, **rest))
@@ -81,27 +81,27 @@ def _add_score(data: click.Group, common: Decorator, load: Callable[..., Config]
 def _add_export(data: click.Group, common: Decorator, load: Callable[..., Config]) -> None:
     @data.command("export")
     @click.argument("target", metavar="FOLDER|FILE")
-    @option("--session", "names", multiple=True, metavar="ID", help="Only this session (may be given again).")
+    @option("--session", "names", multiple=True, metavar="ID", help="Only this session (may be repeated).")
     @option("--since", metavar="WHEN", help="Only sessions with a call since then: 12h, 7d, or 2026-03-01.")
     @option(
         "--format",
         "form",
         type=click.Choice(["trajectories", "turns"]),
         default="trajectories",
-        help="turns: one flat row a turn, for datasets.load_dataset [trajectories].",
+        help="turns: one flat row per turn, for datasets.load_dataset [trajectories].",
     )
     @option(
         "--redact",
         is_flag=True,
-        help="Put placeholders for mail addresses, phone numbers, keys, tokens, IPs and home folders.",
+        help="Replace mail addresses, phone numbers, keys, tokens, IPs and home folders by placeholders.",
     )
     @common
     def send_out(
         target: str, names: tuple[str, ...], since: str | None, form: str, redact: bool, file: str | None, **rest: Any
     ) -> None:
-        """Export what the store holds. A file for each session into FOLDER, or all into one FILE.
+        """Export the store's sessions. Writes one file per session into FOLDER, or all sessions into FILE.
 
-        FILE ends with .jsonl, .json or .parquet.
+        The name of FILE must end with .jsonl, .json or .parquet.
         """
         from openclaw_rl.trajectories import operations
 

@@ -1,4 +1,4 @@
-"""The command line. Each command imports what it needs when it runs, so `--help` answers at once."""
+"""The command line. Commands import their modules when they run, so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ _with_parent = click.option("--with-parent", callback=_end_with, **_PARENT)
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__)
 def cli() -> None:
-    """You talk to it, it gets better while you talk.
+    """Serve a model and train it while you talk to it.
 
-    `openclaw-rl up` serves a model behind an OpenAI-compatible API and trains it on what you say next.
+    `openclaw-rl up` serves a model behind an OpenAI-compatible API and trains it on your next messages.
     """
 
 
@@ -61,7 +61,7 @@ def cli() -> None:
 @_with_parent
 @words
 def up(file: str | None, sets: tuple[str, ...], words: tuple[str, ...], **flags: Any) -> None:
-    """Serve, collect, judge and train: the whole loop, supervised."""
+    """Run serve, collect, judge and train, supervised."""
     from openclaw_rl.supervisor.supervisor import ROOMS
 
     _start(_load(file, sets, words, **flags), ROOMS)
@@ -72,7 +72,7 @@ def up(file: str | None, sets: tuple[str, ...], words: tuple[str, ...], **flags:
 @_with_parent
 @words
 def serve(file: str | None, sets: tuple[str, ...], words: tuple[str, ...], **flags: Any) -> None:
-    """Only serve and capture conversations: engine and gateway."""
+    """Only serve and store conversations: engine and gateway."""
     _start(_load(file, sets, words, **flags), ("engine", "gateway"))
 
 
@@ -107,14 +107,14 @@ def _start(config: Config, rooms: tuple[str, ...]) -> None:
     from openclaw_rl.train.resume import with_base
 
     config = with_base(config)
-    ModelFiles.of(config.model)  # a missing model is said here, not by a child that dies five times
+    ModelFiles.of(config.model)  # raises here for a missing model, before a worker is started and restarted
     loader.examine(config)
     if config.rollout != type(config.rollout)():
-        click.echo("note: rollout.* is for `openclaw-rl rollout --tasks FILE`, to be run beside this", err=True)
+        click.echo("note: rollout.* is for `openclaw-rl rollout --tasks FILE`; run that command beside this", err=True)
     if "gateway" in rooms:
         url = f"http://{config.serve.host}:{config.serve.port}/v1"
         click.echo(f"OpenClaw-RL {__version__}: {config.model.path} as {config.model.name!r} at {url}", err=True)
-        click.echo(f"  home {config.home_dir}   key: `openclaw-rl key`   talk: `openclaw-rl chat`", err=True)
+        click.echo(f"  home {config.home_dir}   key: `openclaw-rl key`   chat: `openclaw-rl chat`", err=True)
     supervise(config, with_data(config, rooms))
 
 
@@ -123,7 +123,7 @@ def _start(config: Config, rooms: tuple[str, ...]) -> None:
 @configured
 @_with_parent
 def room(name: str, file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
-    """Be one room in this process (what the supervisor starts)."""
+    """Run one worker in this process (the supervisor starts this command)."""
     from openclaw_rl.supervisor.supervisor import prepare_home, run_room
 
     config = _load(file, sets, **flags)
@@ -136,7 +136,7 @@ def room(name: str, file: str | None, sets: tuple[str, ...], **flags: Any) -> No
 def key(file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
     """Print the API key.
 
-    For `export OPENAI_API_KEY=$(openclaw-rl key)`.
+    Example: `export OPENAI_API_KEY=$(openclaw-rl key)`.
     """
     from openclaw_rl.supervisor.supervisor import read_key
 
@@ -144,11 +144,11 @@ def key(file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
 
 
 @cli.command()
-@option("--watch", is_flag=True, help="Keep showing it.")
-@option("--json", "as_json", is_flag=True, help="For programs.")
+@option("--watch", is_flag=True, help="Update the display until interrupted.")
+@option("--json", "as_json", is_flag=True, help="Print JSON.")
 @configured
 def status(file: str | None, sets: tuple[str, ...], watch: bool, as_json: bool, **flags: Any) -> None:
-    """What runs, what was learned, and what was not and why."""
+    """Show workers, what was learned, what was not, and why."""
     from openclaw_rl.status.report import show_status
     from openclaw_rl.status.watch import keep
 
@@ -161,14 +161,14 @@ def status(file: str | None, sets: tuple[str, ...], watch: bool, as_json: bool, 
 
 @cli.group()
 def inspect() -> None:
-    """Sessions, turns and policies: what became of each, and why."""
+    """Show what happened to sessions, turns and policies."""
 
 
 @inspect.command("sessions")
 @option("--limit", type=click.IntRange(min=1), default=30, show_default=True)
 @configured
 def inspect_sessions(file: str | None, sets: tuple[str, ...], limit: int, **flags: Any) -> None:
-    """The newest sessions, a line each."""
+    """List the newest sessions, one per line."""
     from openclaw_rl.status.report import show_sessions
 
     show_sessions(_load(file, sets, **flags), limit)
@@ -178,7 +178,7 @@ def inspect_sessions(file: str | None, sets: tuple[str, ...], limit: int, **flag
 @configured
 @click.argument("session_id")
 def inspect_session(file: str | None, sets: tuple[str, ...], session_id: str, **flags: Any) -> None:
-    """Every turn of a session: asked, answered, judged, trained."""
+    """Show every turn of a session: request, reply, verdict, training."""
     from openclaw_rl.status.report import show_session
 
     show_session(_load(file, sets, **flags), session_id)
@@ -188,7 +188,7 @@ def inspect_session(file: str | None, sets: tuple[str, ...], session_id: str, **
 @configured
 @click.argument("turn_id")
 def inspect_turn(file: str | None, sets: tuple[str, ...], turn_id: str, **flags: Any) -> None:
-    """One turn, whole. Text, tokens, reaction, verdict, and the policies that learned from it."""
+    """Show one turn. Prints its text, tokens, reaction, verdict, and the policies that were trained on it."""
     from openclaw_rl.status.report import show_turn
 
     show_turn(_load(file, sets, **flags), turn_id)
@@ -198,25 +198,25 @@ def inspect_turn(file: str | None, sets: tuple[str, ...], turn_id: str, **flags:
 @configured
 @click.argument("version", type=click.IntRange(min=0))
 def inspect_policy(file: str | None, sets: tuple[str, ...], version: int, **flags: Any) -> None:
-    """One policy version: parent, metrics, and its turns. Those are the turns that it was trained on."""
+    """Show one policy version. Prints its parent, its metrics, and the turns that it was trained on."""
     from openclaw_rl.status.report import show_policy
 
     show_policy(_load(file, sets, **flags), version)
 
 
 @cli.command()
-@option("--wait", type=Seconds(), default=120.0, show_default=True, help="Seconds that each link may take.")
+@option("--wait", type=Seconds(), default=120.0, show_default=True, help="Maximum seconds for each check.")
 @option(
     "--engine",
     metavar="NAME",
-    help="Prove this engine alone: streaming, exact ids, log-probabilities, stop, cancellation, versions, swaps.",
+    help="Test only this engine: streaming, exact ids, log-probabilities, stop, cancellation, versions, hot swaps.",
 )
-@option("--troubles", is_flag=True, help="Look at this home instead: name its troubles, each with its cure.")
+@option("--troubles", is_flag=True, help="Diagnose this home instead: list its problems, each with its cure.")
 @configured
 def doctor(
     file: str | None, sets: tuple[str, ...], wait: float, engine: str | None, troubles: bool, **flags: Any
 ) -> None:
-    """Prove turn -> verdict -> gradient -> new version -> served. On a scratch store; names the first broken link."""
+    """Test turn -> verdict -> gradient -> new version -> served. Uses a scratch store; names the first failed check."""
     from openclaw_rl.doctor.pipeline import examine, examine_engine, examine_home
 
     if engine is not None and flags["backend"] not in (None, engine):
@@ -231,7 +231,7 @@ def doctor(
 @cli.command()
 @configured
 def chat(file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
-    """Talk to it in the terminal and watch it learn from you. Starts the system when none runs."""
+    """Chat with the model in the terminal and watch it learn. Starts the system if none runs."""
     from openclaw_rl.cli.chat import talk
 
     talk(_load(file, sets, **flags))
@@ -239,15 +239,15 @@ def chat(file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
 
 @cli.group()
 def connect() -> None:
-    """Make another program talk to the gateway. Says what to paste, or writes its settings file."""
+    """Connect another program to the gateway. Prints the settings to add, or writes its settings file."""
 
 
 @connect.command("openclaw")
-@option("--write", is_flag=True, help="Write it into ~/.openclaw/openclaw.json; the old file is copied.")
-@option("--into", metavar="FILE", help="Write it into this file instead.")
+@option("--write", is_flag=True, help="Write to ~/.openclaw/openclaw.json, with a backup of the old file.")
+@option("--into", metavar="FILE", help="Write to this file instead.")
 @configured
 def connect_openclaw(file: str | None, sets: tuple[str, ...], write: bool, into: str | None, **flags: Any) -> None:
-    """OpenClaw: the provider entry."""
+    """Print or write the provider entry for OpenClaw."""
     from pathlib import Path
 
     from openclaw_rl.cli import connect as commands
@@ -258,7 +258,7 @@ def connect_openclaw(file: str | None, sets: tuple[str, ...], write: bool, into:
 @connect.command("claude-code")
 @configured
 def connect_claude_code(file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
-    """Claude Code: environment variables."""
+    """Print the environment variables for Claude Code."""
     from openclaw_rl.cli import connect as commands
 
     commands.connect_claude_code(_load(file, sets, **flags))
@@ -267,7 +267,7 @@ def connect_claude_code(file: str | None, sets: tuple[str, ...], **flags: Any) -
 @connect.command("codex")
 @configured
 def connect_codex(file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
-    """Codex: lines for ~/.codex/config.toml."""
+    """Print the settings for Codex (~/.codex/config.toml)."""
     from openclaw_rl.cli import connect as commands
 
     commands.connect_codex(_load(file, sets, **flags))
@@ -275,14 +275,14 @@ def connect_codex(file: str | None, sets: tuple[str, ...], **flags: Any) -> None
 
 @cli.group("config")
 def config_group() -> None:
-    """The settings in force."""
+    """Show or check settings."""
 
 
 @config_group.command("show", context_settings=ANY)
 @configured
 @words
 def config_show(file: str | None, sets: tuple[str, ...], words: tuple[str, ...], **flags: Any) -> None:
-    """Every setting, its value, and where that came from."""
+    """Show every setting, its value, and the source of the value."""
     from openclaw_rl.settings.reference import show
 
     show(_load_all(file, sets, words, **flags))
@@ -291,7 +291,7 @@ def config_show(file: str | None, sets: tuple[str, ...], words: tuple[str, ...],
 @config_group.command("check")
 @click.argument("file")
 def config_check(file: str) -> None:
-    """Say every fault of a settings file, or what it changes."""
+    """Report every error in a settings file, or the settings that it changes."""
     from openclaw_rl.settings.reference import check
 
     check(file)
@@ -306,11 +306,11 @@ cli.add_command(recipes.evaluate(configured, words, _load))
 
 
 _OF_A_PATH = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EROFS)
-"""Of paths that people gave; anything else that the system refuses is a fault to be looked at."""
+"""Errors of paths that the user gave. Any other `OSError` is a bug and keeps its traceback."""
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """The entry point: our own errors end in one line, not in a traceback. `args` None: those of the process."""
+    """Run the command line; `args` None: `sys.argv`. Our own errors print one line instead of a traceback."""
     try:
         cli(args, "openclaw-rl", standalone_mode=False)
     except click.exceptions.Abort:

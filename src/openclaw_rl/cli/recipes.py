@@ -1,4 +1,4 @@
-"""`openclaw-rl new-method` and `openclaw-rl evaluate`: what the recipes need besides training."""
+"""`openclaw-rl new-method` and `openclaw-rl evaluate`: commands of the recipes besides training."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 def new_method_command() -> click.Command:
     @click.command("new-method")
     @click.argument("name")
-    @option("--into", default="recipes", show_default=True, metavar="DIR", help="Where its folder is made.")
+    @option("--into", default="recipes", show_default=True, metavar="DIR", help="Parent folder of the new folder.")
     def command(name: str, into: str) -> None:
-        """Make a folder for a method of your own. README, script, settings, loss and rollout. It runs as it stands."""
+        """Create a folder for a custom method. It has a README, script, settings, loss and rollout, ready to run."""
 
         files = new_method(name, Path(into))
         for file in files:
@@ -38,18 +38,18 @@ def new_method_command() -> click.Command:
 
 
 def evaluate(common: Decorator, words: Decorator, load: Callable[..., Config]) -> click.Command:
-    """`common`, `words`: the shared options; `load`: from what they give to the settings."""
+    """Return the command. `common`, `words`: decorators for shared options; `load`: loads the settings from them."""
 
     @click.command("evaluate", context_settings={"ignore_unknown_options": True})
     @option("--eval-tasks", "names", default="conversation,coding,tool-use", show_default=True, metavar="LIST")
-    @option("--num", type=click.IntRange(min=1), help="At most so many tasks of each kind [all].")
-    @option("--out", metavar="FILE", help="Every task, reply and reason, as JSON.")
+    @option("--num", type=click.IntRange(min=1), help="Maximum number of tasks of each kind [all].")
+    @option("--out", metavar="FILE", help="Write every task, reply and reason to this file, as JSON.")
     @common
     @words
     def command(names: str, num: int | None, out: str | None, file: str | None, **rest: Any) -> None:
-        """Score a checkpoint on small held-out tasks. Through a gateway of its own, on a scratch home.
+        """Score a checkpoint on small held-out tasks. Starts a separate gateway on a scratch home.
 
-        Coding runs what the model writes: in a process with limits, and without a sandbox.
+        The coding tasks run code that the model writes: in a process with limits, but without a sandbox.
         """
         from openclaw_rl.evals import task_scores
 
@@ -69,27 +69,27 @@ _LONGEST = 60
 
 
 def new_method(name: str, into: Path) -> list[Path]:
-    """Write `into`/`name`: README, script, settings, loss and rollout. Returns the files.
+    """Write the folder `into`/`name` with README, script, settings, loss and rollout. Returns the files.
 
-    Raises `ConfigError` for a name that is no plain word, or a folder that is there: nothing is ever overwritten.
+    Raises `ConfigError` for an invalid name, or if the folder exists: nothing is overwritten.
     """
     if not _NAME.fullmatch(name) or len(name) > _LONGEST:
         raise ConfigError(
-            f"new-method {name!r}: expected at most {_LONGEST} small letters and digits, words joined by -, "
-            "e.g. my-method"
+            f"new-method {name!r}: expected at most {_LONGEST} lower-case letters and digits, in parts "
+            "joined by -, e.g. my-method"
         )
     folder = into.expanduser() / name
     try:
         folder.mkdir(parents=True)
     except FileExistsError:
-        raise ConfigError(f"{folder} is there already, and nothing is overwritten. Choose another name.") from None
+        raise ConfigError(f"{folder} already exists, and nothing is overwritten. Choose another name.") from None
     except OSError as error:
-        raise ConfigError(f"{folder}: cannot be made ({error.strerror}). Choose another --into.") from None
+        raise ConfigError(f"{folder}: cannot be created ({error.strerror}). Choose another --into.") from None
     return [_write(template, folder, name) for template in sorted(_TEMPLATES.iterdir())]
 
 
 def _write(template: Path, folder: Path, name: str) -> Path:
-    """A script may be run as it is."""
+    """Write one file of the template. Scripts are made executable."""
     snake = name.replace("-", "_")
     file = folder / template.name.removesuffix(".txt").replace("SNAKE", snake)
     text = template.read_text(encoding="utf-8").replace("SNAKE", snake).replace("NAME", name)

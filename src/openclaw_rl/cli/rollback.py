@@ -1,4 +1,4 @@
-"""`openclaw-rl rollback`."""
+"""`openclaw-rl rollback`: move the head back to an earlier version."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def command(common: Decorator, load: Callable[..., Config]) -> click.Command:
-    """`common`: the shared options; `load`: from what they give to the settings."""
+    """Return the command. `common`: decorator for the shared options; `load`: loads the settings from them."""
 
     @click.command("rollback")
     @click.argument("version", type=click.IntRange(min=0), required=False)
-    @option("--learn-again", is_flag=True, help="Let the turns that are taken back train once more.")
-    @option("--reason", default="taken back by hand", show_default=True, help="What `inspect policy` says later.")
-    @option("--yes", is_flag=True, help="Do not ask.")
+    @option("--learn-again", is_flag=True, help="Train on the turns of the rolled-back versions again.")
+    @option("--reason", default="rolled back by hand", show_default=True, help="Reason for `inspect policy` to show.")
+    @option("--yes", is_flag=True, help="Do not ask for confirmation.")
     @common
     def rollback(version: int | None, learn_again: bool, reason: str, yes: bool, file: str | None, **rest: Any) -> None:
-        """Take back what was learned since VERSION.
+        """Roll back to VERSION: undo what was learned after it.
 
-        VERSION is the one before the head if none is given; 0 is the base, before anything was learned.
+        The default VERSION is the one before the head. 0 is the base model, before any training.
 
-        VERSION answers new requests as soon as the engine has it, and nobody waits. The turns behind what is taken back
-        never train again. The versions stay: `openclaw@N` in a request's model still asks them.
+        VERSION answers new requests as soon as the engine has loaded it; no request waits. The turns of the rolled-back
+        versions are not trained on again. The versions are kept: the model `openclaw@N` in a request still uses one.
         """
         from openclaw_rl.status.report import opened
         from openclaw_rl.store import policies
@@ -42,17 +42,17 @@ def command(common: Decorator, load: Callable[..., Config]) -> click.Command:
             with store.read() as conn:
                 agreed = plan(conn, version)
                 target = policies.get(conn, agreed.to)
-            assert target is not None, f"version {agreed.to} is in the lineage"
+            assert target is not None, f"version {agreed.to} is an ancestor of the head"
             check(target)
             versions = ", ".join(map(str, reversed(agreed.undone)))
-            fate = "may train again" if learn_again else "never train again"
-            click.echo(f"version {agreed.to} answers again; taken back: {versions}; {len(agreed.turns)} turns {fate}")
+            fate = "may be trained on again" if learn_again else "are not trained on again"
+            click.echo(f"back to version {agreed.to}; rolled back: {versions}; {len(agreed.turns)} turns {fate}")
             if not yes:
-                click.confirm("Go on?", abort=True)
+                click.confirm("Continue?", abort=True)
             with store.write() as conn:
                 out = take_back(conn, agreed, learn_again=learn_again, reason=reason)
         finally:
             store.close()
-        click.echo(f"done: {config.model.name} is version {agreed.to} again, {out} turns taken out")
+        click.echo(f"done: {config.model.name} is version {agreed.to} again, {out} turns removed from training")
 
     return rollback

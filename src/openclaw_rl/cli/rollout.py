@@ -1,4 +1,4 @@
-"""`openclaw-rl rollout`: the owner's rollouts against the running gateway."""
+"""`openclaw-rl rollout` and `test-rollout`: run rollouts against a gateway, and test their capture."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def command(common: Decorator, words: Decorator, load: Callable[..., Config]) -> click.Command:
-    """`common`, `words`: the shared options; `load`: from what they give to the settings."""
+    """Return the command. `common`, `words`: decorators for shared options; `load`: loads the settings from them."""
 
     @click.command("rollout", context_settings={"ignore_unknown_options": True})
-    @option("--tasks", metavar="FILE", help="Tasks: a JSON list, JSON lines, or plain lines.")
-    @option("--prompt", "prompts", multiple=True, metavar="TEXT", help="A task (may be given again).")
-    @option("--num", type=click.IntRange(min=1), help="Rollouts [each task once, or rollout.per_prompt times].")
-    @option("--out", metavar="FOLDER", help="A result file for each rollout [<home>/rollouts].")
+    @option("--tasks", metavar="FILE", help="File of tasks: a JSON list, JSON lines, or plain lines.")
+    @option("--prompt", "prompts", multiple=True, metavar="TEXT", help="A task (may be repeated).")
+    @option("--num", type=click.IntRange(min=1), help="Number of rollouts [rollout.per_prompt, or 1, for each task].")
+    @option("--out", metavar="FOLDER", help="Folder for one result file per rollout [<home>/rollouts].")
     @common
     @words
     def rollout(
         tasks: str | None, prompts: tuple[str, ...], num: int | None, out: str | None, file: str | None, **rest: Any
     ) -> None:
-        """Run a rollout function as a client of the running gateway. It is that of --rollout-function-path FILE.
+        """Run a rollout function as a client of the running gateway. Set it with --rollout-function-path FILE.
 
-        What it says is captured, judged and trained as any other conversation. The file's code runs on this machine.
+        Its conversations are stored, judged and trained on like any others. The file's code runs on this machine.
         """
         import asyncio
         from pathlib import Path
@@ -41,10 +41,10 @@ def command(common: Decorator, words: Decorator, load: Callable[..., Config]) ->
 
         config = load(file, **rest)
         if config.rollout.function_path is None and config.rollout.generate_path is None:
-            raise ConfigError("which rollout? Say --rollout-function-path FILE (see docs/guides/plugins.md)")
+            raise ConfigError("no rollout function: set --rollout-function-path FILE (see docs/guides/plugins.md)")
         wanted = [Task(words=text) for text in prompts] + (read_tasks(Path(tasks)) if tasks else [])
         if not wanted:
-            raise ConfigError("no tasks: say --tasks FILE or --prompt TEXT")
+            raise ConfigError("no tasks: set --tasks FILE or --prompt TEXT")
 
         def tell(outcome: Outcome) -> None:
             click.echo(f"{outcome.session}: {outcome.error or f'{outcome.replies} replies'}: {outcome.file}")
@@ -59,17 +59,17 @@ def command(common: Decorator, words: Decorator, load: Callable[..., Config]) ->
 
 
 def self_test(common: Decorator, load: Callable[..., Config]) -> click.Command:
-    """`common`: the shared options; `load`: from what they give to the settings."""
+    """Return the command. `common`: decorator for the shared options; `load`: loads the settings from them."""
 
     @click.command("test-rollout")
-    @option("--num-samples", type=click.IntRange(min=1), default=3, show_default=True, help="Conversations.")
-    @option("--output-dir", required=True, metavar="DIR", help="A new folder for their trajectories.")
-    @option("--wait", type=Seconds(), default=60.0, show_default=True, help="Seconds at most.")
+    @option("--num-samples", type=click.IntRange(min=1), default=3, show_default=True, help="Number of conversations.")
+    @option("--output-dir", required=True, metavar="DIR", help="New folder for their trajectories.")
+    @option("--wait", type=Seconds(), default=60.0, show_default=True, help="Maximum seconds to wait.")
     @common
     def command(num_samples: int, output_dir: str, wait: float, file: str | None, **rest: Any) -> None:
-        """Prove that conversations become trajectories. Some are held, captured, written and looked at.
+        """Test that conversations become trajectories. Runs conversations and checks the written files.
 
-        With a system and a home of its own; the model and the engine are those of the settings. Nothing is trained.
+        Starts a separate system on a scratch home, with the model and engine of the settings. Nothing is trained.
         """
         from pathlib import Path
 

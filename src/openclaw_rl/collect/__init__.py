@@ -1,1 +1,1 @@
-"""Stage 2, collect: finds the messages that react to each turn."""
+"""Collect stage: finds the messages that react to each turn."""

@@ -1,9 +1,9 @@
-"""Which earlier turns does a new request answer? Pure: hashes in, decisions out (decision 6 of the design).
+"""Decide which earlier turns a new request reacts to. Pure: hashes in, decisions out.
 
-A turn is found again by our own reply standing in a later history: the one that the client itself named, else by the
-exact chain (the same history up to and including the reply), else by a distinctive reply that only one exchange ever
-gave. A wrong link is a wrong gradient, a missing one is only a lost sample: whatever is not clear stays unlinked, with
-its reason.
+A turn is recognised by its reply in a later history, in this order: the reply that the client named
+(`previous_response_id`), an equal hash chain (the same history up to and including the reply), or a distinctive reply
+that only one exchange gave. A wrong link causes a wrong gradient, a missing one only loses a sample: an ambiguous reply
+stays unlinked, and the reason is recorded.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from openclaw_rl.types import Capture, ExchangeStatus, Kind, Mark, Request, Turn
 
 EXACT, DISTINCTIVE = "exact", "distinctive"
 WAITING = frozenset({Cause.TIMEOUT, Cause.SESSION_DONE, Cause.SUPERSEDED})
-"""Dropped for want of a reaction: one that comes late reopens the turn."""
+"""Reasons of turns that were dropped because they had no reaction: a late reaction reopens them."""
 
 
 class Index(Protocol):
-    """Where earlier exchanges are looked up. Each answer is in order of admission."""
+    """Lookup of earlier exchanges. Results are in order of admission."""
 
     def by_chain(self, scope: str, chains: Collection[bytes]) -> Sequence[Past]: ...
 
@@ -38,20 +38,20 @@ class Index(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """An earlier turn and what this request says to it."""
+    """Link from an earlier turn to the messages of this request that react to it."""
 
     turn: str
     messages: tuple[int, ...]  # positions in the request's messages
-    signature: bytes  # 16 bytes: of these messages' marks; the same words again have the same one
+    signature: bytes  # 16 bytes, of these messages' marks; equal messages have equal signatures
     how: str  # EXACT | DISTINCTIVE
-    superseded: tuple[str, ...] = ()  # other replies to the same history: the conversation went on without them
-    redacted: bool = False  # the words of turn or reaction were not kept, so there is nothing to judge
-    was_side: bool = False  # it only looked like side traffic: the talk went on after it, so it is main
+    superseded: tuple[str, ...] = ()  # other replies to the same history, which the conversation did not continue
+    redacted: bool = False  # the text of turn or reaction was not stored, so it cannot be judged
+    was_side: bool = False  # it was taken for side traffic, but the conversation continued after it, so it is main
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """Where a request stands, and what it answers."""
+    """Position of a request in its conversation, and the turns that it reacts to."""
 
     session: str
     kind: Kind
@@ -65,16 +65,16 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
-    """What one assistant message of the history turned out to be."""
+    """Result of looking up one assistant message of the history."""
 
     past: Past | None = None
     how: str = EXACT
-    closes: bool = False  # the reaction that follows it is news to the turn
-    why_not: str | None = None
+    closes: bool = False  # the reaction that follows it is new to the turn
+    why_not: str | None = None  # reason if it was not found
 
 
 def link(request: Request, seq: int, index: Index, sides: Sides) -> Link:
-    """Looks up the assistant messages of the history of exchange number `seq`, and decides. Changes nothing."""
+    """Look up the assistant messages in the history of exchange number `seq`, and decide its links. No side effects."""
     kind, why_side = sides.of(request)
     ours = [at for at, mark in enumerate(request.marks) if mark.role == "assistant"]
     candidates = _Candidates(request, [request.marks[at] for at in ours], index)
@@ -102,18 +102,18 @@ def link(request: Request, seq: int, index: Index, sides: Sides) -> Link:
 
 
 def compatible(request: Request, past: Past) -> bool:
-    """False where both sides name a session, user or agent, and not the same one."""
+    """Return False if request and exchange name different sessions, users or agents."""
     pairs = (request.session, past.header), (request.user, past.user), (request.agent, past.agent)
     return all(not a or not b or a == b for a, b in pairs)
 
 
 def _delivered(request: Request, past: Past) -> bool:
-    """Its reply may stand in the history of the request."""
+    """Return whether the exchange's reply had ended before the request, and both are compatible."""
     return past.finished_at is not None and past.finished_at <= request.admitted_at and compatible(request, past)
 
 
 def _session(request: Request, parent: Past | None, index: Index) -> str:
-    """Of several replies to one call (`n`) that begin a conversation, the first one's; its id is the others' stem."""
+    """Return the parent's session, or a new one. The replies of one call (`n`) share it; their ids are ID, ID.1, ..."""
     if parent is not None:
         return parent.session
     stem, _, number = request.id.rpartition(".")
@@ -123,9 +123,9 @@ def _session(request: Request, parent: Past | None, index: Index) -> str:
 
 
 def _named(request: Request, index: Index) -> Mapping[bytes, Past]:
-    """By the chain of its mark: each reply that the client named (`previous_response_id`), here or on the way here.
+    """Return the replies that the client named (`previous_response_id`) in this request or its ancestors, by chain.
 
-    The named conversation was put before what is new, so instructions that were left out change no more than the chain.
+    The gateway put the named conversation before the new messages; omitted instructions change only the chain.
     """
     out: dict[bytes, Past] = {}
     past = index.by_id(request.scope, request.previous) if request.previous else None
@@ -139,7 +139,7 @@ def _named(request: Request, index: Index) -> Mapping[bytes, Past]:
 
 
 class _Candidates:
-    """The earlier exchanges that may have given the assistant messages of one request."""
+    """Earlier exchanges whose replies may be the assistant messages of one request."""
 
     def __init__(self, request: Request, marks: Sequence[Mark], index: Index) -> None:
         self._request = request
@@ -157,30 +157,30 @@ class _Candidates:
         return out
 
     def is_side(self, mark: Mark) -> bool:
-        """Its client has said so: words alone only look like it."""
+        """Return whether the client declared the reply to be side traffic (its text alone is not certain)."""
         exact = self._by_chain.get(mark.chain, ())
         return bool(exact) and all(past.told is Kind.SIDE for past in exact)
 
     def find(self, mark: Mark, signature: bytes | None, *, may_be_main: bool = False) -> _Found:
-        """The exchange whose reply `mark` is, and whether the reaction with this signature is news to its turn.
+        """Return the exchange whose reply is `mark`, and whether the reaction with this signature is new to its turn.
 
-        `may_be_main`: were it dropped for looking like side traffic, this reaction shows that it was none.
+        `may_be_main`: if the turn was dropped as apparent side traffic, this reaction shows that it was main.
         """
         exact = self._by_chain.get(mark.chain, [])
         if exact:
             return self._among_equals(exact, signature, may_be_main)
         if not mark.distinctive:
-            return _Found(why_not="a reply under 24 characters is only found in an unchanged history")
+            return _Found(why_not="a reply under 24 characters is only matched in an unchanged history")
         same = self._by_own.get(mark.own, [])
         if len(same) > 1 or (same and self._times[mark.own] > 1):
             times = max(len(same), self._times[mark.own])
-            return _Found(why_not=f"ambiguous: {times} replies have the very same words")
+            return _Found(why_not=f"ambiguous: {times} replies have the same text")
         if not same:
-            return _Found(why_not="its replies are none of ours")
+            return _Found(why_not="its replies are not from this gateway")
         return _Found(past=same[0], how=DISTINCTIVE, closes=signature is not None and _waits(same[0], signature))
 
     def _among_equals(self, exact: Sequence[Past], signature: bytes | None, may_be_main: bool) -> _Found:
-        """Same history, same reply: they are exchangeable. One that knows the reaction has it, else the first open."""
+        """Choose among equal replies to equal histories: one that has the reaction, else the first that awaits one."""
         ranked = sorted(exact, key=lambda p: (p.header != self._request.session, p.seq))
         if signature is None:
             return _Found(past=ranked[0])
@@ -190,13 +190,13 @@ class _Candidates:
         waits = next((p for p in ranked if _waits(p, signature) or (may_be_main and _only_looked_side(p))), None)
         if waits is not None:
             return _Found(past=waits, closes=True)
-        # The person went back and said something else: the newer words count. Whose they are must be clear.
+        # The user went back and wrote something else: the newer text counts, if there is only one candidate.
         revised = len(ranked) == 1 and ranked[0].state in (TurnState.CLOSED, TurnState.JUDGED)
         return _Found(past=ranked[0], closes=revised)
 
 
 def _waits(past: Past, signature: bytes) -> bool:
-    """The turn has no reaction from a conversation yet, and may still get one."""
+    """Return whether the turn has no reaction from a conversation yet, and may still get this one."""
     if signature in past.signatures:
         return False
     if past.state is TurnState.DROPPED:
@@ -205,24 +205,23 @@ def _waits(past: Past, signature: bytes) -> bool:
 
 
 def _only_looked_side(past: Past) -> bool:
-    """Its words alone made it side, and its reply was delivered whole."""
+    """Return whether only its text made the turn side traffic, and its reply is complete."""
     return past.cause is Cause.SIDE and past.told is None and past.status is ExchangeStatus.DONE
 
 
 def _may_be_main(request: Request, at: int, sides: Sides) -> bool:
-    """The prompt of mark `at` is not certainly the client's own (a heartbeat). Without words nothing is known."""
-    before = request.messages[: request.marks[at].index]  # with passing messages: what is left of a heartbeat is one
+    """Return whether the prompt of mark `at` is no client prompt (a heartbeat). False if the text was not stored."""
+    before = request.messages[: request.marks[at].index]  # includes ephemeral messages, e.g. the rest of a heartbeat
     prompt = next((m for m in reversed(before) if m.get("role") == "user"), None)
     return bool(request.messages) and not (prompt is not None and sides.certain(prompt))
 
 
 def _reaction(request: Request, at: int, sides: Sides, candidates: _Candidates) -> tuple[Mark, ...]:
-    """Everything after mark `at` up to the next reply of the main conversation.
+    """Return the marks of the reaction to mark `at`: everything up to the next reply of the main conversation.
 
-    Side calls that some clients leave in the history (a heartbeat and its answer) are stepped over: their prompt is
-    nobody's reaction. Only certain ones: after words that merely look like one, the next words are about its reply.
-    So they are after a wake that told the person something. The request's own last words are never taken for a side
-    call: its kind has been decided.
+    Side calls that some clients leave in the history (a heartbeat and its reply) are skipped, because their prompt is
+    not a reaction. The reaction ends at the reply to a message that only resembles a client prompt, and at the
+    reply to a wake if the user saw text of it. The request's own last messages are never skipped: its kind is known.
     """
     kept: list[Mark] = []
     run: list[Mark] = []
@@ -232,7 +231,7 @@ def _reaction(request: Request, at: int, sides: Sides, candidates: _Candidates) 
             run.append(mark)
             continue
         genuine = [m for m in run if not _is_interlude(request, m, sides)]
-        used = aside and all(m.role == "tool" for m in genuine)  # tools that a side call used
+        used = aside and all(m.role == "tool" for m in genuine)  # tool results of a side call
         kept += [m for m in genuine if not (aside and m.role == "tool")]
         woken = _woken(request, since, mark.index, sides)
         aside = candidates.is_side(mark) or (bool(run or woken) and (used or not genuine))
@@ -243,7 +242,7 @@ def _reaction(request: Request, at: int, sides: Sides, candidates: _Candidates) 
 
 
 def _woken(request: Request, after: int, before: int, sides: Sides) -> bool:
-    """Between these positions stands what is left of a wake. Its answer is kept only where the person was told it."""
+    """Return whether a wake was between these positions. Clients keep its reply only if they showed it to the user."""
     passing = {*range(after + 1, before)} - {m.index for m in request.marks}
     return bool(request.messages) and any(sides.certain(request.messages[i]) for i in passing)
 
@@ -253,7 +252,7 @@ def _is_interlude(request: Request, mark: Mark, sides: Sides) -> bool:
 
 
 def _relation(request: Request, seq: int, index: Index, parent: Past | None) -> tuple[str, str | None]:
-    """What the request is to the newest earlier one with the same history, by how that one stood at the time."""
+    """Return the relation to the newest earlier request with the same history (by its status then), and its id."""
     if request.marks:
         same = index.by_context(request.scope, request.marks[-1].chain)
         earlier = [p for p in same if p.seq < seq and compatible(request, p)]
@@ -294,7 +293,7 @@ def _answers(
 
 
 def _superseded(request: Request, seq: int, chosen: Past, index: Index) -> tuple[str, ...]:
-    """The other open replies to the history that `chosen` replied to."""
+    """Return the other turns without a reaction that have the same history as `chosen`."""
     if chosen.context_chain is None:
         return ()
     return tuple(

@@ -1,4 +1,4 @@
-"""Room 2 as a loop: from the log of exchanges to linked turns and their reactions."""
+"""Collect worker: reads the event log of exchanges, links turns and writes their reactions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OVERDUE_BATCH = 500
 
 
 class Collector:
-    """Takes events in their order. Every step may be cut off at any point and is then taken again from the cursor."""
+    """Processes events in order. An interrupted step is repeated from the cursor."""
 
     def __init__(self, store: Store, config: CollectConfig) -> None:
         self._store = store
@@ -36,7 +36,7 @@ class Collector:
         self.linked = self.answered = self.dropped = 0
 
     def step(self, limit: int = BATCH) -> int:
-        """Takes up to `limit` events. Returns how many there were."""
+        """Process up to `limit` events. Returns their number."""
         with self._store.read() as conn:
             at = events.cursor(conn, CURSOR)
             found = events.after(conn, at, limit, KINDS)
@@ -48,7 +48,7 @@ class Collector:
         return len(found)
 
     def drop_overdue(self, now: float) -> int:
-        """Turns without a reaction for `session_timeout` seconds are dropped. Returns how many."""
+        """Drop turns that have had no reaction for `session_timeout` seconds. Returns their number."""
         with self._store.read() as conn:
             late = reactions.overdue(conn, now - self._timeout, OVERDUE_BATCH)
         if not late:
@@ -61,10 +61,10 @@ class Collector:
         return n
 
     def _admitted(self, event: Event, after: int) -> bool:
-        """False, and nothing done, when the cursor is no longer at `after`: another collector works here too."""
+        """Link one request. Returns False, without changes, if another collector has moved the cursor from `after`."""
         with self._store.read() as conn:
             exchange = exchanges.get(conn, event.ref)
-            assert exchange is not None, f"event {event.seq} names exchange {event.ref}, which is not there"
+            assert exchange is not None, f"event {event.seq} names exchange {event.ref}, which is not in the store"
             decided = link(exchange.request, exchange.seq, StoredPast(conn), self._sides)
         with self._store.write() as conn:
             if events.cursor(conn, CURSOR) != after:
@@ -101,7 +101,7 @@ class Collector:
         request = exchange.request
         at = request.admitted_at
         if answer.redacted:
-            why = "turn or reaction was captured without its words (redacted): there is nothing to judge"
+            why = "turn or reaction was stored without its text (redacted): it cannot be judged"
             turn_states.drop(conn, answer.turn, Cause.REDACTED, why, at=at)
         elif not (answer.was_side and _is_degenerate(conn, answer.turn)):
             self.answered += reactions.close(
@@ -114,11 +114,11 @@ class Collector:
                 at=at,
                 was_side=answer.was_side,
             )
-        why = f"superseded: the conversation went on with another reply ({answer.turn})"
+        why = f"superseded: the conversation continued with another reply ({answer.turn})"
         self.dropped += turn_states.drop_all(conn, answer.superseded, Cause.SUPERSEDED, why, at=at)
 
     def _later(self, found: list[Event], after: int) -> bool:
-        """Ends of replies and feedback: feedback takes effect once the reply that it is about has ended."""
+        """Process ends of replies and feedback: feedback takes effect when the reply that it refers to has ended."""
         with self._store.write() as conn:
             if events.cursor(conn, CURSOR) != after:
                 return False
@@ -130,7 +130,7 @@ class Collector:
 
 
 def _is_degenerate(conn: Connection, turn: str) -> bool:
-    """A side call's reply is never looked at when it ends."""
+    """Return whether a reply is degenerate. Replies of side calls are not checked when they end."""
     exchange = exchanges.get(conn, turn)
     return exchange is None or exchange.reply is None or degenerate(exchange.reply) is not None
 
@@ -140,12 +140,11 @@ def _duration(seconds: float) -> str:
 
 
 async def run(config: Config, *, stop: asyncio.Event) -> None:
-    """Consumes: events of exchanges and feedback, through a durable cursor.
-    Produces: links, reactions and moves of turns, in one transaction with the cursor.
-    Waits for: commits of other connections, and the time after which a turn is dropped.
-    Unblocked by: any commit; it never sleeps for longer than `collect.poll`.
+    """Run the collect worker until `stop` is set. Raises `StoreError` if file or disk fail.
 
-    Raises `StoreError` when file or disk fail.
+    Consumes: events of exchanges and feedback, through a durable cursor.
+    Produces: links, reactions and state transitions of turns, in one transaction with the cursor.
+    Waits for: commits of other connections, checked every `collect.poll` seconds, and timeouts of turns.
     """
     store = await asyncio.to_thread(Store.open, config.store_path)
     collector = Collector(store, config.collect)

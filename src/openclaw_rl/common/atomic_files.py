@@ -1,4 +1,4 @@
-"""Folders that can be used, and such as are whole or not there at all, whenever the process or the machine stops."""
+"""Checks of configured folders, and atomic, durable writing of folders and symbolic links."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from openclaw_rl.errors import ConfigError
 
 
 def usable(setting: str, path: str | Path, *, written: bool = True) -> Path:
-    """The folder that a setting names, in full; made where it is not there. `written`: not only read from.
+    """Return the absolute folder of a setting, created if missing. `written`: write access is needed, too.
 
-    Raises `ConfigError` when this user cannot.
+    Raises `ConfigError` if this user cannot create, read or (with `written`) write it.
     """
     folder = Path(path).expanduser()
     what = "read and write" if written else "read"
@@ -29,19 +29,19 @@ def usable(setting: str, path: str | Path, *, written: bool = True) -> Path:
     except OSError as error:
         why = error.strerror or error
         raise ConfigError(
-            f"{setting} {folder}: {why}. Expected a folder that this user can {what}, or room to make one. "
+            f"{setting} {folder}: {why}. Expected a folder that this user can {what} or create. "
             f"Choose another {setting}"
         ) from error
     return folder.resolve()
 
 
 def write_folder(out: Path, files: Mapping[str, bytes], fill: Callable[[Path], None] | None = None) -> None:
-    """Write beside `out`, sync every file and the folder, then rename into place. Raises `FileExistsError`.
+    """Write a folder beside `out`, sync its files and itself, then rename it to `out`: it is complete or missing.
 
-    `fill` writes what is too large to be handed over as bytes into the folder that it is given.
+    `fill` writes files that are too large for `files` into the folder. Raises `FileExistsError` if `out` exists.
     """
     if out.exists():
-        raise FileExistsError(f"{out}: there already; such a folder is written once")
+        raise FileExistsError(f"{out} exists already; such a folder is written once")
     temporary = out.with_name(f".{out.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True, mode=0o700)
@@ -57,7 +57,7 @@ def write_folder(out: Path, files: Mapping[str, bytes], fill: Callable[[Path], N
 
 
 def sync(path: Path) -> None:
-    """What was written there is on the disk."""
+    """Flush a file or folder to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -66,9 +66,9 @@ def sync(path: Path) -> None:
 
 
 def linked(source: Path, into: Path, *, but: str | None = None) -> None:
-    """The files of one folder in another, less `but`: hard links where the file system has them, else copies.
+    """Hard-link the files of a folder, except `but`, into another; copy them where links are not possible.
 
-    Only for files that nobody changes in place.
+    Use it only for files that are never changed in place.
     """
     for file in source.iterdir():
         if not file.is_file() or file.name == but:
@@ -80,7 +80,7 @@ def linked(source: Path, into: Path, *, but: str | None = None) -> None:
 
 
 def point(link: Path, name: str) -> None:
-    """A symbolic link beside `name`, in the place of the one before in one go."""
+    """Point the symbolic link at `name` in its own folder; an existing link is replaced atomically."""
     fresh = link.with_name(f".{link.name}.tmp")
     fresh.unlink(missing_ok=True)
     fresh.symlink_to(name)

@@ -1,36 +1,36 @@
-"""By which words a client's own messages are known: regular expressions, the defaults of the settings.
+"""Regular expressions that recognise messages written by a client program; the defaults of the settings.
 
-`re` cannot be timed out, and these run over whatever a client sends: none of them may take more than linear time. So no
-two neighbours match the same characters, and what could give characters back is possessive (`*+`).
+They run on any text that a client sends, and `re` has no timeout, so each must take linear time. Therefore adjacent
+parts never match the same characters, and repetitions that could backtrack are possessive (`*+`).
 """
 
 from __future__ import annotations
 
 import re
 
-# One block or several, and not a word of the person's before, between or after them.
+# One or more blocks, without any text of the person before, between or after them.
 OPENCLAW_CONTEXT = (
     r"^\s*(?:<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>(?:(?!<<<END_OPENCLAW_INTERNAL_CONTEXT>>>).)*"
     r"<<<END_OPENCLAW_INTERNAL_CONTEXT>>>\s*)+$"
 )
-# What is left of a heartbeat or another wake in later requests, with nothing of the person's in the same message.
+# The rest of a heartbeat or another wake-up in later requests, without text of the person in the same message.
 OPENCLAW_WAKE = (
     r"^\s*+(?:\[\w{3} \d{4}-\d\d-\d\d \d\d:\d\d[^\]\n]*+\]\s*+)?"
     r"(?:\[OpenClaw (?:heartbeat poll|exec completion|cron wake|session event)\]"
     r"(?:\nDisable automatic completion turns[^\n]*+)?\s*+)+(?:Runtime: agent=[^\n]*+)?\s*+$"
 )
-# What a person typed while the agent worked comes in one, too; that is no passing context.
+# Text that a person types while the agent works arrives in a reminder, too; that one is not ephemeral.
 REMINDER = (
     r"^\s*(?:<system-reminder>(?!\s*The user sent a new message)(?:(?!</system-reminder>).)*</system-reminder>\s*)+$"
 )
-# What Claude Code tells of a command that the person ran at its prompt: they are no words about a reply.
+# Claude Code's report of a command that the person ran at its prompt; it is not a reaction to a reply.
 LOCAL_COMMAND = (
     r"^\s*(?:<(local-command-(?:caveat|stdout|stderr)|command-(?:name|message|args)|bash-(?:input|stdout|stderr))>"
     r"(?:(?!</\1>).)*</\1>\s*)+$"
 )
 
 TRANSIENT = (OPENCLAW_CONTEXT, OPENCLAW_WAKE, REMINDER, LOCAL_COMMAND)
-"""A message that is this as a whole is passing context: no part of the history."""
+"""A message that matches as a whole is ephemeral: it is not part of the history."""
 
 SIDE = (
     r"(?i)\A\W*(please )?(generate|create|write|provide|suggest) (an? |the )?([\w,'-]+ ){0,6}title\b"
@@ -45,7 +45,7 @@ SIDE = (
     r"(?i)\AYou write the live status line for an AI assistant\b",
     r"(?s)\A### Task:\n.{1,8000}### Chat History:",
     r"(?i)\A### Task:\s+Generate a concise,? [^.\n]{0,40}\btitle\b",
-    # Claude Code's own calls: a title, a summary, a suggestion of the person's next words, a recap, a probe.
+    # Claude Code's own calls: a title, a summary, a suggestion of the person's next input, a recap, a probe.
     r"(?s)\A<session>\n.*</session>\s+Write the title\b",
     r"(?s)\A(CRITICAL: Respond with TEXT ONLY\b.{0,1000}?)?"
     r"Your task is to create a detailed summary of (the|this|the RECENT portion of the) conversation\b",
@@ -53,7 +53,7 @@ SIDE = (
     r"\AThe user stepped away and is coming back\. Recap\b",
     r"\Aquota\Z",
 )
-"""A last user or system message like this looks like side traffic, until the talk goes on."""
+"""A request whose last user or system message matches counts as side traffic until its conversation continues."""
 
 INTERLUDES = (
     OPENCLAW_WAKE,
@@ -65,15 +65,15 @@ INTERLUDES = (
     r"(?s)(System: [^\n]*+\s++)*Read HEARTBEAT\.md\b.{0,600}\bHEARTBEAT_OK\b.{0,300}",
     r"(?s)(System: [^\n]*+\s++)*Pre-compaction memory flush\b.{0,2000}\bNO_REPLY\b.{0,800}",
 )
-"""A user message that is this as a whole is the client's own: nobody typed it."""
+"""A user message that matches as a whole is a client prompt: no person typed it."""
 
 SHIPPED = frozenset({*TRANSIENT, *SIDE, *INTERLUDES})
 SEARCHED_CHARS = 16_384
-"""Of a long text an owner's pattern is shown the head and the tail, together so much: it may be a slow one."""
+"""Characters of a long text (its head and tail) that a pattern of the owner searches, as it may be slow."""
 
 
 class Pattern:
-    """One expression, compiled. A shipped one is shown every text whole. Raises `re.error` for what is none."""
+    """A compiled expression; only a shipped one searches long texts in full. Raises `re.error` if it is invalid."""
 
     def __init__(self, expression: str, flags: int = 0) -> None:
         self._compiled = re.compile(expression, flags)

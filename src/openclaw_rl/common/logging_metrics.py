@@ -1,6 +1,6 @@
-"""What the processes say about themselves: logs for people and machines, metrics for Prometheus.
+"""Logging setup of all processes, and the gateway's Prometheus metrics.
 
-No text of a conversation is ever logged at info level or above: ids, counts and times only.
+At info level and above, logs contain ids, counts and times, but never text of a conversation.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PLAIN = frozenset(vars(logging.makeLogRecord({})))
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object per line; what a call gives in `extra` becomes fields of its own."""
+    """Formats a record as one JSON object per line; entries of `extra` become fields of the object."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -43,12 +43,10 @@ class JsonLines(logging.Formatter):
 def setup_logging(
     name: str, logs_dir: Path | None, level: str = "info", *, readable: str | None = None
 ) -> logging.Logger:
-    """Human lines to stderr and, with `logs_dir`, JSON lines to `logs_dir/<name>.log` (rotating).
+    """Log plain text to stderr and, with `logs_dir`, JSON lines to `logs_dir/<name>.log` (rotating).
 
-    `readable`: a further file there, with lines for people.
-
-    Sets up the logger "openclaw_rl", replacing what an earlier call set up. Raises `ConfigError` when the folder
-    cannot be written.
+    `readable`: name of an additional plain-text file in `logs_dir`. Configures the logger "openclaw_rl" and replaces
+    the handlers of an earlier call. Raises `ConfigError` if the folder cannot be written.
     """
     root = logging.getLogger("openclaw_rl")
     for handler in list(root.handlers):
@@ -73,7 +71,7 @@ def _file_handler(path: Path, formatter: logging.Formatter) -> logging.Handler:
         handler = RotatingFileHandler(path, maxBytes=LOG_BYTES, backupCount=LOG_FILES, encoding="utf-8", delay=False)
     except OSError as error:
         raise ConfigError(
-            f"{path}: the log cannot be written ({error}). Make the folder writable, or set home."
+            f"{path}: the log cannot be written ({error}). Make the folder writable, or choose another home."
         ) from error
     path.chmod(0o600)
     handler.setFormatter(formatter)
@@ -81,28 +79,29 @@ def _file_handler(path: Path, formatter: logging.Formatter) -> logging.Handler:
 
 
 class Trained:
-    """What the step measured that made the newest published version: gauges `openclaw_train_<name>`.
+    """Gauges `openclaw_train_<name>` with the step metrics of the newest published version.
 
-    A name is that of W&B with `_` for what Prometheus does not take: `loss/total` is `openclaw_train_loss_total`.
+    Names are those in W&B, with `_` for characters that Prometheus rejects: `loss/total` is
+    `openclaw_train_loss_total`.
     """
 
     def __init__(self) -> None:
         self._gauges: Mapping[str, tuple[str, float]] = {}
 
     def tell(self, version: int, metrics: Mapping[str, float]) -> None:
-        """The head is `version` now. What the version before it had and this one has not is gone."""
+        """Replace all gauges by the metrics of `version`, the new head."""
         told = {"version": float(version)} | dict(metrics)
         self._gauges = {re.sub(r"[^a-zA-Z0-9_]", "_", name): (name, value) for name, value in told.items()}
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """What `CollectorRegistry` asks of a collector."""
+        """Yield the gauges; `CollectorRegistry` calls this."""
         for name, (source, value) in self._gauges.items():
             text = f"{source} of the step that made the newest version" if name != "version" else "That version"
             yield GaugeMetricFamily(f"openclaw_train_{name}", text, value=value)
 
 
 class Metrics:
-    """The gateway's metrics, in a registry of their own (several gateways can live in one process)."""
+    """The gateway's metrics, in a separate registry, since one process may run several gateways."""
 
     content_type = CONTENT_TYPE_LATEST
 
@@ -138,5 +137,5 @@ class Metrics:
         self.engine_up = Gauge("openclaw_engine_up", "1 while the engine answers", registry=r)
 
     def expose(self) -> bytes:
-        """The Prometheus text format."""
+        """Return all metrics in the Prometheus text format."""
         return bytes(generate_latest(self.registry))

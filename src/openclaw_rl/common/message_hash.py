@@ -1,7 +1,7 @@
-"""When are two messages the same? The canonical form, its keyed hash, and the chain over a history.
+"""Canonical form of messages, its keyed hash, and the chained hash of a history.
 
-Clients rewrite what they send back: tool-call ids lose characters, line ends change, reasoning is stripped, arguments
-are re-serialised. Matching normalises all of that away; the stored tokens are never normalised.
+Clients change the messages that they send back: tool-call ids are shortened, line ends change, reasoning is stripped,
+arguments are re-serialised. The canonical form removes these differences; stored tokens are never normalised.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from openclaw_rl.types import Mark, Message
 DISTINCTIVE_CHARS = 24
 _ROLES = {"developer": "system", "function": "tool"}
 _THINK = re.compile(r"^\s*<think>.*?</think>", re.DOTALL)
-# What OpenClaw writes into a person's message: that something woke the agent, and where it runs. It changes from one
-# request to the next, moves, and is merged with words of the person's that stood in a message of their own before.
+# Text that OpenClaw adds to a person's message: why the agent was woken, and where it runs. It changes between
+# requests, moves, and is merged with text that was a separate message of the person before.
 _WAKE = re.compile(
     r"\[OpenClaw (?:heartbeat poll|exec completion|cron wake|session event)\]"
     r"(?:\nDisable automatic completion turns[^\n]*)?"
@@ -30,7 +30,7 @@ _RUNTIME = re.compile(
     r"\bRuntime: agent=(?P<agent>[^|\n]{1,200}?) \| session=[^|\n]{1,400} "
     r"\| sessionId=(?P<session>[^|\s]{1,200})[^\n]*"
 )
-# A message whose turn broke off, as it is sent again; in later requests it stands as the person wrote it.
+# A message that is sent again after its turn was aborted; later requests have it as the person wrote it.
 _QUEUED = re.compile(r"\[Queued user message from a previous active turn;[^\]\n]{0,600}\]\n")
 _CONTINUE = re.compile(r"\bContinue the current task from the existing transcript, preserving completed work\.[^\n]*+")
 _SEPARATOR = b"\x1f"
@@ -38,9 +38,9 @@ _RECORD = 16 + 16 + 4  # own, chain, index (24 bits) with flags
 
 
 class Transience:
-    """Which messages are the client's passing context: there in one request, gone in the next.
+    """Recognises ephemeral messages, which a client adds to one request and removes from the next.
 
-    OpenClaw puts such a user message last in every request. It is no reaction and no part of the history.
+    OpenClaw ends every request with such a user message. It is neither a reaction nor part of the history.
     """
 
     def __init__(self, patterns: Sequence[str]) -> None:
@@ -54,7 +54,7 @@ class Transience:
 
 
 def text_of(message: Message) -> str:
-    """The words of a message, parts joined; what is no text (images) stands as canonical JSON."""
+    """Return the text of a message, its parts joined; parts that are not text (images) as canonical JSON."""
     content = message.get("content")
     if content is None:
         return ""
@@ -74,7 +74,7 @@ def _part(part: Any) -> str:
 
 
 def normalise(text: str) -> str:
-    """NFC, line ends folded, outer white space stripped."""
+    """Return the text in NFC, with LF line ends and without outer white space."""
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
     if not text.isascii():
@@ -83,7 +83,7 @@ def normalise(text: str) -> str:
 
 
 def visible_text(message: Message) -> str:
-    """The normalised words of a message without its reasoning."""
+    """Return the normalised text of a message without reasoning and without text that OpenClaw added."""
     text = text_of(message)
     role = message.get("role")
     if role == "assistant" and "</think>" in text:
@@ -94,7 +94,7 @@ def visible_text(message: Message) -> str:
 
 
 def typed(text: str) -> str:
-    """The words of a user message less what OpenClaw wrote into it."""
+    """Return the text of a user message without the parts that OpenClaw added."""
     if "[OpenClaw " in text:
         text = _WAKE.sub("", text)
     if "[Queued user message" in text:
@@ -103,9 +103,9 @@ def typed(text: str) -> str:
 
 
 def _without(pattern: re.Pattern[str], text: str, *, last: bool = False) -> str:
-    r"""The text less what matches and the white space before it; with `last` only a match that nothing follows.
+    r"""Remove each match and the white space before it; with `last` only a match at the end of the text.
 
-    A pattern that began with `\s*` would look at a run of white space once from each place in it.
+    The patterns do not start with `\s*`, since that scans a run of white space once from each of its positions.
     """
     kept, at = [], 0
     end = len(text.rstrip())
@@ -118,7 +118,7 @@ def _without(pattern: re.Pattern[str], text: str, *, last: bool = False) -> str:
 
 
 def origin(message: Message) -> tuple[str, str] | None:
-    """(session, agent) as OpenClaw states them at the end of a session's first user message, or None."""
+    """Return (session, agent) from the end of a session's first OpenClaw user message, or None."""
     if message.get("role") != "user" or "Runtime: agent=" not in (text := text_of(message)):
         return None
     end = len(text.rstrip())
@@ -127,7 +127,7 @@ def origin(message: Message) -> tuple[str, str] | None:
 
 
 def _arguments(raw: Any) -> str:
-    """Tool arguments as canonical JSON; words that are no JSON stay as they are."""
+    """Return tool arguments as canonical JSON; text that is not JSON is only normalised."""
     if isinstance(raw, str):
         try:
             raw = json.loads(raw, parse_float=_number)
@@ -137,7 +137,7 @@ def _arguments(raw: Any) -> str:
 
 
 def _number(words: str) -> float:
-    """JavaScript has one kind of number: what was written 2.0 comes back as 2."""
+    """Parse a number as JavaScript does, which has no integer type: 2.0 becomes 2."""
     value = float(words)
     return int(value) if value.is_integer() and abs(value) < 2**53 else value
 
@@ -155,7 +155,7 @@ def _fields(message: Message) -> list[str]:
 
 
 def own_hash(message: Message, key: bytes) -> bytes:
-    """[16 bytes] keyed hash of one canonical message."""
+    """Return the keyed hash [16 bytes] of one canonical message."""
     digest = blake2b(digest_size=16, key=key)
     for value in _fields(message):
         raw = value.encode("utf-8", "surrogatepass")
@@ -164,7 +164,7 @@ def own_hash(message: Message, key: bytes) -> bytes:
 
 
 def extend(chain: bytes, own: bytes, key: bytes) -> bytes:
-    """[16 bytes] the chain after one more message."""
+    """Return the chained hash [16 bytes] after one more message."""
     return blake2b(chain + own, digest_size=16, key=key).digest()
 
 
@@ -172,7 +172,7 @@ ROOT = bytes(16)
 
 
 def mark(message: Message, *, index: int, chain: bytes, key: bytes) -> Mark:
-    """The mark of one message that follows a history with hash `chain`."""
+    """Return the mark of a message that follows a history with the chained hash `chain`."""
     own = own_hash(message, key)
     role = str(message.get("role", ""))
     return Mark(
@@ -187,7 +187,7 @@ def mark(message: Message, *, index: int, chain: bytes, key: bytes) -> Mark:
 def marks(
     messages: Sequence[Message], key: bytes, transient: Transience, *, known: Sequence[Mark] = (), upto: int = 0
 ) -> tuple[Mark, ...]:
-    """One mark for each message that is not transient, in order. `known`: those of the first `upto` messages."""
+    """Return the marks of all non-ephemeral messages, in order. `known`: marks of the first `upto` messages."""
     out = list(known)
     chain = out[-1].chain if out else ROOT
     for index in range(upto, len(messages)):
@@ -200,7 +200,7 @@ def marks(
 
 
 def signature_of(reaction: Sequence[Mark]) -> bytes | None:
-    """[16 bytes] of the words in their order; results of parallel tool calls count as one, whatever their order."""
+    """Return the hash [16 bytes] of the messages in order; results of parallel tool calls may come in any order."""
     if not reaction:
         return None
     runs = [[m.own for m in run] for _, run in groupby(reaction, key=lambda m: m.role == "tool" or id(m))]
@@ -211,7 +211,7 @@ _ROLE_CODES = ("system", "user", "assistant", "tool", "")
 
 
 class Packer:
-    """`pack` for one history after the other: what the one before began with is not packed again."""
+    """`pack_marks` for successive histories; a history that extends the previous one reuses its bytes."""
 
     def __init__(self) -> None:
         self._items: tuple[Mark, ...] = ()
@@ -224,7 +224,7 @@ class Packer:
 
 
 def pack(items: Sequence[Mark]) -> bytes:
-    """Marks as bytes for the store: 36 each."""
+    """Return marks as bytes for the store, 36 bytes each."""
     out = bytearray()
     for m in items:
         role = _ROLE_CODES.index(m.role) if m.role in _ROLE_CODES else len(_ROLE_CODES) - 1
@@ -233,7 +233,7 @@ def pack(items: Sequence[Mark]) -> bytes:
 
 
 def unpack(raw: bytes) -> tuple[Mark, ...]:
-    """The inverse of `pack` (an unusual role comes back as "")."""
+    """Return the marks that `pack_marks` packed; a role other than the four common ones becomes ""."""
     if len(raw) % _RECORD:
         raise ValueError(f"marks: expected a multiple of {_RECORD} bytes, got {len(raw)}")
     out = []

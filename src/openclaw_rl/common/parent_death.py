@@ -1,4 +1,4 @@
-"""A process that must not outlive the one that started it."""
+"""Ends a process when its parent process ends."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _POLL = 0.5  # seconds
 def die_with_parent(parent: int = 0) -> None:
     """End this process when its parent ends, even by SIGKILL.
 
-    `parent`: its process id, for who may be late: a parent that is gone by now ends this process at once. 0: the one
-    that it has now.
+    `parent`: the expected parent's process id; if it has already ended, this process ends at once. 0: the current
+    parent.
     """
     parent = parent or os.getppid()
     if sys.platform == "linux":

@@ -1,4 +1,4 @@
-"""The digest of a policy folder: what the trainer writes into the store and the engine checks before it serves."""
+"""Digest of a policy folder. The trainer writes it to the store; the engine checks it before it loads the folder."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from pathlib import Path
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
-MODEL_CONFIG = "config.json"  # of a model as transformers saves it
+MODEL_CONFIG = "config.json"  # written by transformers with full weights
 WEIGHT_FILES = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
-"""The files of an adapter's folder that decide what it answers (PEFT's layout), sorted."""
+"""The files of a PEFT adapter folder that determine its output, sorted."""
 _BLOCK = 2**22  # bytes
 
 
 def digest_of_parts(parts: Mapping[str, bytes | bytearray]) -> str:
-    """sha256 (hex) over the sorted names, each with its length and its bytes."""
+    """Return the sha256 (hex) over the sorted names, each with the length and bytes of its file."""
     return _digest((name, len(parts[name]), (parts[name],)) for name in sorted(parts))
 
 
 def weight_files(folder: str | Path) -> tuple[str, ...]:
-    """The names, sorted: of an adapter's files, or of full weights where there is no adapter (safetensors).
+    """Return the sorted names of the adapter files or, without an adapter, of the safetensors files.
 
-    None where a model's settings are all that is left: old full weights are thinned out.
+    The result is empty if only the model's configuration is left, after old full weights were pruned.
     """
     path = Path(folder)
     if (path / ADAPTER_CONFIG).exists():
@@ -33,7 +33,7 @@ def weight_files(folder: str | Path) -> tuple[str, ...]:
 
 
 def digest_of(folder: str | Path) -> str:
-    """`types.Policy.digest` of a policy folder. Raises `FileNotFoundError` when one of the files is missing."""
+    """Return `Policy.digest` of a policy folder. Raises `FileNotFoundError` if one of the files is missing."""
     if not weight_files(folder):
         raise FileNotFoundError(ENOENT, "its weights are no longer kept", str(folder))
     files = [Path(folder) / name for name in weight_files(folder)]

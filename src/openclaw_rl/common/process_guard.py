@@ -1,7 +1,7 @@
-"""Stands between a room and a program that it keeps: however the room ends, the program and all its children end too.
+"""Wrapper process that ends a program and all its children when the worker that started it ends, in whatever way.
 
-Run as a script: `guard.py COMMAND...`. Standard library alone. It says `guard: pid N` first; when its standard input
-closes (the room is gone, or wants the end) it ends the program, kindly at first. It ends with the program's status.
+Run as a script: `process_guard.py COMMAND...`. It uses only the standard library and first prints `guard: pid N`. When
+its standard input closes, it ends the program with SIGTERM, then SIGKILL, and exits with the program's status.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import time
 
 _PR_SET_PDEATHSIG = 1
 _POLL = 0.1  # seconds
-_GRACE = 6.0  # seconds that the program gets to end by itself
+_GRACE = 6.0  # seconds between SIGTERM and SIGKILL
 
 
 def _end_with_guard() -> None:
-    """In the child: signals as usual again, and SIGTERM when the guard itself is killed (Linux)."""
+    """Set up the child: default signal handlers, and on Linux SIGTERM if the guard is killed."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     if sys.platform == "linux":
@@ -29,7 +29,7 @@ def _end_with_guard() -> None:
 
 
 def _told_to_end() -> bool:
-    """Whether standard input has closed."""
+    """Return whether standard input was closed, after waiting up to `_POLL_SECONDS`."""
     ready, _, _ = select.select([0], [], [], _POLL)
     return bool(ready) and os.read(0, 1024) == b""
 
@@ -40,14 +40,14 @@ def _kill_group(group: int) -> None:
 
 
 def main(command: list[str]) -> int:
-    """Run `command` until it ends or the end is wanted; returns its status (128 + n for signal n)."""
+    """Run `command` until it ends or standard input closes; return its status (128 + n for signal n)."""
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)  # the room says when, by closing the pipe
+        signal.signal(number, signal.SIG_IGN)  # only closing the pipe ends the program
     child = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
-        start_new_session=True,  # a group of its own, which is killed as a whole
-        preexec_fn=_end_with_guard,  # safe: there are no threads here
+        start_new_session=True,  # a separate process group, so that it can be killed as a whole
+        preexec_fn=_end_with_guard,  # safe, as this process has no threads
     )
     sys.stdout.write(f"guard: pid {child.pid}\n")
     sys.stdout.flush()
@@ -60,7 +60,7 @@ def main(command: list[str]) -> int:
             while child.poll() is None and time.monotonic() < end:
                 time.sleep(_POLL)
     finally:
-        _kill_group(child.pid)  # also what the program left behind
+        _kill_group(child.pid)  # also children that the program left running
     code = child.wait()
     return code if code >= 0 else 128 - code
 

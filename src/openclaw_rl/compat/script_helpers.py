@@ -1,4 +1,4 @@
-"""Weights & Biases for a training loop of your own, under the names of our metrics: for scripts."""
+"""Weights & Biases helpers for scripts with their own training loop. They use our metric names."""
 
 from __future__ import annotations
 
@@ -16,43 +16,43 @@ NAMES = {
     "grad_norm": "gradient/norm",
     "lr": "learning_rate",
 }
-"""What scripts call a metric, and what it is called here."""
-_ONE_METHOD = ("loss/binary", "loss/opd")  # a loss that the method may not have
+"""Metric name of scripts -> our metric name."""
+_ONE_METHOD = ("loss/binary", "loss/opd")  # optional, because a method may not have them
 
 
 def setup_wandb_logging(project_name: str, config: Mapping[str, Any]) -> Any:
-    """Begin a run called `openclaw-rl-<method>`, by `config["method"]`; W&B keeps `config` with it. Gives the run.
+    """Start the W&B run `openclaw-rl-<method>`, by `config["method"]`, and return it. W&B stores `config` with it.
 
-    WANDB_MODE=offline and the other variables of W&B hold. Raises `ValueError` without a method, `OpenClawError` when
+    WANDB_MODE=offline and the other variables of W&B apply. Raises `ValueError` without a method, `OpenClawError` when
     W&B is not installed, and W&B's own errors.
     """
     if not isinstance(config.get("method"), str):
         raise ValueError(
-            f'setup_wandb_logging: expected a config with its "method", e.g. binary; got the keys {", ".join(config)}'
+            f'setup_wandb_logging: expected a config with a "method", e.g. binary; got the keys {", ".join(config)}'
         )
     return _wandb().init(project=project_name, config=dict(config), name=f"openclaw-rl-{config['method']}")
 
 
 def log_training_metrics(step: int, metrics: Mapping[str, Any]) -> None:
-    """Log a step to the run of `setup_wandb_logging`. `metrics`: numbers, or tensors of one.
+    """Log a step to the run of `setup_wandb_logging`. `metrics`: numbers, or tensors with one element.
 
-    They are named as NAMES has it, by either name; others go along as they are. All of NAMES are needed but the losses
-    of a method. Raises `ValueError` for what is missing, there twice or no number, `OpenClawError` without a run.
+    Both names in METRIC_NAMES are accepted, and other metrics too. All of METRIC_NAMES are required but the losses of
+    single methods. Raises `ValueError` for a missing, repeated or non-numeric metric, `OpenClawError` without a run.
     """
     told: dict[str, float] = {}
     for given, value in metrics.items():
         name = NAMES.get(given, given)
         if name in told:
-            raise ValueError(f"log_training_metrics: {name} is there twice, also as {given}")
+            raise ValueError(f"log_training_metrics: {name} is given twice, also as {given}")
         try:
-            told[name] = float(value.detach() if hasattr(value, "detach") else value)  # a loss has its graph with it
-        except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor of several
+            told[name] = float(value.detach() if hasattr(value, "detach") else value)  # a loss is attached to its graph
+        except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor with several elements
             raise ValueError(f"log_training_metrics: {given}: expected a number, got {value!r}") from None
     missing = [f"{given} ({name})" for given, name in NAMES.items() if name not in told and name not in _ONE_METHOD]
     if missing:
-        raise ValueError(f"log_training_metrics: no {', '.join(missing)}; there are {', '.join(metrics)}")
+        raise ValueError(f"log_training_metrics: missing {', '.join(missing)}; got {', '.join(metrics)}")
     if (run := _wandb().run) is None:
-        raise OpenClawError("log_training_metrics: no run has begun. Call setup_wandb_logging(project_name, config).")
+        raise OpenClawError("log_training_metrics: no active run. Call setup_wandb_logging(project_name, config).")
     run.log(told | {"step": step}, step=step, commit=True)
 
 

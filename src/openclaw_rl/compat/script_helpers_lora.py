@@ -1,4 +1,4 @@
-"""An adapter on a model of your own, as the trainer attaches it: for scripts."""
+"""Helper for scripts: attach a LoRA adapter to a model in the same way as the trainer."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def setup_lora_model(
     *,
     seed: int = 0,
 ) -> Any:
-    """A PEFT model over a causal `base_model` of transformers, in the mode (train or eval) that the base was in.
+    """Return a PEFT model over a causal `base_model` of transformers, in the base's mode (train or eval).
 
-    The adapter starts as the identity, the same for the same `seed`; what is trainable is printed. Raises `ValueError`
-    for values out of range, `ConfigError` when `target_modules` fit none of its linear layers.
+    The adapter starts as the identity and depends only on `seed`. The number of trainable parameters is printed. Raises
+    `ValueError` for values out of range, `ConfigError` when `target_modules` match none of the linear layers.
     """
     targets = target_modules if target_modules == "all-linear" else tuple(target_modules)
     lora = LoraConfig(rank=lora_rank, alpha=lora_alpha, dropout=lora_dropout, targets=targets)

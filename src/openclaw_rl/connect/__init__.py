@@ -1,1 +1,1 @@
-"""Settings of other programs that make them talk to the gateway."""
+"""Settings that connect other programs to the gateway."""

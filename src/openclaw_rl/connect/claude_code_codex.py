@@ -1,4 +1,4 @@
-"""Claude Code and Codex: the lines that make them talk to the gateway."""
+"""Settings that connect Claude Code and Codex to the gateway."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from openclaw_rl.supervisor.supervisor import read_key
 
 
 def claude_code(config: Config) -> str:
-    """Environment for Claude Code. Raises `OpenClawError` when there is no key yet."""
+    """Return the environment variables for Claude Code. Raises `OpenClawError` if there is no key yet."""
     model = config.model.name
     values = {
         "ANTHROPIC_BASE_URL": base_url(config),
@@ -26,7 +26,7 @@ def claude_code(config: Config) -> str:
 
 
 def codex(config: Config) -> str:
-    """Lines for `~/.codex/config.toml`; the key comes from the environment."""
+    """Return the lines for `~/.codex/config.toml`. Codex reads the key from the environment."""
     return "\n".join(
         [
             f"model = {_quoted(config.model.name)}",
@@ -43,5 +43,5 @@ def codex(config: Config) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A TOML string: JSON's escapes are TOML's, but for DEL."""
+    """Quote as a TOML string. The escapes are those of JSON, except that TOML also escapes DEL."""
     return json.dumps(text).replace("\x7f", "\\u007f")

@@ -1,4 +1,4 @@
-"""Edits of JSON5 that leave every other character where it is: comments, order, quotes, commas, line ends."""
+"""Edit JSON5 text and keep every other character: comments, order, quotes, commas, line ends."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ _LITERALS: Mapping[str, Any] = {"true": True, "false": False, "null": None}
 
 
 class Json5Error(ValueError):
-    """The text is no JSON5, or it holds something else where an object is needed."""
+    """The text is not JSON5, or it has another value where an object is needed."""
 
 
 @dataclass(slots=True)
 class Node:
-    """A value and where it stands: `text[start:end]`. `members`: of an object, in order; None for any other value."""
+    """A value and its position `text[start:end]`. `members`: of an object, in order; None for any other value."""
 
     start: int
     end: int
     value: Any
     members: dict[str, Node] | None = None
-    comma: bool = field(default=False)  # of an object: a comma stands behind its last member
+    comma: bool = field(default=False)  # for an object: whether a comma follows its last member
 
 
 def parse(text: str) -> Node:
-    """Raises `Json5Error` that names the line."""
+    """Parse JSON5. Raises `Json5Error` with the line number."""
     reader = _Reader(text)
     try:
         node = reader.value(reader.skip(0))
     except RecursionError:
         raise Json5Error("it is nested too deeply") from None
     if (end := reader.skip(node.end)) != len(text):
-        raise reader.error(end, "expected the end")
+        raise reader.error(end, "expected the end of the file")
     return node
 
 
@@ -111,7 +111,7 @@ class _Reader:
         raise self.error(at, "expected a name")
 
     def _next(self, at: int, closing: str) -> tuple[int, bool]:
-        """Behind a member: where the next one or the end stands, and whether a comma came before."""
+        """Return (offset of the next member or of `closing`, whether a comma was before it) after a member."""
         here = self.skip(at)
         if self._text[here : here + 1] == ",":
             return self.skip(here + 1), True
@@ -128,13 +128,13 @@ def _unquoted(raw: str) -> str:
         return "" if what in ("\r\n", "\n", "\r") else _PLAIN.get(what, what)
 
     text = _ESCAPE.sub(one, raw[1:-1])
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")  # two halves become one
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")  # joins escaped surrogate pairs
 
 
 def put(text: str, path: Sequence[str], value: Any) -> str:
-    """`text` with `value` at `path`; objects on the way are made where they are missing.
+    """Return `text` with `value` at `path`. Missing objects on the path are created; an equal value is kept as it is.
 
-    Unchanged where it says so already. Raises `Json5Error` where something else than an object is in the way.
+    Raises `Json5Error` if another value than an object is on the path.
     """
     node = parse(text)
     for depth, key in enumerate(path):
@@ -164,13 +164,13 @@ def _added(text: str, node: Node, key: str, value: Any) -> str:
 
 
 def _behind_comma(text: str, at: int) -> int:
-    """The comma behind a member; one within a comment is none."""
+    """Return the offset after the comma that follows a member. Commas within comments are skipped."""
     found = _SPACE.match(text, at)
     return (found.end() if found else at) + 1
 
 
 def _rest_of_line(text: str, at: int) -> str:
-    """A comment that stands behind the last member stays with it."""
+    """Return the comment after the last member on the same line, which stays with that member."""
     found = _COMMENT_BEHIND.match(text, at)
     return found.group() if found else ""
 
@@ -186,7 +186,7 @@ def _indent(text: str, at: int) -> str:
 
 
 def _line_end(text: str) -> str:
-    """As the file ends its first line."""
+    """Return the line end of the file's first line."""
     found = _LINE_END.search(text)
     return found.group() if found else "\n"
 

@@ -1,4 +1,4 @@
-"""OpenClaw: the provider entry, printed or written into its settings file."""
+"""Print OpenClaw's provider entry for the gateway, or write it into OpenClaw's settings file."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from openclaw_rl.supervisor.supervisor import read_key
 PROVIDER = "openclaw-rl"
 FILE = Path("~/.openclaw/openclaw.json")
 NEEDED = 16_384
-"""Tokens. OpenClaw's system prompt and tools take 9,000 to 10,000 in a usual tokenizer; below this there is no talk."""
-MOST = 8192  # tokens of one reply
+"""Minimum context, in tokens: OpenClaw's system prompt and tools alone take 9,000 to 10,000 in a usual tokenizer."""
+MOST = 8192  # maximum tokens of one reply
 
 
 def base_url(config: Config) -> str:
-    """The gateway as clients on this machine reach it, without a path."""
+    """Return the gateway's URL for clients on this machine, without a path."""
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "::1": "[::1]"}.get(config.serve.host, config.serve.host)
     return f"http://{host}:{config.serve.port}"
 
 
 def context_length(config: Config) -> int:
-    """Tokens that the served model holds. Raises `OpenClawError` when neither settings nor model say."""
+    """Return the served model's context length in tokens. Raises `OpenClawError` if settings and model have none."""
     known = config.engine.max_context or ModelFiles.of(config.model).context_length
     if known is None:
         raise OpenClawError(
-            f"{config.model.path} does not say how long its context is. Set engine.max_context (in tokens)."
+            f"{config.model.path} does not define its context length. Set engine.max_context (in tokens)."
         )
     return known
 
 
 def provider(config: Config) -> dict[str, Any]:
-    """The provider entry. Raises `OpenClawError` when there is no key yet."""
+    """Return the provider entry. Raises `OpenClawError` if there is no key yet."""
     context = context_length(config)
     return {
         "baseUrl": f"{base_url(config)}/v1",
@@ -60,29 +60,29 @@ def provider(config: Config) -> dict[str, Any]:
 
 
 def snippet(config: Config) -> str:
-    """What belongs into `openclaw.json`."""
+    """Return the JSON text to add to `openclaw.json`."""
     return json.dumps({"models": {"mode": "merge", "providers": {PROVIDER: provider(config)}}}, indent=2)
 
 
 def warning(config: Config) -> str | None:
-    """What is wrong with this model for OpenClaw, in words, or None."""
+    """Return a warning if the model's context is too short for OpenClaw, else None."""
     context = context_length(config)
     if context >= NEEDED:
         return None
     return (
-        f"the served model holds {context} tokens; OpenClaw's system prompt and tools alone take about 9,000. "
+        f"the served model's context is {context} tokens; OpenClaw's system prompt and tools alone take about 9,000. "
         f"Serve a model with {NEEDED} or more (--model-path), or OpenClaw's requests are refused."
     )
 
 
 def write(config: Config, file: Path) -> Path | None:
-    """Put the entry into the settings file; comments and all other settings stay. Returns the copy of the old file.
+    """Write the entry into the settings file, and keep comments and all other settings. Returns the backup's path.
 
-    None: it was right already, or there was no file. Raises `OpenClawError` when the file cannot be read or written.
+    Returns None if the file was up to date or did not exist. Raises `OpenClawError` if it cannot be read or written.
     """
     path = file.expanduser()
     try:
-        old = path.read_bytes().decode("utf-8") if path.exists() else ""  # with its own line ends
+        old = path.read_bytes().decode("utf-8") if path.exists() else ""  # bytes, to keep the line ends
         new = edited(old, provider(config))
         if new == old:
             return None
@@ -91,7 +91,7 @@ def write(config: Config, file: Path) -> Path | None:
         _replaced(path, new)
     except Json5Error as error:
         raise OpenClawError(
-            f"{path}: {error}. Nothing was changed. Put the entry in by hand: `openclaw-rl connect openclaw` prints it."
+            f"{path}: {error}. Nothing was changed. Add the entry by hand: `openclaw-rl connect openclaw` prints it."
         ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise OpenClawError(f"{path}: cannot be edited: {error}. `openclaw-rl connect openclaw` prints it.") from error
@@ -99,7 +99,7 @@ def write(config: Config, file: Path) -> Path | None:
 
 
 def edited(text: str, entry: dict[str, Any]) -> str:
-    """The file's text with the entry in it. Raises `Json5Error`."""
+    """Return the file's text with the entry added or updated. Raises `Json5Error`."""
     new = text if text.strip() else "{}\n"
     if "mode" not in _models(new):
         new = put(new, ["models", "mode"], "merge")
@@ -124,7 +124,7 @@ def _copied(path: Path, old: str) -> Path | None:
 
 
 def _replaced(path: Path, text: str) -> None:
-    """All or nothing, and readable by its owner alone: it holds a key. A link is followed, not replaced."""
+    """Replace the file atomically, with mode 600 because it contains a key. A symbolic link is followed."""
     target = path.resolve()
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=".openclaw-")  # mode 600
     with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:

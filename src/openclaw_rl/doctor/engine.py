@@ -1,7 +1,7 @@
-"""`openclaw-rl doctor --engine NAME`: one engine proven on this machine, with numbers: what was expected, what came.
+"""`openclaw-rl doctor --engine NAME`: checks one engine on this machine; reports expected and observed values.
 
-It starts the engine's room with your settings on a temporary home (or takes the server at `engine.url`), writes random
-adapters for your model, and asks of the engine what the tests ask of it (`tests/engines/test_contract.py`).
+It starts the engine process with your settings on a temporary home (or uses the server at `engine.url`), writes random
+adapters for your model, and checks the engine as the contract test does (`tests/engines/test_contract.py`).
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from openclaw_rl.settings.load import Config, to_environment
 from openclaw_rl.supervisor.supervisor import prepare_home
 from openclaw_rl.types import Generation, Ids, PolicyRef, Sampling
 
-TOKENS = 64  # of one reply, where the context holds them
-STREAMS = 8  # that run while versions are swapped
-WARM_UPS = 6  # replies within which a server must stream token by token
-START = 900.0  # seconds that a server may take to load its model
-_TOLD_APART = 0.002  # nats by which the log-probabilities of two versions differ at least
+TOKENS = 64  # of one reply, if the context is long enough
+STREAMS = 8  # concurrent replies during the version swap
+WARM_UPS = 6  # a server must stream token by token within this many replies
+START = 900.0  # seconds for the server to load its model
+_TOLD_APART = 0.002  # nats; smallest difference between the log-probabilities of two versions
 _PAUSE = 0.2
 _QUESTION = "Tell me a long story about a lighthouse and the sea."
 BASE = PolicyRef(version=0, path=None, digest="")
@@ -44,7 +44,7 @@ BASE = PolicyRef(version=0, path=None, digest="")
 
 @dataclass(frozen=True, slots=True)
 class Came:
-    """What a check saw, and whether that is what was expected."""
+    """Result of a check: the observed values, and whether they are as expected."""
 
     words: str
     holds: bool
@@ -52,7 +52,7 @@ class Came:
 
 @dataclass(slots=True)
 class Reply:
-    """One reply with the times, in seconds, at which its pieces came."""
+    """One reply with the arrival times of its chunks, in seconds."""
 
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -66,7 +66,7 @@ class Reply:
 
 @dataclass(slots=True)
 class Trial:
-    """An engine, a prompt, three adapters. `bound`: mean difference of log-probabilities that is allowed, in nats."""
+    """Engine, prompt and adapters of the checks. `max_mean_difference`: of log-probabilities, in nats."""
 
     engine: EngineLink
     info: Info
@@ -81,7 +81,7 @@ class Trial:
     async def reply(
         self, version: int = 0, *, prompt: Ids | None = None, stop: Sequence[int] = (), **sampling: float
     ) -> Reply:
-        """One whole reply of `tokens` tokens, unless said otherwise."""
+        """Return a whole reply, of `reply_tokens` tokens by default."""
         reply = Reply()
         async for _ in self.pieces(reply, version, prompt=prompt, stop=stop, **sampling):
             pass
@@ -90,7 +90,7 @@ class Trial:
     async def pieces(
         self, into: Reply, version: int, *, prompt: Ids | None = None, stop: Sequence[int] = (), **sampling: float
     ) -> AsyncIterator[None]:
-        """The same, piece by piece."""
+        """Generate a reply into `into`; yield after each chunk."""
         wanted = Sampling(
             temperature=sampling.get("temperature", 1.0), max_tokens=int(sampling.get("max_tokens", self.tokens))
         )
@@ -109,7 +109,7 @@ class Trial:
             yield
 
     async def gaps(self, reply: Reply, version: int, temperature: float = 1.0) -> tuple[float, float]:
-        """Mean and largest |sampled - scored| log-probability, in nats."""
+        """Return mean and maximum of |sampled - scored| log-probability, in nats."""
         ids = np.array(reply.ids, dtype=np.int32)
         scored = await self.engine.score(
             version=version, prompt_ids=self.prompt, response_ids=ids, temperature=temperature
@@ -118,18 +118,18 @@ class Trial:
         return float(gaps.mean()), float(gaps.max())
 
     async def load(self, *adapters: int) -> float:
-        """Hold the base and these adapters (1, 2, ...); the seconds it took."""
+        """Load the base and these adapters (1, 2, ...); return the seconds it took."""
         began = time.monotonic()
         await self.engine.load([BASE, *(self.adapters[i - 1] for i in adapters)])
         return time.monotonic() - began
 
 
 Check = tuple[str, str, Callable[[Trial], Awaitable[Came]]]
-"""(name, what is expected in words, the check)"""
+"""(name, expected result as text, the check)"""
 
 
 async def _streams(trial: Trial) -> Came:
-    """A server that has just started may hand its first replies over in one piece: a few are asked for."""
+    """Check up to `MAX_WARM_UPS` replies, because a server may send its first replies in one chunk."""
     came, tried = await _streamed(trial), 1
     while not came.holds and tried < WARM_UPS:
         came, tried = await _streamed(trial), tried + 1
@@ -141,7 +141,7 @@ async def _streamed(trial: Trial) -> Came:
     reply = await trial.reply()
     first, took = reply.at[0] - began, reply.at[-1] - began
     words = (
-        f"{len(reply.ids)} tokens in {len(reply.at)} pieces, the first after {first * 1000:.0f} ms, "
+        f"{len(reply.ids)} tokens in {len(reply.at)} chunks, the first after {first * 1000:.0f} ms, "
         f"{len(reply.ids) / took:.0f} tokens/s, ended by {reply.finish}"
     )
     return Came(words, (len(reply.ids), reply.finish) == (trial.tokens, "length") and 8 * len(reply.at) > trial.tokens)
@@ -156,7 +156,7 @@ async def _reads_ids(trial: Trial) -> Came:
     if same is None:
         return Came(f"the same {len(rest.ids)} tokens", True)
     apart = abs(whole.logprobs[half + same] - rest.logprobs[same])
-    words = f"parts after {same} of {len(rest.ids)} tokens, at log-probabilities {apart:.2g} apart"
+    words = f"differs after {same} of {len(rest.ids)} tokens, where log-probabilities differ by {apart:.2g}"
     return Came(words, apart <= trial.bound)
 
 
@@ -174,7 +174,7 @@ async def _stops(trial: Trial) -> Came:
     whole = await trial.reply(temperature=0.0)
     stop = next((i for n, i in enumerate(whole.ids) if n and i not in whole.ids[:n]), None)
     if stop is None:
-        return Came("the model says one and the same token only: nothing to see", False)
+        return Came("the model repeats one token: the stop cannot be checked", False)
     expected = whole.ids[: whole.ids.index(stop) + 1]
     reply = await trial.reply(temperature=0.0, stop=(stop,))
     words = f"{len(reply.ids)} of {len(whole.ids)} tokens, ended by {reply.finish}"
@@ -191,7 +191,7 @@ async def _cancels(trial: Trial) -> Came:
         await asyncio.sleep(0.01)
     took = time.monotonic() - began
     again = await trial.reply(max_tokens=4)
-    words = f"{left} run {took * 1000:.0f} ms later; the next reply: {len(again.ids)} tokens"
+    words = f"{left} running {took * 1000:.0f} ms later; next reply: {len(again.ids)} tokens"
     return Came(words, not left and len(again.ids) == 4)
 
 
@@ -202,7 +202,7 @@ async def _refuses(trial: Trial) -> Came:
         raise
     except EngineError as error:
         return Came(f"refused: {error}", "9999" in str(error))
-    return Came("answered all the same", False)
+    return Came("it answered", False)
 
 
 async def _side_by_side(trial: Trial) -> Came:
@@ -211,7 +211,9 @@ async def _side_by_side(trial: Trial) -> Came:
     replies = await asyncio.gather(*(trial.reply(v) for v in versions))
     own = [(await trial.gaps(r, v))[0] for v, r in zip(versions, replies, strict=True)]
     others = [(await trial.gaps(r, (v + 1) % 3))[0] for v, r in zip(versions, replies, strict=True)]
-    words = f"own {max(own):.2g}, another's {min(others):.2g} at least; two adapters loaded in {took * 1000:.0f} ms"
+    words = (
+        f"own at most {max(own):.2g}, others at least {min(others):.2g}; two adapters loaded in {took * 1000:.0f} ms"
+    )
     return Came(words, max(own) <= trial.bound and min(others) > max(4 * max(own), _TOLD_APART))
 
 
@@ -238,7 +240,7 @@ async def _swaps(trial: Trial) -> Came:
     mean = max([(await trial.gaps(reply, 1))[0] for reply in replies])
     whole = sum(len(reply.ids) == trial.tokens for reply in replies)
     words = (
-        f"{whole} of {STREAMS} replies whole ({running} were running), each on its version (mean {mean:.2g}), longest "
+        f"{whole} of {STREAMS} replies complete ({running} were running), mean difference {mean:.2g}, longest "
         f"gap {max(r.longest_gap for r in replies) * 1000:.0f} ms; loaded in {took * 1000:.0f} ms"
     )
     return Came(words, whole == STREAMS and mean <= trial.bound and len(fresh.ids) == 4)
@@ -248,28 +250,28 @@ def _checks(trial: Trial) -> list[Check]:
     bound = f"mean difference at most {trial.bound:g} nats"
     checks: list[Check] = [
         ("streaming", f"{trial.tokens} tokens, one by one", _streams),
-        ("exact ids", "a reply continued by its ids stays the same", _reads_ids),
+        ("exact ids", "the first half of a reply as prompt gives the second half", _reads_ids),
         ("scored as sampled, T 1", bound, _scores(1.0, trial.tokens)),
         ("scored as sampled, T 0.7", bound, _scores(0.7, 12)),
         ("stop", "ends with the stop token", _stops),
-        ("cancellation", "nothing runs on", _cancels),
+        ("cancellation", "no sequence stays in the batch", _cancels),
         ("unknown version", "refused", _refuses),
     ]
     if trial.adapters:
         checks += [
-            ("three versions side by side", f"own {bound}, another's four times that of the own", _side_by_side),
-            ("swap under load", f"{STREAMS} whole replies on the old version", _swaps),
+            ("three versions side by side", f"own {bound}, others more than four times that", _side_by_side),
+            ("swap under load", f"{STREAMS} complete replies on the old version", _swaps),
         ]
     return checks
 
 
-# -------------------------------------------------------------------------------------------------------- around them
+# --------------------------------------------------------------------------------------------------- running the checks
 
 
 def examine(config: Config, *, console: Console | None = None, wait: float = 120.0) -> bool:
-    """Examine the engine of `config` (whose home is a scratch one). Returns whether every check holds.
+    """Run all checks on the engine of `config`, whose home is temporary. Returns whether every check passes.
 
-    `wait`: seconds that one check may take.
+    `wait`: timeout of one check in seconds.
     """
     console = console or Console()
     console.print(f"[bold]openclaw-rl doctor --engine {config.engine.backend}[/]  ({config.model.path})")
@@ -278,19 +280,19 @@ def examine(config: Config, *, console: Console | None = None, wait: float = 120
         with tempfile.TemporaryDirectory(prefix="openclaw-rl-trial-") as folder:
             rows = asyncio.run(_examined(config, Path(folder), console, wait))
     except OpenClawError as error:
-        console.print(Text(f"  broken  {error}", style="red"))
+        console.print(Text(f"  failed  {error}", style="red"))
         _keep_logs(config, console)
         return False
     holds = all(came.holds for _, _, came in rows)
     console.print(_table(rows))
-    console.print("  every check holds." if holds else "  [red]not every check holds[/]: see above.")
+    console.print("  every check passed." if holds else "  [red]some checks failed[/]: see above.")
     if not holds:
         _keep_logs(config, console)
     return holds
 
 
 def _keep_logs(config: Config, console: Console) -> None:
-    """The scratch home goes with its logs: what they say is kept in one file."""
+    """Copy the logs to one file, because the temporary home is deleted."""
     logs = sorted(config.logs_dir.glob("*.log"))
     if not logs:
         return
@@ -317,12 +319,12 @@ async def _examined(config: Config, folder: Path, console: Console, wait: float)
             )
             trial = Trial(engine, info, prompt, [a for a in adapters if a is not None], 1e-3 if exact else 0.05)
             rows = [(name, expected, await _tried(check, trial, wait)) for name, expected, check in _checks(trial)]
-            with contextlib.suppress(EngineError):  # a server that cannot has been found out above
+            with contextlib.suppress(EngineError):  # a failure to load was reported above
                 await asyncio.wait_for(engine.load([BASE]), wait)
         finally:
             await engine.close()
     if not trial.adapters:
-        words = f"the weights of {files.folder} have no {' and '.join(random_adapter.TARGETS)} to adapt: not examined"
+        words = f"the weights of {files.folder} have no {' and '.join(random_adapter.TARGETS)} to adapt: not checked"
         rows.append(("versions", "two adapters side by side", Came(words, False)))
     return rows
 
@@ -332,14 +334,14 @@ async def _tried(check: Callable[[Trial], Awaitable[Came]], trial: Trial, wait: 
         async with asyncio.timeout(wait):
             return await check(trial)
     except TimeoutError:
-        return Came(f"not done within {wait:g} s (--wait)", False)
+        return Came(f"not finished within {wait:g} s (--wait)", False)
     except OpenClawError as error:
         return Came(str(error), False)
 
 
 @contextlib.contextmanager
 def _room(config: Config) -> Iterator[subprocess.Popen[bytes] | None]:
-    """The engine's room as a process, as `up` starts it; none where a server runs already."""
+    """Start the engine process as `up` does, and stop it at the end; None if `engine.url` is set."""
     if config.engine.url is not None:
         yield None
         return
@@ -361,7 +363,7 @@ def _room(config: Config) -> Iterator[subprocess.Popen[bytes] | None]:
 
 
 async def _ready(engine: EngineLink, room: subprocess.Popen[bytes] | None, config: Config, wait: float) -> Info:
-    """Wait until it answers. Raises `EngineError` with the room's last words when that ends first."""
+    """Wait until the engine answers. Raises `EngineError` with the last log lines if its process ends first."""
     ready = asyncio.create_task(engine.wait_ready(wait if room is None else max(wait, START)))
     try:
         while not ready.done():
@@ -376,9 +378,9 @@ async def _ready(engine: EngineLink, room: subprocess.Popen[bytes] | None, confi
 
 def _table(rows: Sequence[tuple[str, str, Came]]) -> Table:
     table = Table(box=None, padding=(0, 2))
-    for column in ("", "check", "expected", "came"):
+    for column in ("", "check", "expected", "observed"):
         table.add_column(column, overflow="fold")
     for name, expected, came in rows:
-        mark = Text("holds", style="green") if came.holds else Text("BROKEN", style="red")
+        mark = Text("passed", style="green") if came.holds else Text("FAILED", style="red")
         table.add_row(mark, name, expected, Text(came.words))
     return table

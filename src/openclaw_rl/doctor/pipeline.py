@@ -1,7 +1,7 @@
-"""`openclaw-rl doctor`: proves turn -> verdict -> gradient -> new version -> served, on a scratch store.
+"""`openclaw-rl doctor`: checks turn -> verdict -> gradient -> new version -> served, on a temporary store.
 
-It starts the real system with your settings on a temporary home, talks to it as a client would, and follows its own
-turns through the rooms. The first broken link is named, with what was expected and what to do.
+It starts the real system with your settings on a temporary home, sends requests as a client would, and follows its
+turns through the stages. It reports the first check that fails, with what was expected and what to do.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _REACTION = "Perfect, thanks!"
 
 
 class BrokenLink(OpenClawError):
-    """One link of the chain did not hold."""
+    """A check failed; its report is printed."""
 
 
 class Examination:
-    """Prints each link as it is proven. `wait` is how long a link may take, in seconds."""
+    """Runs the checks and prints their results. `wait`: timeout of one check in seconds."""
 
     def __init__(self, console: Console, wait: float) -> None:
         self._console = console
@@ -48,42 +48,42 @@ class Examination:
 
     @contextmanager
     def link(self, name: str, advice: str) -> Iterator[list[str]]:
-        """One link: what happens inside proves it; words appended to the list are shown as the evidence."""
+        """Context of one check: an error in the body fails it. Strings appended to the list are printed as evidence."""
         began, evidence = time.monotonic(), list[str]()
         try:
             yield evidence
         except (OpenClawError, OSError, ValueError, KeyError) as error:
-            self._console.print(f"  [red]broken[/]  {name}: {error}\n          what to do: {advice}", highlight=False)
+            self._console.print(f"  [red]failed[/]  {name}: {error}\n          what to do: {advice}", highlight=False)
             raise BrokenLink(name) from error
         took = time.monotonic() - began
-        self._console.print(f"  [green]holds[/]   {name}  {' '.join(evidence)}  ({took:.1f} s)", highlight=False)
+        self._console.print(f"  [green]passed[/]  {name}  {' '.join(evidence)}  ({took:.1f} s)", highlight=False)
 
     def until(self, what: str, probe: Callable[[], Any]) -> Any:
-        """Poll until `probe` gives something true. Raises `OpenClawError` naming what was waited for."""
+        """Poll until `probe` returns a true value. Raises `OpenClawError` that names `what` after the timeout."""
         end = time.monotonic() + self._wait
         while time.monotonic() < end:
             if found := probe():
                 return found
             time.sleep(0.1)
-        raise OpenClawError(f"waited {self._wait:g} s for {what}, in vain")
+        raise OpenClawError(f"timed out after {self._wait:g} s waiting for {what}")
 
 
 def examine(config: Config, *, console: Console | None = None, wait: float = 120.0) -> bool:
-    """Run the whole examination. Returns whether every link holds."""
+    """Run all checks. Returns whether every check passes."""
     console = console or Console()
     exam = Examination(console, wait)
-    console.print("[bold]openclaw-rl doctor[/]  (a scratch store; yours is not touched)")
+    console.print("[bold]openclaw-rl doctor[/]  (on a temporary store; yours is not touched)")
     try:
         with tempfile.TemporaryDirectory(prefix="openclaw-rl-doctor-") as folder:
             _chain(exam, _scratch(config, Path(folder)))
     except BrokenLink:
         return False
-    console.print("  every link holds: it learns from what is said to it, and serves what it learned.")
+    console.print("  every check passed: it learns from its conversations and serves what it learned.")
     return True
 
 
 def examine_engine(config: Config, *, console: Console | None = None, wait: float = 120.0) -> bool:
-    """Examine the engine of the settings alone, on a temporary home. Returns whether every check holds."""
+    """Check only the configured engine, on a temporary home. Returns whether every check passes."""
     from openclaw_rl.doctor import engine
 
     with tempfile.TemporaryDirectory(prefix="openclaw-rl-doctor-") as folder:
@@ -91,7 +91,7 @@ def examine_engine(config: Config, *, console: Console | None = None, wait: floa
 
 
 def examine_home(config: Config) -> bool:
-    """Name the troubles of the running home, each with its cure. Returns whether there is none."""
+    """Print the diagnoses of the running home, each with its cure. Returns True if there is no diagnosis."""
     from openclaw_rl.status import diagnose
 
     if not config.store_path.exists():
@@ -105,9 +105,9 @@ def examine_home(config: Config) -> bool:
 
 
 def _scratch(config: Config, folder: Path) -> Config:
-    """The same settings on a temporary home; small batches, so that a few turns make a step.
+    """Return the same settings on a temporary home, with small batches, so that a few turns make a step.
 
-    Not those of what lies elsewhere: a scratch run must neither read nor write the owner's folders.
+    Settings of other folders are left out: this run must neither read nor write the owner's folders.
     """
     elsewhere: dict[str, Any] = {"data": True, "track": True, "train": {"save_dir", "resume", "max_steps", "once"}}
     own = elsewhere | {"home": True, "serve": {"host", "port", "api_key"}}
@@ -194,7 +194,7 @@ def _judged(exam: Examination, store: Store, ids: list[str]) -> None:
 
 
 def _told(exam: Examination, system: System, store: Store, ids: list[str]) -> None:
-    """Both scores and a hint for each turn, so that every method finds its signal whatever the judge thought."""
+    """Send scores (-1 and +1 in turn) and a hint for each turn, so that every method has a training signal."""
 
     def explicit() -> bool:
         with store.read() as conn:

@@ -1,4 +1,4 @@
-"""Random LoRA adapters (PEFT's layout) for a model's query and value projections, to try engines with. No torch."""
+"""Random LoRA adapters in PEFT's layout for a model's query and value projections, to test engines. No torch."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ TARGETS = ("q_proj", "v_proj")
 
 
 def write(weights: Sequence[Path], folder: Path, *, version: int, rank: int) -> PolicyRef | None:
-    """Version `version`: random, the same for the same number; None where the model has no such projections.
+    """Write a random adapter, seeded by `version`. Returns None if the model has no such projections.
 
-    It moves each projection's output by about half of what a normalised input makes of it: enough to be told apart.
+    It changes each projection's output for a normalised input by about half, so that versions clearly differ.
     """
     shapes = dict(_projections(weights))
     if not shapes:
@@ -40,7 +40,7 @@ def write(weights: Sequence[Path], folder: Path, *, version: int, rank: int) -> 
 
 
 def _projections(weights: Sequence[Path]) -> Iterator[tuple[str, tuple[int, int]]]:
-    """(module, (out, in)) of the projections, from the headers of the weight files."""
+    """Yield (module, (out, in)) of the projections, from the headers of the weight files."""
     for file in weights:
         with file.open("rb") as stream:
             size = int.from_bytes(stream.read(8), "little")

@@ -1,4 +1,4 @@
-"""A rollout self-test: conversations with a system of its own, captured and written as trajectories, and looked at."""
+"""Rollout self-test: holds conversations with a temporary system and checks their trajectory files."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from openclaw_rl.trajectories.sessions import inspect_sessions
 
 _ASKED = ("What is the capital of France?", "What is 2 plus 3?", "What colour is snow?")
 _REACTION = "Perfect, thanks!"
-_TOKENS = 24  # of a reply
+_TOKENS = 24  # per reply
 Said = Callable[[str], None]
 
 
 def run(config: Config, out: Path, *, num: int, wait: float, said: Said) -> dict[str, list[dict[str, Any]]]:
-    """`num` conversations of two prompts; a trajectory each in `out`. Returns what `inspect_sessions` finds there.
+    """Hold `num` conversations of two prompts, each written to `out`. Returns what `inspect_sessions` finds there.
 
-    The model and the engine are those of the settings, home, port and key its own; nothing is trained. Raises
-    `OpenClawError` when the system does not start, or a trajectory is missing, has no token ids or no reaction.
+    Model and engine are those of the settings; home, port and key are temporary; nothing is trained. Raises
+    `OpenClawError` if the system does not start, or a trajectory is missing, has no token ids or no reaction.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise OpenClawError(f"{out}: expected a new or an empty folder. Name another with --output-dir.")
     with tempfile.TemporaryDirectory(prefix="openclaw-rl-selftest-") as folder:
         system = System(_scratch(config, Path(folder), out), command="serve")
-        said(f"starting a system of its own ({config.model.path}, {config.engine.backend})")
+        said(f"starting a temporary system ({config.model.path}, {config.engine.backend})")
         with system:
             names = asyncio.run(_talk(system, num))
             said(f"{num} conversations held, {2 * num} replies")
@@ -52,7 +52,7 @@ def _scratch(config: Config, home: Path, out: Path) -> Config:
 
 
 async def _talk(system: System, num: int) -> list[str]:
-    """Conversations of a question, and of what a person says to the answer. Returns their sessions."""
+    """Hold conversations of a question and a reaction to its answer. Returns the session ids."""
     names = [f"selftest-{number}" for number in range(1, num + 1)]
     async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {system.key}"}) as http:
         for number, name in enumerate(names):
@@ -63,7 +63,7 @@ async def _talk(system: System, num: int) -> list[str]:
 
 
 def _written(out: Path, names: list[str], wait: float) -> dict[str, list[dict[str, Any]]]:
-    """What is in the folder, once there is a file for each conversation."""
+    """Wait until each conversation has a file in the folder; return the sessions."""
     end = time.monotonic() + wait
     while True:
         found = inspect_sessions(out, strict=False) if out.is_dir() and any(out.glob("*.json")) else {}
@@ -72,8 +72,8 @@ def _written(out: Path, names: list[str], wait: float) -> dict[str, list[dict[st
             return found
         if time.monotonic() > end:
             raise OpenClawError(
-                f"waited {wait:g} s for a trajectory of each of {len(names)} conversations in {out}; missing: "
-                f"{', '.join(lacking[:5])}. `openclaw-rl doctor` finds the broken link."
+                f"timed out after {wait:g} s waiting for {len(names)} trajectories in {out}; missing: "
+                f"{', '.join(lacking[:5])}. `openclaw-rl doctor` finds the failing stage."
             )
         time.sleep(0.2)
 
@@ -84,5 +84,5 @@ def _sound(name: str, turns: list[dict[str, Any]]) -> None:
     if lacking or first["type"] != "main":
         raise OpenClawError(
             f"{name}: expected a main turn with token ids, log-probabilities and its reaction, got a {first['type']} "
-            f"turn without {', '.join(lacking) or 'nothing'}. `openclaw-rl doctor` finds the broken link."
+            f"turn without {', '.join(lacking) or 'nothing'}. `openclaw-rl doctor` finds the failing stage."
         )

@@ -1,4 +1,4 @@
-"""What every engine is to the gateway: `protocols.Engine` over a connection that can be lost and asked about."""
+"""The gateway's interface to any engine: `protocols.Engine` over a connection that can break and reconnect."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from openclaw_rl.errors import EngineGone
 from openclaw_rl.protocols import Engine
 
 OnConnect = Callable[[int], None]
-"""Called with the epoch at each new connection; must not block."""
+"""Callback for each new connection; receives the epoch and must not block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Info:
-    """What an engine is and holds right now."""
+    """Model, capacity and present state of an engine."""
 
     model: str
     context_length: int  # tokens, prompt and reply together
-    vocab_size: int  # 0: the engine does not say
-    versions: tuple[int, ...]  # that can answer
+    vocab_size: int  # 0: not reported by the engine
+    versions: tuple[int, ...]  # loaded policy versions
     device: str
     dtype: str
-    running: int  # replies in the batch
-    waiting: int  # calls that are not in the batch yet
-    pid: int | None = None  # of the engine's process, where it is ours
-    grammar: bool = False  # whether it can force a reply into a grammar
+    running: int  # sequences in the batch
+    waiting: int  # sequences that wait for a place in the batch
+    pid: int | None = None  # of the engine process, if this system started it
+    grammar: bool = False  # whether it can constrain a reply by a grammar
 
 
 class EngineLink(Engine, Protocol):
     """An engine behind a connection.
 
-    Connects at the first call and again, with a back-off, after a loss. `epoch` counts the connections made: an engine
-    that was started anew holds only the base, so whoever called `load` must call it again when `epoch` has moved.
+    Connects at the first call, and reconnects with a back-off after a loss. `epoch` counts the connections made: a
+    restarted engine has only the base loaded, so whoever called `load` must call it again when `epoch` has changed.
     """
 
     epoch: int
@@ -43,15 +43,15 @@ class EngineLink(Engine, Protocol):
     def connected(self) -> bool: ...
 
     async def info(self) -> Info:
-        """Raises `EngineGone`."""
+        """Return the engine's present state. Raise `EngineGone` if it does not answer."""
         ...
 
     async def wait_ready(self, timeout: float) -> Info:  # noqa: ASYNC109 (a deadline over several attempts)
-        """Wait until the engine answers. Raises `EngineGone` after `timeout` seconds."""
+        """Wait until the engine answers. Raise `EngineGone` after `timeout` seconds."""
         ...
 
     async def close(self) -> None:
-        """Hang up and stay away; streams that still run raise `EngineGone`."""
+        """Close the connection for good; running streams raise `EngineGone`."""
         ...
 
 
@@ -60,7 +60,7 @@ async def until_ready(
     timeout: float,  # noqa: ASYNC109 (a deadline over several attempts)
     back_off: tuple[float, float],
 ) -> Info:
-    """Ask until there is an answer. `back_off`: seconds between attempts, first and longest. Raises `EngineGone`."""
+    """Call `ask` until it succeeds; raise `EngineGone` after `timeout`. `back_off`: first and longest pause in s."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout
     pause, longest = back_off

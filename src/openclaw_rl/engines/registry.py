@@ -1,4 +1,4 @@
-"""Which engine is meant by `engine.backend`: its client, and its room. Each is imported only when it is chosen."""
+"""Client and process of each `engine.backend`. A backend's module is imported only if it is chosen."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from openclaw_rl.settings.load import Config
 
 
 def connect(config: Config, *, on_connect: OnConnect | None = None) -> EngineLink:
-    """The gateway's side of the engine that the settings name."""
+    """Return a client for the configured engine."""
     if config.engine.backend == "vllm":
         from openclaw_rl.engines.remote import vllm
 
@@ -27,7 +27,7 @@ def connect(config: Config, *, on_connect: OnConnect | None = None) -> EngineLin
 
 
 def check(config: Config, *, wait: float = ANSWER) -> None:
-    """Raises `EngineError` when the engine cannot be started as the settings say: before anything else is.
+    """Raise `EngineError` if the engine cannot be started with these settings. Runs before any process is started.
 
     `wait`: seconds that an endpoint may take to answer.
     """
@@ -46,9 +46,9 @@ def check(config: Config, *, wait: float = ANSWER) -> None:
 
 
 def serve(config: Config) -> None:
-    """The engine's room: be the engine, or keep the program that is, until SIGTERM or until the parent dies.
+    """Run the engine process (the embedded engine, or a monitor of an engine program) until SIGTERM or parent death.
 
-    Raises `ModelError` when the model cannot be served, `EngineError` when the engine cannot be started.
+    Raise `ModelError` if the model cannot be served, `EngineError` if the engine cannot be started.
     """
     if config.engine.url is not None:
         from openclaw_rl.engines.remote import server_process
@@ -69,7 +69,7 @@ def serve(config: Config) -> None:
 
 
 def _server(config: Config, url: str) -> Http:
-    """A server that runs elsewhere, with the sign of life that its kind has."""
+    """Return the HTTP client for an external server, with the health check of its kind."""
     if config.engine.backend == "sglang":
         from openclaw_rl.engines.remote.sglang import Server
 

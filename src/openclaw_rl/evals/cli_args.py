@@ -1,4 +1,4 @@
-"""What the measurements' command lines share: numbers with bounds, settings, and errors in one line."""
+"""Command-line helpers for the evaluations: bounded numbers, settings, and one-line errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LARGEST_SEED = 2**31 - 1
 
 
 def whole(least: int, most: int | None = None) -> Callable[[str], int]:
-    """A whole number within bounds, as an argument's `type`."""
+    """Return an argparse `type` for whole numbers from `least` to `most`."""
     bounds = f"{least} or more" if most is None else f"{least} to {most}"
 
     def read(text: str) -> int:
@@ -33,14 +33,14 @@ def whole(least: int, most: int | None = None) -> Callable[[str], int]:
 
 
 def switch(text: str) -> bool:
-    """`on` or `off`."""
+    """Parse `on` or `off` (argparse `type`)."""
     if text not in ("on", "off"):
         raise argparse.ArgumentTypeError(f"expected on or off, got {text!r}")
     return text == "on"
 
 
 def setting(text: str) -> str:
-    """KEY=VALUE, of a setting that there is."""
+    """Check a KEY=VALUE argument and return it unchanged (argparse `type`). The key must be a known setting."""
     for key in settings([text]):
         if key not in known_keys():
             raise argparse.ArgumentTypeError(f"unknown setting {key!r}. `openclaw-rl config show` lists them")
@@ -48,7 +48,7 @@ def setting(text: str) -> str:
 
 
 def settings(given: Sequence[str]) -> Mapping[str, Any]:
-    """Dotted keys and their values. Raises `ArgumentTypeError` for what is no KEY=VALUE."""
+    """Parse KEY=VALUE texts to dotted keys and values. Raise `ArgumentTypeError` if one is malformed."""
     found = {}
     for text in given:
         key, sign, value = text.partition("=")
@@ -63,7 +63,7 @@ def settings(given: Sequence[str]) -> Mapping[str, Any]:
 
 @contextmanager
 def told() -> Iterator[None]:
-    """Our own errors end the program in one line, as they end the command line's."""
+    """Exit with a one-line message on known errors, like the main command line does."""
     try:
         yield
     except OpenClawError as error:
@@ -71,6 +71,6 @@ def told() -> Iterator[None]:
     except OSError as error:
         if error.filename is None:
             raise
-        sys.exit(f"openclaw-rl: {error.filename}: {error.strerror}. Name another with --out")
+        sys.exit(f"openclaw-rl: {error.filename}: {error.strerror}. Choose another folder with --out")
     except KeyboardInterrupt:
         sys.exit(130)

@@ -1,6 +1,6 @@
-"""A function that a model wrote, run on cases: in a process of its own with limits. It is no sandbox.
+"""Run a function that a model wrote on test cases, in a separate process with limits. This is not a sandbox.
 
-The process gives back what the function returned; whether that is right is decided here, so no printed word counts.
+The process returns the results, and this module compares them, so printed output does not count.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ out.flush()
 
 
 def check(code: str, name: str, cases: Sequence[tuple[Sequence[Any], Any]]) -> str | None:
-    """None where `name` of `code` gives what each case (arguments, result) says, of the same type; else why not."""
+    """Return why function `name` of `code` fails a case (arguments, result), or None if it passes all of them."""
     given = {"code": code, "name": name, "cases": [list(c) for c, _ in cases], "seconds": int(SECONDS)}
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -48,7 +48,7 @@ def check(code: str, name: str, cases: Sequence[tuple[Sequence[Any], Any]]) -> s
         except subprocess.TimeoutExpired:
             return f"it took more than {2 * SECONDS:g} s"
     if done.returncode:
-        return (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1][:300]
+        return (done.stderr.strip().splitlines() or [f"the process exited with {done.returncode}"])[-1][:300]
     return _compare(done.stdout, name, cases)
 
 
@@ -56,7 +56,7 @@ def _compare(said: str, name: str, cases: Sequence[tuple[Sequence[Any], Any]]) -
     try:
         got = json.loads(said)
     except ValueError:
-        return "it gave back nothing"
+        return "it returned nothing"
     for (arguments, expected), result in zip(cases, got, strict=True):
         if result != expected or isinstance(result, bool) != isinstance(expected, bool):
             return f"{name}{tuple(arguments)}: expected {expected!r}, got {result!r}"

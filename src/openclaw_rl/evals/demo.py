@@ -1,7 +1,7 @@
-"""`make demo`: a simulated user with a hidden taste talks to the real system, and it learns the taste.
+"""`make demo`: a simulated user with a hidden taste talks to the real system, which learns the taste.
 
-Everything is real: the gateway, the engine, the judge and the trainer are started by `openclaw-rl up`, the user talks
-through the official `openai` client over HTTP and sends nothing but words.
+`openclaw-rl up` starts the real gateway, engine, judge and trainer. The simulated user sends only text messages,
+through the official `openai` client over HTTP.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from openclaw_rl.evals.toy_world import Question, held_out_questions
 from openclaw_rl.evals.user_driver import Measured, Talk
 from openclaw_rl.supervisor.subprocess_system import System, scratch
 
-PAUSE = 0.08  # seconds that the simulated user thinks
+PAUSE = 0.08  # seconds that the simulated user waits before each message
 
 
 class Screen:
-    """The live view: the last answers with what the user said next, and how often it was satisfied."""
+    """Live view: the last replies, the reactions to them, and the share of satisfied reactions."""
 
     def __init__(self, console: Console, taste: Taste, replies: int) -> None:
         self.console = console
@@ -56,7 +56,7 @@ class Screen:
     def _score(self) -> str:
         last = [u for _, u in self._talk.thought[-WINDOW:]]
         if not last:
-            return "listening"
+            return "waiting for reactions"
         share = sum(u.satisfied for u in last) / len(last)
         right = sum(u.correct for u in last) / len(last)
         version = self._talk.spoken[-1].version
@@ -72,7 +72,7 @@ class Screen:
             mood = "green" if thought.praised else "red"
             table.add_row("user", Text(thought.phrase, style=mood))
             table.add_row("", "")
-        title = f"a user who likes {self._taste} answers (the system is not told)"
+        title = f"a user who likes {self._taste} answers (hidden from the system)"
         return Group(Panel(table, title=title, height=15), Text("  " + self._score()), self._progress)
 
 
@@ -81,7 +81,7 @@ async def _measure(
 ) -> Measured:
     progress = Progress(TextColumn("  {task.description}"), BarColumn(40), MofNCompleteColumn(), console=console)
     with progress:
-        task = progress.add_task(f"questions it will never be asked ({version})", total=len(questions))
+        task = progress.add_task(f"held-out questions ({version})", total=len(questions))
         async with user_driver.client(system.base_url, system.key) as api:
             return await user_driver.measure(api, version, taste, questions, seen=lambda: progress.advance(task))
 
@@ -115,7 +115,7 @@ def _tell(
     after: Measured,
     questions: tuple[Question, ...],
 ) -> None:
-    table = Table(title="the same questions, before and after (never asked while it learned)", show_lines=True)
+    table = Table(title="held-out questions, before and after training", show_lines=True)
     for column in ("question", "before", "after"):
         table.add_column(column, ratio=1)
     changed = [i for i in range(len(questions)) if before.satisfied[i] != after.satisfied[i]]
@@ -127,9 +127,9 @@ def _tell(
     console.print(
         f"  likes {taste} answers: satisfied {before.satisfaction:.0%} -> [bold green]{after.satisfaction:.0%}[/], "
         f"right {before.correctness:.0%} -> {after.correctness:.0%}\n"
-        f"  {len(talk.spoken)} replies from {len(talk.versions)} policy versions, {len(talk.failures)} refused or "
+        f"  {len(talk.spoken)} replies from {len(talk.versions)} policy versions, {len(talk.failures)} rejected or "
         f"failed, longest silence {max((s.silence for s in talk.spoken), default=0):.2f} s\n"
-        f"  {len(talk.thought)} reactions in words: {known} in words that the rules know, {wrong} wrong on purpose"
+        f"  {len(talk.thought)} text reactions: {known} with phrases that the rules match, {wrong} wrong on purpose"
     )
     for failure in talk.failures:
         console.print(f"  [red]failed: {failure}[/]")
@@ -146,15 +146,15 @@ def _settings(given: argparse.Namespace) -> dict[str, str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Watch a small model learn a taste from what a user says next.")
+    parser = argparse.ArgumentParser(description="Watch a small model learn a taste from a user's reactions.")
     parser.add_argument("--out", type=Path, default=Path("demo-out"))
-    parser.add_argument("--taste", choices=TASTES, help="default: drawn at random, and hidden from the system")
+    parser.add_argument("--taste", choices=TASTES, help="default: random; always hidden from the system")
     parser.add_argument("--method", choices=("binary", "opd", "combine"), default="combine")
-    parser.add_argument("--replies", type=whole(1), default=250, help="that it answers [250]")
-    parser.add_argument("--seed", type=whole(0, LARGEST_SEED), help="default: drawn at random")
+    parser.add_argument("--replies", type=whole(1), default=250, help="number of replies [250]")
+    parser.add_argument("--seed", type=whole(0, LARGEST_SEED), help="default: random")
     parser.add_argument("--backend", choices=("embedded", "vllm"), default="embedded")
-    parser.add_argument("--engine-python", help="Python of an environment that has vllm, e.g. .vllm-venv/bin/python")
-    parser.add_argument("--engine-url", help="a vLLM server that runs already, with the starter policy")
+    parser.add_argument("--engine-python", help="Python interpreter with vllm, e.g. .vllm-venv/bin/python")
+    parser.add_argument("--engine-url", help="address of a running vLLM server with the starter policy")
     given = parser.parse_args()
     with told():
         learned = _run(given)
@@ -162,7 +162,7 @@ def main() -> None:
 
 
 def _run(given: argparse.Namespace) -> bool:
-    """Whether it learned the taste."""
+    """Run system and demo. Return whether the model learned the taste."""
     seed = random.SystemRandom().randrange(10_000) if given.seed is None else given.seed
     taste = given.taste or random.Random(seed).choice(TASTES)
     console, began = Console(), time.monotonic()
@@ -173,11 +173,11 @@ def _run(given: argparse.Namespace) -> bool:
         console.print(f"  ready after {time.monotonic() - began:.1f} s at {system.base_url}/v1")
         learned = asyncio.run(_demo(console, system, taste, seed, given.replies, given.out))
     console.print(
-        f"  everything is in the store: [bold].venv/bin/openclaw-rl status --home {home}[/]\n"
-        f"\n  Now yours: [bold].venv/bin/openclaw-rl up[/] (your model: --model-path PATH), then in any OpenAI client\n"
+        f"  inspect the results: [bold].venv/bin/openclaw-rl status --home {home}[/]\n"
+        f"\n  Your own: [bold].venv/bin/openclaw-rl up[/] (your model: --model-path PATH), then in any OpenAI client:\n"
         "    OPENAI_BASE_URL=http://127.0.0.1:8000/v1  OPENAI_API_KEY=$(.venv/bin/openclaw-rl key)  model: openclaw\n"
-        f"  {time.monotonic() - began:.0f} s in all",
-        soft_wrap=True,  # a command must not be broken
+        f"  {time.monotonic() - began:.0f} s in total",
+        soft_wrap=True,  # a line break would split a command
     )
     return learned
 

@@ -1,7 +1,7 @@
-"""The simulated user: likes one style, asks, and reacts in words only.
+"""The simulated user: likes one style, asks questions, and reacts in text only.
 
-A persona never sends a score. What it says about a reply opens its next message, as with people; the log keeps the
-truth beside each reaction, for measurements, out of the policy's and the judge's sight.
+A persona never sends a score. Its reaction to a reply opens its next message, as with people. The log records the
+truth with each reaction, for evaluation; policy and judge never see it.
 """
 
 import random
@@ -13,12 +13,12 @@ from openclaw_rl.evals.phrases import Pool
 from openclaw_rl.evals.styles import OPPOSITE, Taste, satisfies
 from openclaw_rl.evals.toy_world import Question, ask, correct
 
-# Reactions are dealt from a shuffled deck, so that the shares hold in each run and not only on average:
-# of 20 cards, 11 are phrasings on which the shipped rules are silent, and 2 say the opposite of the truth.
+# Reactions are drawn from a shuffled deck without replacement, so that the shares are exact in every run:
+# of 20 cards, 11 use phrases that the shipped rules do not match, and 2 state the opposite of the truth.
 DECK = 20
 SUBTLE_CARDS = 11
 WRONG_CARDS = 2
-# Share of reactions that name the style which they praise or miss.
+# Share of reactions that name the style that they praise or ask for.
 NAMED = 0.75
 MAX_TURNS = 4
 
@@ -32,14 +32,14 @@ class Uttered:
     question: Question
     reply: str
     phrase: str
-    satisfied: bool  # The truth: right answer in the style that the persona likes.
+    satisfied: bool  # truth: correct answer in the style that the persona likes
     correct: bool
-    praised: bool  # What the phrase says.
-    known: bool  # Whether the shipped rules have a verdict on the phrase.
+    praised: bool  # what the phrase expresses
+    known: bool  # whether the shipped rules give the phrase a verdict
 
     @property
     def wrong(self) -> bool:
-        """Whether the persona said, on purpose, the opposite of the truth."""
+        """Whether the persona stated the opposite of the truth, on purpose."""
         return self.praised != self.satisfied
 
 
@@ -50,7 +50,7 @@ class _Card:
 
 
 def _deck(rng: random.Random) -> list[_Card]:
-    """A shuffled deck; subtle and wrong are dealt out independently of each other."""
+    """Return a shuffled deck; the subtle and the wrong cards are chosen independently."""
     subtle = set(rng.sample(range(DECK), SUBTLE_CARDS))
     wrong = set(rng.sample(range(DECK), WRONG_CARDS))
     return [_Card(subtle=i in subtle, wrong=i in wrong) for i in range(DECK)]
@@ -58,13 +58,13 @@ def _deck(rng: random.Random) -> list[_Card]:
 
 @dataclass(slots=True, kw_only=True)
 class Persona:
-    """A user with one taste. Drive it with the messages of the current session, in the API's form:
+    """A user with one taste. Call `next_message` with the messages of the current session, in the API's form:
 
-        while (text := persona.next(history)) is not None:
+        while (text := persona.next_message(history)) is not None:
             history += [{"role": "user", "content": text}, {"role": "assistant", "content": reply_to(history)}]
 
-    None ends the session; the next call with a history without a reply begins another one. The last message of a
-    session is a bare reaction. The same seed and the same replies give the same words.
+    None ends the session; a call with a history without replies starts the next one. The last message of a session is
+    a reaction without a question. The same seed and the same replies give the same messages.
     """
 
     taste: Taste
@@ -81,7 +81,7 @@ class Persona:
         self._rng = random.Random(f"{self.taste}/{self.seed}")
 
     def next(self, history: Sequence[Mapping[str, object]]) -> str | None:
-        """The next user message of the session whose messages so far are `history`, or None when it is over."""
+        """Return the next user message after `history`, or None if the session is over."""
         replies = [message for message in history if message.get("role") == "assistant"]
         if not replies:
             return self._begin()
@@ -98,7 +98,7 @@ class Persona:
         return self._question.text
 
     def _react(self, reply: str) -> str:
-        """Say something about a reply to the question asked last, and log the truth."""
+        """Return a reaction to the reply to the last question, and log the truth."""
         assert self._question is not None
         self._cards = self._cards or _deck(self._rng)
         card = self._cards.pop()
@@ -116,10 +116,10 @@ class Persona:
 
 
 def _pool(taste: Taste, *, right: bool, praised: bool, wrong: bool, named: bool) -> Pool:
-    """What to choose a phrasing from.
+    """Return the pool from which the phrase is chosen.
 
-    A wrong reaction is not only a flipped sign: it is what a user with the opposite taste would have said, so the
-    instruction in it is wrong too.
+    A wrong reaction is not only a flipped sign: it is the reaction of a user with the opposite taste, so its
+    instruction is wrong, too.
     """
     if not right and not praised:
         return phrases.FALSE

@@ -1,7 +1,7 @@
-"""What the simulated user says about a reply.
+"""Phrases of the simulated user about a reply.
 
-Each pool has two halves. `plain` ones use the words that the shipped rules look for; `subtle` ones say the same in
-words on which those rules are silent. A test holds both halves to that.
+Each pool has two parts. `plain` phrases contain words that the shipped rules match; `subtle` phrases say the same
+without any of them. A test checks both.
 """
 
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from openclaw_rl.evals.styles import Value
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """Phrasings of one reaction; at least as many `subtle` ones as `plain` ones."""
+    """Phrases for one reaction; at least as many `subtle` as `plain` ones."""
 
     plain: tuple[str, ...]
     subtle: tuple[str, ...]
 
 
-# Praise for a style that the reply had.
+# Praise for the style of the reply.
 PRAISE: dict[Value, Pool] = {
     "short": Pool(
         plain=("Nice and short, thanks.", "Short and sweet.", "Right to the point!", "Nicely brief.",
@@ -55,7 +55,7 @@ PRAISE: dict[Value, Pool] = {
     ),
 }  # fmt: skip
 
-# A wish for a style that the reply did not have.
+# Requests for a style that the reply did not have.
 COMPLAINT: dict[Value, Pool] = {
     "short": Pool(
         plain=("Too long, shorter please.", "Shorter, please.", "No, that is too wordy.", "Please be brief.",
@@ -105,7 +105,7 @@ BAD = Pool(
     subtle=("Hmm.", "I would have put it differently.", "Meh.", "You can do better.", "I don't like how you put that.",
             "Oh dear.", "We will have to work on this."),
 )  # fmt: skip
-# The answer itself was wrong.
+# Reactions to a wrong answer.
 FALSE = Pool(
     plain=("That is wrong.", "No, that is incorrect.", "Wrong.", "That's not right."),
     subtle=("My teacher would disagree.", "Are you sure about this?", "I doubt it.", "Look it up, will you?"),

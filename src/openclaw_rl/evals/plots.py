@@ -1,4 +1,4 @@
-"""Pictures and tables of what was learned."""
+"""Plots and tables of what was learned."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WINDOW = 25  # replies in the moving average
 
 
 def moving(values: Sequence[bool], window: int = WINDOW) -> list[float]:
-    """[n] mean of each value and up to `window - 1` before it."""
+    """Return [n] the mean of each value and up to `window - 1` values before it."""
     out = []
     for end in range(1, len(values) + 1):
         part = values[max(0, end - window) : end]
@@ -20,7 +20,7 @@ def moving(values: Sequence[bool], window: int = WINDOW) -> list[float]:
 
 
 def plot(path: Path, taste: str, talk: Talk, before: Measured, after: Measured) -> None:
-    """Satisfaction by turn and version, with before and after on questions that were never asked, as a PNG."""
+    """Write a PNG: satisfaction by turn and version, and on held-out questions before and after training."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -31,13 +31,13 @@ def plot(path: Path, taste: str, talk: Talk, before: Measured, after: Measured) 
     versions = [s.version for s, _ in talk.thought]
     figure, (left, side) = plt.subplots(1, 2, figsize=(11, 4.2), width_ratios=(3, 1), layout="constrained")
     turns = range(1, len(liked) + 1)
-    left.plot(turns, moving(right), color="#9aa5b1", linewidth=1.5, label="right answers")
-    left.plot(turns, moving(liked), color="#d1495b", linewidth=2.5, label=f"to the user's taste ({taste}) and right")
+    left.plot(turns, moving(right), color="#9aa5b1", linewidth=1.5, label="correct answers")
+    left.plot(turns, moving(liked), color="#d1495b", linewidth=2.5, label=f"correct and in the user's taste ({taste})")
     swaps = [i for i in range(1, len(versions)) if versions[i] != versions[i - 1]]
     for number, at in enumerate(swaps):
         left.axvline(at + 1, color="#2e4057", alpha=0.18, linewidth=1, label=None if number else "new weights in use")
-    left.set(xlabel="answers so far", ylabel=f"share of the last {WINDOW}", ylim=(0, 1.03))
-    refused = f"{len(talk.failures)} refused or failed" if talk.failures else "none refused"
+    left.set(xlabel="replies so far", ylabel=f"share of the last {WINDOW}", ylim=(0, 1.03))
+    refused = f"{len(talk.failures)} rejected or failed" if talk.failures else "none rejected"
     left.set_title(f"{len(swaps)} weight swaps while {len(talk.spoken)} replies were served, {refused}", fontsize=11)
     left.legend(loc="lower right", frameon=False)
     names, width = ("taste", "correct"), 0.36
@@ -47,7 +47,7 @@ def plot(path: Path, taste: str, talk: Talk, before: Measured, after: Measured) 
         side.bar_label(bars, [f"{h:.0%}" for h in heights], fontsize=9)
     side.set_xticks([i + width / 2 for i in range(2)], names)
     side.set(ylim=(0, 1.12), yticks=[])
-    side.set_title(f"{len(before.satisfied)} questions never asked", fontsize=11)
+    side.set_title(f"{len(before.satisfied)} held-out questions", fontsize=11)
     side.legend(loc="lower center", frameon=False, ncols=2, bbox_to_anchor=(0.5, -0.24))
     for axis in (left, side):
         axis.spines[["top", "right"]].set_visible(False)
@@ -56,7 +56,7 @@ def plot(path: Path, taste: str, talk: Talk, before: Measured, after: Measured) 
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A Markdown table."""
+    """Return a Markdown table."""
     lines = ["| " + " | ".join(header) + " |", "|" + "|".join("---" for _ in header) + "|"]
     lines += ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
     return "\n".join(lines)

@@ -1,8 +1,8 @@
-"""The dialogues from which the starter policy is made.
+"""Training dialogues for the starter policy.
 
-What the corpus teaches, and on purpose does not: facts are known; a style is drawn anew for each reply, whatever was
-said before (so that what is learned later from reactions carries over to fresh conversations); only an instruction,
-in a system message or in the hint paragraph of the message being answered, fixes a style.
+The corpus teaches the facts. It does not teach a style: each reply has a random one, independent of the history, so
+that a style learned later from reactions carries over to new conversations. Only an instruction fixes a style: in a
+system message, or in the hint paragraph of the message that is answered.
 """
 
 import random
@@ -50,14 +50,14 @@ CRITICISED_REPLY = "Noted, thank you."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialogue:
-    """Messages in the API's form, and for each assistant message the fact in it (or None)."""
+    """Messages in the API's form, and the fact in each assistant message (or None)."""
 
     messages: tuple[dict[str, str], ...]
     answers: tuple[Fact | None, ...]
 
 
 def _pools() -> tuple[list[str], list[str]]:
-    """Every praising and every criticising phrase of the simulated user."""
+    """Return all praising and all criticising phrases of the simulated user."""
     praise = [*phrases.PRAISE.values(), phrases.GOOD]
     blame = [*phrases.COMPLAINT.values(), phrases.BAD, phrases.FALSE]
     return [t for p in praise for t in p.plain + p.subtle], [t for p in blame for t in p.plain + p.subtle]
@@ -67,23 +67,23 @@ _PRAISE, _BLAME = _pools()
 
 
 def hinted(content: str, hint: str) -> str:
-    """A user message with a hint paragraph, as the distillation teacher reads it."""
+    """Return a user message with a hint paragraph, in the form of the distillation teacher's prompt."""
     return f"{content}\n\n[Hint: {hint}]"
 
 
 def _values(rng: random.Random) -> list[Value]:
-    """One style value to instruct, or now and then two that do not contradict each other."""
+    """Draw one style value for an instruction, or sometimes two that do not contradict each other."""
     first, second = rng.sample(VALUES, k=2)
     return [first, second] if rng.random() < 0.15 and OPPOSITE[first] != second else [first]
 
 
 def _instruction(values: list[Value], rng: random.Random, *, own: float) -> str:
-    """A wording of each; `own` is the share of the shipped rules' own hints."""
+    """Return an instruction for `values`. `own`: probability of the wording of the shipped rules."""
     return " ".join(INSTRUCTIONS[v][0] if rng.random() < own else rng.choice(INSTRUCTIONS[v]) for v in values)
 
 
 def _lead(rng: random.Random, *, first: bool) -> str:
-    """What stands before a question: nothing, a greeting, or words about the reply before."""
+    """Draw the text before a question: nothing, a greeting, or a reaction to the previous reply."""
     roll = rng.random()
     if first and roll < 0.5:
         return ""
@@ -95,13 +95,13 @@ def _lead(rng: random.Random, *, first: bool) -> str:
 
 
 def _closing(rng: random.Random) -> tuple[str, str]:
-    """A bare reaction and the short, polite reply to it."""
+    """Draw a reaction without a question, and the short reply to it."""
     pool, reply = rng.choice(((_PRAISE, PRAISED_REPLY), (_BLAME, CRITICISED_REPLY)))
     return rng.choice(pool), reply
 
 
 def _system(rng: random.Random) -> tuple[str | None, list[Value]]:
-    """The system message, if any, and the style values that it fixes."""
+    """Draw the system message (or None) and the style values that it fixes."""
     roll = rng.random()
     if roll < 0.6:
         return None, []
@@ -113,7 +113,7 @@ def _system(rng: random.Random) -> tuple[str | None, list[Value]]:
 
 
 def dialogue(rng: random.Random, deck: list[Fact], *, single: bool) -> Dialogue:
-    """One dialogue of 1 to 4 questions or a `single` one; facts come from the end of `deck`, refilled when empty."""
+    """Draw a dialogue of 1 to 4 questions, or a `single` one. Facts are popped from `deck`, refilled when empty."""
     system, fixed = _system(rng)
     messages = [] if system is None else [{"role": "system", "content": system}]
     answers: list[Fact | None] = []
@@ -139,6 +139,6 @@ def dialogue(rng: random.Random, deck: list[Fact], *, single: bool) -> Dialogue:
 
 
 def dialogues(count: int, seed: int, *, single: bool = False) -> list[Dialogue]:
-    """`count` dialogues, `single`: of one question each; every fact is met equally often."""
+    """Return `count` dialogues, with one question each if `single`. Every fact occurs equally often."""
     rng, deck = random.Random(seed), list[Fact]()
     return [dialogue(rng, deck, single=single) for _ in range(count)]

@@ -1,10 +1,10 @@
-"""Styles of reply: how each is written, and how each is recognised.
+"""Reply styles: a writer and checks.
 
-A style is one value on each of three axes. The writer and the checks are independent of each other: the checks know
-nothing of the writer's sentences but a few words that mark a tone, and hold for any reply that a model may give.
+A style is one value on each of three axes. Writer and checks are independent: the checks share only a few words that
+mark a tone with the writer's sentences, and apply to any reply of a model.
 
-The first words settle each axis in one token of its own and before the fact: the dash of a list, then the opener for
-the tone, then the mark after it for the length. So credit for a whole reply falls on few and always the same tokens.
+The first tokens of a reply determine each axis, before the fact: the dash of a list, then the opener for the tone, then
+the mark after it for the length. So the credit for a whole reply falls on few tokens, and always the same ones.
 """
 
 import random
@@ -17,7 +17,7 @@ from openclaw_rl.evals.toy_world import Fact
 Length = Literal["short", "long"]
 Tone = Literal["formal", "casual"]
 Format = Literal["bulleted", "prose"]
-# What a user may like; `prose` is known too, as the opposite of `bulleted`.
+# Styles that a user may like. `prose` is only the opposite of `bulleted`.
 Taste = Literal["short", "long", "formal", "casual", "bulleted"]
 Value = Literal["short", "long", "formal", "casual", "bulleted", "prose"]
 
@@ -32,7 +32,7 @@ OPPOSITE: dict[Value, Value] = {
     "prose": "bulleted",
 }
 
-# Between the two lies a reply that is neither short nor long, in words.
+# Word counts: a reply is short up to the first and long from the second. In between it is neither.
 SHORT_WORDS = 8
 LONG_WORDS = 12
 
@@ -56,7 +56,7 @@ class Style:
     format: Format
 
     def with_value(self, value: Value) -> "Style":
-        """The same style with one axis set to `value`."""
+        """Return this style with one axis set to `value`."""
         return Style(
             length=value if value == "short" or value == "long" else self.length,
             tone=value if value == "formal" or value == "casual" else self.tone,
@@ -65,14 +65,14 @@ class Style:
 
 
 def draw_style(rng: random.Random) -> Style:
-    """A style with each axis drawn by itself, both values alike."""
+    """Draw a style: each axis independently, both values with equal probability."""
     return Style(
         length=rng.choice(get_args(Length)), tone=rng.choice(get_args(Tone)), format=rng.choice(get_args(Format))
     )
 
 
 def write(fact: Fact, style: Style, rng: random.Random) -> str:
-    """The right answer to a question about `fact`, in a style."""
+    """Return the correct answer to a question about `fact`, in a style."""
     opener = rng.choice(_OPENERS[style.tone])
     if style.length == "short":
         lines = [f"{opener}: {fact.answer}."]
@@ -83,7 +83,7 @@ def write(fact: Fact, style: Style, rng: random.Random) -> str:
 
 
 def satisfies(value: Value, reply: str) -> bool:
-    """Whether a reply has a style, whatever it says. An empty reply has none."""
+    """Return whether a reply has a style value, regardless of its content. An empty reply has none."""
     lines = [line for line in reply.splitlines() if line.strip()]
     words = len(re.findall(r"\w[\w']*", reply))
     bullets = [_BULLET.match(line) is not None for line in lines]

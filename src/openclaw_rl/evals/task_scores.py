@@ -1,6 +1,6 @@
-"""A checkpoint, served on a scratch home and scored on the tasks.
+"""Score a checkpoint on the evaluation tasks, served from a temporary home.
 
-Replies are greedy, so the same checkpoint gives the same score.
+Replies are greedy, so the same checkpoint gets the same score.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _AT_ONCE = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """One task. `wrong`: why it was not solved, None where it was; `answered`: there was a reply at all."""
+    """Result of one task. `wrong`: why it failed, None if solved. `answered`: whether there was a reply."""
 
     kind: str
     name: str
@@ -40,19 +40,19 @@ class Result:
 
     @property
     def answered(self) -> bool:
-        """At least one reply came."""
+        """Whether at least one task got a reply."""
         return any(one.answered for one in self.tasks)
 
     def score(self, kind: str) -> tuple[int, int]:
-        """(solved, all) of one kind."""
+        """Return (solved, total) for one kind of task."""
         mine = [one for one in self.tasks if one.kind == kind]
         return sum(one.wrong is None for one in mine), len(mine)
 
 
 def evaluate(config: Config, kinds: Sequence[str], *, num: int | None = None) -> Result:
-    """Serve `model.path` and score it. `num`: at most so many tasks of each kind.
+    """Serve `model.path` and score it. `num`: maximum number of tasks per kind.
 
-    Raises `ConfigError` for an unknown kind, `OpenClawError` when nothing can be served.
+    Raise `ConfigError` for an unknown kind, `OpenClawError` if the model cannot be served.
     """
     wanted = list(dict.fromkeys(kind.strip() for kind in kinds))
     if unknown := [kind for kind in wanted if kind not in SETS]:
@@ -82,7 +82,7 @@ def _one(up: System, kind: str, task: Task) -> Scored:
     }
     try:
         message = post(up, "/v1/chat/completions", body)["choices"][0]["message"]
-    except OpenClawError as error:  # a model that takes no tools is scored, not fatal
+    except OpenClawError as error:  # e.g. a model without tool support: a failed task, not an abort
         return Scored(kind=kind, name=task.name, reply="", wrong=str(error), answered=False)
     shown = json.dumps({k: message[k] for k in ("content", "tool_calls") if message.get(k)}, ensure_ascii=False)
     return Scored(kind=kind, name=task.name, reply=shown, wrong=task.check(message), answered=True)
@@ -93,13 +93,13 @@ def _kinds(result: Result) -> list[str]:
 
 
 def table(result: Result) -> str:
-    """A row for each kind of task."""
+    """Return a Markdown table with a row per kind of task."""
     scores = [(kind, *result.score(kind)) for kind in _kinds(result)]
     return markdown(("tasks", "solved", "of", "share"), [(k, s, n, f"{s / n:.2f}") for k, s, n in scores])
 
 
 def write(result: Result, file: Path) -> None:
-    """Scores, and every task with its reply and what was wrong with it."""
+    """Write a JSON file with the scores, and each task with its reply and why it failed."""
     scores = {kind: dict(zip(("solved", "of"), result.score(kind), strict=True)) for kind in _kinds(result)}
     told = {"model": result.model, "scores": scores, "tasks": [asdict(one) for one in result.tasks]}
     file.parent.mkdir(parents=True, exist_ok=True)

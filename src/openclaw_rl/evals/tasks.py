@@ -1,6 +1,6 @@
-"""Small held-out tasks on which any model can be scored: conversation, coding, tool use.
+"""Small held-out evaluation tasks for any model: conversation, coding, tool use.
 
-A task is what is said and how the reply is checked. Nothing of the tasks is ever trained on.
+A task is a prompt and a check of the reply. No task is ever used for training.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 
 Message = Mapping[str, Any]
 Check = Callable[[Message], str | None]
-"""An assistant message -> None where it is right, else what is wrong with it."""
+"""Assistant message -> None if it is correct, else the reason why not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """`messages` and `tools` go to the gateway as they are; `most`: tokens of the reply."""
+    """An evaluation task. `messages` and `tools` are sent unchanged; `max_tokens`: limit of the reply."""
 
     name: str
     messages: Sequence[Mapping[str, str]]
@@ -45,7 +45,7 @@ def _words(message: Message) -> str:
 
 
 def conversation() -> list[Task]:
-    """Questions about the little world that no simulated user asks, each with a style in the system message."""
+    """Return held-out questions about the toy world, each with a style in the system message."""
     questions = held_out_questions(CONVERSATIONS, random.Random(_SEED))
     return [_question(q, TASTES[place % len(TASTES)]) for place, q in enumerate(questions)]
 
@@ -90,7 +90,7 @@ def _function(head: str, does: str, cases: Sequence[tuple[Sequence[Any], Any]]) 
 
 
 def code_in(reply: str) -> str:
-    """The fenced blocks of a reply one after the other; without any, the reply."""
+    """Return the concatenated fenced code blocks of a reply, or the whole reply if it has none."""
     blocks = _FENCED.findall(reply)
     return "\n".join(blocks) if blocks else reply
 
@@ -136,7 +136,7 @@ def _call(asked: str, name: str, arguments: Mapping[str, Any]) -> Task:
         try:
             given = json.loads(function["arguments"])
         except ValueError:
-            return f"the arguments are no JSON: {function['arguments'][:200]!r}"
+            return f"the arguments are not valid JSON: {function['arguments'][:200]!r}"
         if (function["name"], given) != (name, arguments):
             return f"expected {name}({dict(arguments)}), got {function['name']}({given})"
         return None

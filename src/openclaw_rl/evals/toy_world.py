@@ -1,8 +1,8 @@
-"""The little world: a few hundred facts, the questions about them, and what counts as a right answer.
+"""Toy world: a few hundred facts, questions about them, and the check for a correct answer.
 
-Everything is pure; where something is drawn, the caller passes a seeded `random.Random`. Facts are split once and for
-all by a hash: the simulated user asks only the `asked` ones while the policy is trained, and satisfaction is measured
-on the `held_out` ones. The starter policy knows both.
+All functions are pure; the caller passes a seeded `random.Random` for random choices. A hash fixes the split of the
+facts: during training the simulated user asks only about `asked` facts, and satisfaction is measured on `held_out`
+ones. The starter policy knows both.
 """
 
 import hashlib
@@ -16,13 +16,13 @@ from typing import Literal
 
 Split = Literal["asked", "held_out"]
 
-# Share of facts that may be asked while training, in hundredths.
+# Percentage of facts that may be asked during training.
 ASKED_PERCENT = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """A kind of fact: its `subject -> answer` pairs, phrasings with `{s}`, and a statement with `{s}` and `{a}`."""
+    """A kind of fact: `subject -> answer` pairs, phrasings with `{s}`, and a statement with `{s}` and `{a}`."""
 
     name: str
     phrasings: tuple[str, ...]
@@ -32,7 +32,7 @@ class Family:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fact:
-    """One thing to know; `statement` is the whole sentence without its final mark."""
+    """One fact. `statement`: the whole sentence without its final mark."""
 
     family: str
     subject: str
@@ -41,20 +41,20 @@ class Fact:
 
     @property
     def key(self) -> str:
-        """Identity of the fact over processes and versions."""
+        """Identifier of the fact, stable over processes and versions."""
         return f"{self.family}/{self.subject}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A fact as it was asked: `text` is what the user types."""
+    """A question about a fact. `text`: the user's message."""
 
     fact: Fact
     text: str
 
 
 def _pairs(text: str) -> Mapping[str, str]:
-    """`a=b, c=d` as a mapping."""
+    """Parse `a=b, c=d` to a mapping."""
     items = (item.split("=") for item in text.split(","))
     return MappingProxyType({subject.strip(): answer.strip() for subject, answer in items})
 
@@ -166,7 +166,7 @@ _BY_NAME = {family.name: family for family in FAMILIES}
 
 @lru_cache(maxsize=1)
 def facts() -> tuple[Fact, ...]:
-    """Every fact, in a fixed order."""
+    """Return all facts, in a fixed order."""
     return tuple(
         Fact(family=f.name, subject=s, answer=a, statement=f.statement.format(s=s, a=a))
         for f in FAMILIES
@@ -175,29 +175,29 @@ def facts() -> tuple[Fact, ...]:
 
 
 def split_of(fact: Fact) -> Split:
-    """On which side of the split a fact stands: a hash of its key, the same everywhere and for ever."""
+    """Return the split of a fact: a hash of its key, the same on every machine and in every version."""
     digest = hashlib.sha256(fact.key.encode()).digest()
     return "asked" if int.from_bytes(digest[:4], "big") % 100 < ASKED_PERCENT else "held_out"
 
 
 @lru_cache(maxsize=2)
 def facts_of(split: Split) -> tuple[Fact, ...]:
-    """The facts of one side of the split, in a fixed order."""
+    """Return the facts of one split, in a fixed order."""
     return tuple(fact for fact in facts() if split_of(fact) == split)
 
 
 def phrasings(fact: Fact) -> tuple[Question, ...]:
-    """Every way of asking for a fact."""
+    """Return the questions about a fact, one per phrasing."""
     return tuple(Question(fact=fact, text=p.format(s=fact.subject)) for p in _BY_NAME[fact.family].phrasings)
 
 
 def ask(split: Split, rng: random.Random) -> Question:
-    """One question drawn from one side of the split, in one of its phrasings."""
+    """Draw a question about a fact of one split."""
     return rng.choice(phrasings(rng.choice(facts_of(split))))
 
 
 def held_out_questions(count: int, rng: random.Random) -> tuple[Question, ...]:
-    """`count` held-out questions for an evaluation, spread evenly over the facts, in random phrasings and order."""
+    """Draw `count` held-out questions, spread evenly over the facts, in random phrasings and order."""
     pool = facts_of("held_out")
     chosen: list[Fact] = []
     while len(chosen) < count:
@@ -211,7 +211,7 @@ def _by_text() -> Mapping[str, Question]:
 
 
 def question_in(text: str) -> Question | None:
-    """The question at the end of a user message, or None where there is none."""
+    """Return the question at the end of a user message, or None."""
     matches = [q for known, q in _by_text().items() if text.endswith(known)]
     return max(matches, key=lambda q: len(q.text), default=None)
 
@@ -222,12 +222,12 @@ def _has(word: str, text: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def _rivals(fact: Fact) -> tuple[str, ...]:
-    """The family's other answers, less those that stand in the fact's own statement."""
+    """Return the other answers of the family, without those that occur in the fact's own statement."""
     answers = dict.fromkeys(_BY_NAME[fact.family].pairs.values())
     return tuple(a for a in answers if not _has(a, fact.statement) and a != fact.answer)
 
 
 def correct(question: Question, reply: str) -> bool:
-    """Whether a reply gives the answer and no other answer of the same family."""
+    """Return whether a reply contains the answer and no other answer of the same family."""
     fact = question.fact
     return _has(fact.answer, reply) and not any(_has(rival, reply) for rival in _rivals(fact))

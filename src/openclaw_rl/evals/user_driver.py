@@ -1,6 +1,6 @@
-"""The simulated user at work: talks to a running system through the official `openai` client, and measures it.
+"""Driver of the simulated user: talks to a running system through the official `openai` client and evaluates it.
 
-The user sends words only. What is measured here (was it satisfied, was it right) never reaches the system.
+The user sends text only. The measurements (satisfaction, correctness) never reach the system.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from openclaw_rl.evals.styles import Taste, satisfies
 from openclaw_rl.evals.toy_world import Question, correct
 
 SIDE = {"X-Turn-Type": "side"}
-MAX_TOKENS = 256  # of one reply, as a careful client asks for
+MAX_TOKENS = 256  # limit of one reply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spoken:
-    """One reply as the user saw it. `silence` is the longest wait for the next piece of it, in seconds."""
+    """One streamed reply. `silence`: longest wait for a chunk, in seconds."""
 
     id: str
     version: int
@@ -32,7 +32,7 @@ class Spoken:
 
 @dataclass(slots=True, kw_only=True)
 class Talk:
-    """What happened in a conversation: replies in order, failures, and what the user thought of each answer."""
+    """Log of a conversation: replies in order, failures, and the user's reaction to each answer."""
 
     spoken: list[Spoken] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
@@ -44,14 +44,14 @@ class Talk:
 
 
 def client(base_url: str, key: str) -> Any:
-    """The official client, as a user makes it. No retries: a refused reply is to be seen."""
+    """Return the official client. Without retries, so that every failed reply is counted."""
     from openai import AsyncOpenAI
 
     return AsyncOpenAI(base_url=f"{base_url}/v1", api_key=key, max_retries=0, timeout=60)
 
 
 async def say(api: Any, model: str, history: Sequence[dict[str, str]], **more: Any) -> Spoken:
-    """One streamed reply."""
+    """Request one reply as a stream and collect it."""
     last = time.perf_counter()
     silence, parts, chunk, finish = 0.0, [], None, None
     stream = await api.chat.completions.create(
@@ -78,7 +78,7 @@ async def converse(
     pause: float = 0.0,
     seen: Callable[[Talk], None] = lambda talk: None,
 ) -> Talk:
-    """Let the persona talk until it has had `replies` replies. `pause`: seconds it thinks before each message."""
+    """Run the persona until it has received `replies` replies. `pause`: seconds before each message."""
     talk = Talk()
     while len(talk.spoken) < replies and len(talk.failures) < 5:
         history: list[dict[str, str]] = []
@@ -92,7 +92,7 @@ async def converse(
             await asyncio.sleep(pause)
             try:
                 spoken = await say(api, model, history, temperature=1.0)
-            except Exception as error:  # noqa: BLE001 - whatever it is, a person got no reply: it is counted
+            except Exception as error:  # noqa: BLE001 - any error is a missing reply, and is counted
                 talk.failures.append(f"{type(error).__name__}: {error}")
                 break
             talk.spoken.append(spoken)
@@ -102,7 +102,7 @@ async def converse(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """An evaluation: one entry for each question."""
+    """Result of an evaluation: one entry per question."""
 
     satisfied: tuple[bool, ...]
     correct: tuple[bool, ...]
@@ -110,7 +110,7 @@ class Measured:
 
     @property
     def satisfaction(self) -> float:
-        """Share of replies that are right and in the style that the user likes."""
+        """Share of replies that are correct and in the user's style."""
         return sum(self.satisfied) / len(self.satisfied)
 
     @property
@@ -127,7 +127,7 @@ async def measure(
     parallel: int = 16,
     seen: Callable[[], None] = lambda: None,
 ) -> Measured:
-    """Ask each question in a fresh conversation, sampled with its place as the seed, as side traffic: never trained."""
+    """Ask each question in a new conversation, with its index as the seed, as side traffic (never trained on)."""
     gate = asyncio.Semaphore(parallel)
 
     async def one(place: int, question: Question) -> str:

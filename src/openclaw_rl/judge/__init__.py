@@ -1,1 +1,1 @@
-"""Stage 3, judge: scores each closed turn."""
+"""Stage 3, judge: score each closed turn."""

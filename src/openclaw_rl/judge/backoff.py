@@ -1,4 +1,4 @@
-"""How long to wait before asking again: exponential with jitter, or what the server asks for."""
+"""Retry delays: exponential with jitter, or as the server's Retry-After header requests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 
 
 def seconds_asked(header: str | None, now: float | None = None) -> float | None:
-    """Seconds that a Retry-After header asks for (a number or an HTTP date); None when it says nothing usable."""
+    """Return the seconds of a Retry-After header (a number or an HTTP date); None if it is missing or invalid."""
     if not header:
         return None
     try:
@@ -22,13 +22,13 @@ def seconds_asked(header: str | None, now: float | None = None) -> float | None:
 
 
 def delay(failures: int, *, first: float, longest: float) -> float:
-    """Seconds after so many failures (1, 2, ...): doubled each time, bounded, with up to a half of jitter taken off."""
+    """Return the delay in seconds after `failures` (1, 2, ...): doubles up to `longest`, minus 0-50% jitter."""
     full = min(first * 2.0 ** min(failures - 1, 32), longest)
     return full * random.uniform(0.5, 1.0)
 
 
 class Backoff:
-    """The waits of one call: at most `retries` of them, none longer than `longest` seconds."""
+    """Delays between the attempts of one call: at most `retries`, each at most `longest` seconds (plus jitter)."""
 
     def __init__(self, retries: int, *, longest: float, first: float = 0.5) -> None:
         self._left = retries
@@ -37,7 +37,7 @@ class Backoff:
         self._first = first
 
     def next(self, asked: float | None = None) -> float | None:
-        """Seconds until the next attempt; None: give up (no attempt left, or the server asks for too long a wait)."""
+        """Return the seconds until the next attempt; None if no attempt is left or `asked` exceeds `longest`."""
         if self._left <= 0 or (asked is not None and asked > self._longest):
             return None
         self._left -= 1

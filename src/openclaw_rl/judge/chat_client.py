@@ -1,4 +1,4 @@
-"""Text from a model behind an OpenAI-compatible endpoint: what the llm judge and the teacher by text share."""
+"""Chat client for OpenAI-compatible endpoints, shared by the llm judge and the teacher."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from openclaw_rl.settings.load import EndpointConfig
 log = logging.getLogger("openclaw_rl.judge")
 
 _BODY_BYTES = 1 << 20
-_EXCERPT_CHARS = 200  # of an answer, in the debug log only: it may quote the conversation
+_EXCERPT_CHARS = 200  # excerpt of an answer, for the debug log only: it may quote the conversation
 _FINISHES = ("stop", "length", "tool_calls", "content_filter")
 _RETRY_STATUS = (408, 409, 425, 429)
-# Newer models refuse what older servers need; one refusal teaches us.
+# Newer models reject fields that older servers need. A field is dropped after the first rejection.
 _REFUSABLE = ("max_tokens", "temperature")
 
 
 class _Refused(Exception):
-    """The endpoint answered with an error; `wait` is what it asked for, in seconds."""
+    """The endpoint returned an error or an unusable answer; `wait`: requested delay before a retry, in seconds."""
 
     def __init__(self, message: str, *, again: bool, wait: float | None = None) -> None:
         super().__init__(message)
@@ -35,7 +35,7 @@ class _Refused(Exception):
 
 
 class Completions:
-    """Asks `<section>.model` at `<section>.base_url`; `connections` at once at most."""
+    """Client for `<section>.model` at `<section>.base_url` with at most `connections` concurrent connections."""
 
     def __init__(self, section: str, config: EndpointConfig, *, connections: int) -> None:
         self.url = f"{str(config.base_url).rstrip('/')}/chat/completions"
@@ -46,7 +46,7 @@ class Completions:
         self._session: aiohttp.ClientSession | None = None
 
     async def ask(self, messages: list[dict[str, str]]) -> str:
-        """The answer's text, never empty. Raises `JudgeError` that says what came instead, after all attempts."""
+        """Return the answer's text, never empty. Raises `JudgeError` with the last failure after all attempts."""
         backoff = Backoff(self._config.retries, longest=self._config.timeout)
         while True:
             try:
@@ -54,12 +54,12 @@ class Completions:
             except _Refused as refusal:
                 error, again, asked = str(refusal), refusal.again, refusal.wait
             except TimeoutError:
-                # Not asked again: an answer may take `timeout` once, or one slow endpoint holds a worker for minutes.
+                # No retry: several timeouts in a row would block a worker for minutes on one slow endpoint.
                 limit = f"{self._config.timeout:g} s ({self._section}.timeout)"
                 error, again, asked = f"no answer within {limit}", False, None
             except (aiohttp.ClientConnectionError, OSError) as failure:
                 error, again, asked = f"connection failed: {failure or type(failure).__name__}", True, None
-            except aiohttp.ClientError as failure:  # its words may be the answer's
+            except aiohttp.ClientError as failure:  # its message may quote the answer
                 error, again, asked = f"connection failed: {type(failure).__name__}", True, None
             wait = backoff.next(asked) if again else None
             if wait is None:
@@ -67,7 +67,7 @@ class Completions:
             await asyncio.sleep(wait)
 
     async def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -75,7 +75,7 @@ class Completions:
     async def _once(self, messages: list[dict[str, str]]) -> str:
         body = {"model": self._config.model, "messages": messages, "stream": False, **self._options}
         async with asyncio.timeout(self._config.timeout):
-            # Redirects are not followed: conversations go to the endpoint that the owner named, and nowhere else.
+            # No redirects: conversations are sent only to the endpoint that the owner configured.
             async with self._open().post(self.url, json=body, allow_redirects=False) as response:
                 raw = await response.content.read(_BODY_BYTES)
                 while len(raw) < _BODY_BYTES and not response.content.at_eof():
@@ -88,10 +88,10 @@ class Completions:
     def _refusal(self, status: int, headers: Mapping[str, str], text: str, sent: Mapping[str, Any]) -> _Refused:
         refused = next((o for o in _REFUSABLE if o in sent and o in text), None)
         if status in (400, 422) and refused:
-            value = self._options.pop(refused, None)  # None: another call has learnt it meanwhile
+            value = self._options.pop(refused, None)  # None: a concurrent call has already removed it
             if refused == "max_tokens" and value is not None:
                 self._options["max_completion_tokens"] = value
-            return _Refused(f"HTTP {status}: the model does not take {refused}", again=True, wait=0.0)
+            return _Refused(f"HTTP {status}: the model does not accept {refused}", again=True, wait=0.0)
         log.debug("HTTP %d: %r", status, text[:_EXCERPT_CHARS])
         key, place = f"{self._section}.api_key", f"{self._section}.base_url and {self._section}.model"
         todo = {401: f" Set {key}.", 403: f" Check {key}.", 404: f" Check {place}."}
@@ -102,7 +102,7 @@ class Completions:
         )
 
     def _content(self, text: str, content_type: str) -> str:
-        """The words of a completion; a thinking model's `reasoning_content` beside them is not looked at."""
+        """Return the content of a completion; a reasoning model's `reasoning_content` is ignored."""
         try:
             choice = json.loads(text)["choices"][0]
             content = choice["message"].get("content")
@@ -119,7 +119,7 @@ class Completions:
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
-            # Main traffic trains. Were the endpoint a gateway of ours, these calls must not.
+            # The endpoint may be our own gateway, which trains on main traffic; these calls must not be trained on.
             headers = {"X-Turn-Type": "side"}
             if self._config.api_key:
                 headers["Authorization"] = f"Bearer {self._config.api_key}"

@@ -1,4 +1,4 @@
-"""A judge that is a language model, behind an endpoint or of its own: m votes in parallel, one verdict or none."""
+"""Judge based on a language model, local or behind an endpoint: several parallel votes make one verdict."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from openclaw_rl.types import JudgeInput, Verdict, Vote
 
 log = logging.getLogger("openclaw_rl.judge")
 
-_EXCERPT_CHARS = 200  # of an answer, in the debug log only: it may quote the conversation
+_EXCERPT_CHARS = 200  # excerpt of an answer, for the debug log only: it may quote the conversation
 
 
 class Asked(Protocol):
-    """Who answers in words."""
+    """Chat model that answers with text."""
 
     url: str
 
     async def ask(self, messages: list[dict[str, str]]) -> str:
-        """Raises `JudgeError`."""
+        """Return the answer's text. Raises `JudgeError`."""
         ...
 
     async def close(self) -> None: ...
@@ -42,10 +42,10 @@ def _asked(config: Config) -> Asked:
 
 
 class LlmJudge:
-    """Asks `judge.model` at `judge.base_url`, or the model at `judge.path`. Never the live policy."""
+    """Judge with `judge.model` at `judge.base_url`, or the model at `judge.path`. Never uses the live policy."""
 
     def __init__(self, config: Config, *, asked: Asked | None = None) -> None:
-        """`asked`: in place of what the settings name. Raises `ConfigError` as `check_endpoint` does, `ModelError`."""
+        """`asked` replaces the configured chat model. Raises `ConfigError` (see `check_endpoint`) or `ModelError`."""
         self._config = config.judge
         self._completions = asked or _asked(config)
         self._transient = Transience(config.serve.transient_patterns)
@@ -53,7 +53,7 @@ class LlmJudge:
         self.name = f"llm:{self._model}@{prompts.VERSION}"
 
     async def judge(self, item: JudgeInput) -> Verdict:
-        """Raises `JudgeError` when not one vote is usable; the reason says what came instead."""
+        """Return the majority verdict. Raises `JudgeError` with the first vote's error if no vote is usable."""
         messages = prompts.build(item, self._transient)
         votes = tuple(await asyncio.gather(*(self._vote(messages) for _ in range(self._config.num_judges))))
         if all(vote.score is None for vote in votes):
@@ -72,7 +72,7 @@ class LlmJudge:
         )
 
     async def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         await self._completions.close()
 
     async def _vote(self, messages: list[dict[str, str]]) -> Vote:

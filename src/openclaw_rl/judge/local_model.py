@@ -1,7 +1,7 @@
-"""A judge with a model of its own: an engine beside the policy's, asked in tokens through a socket in the home.
+"""Local judge model: a second engine beside the policy's, with its own weights and a socket in the home.
 
-It is the engine that serves the policy elsewhere in the home, with other weights, and it holds nothing but its base: so
-it is never the policy that is being trained, and no conversation leaves the machine.
+The engine is of the same kind as the policy's and loads only its base model. So it is never the policy that is being
+trained, and no conversation leaves the machine.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _BASE = PolicyRef(version=0, path=None, digest="")
 
 
 def wanted(config: Config) -> bool:
-    """The llm judge is a model that is loaded here."""
+    """Whether the llm judge uses a local model."""
     return config.judge.kind == "llm" and config.judge.path is not None
 
 
 def engine_config(config: Config) -> Config:
-    """The settings of the judge's engine: the policy's, but for the model, and a home within the home."""
+    """Return the settings of the judge's engine: the policy's with another model, and a subfolder as home."""
     model = {"path": config.judge.path, "tokenizer": None, "name": "judge"}
     engine = {"url": None, "api_key": None, "args": (), "versions": 2, "gpus": config.judge.gpus}
     return config.model_copy(
@@ -41,28 +41,28 @@ def engine_config(config: Config) -> Config:
 
 
 def files(config: Config) -> ModelFiles:
-    """Of the judge's model. Raises `ModelError` when there is no such model."""
+    """Return the files of the judge's model. Raises `ModelError` if there is no such model."""
     return ModelFiles.of(engine_config(config).model, key="judge.path")
 
 
 def connect(config: Config) -> OwnModel:
-    """The judge's side of its engine. Raises `ModelError` when there is no such model."""
+    """Return a client for the judge's engine. Raises `ModelError` if there is no such model."""
     theirs, renderer = engine_config(config), Renderer(files(config))
     return OwnModel(registry.connect(theirs), renderer, config.judge, url=str(theirs.engine_socket))
 
 
 class OwnModel:
-    """Answers in words, like `completions.Completions`."""
+    """Chat model on a local engine, with the interface of `chat_client.ChatClient`."""
 
     def __init__(self, engine: EngineLink, renderer: Renderer, config: EndpointConfig, *, url: str) -> None:
-        """`url`: where it is, for a person."""
+        """`url`: address of the engine for messages."""
         self._engine, self._renderer, self._config, self.url = engine, renderer, config, url
         self._numbers = itertools.count(1)
-        self._epoch = -1  # of the connection under which the base was loaded
+        self._epoch = -1  # connection epoch in which the base was loaded
         self._ready = asyncio.Lock()
 
     async def ask(self, messages: list[dict[str, str]]) -> str:
-        """The answer's text, never empty, without its reasoning. Raises `JudgeError` that says what came instead."""
+        """Return the answer's text without reasoning, never empty. Raises `JudgeError` with what happened instead."""
         try:
             async with asyncio.timeout(self._config.timeout):
                 return await self._answer(messages)
@@ -72,7 +72,7 @@ class OwnModel:
             raise JudgeError(f"the judge's own engine: {error}") from None
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         await self._engine.close()
 
     async def _answer(self, messages: list[dict[str, str]]) -> str:
@@ -80,7 +80,7 @@ class OwnModel:
         prompt = self._renderer.render(messages)
         room = context - len(prompt.prompt_ids)
         if room < 1:
-            raise JudgeError(f"the question has {len(prompt.prompt_ids)} tokens, and judge.path a context of {context}")
+            raise JudgeError(f"the prompt has {len(prompt.prompt_ids)} tokens, judge.path has a context of {context}")
         text = self._renderer.reply_text(thinking=prompt.thinking, tools=())
         generation = Generation(
             id=f"judge-{next(self._numbers)}",
@@ -100,7 +100,7 @@ class OwnModel:
         raise JudgeError(f"expected an answer, got an empty one (finish_reason {finish}).{more}")
 
     async def _prepared(self) -> int:
-        """The context's length in tokens. An engine that was started anew is told what it holds."""
+        """Return the context length in tokens. Loads the base again if the engine was restarted."""
         async with self._ready:
             info = await self._engine.info()
             if self._engine.epoch != self._epoch:

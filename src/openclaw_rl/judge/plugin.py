@@ -1,4 +1,4 @@
-"""A judge that is a reward model in a file of the owner's (docs/guides/plugins.md)."""
+"""Judge based on a reward model in a plug-in file (docs/guides/plugins.md)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PARAMETERS = {"score": ("prompt", "response", "next_state"), ONE: ("prompt", "re
 
 
 def make(config: Config) -> RewardJudge:
-    """Load the file and make its model. Raises `PluginError`."""
+    """Load the plug-in file and create a judge with its reward model. Raises `PluginError`."""
     path = config.judge.plugin_path
     assert path is not None, "the settings were checked"
     plugin = load(SETTING, path)
@@ -25,7 +25,7 @@ def make(config: Config) -> RewardJudge:
 
 
 class _Given(dict[str, Any]):
-    """The config that the file is given; what it lacks is said in words."""
+    """Config dict that the plug-in receives; a missing key raises `PluginError` with the available ones."""
 
     def __init__(self, plugin: Plugin, values: dict[str, Any]) -> None:
         super().__init__(values)
@@ -39,7 +39,7 @@ class _Given(dict[str, Any]):
 
 
 def _model(plugin: Plugin, reward_path: str | None) -> Any:
-    """What `get_reward_model(config)` gives, or an object of the class that has `compute_reward`."""
+    """Return the result of `get_reward_model(config)`, or an instance of the class with `compute_reward`."""
     if (function := plugin.find(MAKE)) is not None:
         check_call(plugin, MAKE, function, ("config",))
         values = {} if reward_path is None else {"prm_model_path": reward_path}
@@ -58,7 +58,7 @@ def _model(plugin: Plugin, reward_path: str | None) -> Any:
 
 
 def _classes(plugin: Plugin) -> list[str]:
-    """Those with `compute_reward`, without the ones that another of them builds on."""
+    """Return the classes with `compute_reward`, except base classes of other such classes."""
     found = [name for name in plugin.defined() if hasattr(getattr(plugin.module, name), ONE)]
     kinds = [kind for name in found if isinstance(kind := getattr(plugin.module, name), type)]
     bases = {base for kind in kinds for base in kind.__mro__[1:]}
@@ -66,9 +66,9 @@ def _classes(plugin: Plugin) -> list[str]:
 
 
 def _answer(plugin: Plugin, model: Any) -> Callable[[Sequence[Question]], list[float]]:
-    """How the model is asked: many at once where it can, else one by one."""
+    """Return a function that scores inputs with the model: as a batch if it supports that, else one by one."""
     if isinstance(model, type):
-        raise plugin.error(f"{MAKE} gave the class {model.__name__}, expected an object of it: {model.__name__}(...)")
+        raise plugin.error(f"{MAKE} returned the class {model.__name__}, expected an instance: {model.__name__}(...)")
     named = f"{type(model).__name__}."
     with plugin.running(f"reading {named.removesuffix('.')}"):  # a property may raise anything
         there = {name: found for name in (BATCH, *PARAMETERS) if (found := getattr(model, name, None)) is not None}
@@ -82,7 +82,7 @@ def _answer(plugin: Plugin, model: Any) -> Callable[[Sequence[Question]], list[f
         if (one := there.get(name)) is not None:
             check_call(plugin, named + name, one, parameters)
             return lambda questions: [_one(plugin, named + name, one, parameters, q) for q in questions]
-    raise plugin.error(f"{MAKE} gave {_shown(model)}, expected an object with score or {ONE}")
+    raise plugin.error(f"{MAKE} returned {_shown(model)}, expected an object with score or {ONE}")
 
 
 def _one(
@@ -102,19 +102,19 @@ def _many(plugin: Plugin, name: str, function: Callable[..., Any], questions: Se
     several = isinstance(found, list | tuple) and getattr(values, "ndim", 1) == 1
     if not several or len(found) != len(items):
         got = _shown(values) if not isinstance(values, list | tuple) else f"a {type(values).__name__} of {len(values)}"
-        raise plugin.error(f"{name} gave {got}, expected one reward for each of {len(items)} items: ({len(items)},)")
+        raise plugin.error(f"{name} returned {got}, expected a reward for each of {len(items)} items: ({len(items)},)")
     return [_reward(plugin, name, value) for value in found]
 
 
 def _reward(plugin: Plugin, name: str, value: Any) -> float:
     try:
         if isinstance(value, str | bytes):
-            raise TypeError  # "0.5" is no number
+            raise TypeError  # "0.5" is not a number
         reward = float(value)
-    except (TypeError, ValueError, RuntimeError, OverflowError):  # RuntimeError: a tensor of several numbers
-        raise plugin.error(f"{name} gave {_shown(value)}, expected a number in [0, 1]") from None
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # RuntimeError: a tensor with several numbers
+        raise plugin.error(f"{name} returned {_shown(value)}, expected a number in [0, 1]") from None
     if not (math.isfinite(reward) and 0 <= reward <= 1):
-        raise plugin.error(f"{name} gave {reward:g}, expected a number in [0, 1]: judge.reward_low and _high are in it")
+        raise plugin.error(f"{name} returned {reward:g}, expected a number in [0, 1], the range of judge.reward_low")
     return reward
 
 

@@ -1,4 +1,4 @@
-"""May an endpoint judge or teach, and is there what the judge reads? Asked before anything starts."""
+"""Check judge and teacher settings before anything starts: endpoints, and files that the judge reads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BASE = re.compile(r"@0$")
 
 
 def check(config: Config) -> None:
-    """Raises `ConfigError` or `ModelError` when a judge or a teacher that the settings name cannot be one."""
+    """Raise `ConfigError` or `ModelError` if the configured judge or teacher cannot be used."""
     judge = config.judge
     match judge.kind:
         case "llm" if judge.path is None:
@@ -36,19 +36,19 @@ def check(config: Config) -> None:
 
 
 def _check_source(path: str) -> None:
-    """What a plug-in loads may be a name of any kind; what is written as a path has to be there."""
+    """Raise `ConfigError` if `path` is written as a path and does not exist; a plug-in may accept other names."""
     if path.startswith(("/", "./", "../")) and not Path(path).exists():
         raise ConfigError(
-            f"judge.reward_path {path}: no such file or folder, and the reward model of judge.plugin_path is to load "
-            "it. Give another with --rm-checkpoint (PRM_MODEL_PATH)"
+            f"judge.reward_path {path}: no such file or folder, but the reward model of judge.plugin_path loads it. "
+            "Give another path with --rm-checkpoint (PRM_MODEL_PATH)"
         )
 
 
 def check_endpoint(section: str, endpoint: EndpointConfig, config: Config) -> None:
-    """A judge or teacher that is the policy under training would grade or copy itself: raises `ConfigError`.
+    """Raise `ConfigError` if the endpoint is invalid or may serve the trained policy, which would grade itself.
 
-    Our own gateway may serve as one with the base only (`name@0`): any other version may be the head that is being
-    trained. `section` is the setting's, for the words.
+    This system's own gateway is accepted only with the base (`name@0`): any other version may be the head that is being
+    trained. `section`: settings section, for messages.
     """
     url = urlsplit(endpoint.base_url or "")
     try:
@@ -57,8 +57,8 @@ def check_endpoint(section: str, endpoint: EndpointConfig, config: Config) -> No
         port = 0
     if url.scheme not in ("http", "https") or not url.hostname or not port or not endpoint.model:
         raise ConfigError(
-            f"{section}.base_url: expected an http(s) URL such as http://127.0.0.1:8001/v1, and {section}.model a "
-            f"name; got {endpoint.base_url!r} and {endpoint.model!r}"
+            f"{section}.base_url: expected an http(s) URL such as http://127.0.0.1:8001/v1, and a name in "
+            f"{section}.model; got {endpoint.base_url!r} and {endpoint.model!r}"
         )
     own = port == config.serve.port and _same_host(url.hostname, config.serve.host)
     if own and not _BASE.search(endpoint.model):

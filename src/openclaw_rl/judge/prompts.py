@@ -1,4 +1,4 @@
-"""What the llm judge and the teacher are asked. The transcript is data: its fence is a mark its authors cannot know."""
+"""Prompts of the llm judge and the teacher. The record is fenced by a hash that its authors cannot predict."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from openclaw_rl.common.message_hash import visible_text
 from openclaw_rl.types import JudgeInput, Message
 
-VERSION = "1"  # part of the judge's name: another wording is another judge
+VERSION = "1"  # part of the judge's name; a changed wording counts as another judge
 TEACHER_VERSION = "1"
 SYSTEM_CHARS = 2_000
-EARLIER_CHARS = 1_500  # of one earlier message
-HISTORY_CHARS = 24_000  # of all of them together
+EARLIER_CHARS = 1_500  # limit for one earlier message
+HISTORY_CHARS = 24_000  # limit for all earlier messages together
 
 INSTRUCTIONS = """\
 You grade one reply of an AI assistant by what happened next. You see the conversation, the REPLY under judgement, and \
@@ -61,22 +61,22 @@ Answer with one JSON object and nothing else:
 
 
 def build(item: JudgeInput, transient: Callable[[Message], bool]) -> list[dict[str, str]]:
-    """The messages for the judge: instructions, then the fenced record."""
+    """Return the messages for the judge: instructions, then the fenced record."""
     return _asked(INSTRUCTIONS, item, transient, "Grade the REPLY. One JSON object.")
 
 
 def build_teaching(item: JudgeInput, transient: Callable[[Message], bool]) -> list[dict[str, str]]:
-    """The messages for the teacher: the same record under other instructions."""
+    """Return the messages for the teacher: the same record with other instructions."""
     return _asked(TEACHING, item, transient, "Write the hint for the REPLY. One JSON object.")
 
 
 def _asked(
     instructions: str, item: JudgeInput, transient: Callable[[Message], bool], last: str
 ) -> list[dict[str, str]]:
-    """Instructions, then the record between fences.
+    """Return the instructions and the fenced record as messages.
 
-    The user's last request, the reply and the reaction always stand whole. The system prompt and the other messages
-    are trimmed to a budget, with a visible mark where something was left out.
+    The user's last request, the reply and the reaction are always complete. The system prompt and the other messages
+    are trimmed to a budget, with a visible mark for omitted text.
     """
     history = [m for m in item.messages if not transient(m)]
     blocks = [*_conversation(history), ("REPLY under judgement", _words(item.reply)), *_reaction(item)]
@@ -93,7 +93,7 @@ def _conversation(history: Sequence[Message]) -> list[tuple[str, str]]:
     budget = HISTORY_CHARS
     blocks: list[tuple[str, str]] = []
     left_out = 0
-    for index in range(len(history) - 1, -1, -1):  # newest first: what is near counts most
+    for index in range(len(history) - 1, -1, -1):  # newest first: recent messages matter most
         message = history[index]
         role = str(message.get("role", ""))
         text = _words(message)
@@ -122,19 +122,19 @@ def _reaction(item: JudgeInput) -> list[tuple[str, str]]:
 
 
 def _title(message: Message) -> str:
-    """Whose words they are. That a tool failed stands in the mark, where no result can write it."""
+    """Return the role, and whether a tool failed: it is in the title because a tool result cannot forge that."""
     role = str(message.get("role", ""))
     return f"{role}: the call failed" if role in ("tool", "function") and message.get("is_error") is True else role
 
 
 def _reacting(message: Message) -> str:
-    """A client's own long instructions between a person's words or tools' results must not drown these."""
+    """Return a message's text; trim the client's own long instructions, which would dominate the reaction."""
     text = _words(message)
     return trim(text, SYSTEM_CHARS) if message.get("role") in ("system", "developer") else text
 
 
 def _words(message: Message) -> str:
-    """Text and tool calls of a message, readable; of an image only that there was one; reasoning left out."""
+    """Return text and tool calls of a message as readable text; images become a placeholder, reasoning is omitted."""
     content = message.get("content")
     lines = [_part(part) for part in content] if isinstance(content, list) else [visible_text(message)]
     for call in message.get("tool_calls") or ():
@@ -161,7 +161,7 @@ def _call(call: Any) -> str:
 
 
 def trim(text: str, limit: int) -> str:
-    """Head and tail of a long text, with a mark that tells how much is missing."""
+    """Return head and tail of a long text, with a mark that states the number of omitted characters."""
     if len(text) <= limit:
         return text
     head, tail = limit * 2 // 3, limit // 3

@@ -1,4 +1,4 @@
-"""Rewards as verdicts: what a reward model is asked, in which batches, and which of its numbers is which score."""
+"""Judge based on a reward model: inputs, batching, and the mapping from rewards to scores."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from openclaw_rl.common.message_hash import Transience, visible_text
 from openclaw_rl.settings.load import Config
 from openclaw_rl.types import JudgeInput, Message, Verdict, Vote
 
-PROMPT_CHARS = 8_000  # of the conversation; of a longer one the end
+PROMPT_CHARS = 8_000  # limit for the conversation; the end of a longer one is used
 MOST = 16  # turns in one batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """Plain words. The prompt is the conversation before the reply; of several messages, each has its line."""
+    """Plain-text input of a reward model. `prompt`: conversation before the reply, one line per message."""
 
     prompt: str
     response: str
-    outcome: str  # all that answered the reply
+    outcome: str  # everything that answered the reply
 
 
 Answer = Callable[[Sequence[Question]], list[float]]
 
 
 class RewardJudge:
-    """`protocols.Judge` over a function that gives each question a reward in [0, 1], in a thread and in batches."""
+    """`protocols.Judge` on a function that maps inputs to rewards in [0, 1]; runs batches in a thread."""
 
     def __init__(self, config: Config, name: str, answer: Answer) -> None:
         self.name = name
@@ -37,10 +37,10 @@ class RewardJudge:
         self._batches = Batches(answer)
 
     async def judge(self, item: JudgeInput) -> Verdict:
-        """Abstains where nothing answered the reply. Raises what the model raises: the turn waits."""
+        """Return the verdict; abstain if nothing answered the reply. Raises what the model raises."""
         question = question_of(item, self._transient)
         if not question.outcome:
-            return self._verdict(item, None, "abstained: the reaction has no words", ())
+            return self._verdict(item, None, "abstained: the reaction has no text", ())
         reward = await self._batches.ask(question)
         score = 1 if reward > self._high else -1 if reward < self._low else 0
         reason = f"reward {reward:.3f} ({self._low:g} to {self._high:g} is 0)"
@@ -54,7 +54,7 @@ class RewardJudge:
 
 
 def question_of(item: JudgeInput, transient: Callable[[Message], bool]) -> Question:
-    """In words, without what the client only passes along."""
+    """Return the reward model's input for a turn, without ephemeral messages."""
     history = [(str(m.get("role")), visible_text(m)) for m in item.messages if not transient(m)]
     spoken = [(role, words) for role, words in history if words]
     prompt = spoken[0][1] if len(spoken) == 1 else "\n".join(f"{role}: {words}" for role, words in spoken)
@@ -65,7 +65,7 @@ def question_of(item: JudgeInput, transient: Callable[[Message], bool]) -> Quest
 
 
 class Batches:
-    """What is asked while one batch is answered makes the next. One batch at a time, in a thread."""
+    """Batches concurrent requests; one batch runs at a time, in a thread, while the next is collected."""
 
     def __init__(self, answer: Answer, *, most: int = MOST) -> None:
         self._answer, self._most = answer, most
@@ -73,7 +73,7 @@ class Batches:
         self._task: asyncio.Task[None] | None = None
 
     async def ask(self, question: Question) -> float:
-        """Raises what the answer raised."""
+        """Return the reward of one input. Raises what the reward function raises for it."""
         future: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         self._waiting.append((question, future))
         if self._task is None or self._task.done():
@@ -84,14 +84,14 @@ class Batches:
         while self._waiting:
             batch, self._waiting = self._waiting[: self._most], self._waiting[self._most :]
             if not await self._settle(batch) and len(batch) > 1:
-                for one in batch:  # a question that cannot be answered must not hold up those beside it
+                for one in batch:  # retry one by one: an input that fails must not block the others
                     await self._settle([one])
 
     async def _settle(self, batch: Sequence[tuple[Question, asyncio.Future[float]]]) -> bool:
-        """False: not answered; a single one is then told so."""
+        """Score a batch; False if that failed. A batch of one then gets the exception."""
         try:
             rewards = await asyncio.to_thread(self._answer, [question for question, _ in batch])
-        except Exception as error:  # noqa: BLE001  the owner's model may raise anything: the asker is told
+        except Exception as error:  # noqa: BLE001  a plug-in may raise anything; the caller gets it
             if len(batch) == 1 and not batch[0][1].done():
                 batch[0][1].set_exception(error)
             return False
@@ -102,8 +102,8 @@ class Batches:
 
 
 def make(config: Config) -> RewardJudge:
-    """The model at `judge.reward_path`. Raises `ModelError`."""
-    from openclaw_rl.engines.embedded.classifier import SequenceClassifier  # torch: only where it is asked for
+    """Return a judge with the classifier at `judge.reward_path`. Raises `ModelError`."""
+    from openclaw_rl.engines.embedded.classifier import SequenceClassifier  # imports torch, so only when needed
 
     path = config.judge.reward_source
     assert path is not None, "the settings were checked"
@@ -116,5 +116,5 @@ def make(config: Config) -> RewardJudge:
 
 
 def text(question: Question) -> str:
-    """As such models are trained on it."""
+    """Return the input in the text format that such classifiers are trained on."""
     return f"Prompt: {question.prompt}\nResponse: {question.response}\nOutcome: {question.outcome}"

@@ -1,4 +1,4 @@
-"""A judge without a model: regular expressions over the reaction, from a file that a person can read."""
+"""Judge without a model: regular expressions over the reaction, from a YAML file."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _WHO: Mapping[str, tuple[str, ...]] = {
     "any": ("user", "tool", "function"),
 }
 _KEYS = ("name", "when", "unless", "who", "score", "hint")
-# Agents put the time before a person's words; a rule for how a message starts means the words.
+# Agents put a timestamp before the user's text; it is removed so that rules can match the start of the text.
 _STAMP = re.compile(r"^\[\w{3} \d{4}-\d\d-\d\d \d\d:\d\d[^\]\n]*\]\s*")
-# `re` cannot be timed out: of a huge tool result the head and the tail are searched.
+# `re` has no timeout, so only the head and the tail of a huge tool result are searched.
 SEARCHED_CHARS = 65_536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One line of the file."""
+    """One rule of the file."""
 
     name: str
     when: re.Pattern[str]
@@ -42,7 +42,7 @@ class Rule:
     unless: re.Pattern[str] | None = None
 
     def matches(self, messages: Sequence[tuple[str, str]]) -> bool:
-        """Does any (role, text) of this rule's speaker say it?"""
+        """Whether the rule matches any (role, text) whose role it covers."""
         return any(role in _WHO[self.who] and self._says(text) for role, text in messages)
 
     def _says(self, text: str) -> bool:
@@ -50,7 +50,7 @@ class Rule:
 
 
 class RulesJudge:
-    """All matching rules vote; scores that disagree, or no match, make it abstain."""
+    """Judge in which all matching rules vote; it abstains if their scores disagree or no rule matches."""
 
     def __init__(self, rules: Sequence[Rule], name: str = "rules") -> None:
         self.rules = tuple(rules)
@@ -58,13 +58,13 @@ class RulesJudge:
 
     @staticmethod
     def load(path: str | Path | None = None) -> RulesJudge:
-        """From a file; None: the shipped rules. Raises `ConfigError` naming file, rule and what was expected."""
+        """Load a file; None: the shipped rules. Raises `ConfigError` with file, rule and expected value."""
         raw, source = _read(path)
         rules = tuple(_rules(raw, source))
         return RulesJudge(rules, f"rules@{hashlib.sha256(raw.encode()).hexdigest()[:8]}")
 
     async def judge(self, item: JudgeInput) -> Verdict:
-        """The verdict over the whole reaction: every user message, every parallel tool result."""
+        """Return the verdict on the whole reaction: all user messages and all parallel tool results."""
         said = tuple(_said(item.reaction))
         matching = [rule for rule in self.rules if rule.matches(said)]
         scores = {rule.score for rule in matching if rule.score is not None}
@@ -93,7 +93,7 @@ def _outcome(matching: Sequence[Rule], scores: set[int]) -> tuple[int | None, st
 
 
 def _said(reaction: Reaction) -> Iterator[tuple[str, str]]:
-    """(role, text) of each message, and the words of comments as the user's."""
+    """Yield (role, text) of each message; feedback comments have the role user."""
     for message in reaction.messages:
         yield str(message.get("role", "")), _text(message)
     for given in reaction.feedback:
@@ -120,7 +120,7 @@ def _read(path: str | Path | None) -> tuple[str, str]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"{path or 'the shipped rules.yaml'}: the judge's rules cannot be read: {error}. "
-            "Give a YAML file with judge.rules_path, or none for the shipped rules."
+            "Set judge.rules_path to a YAML file, or leave it unset for the shipped rules."
         ) from error
 
 
@@ -137,7 +137,7 @@ def _rules(raw: str, source: str) -> Iterator[Rule]:
         raise ConfigError(f"{source}: expected `version: 1` and a list `rules:`, got the keys {sorted(map(str, tree))}")
     parts = tree.get("parts", {})
     if not isinstance(parts, dict) or not all(isinstance(value, str) for value in parts.values()):
-        raise ConfigError(f"{source}: `parts`: expected names and what stands for them, got {parts!r}")
+        raise ConfigError(f"{source}: `parts`: expected a mapping from names to patterns, got {parts!r}")
     names: set[str] = set()
     for number, entry in enumerate(entries, 1):
         rule = _rule(_filled(entry, parts), number, source)
@@ -148,7 +148,7 @@ def _rules(raw: str, source: str) -> Iterator[Rule]:
 
 
 def _filled(entry: Any, parts: Mapping[str, str]) -> Any:
-    """The entry with `<name>` replaced by the part of that name, in its patterns."""
+    """Return the entry with each `<name>` in its patterns replaced by the part of that name."""
     if not isinstance(entry, dict):
         return entry
     out = dict(entry)

@@ -1,7 +1,7 @@
-"""A teacher by text: with hindsight it writes the hint that would have led to the better reply.
+"""Teacher: a model that writes, in hindsight, the hint that would have led to a better reply.
 
-A text endpoint has no log-probabilities of our tokens, so it is no teacher to distil from by itself. Its words become
-a hint of the verdict, as a user's correction does, and `opd` learns from the frozen base that was told the hint.
+A text endpoint returns no log-probabilities of our tokens, so it cannot be distilled from directly. Its text becomes a
+hint of the verdict, as a user's correction does, and `opd` learns from the frozen base that was given the hint.
 """
 
 from __future__ import annotations
@@ -22,37 +22,37 @@ from openclaw_rl.types import JudgeInput, Verdict
 
 log = logging.getLogger("openclaw_rl.judge")
 
-PATIENCE = 3  # failures in a row after which turns go by without it for a while
+PATIENCE = 3  # consecutive failures after which the teacher is skipped for a while
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 300.0  # seconds
 
 
 class Teacher:
-    """Asks `teacher.model` at `teacher.base_url`. Never the live policy: see `check_endpoint`.
+    """Teacher `teacher.model` at `teacher.base_url`. Never the live policy, see `check_endpoint`.
 
-    No verdict ever waits for a teacher that is down: it stands as it was, and `missed` counts it.
+    A verdict never waits for a teacher that is down: it is kept without a hint and counted in `missed`.
     """
 
     def __init__(self, config: Config) -> None:
-        """Raises `ConfigError` when the endpoint is no URL, or the policy that is being trained."""
+        """Raise `ConfigError` if the endpoint is not a URL or may serve the policy that is being trained."""
         check_endpoint("teacher", config.teacher, config)
         self._when = config.teacher.when
         self._completions = Completions("teacher", config.teacher, connections=config.judge.workers)
         self._transient = Transience(config.serve.transient_patterns)
         self.name = f"teacher:{config.teacher.model}@{prompts.TEACHER_VERSION}"
-        self.hints = 0  # that were written
-        self.missed = 0  # verdicts that went without
-        self.words = ""  # what failed last; empty while it answers
+        self.hints = 0  # number of hints written
+        self.missed = 0  # number of verdicts left without a hint
+        self.words = ""  # last error; empty while the teacher answers
         self._failures = 0
         self._pause_until = 0.0
 
     def wants(self, item: JudgeInput, verdict: Verdict) -> bool:
-        """Whether it is asked about this verdict. What the user wrote as a correction is not rewritten."""
+        """Whether the teacher is asked about this verdict. A user's own correction is never replaced."""
         if any(given.correction for given in item.reaction.feedback):
             return False
         return self._when == "always" or (self._when == "negative" and verdict.score == -1)
 
     async def taught(self, item: JudgeInput, verdict: Verdict) -> Verdict:
-        """The verdict with the teacher's hint in place of the judge's; as it was when there is none. Never raises."""
+        """Return the verdict with the teacher's hint instead of the judge's; unchanged without one. Never raises."""
         if not self.wants(item, verdict):
             return verdict
         if time.monotonic() < self._pause_until:
@@ -69,21 +69,21 @@ class Teacher:
         return replace(verdict, hints=(hint,), reason=f"{verdict.reason}; hint by {self.name}")
 
     async def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         await self._completions.close()
 
     @property
     def note(self) -> str:
-        """For `status`: what it wrote, what it missed, and why."""
+        """Text for `status`: numbers of hints and of verdicts without one, and the last error."""
         told = f"{self.hints} hints by the teacher"
         if self.missed:
-            told += f", {self.missed} verdicts without"
+            told += f", {self.missed} verdicts without a hint"
         return told + (f" ({self.words.rstrip('.')})" if self.words else "")
 
     def _failed(self, words: str) -> None:
         if not self._failures:
             log.warning(
-                "No hint by %s: %s. Verdicts stand without it. If it lasts, check teacher.* in the settings.",
+                "No hint from %s: %s. Verdicts are kept without one. If it persists, check teacher.* in the settings.",
                 self.name,
                 words.rstrip("."),
             )

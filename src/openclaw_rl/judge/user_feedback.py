@@ -1,4 +1,4 @@
-"""What a user says outright outranks every judge: a score given, a correction given. Only what it says. Pure."""
+"""Verdicts from explicit user feedback (scores, corrections), which outrank every judge. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ NAME = "explicit"
 
 
 def verdict(item: JudgeInput, at: float | None = None) -> Verdict | None:
-    """The verdict that explicit feedback makes by itself; None when a judge is needed, or there is nothing given.
+    """Return the verdict that explicit feedback determines alone; None if a judge is needed or there is no feedback.
 
-    Of several scores the latest holds. Corrections become hints; a correction without a score leaves the score to the
-    judge (see `corrected`), if there is anything to judge. A comment is evidence for the judge, not a verdict.
+    The latest of several scores counts. Corrections become hints. With a correction but no score, the judge gives the
+    score (see `apply_corrections`) if there is anything to judge. A comment is evidence for the judge, not a verdict.
     """
     given = sorted(item.reaction.feedback, key=lambda f: f.given_at)
     scores = [f.score for f in given if f.score is not None]
@@ -39,7 +39,7 @@ def verdict(item: JudgeInput, at: float | None = None) -> Verdict | None:
 
 
 def corrected(item: JudgeInput, judged: Verdict) -> Verdict:
-    """A judge's verdict with the user's corrections as its hints; the score is the judge's."""
+    """Return the judge's verdict with the user's corrections as hints; the score stays the judge's."""
     hints = distinct(f.correction for f in sorted(item.reaction.feedback, key=lambda f: f.given_at))
     if not hints:
         return judged

@@ -1,4 +1,4 @@
-"""From a judge's words to a vote. Tolerant of form (fences, prose, reasoning), strict in meaning. Pure."""
+"""Parse votes and hints from model answers; tolerates fences, prose and reasoning around JSON. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from openclaw_rl.errors import JudgeError
 from openclaw_rl.types import Vote
 
 HINT_CHARS = 400  # two long sentences; a longer one is an answer, not an instruction
-TAUGHT_CHARS = 1200  # of a teacher's hint, which may say what a better reply holds
+TAUGHT_CHARS = 1200  # limit for a teacher's hint, which may describe the content of a better reply
 REASON_CHARS = 300
-# A hint is put inside a user's message: a template's control token in it would end that message.
+# A hint is inserted into a user message; a control token of the template in it would end that message.
 _CONTROL = re.compile(r"<\|[^|>]{1,40}\|>|<｜[^｜>]{1,40}｜>|</?s>|<(?:start|end)_of_turn>|\[/?INST\]", re.IGNORECASE)
 _SCORES = {"1": 1, "+1": 1, "0": 0, "-1": -1}
 
 
 def parse(text: str) -> Vote:
-    """The vote in the last JSON object that has a `score`. Anything else is an unusable vote with its error."""
+    """Return the vote in the last JSON object with a `score`, or an unusable vote with an error."""
     found = [value for value in _objects(spoken(text)) if "score" in value]
     if not found:
         return Vote(score=None, error=f"expected a JSON object with score, hint and reason; got {size(text)}")
     answer = found[-1]
     score = _score(answer["score"])
     if score is None:
-        return Vote(score=None, error=f"expected score 1, 0 or -1; got another {kind(answer['score'])}")
+        return Vote(score=None, error=f"expected score 1, 0 or -1; got a different {kind(answer['score'])}")
     hint = answer.get("hint")
     if hint is not None and not isinstance(hint, str):
         return Vote(score=None, error=f"expected hint to be text or null; got {kind(hint)}")
@@ -34,9 +34,9 @@ def parse(text: str) -> Vote:
 
 
 def parse_hint(text: str) -> str | None:
-    """The hint in a teacher's last JSON object that has one; None: there is nothing to teach.
+    """Return the hint in the last JSON object of a teacher's answer that has one; None if that hint is null or empty.
 
-    Raises `JudgeError` when the answer is none, or its hint cannot be put into a prompt.
+    Raises `JudgeError` if there is no such object or the hint cannot be inserted into a prompt.
     """
     found = [value["hint"] for value in _objects(spoken(text)) if "hint" in value]
     if not found:
@@ -47,18 +47,18 @@ def parse_hint(text: str) -> str | None:
     if hint is not None and len(hint) > TAUGHT_CHARS:
         raise JudgeError(f"expected a hint of at most {TAUGHT_CHARS} characters; got {len(hint)}")
     if hint is not None and _CONTROL.search(hint):
-        raise JudgeError("expected a hint in words; got a chat template's control tokens in it")
+        raise JudgeError("expected a plain-text hint; got one with control tokens of a chat template")
     return hint
 
 
 def spoken(text: str) -> str:
-    """What a thinking model says after its thoughts; of thoughts that were cut off, nothing."""
+    """Return the text after the last `</think>`, or all of it without one; empty if the reasoning was cut off."""
     after = text.rpartition("</think>")[2].lstrip()
     return "" if after.startswith("<think>") else after
 
 
 def _objects(text: str) -> Iterator[dict[str, Any]]:
-    """The outermost JSON objects in a text, in order."""
+    """Yield the outermost JSON objects in a text, in order."""
     decoder = json.JSONDecoder()
     at = text.find("{")
     while at >= 0:
@@ -95,16 +95,16 @@ def _reason(value: Any) -> str:
 
 
 def sound(text: str) -> str:
-    """With a question mark for each half of a surrogate pair: JSON can escape one, no store and no prompt holds it."""
+    """Replace each half of a surrogate pair by `?`: JSON can escape one, but no store and no tokenizer accepts it."""
     return text.encode("utf-8", "replace").decode()
 
 
 def size(text: str) -> str:
-    """What came instead, without its words: they may be a conversation's, and errors reach the log."""
+    """Describe an unexpected answer by its size only: errors are logged, and the text may quote a conversation."""
     return f"{len(text)} characters" if text.strip() else "nothing"
 
 
 def kind(value: Any) -> str:
-    """What a JSON value is, without the value."""
+    """Return the name of a JSON value's type."""
     names = {str: "text", int: "number", float: "number", bool: "boolean", list: "list", dict: "object"}
     return names.get(type(value), "null")

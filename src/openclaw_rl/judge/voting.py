@@ -1,4 +1,4 @@
-"""What several votes come to. Pure."""
+"""Combine several votes into a score and hints. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from openclaw_rl.types import Verdict, Vote
 
 
 def majority(votes: Sequence[Vote], threshold: float) -> tuple[int | None, str]:
-    """The score that holds more than `threshold` (a share in [0, 1)) of the usable votes, and the reason in words.
+    """Return the score with more than `threshold` (a share in [0, 1)) of the usable votes, and the reason as text.
 
-    A vote with score None is unusable: it counts neither for nor against. None: no score is over the threshold, or
-    two share the lead. Raises `ValueError` when no vote is usable, for that is no verdict but a failure.
+    A vote with score None is unusable and not counted. The score is None if none exceeds the threshold or two are
+    tied. Raises `ValueError` if no vote is usable, because that is a failure of the judge and not a verdict.
     """
     counts = Counter(vote.score for vote in votes if vote.score is not None)
     usable = counts.total()
@@ -30,7 +30,7 @@ def majority(votes: Sequence[Vote], threshold: float) -> tuple[int | None, str]:
 
 
 def sound_verdict(verdict: Verdict) -> Verdict:
-    """The same in words that a store holds (`answer.sound`), whoever gave it."""
+    """Return the verdict with `replace_surrogates` applied to all its texts, so that it can be stored."""
     votes = (
         replace(v, hint=v.hint and sound(v.hint), reason=sound(v.reason), error=v.error and sound(v.error))
         for v in verdict.votes
@@ -39,7 +39,7 @@ def sound_verdict(verdict: Verdict) -> Verdict:
 
 
 def distinct(hints: Iterable[str | None]) -> tuple[str, ...]:
-    """The hints that say different things, in order: case, white space and the final full stop do not count."""
+    """Return the distinct hints in order; case, white space and final `.` or `!` are ignored in the comparison."""
     kept: dict[str, str] = {}
     for hint in hints:
         text = " ".join((hint or "").split())
@@ -49,5 +49,5 @@ def distinct(hints: Iterable[str | None]) -> tuple[str, ...]:
 
 
 def agreeing(votes: Iterable[Vote], score: int | None) -> tuple[str, ...]:
-    """The distinct hints of the votes that agree with the verdict; none when there was no verdict."""
+    """Return the distinct hints of the votes with the verdict's score; empty if the score is None."""
     return distinct(vote.hint for vote in votes if score is not None and vote.score == score)

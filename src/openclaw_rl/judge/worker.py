@@ -1,4 +1,4 @@
-"""The judge's loop: closed turns in, durable verdicts out."""
+"""Judge worker: reads closed turns and writes durable verdicts."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from openclaw_rl.types import JudgeInput, Verdict
 
 log = logging.getLogger("openclaw_rl.judge")
 
-READ_AHEAD = 64  # turns read at once
-READ_EVERY = 0.5  # seconds between two reads while some of those turns are not begun
-FIRST_WAIT, LONGEST_WAIT = 1.0, 300.0  # seconds until a turn that failed is judged again
+READ_AHEAD = 64  # maximum number of turns per read
+READ_EVERY = 0.5  # seconds between two reads while turns of the last read are not started
+FIRST_WAIT, LONGEST_WAIT = 1.0, 300.0  # seconds until a failed turn is judged again
 LONGEST_PROBE = 15.0  # seconds between two attempts while the judge is down
-LOG_EVERY = 30.0  # seconds between two complaints
+LOG_EVERY = 30.0  # seconds between two warnings
 BEAT_EVERY = 1.0
 
 Key = tuple[str, int]  # turn, revision of its reaction
 
 
 async def run(config: Config, *, stop: asyncio.Event, judge: Judge | None = None) -> None:
-    """Judge closed turns until told to stop. `judge` replaces the one that the settings name.
+    """Judge closed turns until `stop` is set. `judge` replaces the configured judge.
 
     Consumes: turns CLOSED whose current reaction has no verdict.
     Produces: one durable verdict for each, and the turn JUDGED.
@@ -57,7 +57,7 @@ async def run(config: Config, *, stop: asyncio.Event, judge: Judge | None = None
 
 
 def make(config: Config) -> Judge:
-    """The judge that the settings name. Raises `ConfigError`, `ModelError`, `PluginError`."""
+    """Return the configured judge. Raises `ConfigError`, `ModelError`, `PluginError`."""
     match config.judge.kind:
         case "llm":
             return LlmJudge(config)
@@ -74,7 +74,7 @@ def _key(item: JudgeInput) -> Key:
 
 
 class _Desk:
-    """What is being judged, what waits, and what went wrong."""
+    """Queue of closed turns: running judge tasks, ready turns, and failed turns that wait for a retry."""
 
     def __init__(self, config: Config, store: Store, judge: Judge, teacher: Teacher | None) -> None:
         self._poll = config.judge.poll
@@ -84,7 +84,7 @@ class _Desk:
         self._teacher = teacher
         self._ready: dict[Key, JudgeInput] = {}
         self._tasks: dict[Key, asyncio.Task[None]] = {}
-        self._late: dict[Key, tuple[int, float]] = {}  # failures, not before (monotonic)
+        self._late: dict[Key, tuple[int, float]] = {}  # (number of failures, earliest retry on the monotonic clock)
         self._look, self._read_at = True, 0.0
         self._judged = 0
         self._trouble = Trouble()
@@ -102,18 +102,18 @@ class _Desk:
                     {stopped, *self._tasks.values()}, timeout=self._poll, return_when=asyncio.FIRST_COMPLETED
                 )
                 for key in [key for key, task in self._tasks.items() if task in done]:
-                    self._tasks.pop(key).result()  # raises what the store raised: the loop cannot go on without it
+                    self._tasks.pop(key).result()  # raise store errors: the worker cannot continue without the store
         finally:
             stopped.cancel()
 
     async def leave(self) -> None:
-        """Give up what is unfinished: it stays CLOSED in the store, and is judged after the next start."""
+        """Cancel unfinished tasks: their turns stay CLOSED in the store and are judged after the next start."""
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _read(self) -> None:
-        """Fetch closed turns when there may be new ones. What users said outright is settled at once."""
+        """Read closed turns if there may be new ones, and save verdicts from explicit feedback at once."""
         if await asyncio.to_thread(self._store.changed):
             self._look = True
         now = time.monotonic()
@@ -123,7 +123,7 @@ class _Desk:
         self._look, self._read_at = False, now + READ_EVERY
         limit = READ_AHEAD + len(self._tasks) + len(self._late)
         items = await asyncio.to_thread(self._closed, limit)
-        if len(items) < limit:  # all of them: what is not among them has moved on
+        if len(items) < limit:  # complete list: turns that are not in it are no longer CLOSED
             self._late = {key: self._late[key] for key in map(_key, items) if key in self._late}
         else:
             self._look = True
@@ -134,9 +134,9 @@ class _Desk:
         self._ready = {k: i for k, i in fresh.items() if self._late.get(k, (0, 0.0))[1] <= now}
 
     def _start(self) -> None:
-        """Hand ready turns to free workers, those that never failed first; to one only while the judge is down.
+        """Start tasks for ready turns on free workers, fewest failures first; only one while the judge is down.
 
-        What users said outright waits for its teacher only, so whether the judge is down does not matter to it.
+        Turns with explicit feedback wait only for the teacher, so they are started even while the judge is down.
         """
         outright = [key for key, item in self._ready.items() if user_feedback.verdict(item)]
         for key in outright[: max(self._workers - len(self._tasks), 0)]:
@@ -161,7 +161,7 @@ class _Desk:
         outright = user_feedback.verdict(item)
         try:
             verdict = outright or user_feedback.corrected(item, await self._judge.judge(item))
-        except Exception as error:  # noqa: BLE001  a plug-in judge may raise anything: this turn waits, others go on
+        except Exception as error:  # noqa: BLE001  a plug-in judge may raise anything; only this turn is delayed
             self._failed(_key(item), error)
             return
         if self._teacher is not None:
@@ -169,8 +169,8 @@ class _Desk:
         await asyncio.to_thread(self._keep, [sound_verdict(verdict)])
         self._late.pop(_key(item), None)
         if outright:
-            return  # nobody asked the judge: it may still be down
-        if self._down():  # the judge is back: what failed while it was away need not wait any longer
+            return  # the judge was not called: it may still be down
+        if self._down():  # the judge has recovered: retry the failed turns at once
             self._late = {key: (failures, 0.0) for key, (failures, _) in self._late.items()}
         self._trouble.over()
 
@@ -189,8 +189,8 @@ class _Desk:
     def _keep(self, verdicts: Sequence[Verdict]) -> None:
         with self._store.write() as conn:
             for verdict in verdicts:
-                with contextlib.suppress(KeyError):  # the turn was erased while it was judged
-                    # False: the reaction moved on meanwhile; its new revision is read as an item of its own.
+                with contextlib.suppress(KeyError):  # the turn was erased while it was being judged
+                    # False: the reaction changed in the meantime; its new revision is read as a separate item.
                     self._judged += turns.add_verdict(conn, verdict)
 
     async def _beat(self) -> None:
@@ -198,7 +198,7 @@ class _Desk:
         if now < self._beat_at:
             return
         self._beat_at = now + BEAT_EVERY
-        note = f"{self._judged} judged" + (f", {len(self._late)} wait" if self._late else "")
+        note = f"{self._judged} judged" + (f", {len(self._late)} waiting" if self._late else "")
         if self._teacher is not None:
             note += f"; {self._teacher.note}"
         if self._trouble.in_a_row:
@@ -207,7 +207,7 @@ class _Desk:
 
 
 class Trouble:
-    """Failures in a row, and one line about them at a bounded rate."""
+    """Counts consecutive failures and logs a warning about them at a limited rate."""
 
     def __init__(self) -> None:
         self.in_a_row = 0
@@ -215,20 +215,20 @@ class Trouble:
         self._said_at = float("-inf")
 
     def add(self, words: str, waiting: int, now: float) -> None:
-        """One more failure; logged unless a line was logged a moment ago."""
+        """Record a failure; log a warning unless one was logged within `LOG_EVERY` seconds."""
         self.in_a_row += 1
         self.words = words
         if now - self._said_at >= LOG_EVERY:
             self._said_at = now
             log.warning(
-                "No verdict: %s. Expected a usable answer; %d turn(s) wait and are judged again by themselves. "
-                "If it lasts, check judge.* in the settings.",
+                "No verdict: %s. Expected a usable answer; %d turn(s) are waiting and will be judged again. "
+                "If it persists, check judge.* in the settings.",
                 words.rstrip("."),
                 waiting,
             )
 
     def over(self) -> None:
-        """The judge answers again."""
+        """Record that the judge answers again."""
         if self.in_a_row:
             log.info("The judge answers again after %d failure(s).", self.in_a_row)
         self.in_a_row = 0

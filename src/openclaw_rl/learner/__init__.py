@@ -1,1 +1,1 @@
-"""The local trainer: samples in, one optimizer step, a policy folder out. Imports torch."""
+"""Local trainer: takes samples, runs one optimizer step and writes a policy folder. Imports torch."""

@@ -1,4 +1,4 @@
-"""When a step does not fit into the device's memory: a smaller one, and then words that help."""
+"""Out-of-memory handling: retry the step with smaller passes, then raise an error that names the settings to change."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ from openclaw_rl.errors import ModelError, TooLarge, is_lack_of_memory
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 CURE = (
-    "What makes a step smaller: train.checkpointing true where it is false, a smaller train.micro_tokens, "
-    "train.base_bits 4, a smaller train.lora.rank, train.offload_optimizer true, a shorter engine.max_context; in this "
-    "order"
+    "To make the step smaller, try in this order: train.checkpointing true if it is false, a smaller "
+    "train.micro_tokens, train.base_bits 4, a smaller train.lora.rank, train.offload_optimizer true, a shorter "
+    "engine.max_context"
 )
-_OWN = 2 * 2**30  # bytes of a GPU that CUDA and its libraries may take for a process, beside its tensors
+_OWN = 2 * 2**30  # bytes of GPU memory that CUDA and its libraries may use per process, besides tensors
 _GROUPS = Path("/sys/fs/cgroup")
 _TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 
 
 class Lacking(torch.OutOfMemoryError):
-    """A pass did not fit on some rank, and every rank knows it: all of them may try again."""
+    """A pass did not fit into memory on some rank. Raised on every rank, so all of them can retry together."""
 
 
 class Divisible(Protocol):
-    """Passes that can be made smaller."""
+    """Forward and backward passes whose memory use can be reduced."""
 
-    size: Any  # what `shrink` changes
+    size: Any  # the limits that `reduce_memory` changes
 
     @property
     def ranks(self) -> int: ...
 
     def shrink(self) -> str | None:
-        """How the passes from now on take less; None, and nothing has changed, when they take the least they can."""
+        """Reduce the memory of later passes and return a description; None, without a change, at the minimum."""
         ...
 
 
 def fitted(attempt: Callable[[], _T], passes: Divisible, begun: Callable[[], bool]) -> _T:
-    """What `attempt` gives; where it does not fit, in passes that take less, and less again, down to one row.
+    """Return `attempt()`. When it runs out of memory, retry with ever smaller passes, down to one row a pass.
 
-    `begun`: whether another attempt could not start from where the first one did. Raises `TooLarge` when one row does
-    not fit (the passes are then as large again as they were: it was not them), `ModelError` when nothing can be tried
-    again; both name what would make it fit.
+    `begun` returns True once state has changed, so that a retry could not start from the same point. Raises `TooLarge`
+    when one row does not fit (the pass limits are then restored, since their size was not the cause), and `ModelError`
+    when a retry is impossible. Both messages name the settings to change.
     """
     before = passes.size
     while True:
@@ -59,17 +59,17 @@ def fitted(attempt: Callable[[], _T], passes: Divisible, begun: Callable[[], boo
             if not isinstance(error, torch.OutOfMemoryError) and not is_lack_of_memory(error):
                 raise
             why, alone = str(error), passes.ranks > 1 and not isinstance(error, Lacking)
-        if alone or begun():  # the other ranks know nothing of what failed here alone
+        if alone or begun():  # the other ranks have not seen this failure and would not retry
             raise ModelError(f"the step does not fit into memory ({why}). {CURE}")
         if (smaller := passes.shrink()) is None:
             passes.size = before
-            raise TooLarge(f"a step of one row a pass does not fit into memory ({why}). {CURE}")
-        _collect()  # only now: what was raised has held the attempt's tensors until here
-        log.error("a step does not fit into memory (%s). Trying it with %s instead. %s", why, smaller, CURE)
+            raise TooLarge(f"a step with one row per pass does not fit into memory ({why}). {CURE}")
+        _collect()  # only here: until now the exception kept the tensors of the attempt alive
+        log.error("a step does not fit into memory (%s). Retrying with %s. %s", why, smaller, CURE)
 
 
 def available(device: torch.device) -> int:
-    """Bytes that a process can still have: of a GPU's memory, or of this machine's (or container's)."""
+    """Return the bytes that this process can still allocate, on the GPU or on this machine (or container)."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -77,7 +77,7 @@ def available(device: torch.device) -> int:
 
 
 def alone_on(device: torch.device) -> bool:
-    """Whether no other process holds much of this GPU's memory, as an engine would."""
+    """Return whether no other process, such as an engine, uses much of this GPU's memory."""
     if device.type != "cuda":
         return False
     free, total = torch.cuda.mem_get_info(device)
@@ -85,9 +85,9 @@ def alone_on(device: torch.device) -> bool:
 
 
 def _granted(groups: Path, own: Path) -> Iterator[int]:
-    """What the control groups that hold this process leave of their limits (Linux; versions 1 and 2 of them).
+    """Yield the free bytes under the limit of each control group of this process (Linux cgroups v1 and v2).
 
-    What the kernel would drop of cached files for us does not count as taken.
+    File cache that the kernel would drop on demand does not count as used.
     """
     lines = own.read_text(encoding="utf-8").splitlines() if own.exists() else []
     paths = {line.split(":", 2)[1]: line.split(":", 2)[2] for line in lines if line.count(":") > 1}
@@ -103,7 +103,7 @@ def _granted(groups: Path, own: Path) -> Iterator[int]:
 
 
 def _number(file: Path, key: str = "") -> int | None:
-    """What a file says, of a table the line of `key`. None: no number, or no file."""
+    """Return the number in a file, or after `key` in a table file. None if there is no file or no number."""
     try:
         words = file.read_text(encoding="utf-8").split()
     except OSError:
@@ -113,10 +113,10 @@ def _number(file: Path, key: str = "") -> int | None:
 
 
 def give_back() -> None:
-    """Memory that was freed goes back to the system, where malloc (glibc's) would hold on to it.
+    """Return freed memory to the system, which glibc's malloc would keep.
 
-    Between tensors that stay, what others leave is seldom of the size that is asked for next: a step can take four
-    times what is in it.
+    The gaps between live tensors rarely fit the next allocation: without this call, a step can use four times the
+    memory of its tensors.
     """
     if _TRIM is not None:
         _TRIM(0)

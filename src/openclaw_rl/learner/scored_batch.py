@@ -1,6 +1,6 @@
-"""What is known of a batch before its step: the policy, the frozen base and its teachers, on the batch's own tokens.
+"""Scores of a batch before its step: log-probabilities under the policy, the frozen base and the teachers.
 
-Legend: B samples, R response tokens of one sample, N likeliest tokens at each.
+Shapes: B samples, R response tokens of one sample, N most likely tokens at each position.
 """
 
 from __future__ import annotations
@@ -18,44 +18,44 @@ from openclaw_rl.methods.types import Evidence, Sample, Support, Tops
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Live:
-    """The step's own pass, where it also stands for "before the step"."""
+    """Forward pass of the step itself, reused as the scores before the step."""
 
     read: Read
-    logp: list[torch.Tensor]  # of each row [R], with its graph
+    logp: list[torch.Tensor]  # [R] per row, with the autograd graph
 
     def of(self, rows: Sequence[int]) -> Live:
-        """Some of the rows, in that order."""
+        """Return the given rows, in that order."""
         return Live(read=self.read.of(rows), logp=[self.logp[i] for i in rows])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """B entries each."""
+    """Samples of a batch and their scores; each list has B entries."""
 
     samples: list[Sample]
     rows: list[Row]
-    student: list[torch.Tensor]  # [R] o: the current policy, before the step
-    compared: list[torch.Tensor]  # [R] o at the teachers' temperature
+    student: list[torch.Tensor]  # [R] log-probabilities under the policy before the step
+    compared: list[torch.Tensor]  # [R] the same at the temperature of the teachers
     entropy: list[torch.Tensor]  # [R] nats
-    base: list[torch.Tensor]  # [R] the base, plain prompt
-    teachers: list[list[torch.Tensor]]  # of each hint [R]: the teacher, hinted prompt
-    tops: list[Tops]  # empty: not asked for
+    base: list[torch.Tensor]  # [R] log-probabilities under the base, plain prompt
+    teachers: list[list[torch.Tensor]]  # [R] per hint: log-probabilities under the teacher, hinted prompt
+    tops: list[Tops]  # empty when the method uses no top-k
     live: Live | None = None
 
     def mask(self, i: int) -> torch.Tensor:
-        """[R] bool."""
+        """Return the mask of trainable tokens, [R] bool."""
         return torch.from_numpy(self.samples[i].mask.astype(bool))
 
     def mu(self, i: int) -> torch.Tensor:
-        """[R] sampled log-probabilities."""
+        """Return the log-probabilities at sampling time, [R] float32."""
         return torch.from_numpy(self.samples[i].logprobs.astype("float32"))
 
     def tokens(self, members: Sequence[int]) -> list[int]:
-        """How many tokens of each may train."""
+        """Return the number of trainable tokens of each sample."""
         return [int(self.samples[i].mask.sum()) for i in members]
 
     def evidence(self) -> Evidence:
-        """For the method."""
+        """Return the scores in the form that a method takes."""
         return Evidence(
             samples=self.samples,
             student=[o.numpy() for o in self.compared],
@@ -65,7 +65,7 @@ class Scored:
 
 
 def check_ids(samples: Sequence[Sample], vocabulary: int) -> None:
-    """Raises `ValueError` for a token that the model does not have: on a GPU it would end more than this step."""
+    """Raise `ValueError` for a token id outside the vocabulary; on a GPU it would break the CUDA context."""
     for s in samples:
         ids = np.concatenate([s.prompt_ids, s.response_ids, *s.hinted_prompts])
         if ids.min() < 0 or ids.max() >= vocabulary:
@@ -74,7 +74,7 @@ def check_ids(samples: Sequence[Sample], vocabulary: int) -> None:
 
 
 def tops_of(student: Picked, teachers: Sequence[Picked]) -> Tops:
-    """`student`: a reply's tokens, then the likeliest; `teachers`: its tokens, those same likeliest, then their own."""
+    """Return top-k scores. Columns: the reply token, the student's top k, then (teachers only) the teacher's own."""
     n = student.ids_KN.shape[1]
     return Tops(
         student=_support(student, 1, n),
@@ -89,12 +89,12 @@ def _support(picked: Picked, start: int, end: int) -> Support:
 
 
 def row_of(sample: Sample, *, times: float = 1.0) -> Row:
-    """The sample under its plain prompt, at so many times its temperature."""
+    """Return the sample with its plain prompt; its temperature is multiplied by `times`."""
     return Row(prompt_ids=sample.prompt_ids, response_ids=sample.response_ids, temperature=sample.temperature * times)
 
 
 def hinted(samples: Sequence[Sample], *, times: float = 1.0) -> list[tuple[int, Row]]:
-    """(which sample, the row of its teacher) for each hint."""
+    """Return (sample index, sequence with the hinted prompt) for each hint."""
     return [
         (i, Row(prompt_ids=prompt, response_ids=s.response_ids, temperature=s.temperature * times))
         for i, s in enumerate(samples)

@@ -1,6 +1,6 @@
-"""How the policy, the base below it and the teacher look at rows.
+"""Scoring of a batch under the policy, the frozen base and the teacher.
 
-Legend: B samples, R response tokens of one sample, N tokens of the vocabulary at each.
+Shapes: B samples, R response tokens of one sample, N vocabulary tokens at each position.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from openclaw_rl.settings.load import TrainConfig
 
 
 class Sight:
-    """Forward passes, in the mode and with the weights that each of them needs."""
+    """Runs forward passes under the policy, the base or the teacher, each in the right module mode."""
 
     def __init__(self, weights: Weights, passes: Passes, train: TrainConfig, average: Average | None) -> None:
-        """`average`: the teacher; None: it is the base."""
+        """`average`: the EMA teacher; None means that the base is the teacher."""
         self._weights, self._passes, self._train, self._average = weights, passes, train, average
 
     def policy(self, rows: Sequence[Row], *, top: int = 0) -> list[Picked]:
-        """As it is now. What is wanted besides the rows' own tokens: see `head.select`."""
+        """Score rows under the current policy. For `top`, see `lm_head.select_tokens`."""
         self._weights.model.eval()
         return self._passes.look(rows, top=top)
 
     def base(self, rows: Sequence[Row], *, ids: Sequence[torch.Tensor] | None = None, top: int = 0) -> list[Picked]:
-        """The frozen base."""
+        """Score rows under the frozen base."""
         with self._weights.frozen():
             self._weights.model.eval()
             return self._passes.look(rows, ids=ids, top=top)
 
     def training(self) -> None:
-        """The mode of a step: an adapter's dropout acts; the base's own never, for no reply was sampled with it."""
+        """Enable the adapter's dropout only. The base's dropout stays off, because replies are sampled without it."""
         self._weights.model.eval()
         for layer in self._weights.causal.modules():
             if (dropout := getattr(layer, "lora_dropout", None)) is not None:
                 dropout.train()
 
     def scored(self, samples: Sequence[Sample], method: Method) -> tuple[Scored, dict[str, str]]:
-        """The batch without the turns that are too stale, and why those are not in it."""
+        """Score a batch. Return it without stale turns, and the reason for each dropped turn."""
         rows = [scored.row_of(s) for s in samples]
         live, student = self._before(rows, method.top)
         bounds = {"max_gap": self._train.max_gap, "max_batch_gap": self._train.batch_gap}
@@ -72,9 +72,9 @@ class Sight:
         ), dropped
 
     def _before(self, rows: Sequence[Row], top: int) -> tuple[Live | None, list[Picked]]:
-        """The policy before the step; by the step's own pass, when that can stand for it.
+        """Score the policy before the step, by the forward pass of the step itself if possible.
 
-        That is so with one step, one micro-batch, one rank and nothing random; a small batch is then one pass cheaper.
+        That needs one epoch, one micro-batch, one rank and no dropout, and saves one pass for small batches.
         """
         random = self._weights.dropout > 0
         if self._train.epochs > 1 or random or self._passes.ranks > 1 or len(self._passes.groups(rows)) != 1:
@@ -89,7 +89,7 @@ class Sight:
     def _compared(
         self, samples: Sequence[Sample], student: Sequence[Picked], taught: Sequence[int]
     ) -> list[torch.Tensor]:
-        """The policy at the temperature of its teachers, where it has one."""
+        """Return the policy's log-probabilities, at the teacher temperature for samples that have a teacher."""
         out, times = [o.logp for o in student], self._train.teacher_temperature
         warm = sorted(set(taught)) if times != 1 else []
         rows = [scored.row_of(samples[i], times=times) for i in warm]
@@ -100,9 +100,9 @@ class Sight:
     def _taught(
         self, rows: list[Row], hinted: Sequence[tuple[int, Row]], student: Sequence[Picked], top: int
     ) -> tuple[list[Picked], list[Picked]]:
-        """(the base on the plain rows, the teacher on the hinted ones): of one tree where the teacher is the base.
+        """Return (base on the plain rows, teacher on the hinted rows); one tree if the base is the teacher.
 
-        With `top`, the teacher scores the student's likeliest tokens, too, and names its own.
+        With `top`, the teacher also scores the student's most likely tokens and returns its own.
         """
         prompts = [row for _, row in hinted]
         ids = [student[i].ids_KN[:, 1:] for i, _ in hinted]
@@ -113,16 +113,16 @@ class Sight:
         return seen[: len(rows)], seen[len(rows) :]
 
     def _teacher(self, rows: Sequence[Row], ids: Sequence[torch.Tensor], top: int) -> list[Picked]:
-        """The average."""
+        """Score rows under the EMA teacher."""
         assert self._average is not None
         with self._average.standing():
             self._weights.model.eval()
             return self._passes.look(rows, ids=ids, top=top) if rows else []
 
     def teacher_follows(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """After a step: the average moves, if the bound allows it. Its distance is measured under these samples' hints.
+        """Update the EMA teacher after a step, if its bound allows it. Return metrics.
 
-        KL(base || average) over the base's `topk` likeliest tokens and the tail, per token that may train.
+        Distance: KL(base || teacher) per trainable token under the hints, over the base's `topk` tokens and the tail.
         """
         hinted = scored.hinted(samples)
         if self._average is None or not any(samples[i].mask.any() for i, _ in hinted):

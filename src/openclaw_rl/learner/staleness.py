@@ -1,7 +1,7 @@
-"""Which turns are too stale to train on: measured, turn by turn and over the whole batch.
+"""Selection of turns that are too stale to train on, per turn and over the whole batch.
 
-Legend: R response tokens of one sample. The gap of tokens is their mean |log rho| = |log pi - log mu|, pi the policy
-before the step, in nats.
+Shapes: R response tokens of one sample. The gap of a set of tokens is the mean of |log rho| = |log pi - log mu| in
+nats, where pi is the policy before the step and mu the policy that sampled.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from openclaw_rl.methods.types import Sample
 def fresh_enough(
     samples: Sequence[Sample], student: Sequence[torch.Tensor], *, max_gap: float, max_batch_gap: float
 ) -> tuple[list[int], dict[str, str]]:
-    """Which samples are, and of the others why not (turn -> words for a person).
+    """Return the indices of the samples to keep, and a reason for each dropped turn.
 
-    No turn's gap is above `max_gap`. Then, while that of all tokens together is above `max_batch_gap`, the stalest turn
-    goes: many turns that are each just bearable are a batch of another policy. Of fresh turns it is asked as if there
-    were no replays, which join as far as the bound lets them: they have had their turn, the others have no second one.
-    Raises `BrokenPolicy` when it is.
+    First, turns with a gap above `max_gap` are dropped. Then the stalest turn is dropped repeatedly while the gap of
+    all tokens together is above `max_batch_gap`, since many turns just below the limit still form an off-policy batch.
+    This second rule is applied to new turns alone, then to replays on top of them, because replays were trained on once
+    already. Raises `BrokenPolicy` if a log-probability is not finite.
     """
     gaps = [_gaps(sample, logp.numpy()) for sample, logp in zip(samples, student, strict=True)]
     means = [float(gap.mean()) if len(gap) else 0.0 for gap in gaps]
@@ -52,13 +52,13 @@ def _mean(gaps: Sequence[np.ndarray[Any, Any]]) -> float:
 
 def _why(sample: Sample, gap: str, setting: str, bound: float) -> str:
     return (
-        f"too stale: {gap} between version {sample.version} that wrote it and the policy being trained, "
+        f"too stale: {gap} between version {sample.version} that sampled it and the policy being trained, "
         f"above {setting} {bound:g}"
     )
 
 
 def _gaps(sample: Sample, student: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """|log rho| of the tokens that may train. Raises `BrokenPolicy` when it is."""
+    """Return |log rho| of the trainable tokens. Raises `BrokenPolicy` if a value is not finite."""
     if not np.all(np.isfinite(student)):
         raise BrokenPolicy(
             f"turn {sample.turn}: expected finite log-probabilities, got {student}. The policy's weights are broken: "
@@ -69,9 +69,9 @@ def _gaps(sample: Sample, student: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]
 
 
 def why_silent(sample: Sample) -> str:
-    """Why a sample that is fresh enough stands in no term, in words for a person."""
+    """Return why a sample that is not stale is in no term of the loss."""
     if sample.episode is None:
         return "no score and no hint that the method can use"
     if sample.episode.outcome is None:
-        return "the outcome of its rollout is not known"
-    return "its group says nothing: the batch holds no other rollout of its task, or all went alike"
+        return "the outcome of its rollout is unknown"
+    return "its group gives no signal: the batch has no other rollout of its task, or all outcomes are equal"

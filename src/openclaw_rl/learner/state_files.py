@@ -1,4 +1,4 @@
-"""The files of a policy's folder that only the trainer reads."""
+"""Files in a policy folder that only the trainer reads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from openclaw_rl.errors import ModelError
 
 OPTIMIZER_FILE = "optimizer.state"
-"""In the layout of safetensors, but not called so: engines take every `*.safetensors` of a folder for weights."""
+"""Safetensors layout under another suffix, because engines load every `*.safetensors` in a folder as weights."""
 STATE_FILE = "trainer.json"
 _KINDS = {
     torch.float64: "F64",
@@ -24,14 +24,14 @@ _KINDS = {
 
 
 def write_tensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write in safetensors' layout, one tensor after the other.
+    """Write tensors in safetensors layout, one after the other.
 
-    Nothing is held twice, and other threads run meanwhile (the library's own call holds them up until all is written,
-    which may be longer than the trainer's lease).
+    Makes no second copy of the data and lets other threads run. The library's own function blocks them until
+    everything is written, which may take longer than the trainer's lease lasts.
     """
     header: dict[str, Any] = {}
     at = 0
-    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # so that each is aligned
+    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # keeps each tensor aligned
     for name in order:
         tensor = tensors[name]
         header[name] = {
@@ -50,7 +50,7 @@ def write_tensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """What `trainer.json` says."""
+    """Return the content of `trainer.json`. Raises `ModelError` if it cannot be read."""
     try:
         state: dict[str, Any] = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

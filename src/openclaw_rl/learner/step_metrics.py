@@ -1,6 +1,6 @@
-"""What to know of a step: who was in it, how far off policy it was, what was held back, how far it went (in nats).
+"""Metrics of a step: its turns, how off-policy they were, what was masked, how far the policy moved (in nats).
 
-Legend: K tokens of the batch that may train, R response tokens of one sample.
+Shapes: K trainable tokens of the batch, R response tokens of one sample.
 """
 
 from __future__ import annotations
@@ -18,55 +18,55 @@ from openclaw_rl.methods.types import AnyTerm, Sample
 
 MASKS = ("gap", "opsm", "geometric")
 MASKED = (
-    "nothing is left to learn from: the masks (train.gap_low, train.gap_high, train.sequence_mask) or train.loss_path "
-    "took every token that asks for a change"
+    "no token is left to train on: the masks (train.gap_low, train.gap_high, train.sequence_mask) or train.loss_path "
+    "removed every token with a gradient"
 )
-NO_SLOPE = "the batch asks for no change any more: its gradient is 0"
+NO_SLOPE = "the batch asks for no further change: its gradient is 0"
 
 
 class Epoch(NamedTuple):
-    """One pass over the whole batch, of all ranks."""
+    """Result of one pass over the whole batch, summed over all ranks."""
 
-    values: Mapping[str, float]  # of the loss ("total") and its parts
-    counts: Mapping[str, int]  # of tokens, see `Loss.counts`
-    norm: float  # of the gradient before it was clipped
+    values: Mapping[str, float]  # the loss ("total") and its parts
+    counts: Mapping[str, int]  # of tokens, see `LossResult.counts`
+    norm: float  # of the gradient, before clipping
 
     @property
     def sound(self) -> bool:
-        """Everything about it is finite."""
+        """Whether the loss, its parts and the gradient norm are all finite."""
         return bool(np.isfinite([self.norm, *self.values.values()]).all())
 
     @property
     def idle(self) -> bool:
-        """It is sound, and there was nothing to take a step on."""
+        """Whether everything is finite and no step was taken, because there was no gradient."""
         return self.sound and (self.norm == 0 or self.counts.get("live", 0) == 0)
 
 
 def why_idle(epochs: Sequence[Epoch]) -> str | None:
-    """Why none of them took a step, in words for a person; None where one did, or where the gate has to refuse one."""
+    """Return why no epoch took a step. None if one did, or if a value is not finite, which the gate rejects."""
     if not all(epoch.idle for epoch in epochs):
         return None
     return NO_SLOPE if any(epoch.counts.get("live", 0) for epoch in epochs) else MASKED
 
 
 def told(epochs: Sequence[Epoch], terms: Sequence[AnyTerm]) -> dict[str, float]:
-    """Of all of them: mean losses, shares of all their tokens, the largest norm. What is not finite once, stays so."""
+    """Return mean losses, token shares and the largest gradient norm over all epochs. Non-finite values propagate."""
     values, counts = Counter[str](), Counter[str]()
     for epoch in epochs:
         values.update(epoch.values)
         counts.update(epoch.counts)
     out = {f"loss/{name}": value / len(epochs) for name, value in values.items()}
     out |= shares(counts, [term.name for term in terms])
-    out |= {"gradient/norm": float(np.max([epoch.norm for epoch in epochs]))}  # max() would pass over a nan
+    out |= {"gradient/norm": float(np.max([epoch.norm for epoch in epochs]))}  # unlike max(), propagates nan
     for term in terms:
         out |= term.metrics
     return out
 
 
 def shares(counts: Mapping[str, int], terms: Sequence[str]) -> dict[str, float]:
-    """From counts of tokens (`Loss.counts`, all micro-batches) to shares: of the batch's tokens, or of a term's.
+    """Return token counts (`LossResult.counts`, summed over micro-batches) as shares of the batch's or term's tokens.
 
-    A term that is not in the counts stood on no token.
+    A term that is missing from the counts has no tokens.
     """
     told = {f"masked/{mask}": counts.get(mask, 0) / max(1, counts.get("tokens", 0)) for mask in MASKS}
     for term in terms:
@@ -76,7 +76,7 @@ def shares(counts: Mapping[str, int], terms: Sequence[str]) -> dict[str, float]:
 
 
 def measured(batch: Scored, members: Sequence[int], after: Sequence[torch.Tensor]) -> dict[str, float]:
-    """`after`: of each member [R], the log-probabilities under the policy after the step."""
+    """Return policy metrics. `after`: [R] log-probabilities of each member under the policy after the step."""
     masks = torch.cat([batch.mask(i) for i in members])
 
     def flat(parts: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -105,7 +105,7 @@ def measured(batch: Scored, members: Sequence[int], after: Sequence[torch.Tensor
 
 
 def _off_policy(before_K: torch.Tensor, mu_K: torch.Tensor) -> dict[str, float]:
-    """Before the step: |log rho|, the largest rho, and k3 of KL(mu || pi) (rho - 1 - log rho; what mu sampled)."""
+    """Return, before the step, |log rho|, the largest rho, and the k3 estimate of KL(mu || pi) (rho - 1 - log rho)."""
     log_rho_K = before_K - mu_K
     bounded_K = log_rho_K.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return {
@@ -117,7 +117,7 @@ def _off_policy(before_K: torch.Tensor, mu_K: torch.Tensor) -> dict[str, float]:
 
 
 def _rewards(samples: Sequence[Sample]) -> dict[str, float]:
-    """Of the scores and, each rollout once, of the outcomes."""
+    """Return mean and standard deviation over turn scores and, once per rollout, outcomes."""
     scores = [s.reward for s in samples if s.reward is not None]
     outcomes = {(e.task, e.rollout): e.outcome for s in samples if (e := s.episode) and e.outcome is not None}
     rewards = [*scores, *outcomes.values()]
@@ -125,7 +125,7 @@ def _rewards(samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def _replay_gap(batch: Scored, members: Sequence[int]) -> dict[str, float]:
-    """Mean |log rho| before the step of those that were trained on before: how stale they are."""
+    """Return mean |log rho| of replayed turns before the step, which measures their staleness."""
     again = [i for i in members if batch.samples[i].replay]
     if not again:
         return {}
@@ -134,7 +134,7 @@ def _replay_gap(batch: Scored, members: Sequence[int]) -> dict[str, float]:
 
 
 def _engine_gap(batch: Scored, members: Sequence[int]) -> dict[str, float]:
-    """Mean |log pi - log mu| where both are of the same weights: what engine and trainer compute differently."""
+    """Return mean |log pi - log mu| of on-policy turns: the numerical difference between engine and trainer."""
     fresh = [i for i in members if batch.samples[i].on_policy]
     if not fresh:
         return {}

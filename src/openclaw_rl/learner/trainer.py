@@ -1,6 +1,6 @@
-"""The local trainer: one batch, one new version of the policy, on this machine's CPU or GPU.
+"""Local trainer: turns one batch into one new policy version, on this machine's CPU or GPU.
 
-Legend: B samples, R response tokens of one sample, K response tokens of a micro-batch.
+Shapes: B samples, R response tokens of one sample, K response tokens of a micro-batch, N vocabulary tokens each.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from openclaw_rl.methods.types import AnyTerm, Method, Sample, StepResult, Term
 from openclaw_rl.settings.load import ModelConfig, TrainConfig
 
 log = logging.getLogger(__name__)
-MIN_SCALE = 2**-8  # of a step: what is still too far then, the gate refuses
+MIN_SCALE = 2**-8  # smallest fraction of a step; if the policy still moved too far, the gate rejects it
 
 
 class _Part(NamedTuple):
-    """Of the loss on some samples, by name: its parts, and counts of tokens."""
+    """Loss parts and token counts of one micro-batch, by name."""
 
     values: dict[str, float]
     counts: dict[str, int]
@@ -59,9 +59,9 @@ class LocalTrainer:
         model: ModelConfig | None = None,
         world: World | None = None,
     ) -> None:
-        """`path`: folder of the base weights; `world`: the ranks that take each step together, of which this is one.
+        """`path`: folder of the base weights; `world`: the ranks of a distributed trainer, including this one.
 
-        Raises `ModelError` when they cannot be trained here.
+        Raises `ModelError` if the model cannot be trained here.
         """
         torch.set_num_threads(train.threads)
         self._method, self._train, self._world = method, train, world or Alone()
@@ -75,7 +75,7 @@ class LocalTrainer:
             parts=train.accumulation,
             world=self._world,
             compiled=train.compile,
-            # Ranks that share layers cannot try again what did not fit into the memory of one.
+            # Sharded ranks cannot retry after an out-of-memory error on one of them.
             checkpointing=True if shared and train.checkpointing is None else train.checkpointing,
         )
         self._bounds = bounds_of(train)
@@ -85,9 +85,9 @@ class LocalTrainer:
         self.load(folder=None, memory={})
 
     def load(self, *, folder: str | None, memory: Mapping[str, Any]) -> None:
-        """Stand on a policy. Raises `ModelError` or `ConfigError` when its folder does not fit."""
+        """Load the policy in `folder`, or the base. Raises `ModelError` or `ConfigError` if it does not match."""
         self._memory = dict(memory)
-        self._steps = self._seen = 0  # steps and turns of this line of versions
+        self._steps = self._seen = 0  # steps and turns over all ancestors of this version
         if folder is None:
             self._weights.reset()
             self._optimizer.start()
@@ -101,12 +101,12 @@ class LocalTrainer:
         state = state_files.read_state(Path(folder))
         self._steps, self._seen = int(state["steps"]), int(state.get("samples", 0))
         if not self._optimizer.read(Path(folder)):
-            log.warning("%s holds no optimizer state any more: the optimizer starts afresh", folder)
+            log.warning("%s no longer has an optimizer state: the optimizer starts from the beginning", folder)
 
     def step(self, samples: Sequence[Sample], out: str) -> StepResult:
-        """See `protocols.Trainer`. A step that is not finite leaves the weights as they were; the gate rejects it.
+        """See `protocols.Trainer`. A step with non-finite values does not change the weights; the gate rejects it.
 
-        Raises `TooLarge` when it does not fit into memory, not even with one row in a pass.
+        Raises `TooLarge` if the step does not fit into memory even with one row per pass.
         """
         taken = self._optimizer.steps
 
@@ -115,7 +115,7 @@ class LocalTrainer:
 
         try:
             return memory.fitted(lambda: self._step(samples, out), self._passes, begun)
-        except CheckpointError:  # two pieces of compiled code for one layer that do not save the same
+        except CheckpointError:  # recomputation compiled a layer a second time and saved other tensors
             if begun() or not self._passes.interpret():
                 raise
             return memory.fitted(lambda: self._step(samples, out), self._passes, begun)
@@ -130,7 +130,7 @@ class LocalTrainer:
         for i in set(range(len(batch.samples))) - set(members):
             dropped[batch.samples[i].turn] = why_silent(batch.samples[i])
         if not any(term.speaks for term in terms):
-            return self._none(batch, members, "the batch had nothing to say: every advantage is 0", passed, dropped)
+            return self._none(batch, members, "the batch gives no signal: every advantage is 0", passed, dropped)
         reply_tokens = ReplyTokens(self._memory, decay=self._train.length_decay)
         lengths, standing = batch.tokens(members), self._optimizer.standing()
         speed = rate(self._train, steps=self._steps, samples=self._seen)
@@ -139,7 +139,7 @@ class LocalTrainer:
             return self._none(batch, members, why, passed, dropped)
         metrics = told(epochs, terms) | self._held_back(batch, members, standing)
         metrics |= self._sight.teacher_follows(batch.samples)
-        first = [i for i in members if not batch.samples[i].replay]  # averages count each turn once
+        first = [i for i in members if not batch.samples[i].replay]  # moving averages count each turn once
         updated = reply_tokens.updated(batch.tokens(first))
         self._memory = self._method.remember([batch.samples[i] for i in first], updated)
         self._steps, self._seen = self._steps + 1, self._seen + len(first)
@@ -160,23 +160,23 @@ class LocalTrainer:
     def _none(
         self, batch: Scored, members: Sequence[int], why: str, metrics: dict[str, float], dropped: dict[str, str]
     ) -> StepResult:
-        """No step: weights, moments, memory and the count of steps are what they were."""
+        """Return the result of a batch without a step; weights, moments, method state and step count are unchanged."""
         every = dropped | {batch.samples[i].turn: why for i in members}
         return StepResult(folder=None, digest="", metrics=metrics, memory=self._memory, dropped=every)
 
     def logprobs(self, rows: Sequence[Row], *, base: bool = False) -> list[torch.Tensor]:
-        """B times [R]: under the current policy, or under the frozen base."""
+        """Return B tensors [R] of log-probabilities, under the current policy or the frozen base."""
         seen = self._sight.base(rows) if base else self._sight.policy(rows)
         return [picked.logp for picked in seen]
 
     def _descend(
         self, batch: Scored, terms: Sequence[AnyTerm], members: Sequence[int], slow: float, speed: float
     ) -> list[Epoch]:
-        """`train.epochs` optimizer steps on the whole batch."""
+        """Run `train.epochs` optimizer steps on the whole batch."""
         self._sight.training()
         device = self.causal.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            # Dropout: a function of seed, step and rank, nothing to save.
+            # Dropout depends only on seed, step and rank, so no random state has to be saved.
             torch.manual_seed(self._train.seed + self._steps + (self._world.rank << 32))
             epochs = [self._step_once(batch, terms, members, slow, speed) for _ in range(self._train.epochs)]
         self.model.eval()
@@ -185,7 +185,7 @@ class LocalTrainer:
     def _step_once(
         self, batch: Scored, terms: Sequence[AnyTerm], members: Sequence[int], slow: float, speed: float
     ) -> Epoch:
-        """One optimizer step, in micro-batches whose gradients add up; none, where it would be on nothing."""
+        """Take one optimizer step with gradients summed over micro-batches; skip it if no token has a gradient."""
         self._optimizer.zero()
         sums: Counter[str] = Counter()
         counts: Counter[str] = Counter()
@@ -205,7 +205,7 @@ class LocalTrainer:
         return Epoch(values=parts, counts=counts, norm=self._optimizer.step(speed, wanted=wanted))
 
     def _loss(self, batch: Scored, terms: Sequence[AnyTerm], indices: Sequence[int], members: int, slow: float) -> Loss:
-        """Of one micro-batch."""
+        """Return the loss of one micro-batch."""
         device = self.causal.device
         asked_KN = distillation.asked(terms, indices)
         logps_KN = self._logps(batch, indices, None if asked_KN is None else asked_KN.to(device))
@@ -225,7 +225,7 @@ class LocalTrainer:
         )
 
     def _logps(self, batch: Scored, indices: Sequence[int], asked_KN: torch.Tensor | None) -> torch.Tensor:
-        """[K, 1 + N] of the samples' own tokens, and of those that were asked for, with their graph."""
+        """Return [K, 1 + N] log-probabilities of the response tokens and of `asked_KN`, with their autograd graph."""
         if batch.live is None:
             return self._passes.read([batch.rows[i] for i in indices]).pick(ids_KN=asked_KN).logps_KN
         if asked_KN is None:
@@ -233,10 +233,10 @@ class LocalTrainer:
         return batch.live.read.of(indices).pick(ids_KN=asked_KN).logps_KN
 
     def _held_back(self, batch: Scored, members: Sequence[int], standing: Standing) -> dict[str, float]:
-        """Keep the step within its trust region: while it moved the policy too far, halve it (arXiv:1502.05477).
+        """Keep the step within its trust region: halve it while it moved the policy too far (arXiv:1502.05477).
 
-        The optimizer knows gradients, not distances: among four turns of one person a single one can move shared
-        weights so far that replies fall apart. What is measured is the mean k2 of the step over the batch's own tokens.
+        The optimizer bounds gradients, not the change of the policy: in a batch of four turns, a single turn can move
+        the shared weights so far that replies degenerate. The distance is the mean k2 over the tokens of the batch.
         """
         scale, rows = 1.0, [batch.rows[i] for i in members]
         metrics = measured(batch, members, self.logprobs(rows))
@@ -265,9 +265,9 @@ def _average(trained: weights.Weights, train: TrainConfig) -> Average | None:
 
 
 def _slices(terms: Sequence[AnyTerm], indices: Sequence[int], slow: float, like: torch.Tensor) -> list[TermSlice]:
-    """The terms on these samples, in the precision of `like` and where it is.
+    """Return the policy-gradient terms on these samples, with the dtype and device of `like`.
 
-    Denominator: samples in the term times the slow average of reply tokens.
+    Denominator: samples in the term times the moving average of reply tokens.
     """
     return [
         TermSlice(

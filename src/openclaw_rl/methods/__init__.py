@@ -1,4 +1,4 @@
-"""Methods: pure credit. Samples and log-probabilities in, terms of the loss out; no I/O, no settings, no torch."""
+"""Methods: turn samples and log-probabilities into terms of the loss. Pure: no I/O, no settings, no torch."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ AnyMethod = Binary | Opd | TopK | Combine | Groups
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distill:
-    """How a hinted teacher is followed: on the sampled token, or over the likeliest of the student or the teacher."""
+    """Options of distillation from hinted teachers: on the sampled token, or on the student's or teacher's top-k."""
 
     by: Literal["token", "student_topk", "teacher_topk"] = "token"
     top: int = 20
     divergence: Divergence = "reverse"
     cap: float = 2.0
-    hint_choice: HintChoice | None = None  # None: mixture where one token is compared, else overlap
+    hint_choice: HintChoice | None = None  # None: mixture on the sampled token, overlap on top-k
 
     def of(self, by: Literal["student", "teacher"], name: str) -> TopK:
-        """Over the likeliest tokens, named so in the metrics."""
+        """Return distillation on the top-k tokens of `by`; `name` labels its metrics."""
         return TopK(
             name=name,
             of=by,
@@ -38,7 +38,7 @@ class Distill:
         )
 
     def opd(self, clip: float) -> Opd | TopK:
-        """The distillation of `opd` and `combine`."""
+        """Return the distillation part of `opd` and `combine`."""
         match self.by:
             case "student_topk":
                 return self.of("student", "opd")
@@ -59,7 +59,7 @@ def make(
     distill: Distill | None = None,
     groups: Groups | None = None,
 ) -> AnyMethod:
-    """The method of that name. Raises `ValueError` that lists what there is, or says what does not go together."""
+    """Return the method of that name. Raises `ValueError` for an unknown name or options that exclude each other."""
     how, binary = distill or Distill(), Binary(decay=decay, shrink=shrink)
     match name:
         case "binary":
@@ -74,7 +74,7 @@ def make(
             return how.of("teacher", name)
         case "groups":
             return groups or Groups()
-    raise ValueError(f"no method {name!r}; there are binary, opd, combine, sdpo, sdft, groups")
+    raise ValueError(f"no method {name!r}; expected binary, opd, combine, sdpo, sdft or groups")
 
 
 __all__ = ["AnyMethod", "Binary", "Combine", "Distill", "Groups", "Opd", "TopK", "make"]

@@ -1,7 +1,7 @@
-"""The baseline b of binary credit: a moving average of the scores, per agent, leaning on the average of all agents.
+"""The baseline b of binary credit: a moving average of the scores per agent, shrunk towards that of all agents.
 
-Pure: a tracker reads from a memory (a JSON object that travels in the policy row) and gives a new memory back.
-Source: SPIRAL's role-conditioned advantage (arXiv:2506.24119), with shrinkage for agents that are new.
+Pure: it reads the method state (`memory`, a JSON object stored in the policy row) and returns an updated copy.
+Source: SPIRAL's role-conditioned advantage (arXiv:2506.24119), with shrinkage for new agents.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 KEY = "baseline"
-MAX_AGENTS = 4096  # agents are named by clients: the least recently judged is forgotten beyond this
+MAX_AGENTS = 4096  # clients choose agent names, so beyond this the least recently judged is forgotten
 
 
 class Baseline:
-    """Reads b, and says what the memory becomes after a batch. Never changes the memory that it was given."""
+    """Computes b, and the state after a batch. It never changes the state that it was given."""
 
     def __init__(self, memory: Mapping[str, Any], *, decay: float, shrink: float) -> None:
         kept = memory.get(KEY) or {}
@@ -25,17 +25,17 @@ class Baseline:
         self._shrink = shrink
 
     def read(self, agent: str) -> float:
-        """b = w * b_agent + (1 - w) * b_all with w = n / (n + shrink), n the agent's verdicts so far."""
+        """Return b = w * b_agent + (1 - w) * b_all, with w = n / (n + shrink) and n the agent's verdicts so far."""
         value, n = self._agents.get(agent, (0.0, 0))
         w = n / (n + self._shrink) if n else 0.0
         return w * value + (1 - w) * self._all[0]
 
     def updated(self, verdicts: Sequence[tuple[str, float]]) -> dict[str, Any]:
-        """The memory after these (agent, score in {+1, -1}) verdicts, in their order."""
+        """Return the state after these verdicts (agent, score in {+1, -1}), applied in order."""
         everyone, agents = self._all, dict(self._agents)
         for agent, score in verdicts:
             everyone = self._moved(everyone, score)
-            agents[agent] = self._moved(agents.pop(agent, (0.0, 0)), score)  # pop: the newest stand last
+            agents[agent] = self._moved(agents.pop(agent, (0.0, 0)), score)  # pop: the newest come last
         kept = list(agents.items())[-MAX_AGENTS:]
         state = {"all": list(everyone), "agents": {name: list(pair) for name, pair in kept}}
         return dict(self._memory) | {KEY: state}

@@ -1,4 +1,4 @@
-"""binary: the score less a baseline, the same for every token of the reply (REINFORCE with a baseline)."""
+"""binary: the score minus a baseline, the same for every token of the reply (REINFORCE with a baseline)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from openclaw_rl.methods.types import Evidence, Sample, Term
 
 
 class Binary:
-    """A = r - b for r in {+1, -1}. A sample without a score is in no term and in no denominator.
+    """Advantage A = r - b for r in {+1, -1}. A sample without a score is in no term and in no denominator.
 
-    No division by a standard deviation: it is 0 when all agree, which in a batch of four is common.
+    A is not divided by the standard deviation, which is 0 when all scores agree; in a batch of four that is common.
     """
 
     uses_reward = True
@@ -26,7 +26,7 @@ class Binary:
         self._shrink = shrink
 
     def terms(self, evidence: Evidence, memory: Mapping[str, Any]) -> tuple[Term, ...]:
-        """One term, of the scores alone. b is read once, before the batch."""
+        """Return one term from the scores. b is the baseline before the batch."""
         baseline = Baseline(memory, decay=self._decay, shrink=self._shrink)
         advantages = [
             np.full(len(s.mask), 0.0 if s.reward is None else _checked(s) - baseline.read(s.agent))
@@ -36,7 +36,7 @@ class Binary:
         return (Term(name="binary", weight=1.0, advantages=tuple(advantages), masks=tuple(masks)),)
 
     def remember(self, samples: Sequence[Sample], memory: Mapping[str, Any]) -> dict[str, Any]:
-        """The memory after the batch: its scores are in the averages."""
+        """Return the state with the batch's scores added to the averages."""
         verdicts = [(s.agent, s.reward) for s in samples if s.reward is not None]
         return Baseline(memory, decay=self._decay, shrink=self._shrink).updated(verdicts)
 

@@ -13,10 +13,10 @@ from openclaw_rl.methods.types import AnyTerm, Evidence, Sample
 
 
 class Combine:
-    """Both terms side by side; on each sample a term stands only where its signal does.
+    """The terms of both methods. A sample is in a term only if it has that term's signal.
 
-    The two advantages are never added up before the clip: a sample without a hint must not pay for the distillation
-    term's denominator, nor one without a score for the other's.
+    The two advantages are not added before the clip: a sample without a hint must not count in the denominator of the
+    distillation term, nor one without a score in that of the binary term.
     """
 
     def __init__(self, *, binary: Binary, opd: Opd | TopK, w_binary: float = 1.0, w_opd: float = 1.0) -> None:
@@ -27,7 +27,7 @@ class Combine:
         self.top = max((method.top for method, _ in self._parts), default=0)
 
     def terms(self, evidence: Evidence, memory: Mapping[str, Any]) -> tuple[AnyTerm, ...]:
-        """The weighted terms of both."""
+        """Return the weighted terms of both methods."""
         return tuple(
             replace(term, weight=term.weight * weight)
             for method, weight in self._parts
@@ -35,7 +35,7 @@ class Combine:
         )
 
     def remember(self, samples: Sequence[Sample], memory: Mapping[str, Any]) -> dict[str, Any]:
-        """The memory after the batch, passed through both."""
+        """Return the state updated by both methods."""
         kept = dict(memory)
         for method, _ in self._parts:
             kept = method.remember(samples, kept)

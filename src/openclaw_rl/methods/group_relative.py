@@ -1,4 +1,4 @@
-"""groups: several rollouts of one task, each measured against the others. For environments."""
+"""groups: group-relative advantages over several rollouts of one task. For environments."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ Step = tuple[str, str, int]  # task, rollout, step
 
 
 class Groups:
-    """A = (o - mean o) + (s - mean s): the outcome of the rollout, and the reward of the step.
+    """Advantage A = (o - mean o) + (s - mean s), with the outcome o of the rollout and the reward s of the step.
 
-    Outcomes are compared over the rollouts of a task, each counted once however many steps it has; step rewards over
-    the rollouts that have one at the same step index (arXiv:2603.10165, step-wise rewards; arXiv:2402.03300, groups).
-    No division by the standard deviation unless `scale` is "std", and then by no less than `floor`
-    (arXiv:2503.20783 on why not).
+    Outcomes are compared over the rollouts of a task; each rollout counts once, however many steps it has. Step rewards
+    are compared over the rollouts that have one at the same step index (arXiv:2603.10165, step-wise rewards;
+    arXiv:2402.03300, groups). The default is no division by the standard deviation (reasons: arXiv:2503.20783); with
+    `scale` "std" the divisor is at least `floor`.
 
-    A group is what the batch holds of it. One that came in two batches is two smaller groups, each with its own mean;
-    a rollout that is alone in a batch, and rollouts that all went alike, say nothing: they are in no term and in no
-    denominator. A rollout whose outcome is not known (a broken environment) is in no group, its step rewards included.
+    A group is the part of it in this batch; a group split over two batches is two groups, each with its own mean. A
+    rollout that is alone in its group, or in a group of equal values, has no advantage: it is in no term and in no
+    denominator. A rollout with unknown outcome (a broken environment) is in no group, nor are its step rewards.
     A sample without an episode is in no term.
     """
 
@@ -38,7 +38,7 @@ class Groups:
         self._scale, self._floor = scale, floor
 
     def terms(self, evidence: Evidence, memory: Mapping[str, Any]) -> tuple[Term, ...]:
-        """One term. Raises `ValueError` when one rollout has two outcomes, or the same step twice."""
+        """Return one term. Raises `ValueError` if a rollout has two outcomes, or the same step twice."""
         episodes = [_known(sample) for sample in evidence.samples]
         credit = _credit([e for e in episodes if e is not None], self._spread)
         values = [None if e is None else credit.get((e.task, e.rollout, e.step)) for e in episodes]
@@ -56,7 +56,7 @@ class Groups:
         )
 
     def remember(self, samples: Sequence[Sample], memory: Mapping[str, Any]) -> dict[str, Any]:
-        """Nothing to remember: a group is its own baseline."""
+        """Return the state unchanged: a group is its own baseline."""
         return dict(memory)
 
     def _spread(self, values: Sequence[float]) -> float:
@@ -64,12 +64,12 @@ class Groups:
 
 
 def _known(sample: Sample) -> Episode | None:
-    """Its episode, if it can be compared."""
+    """Return the sample's episode if its outcome is known."""
     return sample.episode if sample.episode is not None and sample.episode.outcome is not None else None
 
 
 def _credit(episodes: Sequence[Episode], spread: Spread) -> dict[Step, float]:
-    """The advantage of each step whose groups say something."""
+    """Return the advantage of each step that has one."""
     outcomes = _outcomes(episodes)
     rewards = _step_rewards(episodes)
     out: dict[Step, float] = {}
@@ -84,10 +84,10 @@ def _credit(episodes: Sequence[Episode], spread: Spread) -> dict[Step, float]:
 
 
 def _outcomes(episodes: Sequence[Episode]) -> dict[str, dict[str, float]]:
-    """Of each task, the outcome of each rollout. Raises `ValueError` for a rollout that has two."""
+    """Return task -> rollout -> outcome. Raises `ValueError` for a rollout with two outcomes."""
     out: dict[str, dict[str, float]] = defaultdict(dict)
     for e in episodes:
-        assert e.outcome is not None, "_known() has seen to it"
+        assert e.outcome is not None, "_comparable_episode() ensures it"
         before = out[e.task].setdefault(e.rollout, e.outcome)
         if before != e.outcome:
             raise ValueError(
@@ -98,7 +98,7 @@ def _outcomes(episodes: Sequence[Episode]) -> dict[str, dict[str, float]]:
 
 
 def _step_rewards(episodes: Sequence[Episode]) -> dict[tuple[str, int], dict[str, float]]:
-    """Of each task and step index, the reward of each rollout that has one. Raises `ValueError` for a repeated step."""
+    """Return (task, step) -> rollout -> step reward. Raises `ValueError` for a repeated step."""
     out: dict[tuple[str, int], dict[str, float]] = defaultdict(dict)
     seen: set[Step] = set()
     for e in episodes:
@@ -111,8 +111,8 @@ def _step_rewards(episodes: Sequence[Episode]) -> dict[tuple[str, int], dict[str
 
 
 def _against(group: Mapping[str, float], rollout: str, spread: Spread) -> float | None:
-    """The value of one rollout less the mean of its group; None where the group says nothing."""
+    """Return the rollout's value minus the group's mean, scaled; None if it is not there or all are equal."""
     values = list(group.values())
-    if rollout not in group or math.isclose(min(values), max(values), rel_tol=1e-9, abs_tol=1e-12):  # but for rounding
+    if rollout not in group or math.isclose(min(values), max(values), rel_tol=1e-9, abs_tol=1e-12):  # up to rounding
         return None
     return float((group[rollout] - np.mean(values)) / spread(values))

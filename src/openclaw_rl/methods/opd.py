@@ -1,4 +1,4 @@
-"""opd: on-policy distillation from the model that was told the hint, on the tokens that the student sampled."""
+"""opd: on-policy distillation from the model prompted with the hint, on the tokens that the student sampled."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from openclaw_rl.types import Logprobs
 class Opd:
     """A_t = clip(T_t - o_t, -C, +C): the sampled-token estimate of the reverse KL's gradient (arXiv:2603.10165).
 
-    T is the frozen base under the hinted prompt, o the current policy under the plain one: the same code, precision
-    and temperature. A sample without a hint is in no term and in no denominator. Of several hints, T is their even
-    mixture, token by token, or the one whose teacher's likeliest tokens overlap most with the student's.
+    T is the frozen base under the hinted prompt, o the current policy under the plain prompt, both with the same code,
+    precision and temperature. A sample without a hint is in no term and in no denominator. With several hints, T is
+    their even mixture at each token, or the teacher whose top tokens overlap most with the student's.
     """
 
     uses_reward = False
     uses_hints = True
 
     def __init__(self, *, clip: float = 1.0, hint_choice: HintChoice = "mixture", top: int = 0) -> None:
-        """`top`: over how many of the likeliest tokens an overlap is taken."""
+        """`top`: number of top tokens that the overlap compares."""
         self._clip, self._choice = clip, hint_choice
         self.top = top if hint_choice == "overlap" else 0
 
     def terms(self, evidence: Evidence, memory: Mapping[str, Any]) -> tuple[Term, ...]:
-        """One term, where there are hints."""
+        """Return one term over the samples with hints."""
         followed, metrics = self._followed(evidence)
         triples = list(zip(evidence.samples, evidence.student, followed, strict=True))
         advantages = tuple(self._advantage(s, o, hinted) for s, o, hinted in triples)
@@ -37,11 +37,11 @@ class Opd:
         return (Term(name="opd", weight=1.0, advantages=advantages, masks=masks, metrics=metrics),)
 
     def remember(self, samples: Sequence[Sample], memory: Mapping[str, Any]) -> dict[str, Any]:
-        """Nothing to remember."""
+        """Return the state unchanged."""
         return dict(memory)
 
     def _followed(self, evidence: Evidence) -> tuple[Sequence[Sequence[Logprobs]], dict[str, float]]:
-        """Of each sample the teachers that count, and what is worth knowing of them."""
+        """Return the selected teachers of each sample, and metrics of the selection."""
         if self._choice == "mixture":
             return evidence.teachers, {}
         followed: list[Sequence[Logprobs]] = []

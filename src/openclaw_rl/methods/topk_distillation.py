@@ -1,7 +1,7 @@
-"""topk: distillation from the model that was told the hint, over the likeliest tokens at each position.
+"""Distillation from the model prompted with the hint, over the top-k tokens at each position.
 
-Where `opd` learns from the one token that was sampled, this compares both distributions: the divergence of N + 1 bins,
-N tokens and the rest of the vocabulary as one tail, with its exact gradient (no sampling noise).
+`opd` learns from the sampled token only. This compares both distributions: the divergence over N + 1 bins, which are N
+tokens and the rest of the vocabulary as one tail, with its exact gradient (no sampling noise).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from openclaw_rl.types import Mask
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """Of one sample that has hints."""
+    """Target and metrics of one sample with hints."""
 
     support: Support
     speaks: bool
@@ -28,9 +28,9 @@ class _Part:
 
 
 class TopK:
-    """The divergence from the teacher T (hinted prompt) at the policy pi (plain prompt), position by position.
+    """The divergence between the teacher T (hinted prompt) and the policy pi (plain prompt) at each position.
 
-    `of` student: over the student's N likeliest tokens (SDPO, arXiv:2601.20802); teacher: over the teacher's (SDFT,
+    `of` "student": over the student's N top tokens (SDPO, arXiv:2601.20802); "teacher": over the teacher's (SDFT,
     arXiv:2601.19897). A sample without a hint is in no term and in no denominator.
     """
 
@@ -47,17 +47,17 @@ class TopK:
         cap: float,
         hint_choice: HintChoice,
     ) -> None:
-        """`top`: N. Raises `ValueError` for a mixture of teachers over tokens of which each has its own."""
+        """`top`: N. Raises `ValueError` for a mixture of teachers over the teacher's top tokens."""
         if of == "teacher" and hint_choice == "mixture":
             raise ValueError(
-                "train.hint_choice mixture: each hinted teacher has likeliest tokens of its own, and there is no "
-                "mixture over them. Use overlap, or the student's likeliest tokens"
+                "train.hint_choice mixture: each hinted teacher has likeliest tokens of its own, so they cannot be "
+                "mixed. Use overlap, or the student's likeliest tokens"
             )
         self.top = top
         self._name, self._of, self._divergence, self._cap, self._choice = name, of, divergence, cap, hint_choice
 
     def terms(self, evidence: Evidence, memory: Mapping[str, Any]) -> tuple[Target, ...]:
-        """One target, where there are hints."""
+        """Return one term over the samples with hints."""
         parts = [
             self._part(s, o, hinted, tops) if hinted else None
             for s, o, hinted, tops in zip(
@@ -79,7 +79,7 @@ class TopK:
         )
 
     def remember(self, samples: Sequence[Sample], memory: Mapping[str, Any]) -> dict[str, Any]:
-        """Nothing to remember."""
+        """Return the state unchanged."""
         return dict(memory)
 
     def _part(self, sample: Sample, o: Floats, hinted: Sequence[Floats], tops: Tops) -> _Part:
@@ -102,13 +102,13 @@ class TopK:
 
 
 def _tail(own: Support, mask: Mask) -> Floats:
-    """[tokens of the mask] the probability of all other tokens."""
+    """Return [tokens of the mask], the probability of all other tokens."""
     rest: Floats = (1 - np.exp(own.logps.astype(np.float64)).sum(axis=1)).clip(min=0)[mask]
     return rest
 
 
 def _told(parts: Sequence[_Part]) -> dict[str, float]:
-    """Means over the tokens of all samples that have hints."""
+    """Return the metrics, averaged over the tokens of all samples with hints."""
     if not any(len(part.tail) for part in parts):
         return {}
     return {

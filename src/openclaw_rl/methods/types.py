@@ -1,7 +1,7 @@
-"""The nouns of credit: what a batch is, what was measured of it, and what a method makes of that.
+"""Data types of credit: the samples of a batch, their measured log-probabilities, and the terms of the loss.
 
 Frozen, slotted, keyword-only. Legend: B samples, P prompt tokens, R response tokens, N tokens of the vocabulary at one
-position. Log-probabilities are natural logarithms at the temperature under which a sample was drawn.
+position. Log-probabilities are natural logarithms at the temperature at which a sample was drawn.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from numpy.typing import NDArray
 from openclaw_rl.types import Ids, Logprobs, Mask
 
 Divergence = Literal["reverse", "forward", "jsd"]
-"""KL(student || teacher), KL(teacher || student), or their even mixture's (Jensen-Shannon)."""
+"""KL(student || teacher), KL(teacher || student), or the Jensen-Shannon divergence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
-    """One step of one rollout of a task that was tried several times: what group-relative credit compares."""
+    """One step of one of several rollouts of a task, with rewards that group-relative credit compares."""
 
     task: str
     rollout: str
     step: int  # from 0
-    outcome: float | None  # of the whole rollout; None: not known (a broken environment)
+    outcome: float | None  # of the whole rollout; None: unknown (a broken environment)
     step_reward: float | None = None  # of this step alone
 
     def __post_init__(self) -> None:
@@ -34,27 +34,27 @@ class Episode:
             if value is not None and not np.isfinite(value):
                 raise ValueError(
                     f"task {self.task}, rollout {self.rollout}, step {self.step}: expected a finite {name}, or None "
-                    f"where it is not known; got {value}"
+                    f"if it is unknown; got {value}"
                 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """What the trainer eats. Lengths are checked here, once."""
+    """One turn as the trainer takes it. Raises `ValueError` for inconsistent lengths."""
 
     turn: str
     agent: str
     prompt_ids: Ids  # [P]
     response_ids: Ids  # [R]
-    logprobs: Logprobs  # [R] sampled, at `temperature` (μ)
+    logprobs: Logprobs  # [R] μ: of the sampled tokens at sampling time, at `temperature`
     mask: Mask  # [R] tokens that may train
     temperature: float
     version: int
     reward: float | None  # +1, -1, or None: no binary term
     hinted_prompts: tuple[Ids, ...] = ()  # [H] each: the prompt with a hint; empty: no distillation term
-    on_policy: bool = False  # sampled by the very version that is being trained from
-    replay: bool = False  # an ancestor of the version that is being made was trained on it
-    episode: Episode | None = None  # where it belongs among several rollouts of one task; None: a conversation
+    on_policy: bool = False  # sampled by the version that the step starts from
+    replay: bool = False  # an ancestor of the new version was trained on it
+    episode: Episode | None = None  # its place among several rollouts of one task; None: a conversation
 
     def __post_init__(self) -> None:
         r = len(self.response_ids)
@@ -69,10 +69,10 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Support:
-    """Some tokens at each position of a reply, no token twice, and their log-probabilities under one model."""
+    """N distinct tokens at each position of a reply, and their log-probabilities under one model."""
 
     ids: Ids  # [R, N]
-    logps: NDArray[np.floating[Any]]  # [R, N]; the rest of the vocabulary is one tail
+    logps: NDArray[np.floating[Any]]  # [R, N]; the rest of the vocabulary is one tail bin
 
     def __post_init__(self) -> None:
         if self.ids.ndim != 2 or self.ids.shape != self.logps.shape:
@@ -81,63 +81,63 @@ class Support:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tops:
-    """The likeliest tokens at each position of one reply. Of each hint, in their order: `teachers`, `crossed`."""
+    """The top tokens at each position of one reply. The tuples have one entry per hint, in their order."""
 
     student: Support
-    teachers: tuple[Support, ...]  # the teacher's own likeliest
-    crossed: tuple[NDArray[np.floating[Any]], ...]  # [R, N] the teacher's log-probabilities of the student's likeliest
+    teachers: tuple[Support, ...]  # the teacher's own top tokens
+    crossed: tuple[NDArray[np.floating[Any]], ...]  # [R, N] the teacher's log-probabilities of the student's top tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What the trainer measured of a batch before its step: B entries each."""
+    """Log-probabilities of a batch, computed before its step. B entries each."""
 
     samples: Sequence[Sample]
     student: Sequence[Logprobs]  # [R] o: the current policy under the plain prompt
-    teachers: Sequence[Sequence[Logprobs]]  # of each hint [R] T: the teacher under the hinted prompt
-    tops: Sequence[Tops] = ()  # empty: the method asked for none (its `top` is 0)
+    teachers: Sequence[Sequence[Logprobs]]  # [R] T for each hint: the teacher under the hinted prompt
+    tops: Sequence[Tops] = ()  # empty if the method needs none (its `topk_size` is 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Term:
-    """What a method gives for one batch: one part of the loss, with its own mask and its own denominator.
+    """One part of the loss of a batch, with its own mask and its own denominator.
 
-    B samples, R response tokens each. A sample stands in the term where its mask has a token.
+    B samples, R response tokens each. A sample is in the term if its mask has a token.
     """
 
-    name: str  # "binary", "opd": only a label for the metrics; nothing branches on it
+    name: str  # "binary", "opd": only a label for the metrics; no code branches on it
     weight: float
     advantages: tuple[NDArray[np.floating[Any]], ...]  # B times [R]
     masks: tuple[Mask, ...]  # B times [R]; all False where the sample is not in the term
-    metrics: Mapping[str, float] = field(default_factory=dict)  # what else is worth knowing
+    metrics: Mapping[str, float] = field(default_factory=dict)  # additional metrics
 
     @property
     def samples(self) -> int:
-        """How many samples stand in the term."""
+        """Number of samples in the term."""
         return sum(bool(mask.any()) for mask in self.masks)
 
     @property
     def speaks(self) -> bool:
-        """It asks for some change of the policy."""
+        """True if some advantage under the mask is not 0."""
         return any(bool(np.any(a[m] != 0)) for a, m in zip(self.advantages, self.masks, strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Like a `Term`, but a distribution to follow at each position instead of advantages: a divergence is the loss."""
+    """One part of the loss, like `PolicyGradientTerm`: a divergence from target distributions at each position."""
 
     name: str
     weight: float
     supports: tuple[Support | None, ...]  # B; None where the sample is not in the term
     masks: tuple[Mask, ...]  # B times [R]; all False where the sample is not in the term
     divergence: Divergence
-    cap: float  # of the ratio (policy being trained / policy that sampled) by which a position is weighed
-    speaks: bool  # the teacher says something else than the student
+    cap: float  # upper bound of the importance ratio (trained / sampling policy) that weights a position
+    speaks: bool  # the teacher differs from the student
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def samples(self) -> int:
-        """How many samples stand in the term."""
+        """Number of samples in the term."""
         return sum(bool(mask.any()) for mask in self.masks)
 
 
@@ -146,37 +146,37 @@ AnyTerm = Term | Target
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What one optimizer step left behind."""
+    """Result of one optimizer step."""
 
-    folder: str | None  # adapter (PEFT layout), optimizer, trainer state: complete, not yet published; None: no step
+    folder: str | None  # adapter (PEFT layout), optimizer and trainer state, not yet published; None: no step was taken
     digest: str
     metrics: Mapping[str, float]
     memory: Mapping[str, Any]
-    dropped: Mapping[str, str] = field(default_factory=dict)  # turn -> why it carried no gradient
+    dropped: Mapping[str, str] = field(default_factory=dict)  # turn id -> why it had no gradient
 
 
 class Method(Protocol):
-    """Pure credit (see `openclaw_rl.methods`)."""
+    """Interface of a method (see `openclaw_rl.methods`). Pure."""
 
     @property
     def uses_reward(self) -> bool:
-        """A sample with a score carries signal."""
+        """True if a sample with a score has a signal."""
         ...
 
     @property
     def uses_hints(self) -> bool:
-        """A sample with a hinted prompt carries signal: the trainer scores its teachers."""
+        """True if a sample with a hinted prompt has a signal; the trainer then scores its teachers."""
         ...
 
     @property
     def top(self) -> int:
-        """How many of the likeliest tokens at each position it wants to see (`Evidence.tops`); 0: none."""
+        """Number of top tokens at each position in `BatchLogprobs.topk_scores`; 0: none."""
         ...
 
     def terms(self, evidence: Evidence, memory: Mapping[str, Any]) -> Sequence[AnyTerm]:
-        """The terms of the loss on these samples."""
+        """Return the terms of the loss on these samples."""
         ...
 
     def remember(self, samples: Sequence[Sample], memory: Mapping[str, Any]) -> dict[str, Any]:
-        """The memory after these samples were trained on."""
+        """Return the method state (`memory`) after training on these samples."""
         ...

@@ -1,1 +1,1 @@
-"""Code of the owner's: one file each, named by its path in the settings. Nothing else is ever loaded."""
+"""Plug-ins: Python files of the owner, named by path in the settings. No other code is loaded."""

@@ -1,6 +1,6 @@
-"""Loading a file of the owner's, and calling what it defines: whatever is wrong is said with file, line, got, expected.
+"""Load plug-in files and check their functions. Errors name the file, the line, the value got and the one expected.
 
-A file is run as it stands. It imports what is installed; files beside it are not found, for nobody named them.
+A plug-in can import installed packages, but no files beside it, because the settings do not name them.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ log = logging.getLogger("openclaw_rl.plugins")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plugin:
-    """A file that was loaded."""
+    """A loaded plug-in file."""
 
-    setting: str  # that named it
+    setting: str  # the settings key that names it
     path: Path
-    sha256: str  # of the very bytes that run
+    sha256: str  # of the bytes that run
     module: ModuleType
 
     def defined(self) -> list[str]:
-        """Functions and classes of the file itself, without what it imports."""
+        """Return the names of public functions and classes defined in the file, without imported ones."""
         name = self.module.__name__
         return [
             key
@@ -42,7 +42,7 @@ class Plugin:
         ]
 
     def find(self, *names: str) -> Callable[..., Any] | None:
-        """The first of these names that the file defines. Raises `PluginError` when one of them is no function."""
+        """Return the first of these names that the file defines. Raises `PluginError` if it is not callable."""
         for name in names:
             if (found := getattr(self.module, name, None)) is not None:
                 if not callable(found):
@@ -51,29 +51,29 @@ class Plugin:
         return None
 
     def only(self, *names: str) -> tuple[str, Callable[..., Any]]:
-        """The one of these functions that the file defines. Raises `PluginError` that names what is there."""
+        """Return name and function of the only one that the file defines. Raises `PluginError` for none or several."""
         found = {name: function for name in names if (function := self.find(name)) is not None}
         if len(found) == 1:
             return found.popitem()
         if found:
-            raise self.error(f"defines {' and '.join(found)}; which one is meant? Keep one of them in the file")
+            raise self.error(f"defines {' and '.join(found)}; expected one of them. Remove the others from the file")
         there = ", ".join(self.defined()) or "nothing"
-        raise self.error(f"defines no {' or '.join(names)}. What it defines: {there}")
+        raise self.error(f"defines no {' or '.join(names)}. It defines: {there}")
 
     def error(self, words: str, line: int | None = None) -> PluginError:
-        """Names the setting, the file and, where known, the line."""
+        """Return an error that names the setting, the file and, if known, the line."""
         where = self.path if line is None else f"{self.path}:{line}"
         return PluginError(f"{self.setting}: {where}: {words}")
 
     @contextmanager
     def running(self, name: str, passing: tuple[type[Exception], ...] = (), given: str = "") -> Iterator[None]:
-        """What the owner's code raises becomes one `PluginError` with its file and line; `passing` goes through.
+        """Convert exceptions of the plug-in's code to `PluginError`s with file and line, except those in `passing`.
 
-        `given`: what it was called with, in words.
+        `given`: description of the arguments, for the message.
         """
         try:
             yield
-        except (Exception, SystemExit) as error:  # the owner's code may raise anything
+        except (Exception, SystemExit) as error:  # the plug-in may raise anything
             if isinstance(error, (PluginError, *passing)):
                 raise
             raise self.error(
@@ -82,10 +82,10 @@ class Plugin:
 
 
 def load(setting: str, path: str | Path, supplied: Mapping[str, Any] | None = None) -> Plugin:
-    """Run the file at `path`. `supplied`: names that it may use without defining them. Raises `PluginError`."""
+    """Run the file at `path` and return the plug-in. `supplied`: globals added to it. Raises `PluginError`."""
     plugin, code = _read(setting, path)
     vars(plugin.module).update(supplied or {})
-    sys.modules[plugin.module.__name__] = plugin.module  # dataclasses and pickle look it up there
+    sys.modules[plugin.module.__name__] = plugin.module  # dataclasses and pickle look the module up there
     with plugin.running("the file, while it was loaded,"):
         exec(code, vars(plugin.module))
     log.info("%s: loaded %s, sha256 %s", setting, plugin.path, plugin.sha256)
@@ -93,7 +93,7 @@ def load(setting: str, path: str | Path, supplied: Mapping[str, Any] | None = No
 
 
 def examine(config: Config) -> None:
-    """Without running any: the files that the settings name are there, and valid Python. Raises `PluginError`."""
+    """Check, without running them, that the configured files exist and are valid Python. Raises `PluginError`."""
     named = {
         "train.loss_path": config.train.loss_path,
         "judge.plugin_path": config.judge.plugin_path if config.judge.kind == "plugin" else None,
@@ -128,7 +128,7 @@ def _compiled(plugin: Plugin, raw: bytes) -> CodeType:
 
 
 def check_call(plugin: Plugin, name: str, function: Callable[..., Any], parameters: Sequence[str]) -> None:
-    """Raises `PluginError` unless the function can be called with exactly these, by name."""
+    """Raise `PluginError` unless the function can be called with exactly these keyword arguments."""
     signature = signature_of(plugin, name, function)
     check_plain(plugin, name, function)
     try:
@@ -140,30 +140,30 @@ def check_call(plugin: Plugin, name: str, function: Callable[..., Any], paramete
 
 
 def check_plain(plugin: Plugin, name: str, function: Callable[..., Any]) -> None:
-    """Raises `PluginError` for an async function, whose result nobody would wait for."""
+    """Raise `PluginError` for an async function, because the caller does not await the result."""
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         line = getattr(getattr(function, "__code__", None), "co_firstlineno", None)
         raise plugin.error(f"{name} is an async function, expected `def {name.rpartition('.')[2]}(...)`", line)
 
 
 def signature_of(plugin: Plugin, name: str, function: Callable[..., Any]) -> inspect.Signature:
-    """Raises `PluginError` for what is not written in Python."""
+    """Return the function's signature. Raises `PluginError` if Python cannot determine it."""
     try:
         return inspect.signature(function)
     except (TypeError, ValueError):
         if not callable(function):
             raise plugin.error(f"{name} is of type {_kind(function)}, expected a function") from None
-        raise plugin.error(f"{name} does not tell its parameters: write it as a Python function") from None
+        raise plugin.error(f"the parameters of {name} are unknown: write it as a Python function") from None
 
 
 def _short(signature: inspect.Signature) -> str:
-    """Names and defaults only."""
+    """Format the signature with names and defaults only."""
     plain = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
     return str(inspect.Signature(plain))
 
 
 def _line(error: BaseException, path: Path) -> int | None:
-    """The last line of the file that the error came through."""
+    """Return the last line of the file in the error's traceback, or None."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     return lines[-1] if lines else None
 

@@ -1,4 +1,4 @@
-"""A bounded cache: what was not asked for since the last two turnovers is forgotten."""
+"""Bounded LRU caches: one by generations without a lock, one with a budget in tokens."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Held = TypeVar("Held", bound=Sized)
 
 
 class Recent(Generic[K, V]):
-    """Least recently used out, by halves: a hit costs one dictionary look-up, and there is no lock.
+    """Approximate LRU cache with two generations: a hit costs one dictionary look-up and takes no lock.
 
-    `room` is in units of `weigh(key, value)` (1 each by default); between half of it and all of it is kept. Single
-    operations are safe from several threads; two threads may compute the same value.
+    `room`: capacity in units of `weigh(key, value)`, by default 1 per entry. The cache keeps between half of it and
+    all of it. Single operations are thread-safe; two threads may compute the same value twice.
     """
 
     def __init__(self, room: int, weigh: Callable[[K, V], int] | None = None) -> None:
@@ -47,7 +47,7 @@ ROOM_TOKENS = 16 * 2**20  # 64 MiB of ids
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """The ids of one exchange, as sent and as sampled."""
+    """Prompt ids of one exchange as sent, and its response ids as sampled."""
 
     prompt_ids: Ids  # [P]
     response_ids: Ids  # [R]
@@ -57,7 +57,7 @@ class Past:
 
 
 class ByTokens(Generic[Held]):
-    """Least recently used out, bounded in tokens: the length of a value is how many it holds."""
+    """LRU cache bounded by a number of tokens; `len(value)` is the number of tokens of a value."""
 
     def __init__(self, room: int = ROOM_TOKENS) -> None:
         self._room = room
@@ -77,7 +77,7 @@ class ByTokens(Generic[Held]):
         return found
 
     def longest(self, keys: Sequence[tuple[int, bytes]]) -> tuple[int, Held] | None:
-        """The last of (message index, key) that is known, searched from the end."""
+        """Return (message index, value) of the last of the (message index, key) pairs whose key is cached."""
         for index, key in reversed(keys):
             if (found := self.get(key)) is not None:
                 return index, found

@@ -1,4 +1,4 @@
-"""Chat templates: jinja2 in a sandbox, with what model folders' templates need; renders as transformers does."""
+"""Render chat templates in a jinja2 sandbox, with the same filters, globals and results as transformers."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from jinja2.utils import Namespace
 from openclaw_rl.errors import ModelError, RequestError
 from openclaw_rl.types import Message
 
-_ROLES = {"developer": "system", "function": "tool"}  # templates know four roles
+_ROLES = {"developer": "system", "function": "tool"}  # templates support only four roles
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
 _OURS = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize"}
     | {"raise_exception", "strftime_now", "namespace", "range", "dict", "lipsum", "cycler", "joiner", "loop", "self"}
 )
-"""What a client may not name: arguments of rendering and functions of templates."""
+"""Variable names that a client may not set: arguments of `render`, and functions and globals of templates."""
 
 
 class ReadyTool(dict[str, Any]):
-    """A tool that remembers its JSON: the same tools come with every request of an agent."""
+    """Tool definition with its JSON text precomputed, because an agent sends the same tools with every request."""
 
     __slots__ = ("json",)
 
@@ -40,14 +40,14 @@ class ReadyTool(dict[str, Any]):
 
 
 def ready_tools(tools: Sequence[Mapping[str, Any]]) -> list[ReadyTool]:
-    """Tools as `ChatTemplate.render` takes them."""
+    """Return the tools in the form that `ChatTemplate.render` expects."""
     return [ReadyTool(t) for t in tools]
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks the assistant's tokens for training; here its body is rendered and nothing else."""
+    """Jinja tag `{% generation %}`, which marks assistant tokens for training: renders its body unchanged."""
 
-    tags = {"generation"}  # noqa: RUF012 - the type that jinja2 declares
+    tags = {"generation"}  # noqa: RUF012 - jinja2 declares this type
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
@@ -65,18 +65,18 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Unlike jinja2's own: HTML characters are not escaped."""
+    """Filter `tojson` without the HTML escapes of jinja2's own filter."""
     if type(value) is ReadyTool and indent is None and separators is None and not (ensure_ascii or sort_keys):
         return value.json
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)  # the local time, as transformers does
+    return datetime.now().strftime(pattern)  # local time, as in transformers
 
 
 class _Namespace(Namespace):
-    """`namespace()` without access to underscored names."""
+    """`namespace()` that rejects names with a leading underscore."""
 
     def __setitem__(self, name: str, value: Any) -> None:
         if name.startswith("_"):
@@ -85,7 +85,7 @@ class _Namespace(Namespace):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox; `message.role` finds a plain dict's item without failing to find an attribute first."""
+    """Sandbox in which `message.role` reads a plain dict's item directly; jinja2 would try the attribute first."""
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         if type(obj) is dict and attribute not in _DICT_ATTRIBUTES:
@@ -106,23 +106,23 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 class ChatTemplate:
-    """A model's templates, compiled once."""
+    """Compiled chat templates of one model."""
 
     def __init__(self, templates: Mapping[str, str], specials: Mapping[str, str]) -> None:
         environment = _environment()
         try:
             self._compiled = {name: environment.from_string(text) for name, text in templates.items()}
         except jinja2.TemplateSyntaxError as error:
-            raise ModelError(f"the model's chat template is broken, line {error.lineno}: {error}") from error
+            raise ModelError(f"the model's chat template has a syntax error in line {error.lineno}: {error}") from error
         self._specials = dict(specials)
 
     def check(self, variables: Mapping[str, Any]) -> None:
-        """Raises `RequestError` when a client's variable would stand for something that is not its own."""
+        """Raise `RequestError` if a client's variable would override a reserved name or a special token."""
         for name in variables:
             if name in _OURS or name in self._specials or name.startswith("_"):
                 raise RequestError(
-                    f"chat_template_kwargs.{name}: this is set by the server. Send variables of the model's own "
-                    "template there, such as enable_thinking.",
+                    f"chat_template_kwargs.{name}: this is set by the server. Send only variables of the model's own "
+                    "template, such as enable_thinking.",
                     param=f"chat_template_kwargs.{name}",
                 )
 
@@ -134,9 +134,9 @@ class ChatTemplate:
         generation: bool,
         variables: Mapping[str, Any] = NO_VARIABLES,
     ) -> str:
-        """The conversation as text; messages from `for_template`, tools from `ready_tools`.
+        """Return the conversation as text; messages come from `to_template_message`, tools from `serialize_tools`.
 
-        Raises `RequestError` when the template refuses it, in the template's words, and see `check`.
+        Raises `RequestError` with the template's own message if it rejects the conversation, or from `check_variables`.
         """
         template = self._compiled.get("tool_use") if tools else None
         if variables:
@@ -160,19 +160,19 @@ class ChatTemplate:
 
 
 def _encodable(text: str) -> str:
-    """Raises `RequestError` for what no tokenizer takes."""
+    """Return `text`; raise `RequestError` if it cannot be encoded as UTF-8, which every tokenizer needs."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise RequestError(
-            f"the conversation holds half a surrogate pair ({text[error.start]!r}). Leave it out.",
+            f"the conversation contains half a surrogate pair ({text[error.start]!r}). Remove it.",
             param="messages",
         ) from None
     return text
 
 
 def for_template(message: Message) -> dict[str, Any]:
-    """One client message as templates expect it: known roles, content as text, tool arguments as objects, no nulls."""
+    """Return a client's message as templates expect it: four roles, text content, arguments as objects, no nulls."""
     out = {k: v for k, v in message.items() if v is not None}
     role = str(out.get("role", ""))
     out["role"] = _ROLES.get(role, role)
@@ -186,7 +186,7 @@ def for_template(message: Message) -> dict[str, Any]:
 
 
 def _text(content: Any) -> str:
-    """Parts are joined as they are, as templates that read parts do (and as matching does, see `canon.text_of`)."""
+    """Join content parts without a separator, as templates that read parts do, and as `message_hash` does."""
     if isinstance(content, list):
         return "".join(p if isinstance(p, str) else str(p.get("text", p.get("refusal", ""))) for p in content)
     return "" if content is None else str(content)
@@ -198,7 +198,7 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(arguments, str):
         try:
             parsed = msgspec.json.decode(arguments)
-        except ValueError:  # half a surrogate pair and NaN, too: these stand in no prompt
+        except ValueError:  # also half a surrogate pair and NaN, which no prompt may contain
             parsed = None
         arguments = parsed if isinstance(parsed, dict) else arguments
     return {**call, "function": {**function, "arguments": arguments}}

@@ -1,4 +1,4 @@
-"""Token ids to text, a few tokens at a time, never half a character."""
+"""Decode token ids to text incrementally; a character is emitted only when it is complete."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 
 def _byte_of_char() -> dict[str, int]:
-    """The byte-level alphabet: printable bytes stand for themselves, the others are moved up from 256."""
+    """Return the byte-level BPE alphabet: printable bytes map to themselves, the others to code points from 256 on."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     moved = [b for b in range(256) if b not in plain]
     return {chr(b): b for b in plain} | {chr(256 + n): b for n, b in enumerate(moved)}
@@ -24,7 +24,7 @@ def _is_byte_level(tokenizer: Tokenizer) -> bool:
 
 
 class Detokenizer:
-    """What each token id means as text; `stop_token_ids` and special tokens mean nothing, unless they are in `kept`."""
+    """Map token ids to text. `stop_token_ids`, and special tokens that are not in `kept`, produce no text."""
 
     def __init__(self, tokenizer: Tokenizer, stop_token_ids: Iterable[int], kept: Collection[str] = ()) -> None:
         self.tokenizer = tokenizer
@@ -43,14 +43,14 @@ class Detokenizer:
 
     @property
     def exact(self) -> bool:
-        """Whether the text of some ids is the same wherever they stand."""
+        """Whether a token's text never depends on the tokens around it."""
         return self._table is not None
 
     def stream(self) -> TextStream:
         return ByteStream(self._table) if self._table is not None else WindowStream(self)
 
     def token(self, i: int) -> tuple[str, list[int]]:
-        """One token as (text, utf-8 bytes), for the client's logprobs."""
+        """Return one token as (text, UTF-8 bytes), for the client's logprobs."""
         if self._table is not None:
             raw = self._table[i] if 0 <= i < len(self._table) else b""
             return raw.decode("utf-8", "replace"), list(raw)
@@ -61,12 +61,12 @@ class Detokenizer:
 def _token_bytes(token: str, alphabet: dict[str, int]) -> bytes:
     try:
         return bytes([alphabet[c] for c in token])
-    except KeyError:  # an added token may hold any character; then it stands for itself
+    except KeyError:  # an added token may contain any character: it is literal text
         return token.encode("utf-8")
 
 
 class TextStream(Protocol):
-    """Joined, what `push` and `flush` return is the text of all ids pushed."""
+    """Incremental decoder: the results of `push` and `flush`, joined, are the text of all pushed ids."""
 
     def push(self, ids: Sequence[int]) -> str: ...
 
@@ -74,7 +74,7 @@ class TextStream(Protocol):
 
 
 class ByteStream:
-    """For byte-level tokenizers: bytes by table, characters as soon as they are whole."""
+    """Incremental decoder for byte-level tokenizers: looks up bytes in a table, emits complete characters."""
 
     def __init__(self, table: list[bytes]) -> None:
         self._table = table
@@ -89,18 +89,18 @@ class ByteStream:
 
 
 class WindowStream:
-    """For every other tokenizer: decode a short window again and take what is new.
+    """Incremental decoder for all other tokenizers: decodes a short window again and returns the new text.
 
-    The window's text before is subtracted, so that decoders which treat the first token differently stay right;
-    text that ends in an incomplete character waits.
+    The window includes tokens already emitted, because some decoders treat the first token differently; their text
+    is cut off again. Text that ends in an incomplete character is held back.
     """
 
     def __init__(self, detokenizer: Detokenizer) -> None:
         self._tokenizer = detokenizer.tokenizer
         self._skipped = detokenizer.skipped
         self._ids: list[int] = []
-        self._start = 0  # of the window
-        self._read = 0  # ids whose text was given out
+        self._start = 0  # index in `_ids` where the window starts
+        self._read = 0  # number of ids whose text was emitted
 
     def push(self, ids: Sequence[int]) -> str:
         self._ids += [i for i in ids if i not in self._skipped]

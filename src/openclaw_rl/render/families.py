@@ -1,4 +1,4 @@
-"""The families of models: what each writes for reasoning and tool calls. Chosen by the template, never by a name."""
+"""Model families: how each writes reasoning and tool calls. Detected from the template, not from the model's name."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from openclaw_rl.render.tool_calls_xml import XmlCalls
 Tools = Sequence[Mapping[str, Any]]
 THINK: Think = ("<think>", "</think>")
 BRACKETS: Think = ("[THINK]", "[/THINK]")
-_OPEN_CHARS = 64  # of a prompt's end, in which reasoning may be opened
+_OPEN_CHARS = 64  # end of the prompt that is searched for an opened reasoning tag
 
 
 class CallForm(NamedTuple):
-    """The literal text around the JSON arguments of one call; special tokens stand in it as they are written."""
+    """Literal text around the JSON arguments of one call; special tokens appear in their written form."""
 
     before: str
     after: str
 
 
 class Family(ABC):
-    """How one family writes replies. `name` is for people; nothing is chosen by it."""
+    """Reply format of one model family. `name` is only shown to users, no code depends on it."""
 
     name: ClassVar[str]
-    stops: ClassVar[tuple[str, ...]] = ()  # tokens that end a reply, besides those that the model folder names
+    stops: ClassVar[tuple[str, ...]] = ()  # tokens that end a reply, in addition to those of the model folder
     reader: ClassVar[type[CallReader]] = tool_calls.HermesCalls
 
     def __init__(self, think: Think = THINK) -> None:
@@ -40,18 +40,18 @@ class Family(ABC):
     @staticmethod
     @abstractmethod
     def fits(template: str, tokens: Collection[str]) -> bool:
-        """Whether a template, with the tokenizer's special tokens, is of this family."""
+        """Whether a template and the tokenizer's special tokens belong to this family."""
 
     @abstractmethod
     def call_form(self, name: str) -> CallForm | None:
-        """How a call of the function `name` is written; None where its arguments are no JSON."""
+        """Return the format of a call of the function `name`; None if its arguments are not JSON."""
 
     def kept(self, *, tools: bool) -> frozenset[str]:
-        """Special tokens that the parser must see as text."""
+        """Return the special tokens that the parser must see as text."""
         return frozenset({*self.think, *(self.reader.hidden if tools else ())})
 
     def parser(self, *, thinking: bool, tools: Tools) -> Parser:
-        """A fresh parser of one reply. `thinking`: the prompt opened reasoning."""
+        """Return a new parser for one reply. `thinking`: the prompt ends inside reasoning."""
         hidden = self.think if self.think is BRACKETS else ()
         reader = self._reader(tools) if tools else None
         return MarkedParser(
@@ -62,11 +62,11 @@ class Family(ABC):
         return self.reader()
 
     def opens_thinking(self, text: str) -> bool:
-        """Whether a prompt's text leaves reasoning open."""
+        """Whether a prompt's text ends inside reasoning."""
         return text[-_OPEN_CHARS:].rstrip().endswith(self.think[0])
 
     def fit(self, message: dict[str, Any]) -> dict[str, Any]:
-        """A message as this family's templates want it."""
+        """Return a message in the form that this family's templates accept."""
         return message
 
 
@@ -75,7 +75,7 @@ def _quoted(name: str) -> str:
 
 
 class Hermes(Family):
-    """Hermes, Qwen2.5, Qwen3, and what is not known better: JSON between <tool_call> tags."""
+    """Hermes, Qwen2.5, Qwen3 and unknown models: JSON between <tool_call> tags."""
 
     name = "hermes"
 
@@ -91,7 +91,7 @@ class Hermes(Family):
 
 
 class Xml(Hermes):
-    """Qwen3-Coder, Qwen3.5 and later: arguments in tags of their own."""
+    """Qwen3-Coder, Qwen3.5 and later: each argument in its own tag."""
 
     name = "qwen-xml"
 
@@ -107,7 +107,7 @@ class Xml(Hermes):
 
 
 class Llama(Family):
-    """Llama 3.x."""
+    """Llama 3.x: a call is one JSON object."""
 
     name = "llama"
     stops = ("<|eom_id|>",)
@@ -122,7 +122,7 @@ class Llama(Family):
 
 
 class Mistral(Family):
-    """Mistral. `arrays`: the older form, one JSON array for all calls."""
+    """Mistral. `arrays`: the older format with one JSON array for all calls."""
 
     name = "mistral"
     reader = tool_calls.MistralCalls
@@ -141,7 +141,7 @@ class Mistral(Family):
         return CallForm(f"{tool_calls.TOOL_CALLS}{name}{tool_calls.ARGS}", "")
 
     def fit(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Its templates refuse ids that are not nine letters and digits: others get such a name of their own."""
+        """Replace call ids that are not nine letters and digits, because Mistral templates reject them."""
         out = dict(message)
         if made := out.get("tool_calls"):
             out["tool_calls"] = [c | {"id": short_id(str(c.get("id", "")))} for c in made]
@@ -151,14 +151,14 @@ class Mistral(Family):
 
 
 def short_id(id: str) -> str:
-    """Nine letters and digits: the id itself where it is such, else always the same for the same id."""
+    """Return an id of nine letters and digits: `id` itself if it is one, else a hash of it."""
     if len(id) == 9 and id.isascii() and id.isalnum():
         return id
     return blake2b(id.encode("utf-8", "surrogatepass"), digest_size=5).hexdigest()[:9]
 
 
 class DeepSeek(Family):
-    """DeepSeek V3 and R1."""
+    """DeepSeek V3 and R1: calls between special tokens, JSON arguments in a code fence."""
 
     name = "deepseek"
     reader = tool_calls.DeepSeekCalls
@@ -172,7 +172,7 @@ class DeepSeek(Family):
         return CallForm(before, f"\n```{tool_calls.DS_END_CALL}{tool_calls.DS_END_CALLS}")
 
     def fit(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Its templates want arguments as text, and no content beside calls rather than an empty one."""
+        """Convert arguments to text and an empty content beside calls to None, as DeepSeek templates expect."""
         if not (made := message.get("tool_calls")):
             return message
         texts = [c | {"function": c["function"] | {"arguments": _as_text(c["function"]["arguments"])}} for c in made]
@@ -184,7 +184,7 @@ def _as_text(arguments: Any) -> str:
 
 
 class Harmony(Family):
-    """gpt-oss."""
+    """gpt-oss: messages in channels, see `harmony`."""
 
     name = "harmony"
     stops = (harmony.RETURN, harmony.CALL)
@@ -207,7 +207,7 @@ class Harmony(Family):
         return CallForm(before, "")
 
     def fit(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Beside a call its templates take words or reasoning, not both: the words join the reasoning."""
+        """Move content beside a call into the reasoning: gpt-oss templates accept only one of the two."""
         if not (message.get("tool_calls") and message.get("content") and message.get("thinking")):
             return message
         joined = f"{message['thinking']}\n{message['content']}"
@@ -218,7 +218,7 @@ _KNOWN: tuple[type[Family], ...] = (Harmony, Xml, Hermes, DeepSeek, Mistral, Lla
 
 
 def family_of(templates: Mapping[str, str], tokens: Collection[str]) -> Family:
-    """The family of a model, by its templates' text and its tokenizer's special tokens; Hermes where none fits."""
+    """Return the family that matches the templates' text and the tokenizer's special tokens; Hermes if none does."""
     text = "\n".join(templates.values())
     think = BRACKETS if BRACKETS[0] in text or (BRACKETS[0] in tokens and THINK[0] not in text) else THINK
     kind = next((k for k in _KNOWN if k.fits(text, tokens)), Hermes)

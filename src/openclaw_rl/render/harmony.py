@@ -1,7 +1,7 @@
-"""Replies of gpt-oss: messages with a header each, `<|channel|>final<|message|>...<|end|>`, in channels.
+"""Parse replies of gpt-oss: messages in channels, each with a header: `<|channel|>final<|message|>...<|end|>`.
 
-`analysis` is reasoning, `final` and `commentary` are content, and what is addressed to `functions.NAME` is a call. The
-reply begins behind `<|start|>assistant`; its last message ends with a stop token, which carries no text.
+The channel `analysis` is reasoning; `final` and `commentary` are content; a message to `functions.NAME` is a call. The
+reply starts after `<|start|>assistant`. Its last message ends with a stop token, which has no text.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from openclaw_rl.render.tool_calls import make_call
 START, END, MESSAGE, CHANNEL = "<|start|>", "<|end|>", "<|message|>", "<|channel|>"
 CALL, RETURN, CONSTRAIN = "<|call|>", "<|return|>", "<|constrain|>"
 TOKENS = (START, END, MESSAGE, CHANNEL, CALL, RETURN, CONSTRAIN)
-HEADER_CHARS = 256  # a longer header is none
+HEADER_CHARS = 256  # longer text is not a header
 _ENDS = (END, CALL, RETURN, START)
 _OPENS = (CHANNEL, START, MESSAGE, CONSTRAIN, "to=")
 _RECIPIENT, _CHANNEL = re.compile(r"\bto=([^\s<]+)"), re.compile(r"<\|channel\|>\s*(\w+)")
@@ -22,16 +22,16 @@ _TOKEN = re.compile("|".join(re.escape(t) for t in TOKENS))
 
 
 class HarmonyParser(Parser):
-    """`tools`: calls are looked for; without, what is addressed to a function is content. A malformed call is, too."""
+    """Parser for gpt-oss replies. Malformed calls become content; without `tools` all calls do."""
 
     def __init__(self, *, tools: bool) -> None:
         super().__init__()
         self._tools = tools
         self._held = ""
-        self._header: str | None = None  # of the message that is being read; None: between messages
+        self._header: str | None = None  # header of the current message; None between messages
         self._channel = ""
         self._function = ""
-        self._apart = {False: False, True: False}  # by reasoning: a line end is due before the next words
+        self._apart = {False: False, True: False}  # by reasoning: a newline is pending before the next text
 
     @property
     def in_reasoning(self) -> bool:
@@ -46,14 +46,14 @@ class HarmonyParser(Parser):
     def finish(self) -> Delta:
         if self._header is not None:
             self._end_message(self._held)
-        elif (rest := self._held.strip()) and not rest.startswith(TOKENS):  # else a header that never ended
+        elif (rest := self._held.strip()) and not rest.startswith(TOKENS):  # else drop the unfinished header
             self._open(CHANNEL + "final")
             self._say_plain(_TOKEN.sub("", self._held))
         self._held, self._header = "", None
         return self._take()
 
     def _head(self) -> bool:
-        """The header up to <|message|>; text that is no header is content."""
+        """Read the header up to <|message|>; other text starts a message in `final`. False: more text is needed."""
         start = self._held.lstrip()
         if not start or any(o.startswith(start) for o in _OPENS):
             return False
@@ -81,7 +81,7 @@ class HarmonyParser(Parser):
         self._apart[reasoning] = bool(said or new)
 
     def _body(self) -> bool:
-        """Words leave as they come; a call's arguments wait for the end of the message."""
+        """Emit text at once; hold a call's arguments until the message ends. False: more text is needed."""
         places = [(at, m) for m in TOKENS if (at := self._held.find(m)) >= 0]
         if self._function:
             places = [(at, m) for at, m in places if m in _ENDS]
@@ -97,7 +97,7 @@ class HarmonyParser(Parser):
             self._end_message(self._held[:at])
             self._header = None
         else:
-            self._say_plain(self._held[:at])  # a token without meaning here
+            self._say_plain(self._held[:at])  # drop a token that has no meaning here
         self._held = rest
         return True
 

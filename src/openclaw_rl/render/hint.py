@@ -1,4 +1,4 @@
-"""How a hindsight hint is put into a prompt. One function, used by the trainer and by whoever shows a hinted prompt."""
+"""Insert a hindsight hint into a prompt; shared by the trainer and by all code that shows a hinted prompt."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from openclaw_rl.types import Message
 
 
 def with_hint(messages: Sequence[Message], hint: str, transient: Callable[[Message], bool]) -> list[Message]:
-    """The conversation with `\\n\\n[Hint: ...]` at the end of the last user message that is not transient.
+    """Append `\\n\\n[Hint: ...]` to the last user message that is not ephemeral.
 
-    Raises ValueError when there is no such message.
+    `transient`: predicate for ephemeral messages. Raises `ValueError` if there is no such user message.
     """
     out = list(messages)
     for index in range(len(out) - 1, -1, -1):
@@ -19,7 +19,7 @@ def with_hint(messages: Sequence[Message], hint: str, transient: Callable[[Messa
         if message.get("role") == "user" and not transient(message):
             out[index] = {**message, "content": _appended(message.get("content"), f"\n\n[Hint: {hint}]")}
             return out
-    raise ValueError(f"a hint needs a user message to stand in; got none among {len(out)} messages")
+    raise ValueError(f"a hint needs a user message to append it to; got none among {len(out)} messages")
 
 
 def _appended(content: Any, words: str) -> Any:

@@ -1,9 +1,8 @@
-"""The prompts of a conversation that grows, without rendering its beginning again for each of them.
+"""Render the prompts of a growing conversation without rendering its beginning again for each turn.
 
-What stands in a prompt up to the end of a reply's words is kept, as ids; what stands behind is rendered behind a
-conversation that stands in for the real one, and cut at a marker (as `Renderer.text_after` does). Whether a template
-allows that shows only when it is tried: each time that there are half as many turns again, and at the end, the whole
-conversation is rendered as well and must say the same. All of that together takes time in proportion to the turns.
+The prompt up to the end of a reply's text is kept as ids. The rest is rendered after a short placeholder conversation
+and cut at a marker, as in `Renderer.text_after`. Not every template allows this, so the whole conversation is rendered
+and compared each time that the number of turns has grown by half, and at the end. Total time is linear in the turns.
 """
 
 from __future__ import annotations
@@ -21,26 +20,26 @@ from openclaw_rl.render.template_probe import CUT
 from openclaw_rl.types import Ids, Message
 
 LONG = 16
-"""Messages. Shorter conversations are always rendered whole."""
+"""Minimum number of messages; shorter conversations are always rendered whole."""
 
 
 class Unequal(Exception):
-    """What was put together is not what the template writes: render these conversations whole."""
+    """The incremental result differs from the template's: render these conversations whole."""
 
 
 class Written(NamedTuple):
-    """A turn as the template writes it. Both texts begin at the same place: that of the prompt's part that was kept."""
+    """A rendered turn. Both texts start at the same place: after the kept prefix of the prompt."""
 
-    prompt_ids: Ids  # [P] the whole prompt
-    before: str  # the prompt
-    whole: str  # the prompt's conversation and the reply, with no opening of another one
+    prompt_ids: Ids  # [P] ids of the whole prompt
+    before: str  # text of the prompt
+    whole: str  # text of the conversation with the reply, without a generation prompt
 
 
 class _Kept(NamedTuple):
-    """The prompt up to the end of a reply's words; `messages`: how many, that reply the last of them."""
+    """Prompt prefix up to the end of a reply's text; `messages`: number of messages, that reply included."""
 
     messages: int
-    texts: int  # of `_texts`
+    texts: int  # number of entries of `_prefix_texts`
     ids: Ids
 
 
@@ -55,15 +54,15 @@ class _Turn(NamedTuple):
 
 
 class Growing:
-    """One conversation after the other, or one alone. `long`: as `LONG`."""
+    """Incremental renderer for conversations, one after the other. `long`: as `MIN_INCREMENTAL_MESSAGES`."""
 
     def __init__(self, renderer: Renderer, *, long: float = LONG) -> None:
         self._renderer = renderer
         self._long = long if renderer.tokens.segmented else float("inf")
-        self._texts: list[str] = []  # what was kept, in parts
+        self._texts: list[str] = []  # text of the kept prefix, in parts
         self._kept = _NOTHING
-        self._turns, self._due = 0, 1  # that were put together; when the whole is rendered again
-        self._last: tuple[_Turn, _Kept, Written] | None = None  # not tried yet
+        self._turns, self._due = 0, 1  # turns rendered incrementally; count at which to verify next
+        self._last: tuple[_Turn, _Kept, Written] | None = None  # last turn, to be verified
 
     def turn(
         self,
@@ -73,9 +72,9 @@ class Growing:
         *,
         variables: Mapping[str, Any] = NO_VARIABLES,
     ) -> Written:
-        """The next turn. What was kept must be of its conversation: see `hold`.
+        """Render the next turn, which must begin with the messages of the kept prefix: see `keep_at_most`.
 
-        Raises `RequestError` when the template refuses it, `Unequal` for this one or one before.
+        Raises `RequestError` if the template rejects the turn, `TemplateMismatch` if this or an earlier turn differs.
         """
         turn = _Turn(messages, reply, tools, variables)
         if len(messages) < self._long:
@@ -96,9 +95,9 @@ class Growing:
         return written
 
     def hold(self, same: int) -> None:
-        """The next turns begin with no more than `same` messages of those before, or have other tools or variables.
+        """Drop the kept prefix if it is longer than the `same` messages that the next turn shares with the last one.
 
-        Raises `Unequal`.
+        Raises `TemplateMismatch`.
         """
         if self._kept.messages > same:
             self._forget()
@@ -108,7 +107,7 @@ class Growing:
         self._texts, self._kept, self._turns, self._due = [], _NOTHING, 0, 1
 
     def end(self) -> None:
-        """There are no more turns. Raises `Unequal`."""
+        """Verify the last turn; call it after the last one. Raises `TemplateMismatch`."""
         if self._last is not None and self._last[1].messages:
             self._try(*self._last)
 
@@ -126,7 +125,7 @@ class Growing:
         return None if before is None or whole is None else (before, whole)
 
     def _behind(self, turn: _Turn, at: int, new: Sequence[Message], *, generation: bool) -> str | None:
-        """What the template puts behind the words of the reply before message `at`, from a special token on."""
+        """Return the template's text after the reply before message `at`, from the next special token on."""
         if CUT in str(new):
             return None
         asked: Message = {"role": "user", "content": "x"}
@@ -134,7 +133,7 @@ class Growing:
         try:
             text = self._renderer.text([*before, *new], turn.tools, generation=generation, variables=turn.variables)
         except RequestError:
-            return None  # the whole conversation is rendered instead, and says what is wrong
+            return None  # the caller renders the whole conversation, which reports the error
         cut = text.rfind(CUT)
         end = self._renderer.tokens.next_special(text, cut + len(CUT)) if cut >= 0 else -1
         return text[end:] if end >= 0 else None
@@ -145,7 +144,7 @@ class Growing:
         return Written(np.concatenate([kept.ids, tokens.join(pieces)]), *texts), pieces
 
     def _keep(self, turn: _Turn, kept: _Kept, written: Written, pieces: list[str]) -> None:
-        """As much of this prompt as the next ones will begin with."""
+        """Keep as much of this prompt as the next prompts will start with."""
         self._kept = kept
         at = self._end(turn.messages, kept.messages)
         behind = self._behind(turn, at, turn.messages[at:], generation=True) if at else None
@@ -153,7 +152,7 @@ class Growing:
             return
         cut = len(written.before) - len(behind)
         ends = list(accumulate(map(len, pieces)))
-        if cut not in ends[::2]:  # texts and special tokens in turn: a text ends where a special token begins
+        if cut not in ends[::2]:  # texts and special tokens alternate: a cut must be before a special token
             return
         upto = 2 * ends[::2].index(cut) + 1
         size = len(kept.ids) + len(self._renderer.tokens.join(pieces[:upto]))
@@ -161,7 +160,7 @@ class Growing:
         self._kept = _Kept(at, len(self._texts), written.prompt_ids[:size])
 
     def _end(self, messages: Sequence[Message], after: int) -> int:
-        """Behind the newest reply that will always stand as it does now; 0: there is none behind `after` messages."""
+        """Return the index after the newest reply that later turns cannot change; 0 if none is after `after`."""
         final = {"user"} if self._renderer.unbridged else {"user", "tool", "function"}
         return next(
             (
@@ -173,7 +172,7 @@ class Growing:
         )
 
     def _try(self, turn: _Turn, kept: _Kept, written: Written) -> None:
-        self._last = (turn, _NOTHING, written)  # tried
+        self._last = (turn, _NOTHING, written)  # an empty prefix marks it as verified
         begun = "".join(self._texts[: kept.texts])
         before, whole = self._whole(turn)
         ids = self._renderer.tokens.encode(before)

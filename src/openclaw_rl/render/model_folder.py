@@ -1,4 +1,4 @@
-"""The files of a model folder that turn conversations into token ids, and the identity that binds ids to weights."""
+"""Read the files of a model folder that turn conversations into token ids, and compute the model's identity."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _DOWNLOAD = ("*.json", "*.jinja", "*.safetensors", "tokenizer*", "chat_template*
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFiles:
-    """What was found in one model folder."""
+    """Contents of one model folder."""
 
     folder: Path
     config: Mapping[str, Any]
     tokenizer_config: Mapping[str, Any]
-    templates: Mapping[str, str]  # "default", and "tool_use" where the model has one
+    templates: Mapping[str, str]  # "default", and "tool_use" if the model has one
     specials: Mapping[str, str]  # bos_token, eos_token, ... as templates see them
-    eos_ids: tuple[int, ...]  # of generation_config.json, else of config.json
-    context_length: int | None  # tokens; None when the folder does not say
+    eos_ids: tuple[int, ...]  # from generation_config.json, else from config.json
+    context_length: int | None  # in tokens; None if the folder does not specify it
     weights: tuple[Path, ...] = field(default=())
 
-    tokenizer_folder: Path  # where tokenizer.json lies; mostly `folder`
+    tokenizer_folder: Path  # folder of tokenizer.json; usually `folder`
 
     @property
     def tokenizer_file(self) -> Path:
@@ -49,17 +49,17 @@ class ModelFiles:
     def find(
         path_or_hub_id: str, *, tokenizer: str | None = None, token: str | None = None, key: str = "model.path"
     ) -> ModelFiles:
-        """Read a local folder, the shipped starter (`starter`), or a hub id (downloaded with `token`, if one is given).
+        """Read a local folder, the shipped starter (`starter`), or a hub id (downloaded, with `token` if given).
 
-        `tokenizer`: another such place for the tokenizer and its chat template; `key`: the setting that names the
-        model, for the words. Raises `ModelError` when there is no such model, or its folder lacks what serving needs.
+        `tokenizer`: separate source of the tokenizer and its chat template; `key`: settings key of the model, for
+        error messages. Raises `ModelError` if there is no such model or its folder is incomplete.
         """
         folder = _folder(path_or_hub_id, token, key=key)
         return _read(folder, folder if tokenizer is None else _folder(tokenizer, token, key="model.tokenizer"))
 
     @staticmethod
     def of(model: ModelConfig, *, key: str = "model.path") -> ModelFiles:
-        """The model in the settings. Raises as `find` does."""
+        """Read the model of the settings. Raises as `from_path` does."""
         return ModelFiles.find(model.path, tokenizer=model.tokenizer, token=model.hf_token, key=key)
 
 
@@ -75,10 +75,10 @@ def _folder(name: str, token: str | None, *, key: str = "model.path") -> Path:
 
     try:
         return Path(snapshot_download(name, allow_patterns=list(_DOWNLOAD), token=token))
-    except Exception as error:  # the hub client raises many kinds; all mean: the model is not to be had
+    except Exception as error:  # the hub client raises many kinds; all mean that there is no model
         raise ModelError(
-            f"{key} {name!r} is no local folder, and downloading it failed: {type(error).__name__}: {error}. "
-            "Check the name and the network, or download it yourself and give its folder."
+            f"{key} {name!r} is not a local folder, and downloading it failed: {type(error).__name__}: {error}. "
+            "Check the name and the network, or download the model yourself and give its folder."
         ) from error
 
 
@@ -90,11 +90,11 @@ def _nowhere(name: str, key: str, more: str = "") -> ModelError:
 
 
 def check_name(name: str, *, key: str) -> None:
-    """What transformers loads by itself: a model folder, or a hub id, which is not looked up. Raises `ModelError`."""
+    """Raise `ModelError` unless `name` is a model folder or has the form of a hub id, which is not looked up."""
     folder = Path(name).expanduser()
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise ModelError(
-            f"{key} {folder}: no config.json there. A model folder as transformers saves it is needed: {_FLAGS[key]}"
+            f"{key} {folder}: no config.json there. Give a model folder as saved by transformers with {_FLAGS[key]}"
         )
     if not folder.is_dir() and not _HUB_ID.match(name):
         raise _nowhere(name, key)
@@ -115,7 +115,7 @@ def _json(path: Path) -> dict[str, Any]:
 def _read(folder: Path, tokenizer: Path) -> ModelFiles:
     if not (tokenizer / "tokenizer.json").is_file():
         raise ModelError(
-            f"{tokenizer}: no tokenizer.json there. A model folder as transformers saves it is needed "
+            f"{tokenizer}: no tokenizer.json there. Give a model folder as saved by transformers "
             "(config.json, tokenizer.json, a chat template, *.safetensors)."
         )
     config, tokenizer_config = _json(folder / "config.json"), _json(tokenizer / "tokenizer_config.json")
@@ -138,7 +138,7 @@ def _read(folder: Path, tokenizer: Path) -> ModelFiles:
 
 
 def _templates(folder: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
-    """Template files outrank tokenizer_config.json, as in transformers."""
+    """Return the chat templates by name; template files take precedence over tokenizer_config.json (transformers)."""
     found: dict[str, str] = {}
     if (folder / "chat_template.jinja").is_file():
         found["default"] = (folder / "chat_template.jinja").read_text(encoding="utf-8")
@@ -152,7 +152,7 @@ def _templates(folder: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, s
     if "default" not in found:
         raise ModelError(
             f"{folder}: no chat template (chat_template.jinja, or chat_template in tokenizer_config.json). "
-            "A base model cannot chat: use its instruct variant, or put a template there."
+            "A base model cannot chat: use its instruct variant, or add a template to the folder."
         )
     return found
 
@@ -184,10 +184,10 @@ def _weight_digest(path: Path) -> bytes:
 
 
 def identity(files: ModelFiles) -> str:
-    """sha256 (hex) over tokenizer, chat templates, special ids and base weights.
+    """Return the sha256 (hex) of tokenizer, chat templates, special ids and base weights.
 
-    Token ids and log-probabilities mean something only together with exactly these. Weight digests are remembered
-    for this process by (path, size, mtime).
+    Stored token ids and log-probabilities are only valid for exactly these. Weight digests are cached for the life of
+    the process by (path, size, mtime).
     """
     digest = sha256()
     digest.update(sha256(files.tokenizer_file.read_bytes()).digest())

@@ -1,9 +1,9 @@
-"""Conversations to prompt ids, equal to transformers' `apply_chat_template` on the same folder, and incrementally.
+"""Convert conversations to prompt ids, equal to transformers' `apply_chat_template` on the same folder.
 
-Two things make the next turn cheap. Text between special tokens is tokenised once (`tokens.py`). And sampled tokens
-are never derived again: where the template lets a conversation be put together turn by turn, the prompt is the stored
-prompt ids, the stored response ids, and the ids of what is new (`bridge`); where it does not, or where something
-before has changed, the replies that stand in the text as they were sampled keep their ids (`splice`).
+Two mechanisms make the next turn cheap. Text between special tokens is tokenized once (`tokenizer.py`). Sampled tokens
+are reused: if the template allows it, the prompt is the stored prompt ids, the stored response ids and the ids of the
+new messages (`bridge_prompt`). Otherwise, and if the history changed, the prompt is rendered again, and replies whose
+text is unchanged in it keep their sampled ids (`splice_replies`).
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from openclaw_rl.types import Ids, Message
 log = logging.getLogger(__name__)
 
 Tools = Sequence[Mapping[str, Any]]
-_OPENING = 64  # tokens of a prompt's end, in which reasoning may be opened
+_OPENING = 64  # tokens at the end of a prompt that are searched for an opened reasoning tag
 _TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendered:
-    """A prompt. `thinking`: it ends with reasoning opened, so the reply begins as reasoning."""
+    """Prompt ids. `thinking`: the prompt ends inside reasoning, so the reply starts with reasoning."""
 
     prompt_ids: Ids  # [P]
     thinking: bool
 
 
 class Renderer:
-    """One model's chat template and tokenizer. Safe to call from several threads.
+    """Chat template and tokenizer of one model. Thread-safe.
 
-    `family`: how the model writes reasoning and tool calls. `unbridged`: why prompts cannot be put together turn by
-    turn with this template; None when they can. `history`: what the template does to earlier turns, in words.
+    `family`: format of reasoning and tool calls. `bridge_unsupported_reason`: why stored ids cannot be extended turn
+    by turn with this template, or None. `history_description`: text on what the template does to earlier turns.
     """
 
     def __init__(self, files: ModelFiles) -> None:
@@ -82,11 +82,11 @@ class Renderer:
     # Whole prompts.
 
     def ready(self, message: Message) -> dict[str, Any]:
-        """A client's message as this model's template wants it."""
+        """Return a client's message in the form that this model's template accepts."""
         return self.family.fit(for_template(message))
 
     def with_reasoning(self, ready: Mapping[str, Any], reasoning: str) -> dict[str, Any]:
-        """A reply that is ready, with the reasoning that its client did not send back: the template may want it."""
+        """Return a prepared reply with the reasoning that its client left out, in case the template renders it."""
         return self.family.fit({**ready, "thinking": reasoning, "reasoning_content": reasoning})
 
     def text(
@@ -97,7 +97,7 @@ class Renderer:
         generation: bool = True,
         variables: Mapping[str, Any] = NO_VARIABLES,
     ) -> str:
-        """The template's text. Raises `RequestError` when the template refuses the conversation."""
+        """Render the conversation as text. Raises `RequestError` if the template rejects it."""
         ready = [self.ready(m) for m in messages]
         return self.template.render(ready, ready_tools(tools), generation=generation, variables=variables)
 
@@ -109,9 +109,9 @@ class Renderer:
         generation: bool = True,
         variables: Mapping[str, Any] = NO_VARIABLES,
     ) -> Rendered:
-        """`variables`: for the template, such as `enable_thinking`.
+        """Render the conversation as prompt ids. `variables`: template variables such as `enable_thinking`.
 
-        Raises `RequestError` when the template refuses the conversation, or a variable is not the client's to set.
+        Raises `RequestError` if the template rejects the conversation or a variable is reserved.
         """
         return self.tokenise(self.text(messages, tools, generation=generation, variables=variables))
 
@@ -119,16 +119,16 @@ class Renderer:
         return Rendered(prompt_ids=self.tokens.encode(text), thinking=self.family.opens_thinking(text))
 
     def opens_thinking(self, prompt_ids: Ids) -> bool:
-        """What `Rendered.thinking` was, of a prompt's ids."""
+        """Return `RenderedPrompt.thinking` for existing prompt ids."""
         last = prompt_ids[-_OPENING:].tolist()
         return self.family.opens_thinking(self.tokens.tokenizer.decode(last, skip_special_tokens=False))
 
     # Bridged prompts.
 
     def text_after(self, reply: Message, new: Sequence[Message], *, tools: bool) -> str | None:
-        """What the template puts between the end of `reply`'s turn (its token not included) and the next reply.
+        """Return the template's text from after the end-of-turn token of `reply` to the start of the next reply.
 
-        Rendered behind a conversation that stands in for the real one, and cut at a marker. None: cannot be told.
+        Rendered after a short placeholder conversation and cut at a marker. None if it cannot be determined.
         """
         if self.unbridged or self.end_of_turn is None:
             return None
@@ -138,16 +138,15 @@ class Renderer:
         try:
             text = self.text([{"role": "user", "content": "x"}, likeness, *new], [_TOOL] if tools else ())
         except RequestError:
-            return None  # the whole conversation is rendered instead, and says what is wrong
+            return None  # the caller renders the whole conversation, which reports the error
         cut = text.find(CUT)
         end = text.find(self.end_of_turn, cut) if cut >= 0 else -1
         return text[end + len(self.end_of_turn) :] if end >= 0 else None
 
     def bridge(self, prompt_ids: Ids, response_ids: Ids, new: Rendered) -> Rendered | None:
-        """Stored ids, an end-of-turn token where the reply was cut short, and `new`: the ids of `text_after`.
+        """Concatenate stored ids, an end-of-turn token if the reply was cut short, and `new` (ids of `text_after`).
 
-        None when the reply ended with another stop token than the template's: then only the template knows how the
-        history looks.
+        None if the reply ended with another stop token than the template's: the template then writes another history.
         """
         end = self.tokens.special_ids[self.end_of_turn or ""]
         last = int(response_ids[-1]) if len(response_ids) else -1
@@ -158,13 +157,13 @@ class Renderer:
         return Rendered(prompt_ids=ids, thinking=new.thinking)
 
     def said(self, response_ids: Ids, reasoning: str) -> Said | None:
-        """A reply to be kept for `splice`; None where nothing can be spliced, or there is nothing in it."""
+        """Return a reply for `splice_replies`; None if the model does not support splicing or the reply is empty."""
         return self._splicer.said(response_ids, reasoning, self.stop_token_ids)
 
     def splice(self, text: str, replies: Sequence[Said]) -> list[Piece]:
-        """A prompt's text with the sampled ids of earlier replies in it, each where the text has it word for word.
+        """Replace each reply that occurs verbatim in the prompt's text by its sampled ids.
 
-        `replies` in their order. Decoded, the pieces are `text` again.
+        `replies` are in conversation order. Decoding the pieces gives `text` again.
         """
         return self._splicer.splice(text, replies)
 
@@ -175,7 +174,7 @@ class Renderer:
             return None
 
     def _probe(self, past: template_probe.Past) -> str | None:
-        """Does what follows a reply depend on nothing but the reply and what follows? Tried on small conversations."""
+        """Return why bridging is unsupported, or None. Tests on small conversations that earlier text has no effect."""
         if not self.tokens.segmented:
             return "its tokenizer does not treat the text between special tokens independently"
         self.end_of_turn = self._find_end_of_turn()
@@ -187,7 +186,7 @@ class Renderer:
         for messages, tools in template_probe.samples():
             whole = self._try(messages, tools, True)
             if whole is None:
-                continue  # no tools, or no system message, with this template
+                continue  # this template supports no tools or no system message
             for at, message in enumerate(messages):
                 if message["role"] == "assistant":
                     tried += 1
@@ -215,24 +214,24 @@ class Renderer:
     # Replies.
 
     def reply_text(self, *, thinking: bool, tools: Tools, stops: Sequence[str] = ()) -> ReplyText:
-        """A fresh reader for one reply's tokens."""
+        """Return a new decoder for the tokens of one reply."""
         stream = (self.detokenizer if tools else self._without_tools).stream()
         return ReplyText(stream, self.family.parser(thinking=thinking, tools=tools), stops)
 
     def call_form(self, name: str) -> CallForm | None:
-        """The literal text around one call's JSON arguments; None where this model's arguments are no JSON."""
+        """Return the literal text around a call's JSON arguments; None if this model's arguments are not JSON."""
         return self.family.call_form(name)
 
 
 def _words(past: template_probe.Past, unbridged: str | None) -> str:
     if unbridged is None:
-        return f"{past.calls or 'keeps everything'}; a prompt goes on from the tokens of the turn before"
+        return f"{past.calls or 'keeps everything'}; a prompt continues from the tokens of the previous turn"
     why = past.words or unbridged.removeprefix("its template ")
-    return f"{why}; prompts are rendered anew, and replies keep their tokens where the text is unchanged"
+    return f"{why}; prompts are rendered again, and replies keep their tokens where the text is unchanged"
 
 
 def stand_in(reply: Message) -> dict[str, Any]:
-    """A reply of the same shape (calls by the same names and ids) that holds the marker."""
+    """Return a reply of the same structure (same call names and ids) whose content is the marker."""
     out: dict[str, Any] = {"role": "assistant", "content": CUT}
     if calls := reply.get("tool_calls"):
         out["tool_calls"] = [

@@ -1,6 +1,6 @@
-"""The model's words to what clients see: reasoning, content, tool calls; stop strings; all of it incrementally.
+"""Convert sampled tokens to what clients see, incrementally: reasoning, content, tool calls and stop strings.
 
-What a family of models writes is read by its parser (`families.py`); here is what all of them share.
+Each model family has its own parser (`families.py`); this module has the parts that they share.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from openclaw_rl.render.detokenizer import TextStream
 
 
 class ToolCall(NamedTuple):
-    """One valid call. `arguments` is the model's own JSON text."""
+    """A valid tool call. `arguments` is JSON text as the model wrote it."""
 
     id: str
     name: str
     arguments: str
 
     def wire(self) -> dict[str, Any]:
-        """As in an OpenAI assistant message."""
+        """Return the call as in an OpenAI assistant message."""
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
 
 class Delta(NamedTuple):
-    """What became certain with the last tokens."""
+    """Output that became certain with the last tokens."""
 
     content: str = ""
     reasoning: str = ""
@@ -36,14 +36,14 @@ class Delta(NamedTuple):
         return bool(self.content or self.reasoning or self.calls)
 
     def then(self, later: Delta) -> Delta:
-        """This one and a later one as one."""
+        """Return this delta and a later one combined."""
         if not later:
             return self
         return Delta(self.content + later.content, self.reasoning + later.reasoning, self.calls + later.calls)
 
 
 def held_back(text: str, tags: Sequence[str]) -> int:
-    """Length of the longest end of `text` that could be the beginning of one of `tags`."""
+    """Return the length of the longest suffix of `text` that is a prefix of one of `tags`."""
     best = 0
     for tag in tags:
         at = text.find(tag[0], max(0, len(text) - len(tag) + 1))
@@ -55,14 +55,14 @@ def held_back(text: str, tags: Sequence[str]) -> int:
 
 
 class StopStrings:
-    """Cuts the text before the first stop string; holds back what could become one."""
+    """Cut the text before the first stop string; hold back text that may become one."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
         self._held = ""
 
     def push(self, text: str) -> tuple[str, bool]:
-        """(text that is certain, whether a stop string was found)."""
+        """Return (text that is certain, whether a stop string was found)."""
         text = self._held + text
         found = [at for at in (text.find(s) for s in self._stops) if at >= 0]
         if found:
@@ -78,9 +78,9 @@ class StopStrings:
 
 
 class Parser(ABC):
-    """Text in, deltas out: joined, the deltas are exactly `content`, `reasoning` and `calls`, however the text is cut.
+    """Incremental parser: the joined deltas are exactly `content`, `reasoning` and `calls`, however the text is cut.
 
-    Nothing that was given out is ever taken back: what may still become something else is held until it is certain.
+    A delta is never revoked: text that may still become something else is held back until it is certain.
     """
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class Parser(ABC):
 
     @abstractmethod
     def finish(self) -> Delta:
-        """The end of the reply: what was held back is text, or a call that only waited for its end."""
+        """End the reply: text that was held back becomes content, or a call that needed only its end."""
 
     @property
     def content(self) -> str:
@@ -109,7 +109,7 @@ class Parser(ABC):
         return "".join(self._reasoning)
 
     def message(self) -> dict[str, Any]:
-        """The assistant message as delivered so far."""
+        """Return the assistant message delivered so far."""
         content = self.content
         out: dict[str, Any] = {"role": "assistant", "content": content if content or not self.calls else None}
         if self._reasoning:
@@ -125,7 +125,7 @@ class Parser(ABC):
         self._new = self._new.then(Delta("", "", calls))
 
     def _take(self) -> Delta:
-        """Everything since the last time."""
+        """Return and record everything since the last call."""
         delta, self._new = self._new, Delta()
         if delta.content:
             self._content.append(delta.content)
@@ -136,16 +136,16 @@ class Parser(ABC):
 
 
 class ReplyText:
-    """Response tokens in, deltas out: detokenising, stop strings and parsing in one."""
+    """Convert response tokens to deltas: detokenization, stop strings and parsing combined."""
 
     def __init__(self, stream: TextStream, parser: Parser, stops: Sequence[str]) -> None:
         self._stream = stream
         self._stops = StopStrings(stops) if stops else None
         self.parser = parser
-        self.tokens = 0  # pushed so far
-        self.kept: int | None = None  # tokens up to the one that completed a stop string
-        self._starts: list[int] = []  # character at which each token's text begins, where there are stop strings
-        self._length = self._sure = 0  # characters pushed; of them, those that no stop string can take back
+        self.tokens = 0  # number of tokens pushed
+        self.kept: int | None = None  # number of tokens up to the one that completed a stop string
+        self._starts: list[int] = []  # character offset of each token, recorded only with stop strings
+        self._length = self._sure = 0  # characters pushed; of them, characters outside any stop string
         self._over = False
 
     @property
@@ -154,13 +154,13 @@ class ReplyText:
 
     @property
     def shown(self) -> int:
-        """Tokens whose text is certain, up to the one in which the text ends: those of a stop string are not."""
+        """Number of tokens whose text is certain, up to the one where it ends; excludes those of a stop string."""
         if self._stops is None or (self._over and not self.stopped):
             return self.tokens
         return bisect_left(self._starts, self._sure)
 
     def push(self, ids: Sequence[int]) -> Delta:
-        """After a stop string was found, nothing more comes out."""
+        """Return the delta of these tokens; empty after a stop string."""
         seen, self.tokens = self.tokens, self.tokens + len(ids)
         if self._stops is None:
             return self.parser.push(self._stream.push(ids))
@@ -179,7 +179,7 @@ class ReplyText:
         return self.parser.push(text)
 
     def finish(self) -> Delta:
-        """The end: everything that was held back, and nothing behind a stop string."""
+        """End the reply: return all text that was held back, and nothing after a stop string."""
         rest, self._over = "", True
         if not self.stopped:
             rest = self._stream.flush()

@@ -1,4 +1,4 @@
-"""Sampled tokens in a prompt that was rendered anew: a reply that stands in the text word for word keeps its ids."""
+"""Put sampled ids into a prompt that was rendered again: replies that occur verbatim in the text keep their ids."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from openclaw_rl.render.tokenizer import Tokens
 from openclaw_rl.types import Ids
 
 Piece = str | Ids
-"""Of a prompt: text to be tokenised, or ids as they were sampled."""
+"""Part of a prompt: text to tokenize, or sampled ids."""
 
 
 class Said:
-    """One reply of ours, without the stop token that ended it. `reasoning`: as the client was told it."""
+    """A sampled reply without its final stop token. `reasoning`: as it was sent to the client."""
 
     def __init__(self, ids: Ids, reasoning: str, tokens: Tokens) -> None:
         self.ids = ids  # [R]
@@ -25,7 +25,7 @@ class Said:
 
     @cached_property
     def text(self) -> str:
-        """As the template would have to write it."""
+        """Decoded text, which must occur verbatim in the template's text."""
         return str(self._tokens.tokenizer.decode(self.ids.tolist(), skip_special_tokens=False))
 
     def __len__(self) -> int:
@@ -33,7 +33,7 @@ class Said:
 
 
 class Splicer:
-    """`anchors`: what a template puts directly before a reply."""
+    """Find sampled replies in prompts. `anchors`: texts that the template writes directly before a reply."""
 
     def __init__(self, tokens: Tokens, detokenizer: Detokenizer, anchors: Sequence[str]) -> None:
         self._tokens = tokens
@@ -61,7 +61,7 @@ class Splicer:
         return [*pieces, text[place:]]
 
     def _spots(self, text: str) -> list[int]:
-        """Where a reply could begin, in order."""
+        """Return the sorted offsets at which a reply can start."""
         spots = set[int]()
         for anchor in self._anchors:
             at = text.find(anchor)
@@ -71,5 +71,5 @@ class Splicer:
         return sorted(spots)
 
     def _stands(self, text: str, reply: str, at: int) -> bool:
-        """A special token must follow: else the reply's last tokens would not stand alone."""
+        """Whether `reply` is at `at` and a special token follows, so that its last tokens are independent."""
         return text.startswith(reply, at) and self._tokens.special_at(text, at + len(reply))

@@ -1,4 +1,4 @@
-"""Replies in which marks set reasoning and tool calls apart from the content: all families but gpt-oss."""
+"""Parse replies with tags around reasoning and tool calls: all families except gpt-oss."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from openclaw_rl.render.reply_parser import Delta, Parser, held_back
 from openclaw_rl.render.tool_calls import CallReader
 
 Think = tuple[str, str]
-"""The marks around reasoning."""
+"""Opening and closing tag of reasoning."""
 
 
 class _State(Enum):
-    BEGIN = auto()  # only white space, or the beginning of <think>, so far
+    BEGIN = auto()  # so far only white space or a prefix of <think>
     REASONING = auto()
     CONTENT = auto()
     CALL = auto()
 
 
 class MarkedParser(Parser):
-    """`thinking`: the prompt already opened reasoning. `reader`: how calls are written; None when there are no tools.
+    """Tag parser. `thinking`: the prompt ends inside reasoning. `reader`: call format; None without tools.
 
-    `hidden`: special tokens that are dropped wherever they turn up without meaning. A call is held back until it
-    proves valid; a malformed one is content, verbatim but for special tokens.
+    `hidden`: special tokens that are dropped wherever they have no meaning. A call is held back until it is valid;
+    a malformed call becomes content, verbatim except for special tokens.
     """
 
     def __init__(
@@ -38,10 +38,10 @@ class MarkedParser(Parser):
         self._state = _State.BEGIN
         self._main = _State.REASONING if thinking else _State.CONTENT
         self._held = ""
-        self._gap = ""  # white space before a call that is being read
-        self._trim = thinking  # line ends are dropped at the start of reasoning and after it
-        self._fresh = True  # nothing but reasoning and calls so far
-        self._closer = ""  # of a call that was just read
+        self._gap = ""  # white space before the current call
+        self._trim = thinking  # drop newlines at the start of reasoning and after it
+        self._fresh = True  # so far only reasoning and calls
+        self._closer = ""  # optional closing tag of the call that was just read
 
     @property
     def in_reasoning(self) -> bool:
@@ -57,7 +57,7 @@ class MarkedParser(Parser):
         return self._take()
 
     def _passes(self, text: str) -> bool:
-        """Plain content that nothing could change: most of what a model says."""
+        """Fast path: whether `text` is plain content without any tag, as most text of a reply is."""
         idle = self._state is _State.CONTENT and not (self._held or self._trim or self._fresh)
         return (
             idle
@@ -88,7 +88,7 @@ class MarkedParser(Parser):
             self._say(text, reasoning=self._state is _State.REASONING)
 
     def _step(self) -> bool:
-        """One step of the machine; False when more text is needed."""
+        """Run one transition of the state machine; False if more text is needed."""
         if self._state is _State.BEGIN:
             return self._begin()
         if self._state is _State.REASONING:
@@ -110,7 +110,7 @@ class MarkedParser(Parser):
         return True
 
     def _reason(self) -> bool:
-        """Give out the reasoning before its end mark; line ends before that belong to the mark."""
+        """Emit the reasoning before its closing tag; newlines before the tag belong to the tag."""
         at = self._held.find(self._end_think)
         end = at if at >= 0 else len(self._held) - held_back(self._held, (self._end_think,))
         kept = len(self._held[:end].rstrip("\n"))
@@ -123,7 +123,7 @@ class MarkedParser(Parser):
         return True
 
     def _between(self, text: str) -> str:
-        """`text` without what may stand before a call."""
+        """Return `text` without leading white space and separators between calls."""
         loose = self._reader.between if self._reader and (self._new.calls or self.calls) else ""
         while (shorter := text.lstrip().lstrip(loose or None)) != text:
             text = shorter
@@ -149,7 +149,7 @@ class MarkedParser(Parser):
         return self._upto_mark()
 
     def _upto_mark(self) -> bool:
-        """Give out the text before the next mark; white space before it waits, for it may belong to a call."""
+        """Emit the text before the next tag; hold white space before the tag, which may belong to a call."""
         if not self._marks:
             self._emit(self._held)
             self._held = ""
@@ -183,7 +183,7 @@ class MarkedParser(Parser):
         return True
 
     def _no_call(self, end: int) -> None:
-        """The first `end` characters were no call (an opener at least is taken): they are content, up to a mark."""
+        """Treat the first `end` characters, at least an opener, as content up to the next tag."""
         opener = next((m for m in self._openers if self._held.startswith(m)), "")
         marks = (self._held.find(m, len(opener), end) for m in self._marks)
         end = max(min([end, *(at for at in marks if at >= 0)]), len(opener))

@@ -1,4 +1,4 @@
-"""What a chat template does to a conversation's past, found out by rendering small conversations."""
+"""Detect what a chat template does to earlier turns, by rendering small conversations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from openclaw_rl.types import Message
 
 Tools = Sequence[Mapping[str, Any]]
 Text = Callable[[Sequence[Message], Tools, bool], str | None]
-"""(messages, tools, with the opening of a reply) -> the template's text; None where the template refuses them."""
+"""(messages, tools, add generation prompt) -> the template's text; None if the template rejects them."""
 CUT = "Xq7openclaw0cut0here7qX"
 _THOUGHT = "Xq7openclaw0thought7qX"
 _NAMES = ("fXq7", "gXq7")
@@ -40,7 +40,7 @@ OTHER: Message = {"role": "tool", "content": "r2", "tool_call_id": "callabc11", 
 
 
 def samples() -> list[tuple[list[Message], Tools]]:
-    """Conversations on which is tried whether a template's text can be put together turn by turn."""
+    """Return conversations for testing whether a template's text can be built turn by turn."""
     both: Message = {**TWO, "content": "c"}
     return [
         ([ASK, ANSWER, MORE], ()),
@@ -53,7 +53,7 @@ def samples() -> list[tuple[list[Message], Tools]]:
 
 
 class Past(NamedTuple):
-    """What becomes of earlier replies. `reasoning` and `calls` in words; empty: it is kept, or there is none."""
+    """Changes that a template makes to `reasoning` and `calls` of earlier replies, as text; empty: none."""
 
     reasoning: str
     calls: str
@@ -64,7 +64,7 @@ class Past(NamedTuple):
 
 
 def past_of(text: Text, family: Family) -> Past:
-    """Render and look."""
+    """Render test conversations and return what the template does to earlier replies."""
     return Past(_reasoning(text, family), _calls(text, family))
 
 
@@ -85,10 +85,10 @@ def _reasoning(text: Text, family: Family) -> str:
 
 
 def _calls(text: Text, family: Family) -> str:
-    """Does the family's parser read back what the template writes?"""
+    """Compare the calls that the template writes to those that the family's parser reads back."""
     whole, before = text([ASK, ONE, RESULT], TOOLS, False), text([ASK], TOOLS, False)
     if whole is None or before is None or text([ASK, ANSWER, MORE], TOOLS, False) is None:
-        return ""  # no tools with this template
+        return ""  # this template does not support tools
     read = _read_back(text, family, ONE, [RESULT])
     if read < 1:
         return "rewrites tool calls" if _NAMES[0] in _after(whole, before) else "drops tool calls"
@@ -104,11 +104,11 @@ def _after(whole: str, before: str) -> str:
 
 
 def _read_back(text: Text, family: Family, reply: Message, results: Sequence[Message]) -> int:
-    """How many of the reply's calls stand in the text as its parser would read them; -1 where it is refused."""
+    """Return how many of the reply's calls the parser reads back from the template's text; -1 if it is rejected."""
     whole, opening = text([ASK, reply, *results], TOOLS, False), text([ASK], TOOLS, True)
     if whole is None or opening is None:
         return -1
-    if not whole.startswith(opening):  # the opening begins reasoning that the past does not have
+    if not whole.startswith(opening):  # the generation prompt opens reasoning, which earlier replies do not have
         opening = text([ASK], TOOLS, False) or ""
     said = whole[len(opening) :] if whole.startswith(opening) else _after(whole, opening)
     parser = family.parser(thinking=False, tools=TOOLS)
@@ -119,7 +119,7 @@ def _read_back(text: Text, family: Family, reply: Message, results: Sequence[Mes
 
 
 def anchors(text: Text, split: Callable[[str], list[str]]) -> tuple[str, ...]:
-    """What may stand directly before a reply's first character, from the last special token or earlier on."""
+    """Return the texts that may precede a reply's first character, from the last special token or earlier."""
     found: dict[str, None] = {}
     shapes: list[tuple[list[Message], Tools]] = [([ASK], ()), ([ASK, ONE, RESULT], TOOLS)]
     for before, tools in shapes:
@@ -137,5 +137,5 @@ def anchors(text: Text, split: Callable[[str], list[str]]) -> tuple[str, ...]:
 
 
 def _last_special(end: str, split: Callable[[str], list[str]]) -> str:
-    pieces = split(end)  # text and special tokens in turn, text first and last
+    pieces = split(end)  # text and special tokens alternate, text is first and last
     return "".join(pieces[-2:]) if len(pieces) >= 3 else ""

@@ -1,4 +1,4 @@
-"""Text to token ids, remembering what was tokenised before."""
+"""Tokenizer with a cache of the text between special tokens."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ _PROBE = " a b\n<x>\n\n  c, d'll 12345 \u00e9\u4f60\U0001f600 \t"
 
 
 class Tokens:
-    """A tokenizer whose text between special tokens is tokenised once and remembered.
+    """Tokenizer that tokenizes the text between special tokens once and caches the ids. Thread-safe.
 
-    Special tokens cut the text before anything else looks at it, so the pieces between them are independent: the ids
-    equal those of the whole text. Where a tokenizer is not like that (`segmented` is False), nothing is cut.
-    Safe to call from several threads.
+    Special tokens split the text before any other step, so the pieces between them are independent: their joined ids
+    equal those of the whole text. A tokenizer without this property (`is_segmented` is False) never splits text.
     """
 
     def __init__(self, files: ModelFiles, cache_chars: int = CACHE_CHARS) -> None:
@@ -40,7 +39,7 @@ class Tokens:
         self._cache: Recent[str, bytes] = Recent(cache_chars, lambda text, ids: len(text))
         self.segmented = bool(self.special_ids) and self._is_segmented()
         if not self.segmented:
-            log.info("this tokenizer is not independent between special tokens: prompts are tokenised whole")
+            log.info("tokenizer: text between special tokens is not independent, so prompts are tokenized whole")
 
     def _is_segmented(self) -> bool:
         if '"prepend_scheme": "first"' in json.dumps(json.loads(self.tokenizer.to_str()).get("pre_tokenizer")):
@@ -52,31 +51,31 @@ class Tokens:
         return True
 
     def split(self, text: str) -> list[str]:
-        """Pieces for `join`: text and special tokens in turn. Where nothing may be cut, one piece."""
+        """Split text into pieces for `join_ids`: text and special tokens alternate. One piece if not segmented."""
         return self._pattern.split(text) if self.segmented else [text]
 
     def special_at(self, text: str, place: int) -> bool:
-        """Whether a special token begins there."""
+        """Whether a special token starts at `place`."""
         return self._pattern.match(text, place) is not None
 
     def next_special(self, text: str, place: int) -> int:
-        """Where the next special token begins, from `place` on; -1: there is none."""
+        """Return the offset of the next special token at or after `place`; -1 if not found."""
         found = self._pattern.search(text, place)
         return -1 if found is None else found.start()
 
     def new_chars(self, pieces: Sequence[str]) -> int:
-        """How many characters would really have to be tokenised."""
+        """Return the number of characters in pieces that are not cached."""
         known, cached = self._specials, self._cache.get
         return sum(len(piece) for piece in pieces if piece not in known and cached(piece) is None)
 
     def join(self, pieces: Sequence[str]) -> Ids:
-        """[n] ids of the pieces; special tokens are special."""
+        """Return the ids [n] of the pieces; special tokens become their special ids."""
         specials, cached = self._specials, self._cache.get
         found = [specials.get(p) or cached(p) or self._piece(p) for p in pieces]
         return np.frombuffer(b"".join(found), dtype=np.int32)
 
     def encode(self, text: str) -> Ids:
-        """[n] ids; special tokens in the text are special."""
+        """Return the ids [n] of the text; special tokens in it become their special ids."""
         return self.join(self.split(text))
 
     def _piece(self, text: str) -> bytes:
@@ -87,7 +86,7 @@ class Tokens:
         return ids
 
     def _encode(self, text: str) -> bytes:
-        if len(text) > 1024:  # encode_batch lets other threads run, encode does not
+        if len(text) > 1024:  # encode_batch releases the GIL, encode does not
             return _packed(self.tokenizer.encode_batch([text], add_special_tokens=False)[0].ids)
         return _packed(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
@@ -109,7 +108,7 @@ def _load(files: ModelFiles) -> Tokenizer:
 
 
 def _add(tokenizer: Tokenizer, wanted: int, entry: dict[str, Any], files: ModelFiles) -> None:
-    """Tokens that only tokenizer_config.json names belong to the tokenizer too."""
+    """Add a token that only tokenizer_config.json lists."""
     content = str(entry["content"])
     if tokenizer.token_to_id(content) is not None:
         return
@@ -123,7 +122,7 @@ def _add(tokenizer: Tokenizer, wanted: int, entry: dict[str, Any], files: ModelF
 
 
 def _splitters(tokenizer: Tokenizer) -> dict[str, int]:
-    """Added tokens that cut the raw text; {} when one of them also takes in its surroundings."""
+    """Return the added tokens that split the raw text, with ids; {} if one also consumes adjacent characters."""
     added = {i: t for i, t in tokenizer.get_added_tokens_decoder().items() if not t.normalized}
     if any(t.lstrip or t.rstrip or t.single_word for t in added.values()):
         return {}

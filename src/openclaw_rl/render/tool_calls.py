@@ -1,7 +1,7 @@
-"""What each family of models writes for a tool call, and how it is read.
+"""Tool call formats of the model families, with a reader for each.
 
-A reader looks at text that begins with one of its openers and says where the call ends and what it says. Text that
-turns out to be no call is content again; arguments that leave here are valid JSON objects.
+A reader takes text that starts with one of its openers and returns the calls and where they end. Text that is not a
+valid call becomes content again. The arguments of returned calls are always valid JSON objects.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TOOL_CALLS, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 PYTHON_TAG = "<|python_tag|>"
 DS_CALLS, DS_END_CALLS = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 DS_CALL, DS_END_CALL, DS_SEP = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
-NAME_CHARS = 256  # a longer name is none
+NAME_CHARS = 256  # longer text is not a name
 
 
 def new_id() -> str:
@@ -45,10 +45,10 @@ def _raw(text: str) -> bytes:
 
 
 def _arguments(raw: bytes) -> str | None:
-    """The model's own JSON text of an arguments object; None when it is none."""
+    """Return the JSON text of an arguments object as the model wrote it; None if it is not an object."""
     try:
         value = msgspec.json.decode(raw)
-        if isinstance(value, str):  # some models quote the arguments once more
+        if isinstance(value, str):  # some models encode the arguments as a JSON string
             raw = _raw(value)
             value = msgspec.json.decode(raw)
         return raw.decode("utf-8") if isinstance(value, dict) else None
@@ -57,7 +57,7 @@ def _arguments(raw: bytes) -> str | None:
 
 
 def make_call(name: str, arguments: str | bytes) -> ToolCall | None:
-    """A call, when there is a name and the arguments are a JSON object."""
+    """Return a call; None unless it has a name and its arguments are a JSON object."""
     text = _arguments(arguments if isinstance(arguments, bytes) else _raw(arguments))
     return None if text is None or not name else ToolCall(new_id(), name, text)
 
@@ -67,7 +67,7 @@ def _of_body(found: _CallBody) -> ToolCall | None:
 
 
 def read_call(body: str) -> ToolCall | None:
-    """A call from `{"name": ..., "arguments": {...}}` (or `parameters`); None when it is something else."""
+    """Parse a call from `{"name": ..., "arguments": {...}}` (or `parameters`); None if it is anything else."""
     try:
         return _of_body(_call_body.decode(_raw(body)))
     except _BROKEN:
@@ -75,24 +75,24 @@ def read_call(body: str) -> ToolCall | None:
 
 
 class Found(NamedTuple):
-    """The first `end` characters of the text are these calls; without calls they are ordinary text."""
+    """The first `end` characters of the text are these calls; if `calls` is empty, they are content."""
 
     end: int
     calls: tuple[ToolCall, ...] = ()
 
 
 class CallReader(ABC):
-    """Reads one reply's calls. `hidden`: special tokens that clients never see, not even in a malformed call."""
+    """Reader for the calls of one reply. `hidden_tokens`: never shown to clients, not even in a malformed call."""
 
     openers: ClassVar[tuple[str, ...]]
-    at_start: ClassVar[tuple[str, ...]] = ()  # openers only where nothing, or a call, stands before them
-    between: ClassVar[str] = ""  # what may stand between two calls, besides white space
-    closer: ClassVar[str] = ""  # dropped where it follows a call directly
+    at_start: ClassVar[tuple[str, ...]] = ()  # openers that count only at the start or after a call
+    between: ClassVar[str] = ""  # characters allowed between two calls, besides white space
+    closer: ClassVar[str] = ""  # tag that is dropped directly after a call
     hidden: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def read(self, text: str) -> Found | None:
-        """`text` begins with an opener; None when more of it is needed. Asked again with longer text only."""
+        """Read the calls at the start of `text` (an opener); None: call again with the text extended."""
 
 
 class HermesCalls(CallReader):
@@ -101,7 +101,7 @@ class HermesCalls(CallReader):
     openers = (CALL,)
 
     def read(self, text: str) -> Found | None:
-        """The tag inside a string of the arguments does not end the call."""
+        """A closing tag inside a JSON string does not end the call."""
         at = text.find(END_CALL)
         while at >= 0 and _ends_in_string(text[len(CALL) : at]):
             at = text.find(END_CALL, at + 1)
@@ -122,7 +122,7 @@ def _ends_in_string(body: str) -> bool:
 
 
 class JsonEnd:
-    """Where the first JSON object or array at or after `start` of a growing text ends, read once."""
+    """Find the end of the first JSON object or array at or after `start` in a growing text, reading it once."""
 
     _OUTSIDE, _INSIDE = re.compile(r'["{}\[\]]'), re.compile(r'["\\]')
 
@@ -138,7 +138,7 @@ class JsonEnd:
                 if found.end() == len(text):
                     self._at = found.start()
                     return None
-                self._at = found.end() + 1  # whatever is escaped
+                self._at = found.end() + 1  # skip the escaped character
                 continue
             self._at = found.end()
             if mark == '"':
@@ -152,7 +152,7 @@ class JsonEnd:
 
 
 class _JsonReader(CallReader):
-    """For calls that end where their JSON ends."""
+    """Base of readers whose calls end where their JSON ends."""
 
     def __init__(self) -> None:
         self._json: JsonEnd | None = None
@@ -167,7 +167,7 @@ class _JsonReader(CallReader):
 
 
 class LlamaCalls(_JsonReader):
-    """`{"name": ..., "parameters": {...}}`, after <|python_tag|> or as the whole reply; several with `;` between."""
+    """`{"name": ..., "parameters": {...}}` after <|python_tag|> or as the whole reply; `;` separates calls."""
 
     openers = (PYTHON_TAG,)
     at_start = ("{",)
@@ -189,7 +189,7 @@ class LlamaCalls(_JsonReader):
 class MistralCalls(_JsonReader):
     """`[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`, or `[TOOL_CALLS]name[ARGS]{...}` for each call.
 
-    Its templates take ids of nine letters and digits only.
+    Mistral templates accept only ids of nine letters and digits.
     """
 
     openers = (TOOL_CALLS,)
@@ -224,7 +224,7 @@ class MistralCalls(_JsonReader):
 
 
 class DeepSeekCalls(CallReader):
-    """`<｜tool▁calls▁begin｜>` with one `<｜tool▁call▁begin｜>...<｜tool▁call▁end｜>` for each call."""
+    """`<｜tool▁calls▁begin｜>` with `<｜tool▁call▁begin｜>...<｜tool▁call▁end｜>` for each call."""
 
     openers = (DS_CALLS,)
     hidden = (DS_CALLS, DS_END_CALLS, DS_CALL, DS_END_CALL, DS_SEP)

@@ -1,4 +1,4 @@
-"""Tool calls as Qwen3-Coder and Qwen3.5 write them: the arguments in tags, their types by the tool's schema."""
+"""Tool calls of Qwen3-Coder and Qwen3.5: arguments in tags, with types from the tool's schema."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "integer": (int,),
     "number": (int, float),
 }
-_PYTHON = {"True": True, "False": False, "None": None}  # templates write history with Python's names
+_PYTHON = {"True": True, "False": False, "None": None}  # templates write earlier calls with Python literals
 
 
 class XmlCalls(CallReader):
     """`<tool_call><function=f><parameter=x>...</parameter></function></tool_call>`.
 
-    Models forget the opening tag of a call and the closing one of a value; a call is taken without them. A value is the
-    text between its tags. It becomes what the tool's schema says where it is JSON of that type, and
-    stays a string otherwise; without a schema only objects and arrays are more than strings.
+    The opening tag of a call and the closing tag of a value are optional, because models forget them. A value is the
+    text between its tags. It is converted if it is JSON of a type that the tool's schema allows, otherwise it stays a
+    string. Without a schema only objects and arrays are converted.
     """
 
     openers = (CALL, _OPEN)
@@ -77,13 +77,13 @@ class XmlCalls(CallReader):
 
 
 def _inside(body: str, end: str) -> bool:
-    """Whether a parameter is open at the end of `body`, and nothing says that it was only not closed."""
+    """Whether `body` ends inside a parameter; one that was only not closed before </function> does not count."""
     opened = body.rfind("<parameter=") > body.rfind("</parameter>")
     return opened and end == END_CALL and not body.rstrip().endswith(_CLOSE)
 
 
 def typed(text: str, schema: Any) -> Any:
-    """The value that `text` stands for under a JSON schema; the text itself where it is a string, or unknown."""
+    """Convert `text` to the type that a JSON schema allows; return it unchanged if it is a string or unknown."""
     allowed = _allowed(schema)
     try:
         value = _PYTHON[text] if text in _PYTHON else msgspec.json.decode(text)
@@ -95,7 +95,7 @@ def typed(text: str, schema: Any) -> Any:
 
 
 def _allowed(schema: Any, depth: int = 0) -> frozenset[str]:
-    """The names of the types that a schema allows; none: it does not say."""
+    """Return the names of the types that a schema allows; empty if it does not specify any."""
     if not isinstance(schema, Mapping) or depth > 8:
         return frozenset()
     own = schema.get("type")

@@ -1,1 +1,1 @@
-"""Rollouts of the owner's code, as clients of the running gateway: captured, judged and trained as any conversation."""
+"""Rollouts: programs of the owner that are clients of the gateway; captured, judged and trained as conversations."""

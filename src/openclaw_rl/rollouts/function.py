@@ -1,4 +1,4 @@
-"""Which function of the owner's file is the rollout, and what it is given: by the names of its parameters."""
+"""Rollout function of a plug-in file: found by its name; its arguments are chosen by the names of its parameters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TASKS = ("task", "prompt", "task_description")
 
 @dataclass(slots=True, kw_only=True)
 class Sample:
-    """What a generate function in slime's shape fills in."""
+    """Argument of a generate function with slime's signature, which fills in the response."""
 
     prompt: str
     response: str = ""
@@ -32,31 +32,31 @@ class Sample:
 
 
 def augmented(prompt: str, hint: str) -> str:
-    """A prompt with a hint in it, as the trainer shows it to the teacher."""
+    """Return the prompt with the hint appended, as the trainer gives it to the teacher."""
     return f"{prompt}\n\n[Hint: {hint}]"
 
 
 class Entry:
-    """An async function of a file: `rollout.function_path`, or `rollout.generate_path` for one reply a prompt."""
+    """Async function from `rollout.function_path`, or from `rollout.generate_path` for one reply per prompt."""
 
     def __init__(self, config: Config) -> None:
-        """Raises `PluginError` when the file does not define one such function, or it is not async."""
+        """Load the file. Raises `PluginError` unless it defines exactly one such function, and it is async."""
         rollout = config.rollout
         setting, path, names = (
             ("rollout.function_path", rollout.function_path, ROLLOUTS)
             if rollout.function_path is not None
             else ("rollout.generate_path", rollout.generate_path, ("generate",))
         )
-        assert path is not None, "the settings were checked"
+        assert path is not None, "the settings are validated"
         self._rollout = rollout
         self.plugin: Plugin = load(setting, path, {"MAX_STEPS": rollout.max_turns, "MAX_GUI_STEPS": rollout.max_turns})
         self.name, self._function = self.plugin.only(*names)
         self._parameters = signature_of(self.plugin, self.name, self._function).parameters
         if not inspect.iscoroutinefunction(self._function):
-            raise self.plugin.error(f"{self.name} is no async function, expected `async def {self.name}(...)`")
+            raise self.plugin.error(f"{self.name} is not an async function, expected `async def {self.name}(...)`")
 
     async def run(self, model: Model, task: str, more: Mapping[str, Any], out: Path | None = None) -> Any:
-        """What it gives, as JSON holds it. `out`: the folder of the results. Raises `PluginError`."""
+        """Call the function; return its result as JSON data. `out`: folder of the results. Raises `PluginError`."""
         given = self._given(model, task, more, out)
         with self.plugin.running(self.name):
             try:
@@ -64,17 +64,17 @@ class Entry:
             except asyncio.CancelledError:
                 if (own := asyncio.current_task()) is not None and own.cancelling():
                     raise
-                raise RuntimeError("CancelledError, and nobody cancelled it") from None
+                raise RuntimeError("CancelledError without a cancellation from outside") from None
         if isinstance(result, Sample):
             result = asdict(result)
         try:
             return json.loads(json.dumps(result))
         except (TypeError, ValueError, RecursionError) as error:
             kind = type(result).__name__
-            raise self.plugin.error(f"{self.name} gave a {kind} that JSON cannot hold ({error})") from None
+            raise self.plugin.error(f"{self.name} returned a {kind} that is not JSON-serializable ({error})") from None
 
     def _given(self, model: Model, task: str, more: Mapping[str, Any], out: Path | None) -> dict[str, Any]:
-        """An argument for each parameter whose name is known; one that is not, and has no default, is an error."""
+        """Return the arguments. Raises `PluginError` for a parameter with an unknown name and no default."""
         known: dict[str, Callable[[], Any]] = {
             **dict.fromkeys(MODELS, lambda: model),
             **dict.fromkeys(TASKS, lambda: task),
@@ -93,11 +93,11 @@ class Entry:
         ]
         if lacking:
             raise self.plugin.error(
-                f"{self.name} wants {', '.join(lacking)}, which nobody gives. Given are {', '.join(known)}, "
+                f"{self.name} has unknown parameters: {', '.join(lacking)}. Known are {', '.join(known)}, "
                 "and the keys of the task"
             )
         return {name: known[name]() for name in self._parameters if name in known}
 
     def _sample(self, task: str, more: Mapping[str, Any]) -> Sample:
-        """For a generate function in slime's shape."""
+        """Return the argument `sample` of a generate function with slime's signature."""
         return Sample(prompt=task, metadata=dict(more))

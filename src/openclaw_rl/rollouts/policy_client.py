@@ -1,4 +1,4 @@
-"""What a rollout talks to: the policy behind the gateway, in one conversation of its own."""
+"""Client that a rollout uses for one conversation with the policy, through the gateway."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from openclaw_rl.errors import OpenClawError
 
 
 class Model:
-    """Keeps the history, so that each prompt is the reaction to the reply before it."""
+    """One conversation. Keeps the history, so that each prompt is the reaction to the previous reply."""
 
     def __init__(self, http: aiohttp.ClientSession, url: str, *, name: str, session: str, most: int) -> None:
-        """`http`: with the key in its headers; `name`: the model's; `most`: replies in this conversation."""
+        """`http`: session with the key in its headers; `name`: model name; `most`: limit on the replies."""
         self._http, self._url, self._name, self._most = http, url, name, most
         self.session = session
         self.messages: list[dict[str, Any]] = []
@@ -25,10 +25,10 @@ class Model:
     async def generate(
         self, prompt: str, image: Any = None, *, side: bool = False, max_tokens: int | None = None
     ) -> str:
-        """The reply to `prompt` (with `image`: a PIL image or PNG bytes), at temperature 1.
+        """Return the reply to `prompt` at temperature 1. `image`: a PIL image or PNG bytes.
 
-        `side`: asked aside, outside the history; never trained on. Raises `OpenClawError` for a refusal, and when more
-        replies are asked for than the settings allow.
+        `side`: send the prompt without the history; such traffic is never trained on. Raises `OpenClawError` if the
+        gateway refuses, or above the limit on the replies (`rollout.max_turns`).
         """
         if not side and self.replies >= self._most:
             raise OpenClawError(f"more than {self._most} replies in one rollout (rollout.max_turns)")
@@ -44,7 +44,7 @@ class Model:
         return reply
 
     async def feedback(self, score: int | None = None, comment: str | None = None) -> None:
-        """An opinion on the last reply, which nothing in the conversation answers: +1, 0 or -1, and words."""
+        """Send feedback on the last reply, which has no reaction in the conversation: +1, 0 or -1, and a comment."""
         if self._last is None:
             raise OpenClawError("feedback before the first reply")
         given = {"id": self._last, "score": score, "comment": comment}
@@ -55,7 +55,7 @@ class Model:
             async with self._http.post(f"{self._url}/v1/{path}", json=body, headers=headers) as response:
                 told: dict[str, Any] = await response.json()
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            raise OpenClawError(f"{self._url}: the gateway gave no answer ({type(error).__name__}: {error})") from error
+            raise OpenClawError(f"{self._url}: the gateway did not answer ({type(error).__name__}: {error})") from error
         if response.status != 200:
             raise OpenClawError(
                 f"the gateway refused ({response.status}): {told.get('error', {}).get('message', told)}"

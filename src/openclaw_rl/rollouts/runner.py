@@ -1,4 +1,4 @@
-"""Running rollouts: some tasks, several at once, each in a conversation of its own, each result in a file."""
+"""Run rollouts concurrently, each in its own conversation, with one result file each."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PATIENCE = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=600)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What is to be done, and further arguments by name."""
+    """Text of a task, and further arguments by name."""
 
     words: str
     more: dict[str, Any] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Of one rollout."""
+    """Result of one rollout."""
 
     session: str
     file: Path
@@ -45,7 +45,7 @@ class Outcome:
 
 
 def read_tasks(path: Path) -> list[Task]:
-    """A JSON list, JSON lines, or plain lines; in an object the words are `task`. Raises `OpenClawError`."""
+    """Read a JSON list or JSON lines (strings, or objects with a key of `TASK_KEYS`), or plain lines of text."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -55,7 +55,7 @@ def read_tasks(path: Path) -> list[Task]:
         try:
             found = json.loads(text) if path.suffix == ".json" else [json.loads(line) for line in found]
         except (ValueError, RecursionError) as error:
-            raise OpenClawError(f"{path}: is no {path.suffix[1:].upper()}: {error}") from None
+            raise OpenClawError(f"{path}: is not valid {path.suffix[1:].upper()}: {error}") from None
     if not isinstance(found, list) or not found:
         raise OpenClawError(f"{path}: expected a list of tasks, got {_kind(found)}")
     return [_task(one, path, number) for number, one in enumerate(found, 1)]
@@ -70,7 +70,7 @@ def _task(one: Any, path: Path, number: int) -> Task:
         return Task(words=one)
     words = next((one[key] for key in TASKS if isinstance(one.get(key), str)), None) if isinstance(one, dict) else None
     if words is None:
-        raise OpenClawError(f"{path}: task {number}: expected words, or an object with `task`, got {one!r}")
+        raise OpenClawError(f"{path}: task {number}: expected a string, or an object with `task`, got {one!r}")
     return Task(words=words, more={key: value for key, value in one.items() if key not in TASKS})
 
 
@@ -82,19 +82,21 @@ async def run(
     num: int | None = None,
     seen: Callable[[Outcome], None] = lambda outcome: None,
 ) -> list[Outcome]:
-    """`num` rollouts, the tasks in turn; default: each task `rollout.per_prompt` times. A result file each in `out`.
+    """Run `num` rollouts, cycling through the tasks; default: each task `rollout.per_prompt` times.
 
-    Raises `OpenClawError` when no gateway answers, `PluginError` when the owner's file is not usable at all.
+    Writes a result file each to `out`. Raises `OpenClawError` if no gateway answers, `PluginError` for a bad file.
     """
     entry, url = Entry(config), f"http://{config.serve.host}:{config.serve.port}"
     if not await asyncio.to_thread(ready, url):
-        raise OpenClawError(f"{url}: no gateway is ready there. Start one with `openclaw-rl up`, or say --port.")
+        raise OpenClawError(f"{url}: no gateway is ready there. Start one with `openclaw-rl up`, or set --port.")
     rollout = config.rollout
     gate = asyncio.Semaphore(max(rollout.workers, rollout.parallel_envs))
     try:
         await asyncio.to_thread(out.mkdir, parents=True, exist_ok=True)
     except OSError as error:
-        raise OpenClawError(f"{out}: no folder for the results ({error.strerror}). Name another with --out.") from None
+        raise OpenClawError(
+            f"{out}: the folder for the results cannot be created ({error.strerror}). Set another with --out."
+        ) from None
     wanted = [task for task in tasks for _ in range(rollout.per_prompt)]
     chosen = wanted if num is None else list(islice(cycle(wanted), num))
     headers = {"Authorization": f"Bearer {read_key(config)}"}
@@ -113,7 +115,7 @@ async def run(
 
 
 async def _one(entry: Entry, model: Model, task: Task, out: Path) -> Outcome:
-    """A rollout that fails is data: its file says why, and the others go on."""
+    """Run one rollout and write its file. A failure is written to the file and does not stop the others."""
     started, error, result = time.perf_counter(), None, None
     try:
         result = await entry.run(model, task.words, task.more, out)
@@ -133,5 +135,5 @@ async def _one(entry: Entry, model: Model, task: Task, out: Path) -> Outcome:
     }
     file = out / f"{model.session}.json"
     text = json.dumps(told, indent=2, ensure_ascii=False)
-    await asyncio.to_thread(file.write_text, text, "utf-8", "backslashreplace")  # half a surrogate pair stays JSON
+    await asyncio.to_thread(file.write_text, text, "utf-8", "backslashreplace")  # a lone surrogate stays valid JSON
     return Outcome(session=model.session, file=file, replies=model.replies, error=error)

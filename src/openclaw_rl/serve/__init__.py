@@ -1,1 +1,1 @@
-"""Stage 1, serve: the OpenAI-compatible gateway."""
+"""The serve stage: the OpenAI- and Anthropic-compatible gateway."""

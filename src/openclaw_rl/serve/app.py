@@ -1,4 +1,4 @@
-"""The gateway's HTTP face: routes, keys; and the room's entry, `run`."""
+"""Build the gateway's aiohttp application, and run it as the worker of the serve stage."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 LOOP = "gateway"
 _BEAT = 1.0  # seconds
-_GRACE = 5.0  # seconds that running replies get at the end
+_GRACE = 5.0  # seconds for running replies at shutdown
 _GATEWAY: web.AppKey[Gateway] = web.AppKey("gateway", Gateway)
 
 
@@ -43,9 +43,9 @@ def make_app(
     identity: str = "",
     engine_alive: Callable[[], bool] = lambda: True,
 ) -> web.Application:
-    """The application, with its version keeper and its writer running between start-up and clean-up.
+    """Return the application. Its version manager and its writer run from start-up to clean-up.
 
-    `store` must have its root policy (`policies.ensure_root`).
+    `store` must contain the root policy (`policies.ensure_root`).
     """
     recall = StoreRecall(store, identity=identity, stop_token_ids=renderer.stop_token_ids)
     gateway = Gateway(config, store=store, engine=engine, renderer=renderer, identity=identity, recall=recall)
@@ -71,7 +71,7 @@ def make_app(
 
 
 async def _keeper(app: web.Application) -> Any:
-    """The version keeper lives as long as the application; a keeper that ends is a fault that /readyz shows."""
+    """Run the version manager while the application runs. If the manager ends early, /readyz reports it."""
     gateway = app[_GATEWAY]
     task = asyncio.create_task(gateway.versions.run(), name="version-keeper")
     task.add_done_callback(_keeper_ended)
@@ -85,16 +85,16 @@ async def _keeper(app: web.Application) -> Any:
 
 def _keeper_ended(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("the version keeper died: %s", error, exc_info=error)
+        log.error("the version manager failed: %s", error, exc_info=error)
 
 
-# ------------------------------------------------------------------------------------------------------------ the room
+# ---------------------------------------------------------------------------------------------------------- the worker
 
 
 async def run(config: Config, *, stop: asyncio.Event) -> None:
-    """The gateway's room.
+    """Run the gateway until `stop` is set.
 
-    Consumes: HTTP requests; the head in the store; the engine's tokens. Produces: answers, exchanges, feedback.
+    Consumes: HTTP requests; the head in the store; the engine's tokens. Produces: responses, exchanges, feedback.
     Waits for: clients. Unblocked by: `stop`.
     """
     store = await asyncio.to_thread(Store.open, config.store_path)
@@ -114,7 +114,7 @@ def _prepare(store: Store, config: Config, name: str) -> None:
         policies.ensure_root(conn, base=config.model.path, identity=name, at=now)
         failed = exchanges.fail_running(conn, "the gateway was stopped before the reply was complete", now)
     if failed:
-        log.warning("%d exchanges of the last run had not ended; they are recorded as failed", failed)
+        log.warning("%d exchanges of the last run were incomplete; they are recorded as failed", failed)
 
 
 async def _serve(config: Config, store: Store, renderer: Renderer, name: str, stop: asyncio.Event) -> None:
@@ -156,20 +156,20 @@ async def _bind(runner: web.AppRunner, config: Config) -> None:
     except OSError as error:
         raise OpenClawError(
             f"the gateway cannot listen on {host}:{port} ({error.strerror or error}). "
-            "Stop what listens there, or choose another port with serve.port (OPENCLAW_PORT, --port)."
+            "Stop the program that uses this port, or choose another port with serve.port (OPENCLAW_PORT, --port)."
         ) from error
 
 
 async def _beat(store: Store, gateway: Gateway, stop: asyncio.Event) -> None:
-    """A sign of life each second until `stop`."""
+    """Write a heartbeat each second until `stop` is set. Raises the version manager's error if it fails."""
     while not stop.is_set():
         if gateway.keeper is not None and gateway.keeper.done():
-            await gateway.keeper  # raises why: without it, no new version would ever be served
+            await gateway.keeper  # raises its error: without the manager, no new version is served
         versions = gateway.versions
         note = versions.trouble or f"serving version {versions.serving}, {int(gateway.running)} running"
         try:
             await asyncio.to_thread(heartbeats.beat, store, LOOP, note)
         except StoreError as error:
-            log.error("no sign of life can be written: %s", error)
+            log.error("the heartbeat cannot be written: %s", error)
         with suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), _BEAT)

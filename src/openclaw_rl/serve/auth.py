@@ -1,4 +1,4 @@
-"""Who may talk to the gateway: bearer keys, from the settings or from a key file that is made at the first start."""
+"""Authenticate clients by API keys from the settings, or from a key file that is created at the first start."""
 
 from __future__ import annotations
 
@@ -19,26 +19,25 @@ _PREFIX = "sk-openclaw-"
 
 
 def scope_of(key: str) -> str:
-    """The key's id in the store (12 hex digits): nothing is ever linked across scopes."""
+    """Return the key's id in the store (12 hex digits). Exchanges are never linked across scopes."""
     return blake2b(key.encode("utf-8", "surrogateescape"), digest_size=6, person=b"openclaw-scope").hexdigest()
 
 
 class Keys:
-    """The accepted keys. Every one is compared with, in constant time."""
+    """The accepted API keys. A sent key is compared with each of them, in constant time."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         self._known = [(k.encode("utf-8", "surrogateescape"), scope_of(k)) for k in keys]
 
     def scope(self, headers: Mapping[str, str]) -> str:
-        """The scope of the key in `Authorization: Bearer`, else of that in `x-api-key`: clients send both, and often
-        only one of them is meant for this gateway. Raises `RequestError` (401).
-        """
+        """Return the scope of the key in `Authorization: Bearer`, else in `x-api-key`. Raises `RequestError` (401)."""
+        # Clients send both headers, and often only one of the keys is for this gateway.
         sent = headers.get("Authorization", "")
         bearer = sent[7:].strip() if sent[:7].lower() == "bearer " else ""
         keys = [key for key in (bearer, headers.get("x-api-key", "")) if key]
         found = next((scope for key in keys if (scope := self._scope_of(key)) is not None), None)
         if found is None:
-            what = "this API key is not known" if keys else "no API key was sent"
+            what = "this API key is unknown" if keys else "no API key was sent"
             raise RequestError(
                 f"{what}. Send `Authorization: Bearer <key>` (or `x-api-key: <key>`); the key is in the gateway's file "
                 "<home>/api_key.",
@@ -56,14 +55,14 @@ class Keys:
 
 
 def load_keys(config: Config) -> Keys:
-    """`serve.api_key`, else the key file (made now, mode 600, when there is none). Raises `ConfigError`."""
+    """Load `serve.api_key`, else the key file. A missing file is created (mode 600). Raises `ConfigError`."""
     if config.serve.api_key:
         return Keys([config.serve.api_key])
     return Keys(read_key_file(config.key_file))
 
 
 def read_key_file(path: Path) -> list[str]:
-    """The keys of a file: one per line, `key` or `name:key`; `#` begins a comment line."""
+    """Read the keys of a file: one per line, as `key` or `name:key`. A line that begins with `#` is a comment."""
     try:
         if not path.exists():
             _make_key_file(path)
@@ -74,10 +73,10 @@ def read_key_file(path: Path) -> list[str]:
             f"{path}: the API key file cannot be used ({error}). Make it readable, or set serve.api_key."
         ) from error
     if mode & 0o077:
-        log.warning("%s can be read by others (mode %o); `chmod 600` it", path, mode)
+        log.warning("%s can be read by other users (mode %o); run `chmod 600` on it", path, mode)
     keys = [line.split(":", 1)[-1].strip() for line in lines if line and not line.startswith("#")]
     if not all(keys) or not keys:
-        raise ConfigError(f"{path}: expected one key per line, found none. Delete the file to get a new key.")
+        raise ConfigError(f"{path}: expected one key per line, found none. Delete the file to create a new key.")
     return keys
 
 
@@ -86,6 +85,6 @@ def _make_key_file(path: Path) -> None:
     try:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        return  # another process was faster; its key counts
+        return  # another process created the file first; its key is used
     with os.fdopen(file, "w", encoding="utf-8") as out:
         out.write(_PREFIX + secrets.token_urlsafe(24) + "\n")

@@ -1,4 +1,4 @@
-"""What a client asks, whatever dialect it speaks."""
+"""Requests and replies, independent of the dialect."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from openclaw_rl.types import FinishReason, Kind, Message, Sampling
 
 MAX_ID = 512  # characters of a session, agent or user id
 COLDEST = 0.01
-"""Below this temperature sampling is greedy: logits divided by less overflow, and such a distribution is one token."""
+"""Temperatures below this are greedy: dividing logits by less overflows, and the distribution is one token anyway."""
 
 
 def checked_id(value: str, name: str) -> str:
-    """`value`, which came as `name`. Raises `RequestError` when it is too long for an id."""
+    """Return `value`. Raises `RequestError` that names the field `name` if it is too long for an id."""
     if len(value) > MAX_ID:
         raise RequestError(f"{name}: expected at most {MAX_ID} characters, got {len(value)}.", param=name)
     return value
@@ -24,10 +24,10 @@ def checked_id(value: str, name: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """A decoded, checked request. `sampling.max_tokens` 0: what remains of the context.
+    """A decoded and validated request. `sampling.max_tokens` 0: the rest of the context.
 
-    `raw` and `raw_tools` are the client's own bytes of each message and of the tools (empty: unknown): what was worked
-    out for the same bytes before holds again.
+    `raw` and `raw_tools` are the bytes of each message and of the tools as the client sent them (empty: unknown).
+    They are cache keys for what is computed from a message or from the tools.
     """
 
     model: str
@@ -52,25 +52,25 @@ class Ask:
     n: int = 1  # choices
     forced: Forced | None = None
     parallel_calls: bool = True  # False: the reply ends after its first tool call
-    previous: str | None = None  # the reply that this request goes on from; `messages` are only what is new
-    references: Mapping[int, str] = field(default_factory=dict)  # a message's index -> id of the stored reply it is
-    instructions: bool = False  # the first message is this request's alone: a request that goes on leaves it out
-    extra: Any = None  # the dialect's own: what it must remember of the request to write the answer
-    ignored: tuple[str, ...] = ()  # what was asked and has no meaning here, in words: told in a header
+    previous: str | None = None  # id of the reply that this request continues; `messages` has only the new messages
+    references: Mapping[int, str] = field(default_factory=dict)  # message index -> id of the stored reply it refers to
+    instructions: bool = False  # the first message is for this request only: later requests leave it out
+    extra: Any = None  # private to the dialect: what it needs of the request to write the response
+    ignored: tuple[str, ...] = ()  # descriptions of request fields without effect; sent in a response header
 
 
 def choice_id(id: str, number: int) -> str:
-    """The id of the exchange of choice `number`, in an answer with the id `id`."""
+    """Return the exchange id of choice `number` in the response with the id `id`."""
     return f"{id}.{number}" if number else id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forced:
-    """What the reply must be: JSON of a schema, or a call of one of some tools; where both are given, either."""
+    """Required form of a reply: JSON of a schema, or a call of one of some tools. If both are set, either is valid."""
 
     schema: Mapping[str, Any] | None = None  # {}: any JSON object
     calls: tuple[str, ...] = ()  # names of tools
-    field: str = ""  # what the client calls it, for errors
+    field: str = ""  # name of the client's field, for errors
 
     @property
     def param(self) -> str:
@@ -79,7 +79,7 @@ class Forced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenInfo:
-    """One visible response token, for clients that asked for logprobs."""
+    """One visible response token, for clients that request logprobs."""
 
     text: str
     raw: Sequence[int]  # utf-8 bytes
@@ -89,30 +89,30 @@ class TokenInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Tokens, counted as the engine saw them."""
+    """Numbers of tokens, as the engine counts them."""
 
     prompt: int
     completion: int
     reasoning: int
-    cached: int = 0  # prompt tokens whose states the engine had
+    cached: int = 0  # prompt tokens that were in the engine's prefix cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """How a reply ended. It exists only once the exchange is durable."""
+    """How a reply ended. It is created only after the exchange is durable."""
 
     reason: FinishReason
     usage: Usage
-    stop: str | None = None  # the stop string that ended it
+    stop: str | None = None  # the stop string that ended the reply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """One complete reply of an answer that is not streamed. `id`: of its exchange."""
+    """One complete reply of a response that is not streamed. `id`: the id of its exchange."""
 
     id: str
     message: Message
-    tokens: Sequence[TokenInfo]  # empty unless logprobs were asked for
+    tokens: Sequence[TokenInfo]  # empty unless logprobs were requested
     end: End
 
 
@@ -121,7 +121,7 @@ NOTHING = Delta()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What leaves in one write: words that became certain together; the last part has `end`."""
+    """One write of a streamed reply: the output that became certain with one chunk. The last part has `end`."""
 
     delta: Delta = NOTHING
     tokens: Sequence[TokenInfo] = ()
@@ -130,7 +130,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """What is constant over one reply's wire form."""
+    """The fields that are the same in every event of one reply."""
 
     id: str
     created: int  # seconds
@@ -140,7 +140,7 @@ class Opening:
 
 
 class ReplyFailed(OpenClawError):
-    """A good request that got no (complete) answer: the engine is gone, or the store would not take the exchange."""
+    """A valid request got no complete reply: the engine is gone, or the store refused the exchange."""
 
     def __init__(self, message: str, *, status: int, code: str) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""Requests for a reply, in every dialect: decode, begin, stream or answer whole, and break off what fails."""
+"""Handle requests for a reply in every dialect: decode, generate, then stream or send the whole response."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from openclaw_rl.serve.inflight_reply import Serving
 log = logging.getLogger(__name__)
 
 _YES = frozenset({"1", "true", "yes", "on"})
-_ENCODINGS = frozenset({"", "identity", "gzip", "deflate", "br", "zstd"})  # what aiohttp reads
+_ENCODINGS = frozenset({"", "identity", "gzip", "deflate", "br", "zstd"})  # supported by aiohttp
 
 
 class Replies:
-    """The handler of every path that asks for a reply."""
+    """Handler of every path that requests a reply."""
 
     def __init__(self, gateway: Gateway, keys: Keys) -> None:
         self._gateway, self._keys = gateway, keys
@@ -49,7 +49,7 @@ class Replies:
         }
 
     async def reply(self, request: web.Request) -> web.StreamResponse:
-        """A request for a reply, in the dialect of its path."""
+        """Handle a request for a reply, in the dialect of its path."""
         scope = self._keys.scope(request.headers)
         dialect = self.dialects[request.path]
         ask = _with_headers(dialect.decode(await read_body(request), request.headers), request)
@@ -78,20 +78,20 @@ class Replies:
         try:
             async with aclosing(interleaved(servings)) as parts:
                 async for number, part in parts:
-                    if wire is None:  # up to here an error is an ordinary HTTP error
+                    if wire is None:  # before this point an error is sent as an ordinary HTTP error
                         wire = dialect.stream(servings[0].opening, ask)
                         await _sent(response.prepare(request))
                     await _sent(response.write(wire.part(part, number)))
         except _HungUp:  # the exchange has ended as cancelled, or is complete
-            log.debug("%s: the client hung up", servings[0].opening.id)
-        except Exception as error:  # whatever it was: a stream that only stops looks whole to some clients
+            log.debug("%s: the client closed the connection", servings[0].opening.id)
+        except Exception as error:  # any error: some clients take a stream that only stops for a complete one
             if wire is None:
                 raise
             await self._break_off(response, wire, dialect, error)
         return response
 
     async def _break_off(self, response: web.StreamResponse, wire: Wire, dialect: Dialect, error: Exception) -> None:
-        """An error event, and no finish: what was streamed does not count as a reply."""
+        """Send an error event and no finish, so that the client does not take the output for a complete reply."""
         status, words, code = _told(error)
         self._count(route=dialect.name, outcome=code).inc()
         with suppress(_HungUp):
@@ -99,11 +99,11 @@ class Replies:
 
 
 class _HungUp(Exception):
-    """The client went away. (A `ConnectionError` of whatever else would look the same.)"""
+    """The client closed the connection. (A plain `ConnectionError` can have other causes.)"""
 
 
 async def _sent(writing: Awaitable[object]) -> None:
-    """Wait until it has left. Raises `_HungUp`."""
+    """Wait until the data is sent. Raises `ClientDisconnected`."""
     try:
         await writing
     except ConnectionError as error:
@@ -111,13 +111,13 @@ async def _sent(writing: Awaitable[object]) -> None:
 
 
 def _told(error: Exception) -> tuple[int, str, str]:
-    """(status, words, code) of what broke a stream off."""
+    """Return (status, message, code) for an error in the middle of a stream."""
     if isinstance(error, StoreError):
         return 500, str(error), "not_durable"
     if isinstance(error, (ReplyFailed, RequestError)):
         return error.status, str(error), error.code or "refused"
-    log.error("a reply failed in the middle", exc_info=error)
-    return 500, "the gateway failed; its log says why.", "internal_error"
+    log.error("a reply failed during the stream", exc_info=error)
+    return 500, "the gateway failed; see its log for the reason.", "internal_error"
 
 
 def _event_stream(ask: Ask) -> web.StreamResponse:
@@ -130,12 +130,12 @@ def json_answer(body: bytes, *, status: int = 200, headers: dict[str, str] | Non
 
 
 def _notes(ask: Ask) -> dict[str, str]:
-    """What was not done, for those who look."""
+    """Return the response header that lists ignored request fields."""
     return {"X-OpenClaw-Ignored": "; ".join(ask.ignored)[:1000]} if ask.ignored else {}
 
 
 async def read_body(request: web.Request) -> bytes:
-    """Raises `RequestError` (400, or 415 for an encoding that is not known)."""
+    """Read the body. Raises `RequestError` (400, or 415 for an unknown content encoding)."""
     encoding = request.headers.get("Content-Encoding", "")
     if encoding.strip().lower() not in _ENCODINGS:
         raise RequestError(f"Content-Encoding: expected gzip or none, got {encoding[:40]!r}.", status=415)
@@ -148,7 +148,7 @@ async def read_body(request: web.Request) -> bytes:
 
 
 def _with_headers(ask: Ask, request: web.Request) -> Ask:
-    """Headers outrank the body's fallbacks."""
+    """Return `ask` with the values of the request's headers, which override the body's."""
     headers = request.headers
     changes: dict[str, Any] = {}
     if session := headers.get("X-Session-Id"):
@@ -163,7 +163,7 @@ def _with_headers(ask: Ask, request: web.Request) -> Ask:
 
 
 def _text(header: str) -> str:
-    """UTF-8, else latin-1: header bytes that are no UTF-8 come as half surrogates, which no store holds."""
+    """Decode as UTF-8, else as latin-1: aiohttp gives other bytes as lone surrogates, which the store cannot keep."""
     if header.isascii():
         return header
     raw = header.encode("utf-8", "surrogateescape")
@@ -177,16 +177,16 @@ _Ready = asyncio.Queue[tuple[int, Part | Exception]]
 
 
 async def interleaved(servings: Sequence[Serving]) -> AsyncGenerator[tuple[int, Part]]:
-    """(number of the reply, part), in the order in which they come; each reply's last part has its `end`.
+    """Yield (reply number, part) as the parts arrive. Each reply's last part has its `end`.
 
-    Raises what the first reply that fails raises. Whoever leaves early, and a failure too, cancels all the others.
+    Raises the error of the first reply that fails. An error, or closing the iterator early, cancels all replies.
     """
     if len(servings) == 1:
         async with aclosing(servings[0].parts()) as parts:
             async for part in parts:
                 yield 0, part
         return
-    ready: _Ready = asyncio.Queue(len(servings))  # a client that reads slowly holds them all up
+    ready: _Ready = asyncio.Queue(len(servings))  # bounded, so that a slow client slows down all replies
     tasks = [asyncio.create_task(_tell(n, serving, ready)) for n, serving in enumerate(servings)]
     running = len(servings)
     try:
@@ -194,7 +194,7 @@ async def interleaved(servings: Sequence[Serving]) -> AsyncGenerator[tuple[int, 
             number, told = await ready.get()
             if isinstance(told, Exception):
                 for serving in servings:
-                    serving.leaving = f"another reply of the same answer failed: {told}"
+                    serving.leaving = f"another reply of the same request failed: {told}"
                 raise told
             running -= told.end is not None
             yield number, told
@@ -202,7 +202,7 @@ async def interleaved(servings: Sequence[Serving]) -> AsyncGenerator[tuple[int, 
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for serving in servings:  # a task that never ran has not begun
+        for serving in servings:  # a task that never ran has not started its reply
             serving.abandon()
 
 
@@ -211,5 +211,5 @@ async def _tell(number: int, serving: Serving, ready: _Ready) -> None:
         async with aclosing(serving.parts()) as parts:
             async for part in parts:
                 await ready.put((number, part))
-    except Exception as error:  # noqa: BLE001 - whatever it is, who reads the queue raises it
+    except Exception as error:  # noqa: BLE001 - the reader of the queue raises it
         await ready.put((number, error))

@@ -1,4 +1,4 @@
-"""What all requests share: renderer, engine, versions, writer; and how an exchange begins."""
+"""State that all requests share (renderer, engine, versions, writer), and the start of an exchange."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from openclaw_rl.types import Capture, Request, Sampling
 
 log = logging.getLogger(__name__)
 
-_ids = random.Random(random.SystemRandom().getrandbits(256))  # ids only have to be unique, and cheap
+_ids = random.Random(random.SystemRandom().getrandbits(256))  # ids need to be unique and cheap, not secret
 
-DEFAULT_CONTEXT = 4096  # tokens, where neither settings nor model say
+DEFAULT_CONTEXT = 4096  # tokens, if neither the settings nor the model define the context length
 _WHOLE_NUMBERS = frozenset({"top_k", "seed", "max_tokens"})
 
 
 class Gateway:
-    """What all requests share."""
+    """Shared state of all requests."""
 
     def __init__(
         self,
@@ -58,20 +58,21 @@ class Gateway:
             transient=message_hash.Transience(config.serve.transient_patterns),
             recall=recall,
         )
-        self.grammar = True  # whether the engine can force a format, as far as is known; it refuses where it cannot
+        self.grammar = True  # whether the engine supports grammars; True until the engine has reported it
         self.context_length = config.engine.max_context or renderer.context_length or DEFAULT_CONTEXT
         self._override = check_override(config.serve.sampling_override)
         self.keeper: asyncio.Task[None] | None = None
-        self.running = 0  # replies under way
+        self.running = 0  # replies in flight
         self._background: set[asyncio.Task[None]] = set()
 
     async def begin(self, ask: Ask, scope: str) -> Serving:
-        """Render, choose the version, queue the admission. Raises `RequestError`."""
+        """Render the prompt, choose the version and queue the admission. Raises `RequestError`."""
         return (await self.begin_all(replace(ask, n=1) if ask.n != 1 else ask, scope))[0]
 
     async def begin_all(self, ask: Ask, scope: str) -> list[Serving]:
-        """`begin` for each of the ask's `n` replies: one prompt, one version, an exchange for each. The caller iterates
-        all their `parts`, or calls `abandon`.
+        """Begin the request's `n` replies: one prompt and one version for all, and one exchange for each.
+
+        For each reply, the caller iterates `stream_parts` or calls `cancel_unstarted`.
         """
         ask = await continued(ask, scope, self.store)
         version, name = await self._version(ask.model)
@@ -81,7 +82,7 @@ class Gateway:
         except RecursionError:
             self.versions.release(version)
             raise RequestError("messages: nested too deeply.", param="messages") from None
-        except BaseException:  # whatever it was: the version that was taken is given back
+        except BaseException:  # also for a cancellation: the acquired version must be released
             self.versions.release(version)
             raise
         now = time.time()
@@ -119,7 +120,7 @@ class Gateway:
         return out
 
     async def count(self, ask: Ask, scope: str) -> int:
-        """How many tokens the prompt has that `begin` would render. Raises `RequestError`."""
+        """Return the number of tokens of the prompt that `begin_reply` would render. Raises `RequestError`."""
         ask = await continued(ask, scope, self.store)
         version, _ = await self._version(ask.model)
         try:
@@ -130,7 +131,7 @@ class Gateway:
             self.versions.release(version)
 
     async def _version(self, model: str) -> tuple[int, str]:
-        """(a version to give back, the name that the answer carries). Raises `RequestError` (404)."""
+        """Return (a version that the caller releases, the model name for the response). Raises `RequestError` (404)."""
         name = self.config.model.name
         if model in (name, ""):
             return self.versions.take(), name
@@ -140,28 +141,28 @@ class Gateway:
         if self.config.serve.any_model:
             return self.versions.take(), model
         raise RequestError(
-            f"the model {model[:80]!r} is not here. There is {name!r} (the newest version, {self.versions.head}) "
-            f"and {name}@<version> for an older one; GET /v1/models lists them.",
+            f"the model {model[:80]!r} is not here. Use {name!r} (the newest version, {self.versions.head}) "
+            f"or {name}@<version> for an older version; GET /v1/models lists them.",
             param="model",
             code="model_not_found",
             status=404,
         )
 
     def _sampling(self, ask: Ask, rendered: Rendered) -> Sampling:
-        """The sampling in force; `max_tokens` is what remains of the context at most."""
+        """Return the request's sampling with `max_tokens` limited to the context, and `serve.sampling_override`."""
         prompt = len(rendered.prompt_ids)
         remains = self.context_length - prompt
         if remains < 1:
             raise RequestError(
-                f"the prompt is too long: {prompt} tokens > {self.context_length} maximum, the reply included. "
-                "Shorten the conversation or begin a new one.",
+                f"the prompt is too long: {prompt} tokens > {self.context_length} maximum, including the reply. "
+                "Shorten the conversation or start a new one.",
                 param="messages",
                 code="context_length_exceeded",
             )
         sampling = ask.sampling
         top = self.renderer.vocabulary
         if (unknown := next((i for i in sampling.logit_bias if i >= top), None)) is not None:
-            raise RequestError(f"logit_bias: token {unknown} is beyond the vocabulary of {top}.", param="logit_bias")
+            raise RequestError(f"logit_bias: token {unknown} is outside the vocabulary of {top}.", param="logit_bias")
         limit: dict[str, Any] = {"max_tokens": min(sampling.max_tokens or remains, remains)}
         limit["convention"] = self.config.engine.convention
         if ask.forced is not None:
@@ -170,27 +171,27 @@ class Gateway:
 
     def _grammar(self, ask: Ask, forced: Forced, rendered: Rendered) -> str:
         if not self.grammar:
-            raise no_grammar("this engine cannot force a reply into a format", forced)
+            raise no_grammar("this engine does not support grammars", forced)
         return grammar(forced, ask.tools, self.renderer, thinking=rendered.thinking)
 
     def _running(self) -> float:
         return self.running
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Work that outlives its request."""
+        """Start background work that may outlive its request."""
         task = asyncio.get_running_loop().create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
     async def close(self) -> None:
-        """Wait for what is still to be recorded, then stop writing."""
+        """Wait for the background work, then close the writer."""
         while self._background:
             await asyncio.gather(*self._background, return_exceptions=True)
         await asyncio.to_thread(self.writer.close)
 
 
 def _another(request: Request, number: int) -> Request:
-    """The same call once more, as an exchange of its own; a seed that was given moves on, or all would be alike."""
+    """Copy the request as an exchange of its own. A given seed is incremented, or all replies would be the same."""
     sampling = request.sampling
     if sampling.seed is not None:
         sampling = replace(sampling, seed=(sampling.seed + number + 2**63) % 2**64 - 2**63)
@@ -198,14 +199,14 @@ def _another(request: Request, number: int) -> Request:
 
 
 def check_override(given: Mapping[str, float]) -> dict[str, Any]:
-    """`serve.sampling_override` as `Sampling` fields (a temperature below `COLDEST`: 0).
+    """Convert `serve.sampling_override` to `Sampling` fields. A temperature below `MIN_TEMPERATURE` becomes 0.
 
-    Raises `ConfigError` for one that does not exist.
+    Raises `ConfigError` for an unknown field.
     """
     known = {f.name for f in fields(Sampling)} - {"convention", "stop", "logit_bias", "grammar"}
     for name in given:
         if name not in known:
-            raise ConfigError(f"serve.sampling_override: {name!r} is no sampling value; there are {sorted(known)}")
+            raise ConfigError(f"serve.sampling_override: {name!r} is not a sampling value; expected {sorted(known)}")
     values: dict[str, Any] = {k: int(v) if k in _WHOLE_NUMBERS else float(v) for k, v in given.items()}
     if values.get("temperature", COLDEST) < COLDEST:
         values["temperature"] = 0.0

@@ -1,4 +1,4 @@
-"""Group commit: one thread puts everything that waits into one transaction, then says so to all who wait."""
+"""Group commit: one thread writes all queued items in one transaction, then resolves their futures."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ class _Job:
 
 
 class Writer:
-    """Admissions, ends and feedback, each durable once its future is done.
+    """Group commit writer for admissions, finished replies and feedback.
 
-    A future fails with what the store raised. One bad item never fails its neighbours: when a group fails, its items
-    are committed one by one.
+    An item is durable when its future is done; the future gets the store's error if the write fails. If a group
+    fails, its items are committed one by one, so that one invalid item does not fail the others.
     """
 
     def __init__(self, store: Store, metrics: Metrics) -> None:
         self._store = store
         self._metrics = metrics
         self._jobs: queue.SimpleQueue[list[_Job] | None] = queue.SimpleQueue()
-        self._pending: list[_Job] = []  # of this turn of the event loop, and those with patience
+        self._pending: list[_Job] = []  # from this iteration of the event loop, and items that may wait
         self._due = False
         self._timer: asyncio.TimerHandle | None = None
         self._ended = False
@@ -50,9 +50,9 @@ class Writer:
         self._thread.start()
 
     def put(self, item: Item, *, patience: float = 0.0) -> asyncio.Future[None]:
-        """Queue an item; the future is done when it is on the disk.
+        """Queue an item. The returned future is done when the item is on disk.
 
-        `patience`: seconds that it may wait for another item, to share its transaction.
+        `patience`: seconds that the item may wait for another one, to share its transaction.
         """
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
@@ -65,7 +65,7 @@ class Writer:
         return done
 
     def _hand_over(self) -> None:
-        """What one turn of the event loop brought forth, and what waited for it, wakes the thread once."""
+        """Hand all pending items to the thread, so that it wakes up only once per iteration of the event loop."""
         jobs, self._pending, self._due = self._pending, [], False
         if self._timer is not None:
             self._timer.cancel()
@@ -74,7 +74,7 @@ class Writer:
             self._jobs.put(jobs)
 
     def close(self) -> None:
-        """Write what is queued, then end the thread."""
+        """Write all queued items, then end the thread."""
         if self._pending:
             self._hand_over()
         self._jobs.put(None)
@@ -91,13 +91,13 @@ class Writer:
         began = time.perf_counter()
         try:
             self._commit(jobs, again=again)
-        except Exception as error:  # whatever it is, it belongs to those who wait; this thread must live
+        except Exception as error:  # any error goes to the futures; this thread must survive
             if len(jobs) > 1:
                 for job in jobs:
                     self._write([job], again=True)
                 return
             if not isinstance(error, StoreError | KeyError):
-                log.exception("the store refused an exchange")
+                log.exception("the store rejected an exchange")
             _settle(jobs, error)
         else:
             self._metrics.commit.observe(time.perf_counter() - began)
@@ -105,9 +105,9 @@ class Writer:
             _settle(jobs, None)
 
     def _commit(self, jobs: list[_Job], *, again: bool) -> None:
-        """One transaction for `jobs` and for what arrives until it is to be committed (`jobs` grows by that).
+        """Write `jobs`, and the items that arrive before the commit, in one transaction. `jobs` is extended by them.
 
-        `again`: for `jobs` alone. What arrives may be the end of a request that is tried again only after these.
+        `again`: write `jobs` only. A new item may finish a request whose own admission is retried later.
         """
         with self._store.write() as conn:
             group = jobs
@@ -135,11 +135,11 @@ def _apply(conn: Connection, items: Sequence[Item]) -> None:
 
 
 def _settle(jobs: Sequence[_Job], error: Exception | None) -> None:
-    """Wake all waiters of a loop with one call."""
+    """Resolve the futures of all jobs with one call into their event loop."""
     try:
         jobs[0].loop.call_soon_threadsafe(_resolve, jobs, error)
     except RuntimeError:
-        log.warning("%d exchanges were committed after their event loop had ended", len(jobs))
+        log.warning("%d exchanges were written after their event loop had ended", len(jobs))
 
 
 def _resolve(jobs: Sequence[_Job], error: Exception | None) -> None:
@@ -150,4 +150,4 @@ def _resolve(jobs: Sequence[_Job], error: Exception | None) -> None:
             job.done.set_result(None)
         else:
             job.done.set_exception(error)
-            job.done.exception()  # seen: a waiter that was cancelled meanwhile is no news
+            job.done.exception()  # mark the exception as retrieved, or asyncio warns if the waiter was cancelled

@@ -1,4 +1,4 @@
-"""Connections: what goes wrong below the router (no HTTP, a header that is too long) looks like every other error."""
+"""HTTP connections: errors below the router (invalid HTTP, a header that is too long) get the usual error format."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from openclaw_rl.serve.dialects import errors
 
 log = logging.getLogger(__name__)
 
-LINE_BYTES = 64 * 1024  # of the request line, and of each header
-_QUOTED = re.compile(r"\n|:? b['\"]")  # the client's bytes are in no log
+LINE_BYTES = 64 * 1024  # maximum for the request line, and for each header
+_QUOTED = re.compile(r"\n|:? b['\"]")  # start of the client's bytes, which are never logged
 _REQUEST_LINE = re.compile(rb"[A-Z]+ (/[^ ?\r\n]*)")
 _UNREADABLE = (HttpProcessingError, web.RequestPayloadError)
 
 
 class Connection(web.RequestHandler):
-    """One client's connection. What cannot be read is answered in the shape of its path, and is one line in the log."""
+    """One client connection. An unreadable request gets an error in the format of its path, and one line in the log."""
 
-    _path = ""  # of the latest request line, as far as one could be seen
+    _path = ""  # path of the latest request line that was recognised
 
     def __init__(self, manager: web.Server, **kwargs: Any) -> None:
-        super().__init__(manager, access_log=None, **kwargs)  # type: ignore[arg-type]  # None is what AppRunner gives
+        super().__init__(manager, access_log=None, **kwargs)  # type: ignore[arg-type]  # AppRunner passes None, too
 
     def data_received(self, data: bytes) -> None:
-        """A request that cannot be parsed has no path any more: it is looked at before."""
+        """Record the path before parsing, because a request that cannot be parsed has none."""
         if (line := _REQUEST_LINE.match(data)) is not None:
             self._path = line[1].decode("latin-1")
         super().data_received(data)
@@ -38,10 +38,10 @@ class Connection(web.RequestHandler):
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """The last answer of this connection. Raises `ConnectionError` when another answer has already begun."""
+        """Return the last response of this connection. Raises `ConnectionError` if another response has begun."""
         self.log_exception("a request failed below the router", exc_info=exc)
         if request.writer.output_size > 0:
-            raise ConnectionError("an answer has begun; this error cannot be sent")
+            raise ConnectionError("a response has already begun; this error cannot be sent")
         status = _status(status, exc)
         words = (
             f"the request is not readable as HTTP: {first_line(exc or message)}."
@@ -56,14 +56,14 @@ class Connection(web.RequestHandler):
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """An `Expect` that is not known is refused before any handler: that answer too gets its shape here."""
+        """Format errors that aiohttp raises before any handler, such as for an unknown `Expect` header."""
         if isinstance(resp, web.HTTPException):
             body = errors.error(request.path, resp.status, f"{resp.text or resp.reason}.")
             resp = web.Response(body=body, status=resp.status, content_type="application/json")
         return await super().finish_response(request, resp, start_time)
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
-        """A traceback for a bug of ours; a line for bytes that are no request."""
+        """Log one line for an unreadable request, and a traceback for any other error."""
         if isinstance(error := kw.get("exc_info"), _UNREADABLE):
             log.info("a request was not readable: %s", first_line(error))
         else:
@@ -77,21 +77,21 @@ def _status(status: int, error: BaseException | None) -> int:
 
 
 def first_line(error: BaseException | str | None) -> str:
-    """In words, without the bytes that aiohttp quotes below."""
+    """Return the error's first line, without the client's bytes that aiohttp quotes after it."""
     words = str(getattr(error, "message", None) or error or "unknown").removeprefix("400, message:")
     return _QUOTED.split(words.strip(), maxsplit=1)[0].rstrip(".:")[:200]
 
 
 class Runner(web.AppRunner):
-    """An application on `Connection`s. A handler whose client goes away is cancelled."""
+    """Runs an application with `GatewayConnection`s. A handler is cancelled when its client disconnects."""
 
     def __init__(self, app: web.Application, *, grace: float) -> None:
-        """`grace`: seconds that requests under way get at the end."""
+        """`grace`: seconds for running requests at shutdown."""
         super().__init__(app, access_log=None, handler_cancellation=True, shutdown_timeout=grace)
 
     @property
     def server(self) -> Any:
-        """What makes a protocol for each connection."""
+        """Factory of the protocol object for each connection."""
         manager = super().server
         if manager is None:
             return None

@@ -1,8 +1,8 @@
-"""One exchange under way: stream it, and record its end whatever that is.
+"""One exchange in flight: stream its reply, and record how it ends.
 
-What is promised: the request is on the disk before the first byte of its answer leaves, and the whole exchange before
-its finish does. Whatever happens (the client hangs up, the engine dies, the disk is full), the exchange ends in the
-store as DONE, CANCELLED or FAILED, with the tokens that were sampled until then.
+Guarantees: the request is on disk before the first byte of the response is sent, and the complete exchange before the
+finish is sent. In every case (client disconnect, engine failure, full disk), the exchange ends in the store as DONE,
+CANCELLED or FAILED, with the tokens that were sampled until then.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PATIENCE = 0.002  # seconds
+PATIENCE = 0.002  # seconds that an admission may wait to share a transaction
 
 
 class Serving:
-    """One exchange under way."""
+    """One exchange in flight."""
 
     def __init__(self, gateway: Gateway, ask: Ask, request: Request, prompt: Prompt, opening: Opening) -> None:
         self._gateway, self._ask, self._request, self._prompt = gateway, ask, request, prompt
@@ -44,21 +44,21 @@ class Serving:
         self.record = Record(
             request, text, gateway.renderer, logprobs=ask.logprobs, one_call=bool(ask.tools) and not ask.parallel_calls
         )
-        # An answer that is not streamed leaves after its end is durable: both may be one transaction.
+        # A response that is not streamed is sent after the end is durable, so admission and end may share a transaction
         self._admitted = gateway.writer.put(request, patience=0.0 if ask.stream else PATIENCE)
         self._settled = self._counted = self._begun = False
-        self.leaving = "the client closed the connection"  # why it is cancelled, if it is
+        self.leaving = "the client closed the connection"  # the reason to record if the reply is cancelled
 
     @property
     def message(self) -> dict[str, Any]:
-        """The assistant message as delivered so far."""
+        """The assistant message delivered so far."""
         return self.record.text.parser.message()
 
     async def parts(self) -> AsyncGenerator[Part]:
-        """What the client sees. The last part has `end` and comes when the exchange is durable.
+        """Yield the parts for the client. The last part has `end` and comes when the exchange is durable.
 
-        Raises `ReplyFailed`, and `RequestError` when the engine refuses the grammar. Closing the iterator (the client
-        went away) cancels the generation.
+        Raises `ReplyFailed`, and `RequestError` if the engine refuses the grammar. Closing the iterator cancels the
+        generation.
         """
         gateway = self._gateway
         part, self._begun = Part(), True
@@ -73,14 +73,14 @@ class Serving:
                         yield part
             yield await self._finished(part)
         except (asyncio.CancelledError, GeneratorExit):
-            # Settled: complete, and on its way to the disk.
+            # If settled, the reply is complete and queued for writing.
             self._count(self.record.finish.value if self._settled and self.record.finish else "cancelled")
             self._end_in_background(ExchangeStatus.CANCELLED, self.leaving)
             raise
         except (ReplyFailed, RequestError) as error:
             await self._failed(str(error))
             raise
-        except Exception as error:  # whatever went wrong, the exchange must not stay RUNNING
+        except Exception as error:  # any error: the exchange must not stay RUNNING
             self._end_in_background(ExchangeStatus.FAILED, f"{type(error).__name__}: {error}")
             raise
         finally:
@@ -88,7 +88,7 @@ class Serving:
             gateway.versions.release(self._version)
 
     def abandon(self) -> None:
-        """End it, if its `parts` were never asked for."""
+        """Cancel the reply if `stream_parts` was never iterated."""
         if not self._begun:
             self._begun = True
             self._count("cancelled")
@@ -96,7 +96,7 @@ class Serving:
             self._gateway.versions.release(self._version)
 
     async def _chunks(self) -> AsyncGenerator[Chunk]:
-        """The engine's chunks; begun again, unseen by the client, while nothing has come and time is left."""
+        """Yield the engine's chunks. Before the first token, retry a failure for up to `serve.engine_wait` seconds."""
         loop, gateway = asyncio.get_running_loop(), self._gateway
         deadline = loop.time() + gateway.config.serve.engine_wait
         refusals = 0
@@ -109,7 +109,7 @@ class Serving:
                 async with aclosing(self._generate()) as chunks:
                     async for chunk in chunks:
                         if self._ask.stream and self.record.first_token_at is None:
-                            await self._durable()  # what is not streamed leaves after `_finished` only
+                            await self._durable()  # without streaming, nothing is sent before `_finish_reply`
                         yield chunk
                 return
             except EngineError as error:
@@ -118,12 +118,12 @@ class Serving:
                 gateway.versions.lost(str(error))
 
     def _check_retry(self, error: EngineError, refusals: int) -> None:
-        """Raises `ReplyFailed` (or `RequestError`) unless the generation may begin again."""
+        """Raise `ReplyFailed` (or `RequestError` for a grammar) unless the generation may be restarted."""
         if isinstance(error, GrammarError):
             assert self._ask.forced is not None, "there is no grammar otherwise"
             raise no_grammar(str(error), self._ask.forced) from None
         if self.record.ids and isinstance(error, EngineGone):
-            message = f"the engine went away in the middle of the reply ({error})"
+            message = f"the engine disconnected during the reply ({error})"
             raise ReplyFailed(message, status=503, code="engine_gone") from error
         if self.record.ids or refusals > 1:
             raise ReplyFailed(f"the engine refused: {error}", status=500, code="engine_error") from error
@@ -142,26 +142,26 @@ class Serving:
         )
 
     async def _durable(self) -> None:
-        """Wait for the admission. Raises `ReplyFailed` when the store did not take it."""
+        """Wait until the request is durable. Raises `ReplyFailed` if the store refused it."""
         if self._admitted.done() and self._admitted.exception() is None:
             return
         try:
             await asyncio.shield(self._admitted)
         except asyncio.CancelledError:
             raise
-        except Exception as error:  # the store, or the disk: the client is told
-            self._settled = True  # there is no row that could be ended
+        except Exception as error:  # of the store or the disk: report it to the client
+            self._settled = True  # there is no row to finish
             raise _not_recorded(error) from error
 
     async def _finished(self, part: Part) -> Part:
-        """The last part, once the exchange is on the disk."""
+        """Record the complete exchange, and return the last part once it is on disk."""
         gateway, request, record = self._gateway, self._request, self.record
         if record.finish is None:
-            raise ReplyFailed("the engine ended the reply without a finish", status=500, code="engine_error")
+            raise ReplyFailed("the engine ended the reply without a finish reason", status=500, code="engine_error")
         mark = gateway.prompts.mark_reply(self._prompt.history, self.message, len(request.messages))
         reply = record.reply(ExchangeStatus.DONE, self.message, self._version, mark=mark, error=None)
         if not np.isfinite(reply.logprobs).all():
-            message = "the engine gave log-probabilities that are no finite numbers; the reply does not count"
+            message = "the engine returned log-probabilities that are not finite numbers; the reply does not count"
             raise ReplyFailed(message, status=500, code="engine_error")
         self._settled = True
         done = gateway.writer.put(reply)
@@ -170,7 +170,7 @@ class Serving:
             await done
         except asyncio.CancelledError:
             raise
-        except Exception as error:  # the store, or the disk: the client is told
+        except Exception as error:  # of the store or the disk: report it to the client
             raise _not_recorded(error) from error
         if record.bridgeable:
             gateway.prompts.remember(self._prompt.history, mark, request, reply)
@@ -179,7 +179,7 @@ class Serving:
         return replace(part, end=End(reason=record.finish, usage=record.usage(), stop=record.stop()))
 
     def _count(self, outcome: str) -> None:
-        """Once for each exchange that was answered or given up; the routes count those that failed."""
+        """Count a finished or cancelled exchange once. The HTTP handlers count failed ones."""
         if not self._counted:
             self._counted = True
             self._gateway.metrics.replies.labels(route=self._ask.dialect, outcome=outcome).inc()
@@ -201,14 +201,14 @@ class Serving:
             await asyncio.shield(self._ended(ExchangeStatus.FAILED, error))
 
     async def _ended(self, status: ExchangeStatus, error: str) -> None:
-        """Record an end that is not DONE."""
+        """Record an end with a status other than DONE."""
         self._settled = True
         message = self.message
         mark = self._gateway.prompts.mark_reply(self._prompt.history, message, len(self._request.messages))
         try:
             await self._admitted
             await self._gateway.writer.put(self.record.reply(status, message, self._version, mark=mark, error=error))
-        except Exception as failure:  # there is nobody left to tell but the log; the next start marks it FAILED
+        except Exception as failure:  # no client is waiting any more; the next start marks the exchange FAILED
             log.exception("exchange %s could not be recorded as %s: %s", self._request.id, status.value, failure)
 
 

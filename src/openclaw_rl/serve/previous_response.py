@@ -1,4 +1,4 @@
-"""Requests that go on from what is stored: `previous_response_id`, and items that are only referred to."""
+"""Resolve `previous_response_id` and item references from stored exchanges."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _PREVIOUS = "previous_response_id"
 
 
 async def continued(ask: Ask, scope: str, store: Store) -> Ask:
-    """`ask` with the whole conversation in its messages. Its own instructions come first; earlier ones are left out.
+    """Return `ask` with the whole conversation as messages. Its own instructions come first; earlier ones are left out.
 
-    Raises `RequestError` for a reply that is unknown under this key, is not complete, or was stored without its words.
+    Raises `RequestError` if a stored reply is unknown under this key, is incomplete, or was stored without its text.
     """
     named = dict.fromkeys(ask.references.values(), "input")
     if ask.previous is not None:
@@ -40,11 +40,11 @@ async def continued(ask: Ask, scope: str, store: Store) -> Ask:
 
 def _load(store: Store, ids: Sequence[str]) -> Mapping[str, Exchange]:
     with store.read() as conn:
-        return exchanges.get_many(conn, [i for i in ids if i.isascii()])  # no other words are an id of ours
+        return exchanges.get_many(conn, [i for i in ids if i.isascii()])  # our ids are ASCII
 
 
 def _check(found: Exchange | None, name: str, param: str, scope: str) -> None:
-    """Whether another key's exchange is there is told to nobody."""
+    """Raise `RequestError` if the exchange cannot be continued. Another key's exchange is reported as unknown."""
     shown = name[:80]
     if found is None or found.request.scope != scope:
         raise RequestError(
@@ -54,7 +54,7 @@ def _check(found: Exchange | None, name: str, param: str, scope: str) -> None:
         )
     if found.request.capture is Capture.REDACTED:
         raise RequestError(
-            f"{param}: {shown!r} was stored without its words. Send the conversation as input instead.", param=param
+            f"{param}: {shown!r} was stored without its text. Send the conversation as input instead.", param=param
         )
     if found.reply is None or found.reply.status is not ExchangeStatus.DONE:
         state = "is not complete yet" if found.reply is None else f"has no complete reply ({found.reply.status.value})"
@@ -62,7 +62,7 @@ def _check(found: Exchange | None, name: str, param: str, scope: str) -> None:
 
 
 def _conversation(exchange: Exchange) -> Iterable[Message]:
-    """What is carried over. A key of a client's own message must not pass for our mark in the next request."""
+    """Return the messages to carry over. A client's own `INSTRUCTIONS` key is removed: it must not act as our mark."""
     said = exchange.request.messages[1:] if has_instructions(exchange.request) else exchange.request.messages
     unmarked = ({k: v for k, v in m.items() if k != INSTRUCTIONS} if INSTRUCTIONS in m else m for m in said)
     return [*unmarked, _reply(exchange)]

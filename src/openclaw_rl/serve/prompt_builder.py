@@ -1,8 +1,8 @@
-"""From a conversation to prompt ids: bridged over stored tokens where the history is unchanged, else rendered.
+"""Build prompt ids from a conversation: continue stored tokens if the history is unchanged ("bridge"), else render.
 
-Every message is hashed once: its mark (for linking, without transient messages) and the chain over all messages (for
-bridging: a prompt may only go on from stored tokens when it goes on from everything that was sent). In a prompt that
-is rendered, our own earlier replies are known by their marks, and keep the tokens that were sampled.
+Every message is hashed once, for its mark (linking; without ephemeral messages) and for a chain over all messages
+(bridging: a prompt may continue stored tokens only if it continues everything that was sent). In a rendered prompt,
+our earlier replies are recognised by their marks and keep their sampled tokens.
 """
 
 from __future__ import annotations
@@ -24,39 +24,39 @@ from openclaw_rl.render.splice import Piece, Said
 from openclaw_rl.serve.chat_request import Ask
 from openclaw_rl.types import Ids, Mark, Message, Reply, Request
 
-THREAD_BYTES = 16 * 1024  # new text above this is tokenised in a thread, so that streams do not stall
-CACHE_BYTES = 16 * 2**20  # of messages about which is remembered what was worked out
-WHOLE_BYTES = 512 * 1024  # a body above this is hashed and rendered in a thread, too
-SAID_TOKENS = 4 * 2**20  # of replies that keep their tokens in a prompt that is rendered anew
-SOUGHT = 64  # the last replies of a history, for which the store is asked after a restart
+THREAD_BYTES = 16 * 1024  # characters of new text above which a thread tokenizes, so that streams do not stall
+CACHE_BYTES = 16 * 2**20  # size of the per-message cache, in bytes of messages
+WHOLE_BYTES = 512 * 1024  # body size above which a thread also hashes and renders
+SAID_TOKENS = 4 * 2**20  # size of the cache of sampled replies for rendered prompts, in tokens
+SOUGHT = 64  # number of a history's last replies that are read from the store after a restart
 
 
 class Recall(Protocol):
-    """What the store knows, after a restart. Both may block."""
+    """Source of stored tokens after a restart. Both methods may block."""
 
     def exchange(self, scope: str, chain: bytes, tools: Sequence[Mapping[str, Any]]) -> Past | None:
-        """The ids of the exchange whose reply has this chain of marks, if its next prompt may go on from them."""
+        """Return the ids of the exchange whose reply has this chain hash, if its next prompt may continue them."""
 
     def replies(self, scope: str, chains: Sequence[bytes]) -> Mapping[bytes, tuple[Ids, str]]:
-        """Of each reply with one of these chains: its ids [R] and its reasoning."""
+        """Return chain hash -> (ids [R], reasoning) for the replies with one of these chain hashes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is worked out of one message."""
+    """Values that are computed from one message."""
 
     own: bytes
     role: str
     distinctive: bool
     transient: bool
-    ready: dict[str, Any]  # for the template
-    sent: bytes  # as `own`, with what the client wrote into it: other words make another prompt
-    origin: tuple[str, str] | None  # (session, agent) that the client states in it
+    ready: dict[str, Any]  # the message as the template takes it
+    sent: bytes  # like `own_hash`, but includes text that the client inserts, because it changes the prompt
+    origin: tuple[str, str] | None  # (session, agent) that the message states
 
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What is worked out of a request's tools."""
+    """Values that are computed from a request's tools."""
 
     ready: list[ReadyTool]
     digest: bytes
@@ -64,19 +64,19 @@ class Tools:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """A conversation's hashes. `keys`: of each reply in it, the index and the chain over all messages so far."""
+    """Hashes of a conversation. `reply_keys`: index of each reply, and the hash of all messages up to it."""
 
     marks: tuple[Mark, ...]
     keys: tuple[tuple[int, bytes], ...]
-    end: blake2b  # the chain over all messages, to be gone on from
-    plain: bool  # no transient message in it
-    origin: tuple[str, str] | None = None  # (session, agent) as the client states them in its first user message
-    bridges: bool = False  # whether the next prompt may go on from this one's ids, as far as the template goes
+    end: blake2b  # state of the hash over all messages, to be continued with the reply
+    plain: bool  # whether it has no ephemeral message
+    origin: tuple[str, str] | None = None  # (session, agent) that the first user message states
+    bridges: bool = False  # whether template and variables allow the next prompt to continue this one's ids
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A rendered ask. `reused`: how many ids were taken over from a stored exchange."""
+    """The prompt of a request. `reused`: number of ids that come from stored exchanges."""
 
     rendered: Rendered
     history: History
@@ -84,7 +84,7 @@ class Prompt:
 
 
 class Prompts:
-    """Renders asks; remembers what was answered."""
+    """Builds prompts, and caches the tokens of finished exchanges."""
 
     def __init__(
         self,
@@ -100,14 +100,14 @@ class Prompts:
         self._recall = recall
         self._bridges: ByTokens[Past] = ByTokens()
         self._said: ByTokens[Said] = ByTokens(SAID_TOKENS)
-        self._sought: Recent[bytes, bool] = Recent(65536)  # reply chains that the store need not be asked for
-        self._answered: Recent[bytes, bool] = Recent(65536)  # reply chains that this process knows all about
+        self._sought: Recent[bytes, bool] = Recent(65536)  # chain hashes of replies that were looked up already
+        self._answered: Recent[bytes, bool] = Recent(65536)  # chain hashes of exchanges that were looked up already
         self._facts: Recent[bytes, Facts] = Recent(CACHE_BYTES, lambda raw, facts: len(raw) + 256)
         self._tools: Recent[bytes, Tools] = Recent(256)
         self._marks: Recent[tuple[int, bytes, bytes], Mark] = Recent(131072)
 
     async def prompt(self, ask: Ask, scope: str) -> Prompt:
-        """Raises `RequestError` when the template refuses the conversation, or a variable of the client's."""
+        """Build the prompt. Raises `RequestError` if the template rejects the conversation or a client's variable."""
         if ask.size > WHOLE_BYTES:
             return await asyncio.to_thread(self._whole, ask, scope)
         facts, tools = self._facts_of(ask), self._tools_of(ask)
@@ -121,7 +121,7 @@ class Prompts:
         return Prompt(await self._tokenised(text, pieces), history, _reused(pieces))
 
     def _whole(self, ask: Ask, scope: str) -> Prompt:
-        """All of `prompt` for a huge body, in a thread; what is not in memory is not looked for."""
+        """Build the prompt of a very large body, in a thread. Stored tokens are used only if they are cached."""
         facts, tools = self._facts_of(ask), self._tools_of(ask)
         history = self._history(facts, tools, scope, ask.template)
         found = self._bridges.longest(history.keys)
@@ -141,7 +141,7 @@ class Prompts:
     def _rendered(
         self, ask: Ask, scope: str, facts: Sequence[Facts], tools: Tools, history: History
     ) -> tuple[str, list[Piece]]:
-        """The template's text, and the same with our own replies' ids where they stand in it word for word."""
+        """Return the template's text, and the text as pieces in which our verbatim replies are sampled ids."""
         ready = [f.ready for f in facts]
         known: list[Said] = []
         for mark in history.marks:
@@ -159,7 +159,7 @@ class Prompts:
         return self._put_together(text, split)
 
     def _split(self, pieces: Sequence[Piece]) -> tuple[list[list[str] | Ids], int]:
-        """Each text cut for the tokenizer, and how many characters it does not know yet."""
+        """Return the pieces with each text split for the tokenizer, and the number of characters not in its cache."""
         tokens = self.renderer.tokens
         split = [tokens.split(piece) if isinstance(piece, str) else piece for piece in pieces]
         return split, sum(tokens.new_chars(piece) for piece in split if isinstance(piece, list))
@@ -171,7 +171,7 @@ class Prompts:
         return Rendered(prompt_ids=whole, thinking=self.renderer.family.opens_thinking(text))
 
     async def _recalled(self, ask: Ask, scope: str, history: History) -> tuple[int, Past] | None:
-        """After a restart: the exchange of the last reply in this history, from the store."""
+        """After a restart, return (message index, tokens) of the history's last reply from the store, or None."""
         if self._recall is None or not history.bridges or not history.plain or not history.keys:
             return None
         index, key = history.keys[-1]
@@ -186,7 +186,7 @@ class Prompts:
         return index, past
 
     async def _seek(self, scope: str, history: History) -> None:
-        """After a restart: the replies in this history, from the store, once."""
+        """After a restart, load the sampled replies of this history from the store, once."""
         if self._recall is None:
             return
         prefix = scope.encode()
@@ -204,7 +204,7 @@ class Prompts:
             self._said.put(key, said)
 
     def _facts_of(self, ask: Ask) -> list[Facts]:
-        """One for each message; worked out once for the same bytes."""
+        """Return the features of each message; messages with the same bytes are computed once."""
         if not ask.raw:
             return [self._work_out(m) for m in ask.messages]
         known = self._facts.get
@@ -224,7 +224,7 @@ class Prompts:
         return Facts(mark.own, mark.role, mark.distinctive, self._transient(message), ready, sent, origin)
 
     def _tools_of(self, ask: Ask) -> Tools:
-        named = bool(ask.raw_tools) or not ask.tools  # else their bytes are not known, and nothing can be remembered
+        named = bool(ask.raw_tools) or not ask.tools  # else their bytes are unknown, and there is no cache key
         if named and (known := self._tools.get(ask.raw_tools)) is not None:
             return known
         plain = msgspec.json.encode(ask.tools) if ask.tools else b""
@@ -234,7 +234,7 @@ class Prompts:
         return tools
 
     def _history(self, facts: Sequence[Facts], tools: Tools, scope: str, variables: Mapping[str, Any]) -> History:
-        """Nothing is shared across keys, and other tools or variables make another prompt."""
+        """Hash the conversation. Scope, tools and variables are part of the hash: keys share nothing."""
         secret, chain = self._secret, message_hash.ROOT
         full = blake2b(scope.encode() + tools.digest, digest_size=16, key=secret)
         if variables:
@@ -264,12 +264,12 @@ class Prompts:
         return mark
 
     def mark_reply(self, history: History, message: Message, index: int) -> Mark:
-        """The mark of our own reply, behind the request's last mark."""
+        """Return the mark of our reply, which follows the request's last mark."""
         chain = history.marks[-1].chain if history.marks else message_hash.ROOT
         return message_hash.mark(message, index=index, chain=chain, key=self._secret)
 
     def remember(self, history: History, mark: Mark, request: Request, reply: Reply) -> None:
-        """A reply ended whole: its next turn goes on from these very tokens."""
+        """Cache the tokens of a complete reply, so that the next turn continues them."""
         key = request.scope.encode() + mark.chain
         self._answered.put(key, True)
         self._sought.put(key, True)

@@ -1,4 +1,4 @@
-"""After a restart: the tokens of earlier exchanges, from the store."""
+"""Recover the tokens of earlier exchanges from the store after a restart."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from openclaw_rl.types import Exchange, ExchangeStatus, FinishReason, Ids
 
 
 class StoreRecall:
-    """Finds the exchanges of replies that stand in a history, when their tokens may be used again."""
+    """Finds stored exchanges whose replies occur in a history and whose tokens may be reused."""
 
     def __init__(self, store: Store, *, identity: str, stop_token_ids: Sequence[int]) -> None:
         self._store, self._identity, self._stops = store, identity, frozenset(stop_token_ids)
 
     def exchange(self, scope: str, chain: bytes, tools: Sequence[Mapping[str, Any]]) -> Past | None:
-        """`chain`: of the marks up to and including the reply. The newest whose next prompt may go on from its ids."""
+        """Return the newest exchange whose ids the next prompt may continue. `chain`: history hash with the reply."""
         for found in self._ended(scope, [chain]):
             request, reply = found.request, found.reply
-            plain = len(request.marks) == len(request.messages)  # no transient message stood in it
+            plain = len(request.marks) == len(request.messages)  # it had no ephemeral message
             if reply is not None and plain and not request.template and to_json(request.tools) == to_json(tools):
                 return Past(request.prompt_ids, reply.response_ids)
         return None
 
     def replies(self, scope: str, chains: Sequence[bytes]) -> Mapping[bytes, tuple[Ids, str]]:
-        """Of each reply with one of these chains: its ids [R] and its reasoning. The newest of each."""
+        """Return chain hash -> (ids [R], reasoning) of the newest reply with each of these chain hashes."""
         out: dict[bytes, tuple[Ids, str]] = {}
         for found in self._ended(scope, chains):
             reply = found.reply
@@ -39,7 +39,7 @@ class StoreRecall:
         return out
 
     def _ended(self, scope: str, chains: Sequence[bytes]) -> list[Exchange]:
-        """Newest first: those that ended whole, under the same tokenizer, template and weights."""
+        """Return the complete exchanges with the same tokenizer, template and base weights, newest first."""
         with self._store.read() as conn:
             pasts = [p for p in StoredPast(conn).by_chain(scope, chains) if p.status is ExchangeStatus.DONE]
             found = [exchanges.get(conn, p.id) for p in reversed(pasts)]
@@ -51,7 +51,7 @@ class StoreRecall:
             return False
         ended = reply.finish_reason is FinishReason.LENGTH or int(reply.response_ids[-1]) in self._stops
         return (
-            ended  # else a stop string cut it
+            ended  # else a stop string cut the reply
             and bool(reply.mask.all())
             and request.identity == self._identity
         )

@@ -1,4 +1,4 @@
-"""What is kept of a reply while it is sampled: ids and logprobs as they came, and how far the client's view has got."""
+"""Accumulate a reply while it is sampled: ids and logprobs as sampled, and the text that the client has seen."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from openclaw_rl.types import Chunk, Exchange, ExchangeStatus, FinishReason, Mar
 
 
 class Record:
-    """Takes chunks, gives parts. `finish` is set by the chunk that ends the reply, by a stop string, or (`one_call`)
-    by the first tool call.
-    """
+    """Turns chunks into parts. The last chunk, a stop string, or (`one_call`) the first call sets `finish_reason`."""
 
     def __init__(
         self, request: Request, text: ReplyText, renderer: Renderer, *, logprobs: bool, one_call: bool = False
@@ -29,13 +27,13 @@ class Record:
         self._waiting: list[TokenInfo] = []  # tokens whose text is held back
         self.tokens: list[TokenInfo] = []
         self._reasoning = 0
-        self._call_end: int | None = None  # tokens up to the end of the one call
-        self.cached = 0  # prompt tokens whose states the engine had
+        self._call_end: int | None = None  # number of tokens up to the end of the only call (`one_call`)
+        self.cached = 0  # prompt tokens that were in the engine's prefix cache
         self.first_token_at: float | None = None
         self.finish: FinishReason | None = None
 
     def take(self, chunk: Chunk) -> Part:
-        """One chunk further. With the finish, everything that was held back."""
+        """Add a chunk and return the output that is now certain. The last chunk releases all text that was held."""
         if self.first_token_at is None:
             self.first_token_at = time.time()
         self.cached += chunk.cached
@@ -59,7 +57,7 @@ class Record:
             delta = delta.then(self.text.push((i,)))
             if calls := self.text.parser.calls:
                 self._call_end = len(self.ids) - len(ids) + n + 1
-                if len(calls) > 1:  # one list of them all: which tokens made the others cannot be told
+                if len(calls) > 1:  # one list of calls: the tokens of the first are unknown, so no token is trained on
                     self._call_end = 0
                     del calls[1:]
                     delta = delta._replace(calls=delta.calls[:1])
@@ -68,11 +66,11 @@ class Record:
 
     @property
     def _cut(self) -> int | None:
-        """Tokens that may train, where the reply ended by a stop string or with its one call."""
+        """Number of tokens that may be trained on if a stop string or the only call ended the reply, else None."""
         return self.text.kept if self.text.kept is not None else self._call_end
 
     def _certain(self) -> list[TokenInfo]:
-        """The tokens whose text is given out; those of a stop string never are."""
+        """Return the waiting tokens whose text was sent to the client. Tokens of a stop string are never returned."""
         ready = self.text.shown - len(self.tokens)
         tokens, self._waiting = self._waiting[:ready], self._waiting[ready:]
         self.tokens += tokens
@@ -94,7 +92,7 @@ class Record:
 
     @property
     def bridgeable(self) -> bool:
-        """The next turn may go on from these tokens: the client has seen what they say, all of it."""
+        """Whether the next prompt may continue these tokens: the client has seen all of their text."""
         return self.finish is not None and not self.text.stopped and self._call_end in (None, len(self.ids))
 
     def usage(self) -> Usage:
@@ -102,7 +100,7 @@ class Record:
         return Usage(prompt=prompt, completion=len(self.ids), reasoning=self._reasoning, cached=self.cached)
 
     def stop(self) -> str | None:
-        """The stop string that ended it: of those that the last token completed, the one that begins first."""
+        """Return the stop string that ended the reply; if one token completed several, the one that starts first."""
         if not self.text.stopped:
             return None
         text = self._renderer.detokenizer.stream().push(self.ids[: self.text.kept])
@@ -112,7 +110,7 @@ class Record:
     def reply(
         self, status: ExchangeStatus, message: dict[str, Any], version: int, *, mark: Mark, error: str | None
     ) -> Reply:
-        """As it goes to the store: ids and logprobs untouched, tokens behind its cut masked."""
+        """Return the reply for the store: ids and logprobs as sampled; tokens after `_trainable_end` masked."""
         r = len(self.ids)
         mask = np.ones(r, dtype=np.bool_)
         if self._cut is not None:
@@ -134,7 +132,7 @@ class Record:
 
 
 def reasoning_tokens(exchange: Exchange, renderer: Renderer) -> int:
-    """How many tokens of a stored reply are reasoning, counted one by one as `Record` counts chunks."""
+    """Count the reasoning tokens of a stored reply, token by token as `ReplyAccumulator` does for chunks."""
     request, reply = exchange.request, exchange.reply
     if reply is None or not reply.message.get("reasoning_content"):
         return 0

@@ -1,4 +1,4 @@
-"""GET /v1/responses/{id}: stored replies, for the key that asked for them."""
+"""Handlers below /v1/responses/{id}: stored replies, for the API key that created them."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ MAX_PAGE = 100
 
 
 class StoredResponses:
-    """The handlers."""
+    """HTTP handlers for stored responses."""
 
     def __init__(self, gateway: Gateway, keys: Keys) -> None:
         self._gateway, self._keys = gateway, keys
 
     async def get(self, request: web.Request) -> web.Response:
-        """The Response. (A stream of it cannot be taken up again: its events are not stored.)"""
+        """Return the Response object. It cannot be streamed, because its events are not stored."""
         if request.query.get("stream", "").lower() == "true":
-            raise RequestError("stream: a stored reply comes whole; leave stream out.", param="stream")
+            raise RequestError("stream: a stored reply cannot be streamed; leave stream out.", param="stream")
         found = await self._find(request)
         reasoning = await asyncio.to_thread(self._reasoning, found)
         return json_answer(to_json(stored_response(found, self._gateway.config.model.name, reasoning=reasoning)))
 
     def _reasoning(self, exchange: Exchange) -> int:
-        """Tokens of reasoning. None can be told of what another model has answered: its tokens are read otherwise."""
+        """Count the reasoning tokens. 0 for a reply of another model, whose tokens have another meaning."""
         same = exchange.request.identity == self._gateway.identity
         return reasoning_tokens(exchange, self._gateway.renderer) if same else 0
 
     async def items(self, request: web.Request) -> web.Response:
-        """Its input items, the newest first unless `order` is asc; `limit` and `after` make pages."""
+        """Return a page of the input items, newest first unless `order` is asc. Parameters: `limit`, `after`."""
         limit, order = request.query.get("limit", "20"), request.query.get("order", "desc")
         if not (limit.isascii() and limit.isdigit() and len(limit) < 6 and 1 <= int(limit) <= MAX_PAGE):
             raise RequestError(f"limit: expected 1 to {MAX_PAGE}, got {limit[:40]!r}.", param="limit")
@@ -55,15 +55,15 @@ class StoredResponses:
         return json_answer(to_json(body))
 
     async def delete(self, request: web.Request) -> web.Response:
-        """Nothing is deleted here: what trained a policy is not undone by forgetting it."""
+        """Refuse: deleting a reply would not undo the training on it. Raises `RequestError`."""
         self._keys.scope(request.headers)
-        raise RequestError("stored replies are not deleted over the API; what was learned from one would remain.")
+        raise RequestError("stored replies cannot be deleted over the API; training on them would not be undone.")
 
     async def compact(self, request: web.Request) -> web.Response:
-        """There is none: its answer is for OpenAI's servers alone to read."""
+        """Refuse: only OpenAI's servers can read a compacted conversation. Raises `RequestError` (404)."""
         self._keys.scope(request.headers)
         raise RequestError(
-            "conversations are not compacted here; ask for a summary in a request of your own, and go on from that.",
+            "compaction is not supported; request a summary in a normal request, and continue from that.",
             code="not_found",
             status=404,
         )
@@ -79,7 +79,7 @@ class StoredResponses:
                 status=404,
             )
         if found.request.capture is Capture.REDACTED:
-            raise RequestError(f"{name[:80]!r} was stored without its words.", param="response_id")
+            raise RequestError(f"{name[:80]!r} was stored without its text.", param="response_id")
         return found
 
 
@@ -89,7 +89,7 @@ def _load(store: Store, name: str) -> Exchange | None:
 
 
 def _page(items: list[dict[str, Any]], after: str | None, limit: int) -> tuple[list[dict[str, Any]], bool]:
-    """(the items behind the one named `after`, whether there are more)."""
+    """Return (at most `limit` items after the item with the id `after`, whether there are more)."""
     if after:
         at = next((n for n, item in enumerate(items) if item["id"] == after), None)
         if at is None:

@@ -1,4 +1,4 @@
-"""The routes: HTTP in, HTTP out, and every error in the shape of its path."""
+"""HTTP handlers of the gateway. Every error has the wire format of its path."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Routes:
-    """The handlers. Every answer but health, readiness and metrics needs a key."""
+    """The HTTP handlers. All but health, readiness and metrics require an API key."""
 
     def __init__(self, gateway: Gateway, keys: Keys, engine_alive: Callable[[], bool]) -> None:
         self._gateway, self._keys, self._engine_alive = gateway, keys, engine_alive
@@ -60,7 +60,7 @@ class Routes:
     async def shaped(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Whatever goes wrong leaves in the shape that the client reads."""
+        """Middleware: convert every error to the wire format of the request's path."""
         try:
             return await handler(request)
         except RequestError as error:
@@ -71,18 +71,18 @@ class Routes:
             return self._error(request, 500, str(error), code="not_durable")
         except web.HTTPException as error:
             return self._http_error(request, error)
-        except Exception:  # a bug of ours: the client gets a well-formed 500, the log the traceback
+        except Exception:  # a bug: the client gets a well-formed 500, and the log the traceback
             log.exception("%s %s failed", request.method, request.path)
-            return self._error(request, 500, "the gateway failed; its log says why.", code="internal_error")
+            return self._error(request, 500, "the gateway failed; see its log for the reason.", code="internal_error")
 
     def _http_error(self, request: web.Request, error: web.HTTPException) -> web.Response:
         if isinstance(error, web.HTTPMethodNotAllowed):
             allowed = ", ".join(sorted(error.allowed_methods))
-            answer = self._error(request, 405, f"{request.path} takes {allowed}, not {request.method}.")
+            answer = self._error(request, 405, f"{request.path} accepts {allowed}, not {request.method}.")
             answer.headers["Allow"] = allowed
             return answer
         words = {
-            404: f"there is no {request.method} {request.path}; there are {_ROUTES}.",
+            404: f"there is no {request.method} {request.path}; the routes are {_ROUTES}.",
             413: f"the body is larger than {self._gateway.config.serve.max_body_bytes} bytes (serve.max_body_bytes).",
         }
         return self._error(request, error.status, words.get(error.status, error.reason))
@@ -91,13 +91,13 @@ class Routes:
         self, request: web.Request, status: int, message: str, *, param: str | None = None, code: str | None = None
     ) -> web.Response:
         self._count(route="error", outcome=str(status)).inc()
-        # Claude Code asks ten times with a key that is not known, unless it is told not to.
+        # Without this header, Claude Code sends a request with an unknown key ten times.
         headers = {"Retry-After": "1"} if status == 503 else {"X-Should-Retry": "false"} if status < 500 else None
         body = errors.error(request.path, status, message, param=param, code=code)
         return json_answer(body, status=status, headers=headers)
 
     async def count_tokens(self, request: web.Request) -> web.Response:
-        """How many tokens the prompt of a request has, in the dialect of its path."""
+        """Count the tokens of a request's prompt, in the dialect of its path."""
         scope, dialect = self._keys.scope(request.headers), self.replies.counts[request.path]
         ask = dialect.decode_count(await read_body(request), request.headers)
         return json_answer(dialect.counted(await self._gateway.count(ask, scope)))
@@ -130,7 +130,7 @@ class Routes:
             if model["id"] == name:
                 return json_answer(_encode(model))
         raise RequestError(
-            f"the model {name[:80]!r} is not here; GET /v1/models lists what is.",
+            f"the model {name[:80]!r} is not here; GET /v1/models lists the models.",
             param="model",
             code="model_not_found",
             status=404,
@@ -148,7 +148,7 @@ class Routes:
         return json_answer(b'{"status":"ok"}')
 
     async def ready(self, request: web.Request) -> web.Response:
-        """200 while requests are answered; a head that waits to be loaded is a reason, but no outage."""
+        """Return 200 while requests are answered. A head that is still being loaded is reported, but gives no 503."""
         versions, keeper = self._gateway.versions, self._gateway.keeper
         answers = self._engine_alive() and versions.is_loaded(versions.serving)
         reasons = []
@@ -158,7 +158,7 @@ class Routes:
             reasons.append(versions.trouble or f"version {versions.head} is being loaded")
         if keeper is None or keeper.done():
             answers = False
-            reasons.append("the version keeper has ended; the gateway's log says why")
+            reasons.append("the version manager has stopped; see the gateway's log for the reason")
         body = {"ready": answers, "reasons": reasons, "version": versions.serving, "head": versions.head}
         return json_answer(_encode(body), status=200 if answers else 503)
 
@@ -168,7 +168,7 @@ class Routes:
 
 
 def _model(name: str, at: float) -> dict[str, Any]:
-    """As OpenAI's clients and as Anthropic's read it."""
+    """Return a model entry with the fields of both OpenAI's and Anthropic's formats."""
     made = datetime.fromtimestamp(int(at), UTC).isoformat()
     ours = {"id": name, "object": "model", "created": int(at), "owned_by": "openclaw-rl"}
     return ours | {"type": "model", "display_name": name, "created_at": made}
@@ -193,7 +193,7 @@ def _feedback(body: _FeedbackBody, scope: str) -> Feedback:
     return Feedback(
         id="fb-" + secrets.token_hex(12),
         scope=scope,
-        target=owner_of(body.id) or body.id,  # of an item: of the response that gave it
+        target=owner_of(body.id) or body.id,  # an item's id stands for the response that it belongs to
         score=score,
         comment=body.comment or None,
         correction=body.correction or None,

@@ -1,7 +1,7 @@
-"""What a reply is forced to be, as a grammar for the engine: llguidance's Lark, with `%json` for schemas.
+"""Write the grammar of a constrained reply for the engine: llguidance's Lark dialect, with `%json` for schemas.
 
-What the template writes around a call is literal; the tokenizer's own tokens in it are matched as tokens. The grammar
-says nothing of the end-of-turn token: the engine allows it where a sentence may end.
+The text that the template writes around a call is literal; special tokens in it are matched as tokens. The grammar
+does not contain the end-of-turn token: the engine allows it where a sentence of the grammar may end.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from openclaw_rl.render.families import CallForm
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.serve.chat_request import Forced
 
-MAX_BYTES = 128 * 1024  # of a grammar's text: above it, llguidance may give up in the middle of a reply
-# What well-trained models write between two words of JSON, indented or not: a small one fills its reply with the rest.
+MAX_BYTES = 128 * 1024  # maximum size of a grammar; llguidance may fail during a reply with larger ones
+# Whitespace that well-trained models write in JSON, indented or not. If more is allowed, a small model fills its reply.
 _LAYOUT = {"whitespace_pattern": r"( |\n[ ]{0,16})?"}
 _COMPOSED = frozenset({"anyOf", "oneOf", "not", "if", "$ref", "patternProperties", "unevaluatedProperties"})
 _BY_NAME = frozenset({"properties", "$defs", "definitions"})
@@ -28,7 +28,7 @@ Tools = Sequence[Mapping[str, Any]]
 
 
 def no_grammar(why: str, forced: Forced) -> RequestError:
-    """What the client is told when its format cannot be forced."""
+    """Return the client's error for a constraint that cannot be enforced. `why`: the reason."""
     return RequestError(
         f"{forced.param}: {why}. Simplify the schema, or leave it out and ask for the format in the prompt.",
         param=forced.param,
@@ -37,9 +37,9 @@ def no_grammar(why: str, forced: Forced) -> RequestError:
 
 
 def grammar(forced: Forced, tools: Tools, renderer: Renderer, *, thinking: bool) -> str:
-    """A sentence of it is a reply as `forced` wants it. `thinking`: the prompt opened reasoning, which comes first.
+    """Return the grammar of the replies that satisfy `forced`. `thinking`: the prompt opens reasoning, which is first.
 
-    Raises `RequestError`: no such tool, a schema that is none, or a template whose calls cannot be forced.
+    Raises `RequestError` for an unknown tool, an invalid schema, or a template whose calls cannot be constrained.
     """
     added = renderer.tokens.tokenizer.get_added_tokens_decoder()
     known = {token.content: i for i, token in added.items() if token.content}
@@ -54,7 +54,7 @@ def grammar(forced: Forced, tools: Tools, renderer: Renderer, *, thinking: bool)
     start = ("thinking " if thinking else "") + "reply"
     text = "\n".join([f"start: {start}", "reply: " + " | ".join(heads), *ways, ""])
     if len(text) > MAX_BYTES:
-        raise no_grammar(f"as a grammar it has {len(text)} bytes, at most {MAX_BYTES} are taken", forced)
+        raise no_grammar(f"its grammar has {len(text)} bytes, at most {MAX_BYTES} are allowed", forced)
     return text
 
 
@@ -67,14 +67,14 @@ def _call(name: str, forced: Forced, tools: Tools, renderer: Renderer, known: Ma
     if form is None:
         instead = "Send tool_choice auto." if forced.schema is None else "Send either tools or a format, not both."
         raise RequestError(
-            f"{forced.param}: how this model's chat template writes a tool call is not known, so none can be forced. "
+            f"{forced.param}: the tool call format of this model's chat template is unknown, so no call can be forced. "
             + instead,
             param=forced.param,
         )
     if not _is_read_back(name, form, renderer):
         raise RequestError(
-            f"{forced.param}: a call of the tool {name[:80]!r} could not be told from other text, because of what its "
-            "name holds (one of the model's special tokens, for example). Name it otherwise.",
+            f"{forced.param}: a call of the tool {name[:80]!r} cannot be parsed back, because of characters in its "
+            "name (one of the model's special tokens, for example). Rename the tool.",
             param=forced.param,
         )
     parts = [*_literal(form.before, known), _json(_arguments(tool, forced), forced), *_literal(form.after, known)]
@@ -90,7 +90,7 @@ def _is_read_back(name: str, form: CallForm, renderer: Renderer) -> bool:
 
 
 def _arguments(tool: Mapping[str, Any], forced: Forced) -> Mapping[str, Any]:
-    """The tool's parameters; a call's arguments are an object, said or not, and nothing else that they allow."""
+    """Return the tool's parameter schema with type object, even if the schema has no type or allows other types."""
     schema = tool.get("parameters") or {"properties": {}}
     kind = schema.get("type", "object") if isinstance(schema, Mapping) else None
     if kind == "object" or (isinstance(kind, list) and "object" in kind):
@@ -103,7 +103,7 @@ def _arguments(tool: Mapping[str, Any], forced: Forced) -> Mapping[str, Any]:
 
 
 def _literal(text: str, known: Mapping[str, int]) -> Iterator[str]:
-    """`text` as terminals: strings, and tokens of the tokenizer by their id."""
+    """Yield `text` as terminals: strings, and special tokens by their id."""
     pattern = "|".join(re.escape(t) for t in sorted(known, key=len, reverse=True))
     for piece in re.split(f"({pattern})", text) if known else [text]:
         if piece in known:
@@ -115,15 +115,15 @@ def _literal(text: str, known: Mapping[str, int]) -> Iterator[str]:
 def _json(schema: Any, forced: Forced) -> str:
     if not isinstance(schema, Mapping):
         raise RequestError(f"{forced.param}: expected a JSON schema that is an object.", param=forced.param)
-    if '"allOf"' not in json.dumps(schema):  # each of its parts would refuse what the others list
+    if '"allOf"' not in json.dumps(schema):  # closed, each part would reject the properties of the others
         schema = closed(schema)
     return "%json " + json.dumps((schema or {"type": "object"}) | {"x-guidance": _LAYOUT})
 
 
 def closed(schema: Any) -> Any:
-    """The schema with objects that list their properties closed to others, where it leaves that open.
+    """Add `additionalProperties: false` to objects that list their properties, unless the schema sets it.
 
-    Every value of it is one of the schema too. A model that is free to make up properties seldom stops.
+    Every value of the result is valid under the original schema. A model that may invent properties seldom stops.
     """
     if isinstance(schema, list):
         return [closed(item) for item in schema]
@@ -141,7 +141,7 @@ def closed(schema: Any) -> Any:
 
 
 def _thinking(tag: str, known: Mapping[str, int]) -> str:
-    """Any text up to the first tag that ends reasoning, and the line ends that follow it."""
+    """Return the rule for any text up to the first tag that ends reasoning, and the line ends after it."""
     gap = r'("\n" | "\n\n")?'
     if tag not in known:
         return f"thinking: thought {gap}\nthought[suffix={json.dumps(tag)}]: /(.|\\n)*/"

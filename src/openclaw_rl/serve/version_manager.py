@@ -1,4 +1,4 @@
-"""Which policy version answers: follows the store's head and keeps the engine's versions; no user waits for a swap."""
+"""Choose the policy version for each request, and load versions into the engine. No request waits for a hot swap."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from openclaw_rl.types import Policy, PolicyState
 
 log = logging.getLogger(__name__)
 
-POLL = 0.1  # seconds between looks at the store
-_BACK_OFF = 0.25  # seconds until a failed load is tried again
-_DISTRUST = 5.0  # seconds until a version that the engine refused is tried again
+POLL = 0.1  # seconds between reads of the head
+_BACK_OFF = 0.25  # seconds until a failed load is retried
+_DISTRUST = 5.0  # seconds until a version that the engine refused is retried
 _SERVABLE = frozenset({PolicyState.LIVE, PolicyState.ROLLED_BACK})
 
 
 def plan(
     *, loaded: frozenset[int], serving: int, head: int, held: Counter[int], idle: list[int], cap: int
 ) -> list[int]:
-    """The versions that the engine should hold now, at most `cap`.
+    """Return the versions that the engine should load, at most `cap`.
 
-    What answers, and what new requests go to, stays; then the head; then pinned versions that somebody waits for;
-    then idle ones, latest used first. At the cap it is the head that waits, not the users.
+    Versions in use and the serving version stay. Then come the head, pinned versions that requests wait for, and idle
+    versions, most recently used first. At the cap, the head waits instead of the requests.
     """
     keep = [v for v in loaded if held[v] > 0 or v == serving]
     wanted = [head, *(v for v in held if held[v] > 0), *reversed(idle)]
@@ -40,37 +40,37 @@ def plan(
 
 
 class Versions:
-    """The version keeper. New requests go to the newest loaded head; a reply ends on the version it began on."""
+    """Keeps the engine's versions up to date. A new request gets the newest loaded head; a reply keeps its version."""
 
     def __init__(self, store: Store, engine: Engine, *, cap: int, metrics: Metrics) -> None:
         self._store, self._engine, self._cap, self._metrics = store, engine, cap, metrics
         self._known: dict[int, Policy] = {}
         self._loaded: frozenset[int] = frozenset()
-        self._held: Counter[int] = Counter()  # replies that run on, or wait for, a version
-        self._idle: OrderedDict[int, None] = OrderedDict()  # loaded, unused; latest used last
-        self._refused: dict[int, tuple[str, float]] = {}  # what the engine would not load: why, and until when
-        self._stale = True  # the engine's own set is not known to be ours
+        self._held: Counter[int] = Counter()  # number of replies that run on a version or wait for it
+        self._idle: OrderedDict[int, None] = OrderedDict()  # loaded but unused; most recently used last
+        self._refused: dict[int, tuple[str, float]] = {}  # versions the engine refused: (reason, loop time of a retry)
+        self._stale = True  # whether the engine's loaded versions may differ from `_loaded`
         self._wake = asyncio.Event()
         self._news = asyncio.Event()
         self.on_loaded: Callable[[], Awaitable[None]] | None = None
         self.head = 0
         self.serving = 0
         self.trouble: str | None = "the engine has not answered yet"
-        self._met = False  # it has answered once; until then its silence is a start
+        self._met = False  # whether the engine has answered once; until then it is starting
 
-    # For requests.
+    # Called by requests.
 
     def take(self) -> int:
-        """The version for a new request; give it back with `release`."""
+        """Acquire the version for a new request. The caller releases it with `release`."""
         self._held[self.serving] += 1
         return self.serving
 
     def take_again(self, version: int) -> None:
-        """Once more the version that a `take` gave, for another reply to the same request."""
+        """Acquire an already acquired version once more, for another reply to the same request."""
         self._held[version] += 1
 
     async def take_pinned(self, version: int) -> int:
-        """As `take`, for a version that the client named. Raises `RequestError` (404) when it cannot be served."""
+        """Acquire the version that the client named. Raises `RequestError` (404) if it cannot be served."""
         if version not in self._known:
             found = await asyncio.to_thread(self._read_policy, version)
             if found is None or found.state not in _SERVABLE:
@@ -96,10 +96,10 @@ class Versions:
                 self._wake.set()
 
     async def ready(self, version: int, deadline: float, *, pinned: bool) -> int:
-        """Wait until the engine holds `version`; returns the version to use.
+        """Wait until the engine has loaded `version`, and return the version to use.
 
-        That is another one (already taken, `version` being released) where the engine cannot load this one and the
-        client did not pin it. Raises `ReplyFailed` (503) at `deadline` (loop time).
+        If the engine cannot load `version` and the client did not pin it, `version` is released, and another one is
+        acquired and returned. Raises `ReplyFailed` (503) at `deadline` (loop time).
         """
         loop = asyncio.get_running_loop()
         while version not in self._loaded:
@@ -123,19 +123,19 @@ class Versions:
     def is_loaded(self, version: int) -> bool:
         return version in self._loaded
 
-    def lost(self, why: str = "the engine was started anew") -> None:
-        """The engine is gone, or another one is there: whatever it held must be loaded again."""
+    def lost(self, why: str = "the engine was restarted") -> None:
+        """Record that the engine is gone or was restarted, so that all versions are loaded again."""
         self._loaded, self._stale, self.trouble = frozenset(), True, why
         self._metrics.engine_up.set(0)
         self._wake.set()
 
-    # The loop.
+    # The background task.
 
     async def run(self) -> None:
-        """Keep the engine's versions.
+        """Keep the engine's versions up to date until cancelled.
 
-        Consumes: the head in the store; requests' needs. Produces: `Engine.load`, `serving`.
-        Waits for: a new head, a pinned version, a drained one, a lost engine. Unblocked by: `POLL`, or `_wake`.
+        Consumes: the head in the store; versions that requests need. Produces: `Engine.load`, `serving`.
+        Waits for: a new head, a pinned version, a drained one, a lost engine. Unblocked by: a poll, or `_wake_event`.
         """
         while True:
             self._wake.clear()
@@ -143,7 +143,7 @@ class Versions:
                 if await asyncio.to_thread(self._read_head):
                     log.info("the head is version %d", self.head)
                 pause = POLL if await self._settle() else _BACK_OFF
-            except StoreError as error:  # what is loaded goes on answering
+            except StoreError as error:  # loaded versions continue to answer
                 log.error("the head cannot be read: %s", error)
                 self.trouble, pause = str(error), _BACK_OFF
             try:
@@ -156,7 +156,7 @@ class Versions:
             return policies.get(conn, version)
 
     def _read_head(self) -> bool:
-        """Whether the head has moved."""
+        """Read the head from the store. Returns whether it has moved."""
         if self._known and not self._store.changed():
             return False
         with self._store.read() as conn:
@@ -171,7 +171,7 @@ class Versions:
         return moved
 
     async def _settle(self) -> bool:
-        """Load what is planned. False when the engine refused or is gone."""
+        """Load the planned versions. Returns False if the engine refused one or is gone."""
         self._forgive()
         target = await self._target()
         wanted = plan(
@@ -186,7 +186,7 @@ class Versions:
             if self.serving != target and target in self._loaded:
                 self._switch(wanted, target)
             return True
-        self._loaded &= frozenset(wanted)  # what is let go takes no more requests
+        self._loaded &= frozenset(wanted)  # versions to be unloaded take no new requests
         self._stale = False
         try:
             loaded = await self._load(wanted)
@@ -199,7 +199,7 @@ class Versions:
         return loaded == wanted
 
     async def _load(self, wanted: list[int]) -> list[int]:
-        """What of `wanted` the engine holds then: where it refuses the whole, they are tried one after the other."""
+        """Load `wanted` and return the loaded versions. If the engine refuses them together, load them one by one."""
         try:
             await self._engine.load([self._known[v].ref for v in wanted])
             return wanted
@@ -231,12 +231,12 @@ class Versions:
             del self._refused[version]
 
     async def _target(self) -> int:
-        """The head, or its nearest ancestor that the engine takes: a broken adapter must not stop the service."""
+        """Return the head or its nearest ancestor that was not refused: a broken adapter must not stop the service."""
         target = self.head
         while target in self._refused and (parent := self._known[target].parent) is not None:
             if parent not in self._known:
                 found = await asyncio.to_thread(self._read_policy, parent)
-                assert found is not None, "lineage is complete"
+                assert found is not None, "every parent is in the store"
                 self._known[parent] = found
             target = parent
         return target
@@ -265,6 +265,6 @@ class Versions:
         self._tell()
 
     def _tell(self) -> None:
-        """Wake the requests that wait."""
+        """Wake the waiting requests."""
         self._news.set()
         self._news = asyncio.Event()

@@ -1,8 +1,8 @@
-"""Every other way to spell a setting: environment variables, flags and file keys that people know from elsewhere.
+"""Aliases of settings: environment variables, flags and file keys of other programs, and earlier keys of our own.
 
-One row a meaning. A name in capitals is an environment variable, one with two dashes is a flag (on the command line,
-and inside the variables of `ARGUMENTS`), anything else is a dotted key of a YAML or JSON file. What has no meaning here
-is refused, in one line that says why and what to use instead.
+A name in capitals is an environment variable. A name with two dashes is a flag, on the command line and inside the
+variables of `ARGUMENTS`. Any other name is a dotted key of a YAML or JSON file. A name without a meaning here is refused
+with the reason and the alternative.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 ARGUMENTS = ("CKPT_ARGS", "ROLLOUT_ARGS", "REWARD_ARGS", "OPTIMIZER_ARGS", "LORA_ARGS")
-"""Variables that hold flags, as launch scripts put them together."""
+"""Environment variables that hold flags, as launch scripts assemble them."""
 
 Form = Literal["environment", "flag", "file"]
 Reading = Callable[[Any], Mapping[str, Any]]
-"""A value as it was given -> the settings that it means. Raises `ValueError` with what was expected."""
+"""Converts a given value to settings. Raises `ValueError` with what was expected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spelling:
-    """One name. `weak`: only where nothing else sets the same key."""
+    """One alias. `weak`: any other value of the same setting overrides it."""
 
     name: str
     means: str  # for the reference page
     read: Reading | None = None
-    refused: str = ""  # why, and what to use instead
-    notice: str = ""  # what is said when it is set: it changes nothing by itself
-    switch: bool = False  # a flag that may stand without a value: true
+    refused: str = ""  # the reason, and the alternative
+    notice: str = ""  # shown when it is set; it has no effect by itself
+    switch: bool = False  # a flag whose value may be omitted: true
     weak: bool = False
-    yields: tuple[str, ...] = ()  # of what it means: only where nothing else sets it
+    yields: tuple[str, ...] = ()  # settings of it that any other value overrides
 
     @property
     def form(self) -> Form:
@@ -41,7 +41,7 @@ class Spelling:
 
 
 def _same(key: str, *names: str, switch: bool = False) -> list[Spelling]:
-    """Other names of one setting."""
+    """Return plain aliases of one setting."""
     return [Spelling(name=n, means=f"`{key}`", read=lambda value: {key: value}, switch=switch) for n in names]
 
 
@@ -50,7 +50,7 @@ def _read(means: str, read: Reading, *names: str, switch: bool = False, weak: bo
 
 
 def _only(value: Any, why: str, *names: str, switch: bool = False) -> list[Spelling]:
-    """Names with one possible value, which is how things are."""
+    """Return aliases that accept one value only, because the program always behaves that way."""
 
     def read(given: Any) -> Mapping[str, Any]:
         if (truth(given) if isinstance(value, bool) else given) != value:
@@ -73,7 +73,7 @@ def _shown(value: Any) -> str:
 
 
 def truth(value: Any) -> bool:
-    """true, false, 1, 0, yes, no, on, off."""
+    """Parse true, false, 1, 0, yes, no, on or off. Raises `ValueError` for anything else."""
     word = str(value).strip().lower()
     if word in ("1", "true", "yes", "on"):
         return True
@@ -90,7 +90,7 @@ def number(value: Any) -> float:
 
 
 def gpus(value: Any) -> tuple[str, ...]:
-    """`0,1` or [0, 1]: device ids."""
+    """Parse device ids: `0,1` or [0, 1]. Raises `ValueError`."""
     parts = value if isinstance(value, list | tuple) else str(value).split(",")
     found = tuple(str(part).strip() for part in parts)
     if not all(part.isdigit() for part in found):
@@ -185,7 +185,7 @@ _STORE = (
     "collecting reads what the gateway of the same home has stored, and asks no API. Leave it out; --home DIR names "
     "another home"
 )
-_LOOPS = "the four loops never wait for one another"
+_LOOPS = "the four stages never wait for one another"
 _SESSIONS = "a reaction is found through its session"
 _VOTES = "votes are counted, and a score needs more than judge.consensus_threshold of them"
 
@@ -314,11 +314,11 @@ NOT_HERE: Mapping[tuple[str, str], str] = {
     ("train.method", "ppo"): "PPO's critic is not here: the baseline is a moving average of scores, and the clipped "
     "surrogate is PPO's. Say binary, which learns from the scores, or combine",
 }
-"""(setting, a value that people know from elsewhere) -> why it is refused, and what to use instead."""
+"""(setting, value known from another program) -> why the value is refused, and the alternative."""
 
 
 def _targets(value: Any) -> Any:
-    """`all-linear`, or names: a list, or one string with commas."""
+    """Parse `all-linear` or module names: a list, or one string with commas. Raises `ValueError`."""
     if value == "all-linear":
         return value
     names = value if isinstance(value, list | tuple) else [part.strip() for part in str(value).split(",")]
@@ -331,12 +331,12 @@ _MODULE = re.compile(r"[\w.-]+\Z")
 
 
 def by_form(form: Form) -> dict[str, Spelling]:
-    """Name -> spelling."""
+    """Return the aliases of one form by name."""
     return {s.name: s for s in SPELLINGS if s.form == form}
 
 
 def pairs(words: list[str]) -> list[tuple[str, str | bool]]:
-    """`--a 1 --b --c=2` as (flag, value); a flag without a value is True. Raises `ValueError` for a stray word."""
+    """Split `--a 1 --b --c=2` into (flag, value). A flag without a value is True. Raises `ValueError` for other words."""
     switches = {s.name for s in SPELLINGS if s.switch}
     out: list[tuple[str, str | bool]] = []
     rest = list(words)

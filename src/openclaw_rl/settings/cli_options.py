@@ -1,10 +1,9 @@
-"""The options of the command line: those that stand for settings, the same on every command, and how each is read."""
+"""Command line options that all commands share, and their mapping to settings."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, TypeVar
 
 import click
@@ -12,39 +11,11 @@ import click
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-class Option(click.Option):
-    """Once, or always with the same value: of two that differ the last would win, and nobody would be told."""
-
-    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
-        if self.is_flag or self.multiple or self.count:
-            super().add_to_parser(parser, ctx)
-        else:
-            parser.add_option(obj=self, opts=self.opts, dest=self.name, action="append", nargs=self.nargs)
-
-    def handle_parse_result(
-        self, ctx: click.Context, opts: Mapping[str, Any], args: list[str]
-    ) -> tuple[Any, list[str]]:
-        given = opts.get(self.name or "")
-        if isinstance(given, list) and not self.multiple:
-            if not ctx.resilient_parsing:
-                self._agree(ctx, given)
-            opts = {**opts, self.name or "": given[-1]}
-        return super().handle_parse_result(ctx, opts, args)
-
-    def _agree(self, ctx: click.Context, given: list[Any]) -> None:
-        first = self.type_cast_value(ctx, given[0])
-        for other in given[1:]:
-            if self.type_cast_value(ctx, other) != first:
-                raise click.UsageError(
-                    f"{self.opts[0]} is given twice, as {given[0]!r} and as {other!r}. Keep one of them.", ctx
-                )
-
-
-option = partial(click.option, cls=Option)
+option = click.option
 
 
 class Seconds(click.FloatRange):
-    """More than none."""
+    """A number of seconds above 0."""
 
     name = "seconds"
 
@@ -71,21 +42,21 @@ _SETTINGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "--engine-python": ("engine.python", {"metavar": "PATH", "help": "Python with the engine installed [this one]."}),
     "--log-level": ("run.log_level", {"metavar": "LEVEL", "help": "debug, info, warning or error."}),
 }
-"""Options that are settings: of which, and how they are told."""
+"""Option -> (setting, arguments of `click.option`)."""
 
 
 def configured(function: _F) -> _F:
-    """The options of every command that loads the settings, so that what one is called with fits the next."""
+    """Add the shared settings options to a command."""
     for name, (_, told) in reversed(list(_SETTINGS.items())):
         function = option(name, **told)(function)
-    function = option("--set", "sets", metavar="KEY=VALUE", multiple=True, help="Any setting: train.batch_min=8.")(
+    function = option("--set", "sets", metavar="KEY=VALUE", multiple=True, help="Any setting, e.g. train.seed=8.")(
         function
     )
     return option("--config", "file", metavar="FILE", help="Settings file (YAML or JSON).")(function)
 
 
 def words(function: _F) -> _F:
-    """Every other spelling of a setting, as scripts forward them: `--lr 1e-6 --use-lora`."""
+    """Accept any alias flag of a setting, as scripts forward them: `--lr 1e-6 --use-lora`."""
     return click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[--FLAG VALUE]...")(function)
 
 
@@ -93,6 +64,6 @@ ANY = {"ignore_unknown_options": True}
 
 
 def keys(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """What `configured` gave, as settings' dotted keys; what was not given is left out."""
+    """Convert the values of the shared options to dotted keys; options that were not given are left out."""
     dotted = {name.removeprefix("--").replace("-", "_"): key for name, (key, _) in _SETTINGS.items()}
     return {dotted[name]: value for name, value in flags.items() if value is not None}

@@ -1,8 +1,8 @@
-"""Every setting, typed, read once at the edge: flag over environment over file over default.
+"""Load the settings: flags over environment over file over defaults.
 
-The only file that reads the environment. The tree and its defaults stand in `sections.py` and `sections_judge.py`,
-other spellings in `spellings.py`, how they are read in `reading.py`. An unknown key fails and names the nearest known
-one; two spellings of one setting that disagree are an error.
+The only module that reads the environment. `schema.py` and `schema_judge.py` define the settings, `aliases.py` their
+other names, `sources.py` reads each source. An unknown key is an error that names the nearest known key; two names of
+one setting with different values are an error.
 """
 
 from __future__ import annotations
@@ -69,16 +69,16 @@ __all__ = [
 ENV_PREFIX = reading.LONG
 HANDED_DOWN = "OPENCLAW_RL_CONFIG_JSON"
 SECRET_NAMES = ("OPENCLAW_API_KEY", "OPENCLAW_ENGINE_API_KEY", "OPENCLAW_JUDGE_API_KEY", "OPENCLAW_TEACHER_API_KEY")
-"""Not for programs that are not ours (HF_TOKEN is: they download models, too)."""
+"""Removed from the environment of programs that are not ours. HF_TOKEN stays, because they download models."""
 
 
 def _text_keys() -> frozenset[str]:
-    """Settings that are text: taken as it is from the environment and the command line."""
+    """Return the settings of type text: the environment and the command line give their value unparsed."""
     return frozenset(key for key, kind in _leaves() if kind in (str, str | None))
 
 
 def _leaves(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted name, type) of every setting."""
+    """Yield (dotted key, type) of every setting."""
     for name, info in model.model_fields.items():
         kind = info.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
@@ -88,17 +88,17 @@ def _leaves(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple
 
 
 def known_keys() -> Iterator[str]:
-    """Every setting's dotted name."""
+    """Yield the dotted key of every setting."""
     return (key for key, _ in _leaves())
 
 
 def read_file(path: str | Path) -> dict[str, Any]:
-    """A YAML (or JSON) file as dotted keys. Raises `ConfigError` naming the file and the keys."""
+    """Read a YAML or JSON file into dotted keys. Raises `ConfigError` that names the file and the keys."""
     return _values(reading.from_file(path, known_keys()).close())
 
 
 def read_environment(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Settings from the environment as dotted keys; two spellings that disagree are an error."""
+    """Read the environment into dotted keys. Raises `ConfigError` if two names of a setting disagree."""
     return _values(_environment(environ).close())
 
 
@@ -113,7 +113,7 @@ def _values(found: Mapping[str, reading.Given]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """The settings in force, where each that is not a default came from, and what is to be said about them."""
+    """Effective settings, the source of each non-default value, and notices for the user."""
 
     config: Config
     sources: Mapping[str, str]
@@ -127,7 +127,7 @@ def load(
     words: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
 ) -> Config:
-    """The settings in force. See `load_all`."""
+    """Return the effective settings. See `load_all`."""
     return load_all(file=file, flags=flags, words=words, environ=environ).config
 
 
@@ -139,9 +139,9 @@ def load_all(
     sets: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
 ) -> Loaded:
-    """Flags over the environment over the file over the defaults. Raises `ConfigError`.
+    """Merge flags over the environment over the file over the defaults. Raises `ConfigError`.
 
-    `flags`: dotted keys, None counts as not given. `sets`: `train.batch_min=8`. `words`: flags in other spellings.
+    `flags`: dotted keys; None means not given. `sets`: items like `train.seed=8`. `words`: flags under alias names.
     """
     layers = [reading.from_file(file, known_keys())] if file else []
     layers.append(_environment(environ))
@@ -152,7 +152,7 @@ def load_all(
     for item in sets:
         key, sign, value = item.partition("=")
         if not sign:
-            raise ConfigError(f"--set {item}: expected KEY=VALUE, e.g. --set train.batch_min=8")
+            raise ConfigError(f"--set {item}: expected KEY=VALUE, e.g. --set train.seed=8")
         said.say(key, value)
     layers.append(said)
     found: dict[str, reading.Given] = {}
@@ -165,7 +165,7 @@ def load_all(
 
 
 def from_flat(flat: Mapping[str, Any]) -> Config:
-    """A `Config` from dotted keys. Raises `ConfigError` that names the key, the value and what was expected."""
+    """Build a `Config` from dotted keys. Raises `ConfigError` with the key, the value and what was expected."""
     return _made(flat, {})
 
 
@@ -187,7 +187,7 @@ def _made(flat: Mapping[str, Any], sources: Mapping[str, str]) -> Config:
 
 
 def _taught_by_the_judge(config: Config) -> Config:
-    """A teacher that is only named lives where the judge does."""
+    """Give a teacher without an endpoint the judge's endpoint and key."""
     judge, teacher = config.judge, config.teacher
     if not teacher.model or teacher.base_url or not judge.base_url:
         return config
@@ -207,22 +207,22 @@ def _fault(error: Any, sources: Mapping[str, str]) -> str:
     return f"{key}: {said}{hint}{shown}" + (f", from {source}" if source else "")
 
 
-_QUIET = {"OMP_WAIT_POLICY": "passive"}  # threads that wait leave the cores to others
+_QUIET = {"OMP_WAIT_POLICY": "passive"}  # waiting OpenMP threads sleep instead of spinning
 _TRAINS = _QUIET | {"THP_MEM_ALLOC_ENABLE": "1"}
 
 
 def for_training() -> dict[str, str]:
-    """Variables of a process that trains, as its owner has set them, else as we do.
+    """Return environment variables for a trainer process; values that the owner set are kept.
 
-    On a CPU torch then asks for huge pages: two thirds of the memory or less, no slower.
+    THP_MEM_ALLOC_ENABLE makes torch on a CPU use huge pages: two thirds of the memory or less, at the same speed.
     """
     return {name: os.environ.get(name, ours) for name, ours in _TRAINS.items()}
 
 
 def to_environment(config: Config, room: str = "") -> dict[str, str]:
-    """The process environment plus this config: how the supervisor hands settings to its children.
+    """Return the environment for a child process of the supervisor: ours plus the serialized config.
 
-    `room`: the child's; the engine and the trainer see the GPUs that the settings give to each.
+    `room`: name of the child; engine, trainer and judge engine see only the GPUs of their settings.
     """
     gpus = {"engine": config.engine.gpus, "train": config.train.gpus, "judge-engine": config.judge.gpus}.get(room, ())
     placed = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
@@ -231,13 +231,13 @@ def to_environment(config: Config, room: str = "") -> dict[str, str]:
 
 
 def foreign_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """The process environment for a program that is not ours: without our settings and keys, and with `extra`."""
+    """Return the environment for a third-party program: without our settings and keys, plus `extra`."""
     ours = {HANDED_DOWN, *SECRET_NAMES}
     kept = {name: value for name, value in os.environ.items() if name not in ours and not name.startswith(ENV_PREFIX)}
     return kept | dict(extra)
 
 
 def inherited() -> Config | None:
-    """The config that the supervisor handed down, when this process is its child."""
+    """Return the config that the supervisor passed to this process, or None."""
     raw = os.environ.get(HANDED_DOWN)
     return Config.model_validate_json(raw) if raw else None

@@ -1,4 +1,4 @@
-"""The settings' tree: every section and key, with its type and its default. Read by `config.py`, and nowhere else."""
+"""Schema of the settings: every section and key with its type, default and description."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ SECRETS = ("serve.api_key", "engine.api_key", "judge.api_key", "teacher.api_key"
 
 
 class ModelConfig(Section):
-    """Which base model is served and trained."""
+    """The base model that is served and trained."""
 
-    path: str = Field(STARTER, description="folder or hub id of the base model; `starter` is the one that is shipped")
+    path: str = Field(
+        STARTER, description="folder or hub id of the base model; `starter` is the model that ships with the package"
+    )
     tokenizer: str | None = Field(None, description="folder or hub id of another tokenizer and chat template")
-    hf_token: str | None = Field(None, description="for gated models of the hub (HF_TOKEN)")
-    name: str = Field("openclaw", description="what clients put in `model`: the name means the newest policy")
+    hf_token: str | None = Field(None, description="access token for gated models of the hub (HF_TOKEN)")
+    name: str = Field("openclaw", description="the `model` name for clients; it means the newest policy version")
     dtype: Literal["auto", "float64", "float32", "bfloat16", "float16"] = "auto"
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, ...")
 
@@ -34,15 +36,16 @@ class ServeConfig(Section):
     port: int = Field(8000, ge=1, le=65535)
     api_key: str | None = Field(None, description="default: generated once into `<home>/api_key` (mode 600)")
     capture: Literal["full", "redacted"] = Field(
-        "full", description="redacted: keep no text and no token ids, only hashes for linking; nothing is learned"
+        "full", description="redacted: store hashes for linking, but no text and no token ids; nothing is learned"
     )
-    any_model: bool = Field(False, description="answer whatever name clients put in `model`")
+    any_model: bool = Field(False, description="accept any name in `model`")
     sampling_override: dict[str, float] = Field(
-        default_factory=dict, description="fixed sampling values, e.g. {temperature: 1.0, top_p: 1.0}"
+        default_factory=dict,
+        description="sampling values that override those of clients, e.g. {temperature: 1.0, top_p: 1.0}",
     )
     max_body_bytes: int = Field(32 * 2**20, ge=1024)
     transient_patterns: tuple[str, ...] = client_patterns.TRANSIENT
-    engine_wait: float = Field(60.0, gt=0, description="seconds a request waits for an engine that is restarting")
+    engine_wait: float = Field(60.0, gt=0, description="seconds that a request waits while the engine restarts")
 
 
 class EngineConfig(Section):
@@ -50,45 +53,49 @@ class EngineConfig(Section):
 
     backend: Literal["embedded", "vllm", "sglang", "openai"] = Field(
         "embedded",
-        description="embedded: our own, for small models; vllm, sglang: such a server, started here or elsewhere; "
+        description="embedded: built in, for small models; vllm, sglang: such a server, started here or running at `url`; "
         "openai: an endpoint at `url` that returns token ids and log-probabilities",
     )
-    url: str | None = Field(
-        None, description="a running server to use, e.g. http://gpu:8000; default: one is started and kept"
-    )
+    url: str | None = Field(None, description="a running server, e.g. http://gpu:8000; default: start one")
     api_key: str | None = Field(None, description="the key of the server at `url` (OPENCLAW_ENGINE_API_KEY)")
     python: str | None = Field(
-        None, description="the interpreter of the environment in which vllm or sglang is installed; default: this one"
+        None, description="Python interpreter with vllm or sglang installed; default: the current one"
     )
-    args: tuple[str, ...] = Field((), description="further flags for the program, e.g. [--tensor-parallel-size, '2']")
+    args: tuple[str, ...] = Field((), description="further flags of the server, e.g. [--tensor-parallel-size, '2']")
     logprobs: Convention | None = Field(
-        None, description="which log-probabilities the server gives; default: scaled, of vllm processed"
+        None, description="log-probability convention of the server; default: processed for vllm, else scaled"
     )
-    versions: int = Field(4, ge=2, le=64, description="policy versions held side by side")
+    versions: int = Field(4, ge=2, le=64, description="policy versions loaded side by side")
     max_batch: int = Field(32, ge=1)
-    max_context: int | None = Field(None, ge=16, description="tokens; default: what the model was made for")
+    max_context: int | None = Field(None, ge=16, description="tokens; default: the maximum of the model")
     prefill_chunk: int = Field(256, ge=16, description="prompt tokens computed between two decode steps")
-    prefix_cache_tokens: int = Field(32768, ge=0, description="tokens of which states are kept for what begins alike")
+    prefix_cache_tokens: int = Field(
+        32768, ge=0, description="tokens whose attention states are kept for prompts with the same prefix"
+    )
     threads: int = Field(1, ge=1, description="CPU threads of the engine process")
     gpus: tuple[str, ...] = Field((), description="device ids that the engine sees; default: all")
 
     @property
     def convention(self) -> Convention:
-        """The log-probabilities that are expected of the engine."""
+        """Convention of the engine's log-probabilities, with the default of the backend."""
         return self.logprobs or ("processed" if self.backend == "vllm" else "scaled")
 
 
 class CollectConfig(Section):
-    """Linking reactions to turns."""
+    """Link reactions to turns."""
 
-    session_timeout: float = Field(24 * 3600.0, gt=0, description="seconds without a reaction until a turn is dropped")
+    session_timeout: float = Field(
+        24 * 3600.0, gt=0, description="seconds without a reaction after which a turn is dropped"
+    )
     side_patterns: tuple[str, ...] = Field(
         client_patterns.SIDE,
-        description="a last user or system message like this looks like side traffic, until the talk goes on",
+        description="regular expressions: a request whose last user or system message matches is side traffic until the "
+        "conversation continues after it",
     )
     interlude_patterns: tuple[str, ...] = Field(
         client_patterns.INTERLUDES,
-        description="a user message that is this as a whole is the client's own: side traffic that reactions step over",
+        description="regular expressions: a user message that matches as a whole was written by the client program; it is "
+        "side traffic, and reactions skip it",
     )
     poll: float = Field(0.05, gt=0)
 
@@ -101,22 +108,24 @@ class LoraConfig(Section):
 
 
 class LaunchConfig(Section):
-    """How the ranks of a step are started (docs/guides/many_gpus.md)."""
+    """How the ranks of a distributed trainer are started (docs/guides/many_gpus.md)."""
 
     by: Literal["local", "torchrun", "ray"] | None = Field(
         None,
-        description="local: as children of the trainer; torchrun; ray: where a Ray cluster has room; default: torchrun "
-        "with several nodes, else local",
+        description="local: child processes of the trainer; torchrun; ray: placed by a Ray cluster; default: torchrun with "
+        "several nodes, else local",
     )
     nodes: int = Field(1, ge=1, description="machines, each with train.ranks ranks")
-    node_rank: int = Field(0, ge=0, description="number of this machine; 0 trains, the others lend it their ranks")
-    master_addr: str = Field("127.0.0.1", description="where machine 0 is found by the others")
-    master_port: int = Field(29400, ge=1, le=65535)
-    ray: str = Field("auto", description="address of the Ray cluster; local: one is started here")
-    shard: bool | None = Field(
-        None, description="each rank holds a share of the frozen layers (FSDP2); default: with GPUs"
+    node_rank: int = Field(
+        0, ge=0, description="number of this machine, from 0; machine 0 runs the trainer, the others contribute ranks"
     )
-    timeout: float = Field(600.0, gt=0, description="seconds after which a rank that does not answer has failed")
+    master_addr: str = Field("127.0.0.1", description="address of machine 0")
+    master_port: int = Field(29400, ge=1, le=65535)
+    ray: str = Field("auto", description="address of the Ray cluster; local: start one here")
+    shard: bool | None = Field(
+        None, description="shard the frozen layers over the ranks (FSDP2); default: true with GPUs"
+    )
+    timeout: float = Field(600.0, gt=0, description="seconds after which a rank that does not answer counts as failed")
 
     @property
     def how(self) -> Literal["local", "torchrun", "ray"]:
@@ -272,50 +281,58 @@ class TrainConfig(Section):
 
 
 class TrackConfig(Section):
-    """Where metrics go besides `<home>/logs/metrics.jsonl`."""
+    """Trackers for metrics, in addition to `<home>/logs/metrics.jsonl`."""
 
     to: tuple[Literal["tensorboard", "wandb"], ...] = Field((), description="e.g. [tensorboard, wandb]")
     eval_every: int | None = Field(
-        None, ge=1, description="after so many steps the metrics also say how people took the replies since (eval/...)"
+        None,
+        ge=1,
+        description="steps between two satisfaction metrics (eval/...): how people reacted to the replies since",
     )
-    project: str = Field("openclaw-rl", description="of W&B; the run is called openclaw-rl-<method>")
+    project: str = Field("openclaw-rl", description="W&B project; the run is named openclaw-rl-<method>")
 
 
 class DataConfig(Section):
-    """Trajectories as files: what comes in, and what goes out (docs/guides/data.md)."""
+    """Trajectory files: import and export (docs/guides/data.md)."""
 
     path: str | None = Field(
-        None, description="file or folder of trajectories that is imported at the start and trained from"
+        None, description="file or folder of trajectories that is imported at the start and trained on"
     )
-    buffer_dir: str | None = Field(None, description="what is captured is written here, a trajectory for each session")
-    rollout_dir: str | None = Field(None, description="trajectories that appear here are imported and trained from")
-    poll: float = Field(1.0, gt=0, description="seconds between two looks at rollout_dir")
+    buffer_dir: str | None = Field(
+        None, description="folder to which captured sessions are exported, one trajectory each"
+    )
+    rollout_dir: str | None = Field(
+        None, description="folder that is watched: trajectories that appear in it are imported and trained on"
+    )
+    poll: float = Field(1.0, gt=0, description="seconds between two looks at watch_dir")
 
 
 class RolloutConfig(Section):
-    """The owner's rollouts, as clients of the gateway (`openclaw-rl rollout`, docs/guides/plugins.md)."""
+    """Rollout plug-ins: clients of the gateway (`openclaw-rl rollout`, docs/guides/plugins.md)."""
 
     function_path: str | None = Field(None, description="Python file with an async rollout function")
-    generate_path: str | None = Field(None, description="Python file with an async `generate`: one reply a prompt")
-    workers: int = Field(2, ge=1, description="rollouts at once")
-    parallel_envs: int = Field(1, ge=1, description="the same, as environments count it; the larger holds")
-    max_turns: int = Field(10, ge=1, description="replies in one rollout")
-    per_prompt: int = Field(1, ge=1, description="rollouts of each task")
+    generate_path: str | None = Field(
+        None, description="Python file with an async `generate` function: one reply per prompt"
+    )
+    workers: int = Field(2, ge=1, description="concurrent rollouts")
+    parallel_envs: int = Field(1, ge=1, description="concurrent environments; the larger of the two numbers applies")
+    max_turns: int = Field(10, ge=1, description="replies per rollout")
+    per_prompt: int = Field(1, ge=1, description="rollouts per task")
 
 
 class RunConfig(Section):
     """The supervisor."""
 
-    deaths: int = Field(5, ge=1, description="deaths of one loop within a minute that end the whole system")
-    hang: float = Field(120.0, ge=3, description="seconds without a sign of life after which a loop is started again")
-    start: float = Field(1800.0, ge=3, description="the same for a loop that starts: until its second sign of life")
+    deaths: int = Field(5, ge=1, description="crashes of one worker within a minute that stop the whole system")
+    hang: float = Field(120.0, ge=3, description="seconds without a heartbeat after which a worker is restarted")
+    start: float = Field(1800.0, ge=3, description="the same while a worker starts, until its second heartbeat")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
 
 class Config(Section):
-    """The whole tree."""
+    """All settings."""
 
-    home: str = Field("~/.openclaw-rl", description="store, adapters, key, logs; mode 700")
+    home: str = Field("~/.openclaw-rl", description="folder of store, adapters, key and logs (mode 700)")
     model: ModelConfig = ModelConfig()
     serve: ServeConfig = ServeConfig()
     engine: EngineConfig = EngineConfig()

@@ -1,4 +1,4 @@
-"""The settings of who says how good a turn was, and of who says what would have been better."""
+"""Settings of the judge, which scores turns, and of the teacher, which writes hints."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from openclaw_rl.settings.strict_yaml import Section
 
 
 class EndpointConfig(Section):
-    """A model behind an OpenAI-compatible endpoint, asked for text."""
+    """A model behind an OpenAI-compatible endpoint."""
 
     base_url: str | None = Field(None, description="OpenAI-compatible endpoint, e.g. http://127.0.0.1:9000/v1")
     model: str | None = None
@@ -23,20 +23,24 @@ class EndpointConfig(Section):
 
 
 class JudgeConfig(EndpointConfig):
-    """Who says how good a turn was. The endpoint is the llm judge's."""
+    """The judge. The endpoint settings are those of the llm judge."""
 
     kind: Literal["rules", "llm", "classifier", "plugin"] = "rules"
     rules_path: str | None = Field(None, description="default: the shipped rules")
     path: str | None = Field(
         None,
-        description="folder or hub id of a model that is the llm judge; it has an engine of its own, of the same kind "
-        "as the policy's, and no endpoint is asked",
+        description="folder or hub id of a model that serves as the llm judge, on a second engine of the same backend; "
+        "no endpoint is used",
     )
-    gpus: tuple[str, ...] = Field((), description="device ids that this engine sees; default: all")
-    reward_path: str | None = Field(None, description="sequence classifier, or what a plug-in loads")
+    gpus: tuple[str, ...] = Field((), description="device ids that the judge's engine sees; default: all")
+    reward_path: str | None = Field(
+        None, description="sequence classification model, or the checkpoint that a plug-in loads"
+    )
     plugin_path: str | None = Field(None, description="Python file with the owner's reward model (judge.kind plugin)")
-    reward_low: float = Field(0.4, ge=0, le=1, description="a reward in [0, 1] below it is a verdict of -1")
-    reward_high: float = Field(0.6, ge=0, le=1, description="above it +1; between the two 0, which trains nothing")
+    reward_low: float = Field(0.4, ge=0, le=1, description="a reward in [0, 1] below it gives a verdict of -1")
+    reward_high: float = Field(
+        0.6, ge=0, le=1, description="a reward above it gives +1; rewards between the two give 0, which trains nothing"
+    )
     num_judges: int = Field(3, ge=1, description="votes per turn, in parallel")
     consensus_threshold: float = Field(0.5, ge=0, lt=1, description="a score needs more than this share of the votes")
     workers: int = Field(4, ge=1, description="turns judged at once")
@@ -44,19 +48,19 @@ class JudgeConfig(EndpointConfig):
 
     @property
     def reward_source(self) -> str | None:
-        """`reward_path` as it is loaded: with the home folder written out."""
+        """`reward_path` with `~` expanded."""
         path = self.reward_path
         return str(Path(path).expanduser()) if path is not None and path.startswith("~") else path
 
 
 class TeacherConfig(EndpointConfig):
-    """Who writes the hints, when it is not the judge. In force once `model` is given.
+    """The model that writes hints, if it is not the judge. Active once `model` is set.
 
-    Without a `base_url` it is asked at `judge.base_url`, with the judge's key.
+    Without a `base_url`, the judge's endpoint and key are used.
     """
 
     when: Literal["negative", "always", "never"] = Field(
-        "negative", description="which judged turns it is asked about: those with score -1, all, or none"
+        "negative", description="judged turns that it writes hints for: those with score -1, all, or none"
     )
 
     @property

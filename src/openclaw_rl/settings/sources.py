@@ -1,7 +1,7 @@
-"""Settings as people give them -> dotted keys that know where they came from.
+"""Read the three sources of settings: a file, the environment, the command line.
 
-Three layers: a file, the environment, the command line. Within one, two spellings of a setting that disagree are an
-error; between them, the later one wins. Every fault of a layer is found before any is told.
+Each source becomes dotted keys with their origin. Two names of a setting that disagree within one source are an error;
+between sources, the later one wins. All errors of a source are reported together.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from openclaw_rl.settings.schema import SECRETS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """One setting as it was given. `source`: in words for a person. `weak`: gives way to every other."""
+    """One setting value and its origin. `weak`: any other value of the same setting overrides it."""
 
     value: Any
     source: str
@@ -30,17 +30,17 @@ class Given:
 
 @dataclass(slots=True)
 class Layer:
-    """What one source says. Nothing is told until `close`."""
+    """The settings of one source. Errors are collected and raised by `close`."""
 
-    keys: frozenset[str]  # every setting there is
+    keys: frozenset[str]  # all known settings
     prefix: str  # "environment", "flags", or the file's name
-    text: frozenset[str] | None = None  # of a source of text: settings whose text is taken as it is; None: has types
+    text: frozenset[str] | None = None  # settings of type text, for a source without types; None: the source has types
     found: dict[str, Given] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
 
     def say(self, name: str, value: Any, *, shown: str | None = None) -> None:
-        """`name` in any spelling; `shown`: how the person spelled it."""
+        """Add a setting under any of its names. `shown`: the name as the user wrote it."""
         source = f"{self.prefix}: {shown or name}"
         if name in self.keys:
             self._put(name, Given(value=value, source=source))
@@ -58,13 +58,13 @@ class Layer:
             self._mean(known, value, source)
 
     def close(self) -> dict[str, Given]:
-        """What was found. Raises `ConfigError` with every fault, a line each."""
+        """Return the settings found. Raises `ConfigError` with all errors, one per line."""
         if self.faults:
             raise ConfigError("\n".join(self.faults))
         return self.found
 
     def _mean(self, known: aliases.Spelling, value: Any, source: str) -> None:
-        assert known.read is not None, f"{known.name} is neither read, refused nor noticed"
+        assert known.read is not None, f"{known.name} has neither a reader, a refusal nor a notice"
         try:
             meant = known.read(value)
         except ValueError as error:
@@ -90,17 +90,17 @@ class Layer:
             self.faults.append(f"{one} and {other} both set {key} and disagree. Unset one.")
 
     def _typed(self, key: str, given: Given) -> Any:
-        assert self.text is not None, "a source with types needs no reading"
+        assert self.text is not None, "only text sources are parsed"
         if key in self.text:
             return None if given.value == "null" else given.value
         return read_value(given.value, given.source)
 
     def _section(self, name: str) -> str:
-        """A key below `name`; empty: it is no section."""
+        """Return a key below the section `name`, or an empty string if it is not a section."""
         return next((n for n in (*sorted(self.keys), *aliases.by_form("file")) if n.startswith(f"{name}.")), "")
 
     def empty(self, name: str) -> None:
-        """A section of a file without keys: said only where there is no such section."""
+        """Handle a section without keys: an error only if there is no such section."""
         if not self._section(name):
             self.say(name, None)
 
@@ -125,11 +125,11 @@ class Layer:
 _ROWS: Mapping[str, aliases.Spelling] = {s.name: s for s in aliases.SPELLINGS}
 LONG = "OPENCLAW_RL_"
 _SHOWN = 60
-"""Characters of a value in an error."""
+"""Characters of a value that an error message shows."""
 
 
 def long_name(key: str) -> str:
-    """The environment variable that every setting has: OPENCLAW_RL_TRAIN_BATCH_MIN."""
+    """Return the environment variable of a setting, e.g. OPENCLAW_RL_TRAIN_SEED."""
     return LONG + key.replace(".", "_").upper()
 
 
@@ -138,7 +138,7 @@ def _name(source: str) -> str:
 
 
 def _shown(key: str, given: Given) -> str:
-    """The value, where it is no secret."""
+    """Return the value in parentheses, or an empty string for secrets."""
     value = given.value
     text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
     return "" if key in SECRETS else f" ({_short(text)})"
@@ -149,7 +149,7 @@ def _short(text: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """1e-6, "1e-6" and 0.000001 are one value; so are 0,1 and [0, 1]."""
+    """Normalize a value for comparison: 1e-6 equals "1e-6", and (0, 1) equals [0, 1]."""
     if isinstance(value, list | tuple):
         return tuple(_plain(v) for v in value)
     if isinstance(value, bool):
@@ -161,7 +161,7 @@ def _plain(value: Any) -> Any:
 
 
 def read_value(text: str, source: str) -> Any:
-    """One value as YAML reads it. Raises `ConfigError` that names `source`."""
+    """Parse one value as YAML. Raises `ConfigError` that names `source`."""
     try:
         return strict_yaml.read(text)
     except ValueError as error:
@@ -170,7 +170,7 @@ def read_value(text: str, source: str) -> Any:
 
 
 def from_file(path: str | Path, keys: Iterable[str]) -> Layer:
-    """A YAML or JSON file. Raises `ConfigError` naming the file when it cannot be read at all."""
+    """Read a YAML or JSON file. Raises `ConfigError` that names the file if it cannot be read."""
     file = Path(path)
     try:
         text = file.read_text(encoding="utf-8-sig")
@@ -194,7 +194,7 @@ def from_file(path: str | Path, keys: Iterable[str]) -> Layer:
 
 
 def _walk(tree: Mapping[Any, Any], prefix: str, layer: Layer) -> None:
-    """Stops at known leaves, whose values may be mappings."""
+    """Add every leaf of `tree`. Known settings are leaves even if their value is a mapping."""
     for key, value in tree.items():
         dotted = f"{prefix}{key}"
         if value in ({}, None) and dotted not in layer.keys and dotted not in _ROWS:
@@ -206,7 +206,7 @@ def _walk(tree: Mapping[Any, Any], prefix: str, layer: Layer) -> None:
 
 
 def from_environment(environ: Mapping[str, str], keys: Iterable[str], *, text: Iterable[str], ours: str) -> Layer:
-    """Variables. `text`: settings whose text is taken as it is (keys, paths). `ours`: a variable to pass over."""
+    """Read environment variables. `text`: settings of type text. `ours`: a variable to ignore."""
     layer = Layer(frozenset(keys), "environment", text=frozenset(text))
     long = {long_name(key): key for key in layer.keys}
     short = aliases.by_form("environment")
@@ -221,14 +221,14 @@ def from_environment(environ: Mapping[str, str], keys: Iterable[str], *, text: I
 
 
 def from_words(words: Sequence[str], keys: Iterable[str], *, text: Iterable[str]) -> Layer:
-    """Flags of a command line: `--lr 1e-6 --use-lora`."""
+    """Read command line flags such as `--lr 1e-6 --use-lora`."""
     layer = Layer(frozenset(keys), "flags", text=frozenset(text))
     _words(layer, words)
     return layer
 
 
 def _split(text: str) -> list[str]:
-    """As a shell would; a line that goes on (a backslash at its end) is one line."""
+    """Split like a shell; a backslash at the end of a line joins it with the next."""
     return shlex.split(re.sub(r"\\\r?\n", " ", text))
 
 

@@ -1,7 +1,6 @@
-"""Values as people write them, read more strictly than the libraries do.
+"""Strict YAML and JSON parsing, and the base class of settings sections.
 
-A key that stands twice is an error, and so is an alias that leads back into itself, true for a number, and no text at
-all for a folder.
+Duplicate keys, recursive YAML aliases, true in place of a number, and an empty path are errors.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _TOO_DEEP = f"nested too deeply; expected at most {_DEEPEST} levels"
 
 
 class _Loader(yaml.SafeLoader):
-    """Says where a key stands the second time. A merge (`<<`) may be overridden: that is what it is for."""
+    """Loader that rejects duplicate keys and names their line. Keys from a merge (`<<`) may be overridden."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[str] = set()
@@ -27,13 +26,13 @@ class _Loader(yaml.SafeLoader):
             if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
                 continue
             if key.value in seen:
-                raise ValueError(f"line {key.start_mark.line + 1}: {key.value!r} stands twice. Keep one of them")
+                raise ValueError(f"line {key.start_mark.line + 1}: {key.value!r} is given twice. Keep one of them")
             seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 
 def read(text: str) -> Any:
-    """The value of a YAML text. Raises `ValueError` in one line, with its place."""
+    """Parse YAML. Raises `ValueError`, one line with the position."""
     try:
         return _bounded(yaml.load(text, _Loader))  # a SafeLoader
     except yaml.MarkedYAMLError as error:
@@ -44,12 +43,12 @@ def read(text: str) -> Any:
         raise ValueError(_line(error)) from None
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
-    except ValueError as error:  # a date that is none, a number without end
+    except ValueError as error:  # an invalid date, or a number that is too long
         raise ValueError(_line(error)) from None
 
 
 def read_json(text: str) -> Any:
-    """The value of a JSON text. Raises `ValueError` in one line, with its place."""
+    """Parse JSON; empty text gives None. Raises `ValueError`, one line with the position."""
     try:
         return _bounded(json.loads(text, object_pairs_hook=once)) if text.strip() else None
     except RecursionError:
@@ -57,24 +56,24 @@ def read_json(text: str) -> Any:
 
 
 class Twice(ValueError):
-    """A key stands twice in one object."""
+    """A JSON object has the same key twice."""
 
 
 def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """What `json.loads` makes of an object (`object_pairs_hook`). Raises `Twice`."""
+    """Build a dict for `json.loads` (`object_pairs_hook`). Raises `DuplicateKey`."""
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [key for key, _ in pairs]
         twice = next(key for key in names if names.count(key) > 1)
-        raise Twice(f"{twice[:60]!r} stands twice in one object. Keep one of them")
+        raise Twice(f"{twice[:60]!r} is given twice in one object. Keep one of them")
     return found
 
 
 def _bounded(value: Any, above: tuple[int, ...] = (), seen: set[int] | None = None) -> Any:
-    """The value. Raises `ValueError` where an alias leads back to what it stands in, or it is nested too deeply."""
+    """Return `value`. Raises `ValueError` if it contains itself or is nested too deeply."""
     seen = set() if seen is None else seen
     if id(value) in above:
-        raise ValueError("an alias (*) leads back to what it stands in. Write the value out")
+        raise ValueError("an alias (*) contains itself. Write the value out")
     if len(above) > _DEEPEST:
         raise ValueError(_TOO_DEEP)
     if isinstance(value, dict | list) and id(value) not in seen:
@@ -85,7 +84,7 @@ def _bounded(value: Any, above: tuple[int, ...] = (), seen: set[int] | None = No
 
 
 class Section(BaseModel):
-    """A part of the settings' tree."""
+    """Base class of all settings sections: frozen, no unknown keys, no NaN."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
@@ -96,7 +95,7 @@ class Section(BaseModel):
 
 
 def _meant(value: Any, kind: Any) -> Any:
-    """What pydantic would take for something else. "" is nothing: what may be left out is, the rest is an error."""
+    """Reject values that pydantic would convert silently. An empty text means None for an optional setting."""
     kinds = (kind, *typing.get_args(kind))
     if isinstance(value, bool) and bool not in kinds and (int in kinds or float in kinds):
         raise ValueError("expected a number")
@@ -106,7 +105,7 @@ def _meant(value: Any, kind: Any) -> Any:
         if type(None) not in kinds:
             raise ValueError("expected text, got nothing")
         return None
-    if isinstance(value, list) and kind == tuple[str, ...]:  # [0, 1] are names of devices, too
+    if isinstance(value, list) and kind == tuple[str, ...]:  # device ids may be written as numbers
         return [str(one) if isinstance(one, int) and not isinstance(one, bool) else one for one in value]
     return value
 

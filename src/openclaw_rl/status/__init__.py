@@ -1,1 +1,1 @@
-"""Reports on a running system: status page, health snapshot, diagnoses."""
+"""Status of a running system: status page, health snapshot, diagnoses."""

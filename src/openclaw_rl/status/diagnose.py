@@ -1,6 +1,6 @@
-"""What goes wrong most often: seen in a home's store, metrics and logs, named, each with the settings that cure it.
+"""Diagnoses of common problems: detected in a home's store, metrics and logs, each with the settings that cure it.
 
-Shown by `openclaw-rl doctor --troubles`, and by name in `status`. The table is docs/guides/troubles.md.
+`openclaw-rl doctor --troubles` prints them, `status` lists their names. docs/guides/troubles.md has the table.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from openclaw_rl.status.health import Line, Signs, read
 from openclaw_rl.train.orchestrator import WAITING
 from openclaw_rl.types import Verdict
 
-FEW = 10  # turns, verdicts: fewer show no trouble
+FEW = 10  # minimum number of turns or verdicts for a diagnosis
 PATIENCE = 60.0  # seconds that a turn may wait for its verdict
-IDLE = 0.25  # share of the time below which a trainer with rollouts of its own has too little to do
-MIDDLE = 0.7  # share of verdicts without a direction
-SPLIT = 0.8  # mean share of the votes that the first score has, below which they disagree; three coins have 0.75
-PEOPLE = 0.6  # share of turns on which the judge says what people say
-JUMP = 10.0  # times the median of the gradient norms before
-LOST = 0.2  # share of turns whose history was not recognised
-_REACH = 2.0  # seconds that a Ray head may take to answer
-_RAY_REACH = 20.0  # the same to let us in
+IDLE = 0.25  # minimum share of time spent in steps, for a trainer with rollouts
+MIDDLE = 0.7  # maximum share of verdicts without a direction
+SPLIT = 0.8  # minimum mean share of votes for a turn's most frequent score; three random votes have 0.75
+PEOPLE = 0.6  # minimum share of turns on which the judge agrees with user feedback
+JUMP = 10.0  # maximum gradient norm, as a multiple of the median of the earlier norms
+LOST = 0.2  # maximum share of turns whose history was not recognised
+_REACH = 2.0  # seconds to connect to a Ray head
+_RAY_REACH = 20.0  # seconds for ray.init
 _MEMORY = re.compile(
     r"does not fit into memory|out of memory|OutOfMemoryError|can't allocate memory|\(signal SIGKILL\)", re.IGNORECASE
 )
@@ -46,7 +46,7 @@ _ENGINE = re.compile(r"^(judge-)?engine ended")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """One trouble: the metric that shows it, and its cure."""
+    """A problem of a running system: its name, the evidence and the cure."""
 
     name: str
     seen: str
@@ -58,19 +58,19 @@ Look = Callable[[Signs], Trouble | None]
 
 
 def found(config: Config, conn: Connection, now: float) -> list[Trouble]:
-    """Every trouble that store, metrics and logs show."""
+    """Return the diagnoses from store, metrics and logs."""
     signs = read(config, conn, now)
     return [trouble for look in LOOKS if (trouble := look(signs)) is not None]
 
 
 def told(config: Config, conn: Connection) -> dict[str, Any]:
-    """What `status` tells of them, as plain JSON."""
+    """Return the names of the diagnoses, as plain JSON for `status`."""
     names = [trouble.name for trouble in found(config, conn, time.time())]
     return {"troubles": names}
 
 
 def show(config: Config, conn: Connection | None) -> bool:
-    """Print each trouble with its cure. Returns whether there is none. Without a store only what can be tried."""
+    """Print each diagnosis with its cure. Returns whether there is none. Without `conn` only engine and Ray."""
     console = Console(highlight=False, soft_wrap=True)
     tried = [trouble for look in (_engine, _ray_head) if (trouble := look(config)) is not None]
     troubles = tried + (found(config, conn, time.time()) if conn is not None else [])
@@ -82,7 +82,7 @@ def show(config: Config, conn: Connection | None) -> bool:
             console.print(f"  {'' if number else 'cure':8}{words}", markup=False)
     if not troubles:
         where = "the store, the metrics and the logs of the last hour" if conn is not None else "the settings; no store"
-        console.print(f"no trouble seen in {where}")
+        console.print(f"no problems found in {where}")
     return not troubles
 
 
@@ -90,11 +90,11 @@ def _word(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-# ------------------------------------------------------------------------------------------- in store, metrics and logs
+# ----------------------------------------------------------------------------------------- from store, metrics and logs
 
 
 def memory(signs: Signs) -> Trouble | None:
-    """A step, or an engine, that did not fit."""
+    """Diagnose a step or an engine that ran out of memory."""
     line = _last(signs, _MEMORY)
     if line is None:
         return None
@@ -105,7 +105,7 @@ def memory(signs: Signs) -> Trouble | None:
     else:
         lora, killed = train.weights == "lora", "SIGKILL" in line.message
         steps = {
-            # Left to itself, a trainer that is told what does not fit has done so; one that was killed was not told.
+            # By default the trainer does this itself after an out-of-memory error, but it cannot react to a kill.
             "train.checkpointing": (True, not train.checkpointing if killed else train.checkpointing is False),
             "train.micro_tokens": (train.micro_tokens // 2, train.micro_tokens > 1),
             "train.base_bits": (4, lora and train.base_bits == 16),
@@ -113,39 +113,39 @@ def memory(signs: Signs) -> Trouble | None:
             "train.offload_optimizer": (True, not train.offload_optimizer),
         }
         settings = {key: value for key, (value, helps) in steps.items() if helps}
-        advice = "one after the other, in this order; then a shorter engine.max_context (docs/guides/memory.md)"
+        advice = "one at a time, in this order; then a shorter engine.max_context (docs/guides/memory.md)"
     return Trouble(name="out of memory", seen=_said(line, signs.now), settings=settings, advice=advice)
 
 
 def judge_behind(signs: Signs) -> Trouble | None:
-    """Turns wait for their verdict, and long."""
+    """Diagnose a long queue of turns without a verdict."""
     judge = signs.config.judge
     if signs.unjudged <= 4 * judge.workers or signs.oldest < PATIENCE:
         return None
-    note = signs.notes.get("judge", "it was never heard of: `openclaw-rl judge` or `up` starts it")
+    note = signs.notes.get("judge", "it never ran: `openclaw-rl judge` or `up` starts it")
     return Trouble(
         name="the judge falls behind",
         seen=f"eval/waiting: {signs.unjudged} turns without a verdict, the first for {signs.oldest:.0f} s ({note})",
         settings={"judge.workers": 4 * judge.workers},
-        advice="if its endpoint answers; else correct judge.base_url. Fewer judge.num_judges cost less, too",
+        advice="if its endpoint answers; else correct judge.base_url. A smaller judge.num_judges also helps",
     )
 
 
 def trainer_behind(signs: Signs) -> Trouble | None:
-    """Two full steps wait."""
-    train, note = signs.config.train, signs.notes.get("train", "it was never heard of: `openclaw-rl train` starts it")
+    """Diagnose a training queue of at least two full steps."""
+    train, note = signs.config.train, signs.notes.get("train", "it never ran: `openclaw-rl train` starts it")
     if signs.untrained < 2 * train.most or note.startswith("train.max_steps"):
         return None
     return Trouble(
         name="the trainer falls behind",
         seen=f"{signs.untrained} turns to train on, a step takes at most {train.most} ({note})",
         settings={"train.batch_max": 2 * train.batch_max},
-        advice="a larger batch trains more turns a second; more GPUs: train.ranks",
+        advice="a larger batch trains on more turns per second; for more GPUs set train.ranks",
     )
 
 
 def slow_collection(signs: Signs) -> Trouble | None:
-    """The trainer stands still although rollouts are made here; of people nothing else is expected."""
+    """Diagnose a trainer that waits although rollouts run here. With users, waiting is expected."""
     rollout, steps = signs.config.rollout, [s for s in signs.steps if "seconds" in s]
     ours = rollout.function_path or rollout.generate_path or signs.config.data.rollout_dir
     if not ours or len(steps) < 3 or not signs.notes.get("train", "").startswith(WAITING):
@@ -155,14 +155,14 @@ def slow_collection(signs: Signs) -> Trouble | None:
         return None
     return Trouble(
         name="slow collection",
-        seen=f"seconds: the trainer was at work {busy:.0%} of the time of {len(steps)} steps ({signs.notes['train']})",
+        seen=f"seconds: the trainer was busy {busy:.0%} of the time over {len(steps)} steps ({signs.notes['train']})",
         settings={"rollout.workers": 2 * max(rollout.workers, rollout.parallel_envs)},
-        advice="rollout.parallel_envs is the same; both up to engine.max_batch",
+        advice="rollout.parallel_envs has the same effect; increase both up to engine.max_batch",
     )
 
 
 def collapsed(signs: Signs) -> Trouble | None:
-    """Most verdicts have no direction, so that nothing is learned of them."""
+    """Diagnose verdicts that are mostly 0 or without opinion, so that they train nothing."""
     verdicts, judge = signs.verdicts, signs.config.judge
     middle = sum(not v.score for v in verdicts)
     if len(verdicts) < FEW or middle < MIDDLE * len(verdicts):
@@ -171,52 +171,52 @@ def collapsed(signs: Signs) -> Trouble | None:
     seen = f"verdicts: {middle} of the newest {len(verdicts)} are neither +1 nor -1"
     settings: dict[str, Any] = {}
     if signs.wordless > middle / 2:
-        seen += f"; {signs.wordless} of the reactions have no words"
-        advice = "`openclaw-rl inspect turn ID` shows them: the client must send what came next as text"
+        seen += f"; {signs.wordless} of the reactions have no text"
+        advice = "`openclaw-rl inspect turn ID` shows them: the client must send the user's next message as text"
     elif abstained > middle / 2:
-        settings, advice = {"judge.num_judges": max(5, judge.num_judges + 2)}, "more votes part a tie"
+        settings, advice = {"judge.num_judges": max(5, judge.num_judges + 2)}, "more votes break ties"
     elif judge.kind == "rules":
-        settings, advice = {"judge.kind": "llm"}, "and judge.base_url, judge.model: the rules do not know these words"
+        settings, advice = {"judge.kind": "llm"}, "and judge.base_url, judge.model: no rule matches these reactions"
     elif judge.kind in ("plugin", "classifier"):
-        settings, advice = _narrowed(judge.reward_low, judge.reward_high), "rewards between the two train nothing"
+        settings, advice = _narrowed(judge.reward_low, judge.reward_high), "rewards in this band are not trained on"
     else:
-        advice = "another judge.model: `openclaw-rl inspect turn ID` has its reasons beside the reaction"
+        advice = "another judge.model: `openclaw-rl inspect turn ID` shows its reasons next to the reaction"
     return Trouble(name="scores collapsed near the middle", seen=seen, settings=settings, advice=advice)
 
 
 def _narrowed(low: float, high: float) -> dict[str, float]:
-    """The band between them at half of its width."""
+    """Return settings that halve the band between `low` and `high`."""
     quarter = (high - low) / 4
     return {"judge.reward_low": low + quarter, "judge.reward_high": high - quarter}
 
 
 def disagree(signs: Signs) -> Trouble | None:
-    """Votes on one turn that differ, or a judge that people contradict."""
+    """Diagnose votes on one turn that differ, or a judge that user feedback contradicts."""
     judge, (same, both) = signs.config.judge, signs.agreement
     shares = [share for v in signs.verdicts if (share := _first_share(v)) is not None]
     settings: dict[str, Any] = {}
     if len(shares) >= FEW and statistics.fmean(shares) < SPLIT:
-        seen = f"votes: the first score has {statistics.fmean(shares):.0%} of a turn's votes, over {len(shares)} turns"
+        seen = f"votes: the top score has {statistics.fmean(shares):.0%} of a turn's votes, over {len(shares)} turns"
         if judge.num_judges < 5 or judge.consensus_threshold < 0.6:
             settings = {"judge.num_judges": max(5, judge.num_judges)}
             settings["judge.consensus_threshold"] = max(0.6, judge.consensus_threshold)
-        advice = "then a turn without a clear majority trains nothing; a larger judge.model disagrees less"
+        advice = "then a turn without a clear majority is not trained on; a larger judge.model disagrees less"
     elif both >= FEW and same < PEOPLE * both:
-        seen = f"eval/agreement: the judge says what people say outright on {same} of {both} turns"
-        advice = "another judge.model (or rules for these words: judge.rules_path)"
+        seen = f"eval/agreement: the judge agrees with user feedback on {same} of {both} turns"
+        advice = "another judge.model (or rules for these reactions: judge.rules_path)"
     else:
         return None
     return Trouble(name="judges disagree", seen=seen, settings=settings, advice=advice)
 
 
 def _first_share(verdict: Verdict) -> float | None:
-    """The largest share of the usable votes that one score has; None of less than two."""
+    """Return the share of the most frequent score among the usable votes; None for fewer than two votes."""
     counts = Counter(vote.score for vote in verdict.votes if vote.score is not None)
     return max(counts.values()) / counts.total() if counts.total() > 1 else None
 
 
 def unstable(signs: Signs) -> Trouble | None:
-    """Steps that the gate refuses, or a gradient that jumps."""
+    """Diagnose steps that the gate rejects, or a jump of the gradient norm."""
     steps, train = signs.steps[-FEW:], signs.config.train
     rejected = sum(s.get("state") == "rejected" for s in steps)
     norms = [float(s["gradient/norm"]) for s in steps if "gradient/norm" in s]
@@ -233,21 +233,21 @@ def unstable(signs: Signs) -> Trouble | None:
         name="unstable training",
         seen=seen,
         settings=settings,
-        advice="`openclaw-rl inspect policy VERSION` shows the turns; an earlier checkpoint: train.resume",
+        advice="`openclaw-rl inspect policy VERSION` shows the turns; train.resume starts from an earlier checkpoint",
     )
 
 
 def sessions(signs: Signs) -> Trouble | None:
-    """Turns that are not recognised in the history of the next."""
+    """Diagnose turns that are not recognised in the history of the next request."""
     n, lost = signs.placed, len(signs.unlinked)
     if n >= FEW and lost >= LOST * n:
         seen = f"{lost} of the newest {n} turns: {signs.unlinked[0]}"
         advice = (
-            "`openclaw-rl inspect sessions` shows them. The client changes what it sends back: name what it adds in "
-            "serve.transient_patterns, and let it send X-Session-Id"
+            "`openclaw-rl inspect sessions` shows them. The client changes the history: add patterns for what it "
+            "inserts to serve.transient_patterns, and let it send X-Session-Id"
         )
     elif n >= 2 * FEW and signs.alone == n:
-        seen = f"not one of the newest {n} turns goes on from an earlier one, or was reacted to"
+        seen = f"none of the newest {n} turns continues an earlier one or has a reaction"
         advice = "the client must send the history along with each request (or previous_response_id)"
     else:
         return None
@@ -255,7 +255,7 @@ def sessions(signs: Signs) -> Trouble | None:
 
 
 def engine_ends(signs: Signs) -> Trouble | None:
-    """An engine that is started again and again."""
+    """Diagnose an engine that ended at least twice within the last hour."""
     ends = [line for line in signs.lines if _ENGINE.match(line.message)]
     if len(ends) < 2 or _MEMORY.search(ends[-1].message):
         return None
@@ -263,7 +263,7 @@ def engine_ends(signs: Signs) -> Trouble | None:
 
 
 def ray(signs: Signs) -> Trouble | None:
-    """Ranks that Ray has not placed."""
+    """Diagnose ranks that Ray did not place."""
     line = _last(signs, _RAY)
     return None if line is None else _no_ray(_said(line, signs.now))
 
@@ -282,12 +282,12 @@ def _said(line: Line, now: float) -> str:
     return f"{line.file}, {(now - line.at) / 60:.0f} minutes ago: {' '.join(line.message.split())[:400]}"
 
 
-# ---------------------------------------------------------------------------------------------------- tried on the spot
+# ----------------------------------------------------------------------------------------------------- checked directly
 
 
 def _engine(config: Config) -> Trouble | None:
-    """The engine of the settings, asked for its version as before a start."""
-    from openclaw_rl.engines import registry  # `status`, which asks no engine, answers sooner without
+    """Check the version of the configured engine, as before a start."""
+    from openclaw_rl.engines import registry  # imported here to keep `status` fast
 
     try:
         registry.check(config)
@@ -303,12 +303,12 @@ def _not_starting(config: Config, seen: str) -> Trouble:
         name=f"the {backend} engine does not start",
         seen=seen,
         settings={"engine.backend": other} if other else {},
-        advice=f"or cure it: logs/ has its last words, `openclaw-rl doctor --engine {backend}` its broken link",
+        advice=f"or repair it: logs/ has its last output, `openclaw-rl doctor --engine {backend}` the failing check",
     )
 
 
 def _starts(config: Config, backend: str) -> bool:
-    """Could this engine be started in place of the other?"""
+    """Return whether this engine can be started instead."""
     from openclaw_rl.engines import registry
 
     if backend == "embedded":
@@ -321,7 +321,7 @@ def _starts(config: Config, backend: str) -> bool:
 
 
 def _ray_head(config: Config) -> Trouble | None:
-    """Is Ray there, and does its head answer, where the ranks of a step are to be placed by it?"""
+    """Check that Ray is installed and its head answers, if ranks are launched by Ray."""
     launch = config.train.launch
     if launch.how != "ray":
         return None
@@ -331,31 +331,31 @@ def _ray_head(config: Config) -> Trouble | None:
         except OSError as error:
             return _no_ray(f"train.launch.ray: no head answers at {host}:{port} ({error.strerror or error})")
     if importlib.util.find_spec("ray") is None:
-        unknown = "; whether what answers at its address is a head is not known without it" * (":" in launch.ray)
+        unknown = "; without it, a Ray head at its address cannot be verified" * (":" in launch.ray)
         return _no_ray(f"train.launch.by is ray, which is not installed here: pip install 'openclaw-rl[ray]'{unknown}")
     wrong = _refused_by_ray(launch.ray) if any(_head(launch.ray)) else ""
     return _no_ray(f"train.launch.ray: {wrong}") if wrong else None
 
 
 def _refused_by_ray(address: str) -> str:
-    """Why Ray cannot be used at an address where something answers; empty: it can. Asked as the trainer asks."""
+    """Return why `ray.init` fails at an address where something answers; empty if it succeeds."""
     code = "import sys, ray; ray.init(address=sys.argv[1], log_to_driver=False)"
     try:
         done = subprocess.run(
             [sys.executable, "-c", code, address], capture_output=True, timeout=_RAY_REACH, check=False
         )
         failed, said = done.returncode != 0, done.stderr
-    except subprocess.TimeoutExpired as error:  # Ray itself goes on trying for a minute
+    except subprocess.TimeoutExpired as error:  # Ray itself retries for a minute
         failed, said = True, error.stderr or b""
     if not failed:
         return ""
     if b"InvalidAuthToken" in said:
-        return f"the head at {address} asks for a token: set RAY_AUTH_MODE=token here, too, with its token"
-    return f"something answers at {address}, but not as a Ray head that this machine can use"
+        return f"the head at {address} requires a token: set RAY_AUTH_MODE=token here too, with its token"
+    return f"something answers at {address}, but it is not a Ray head that this machine can use"
 
 
 def _head(address: str) -> Iterator[tuple[str, int]]:
-    """Host and port of an address that has both; `auto` and `local` have none."""
+    """Yield host and port of an address that has both; nothing for `auto` and `local`."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if host and port.isdigit():
         yield host, int(port)
@@ -366,6 +366,6 @@ def _no_ray(seen: str) -> Trouble:
         name="Ray does not take the work",
         seen=seen,
         settings={"train.launch.by": "local"},
-        advice="or start a head: `ray start --head --port=6379`; `ray job submit` wants its dashboard: --address "
+        advice="or start a head: `ray start --head --port=6379`; `ray job submit` needs its dashboard: --address "
         "http://HOST:8265",
     )

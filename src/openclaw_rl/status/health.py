@@ -1,4 +1,4 @@
-"""What a home tells of how it is doing: its newest turns, verdicts, steps and log lines. Read, and judged elsewhere."""
+"""Health snapshot of a home: its newest turns, verdicts, steps and log lines. `diagnose` evaluates it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from openclaw_rl.train.tracking import FILE
 from openclaw_rl.train.worker import make_method
 from openclaw_rl.types import Kind, TurnState, Verdict
 
-NEWEST = 50  # turns, verdicts and steps that are looked at
-RECENT = 3600.0  # seconds: older log lines tell nothing of now
-_TAIL = 2**18  # bytes of the end of a file that are read
+NEWEST = 50  # number of turns, verdicts and steps in a snapshot
+RECENT = 3600.0  # seconds: older log lines are ignored
+_TAIL = 2**18  # bytes that are read at the end of a file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One line of a room's log."""
+    """One line of a worker's log."""
 
     file: str
     message: str
@@ -36,26 +36,26 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signs:
-    """What is known of a home at one moment."""
+    """State of a home at one moment."""
 
     config: Config
     now: float  # seconds since the epoch
     lines: Sequence[Line]  # of the last hour, oldest first
-    steps: Sequence[Mapping[str, Any]]  # of metrics.jsonl, oldest first
-    notes: Mapping[str, str]  # of each loop: what it is at, in words
-    verdicts: Sequence[Verdict]  # a judge's, newest first
-    wordless: int  # of them: reactions in which nobody says a word
-    placed: int  # the newest main turns
-    unlinked: Sequence[str]  # of them: why no earlier turn was found in a history that has replies
-    alone: int  # of them: neither an earlier turn nor a reaction
+    steps: Sequence[Mapping[str, Any]]  # newest rows of metrics.jsonl, oldest first
+    notes: Mapping[str, str]  # worker -> the note of its last heartbeat
+    verdicts: Sequence[Verdict]  # newest verdicts of the judge, newest first
+    wordless: int  # number of these verdicts whose reaction has no text and no feedback
+    placed: int  # number of the newest main turns
+    unlinked: Sequence[str]  # of those main turns: why no earlier turn was found in a history that has replies
+    alone: int  # number of those main turns that have neither an earlier turn nor a reaction
     unjudged: int  # turns that wait for their verdict
     oldest: float  # seconds that the first of them has waited
-    untrained: int  # turns that the method could train on and has not
-    agreement: tuple[int, int]  # (the judge said what a person said, both said something)
+    untrained: int  # turns that the method can train on and that no version has used
+    agreement: tuple[int, int]  # (turns on which judge and user feedback agree, turns that have both)
 
 
 def read(config: Config, conn: Connection, now: float) -> Signs:
-    """The signs of a home whose store is open."""
+    """Take the snapshot of a home. `now`: seconds since the epoch."""
     verdicts = _verdicts(conn)
     placed = _placed(conn)
     unjudged, since = _unjudged(conn)
@@ -78,7 +78,7 @@ def read(config: Config, conn: Connection, now: float) -> Signs:
 
 
 def _verdicts(conn: Connection) -> list[Verdict]:
-    """Those of a judge; what a person said outright is none."""
+    """Return the newest verdicts of the judge, without those from user feedback."""
     query = select(t.verdicts).join(t.turns, t.turns.c.id == t.verdicts.c.turn).where(t.verdicts.c.explicit == 0)
     rows = conn.execute(query.order_by(t.turns.c.seq.desc(), t.verdicts.c.revision.desc()).limit(NEWEST))
     return [verdict_of(row) for row in rows]
@@ -97,7 +97,7 @@ def _placed(conn: Connection) -> Sequence[Any]:
 
 
 def _unjudged(conn: Connection) -> tuple[int, float | None]:
-    """How many there are, and since when the first of them waits."""
+    """Return the number of turns without a verdict, and the time since which the first of them waits."""
     here = (t.reactions.c.turn == t.turns.c.id) & (t.reactions.c.revision == t.turns.c.revision)
     query = select(func.count(), func.min(t.reactions.c.at)).select_from(t.turns.join(t.reactions, here))
     count, since = conn.execute(query.where(t.is_(t.turns.c.state, TurnState.CLOSED))).one()
@@ -125,7 +125,7 @@ def _lines(logs: Path, now: float) -> list[Line]:
 
 
 def _json_lines(path: Path) -> list[dict[str, Any]]:
-    """The JSON objects at the end of a file, a line each; lines for people, and half a line at the cut, are none."""
+    """Return the JSON objects at the end of a file, one per line. Other lines are skipped."""
     if not path.is_file():
         return []
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""What `status` and `inspect` show: read from the store, drawn as tables."""
+"""Output of `status` and `inspect`: data from the store as tables."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from openclaw_rl.store.version_stats import agreement
 from openclaw_rl.train.tracking import off_policy
 from openclaw_rl.types import Exchange, Message, Policy, Request, Turn, Verdict
 
-STALE = 10.0  # seconds without a heartbeat after which a loop counts as gone
+STALE = 10.0  # seconds without a heartbeat after which a worker counts as stopped
 
 
 def opened(config: Config) -> Store:
-    """The home's store. Raises `OpenClawError` where there is none."""
+    """Open the home's store. Raises `OpenClawError` if it does not exist."""
     if not config.store_path.exists():
         raise OpenClawError(
-            f"{config.store_path}: no store there yet. `openclaw-rl up` makes it; --home names another one."
+            f"{config.store_path}: there is no store yet. `openclaw-rl up` creates it; --home selects another home."
         )
     return Store.open(config.store_path, create=False)
 
@@ -44,7 +44,7 @@ def opened(config: Config) -> Store:
 
 
 def gather(conn: Connection, now: float) -> dict[str, Any]:
-    """Everything that `status` tells, as plain JSON."""
+    """Return the data of `status` as plain JSON."""
     head = policies.head(conn)
     known = policies.all(conn)
     agree, of = agreement(conn)
@@ -66,7 +66,7 @@ def gather(conn: Connection, now: float) -> dict[str, Any]:
 
 
 def engine_gaps(known: Sequence[Policy]) -> dict[str, dict[str, float]]:
-    """For each engine: mean |log pi - log mu| in nats on tokens that the very weights sampled, and how many tokens."""
+    """Return per engine the mean |log pi - log mu| in nats on tokens sampled by the same weights, and their number."""
     sums: dict[str, list[float]] = {}
     for policy in known:
         for name, tokens in policy.metrics.items():
@@ -108,8 +108,8 @@ def _policy_row(conn: Connection, policy: Policy) -> dict[str, Any]:
 
 
 def show_status(config: Config, *, as_json: bool) -> None:
-    """Print the status once (`watch` keeps it on the screen)."""
-    from openclaw_rl.status import diagnose  # of all that is imported here, the only one that the page can do without
+    """Print the status once (`watch` updates it continuously)."""
+    from openclaw_rl.status import diagnose  # imported here because `watch` does not need it
 
     store, console = opened(config), Console()
 
@@ -126,16 +126,16 @@ def show_status(config: Config, *, as_json: bool) -> None:
 
 def _status(told: Mapping[str, Any]) -> Group:
     seen = ", ".join(told["troubles"])
-    cure = Text(f"\ntroubles: {seen} (`openclaw-rl doctor --troubles` says what cures them)" if seen else "", "red")
+    cure = Text(f"\nproblems: {seen} (`openclaw-rl doctor --troubles` shows the cures)" if seen else "", "red")
     return Group(_loops(told), _turns(told), _versions(told), _newest_step(told["versions"]), cure)
 
 
 def _loops(told: Mapping[str, Any]) -> Table:
-    table = Table(title="loops", title_justify="left", box=None, padding=(0, 2))
-    for column in ("loop", "pid", "last heard", "note"):
+    table = Table(title="workers", title_justify="left", box=None, padding=(0, 2))
+    for column in ("worker", "pid", "last heartbeat", "note"):
         table.add_column(column)
     for row in told["loops"]:
-        heard = f"{row['age']:.0f} s ago" if row["alive"] else f"[red]{row['age']:.0f} s ago: no sign of life[/]"
+        heard = f"{row['age']:.0f} s ago" if row["alive"] else f"[red]{row['age']:.0f} s ago: not responding[/]"
         style = "red" if str(row["note"]).startswith("degraded") else ""
         table.add_row(row["name"], str(row["pid"]), heard, Text(str(row["note"]), style=style))
     return table
@@ -151,21 +151,21 @@ def _turns(told: Mapping[str, Any]) -> Table:
     for title in ("dropped", "untrainable"):
         for reason, count in list(by_kind(told[title]).items())[:5]:
             table.add_row(f"{count / total:.0%}", f"[dim]{title}:[/] {reason}")
-    scores = {"1": "good", "-1": "not good", "0": "neither", "None": "no opinion"}
+    scores = {"1": "good", "-1": "bad", "0": "neutral", "None": "no opinion"}
     words = ", ".join(f"{n} {scores.get(k, k)}" for k, n in told["verdicts"].items())
     table.add_row("", f"[dim]verdicts:[/] {words or 'none yet'}")
     if told["agreement"]["of"]:
-        table.add_row("", "[dim]judge agrees with people on[/] {agree} of {of}".format(**told["agreement"]))
+        table.add_row("", "[dim]judge agrees with feedback:[/] {agree} of {of}".format(**told["agreement"]))
     for engine, gap in told["engine_gap"].items():
-        words = f"{gap['mean']:.2g} nats a token, mean |difference| over {gap['tokens']:.0f} tokens"
-        table.add_row("", f"[dim]{engine} engine against trainer:[/] {words}")
+        words = f"mean |log-prob difference| {gap['mean']:.2g} nats per token, over {gap['tokens']:.0f} tokens"
+        table.add_row("", f"[dim]{engine} engine vs trainer:[/] {words}")
     return table
 
 
 def _versions(told: Mapping[str, Any]) -> Table:
     states = ", ".join(f"{n} {state}" for state, n in told["states"].items())
     table = Table(title=f"\npolicy versions ({states}; head v{told['head']})", title_justify="left", box=None)
-    for column in ("version", "from", "state", "trained on", "served", "reward", "loss", "kl", "grad norm", "made"):
+    for column in ("version", "parent", "state", "trained on", "served", "reward", "loss", "kl", "grad norm", "time"):
         table.add_column(column, justify="left" if column == "state" else "right")
     for row in told["versions"]:
         metrics = row["metrics"]
@@ -181,7 +181,7 @@ def _versions(told: Mapping[str, Any]) -> Table:
 
 
 def by_kind(reasons: Mapping[str, int]) -> dict[str, int]:
-    """Reasons that differ only in their details, which follow a colon, are one. Most frequent first."""
+    """Merge reasons that differ only in the details after their first colon. Most frequent first."""
     kinds: dict[str, int] = {}
     for reason, count in reasons.items():
         kind = str(reason).split(":")[0]
@@ -207,22 +207,22 @@ def _when(at: float) -> str:
 
 
 def template(config: Config) -> Text:
-    """One line on the model's chat template: the format it is read by, and what it does to earlier turns."""
+    """Return one line on the model's chat template: its model family, and how it renders earlier turns."""
     path = config.model.path
     if path != STARTER and not Path(path).expanduser().is_dir():
-        return Text(f"chat template: that of {path}; `openclaw-rl doctor` says what it does to earlier turns", "dim")
+        return Text(f"chat template: from {path}; `openclaw-rl doctor` shows how it renders earlier turns", "dim")
     from openclaw_rl.render.model_folder import ModelFiles
     from openclaw_rl.render.renderer import Renderer
 
     try:
         renderer = Renderer(ModelFiles.of(config.model))
-    except ModelError as error:  # the folder may have changed since; the store can be looked at all the same
+    except ModelError as error:  # the folder may have changed; the store is readable without it
         return Text(f"chat template: {error}", "red")
     return Text(f"chat template: {renderer.family.name} format; {renderer.history}", "dim")
 
 
 def show_sessions(config: Config, limit: int) -> None:
-    """The newest sessions: how many turns, in which states, and how they began."""
+    """Print the newest sessions: number of turns, their states, and the first message."""
     store, console = opened(config), Console()
     try:
         with store.read() as conn:
@@ -243,10 +243,10 @@ def show_sessions(config: Config, limit: int) -> None:
     finally:
         store.close()
     table = Table(box=None, padding=(0, 2))
-    table.add_column("session", no_wrap=True)  # an id is there to be copied
+    table.add_column("session", no_wrap=True)  # so that the id can be copied
     for column in ("turns", "states"):
         table.add_column(column, no_wrap=True)
-    table.add_column("began with", overflow="ellipsis", max_width=60)
+    table.add_column("first message", overflow="ellipsis", max_width=60)
     for session, count, _, _, states in rows:
         tally = ", ".join(f"{n} {s}" for s, n in _tally(str(states).split(",")).items())
         table.add_row(session, str(count), tally, Text(firsts[session]))
@@ -263,7 +263,7 @@ def _first_words(conn: Connection, session: str) -> str:
 
 
 def _kept(request: Request) -> list[Message]:
-    """The messages of the conversation, without what its client passes along (`serve.transient_patterns`)."""
+    """Return the messages of the conversation, without ephemeral ones (`serve.transient_patterns`)."""
     return [request.messages[m.index] for m in request.marks] if request.messages else []
 
 
@@ -277,7 +277,7 @@ def _short(text: str, width: int = 70) -> str:
 
 
 def show_session(config: Config, session: str) -> None:
-    """Every turn of one session. Raises `OpenClawError` when there is none of that name."""
+    """Print every turn of one session. Raises `OpenClawError` if the session does not exist."""
     store, console = opened(config), Console()
     try:
         with store.read() as conn:
@@ -293,7 +293,7 @@ def show_session(config: Config, session: str) -> None:
 
 
 def show_turn(config: Config, turn: str) -> None:
-    """One turn, whole. Raises `OpenClawError` when there is none with that id."""
+    """Print one turn in full. Raises `OpenClawError` if the turn does not exist."""
     store, console = opened(config), Console()
     try:
         with store.read() as conn:
@@ -318,13 +318,13 @@ def _turn_panel(conn: Connection, id_: str, *, whole: bool) -> Panel:
 def _turn_lines(conn: Connection, exchange: Exchange, turn: Turn, *, whole: bool) -> list[tuple[str, str | Text]]:
     request, reply = exchange.request, exchange.reply
     width = 2000 if whole else 100
-    lines: list[tuple[str, str | Text]] = [("asked", _short(_last_user(_kept(request)), width) or "(redacted)")]
+    lines: list[tuple[str, str | Text]] = [("user", _short(_last_user(_kept(request)), width) or "(redacted)")]
     if reply is not None:
-        lines.append(("answered", Text(_answer(reply.message, width), style="cyan")))
+        lines.append(("reply", Text(_answer(reply.message, width), style="cyan")))
     if turn.reason:
-        lines.append(("why dropped", Text(turn.reason, style="red")))
+        lines.append(("drop reason", Text(turn.reason, style="red")))
     if turn.untrainable:
-        lines.append(("never trains", Text(turn.untrainable, style="yellow")))
+        lines.append(("untrainable", Text(turn.untrainable, style="yellow")))
     if reaction := turns.reaction(conn, turn.id):
         words = " / ".join(_short(text_of(m), width) for m in reaction.messages)
         told = [f"score {f.score}, {f.comment or f.correction or ''}".rstrip(", ") for f in reaction.feedback]
@@ -333,7 +333,7 @@ def _turn_lines(conn: Connection, exchange: Exchange, turn: Turn, *, whole: bool
         lines.append(("verdict", _verdict(verdict)))
     learned = conn.execute(select(use_table.c.policy).where(use_table.c.turn == turn.id)).scalars().all()
     if learned:
-        lines.append(("learned by", ", ".join(f"version {v}" for v in learned)))
+        lines.append(("trained into", ", ".join(f"version {v}" for v in learned)))
     return lines + (_details(exchange, turn) if whole else [])
 
 
@@ -353,7 +353,7 @@ def _details(exchange: Exchange, turn: Turn) -> list[tuple[str, str | Text]]:
     lines: list[tuple[str, str | Text]] = [
         ("session", turn.session),
         ("relation", turn.relation + (f" of {turn.relation_of}" if turn.relation_of else "")),
-        ("before it", turn.parent or turn.unlinked or "nothing: it began the conversation"),
+        ("parent", turn.parent or turn.unlinked or "none: first turn of the conversation"),
         ("version", f"{request.version}, identity {request.identity[:12]}"),
         *([("origin", Text(f"imported as {request.origin}: off-policy", "yellow"))] if request.origin else []),
         ("sampling", f"temperature {request.sampling.temperature:g}, top_p {request.sampling.top_p:g}"),
@@ -365,19 +365,19 @@ def _details(exchange: Exchange, turn: Turn) -> list[tuple[str, str | Text]]:
         lines.append(("response", f"{len(reply.response_ids)} tokens, mean logprob {mean:.3f}, finish {finish}"))
         if reply.first_token_at is not None:
             first, whole = reply.first_token_at - request.admitted_at, reply.finished_at - request.admitted_at
-            lines.append(("took", f"{first * 1000:.0f} ms to the first token, {whole * 1000:.0f} ms in all"))
+            lines.append(("latency", f"{first * 1000:.0f} ms to the first token, {whole * 1000:.0f} ms in total"))
     return lines
 
 
 def show_policy(config: Config, version: int) -> None:
-    """One version: lineage, metrics, and the turns it was trained on. Raises `OpenClawError` when it does not exist."""
+    """Print one version: lineage, metrics, the turns it was trained on. Raises `OpenClawError` if it does not exist."""
     store, console = opened(config), Console()
     try:
         with store.read() as conn:
             policy = policies.get(conn, version)
             if policy is None:
                 known = [p.version for p in policies.all(conn)]
-                raise OpenClawError(f"no policy version {version}; there are {min(known)} to {max(known)}.")
+                raise OpenClawError(f"no policy version {version}; expected {min(known)} to {max(known)}.")
             lineage = policies.lineage(conn, version)
             used = conn.execute(select(use_table.c.turn).where(use_table.c.policy == version)).scalars().all()
             panels = [_turn_panel(conn, str(t), whole=False) for t in used]

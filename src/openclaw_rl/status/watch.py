@@ -1,4 +1,4 @@
-"""`status --watch`: one page in the terminal that stays current. Ends on q or Ctrl-C."""
+"""`status --watch`: a status page in the terminal that updates itself. Ends on q or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from openclaw_rl.status import report
 from openclaw_rl.store.schema import turns
 from openclaw_rl.store.version_stats import liked
 
-EVERY = 1.0  # seconds
+EVERY = 1.0  # seconds between updates
 BARS = "▁▂▃▄▅▆▇█"
-SHOWN = 60  # versions
+SHOWN = 60  # versions in the satisfaction chart
 REASONS = 6
 STEP = (
     *("loss/total", "loss/binary", "loss/opd", "reward/mean", "kl", "gradient/norm", "learning_rate", "entropy"),
@@ -46,9 +46,9 @@ Told = Mapping[str, Any]
 
 
 def keep(config: Config) -> None:
-    """Show the page until q or Ctrl-C. Raises `OpenClawError` where there is no store, or no terminal to show it on."""
-    if not sys.stdout.isatty():  # nothing would ever be written there
-        raise OpenClawError("--watch keeps a page current in a terminal, and this is none. Leave it out, or say --json")
+    """Show the page until q or Ctrl-C. Raises `OpenClawError` if there is no store, or stdout is no terminal."""
+    if not sys.stdout.isatty():  # rich would write nothing there
+        raise OpenClawError("--watch needs a terminal as standard output. Leave --watch out, or use --json")
     store, console = report.opened(config), Console()
 
     def now() -> RenderableType:
@@ -75,10 +75,10 @@ def keep(config: Config) -> None:
 
 
 class _CtrlC:
-    """Ctrl-C comes only inside of this, and what was pressed before comes at its beginning.
+    """Context manager that allows Ctrl-C inside its block only; an earlier Ctrl-C is raised at the block's start.
 
-    While the screen is taken, drawn on or given back it would leave that half done: a terminal without its cursor,
-    without an echo, or without what was on it.
+    Ctrl-C during a switch or an update of the screen would leave the terminal without its cursor, its echo or its
+    earlier contents.
     """
 
     def __init__(self) -> None:
@@ -101,9 +101,9 @@ class _CtrlC:
 
 @contextlib.contextmanager
 def _ctrl_c() -> Iterator[_CtrlC]:
-    """Until its end, Ctrl-C comes when what this gives lets it."""
+    """Install the deferred Ctrl-C handler until the block ends. Yields the context in which Ctrl-C is allowed."""
     comes, before = _CtrlC(), signal.getsignal(signal.SIGINT)
-    if before is not signal.SIG_IGN:  # as in a run in the background
+    if before is not signal.SIG_IGN:  # ignored in a background process
         signal.signal(signal.SIGINT, comes.press)
     try:
         yield comes
@@ -113,7 +113,7 @@ def _ctrl_c() -> Iterator[_CtrlC]:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Callable[[float], str]]:
-    """A call that waits so many seconds for a key, and gives it in small letters or nothing."""
+    """Yield a function that waits some seconds for a key and returns it in lower case, or an empty string."""
     if not sys.stdin.isatty():
         yield _no_keys
         return
@@ -136,7 +136,7 @@ def _no_keys(seconds: float) -> str:
 
 
 def gather(conn: Connection, now: float) -> dict[str, Any]:
-    """What `views.gather` tells, how full each room's inlet is, and how people took each version."""
+    """Return the data of `report.collect_status`, each worker's queue length and each version's satisfaction."""
     told = report.gather(conn, now)
     line = list(range(max(0, told["head"] - SHOWN + 1), told["head"] + 1))
     known = liked(conn, line)
@@ -151,12 +151,12 @@ def gather(conn: Connection, now: float) -> dict[str, Any]:
 
 
 def page(told: Told) -> RenderableType:
-    """The whole page. Nothing of it wraps: what is too long for the terminal is cut."""
+    """Build the page. Lines that are too long for the terminal are cut, not wrapped."""
     states = ", ".join(f"{n} {state}" for state, n in told["states"].items())
-    title = Text.assemble(("OpenClaw-RL", "bold"), f"  version {told['head']} answers  ", (states, "dim"))
-    parts: list[RenderableType] = [title, _liked(told), Rule("rooms", align="left", style="dim"), _rooms(told)]
+    title = Text.assemble(("OpenClaw-RL", "bold"), f"  serving version {told['head']}  ", (states, "dim"))
+    parts: list[RenderableType] = [title, _liked(told), Rule("workers", align="left", style="dim"), _rooms(told)]
     parts += [Rule("newest step", align="left", style="dim"), _step(told["versions"])]
-    parts += [Rule("turns that do not train", align="left", style="dim"), _reasons(told), Text("q ends", style="dim")]
+    parts += [Rule("turns not trained on", align="left", style="dim"), _reasons(told), Text("q: quit", style="dim")]
     for part in parts:
         if isinstance(part, Text):
             part.no_wrap, part.overflow = True, "ellipsis"
@@ -164,14 +164,16 @@ def page(told: Told) -> RenderableType:
 
 
 def sparkline(shares: Sequence[float | None]) -> str:
-    """A bar for each share in [0, 1]; a dot where nothing is known."""
+    """Return a bar for each share in [0, 1], and a dot for each None."""
     return "".join("·" if s is None else BARS[min(int(s * len(BARS)), len(BARS) - 1)] for s in shares)
 
 
 def _liked(told: Told) -> Text:
     good, scored = told["liked_overall"]
-    words = f"{good / scored:.0%} of {scored}" if scored else "nobody has said yet"
-    return Text.assemble("liked ", (words, "bold"), "  ", (sparkline(told["liked"]), "green"), ("  by version", "dim"))
+    words = f"{good / scored:.0%} of {scored} turns" if scored else "no scores yet"
+    return Text.assemble(
+        "satisfaction ", (words, "bold"), "  ", (sparkline(told["liked"]), "green"), ("  by version", "dim")
+    )
 
 
 def _rooms(told: Told) -> Table:
@@ -180,7 +182,7 @@ def _rooms(told: Told) -> Table:
         table.add_column(no_wrap=True, overflow="ellipsis", ratio=ratio)
     for row in told["loops"]:
         waiting, what = told["queues"].get(row["name"], (0, ""))
-        heard = Text("●" if row["alive"] else f"● gone for {row['age']:.0f} s", "green" if row["alive"] else "red")
+        heard = Text("●" if row["alive"] else f"● silent for {row['age']:.0f} s", "green" if row["alive"] else "red")
         note = Text(str(row["note"]), style="red" if str(row["note"]).startswith("degraded") else "dim")
         table.add_row(row["name"], heard, f"{waiting} {what}" if what else "", note)
     return table

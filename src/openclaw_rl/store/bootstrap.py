@@ -1,4 +1,4 @@
-"""From a path to a file with the newest schema: create, check, back up, migrate."""
+"""Prepares the store file: creates, checks, backs up and migrates it to the newest schema."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from openclaw_rl.store.migrations import MIGRATIONS, Migration
 from openclaw_rl.store.sqlite_errors import translated
 
 BUSY_TIMEOUT = 10.0
-"""Seconds that a writer waits for the lock."""
+"""Seconds that a writer waits for the write lock."""
 
 
 def prepare(path: Path, *, create: bool, migrations: Sequence[Migration] = MIGRATIONS) -> None:
-    """The file at `path` exists and has schema `len(migrations)` when this returns. Raises `StoreError`.
+    """Create or migrate the file at `path` to schema `len(migrations)`. Raises `StoreError`.
 
-    Several processes may do this at once: what is to be done is decided under the write lock.
+    Several processes may call this at once: the decision what to do is made under the write lock.
     """
     _check_path(path, create=create)
     with translated(path), closing(_connect(path)) as conn:
-        _refuse_newer(path, schema_of(path, conn), len(migrations))  # before anything in the file is touched
+        _refuse_newer(path, schema_of(path, conn), len(migrations))  # before the file is modified
         _into_wal(conn)
         if schema_of(path, conn) == len(migrations):
             return
         conn.execute("BEGIN IMMEDIATE")
         try:
             _migrate(path, conn, migrations, create=create)
-        except BaseException:  # also an interrupt must not leave it open
+        except BaseException:  # also roll back on an interrupt
             if conn.in_transaction:
                 conn.rollback()
             raise
@@ -39,14 +39,14 @@ def prepare(path: Path, *, create: bool, migrations: Sequence[Migration] = MIGRA
 
 
 def schema_of(path: Path, conn: sqlite3.Connection) -> int:
-    """The schema's number; 0 for an empty file. Raises `StoreError` for somebody else's database."""
+    """Return the schema number; 0 for an empty file. Raises `StoreError` for a database of another program."""
     names = {name for (name,) in conn.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if not names:
         return 0
     row = conn.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone() if "meta" in names else None
     if row is None:
         raise StoreError(
-            f"store {path}: a SQLite database, but not one of openclaw-rl. Expected a store; name another path."
+            f"store {path}: a SQLite database, but not one of openclaw-rl. Expected a store: choose another path."
         )
     return int(row[0])
 
@@ -54,7 +54,7 @@ def schema_of(path: Path, conn: sqlite3.Connection) -> int:
 def _check_path(path: Path, *, create: bool) -> None:
     if path.is_dir():
         raise StoreError(
-            f"store {path}: this is a folder. Expected a file: name one inside it, such as {path}/store.db."
+            f"store {path}: this is a folder. Expected a file: choose one inside it, such as {path}/store.db."
         )
     if path.exists():
         return
@@ -66,7 +66,7 @@ def _check_path(path: Path, *, create: bool) -> None:
     except OSError as error:
         raise StoreError(
             f"store {path}: cannot be created ({error.strerror}). Give this user the right to write the folder "
-            "(and free disk space), or name another path."
+            "(and free disk space), or choose another path."
         ) from error
 
 
@@ -77,7 +77,7 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _into_wal(conn: sqlite3.Connection) -> None:
-    """The switch needs the file alone, and SQLite does not always wait for that by itself."""
+    """Switch to WAL mode. It needs exclusive access, for which SQLite does not always wait, so this retries."""
     give_up = time.monotonic() + BUSY_TIMEOUT
     while True:
         try:
@@ -92,7 +92,7 @@ def _into_wal(conn: sqlite3.Connection) -> None:
 def _refuse_newer(path: Path, found: int, known: int) -> None:
     if found > known:
         raise StoreError(
-            f"store {path}: its schema is {found}, and this openclaw-rl knows up to {known}. "
+            f"store {path}: its schema is {found}, and this openclaw-rl supports up to {known}. "
             "Expected the same or an older one: use the newer openclaw-rl that wrote it, or another path."
         )
 
@@ -117,7 +117,7 @@ def backup_path(path: Path, schema: int) -> Path:
 
 
 def _back_up(path: Path, schema: int) -> None:
-    """A whole copy beside the file; complete or not there. The caller holds the write lock; readers are not blocked."""
+    """Copy the store to a file beside it, atomically. The caller holds the write lock; readers are not blocked."""
     target = backup_path(path, schema)
     unfinished = target.with_name(f"{target.name}.{os.getpid()}.unfinished")
     with closing(_connect(path)) as source, closing(sqlite3.connect(unfinished)) as copy:

@@ -1,4 +1,4 @@
-"""One SQLite file, opened: a pool of connections, reads in a snapshot, writes under the lock."""
+"""The open store: a connection pool on one SQLite file, snapshot reads, and writes under the write lock."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _PRAGMAS = ("synchronous=FULL", "foreign_keys=ON", "journal_size_limit=67108864"
 
 
 class Store:
-    """Thread-safe; one per process. Every call may raise `StoreError` when file or disk fail."""
+    """The store of a process; thread-safe. Every call raises `StoreError` if the file or the disk fails."""
 
     def __init__(self, path: Path, engine: Engine, secret: bytes) -> None:
         self.path = path
         self.secret = secret
-        """32 bytes: the key of the hashes by which messages are matched. It never leaves the store."""
+        """Key of the message hashes, 32 bytes. It never leaves the store."""
         self._reads = engine
         self._writes = engine.execution_options(begin="BEGIN IMMEDIATE")
         self._watch = sqlite3.connect(path, timeout=BUSY_TIMEOUT, isolation_level=None, check_same_thread=False)
@@ -34,10 +34,10 @@ class Store:
 
     @staticmethod
     def open(path: Path, *, create: bool = True) -> Store:
-        """The store at `path`, with the newest schema: an older one is copied beside the file and migrated.
+        """Open the store at `path`; a store with an older schema is backed up beside the file and migrated.
 
-        Raises `StoreError` when the file is missing (and not to be created), damaged, too new, not a store, or not
-        writable, and when the disk is full.
+        Raises `StoreError` if the file is missing and `create` is false, if it is damaged, too new, not a store or not
+        writable, or if the disk is full.
         """
         path = Path(path)
         prepare(path, create=create)
@@ -49,18 +49,18 @@ class Store:
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """A snapshot: what others commit meanwhile is not seen. Never waits for writers."""
+        """Open a snapshot that does not see later commits. It never waits for writers."""
         with translated(self.path), self._reads.connect() as conn:
             yield conn
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
-        """Alone under the write lock; committed (and on the disk) at the end, rolled back when the block raises."""
+        """Open a transaction under the write lock; it is committed to disk at the end, or rolled back on an error."""
         with translated(self.path), self._writes.begin() as conn:
             yield conn
 
     def changed(self) -> bool:
-        """Whether anybody has committed since this was last asked (the first time: True). A few microseconds."""
+        """Return whether anyone has committed since the last call (True on the first). Takes a few microseconds."""
         with self._watch_lock, translated(self.path):
             (version,) = self._watch.execute("PRAGMA data_version").fetchone()
             seen, self._seen = self._seen, version
@@ -78,7 +78,7 @@ def _engine(path: Path) -> Engine:
         poolclass=QueuePool,
         pool_size=4,
         max_overflow=28,
-        hide_parameters=True,  # values are people's words: they belong into no message and no log
+        hide_parameters=True,  # values are text of conversations, which must not appear in errors or logs
         connect_args={"timeout": BUSY_TIMEOUT, "check_same_thread": False},
     )
     event.listen(engine, "connect", _connected)
@@ -87,7 +87,7 @@ def _engine(path: Path) -> Engine:
 
 
 def _connected(dbapi_connection: Any, _record: Any) -> None:
-    dbapi_connection.isolation_level = None  # no BEGIN by the driver: `_begun` says which one
+    dbapi_connection.isolation_level = None  # the driver sends no BEGIN; `_begin_transaction` does
     for pragma in _PRAGMAS:
         dbapi_connection.execute(f"PRAGMA {pragma}")
 

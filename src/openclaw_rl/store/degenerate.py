@@ -1,4 +1,4 @@
-"""Replies that say nothing: empty ones, and those that fall into a loop."""
+"""Detects degenerate replies: empty ones, and those that repeat themselves in a loop."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from openclaw_rl.common.message_hash import visible_text
 from openclaw_rl.types import FinishReason, Ids, Reply
 
 SHORTEST_LOOP = 32
-"""Tokens; a shorter reply may well repeat itself for a reason ("ha ha ha")."""
+"""In tokens; a shorter reply may repeat itself on purpose ("ha ha ha")."""
 LONGEST_PERIOD = 8
 
 
 def degenerate(reply: Reply) -> str | None:
-    """Why a finished reply is degenerate, in words, or None. The stop token does not count as content."""
+    """Return why a finished reply is degenerate, or None. The stop token does not count as content."""
     ids, truncated = reply.response_ids, reply.finish_reason is FinishReason.LENGTH
     content = ids if truncated else ids[:-1]
     said = visible_text(reply.message) or reply.message.get("tool_calls")
@@ -27,7 +27,7 @@ def degenerate(reply: Reply) -> str | None:
 
 
 def looping(ids: Ids) -> int | None:
-    """The shortest period (1 to 8 tokens) with which more than half of `ids` [n] repeats in one stretch, or None."""
+    """Return the shortest period (1 to 8 tokens) of a loop over more than half of `ids` [n] in one stretch, or None."""
     n = len(ids)
     for period in range(1, LONGEST_PERIOD + 1):
         same = ids[period:] == ids[:-period]

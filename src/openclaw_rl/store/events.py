@@ -1,4 +1,4 @@
-"""The monotone log that watchers tail, and how far each watcher has come."""
+"""The append-only event log, and the cursor of each watcher in it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def row(kind: str, ref: str, data: Mapping[str, Any], at: float) -> dict[str, An
 
 
 def append(conn: Connection, kind: str, ref: str, data: Mapping[str, Any], at: float) -> None:
-    """One event at the end of the log. Event numbers rise in the order of the commits."""
+    """Append one event to the log. Event numbers increase in commit order."""
     append_rows(conn, [row(kind, ref, data, at)])
 
 
@@ -37,22 +37,22 @@ def append_rows(conn: Connection, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def after(conn: Connection, seq: int, limit: int, kinds: Sequence[str] | None = None) -> list[Event]:
-    """Up to `limit` events that came after event `seq`, oldest first."""
+    """Return up to `limit` events after event `seq`, oldest first."""
     query, values = (_after, {}) if kinds is None else (_after_of_kinds, {"kinds": list(kinds)})
     rows = conn.execute(query, {"seq": seq, "limit": limit} | values)
     return [Event(seq=r.seq, kind=r.kind, ref=r.ref, data=from_json(r.data), at=r.at) for r in rows]
 
 
 def last(conn: Connection) -> int:
-    """The newest event's number; 0 when there is none."""
+    """Return the number of the newest event; 0 if the log is empty."""
     return int(conn.execute(_last).scalar_one())
 
 
 def cursor(conn: Connection, name: str) -> int:
-    """The last event that watcher `name` is done with; 0 at first."""
+    """Return the number of the last event that watcher `name` has processed; initially 0."""
     return int(conn.execute(_cursor, {"name": name}).scalar() or 0)
 
 
 def move_cursor(conn: Connection, name: str, seq: int) -> None:
-    """In the same transaction as what the watcher wrote: so each event takes effect exactly once."""
+    """Move the cursor; in the transaction of the watcher's writes, so that each event takes effect exactly once."""
     conn.execute(_move, {"name": name, "seq": seq})

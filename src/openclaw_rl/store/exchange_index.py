@@ -1,4 +1,4 @@
-"""Earlier exchanges as linking sees them: hashes and states, no text."""
+"""Look-up of earlier exchanges for linking: hashes and states, without text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from openclaw_rl.types import Capture, ExchangeStatus, Kind, TurnState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Past:
-    """One earlier exchange and its turn."""
+    """Hashes and states of one earlier exchange and its turn."""
 
     seq: int
     id: str
@@ -30,13 +30,13 @@ class Past:
     status: ExchangeStatus
     admitted_at: float
     finished_at: float | None
-    context_chain: bytes | None  # 16 bytes: of the request's last mark
+    context_chain: bytes | None  # 16 bytes: chain of the request's last mark
     reply_own: bytes | None  # 16 bytes
     reply_chain: bytes | None  # 16 bytes
     state: TurnState
     cause: Cause | None = None  # why it was dropped
-    previous: str | None = None  # the exchange that its client said it goes on from
-    signatures: frozenset[bytes] = frozenset()  # of every conversational reaction that it ever had
+    previous: str | None = None  # the exchange that its client continues by id
+    signatures: frozenset[bytes] = frozenset()  # of all reactions from the conversation, in any revision
 
 
 _base = select(
@@ -62,21 +62,21 @@ _signatures = select(t.reactions.c.turn, t.reactions.c.signature).where(
 
 
 class StoredPast:
-    """The past in the store, through one connection. Each answer is in order of admission."""
+    """Index of the exchanges in the store, on one connection. Results are in order of admission."""
 
     def __init__(self, conn: Connection) -> None:
         self._conn = conn
 
     def by_chain(self, scope: str, chains: Collection[bytes]) -> list[Past]:
-        """Whose reply, chained on its request, has one of these hashes."""
+        """Return the exchanges whose reply has one of these chained hashes."""
         return self._find(_by_chain, scope, chains)
 
     def by_own(self, scope: str, owns: Collection[bytes]) -> list[Past]:
-        """Whose reply, taken alone, has one of these hashes."""
+        """Return the exchanges whose reply has one of these own hashes."""
         return self._find(_by_own, scope, owns)
 
     def by_context(self, scope: str, chain: bytes) -> list[Past]:
-        """Whose request had this very history."""
+        """Return the exchanges whose request has exactly this history."""
         return self._find(_by_context, scope, [chain])
 
     def get(self, id: str) -> Past | None:
@@ -84,7 +84,7 @@ class StoredPast:
         return found[0] if found else None
 
     def by_id(self, scope: str, id: str) -> Past | None:
-        """The exchange with this id, when it is in this scope."""
+        """Return the exchange with this id if it is in this scope."""
         found = self.get(id)
         return found if found is not None and found.scope == scope else None
 

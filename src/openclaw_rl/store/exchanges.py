@@ -1,4 +1,4 @@
-"""Admission and end of model calls, and explicit feedback on them."""
+"""Writes and reads exchanges: admission, finish, and explicit feedback on them."""
 
 from __future__ import annotations
 
@@ -58,29 +58,28 @@ _get_many = _whole.where(t.exchanges.c.id.in_(bindparam("ids", expanding=True)))
 
 
 def admit(conn: Connection, requests: Sequence[Request]) -> None:
-    """Each becomes an exchange RUNNING, a turn SERVED, and an event "exchange.admitted"."""
+    """Insert each request as a RUNNING exchange and a SERVED turn, with an event "exchange.admitted"."""
     if requests:
         enter(conn, requests)
         events.append_rows(conn, [events.row("exchange.admitted", r.id, {}, r.admitted_at) for r in requests])
 
 
 def enter(conn: Connection, requests: Sequence[Request]) -> None:
-    """`admit`, but nobody is told: collecting would link what was linked before it came here."""
+    """Insert like `admit` but without the event, so that imported turns are not linked again."""
     first = int(conn.execute(_last_seq).scalar_one()) + 1
     numbered = list(enumerate(requests, first))
     fast_execute.run(conn, _insert_exchange, [_exchange_row(seq, r) for seq, r in numbered])
     pack = message_hash.Packer()
     fast_execute.run(
         conn, _insert_body, (_body_row(seq, r, pack) for seq, r in numbered)
-    )  # one at a time: these are large
+    )  # a generator, because bodies are large
     fast_execute.run(conn, _insert_turn, [_turn_row(seq, r) for seq, r in numbered])
 
 
 def finish(conn: Connection, replies: Sequence[Reply]) -> None:
-    """RUNNING -> how each ended, and an event "exchange.finished". A turn that can never train is dropped.
+    """Finish each RUNNING exchange, with an event "exchange.finished". Drop turns that can never be trained on.
 
-    `version` becomes the one that answered: after an engine was lost, that may be another one than at admission.
-
+    `version` becomes the one that sampled the reply; after the loss of an engine it may differ from that at admission.
     Raises `KeyError` for an exchange that was never admitted, `ValueError` for one that has already ended.
     """
     if replies:
@@ -90,7 +89,7 @@ def finish(conn: Connection, replies: Sequence[Reply]) -> None:
 
 
 def end(conn: Connection, replies: Sequence[Reply]) -> None:
-    """`finish`, but nobody is told."""
+    """Finish like `finish` but without the event."""
     known = {row.id: row for row in conn.execute(_heads, {"ids": [r.id for r in replies]})}
     for reply in replies:
         if reply.id not in known:
@@ -104,7 +103,7 @@ def end(conn: Connection, replies: Sequence[Reply]) -> None:
 
 
 def _drop_hopeless(conn: Connection, reply: Reply, *, wordless: bool) -> None:
-    """`wordless`: that it has no tokens may only say that they were not kept."""
+    """`wordless`: the reply is redacted, so missing tokens do not mean that it was empty."""
     because = f": {reply.error}" if reply.error else ""
     if reply.status is ExchangeStatus.FAILED:
         turn_states.drop(conn, reply.id, Cause.FAILED, f"the reply failed{because}", at=reply.finished_at)
@@ -115,7 +114,7 @@ def _drop_hopeless(conn: Connection, reply: Reply, *, wordless: bool) -> None:
 
 
 def give(conn: Connection, items: Sequence[Feedback]) -> None:
-    """Each with an event "feedback.given". Raises `KeyError` with the id of a target unknown in its scope."""
+    """Insert feedback, each with an event "feedback.given". Raises `KeyError(target)` if it is not in its scope."""
     for item in items:
         target = conn.execute(_heads, {"ids": [item.target]}).one_or_none()
         if target is None or target.scope != item.scope:
@@ -125,7 +124,7 @@ def give(conn: Connection, items: Sequence[Feedback]) -> None:
 
 
 def fail_running(conn: Connection, error: str, at: float) -> int:
-    """What a gateway that died left running has failed. Returns how many."""
+    """Mark the exchanges that a crashed gateway left running as failed; return their number."""
     ids = list(conn.execute(_running).scalars())
     nothing = np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.bool_)
     finish(
@@ -156,7 +155,7 @@ def get(conn: Connection, id: str) -> Exchange | None:
 
 
 def get_many(conn: Connection, ids: Sequence[str]) -> dict[str, Exchange]:
-    """Those of `ids` that are there, by id."""
+    """Return the exchanges of `ids` that exist, by id."""
     return {row.id: codec.exchange_of(row) for row in conn.execute(_get_many, {"ids": list(ids)})}
 
 

@@ -1,4 +1,4 @@
-"""Signs of life of the rooms' loops."""
+"""Heartbeats of the workers' loops."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _beat = _put.on_conflict_do_update(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beat:
-    """The last sign of life of one loop."""
+    """The last heartbeat of one loop."""
 
     name: str
     pid: int
     at: float  # seconds since the epoch
-    state: str  # STARTING: the next may take minutes
-    note: str  # what it is at, in words
+    state: str  # STARTING: the next heartbeat may take minutes
+    note: str  # current activity, as text
 
     def alive(self, now: float, stale: float) -> bool:
-        """Whether it was heard of within `stale` seconds; while it starts, whether its process is there."""
+        """Return whether the heartbeat is younger than `stale` seconds or, while starting, the process exists."""
         return now - self.at < stale or (self.state == STARTING and _exists(self.pid))
 
 
@@ -39,18 +39,18 @@ def _exists(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # another user's
+    except PermissionError:  # it exists and belongs to another user
         return True
     return True
 
 
 def beat(store: Store, name: str, note: str = "", state: str = RUNNING, pid: int | None = None) -> None:
-    """Loop `name` is alive now, in this process or in `pid`."""
+    """Record that loop `name` is alive now, in this process or in `pid`."""
     with store.write() as conn:
         conn.execute(_beat, {"name": name, "pid": pid or os.getpid(), "at": time.time(), "state": state, "note": note})
 
 
 def beats(conn: Connection) -> list[Beat]:
-    """One for each loop that was ever alive, by name."""
+    """Return the last heartbeat of every loop, sorted by name."""
     rows = conn.execute(select(loops).order_by(loops.c.name))
     return [Beat(name=r.name, pid=r.pid, at=r.at, state=r.state, note=r.note) for r in rows]

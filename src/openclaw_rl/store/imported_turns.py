@@ -1,4 +1,4 @@
-"""Turns that were not served here: written past collecting, for what was linked once is not linked anew."""
+"""Writes imported turns. They bypass the collect stage, as they are already linked."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from openclaw_rl.store.turn_states import Cause
 from openclaw_rl.types import Feedback, Kind, Message, Reply, Request, TurnState, Verdict
 
 MOST_ASKED = 1000
-"""Ids in one question: SQLite bounds the variables of a statement."""
+"""SQLite limits the number of variables of a statement."""
 IMPORTED = "imported"
-"""How the reaction of a turn from words was found, and the event of each exchange that came in."""
+"""`how` of the reaction of a turn imported as text; also the suffix of the event of each imported exchange."""
 UNSCORED = "not scored: it was imported without the log-probabilities of its tokens (`openclaw-rl data score`)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """What was said to a turn. `signature`: as `canon.signature_of`; None: nothing but explicit feedback."""
+    """The reaction to an imported turn. `signature`: of `reaction_signature`; None if there is only feedback."""
 
     messages: tuple[Message, ...]
     signature: bytes | None
@@ -39,23 +39,23 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of a turn after its reply."""
+    """Reaction, feedback, verdict and drop of an imported turn, as far as they exist."""
 
     turn: str
     answered: Answered | None = None
     feedback: tuple[Feedback, ...] = ()
-    verdict: Verdict | None = None  # its revision is set here
+    verdict: Verdict | None = None  # `apply_outcome` sets its revision
     dropped: Dropped | None = None
 
     @property
     def speaks(self) -> bool:
-        """Something became of it."""
+        """Whether the turn has any of these."""
         return bool(self.answered or self.feedback or self.verdict or self.dropped)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a turn stands in its session."""
+    """Position of a turn in its session."""
 
     turn: str
     session: str
@@ -69,7 +69,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """A turn that is in the store."""
+    """Import-related state of a turn in the store."""
 
     id: str
     state: TurnState
@@ -109,7 +109,7 @@ _scored_turn = update(t.turns).where(t.turns.c.seq == bindparam("of")).values(un
 
 
 def known(conn: Connection, ids: Collection[str]) -> dict[str, Known]:
-    """Those of `ids` that are in the store."""
+    """Return the state of those turns of `ids` that are in the store, by id."""
     listed = list(ids)
     parts = [listed[at : at + MOST_ASKED] for at in range(0, len(listed), MOST_ASKED)]
     rows = [row for part in parts for row in conn.execute(_known, {"ids": part})]
@@ -119,7 +119,7 @@ def known(conn: Connection, ids: Collection[str]) -> dict[str, Known]:
 
 
 def add(conn: Connection, requests: Sequence[Request], replies: Sequence[Reply], places: Sequence[Place]) -> None:
-    """Exchanges that have ended, an event "exchange.imported" each; equal lengths. What became of them: `settle`."""
+    """Insert finished exchanges, each with an event "exchange.imported". Their outcomes go to `apply_outcome`."""
     if not requests:
         return
     exchanges.enter(conn, requests)
@@ -131,9 +131,9 @@ def add(conn: Connection, requests: Sequence[Request], replies: Sequence[Reply],
 
 
 def settle(conn: Connection, outcome: Outcome, standing: Known, now: float) -> bool:
-    """Reaction, feedback, verdict and end of one imported turn, as far as it has them not yet.
+    """Write those parts of an outcome that the turn does not have yet; return whether any was new.
 
-    False: there was nothing new. `standing`: how the turn is now; `now`: of the moves in the log.
+    `standing`: current state of the turn; `now`: time of the event for a drop.
     """
     news = _hear(conn, outcome) if outcome.answered else False
     news |= _take(conn, outcome, standing.revision + news) if outcome.feedback else False
@@ -162,7 +162,7 @@ def _hear(conn: Connection, outcome: Outcome) -> bool:
 
 
 def _take(conn: Connection, outcome: Outcome, revision: int) -> bool:
-    """Explicit feedback: with the reaction that was just heard, else as a revision of its own."""
+    """Insert explicit feedback: into the revision of the turn's reaction, else as a new revision."""
     heard = revision > 0 and outcome.answered is not None and outcome.answered.signature is not None
     rows = [exchanges.feedback_row(f) | {"revision": revision if heard else None} for f in outcome.feedback]
     new = conn.execute(_insert_feedback, rows).rowcount > 0
@@ -173,12 +173,12 @@ def _take(conn: Connection, outcome: Outcome, revision: int) -> bool:
 
 
 def unscored(conn: Connection, *, after: int, limit: int) -> list[tuple[int, str]]:
-    """(number, id) of turns that wait for their log-probabilities, oldest first, behind number `after`."""
+    """Return (seq, id) of turns without log-probabilities, oldest first, after seq `after`."""
     return [(r.seq, r.id) for r in conn.execute(_unscored, {"after": after, "limit": limit})]
 
 
 def score(conn: Connection, seq: int, *, logprobs: bytes, spans: bytes, version: int) -> None:
-    """The turn may train. Packed as in `arrays` and `codec`; `version`: the one that scored it."""
+    """Store log-probabilities and spans, packed as in `rows`, that `version` computed; the turn becomes trainable."""
     conn.execute(_scored_reply, {"of": seq, "new_logprobs": logprobs, "new_spans": spans})
     conn.execute(_scored_exchange, {"of": seq, "by": version})
     conn.execute(_scored_turn, {"of": seq})

@@ -1,4 +1,4 @@
-"""The right to do a job alone, with an epoch that fences whoever had it before."""
+"""Leases: the exclusive right to a job, with an epoch that fences off earlier holders."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _prolong = update(leases).where(leases.c.name == bindparam("which")).values(expi
 
 
 def acquire(conn: Connection, name: str, holder: str, ttl: float, now: float) -> Lease | None:
-    """The lease for `ttl` seconds, with a new epoch; None while another holder's time runs.
+    """Return the lease for `ttl` seconds with a new epoch, or None while another holder's lease is valid.
 
-    The same holder may take it anew: its earlier lease is then stale.
+    The same holder may acquire it again, which makes its earlier lease stale.
     """
     row = _row(conn, name)
     if row is not None and row.holder != holder and row.expires_at > now:
@@ -35,26 +35,26 @@ def acquire(conn: Connection, name: str, holder: str, ttl: float, now: float) ->
 
 
 def check(conn: Connection, lease: Lease, now: float) -> None:
-    """Raises `StaleLease` unless the lease is still the holder's and its time is not over."""
+    """Raise `StaleLease` if another holder or epoch has the lease, or if it has expired."""
     row = _row(conn, lease.name)
     if row is None or row.epoch != lease.epoch or row.holder != lease.holder:
         taken = f"{row.holder} holds epoch {row.epoch}" if row else "nobody holds it"
         raise StaleLease(f"lease {lease.name!r}: epoch {lease.epoch} of {lease.holder} was expected, but {taken}.")
     if row.expires_at <= now:
         raise StaleLease(
-            f"lease {lease.name!r}: {lease.holder} was away too long; its time ended {now - row.expires_at:.1f} s ago."
+            f"lease {lease.name!r}: {lease.holder} did not renew it; it expired {now - row.expires_at:.1f} s ago."
         )
 
 
 def renew(conn: Connection, lease: Lease, ttl: float, now: float) -> Lease:
-    """The same epoch for `ttl` more seconds. Raises `StaleLease` as `check` does."""
+    """Extend the lease to `now + ttl` with the same epoch. Raises `StaleLease` as `check` does."""
     check(conn, lease, now)
     conn.execute(_prolong, {"which": lease.name, "until": now + ttl})
     return Lease(name=lease.name, holder=lease.holder, epoch=lease.epoch, expires_at=now + ttl)
 
 
 def release(conn: Connection, lease: Lease) -> None:
-    """The lease is free at once; a stale one changes nothing. The epoch is kept, so it never comes twice."""
+    """Free the lease at once; a stale one changes nothing. The epoch is kept, so that it is never used twice."""
     row = _row(conn, lease.name)
     if row is not None and (row.epoch, row.holder) == (lease.epoch, lease.holder):
         conn.execute(_prolong, {"which": lease.name, "until": 0.0})

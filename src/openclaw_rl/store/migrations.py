@@ -1,6 +1,6 @@
-"""The numbered migrations. One that has been applied anywhere is never edited again: add the next number.
+"""The numbered schema migrations. Never edit one that has been applied anywhere; add the next number instead.
 
-They are plain SQL, frozen here: `schema.py` may move on, what number 1 made stays what it was.
+They are plain SQL and do not use `schema.py`, so that later changes of it do not alter an old migration.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Callable
 
 Migration = Callable[[sqlite3.Connection], None]
 MIGRATIONS: list[Migration] = []
-"""Number n stands at n - 1. Each runs inside the one transaction that also writes the new schema number."""
+"""Migration n is at index n - 1. Each runs in the same transaction that writes the new schema number."""
 
 
 def migration(number: int) -> Callable[[Migration], Migration]:
-    """Registers the migration to schema `number`."""
+    """Return a decorator that registers the migration to schema `number`."""
     assert number == len(MIGRATIONS) + 1, f"migration {number} does not follow {len(MIGRATIONS)}"
 
     def register(function: Migration) -> Migration:
@@ -26,7 +26,7 @@ def migration(number: int) -> Callable[[Migration], Migration]:
 
 
 def run_script(conn: sqlite3.Connection, script: str) -> None:
-    """Each statement of `script` (`executescript` would commit the transaction that is open)."""
+    """Execute each statement of `script` (`executescript` would commit the open transaction)."""
     for statement in script.split(";"):
         if statement.strip():
             conn.execute(statement)
@@ -34,26 +34,26 @@ def run_script(conn: sqlite3.Connection, script: str) -> None:
 
 @migration(1)
 def first(conn: sqlite3.Connection) -> None:
-    """Everything, capture classes and the key of the hashes included."""
+    """Create all tables, and the key of the message hashes."""
     run_script(conn, FIRST)
     conn.execute("INSERT INTO meta (key, value) VALUES ('secret', ?)", (secrets.token_bytes(32),))
 
 
 @migration(2)
 def template_variables(conn: sqlite3.Connection) -> None:
-    """What clients give to the chat template: a hinted prompt is rendered with it, too."""
+    """Add the chat template variables from clients; hinted prompts are rendered with them, too."""
     conn.execute("ALTER TABLE bodies ADD COLUMN template BLOB")
 
 
 @migration(3)
 def named_exchange(conn: sqlite3.Connection) -> None:
-    """Which exchange a client said that it goes on from."""
+    """Add the id of the exchange that a client continues."""
     conn.execute("ALTER TABLE exchanges ADD COLUMN previous TEXT")
 
 
 @migration(4)
 def origin(conn: sqlite3.Connection) -> None:
-    """Where an exchange came from that was not served here."""
+    """Add the source of exchanges that were not served here."""
     conn.execute("ALTER TABLE exchanges ADD COLUMN origin TEXT")
 
 

@@ -1,4 +1,4 @@
-"""Versions of the weights: the head, the lineage, and what each was trained on."""
+"""Policy versions: the head, the lineage, and the turns that each was trained on."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _roll = (
 
 
 def ensure_root(conn: Connection, *, base: str, identity: str, at: float) -> Policy:
-    """Version 0, the base itself; made on the first call. Raises `IdentityMismatch` for another model's store."""
+    """Return version 0, the base, created on the first call. Raises `IdentityMismatch` for another model's store."""
     root = get(conn, 0)
     if root is None:
         root = Policy(
@@ -61,19 +61,19 @@ def ensure_root(conn: Connection, *, base: str, identity: str, at: float) -> Pol
         conn.execute(insert(t.heads), {"name": HEAD, "version": 0})
     if root.identity != identity:
         raise IdentityMismatch(
-            f"this store belongs to {root.base} (identity {root.identity[:12]}), and the model is now {base} "
+            f"this store belongs to {root.base} (identity {root.identity[:12]}), but the model is now {base} "
             f"(identity {identity[:12]}): tokenizer, template or weights differ, so its adapters do not fit. "
-            "Set model.path back, or give the new model a home of its own (--home)."
+            "Set model.path back, or choose another home for the new model (--home)."
         )
     return root
 
 
 def head(conn: Connection) -> Policy:
-    """The version that answers new requests. Raises `LookupError` before `ensure_root`."""
+    """Return the version that answers new requests. Raises `LookupError` before `ensure_root`."""
     row = conn.execute(_head).one_or_none()
     if row is None:
         raise LookupError(
-            "the store has no policy yet: expected `ensure_root` first (the gateway does it when it starts)"
+            "the store has no policy yet: expected `ensure_root` first (the gateway calls it when it starts)"
         )
     return codec.policy_of(row)
 
@@ -84,37 +84,37 @@ def get(conn: Connection, version: int) -> Policy | None:
 
 
 def all(conn: Connection) -> list[Policy]:
-    """Every version there ever was, oldest first."""
+    """Return all versions of any state, oldest first."""
     return [codec.policy_of(row) for row in conn.execute(select(t.policies).order_by(t.policies.c.version))]
 
 
 def lineage(conn: Connection, version: int) -> list[int]:
-    """`version`, its parent, ..., 0; empty for an unknown version."""
+    """Return [`version`, its parent, ..., 0]; empty for an unknown version."""
     line = line_of(version)
     return list(conn.execute(select(line.c.version).order_by(line.c.version.desc())).scalars())
 
 
 def next_version(conn: Connection) -> int:
-    """A number that no version has, rejected ones included."""
+    """Return the lowest number above all versions, including rejected ones."""
     return int(conn.execute(select(func.coalesce(func.max(t.policies.c.version), 0))).scalar_one()) + 1
 
 
 def uses(conn: Connection, version: int) -> list[Use]:
-    """What `version` was trained on."""
+    """Return the uses of turns by `version`."""
     rows = conn.execute(select(t.uses).where(t.uses.c.policy == version).order_by(t.uses.c.turn))
     return [Use(policy=r.policy, turn=r.turn, number=r.number) for r in rows]
 
 
 def publish(conn: Connection, lease: Lease, policy: Policy, uses: Sequence[Use], now: float) -> None:
-    """The policy is LIVE and the head, its uses are recorded, event "policy.live": all or nothing.
+    """Insert the policy as LIVE with its uses, move the head to it, and append the event "policy.live".
 
-    Raises `StaleLease` when the lease is lost or its time is over at `now`, or the head is no longer the parent;
-    `ValueError` for uses of another policy, or a use number that is not the turn's next.
+    Raises `StaleLease` if the lease is lost or expired at `now`, or if the head is no longer the policy's parent;
+    `ValueError` for a use of another policy, or a use number that is not the turn's next.
     """
     leases.check(conn, lease, now)
     current = head(conn).version
     if current != policy.parent:
-        raise StaleLease(f"policy {policy.version} stands on {policy.parent}, but the head is now {current}.")
+        raise StaleLease(f"policy {policy.version} has parent {policy.parent}, but the head is now {current}.")
     _record(conn, policy, uses, PolicyState.LIVE)
     conn.execute(_move_head, {"to": policy.version})
     data = {"parent": policy.parent, "turns": len(uses)}
@@ -122,9 +122,9 @@ def publish(conn: Connection, lease: Lease, policy: Policy, uses: Sequence[Use],
 
 
 def reject(conn: Connection, lease: Lease, policy: Policy, uses: Sequence[Use], now: float) -> None:
-    """The candidate is kept as REJECTED with its reason and its uses; the head stays. Event "policy.rejected".
+    """Insert the candidate as REJECTED with its reason and uses, and append "policy.rejected"; the head stays.
 
-    Raises as `publish` does, but for the head.
+    Raises the same errors as `publish`, except for a moved head.
     """
     leases.check(conn, lease, now)
     _record(conn, policy, uses, PolicyState.REJECTED)
@@ -132,9 +132,9 @@ def reject(conn: Connection, lease: Lease, policy: Policy, uses: Sequence[Use], 
 
 
 def roll_back(conn: Connection, *, to: int, reason: str, at: float) -> Policy:
-    """The head is version `to` again, those after it on its line are ROLLED_BACK, event "policy.rolled_back".
+    """Move the head back to `to`, mark its descendants up to the old head as ROLLED_BACK; event "policy.rolled_back".
 
-    Raises `ValueError` when `to` is not an ancestor of the head.
+    Raises `ValueError` if `to` is not an ancestor of the head.
     """
     line = lineage(conn, head(conn).version)
     if to not in line or to == line[0]:

@@ -1,4 +1,4 @@
-"""What collecting writes: the place of a turn in its conversation, its reaction, feedback taken up."""
+"""Writes of the collect stage: a turn's position in its session, its reaction, and its pending feedback."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ def place(
     relation_of: str | None,
     unlinked: str | None,
 ) -> Kind:
-    """Where the turn stands: its session, its parent, and what its request was to an earlier one.
+    """Set the turn's session, its parent, and the relation of its request to an earlier one.
 
-    Returns its kind: `kind`, or what a reaction that it has already had made of it.
+    Returns the turn's kind: `kind`, or the stored kind if the turn already has a reaction.
     """
     values: dict[str, Any] = {
         "session": session,
@@ -93,10 +93,10 @@ def close(
     at: float,
     was_side: bool = False,
 ) -> bool:
-    """A reaction from the conversation: the next revision; the turn is CLOSED.
+    """Store a reaction from the conversation as the next revision and set the turn to CLOSED.
 
-    False, and nothing done, where it may not be (any more), or has had this reaction. `was_side`: its request only
-    looked like side traffic; it becomes main.
+    Returns False without a change if the turn cannot be closed or already has this reaction. `was_side`: the turn was
+    dropped as side traffic by mistake; it becomes main.
     """
     now = conn.execute(_now, {"turn": turn}).one()
     if not (_may_close(now) or (was_side and now.cause == Cause.SIDE)):
@@ -111,9 +111,9 @@ def close(
 
 
 def take_up_feedback(conn: Connection, turn: str, at: float) -> bool:
-    """Feedback that waits makes the next revision, together with what the conversation had said.
+    """Store pending feedback as the next revision, together with the messages of the reaction so far.
 
-    False where none waits, while the reply runs, and for a turn that can never train.
+    Returns False if none is pending, while the reply runs, and for a turn that can never be trained on.
     """
     now = conn.execute(_now, {"turn": turn}).one()
     if now.status == ExchangeStatus.RUNNING or not _may_close(now):
@@ -132,12 +132,12 @@ def take_up_feedback(conn: Connection, turn: str, at: float) -> bool:
 
 
 def served_in_session(conn: Connection, scope: str, session: str) -> list[str]:
-    """Turns of the session that still wait for a reaction, oldest first."""
+    """Return the turns of the session that wait for a reaction, oldest first."""
     return list(conn.execute(_served_in_session, {"of_scope": scope, "of_session": session}).scalars())
 
 
 def overdue(conn: Connection, before: float, limit: int) -> list[str]:
-    """Turns whose reply ended before `before` and still wait for a reaction, oldest first."""
+    """Return turns that wait for a reaction and whose reply ended before `before`, oldest first."""
     return list(conn.execute(_overdue, {"before": before, "limit": limit}).scalars())
 
 

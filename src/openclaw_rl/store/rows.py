@@ -1,4 +1,4 @@
-"""Structures as JSON bytes, and rows as the nouns of `types.py`."""
+"""Conversion between store rows and the data types of `types.py`; structures are JSON, arrays are packed bytes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _T = TypeVar("_T")
 
 
 def to_json(value: Any) -> bytes:
-    """JSON bytes. Half a surrogate pair, which clients do send and UTF-8 cannot hold, is kept as an escape."""
+    """Return JSON bytes. Lone surrogates, which clients do send and UTF-8 cannot encode, become escapes."""
     try:
         return _encoder.encode(value)
     except UnicodeEncodeError:
@@ -54,12 +54,12 @@ def to_json(value: Any) -> bytes:
 
 
 def from_json(raw: bytes) -> Any:
-    """The inverse of `to_json`."""
+    """Return the value that `to_json` wrote."""
     return _read(_anything, raw)
 
 
 def _read(decoder: msgspec.json.Decoder[_T], raw: bytes) -> _T:
-    """What `to_json` wrote, as the decoder's type; msgspec reads no escape of half a surrogate pair."""
+    """Decode the output of `to_json` to the decoder's type; uses `json` for lone surrogates, which msgspec rejects."""
     try:
         return decoder.decode(raw)
     except msgspec.ValidationError:
@@ -69,7 +69,7 @@ def _read(decoder: msgspec.json.Decoder[_T], raw: bytes) -> _T:
 
 
 def request_of(row: Row[Any]) -> Request:
-    """From a row of `exchanges` and `bodies`. A redacted one has no messages, no tools and no ids."""
+    """Build a request from a row of `exchanges` and `bodies`. If redacted, it has no messages, tools or token ids."""
     return Request(
         id=row.id,
         scope=row.scope,
@@ -95,7 +95,7 @@ def request_of(row: Row[Any]) -> Request:
 
 
 def reply_of(row: Row[Any]) -> Reply | None:
-    """From a row of `exchanges` and `replies`; None while it runs. A redacted one has no message and no tokens."""
+    """Build a reply from a row of `exchanges` and `replies`; None while it runs. If redacted, it has no content."""
     if row.finished_at is None:
         return None
     redacted = row.response_ids is None
@@ -116,7 +116,7 @@ def reply_of(row: Row[Any]) -> Reply | None:
 
 
 def exchange_of(row: Row[Any]) -> Exchange:
-    """From a row of `exchanges`, `bodies` and `replies`."""
+    """Build an exchange from a row of `exchanges`, `bodies` and `replies`."""
     return Exchange(seq=row.seq, request=request_of(row), reply=reply_of(row))
 
 
@@ -205,7 +205,7 @@ def policy_of(row: Row[Any]) -> Policy:
 
 
 def _plain(value: Any) -> Any:
-    """Numbers of numpy as those of Python, recursively."""
+    """Convert numpy scalars to Python numbers, recursively."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -223,7 +223,7 @@ def pack_ids(ids: Ids) -> bytes:
 
 
 def unpack_ids(raw: bytes) -> Ids:
-    """[n] int32. Raises `ValueError` when the bytes hold no whole number of items."""
+    """Return [n] int32. Raises `ValueError` if the length is not a multiple of the item size."""
     return np.frombuffer(_whole(raw, _ID, "ids"), _ID).astype(np.int32)
 
 
@@ -232,7 +232,7 @@ def pack_logprobs(logprobs: Logprobs) -> bytes:
 
 
 def unpack_logprobs(raw: bytes) -> Logprobs:
-    """[n] float32. Raises `ValueError` when the bytes hold no whole number of items."""
+    """Return [n] float32. Raises `ValueError` if the length is not a multiple of the item size."""
     return np.frombuffer(_whole(raw, _LOGPROB, "logprobs"), _LOGPROB).astype(np.float32)
 
 
@@ -241,7 +241,7 @@ def pack_mask(mask: Mask) -> bytes:
 
 
 def unpack_mask(raw: bytes) -> Mask:
-    """[n] bool."""
+    """Return [n] bool."""
     return np.frombuffer(raw, _FLAG).copy()
 
 

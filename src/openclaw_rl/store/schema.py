@@ -1,8 +1,8 @@
-"""The tables as SQLAlchemy sees them. What creates them is `migrations.py`; a test holds the two together.
+"""SQLAlchemy definitions of the tables. `migrations.py` creates them; a test checks that the two agree.
 
-An exchange is split in three so that the end of a reply does not rewrite the 40 KB of its request: `exchanges` has what
-is looked up, `bodies` the request, `replies` the reply. Arrays are little-endian bytes, structures JSON bytes.
-SQLite uses a partial index only where a query repeats its condition with literals: `is_` writes them so.
+An exchange has three tables, so that finishing a reply does not rewrite the 40 KB of its request: `exchanges` has the
+columns for look-ups, `bodies` the request, `replies` the reply. Arrays are little-endian bytes, structures JSON bytes.
+SQLite uses a partial index only if a query repeats its condition with literals; `equals_literal` writes them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ metadata = MetaData()
 
 
 def is_(column: Column[str], value: StrEnum) -> ColumnElement[bool]:
-    """`column = 'value'`, the value written out as in the partial indexes."""
+    """Return `column = 'value'` with a literal instead of a parameter, as in the partial indexes."""
     return column == literal_column(f"'{value.value}'")
 
 
@@ -59,10 +59,10 @@ exchanges = Table(
     Column("admitted_at", Float, nullable=False),
     Column("finished_at", Float),
     Column("finish_reason", Text),
-    Column("context_chain", LargeBinary),  # of the request's last mark
+    Column("context_chain", LargeBinary),  # chain of the request's last mark
     Column("reply_own", LargeBinary),
     Column("reply_chain", LargeBinary),
-    Column("previous", Text),  # id of the exchange that the client named, when it did
+    Column("previous", Text),  # id of the exchange that the client continues, when sent
     Column("origin", Text),  # an `Origin`; NULL: served here
 )
 Index("exchanges_context", exchanges.c.scope, exchanges.c.context_chain)
@@ -106,15 +106,15 @@ turns = Table(
     Column("parent", Text),
     Column("kind", Text, nullable=False),
     Column("state", Text, nullable=False),
-    Column("cause", Text),  # of a drop: a `Cause`
+    Column("cause", Text),  # a `DropReason`
     Column("reason", Text),
     Column("untrainable", Text),
     Column("relation", Text, nullable=False),
     Column("relation_of", Text),
     Column("unlinked", Text),
-    Column("revision", Integer, nullable=False),  # of the reaction in force; 0: none
-    Column("signal", Integer, nullable=False),  # of the verdict in force: 1 a score, 2 a hint
-    Column("uses", Integer, nullable=False),  # all of them, rejected candidates included
+    Column("revision", Integer, nullable=False),  # of the current reaction; 0: none
+    Column("signal", Integer, nullable=False),  # bits of the current verdict: 1 a score, 2 a hint
+    Column("uses", Integer, nullable=False),  # by all policies, including rejected candidates
 )
 Index("turns_served", turns.c.seq, sqlite_where=text("state = 'served'"))
 Index("turns_closed", turns.c.seq, sqlite_where=text("state = 'closed'"))
@@ -133,7 +133,7 @@ reactions = Table(
     Column("turn", Text, ForeignKey("turns.id", ondelete="CASCADE"), primary_key=True),
     Column("revision", Integer, primary_key=True),
     Column("messages", LargeBinary, nullable=False),
-    Column("signature", LargeBinary),  # of the messages' marks; NULL: none but explicit feedback
+    Column("signature", LargeBinary),  # of the messages' marks; NULL: explicit feedback only
     Column("source", Text),
     Column("how", Text, nullable=False),
     Column("at", Float, nullable=False),
@@ -150,7 +150,7 @@ feedback = Table(
     Column("comment", Text),
     Column("correction", Text),
     Column("given_at", Float, nullable=False),
-    Column("revision", Integer),  # of the reaction that took it up; NULL: not yet
+    Column("revision", Integer),  # of the reaction that includes it; NULL: pending
 )
 Index("feedback_target", feedback.c.target)
 

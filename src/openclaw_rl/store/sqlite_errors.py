@@ -1,4 +1,4 @@
-"""SQLite's faults in words that a user can act on."""
+"""Translates SQLite errors of file and disk into `StoreError` messages that a user can act on."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from sqlalchemy.exc import DBAPIError
 from openclaw_rl.errors import StoreError
 
 _WORDS = {
-    sqlite3.SQLITE_FULL: "the disk (or its quota) is full, so nothing was written. Free some space; nothing is lost.",
+    sqlite3.SQLITE_FULL: "the disk (or its quota) is full, so nothing was written. Free some space; no data is lost.",
     sqlite3.SQLITE_CORRUPT: "the file is damaged. Stop everything, keep a copy, and restore a backup "
     "(or save what can be read with `sqlite3 FILE .recover`).",
-    sqlite3.SQLITE_NOTADB: "this is no SQLite file, or its beginning was overwritten. "
-    "Expected a store made by openclaw-rl: name another path, or move the file away to start anew.",
-    sqlite3.SQLITE_READONLY: "the file, or its folder, may not be written. Give this user the right to write both.",
-    sqlite3.SQLITE_CANTOPEN: "the file cannot be opened. This user needs the right to read and write file and folder.",
-    sqlite3.SQLITE_PERM: "this user may not open the file. Give it the right to read and write file and folder.",
-    sqlite3.SQLITE_IOERR: "the disk failed while reading or writing. Look at the system's log; a network folder "
+    sqlite3.SQLITE_NOTADB: "this is not a SQLite file, or its beginning was overwritten. "
+    "Expected a store of openclaw-rl: choose another path, or move the file away to start with an empty store.",
+    sqlite3.SQLITE_READONLY: "the file or its folder is not writable. Give this user the right to write both.",
+    sqlite3.SQLITE_CANTOPEN: "the file cannot be opened. Give this user the right to read and write file and folder.",
+    sqlite3.SQLITE_PERM: "this user may not open the file. Give this user the right to read and write file and folder.",
+    sqlite3.SQLITE_IOERR: "reading or writing the disk failed. Check the system's log; a network folder "
     "cannot hold a store.",
-    sqlite3.SQLITE_BUSY: "another process has held the write lock for too long. Look for a stopped or frozen process "
+    sqlite3.SQLITE_BUSY: "another process has held the write lock for too long. Look for a suspended or frozen process "
     "that has the store open.",
 }
 
 
 def in_words(path: Path, error: sqlite3.Error) -> StoreError | None:
-    """The user's words for a fault of file or disk; None for anything else (a fault in our statements)."""
+    """Return the `StoreError` for an error of file or disk; None for any other (an error in our statements)."""
     code = getattr(error, "sqlite_errorcode", None)
     words = _WORDS.get(code & 0xFF) if code is not None else None
     return StoreError(f"store {path}: {words} (SQLite: {error})") if words else None
@@ -36,7 +36,7 @@ def in_words(path: Path, error: sqlite3.Error) -> StoreError | None:
 
 @contextmanager
 def translated(path: Path) -> Iterator[None]:
-    """Faults of file or disk become `StoreError`; all else passes."""
+    """Raise errors of file or disk as `StoreError`; all others pass unchanged."""
     try:
         yield
     except sqlite3.Error as error:

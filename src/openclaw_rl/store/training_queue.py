@@ -1,4 +1,4 @@
-"""Which judged turns may train the child of a given head: for the first time, or once more."""
+"""Queries for the judged turns that the child of a given head may be trained on: fresh ones and replays."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from openclaw_rl.store import schema as t
 from openclaw_rl.types import Exchange, JudgedTurn, Kind, PolicyState, TurnState
 
 MOST_REJECTED = 2
-"""Rejected candidates that used one turn again: beyond that it is no replay any more."""
+"""A turn that this many rejected candidates used is not replayed again."""
 
 
 def line_of(version: int) -> CTE:
-    """`version` and its ancestors."""
+    """Return `version` and its ancestors as a recursive CTE."""
     p = t.policies
     line = select(p.c.version, p.c.parent).where(p.c.version == version).cte("line", recursive=True)
     return line.union_all(select(p.c.version, p.c.parent).join(line, p.c.version == line.c.parent))
@@ -26,12 +26,12 @@ def line_of(version: int) -> CTE:
 def claimable(
     conn: Connection, *, head: int, limit: int, max_uses: int, need_score: bool, need_hint: bool
 ) -> list[JudgedTurn]:
-    """Fresh judged turns with a signal for the method, oldest first; with both needs either signal suffices.
+    """Return fresh judged turns with a signal for the method, oldest first; with both needs either signal suffices.
 
-    Fresh: neither the head nor an ancestor of it used the turn. What was rolled back may have, at most `max_uses` times
-    anywhere; and what was rejected, as long as no two of the rejected batches with the turn were of one size: who tries
-    it in ever smaller ones finds out whether it is the turn that is to blame. A reply that was cut at its token limit
-    has no score that could train, only hints.
+    Fresh means that neither the head nor an ancestor used the turn. Policies that were rolled back may have used it, at
+    most `max_uses` times. Rejected ones may have used it, too, if all rejected batches with the turn differ in size:
+    trying ever smaller batches finds out whether this turn makes them fail. A reply cut at its token limit has only
+    hints as a signal, no score.
     """
     line = line_of(head)
     ready = _ready(need_score, need_hint).order_by(t.turns.c.seq).limit(limit)
@@ -50,9 +50,10 @@ def replayable(
     need_hint: bool,
     skip: Collection[str] = (),
 ) -> list[JudgedTurn]:
-    """The newest judged turns, less those in `skip`, that the head's line used, and fewer than `max_uses` times.
+    """Return the newest judged turns that the head or its ancestors used, but fewer than `max_uses` times.
 
-    Oldest of them first. As with fresh ones, a use beside the line takes away no use on it, within the same bounds.
+    They are sorted oldest first and exclude those in `skip`. Uses by other policies count only towards two bounds: at
+    most `max_uses` in total, and fewer than `MAX_REJECTED_USES` by rejected candidates.
     """
     line = line_of(head)
     newest = _ready(need_score, need_hint).where(t.turns.c.id.not_in(list(skip)))
@@ -63,7 +64,7 @@ def replayable(
 
 
 def rejections(conn: Connection, ids: Collection[str]) -> dict[str, tuple[int, int]]:
-    """Of these turns, those that were rejected: (the last version that was, turns that it used)."""
+    """Return, for each turn in a rejected batch, (the last rejected version that used it, its number of turns)."""
     last = select(t.uses.c.turn, func.max(t.uses.c.policy).label("policy")).where(
         t.uses.c.turn.in_(list(ids)), t.uses.c.policy.in_(_rejected())
     )
@@ -84,7 +85,7 @@ def _ready(need_score: bool, need_hint: bool) -> Select[tuple[int, str]]:
 
 
 def _beside(line: CTE) -> ColumnElement[bool]:
-    """The turn was used by a policy that is not on the line."""
+    """Condition: a policy outside the lineage used the turn."""
     beside = select(t.policies.c.version).where(t.policies.c.version.not_in(select(line.c.version)))
     return t.turns.c.id.in_(select(t.uses.c.turn).where(t.uses.c.policy.in_(beside)))
 
@@ -94,7 +95,7 @@ def _rejected() -> Select[tuple[int]]:
 
 
 def _narrowed_down() -> ColumnElement[bool]:
-    """No two rejected batches with the turn were of one size."""
+    """Condition: all rejected batches with the turn differ in size."""
     sizes = select(t.uses.c.policy, func.count().label("size")).where(t.uses.c.policy.in_(_rejected()))
     sized = sizes.group_by(t.uses.c.policy).cte("sizes")
     mine = select(func.count() - func.count(sized.c.size.distinct())).select_from(
@@ -104,7 +105,7 @@ def _narrowed_down() -> ColumnElement[bool]:
 
 
 def _uses_on(line: CTE) -> ScalarSelect[int]:
-    """How often the policies of the line used the turn."""
+    """Number of uses of the turn by the policies of the lineage."""
     return _uses_by(select(line.c.version))
 
 
@@ -114,7 +115,7 @@ def _uses_by(versions: Select[tuple[int]]) -> ScalarSelect[int]:
 
 
 def _claimed(conn: Connection, queries: list[Select[tuple[int, str]]], limit: int) -> list[JudgedTurn]:
-    """What the queries find, by age; the oldest `limit` of it, the newest where `limit` is negative."""
+    """Load the turns that the queries find, oldest first: the oldest `limit`, or the newest `-limit` if negative."""
     ids = sorted({(row.seq, row.id) for query in queries for row in conn.execute(query)})
     return _read(conn, [id_ for _, id_ in (ids[:limit] if limit >= 0 else ids[limit:])])
 

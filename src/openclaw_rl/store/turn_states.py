@@ -1,4 +1,4 @@
-"""The one place where a turn changes its state. Only the moves of `types.TURN_MOVES` ever happen."""
+"""State transitions of turns. All go through `transition`, which allows only those of `types.TURN_TRANSITIONS`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from openclaw_rl.types import TURN_MOVES, TurnState
 
 
 class Cause(StrEnum):
-    """Why a turn was dropped, for programs; its `reason` says it to a person."""
+    """Why a turn was dropped, as a code; the turn's `reason` explains it to a person."""
 
     CANCELLED = "cancelled"
     FAILED = "failed"
@@ -27,7 +27,7 @@ class Cause(StrEnum):
 
 
 REOPENABLE = frozenset({Cause.SESSION_DONE, Cause.TIMEOUT, Cause.SUPERSEDED, Cause.REDACTED})
-"""Dropped for want of evidence: late evidence brings these turns back. The others could never train."""
+"""Reasons of turns dropped without evidence; late evidence reopens them. The others can never be trained on."""
 
 _FROM = {to: tuple(sorted(s for s in TurnState if to in TURN_MOVES[s])) for to in TurnState}
 
@@ -46,7 +46,7 @@ _move = {to: _statement(to) for to in TurnState if _FROM[to]}
 def move(
     conn: Connection, turn: str, to: TurnState, *, at: float, cause: Cause | None = None, reason: str | None = None
 ) -> bool:
-    """Moves the turn and writes event "turn.<state>". False, and nothing done, where the move is not a legal one."""
+    """Set the turn's state and append event "turn.<state>". Return False without a change if it is not allowed."""
     values = {"turn": turn, "new_cause": cause, "new_reason": reason}
     if conn.execute(_move[to], values).rowcount == 0:
         return False
@@ -55,10 +55,10 @@ def move(
 
 
 def drop(conn: Connection, turn: str, cause: Cause, reason: str, *, at: float) -> bool:
-    """`move` to DROPPED. `reason` is a sentence for a person."""
+    """Set the turn to DROPPED, if allowed. `reason` is a sentence for a person."""
     return move(conn, turn, TurnState.DROPPED, at=at, cause=cause, reason=reason)
 
 
 def drop_all(conn: Connection, turns_: Sequence[str], cause: Cause, reason: str, *, at: float) -> int:
-    """How many of them were dropped."""
+    """Drop the turns that may be dropped; return their number."""
     return sum(drop(conn, turn, cause, reason, at=at) for turn in turns_)

@@ -1,4 +1,4 @@
-"""Turns, what answered them, and what judges made of it."""
+"""Turns, their current reactions, and the verdicts on them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from openclaw_rl.types import (
 )
 
 SCORE, HINT = 1, 2
-"""Bits of a turn's `signal`: what its verdict in force can train."""
+"""Bits of a turn's `signal`: the training signals of its current verdict."""
 
 _get = select(t.turns).where(t.turns.c.id == bindparam("id"))
 _reaction = (
@@ -42,7 +42,7 @@ _closed = (
     .order_by(t.turns.c.seq)
     .limit(bindparam("limit"))
 )
-# A correction without a score outranks no judge's score.
+# A correction without a score does not take precedence over a judge's score.
 _scored_outright = case((t.verdicts.c.score.is_not(None), t.verdicts.c.explicit), else_=0)
 IN_FORCE = (_scored_outright.desc(), t.verdicts.c.revision.desc(), t.verdicts.c.at.desc(), t.verdicts.c.judge)
 _verdict = select(t.verdicts).where(t.verdicts.c.turn == bindparam("turn")).order_by(*IN_FORCE).limit(1)
@@ -67,12 +67,12 @@ def get(conn: Connection, id: str) -> Turn | None:
 
 
 def reaction(conn: Connection, turn_id: str) -> Reaction | None:
-    """The reaction in force: the highest revision, with all feedback that it took up."""
+    """Return the current reaction: the highest revision, with all feedback that it includes."""
     return reactions(conn, [turn_id]).get(turn_id)
 
 
 def reactions(conn: Connection, ids: Sequence[str]) -> dict[str, Reaction]:
-    """`reaction` of those turns that have one, by turn."""
+    """Return `current_reaction` of those turns that have one, by turn."""
     given: dict[str, list[Feedback]] = {}
     for row in conn.execute(_feedback, {"ids": list(ids)}):
         given.setdefault(row.target, []).append(codec.feedback_of(row))
@@ -81,13 +81,13 @@ def reactions(conn: Connection, ids: Sequence[str]) -> dict[str, Reaction]:
 
 
 def verdict(conn: Connection, turn_id: str) -> Verdict | None:
-    """The verdict in force: explicit scores first, then the highest revision, then the newest."""
+    """Return the current verdict: explicit scores first, then the highest revision, then the newest."""
     row = conn.execute(_verdict, {"turn": turn_id}).one_or_none()
     return None if row is None else codec.verdict_of(row)
 
 
 def verdicts(conn: Connection, ids: Sequence[str]) -> dict[str, Verdict]:
-    """`verdict` of those turns that have one, by turn."""
+    """Return `current_verdict` of those turns that have one, by turn."""
     found: dict[str, Verdict] = {}
     for row in conn.execute(_verdicts, {"ids": list(ids)}):
         found.setdefault(row.turn, codec.verdict_of(row))
@@ -95,7 +95,7 @@ def verdicts(conn: Connection, ids: Sequence[str]) -> dict[str, Verdict]:
 
 
 def closed(conn: Connection, limit: int) -> list[JudgeInput]:
-    """Turns whose reaction in force has no verdict yet, oldest first."""
+    """Return turns whose current reaction has no verdict yet, oldest first."""
     ids = list(conn.execute(_closed, {"limit": limit}).scalars())
     if not ids:
         return []
@@ -103,7 +103,7 @@ def closed(conn: Connection, limit: int) -> list[JudgeInput]:
     out = []
     for id_ in ids:
         reply = found[id_].reply
-        assert reply is not None, f"turn {id_} was closed while its exchange runs"
+        assert reply is not None, f"turn {id_} was closed while its exchange is running"
         out.append(
             JudgeInput(turn=id_, messages=found[id_].request.messages, reply=reply.message, reaction=answers[id_])
         )
@@ -111,9 +111,9 @@ def closed(conn: Connection, limit: int) -> list[JudgeInput]:
 
 
 def add_verdict(conn: Connection, verdict: Verdict) -> bool:
-    """The turn is JUDGED, event "turn.judged". Adding the same one again changes nothing.
+    """Store a verdict and set the turn to JUDGED, with an event "turn.judged". Idempotent.
 
-    False, and nothing is kept, when the reaction has moved on to another revision, or the turn was dropped.
+    Returns False without a change if the reaction has another revision by now, or the turn was dropped.
     Raises `KeyError` for an unknown turn.
     """
     now = conn.execute(_of_revision, {"id": verdict.turn}).one_or_none()
@@ -130,17 +130,17 @@ def add_verdict(conn: Connection, verdict: Verdict) -> bool:
 
 
 def mark_untrainable(conn: Connection, turn_id: str, why: str) -> None:
-    """It is never claimed again (too stale, nothing to say): so that it does not stand in the queue for ever.
+    """Remove the turn from the training queue for good, for example because it is too stale or has no gradient.
 
-    An earlier reason stays.
+    An earlier reason is kept.
     """
     conn.execute(_untrainable, {"turn": turn_id, "why": why})
 
 
 def _signal_in_force(conn: Connection, turn: str, truncated: bool) -> int:
-    """A truncated reply may be distilled, but has no binary term: its end was not the model's choice."""
+    """Return the signal bits. A truncated reply has no score signal, as the model did not choose its end."""
     found = verdict(conn, turn)
-    assert found is not None, f"turn {turn} has just been given a verdict"
+    assert found is not None, f"turn {turn} has no verdict, although one was just stored"
     return (SCORE if found.score and not truncated else 0) | (HINT if found.hints else 0)
 
 
@@ -159,6 +159,6 @@ def _verdict_row(v: Verdict) -> dict[str, Any]:
 
 
 def counts(conn: Connection) -> dict[TurnState, int]:
-    """How many turns are in each state."""
+    """Return the number of turns in each state."""
     found = conn.execute(select(t.turns.c.state, func.count()).group_by(t.turns.c.state))
     return {TurnState(state): n for state, n in found}

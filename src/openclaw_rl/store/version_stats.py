@@ -1,4 +1,4 @@
-"""How people take what it says: counted in the store, without asking any model."""
+"""Satisfaction statistics of policy versions, computed from the store without a model."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from openclaw_rl.types import FinishReason, Kind, TurnState
 
 
 def standing(conn: Connection, versions: Sequence[int]) -> dict[str, float]:
-    """Of the main turns that these versions answered here, by name of a metric; a share of nothing is left out.
+    """Return metrics of the main turns that these versions answered here; shares with a zero denominator are omitted.
 
-    `eval/satisfaction`: share of +1 among those scored +1 or -1. `eval/truncated`: share cut at their token limit.
-    `eval/untrainable`: share of those judged. `eval/agreement`: of the judge with what users said outright, over all
-    turns. `eval/waiting`: turns without their verdict, of all versions.
+    `eval/satisfaction`: share of +1 among scores of +1 or -1. `eval/truncated`: share cut at the token limit.
+    `eval/untrainable`: share of the judged turns. `eval/agreement`: share of equal scores by judge and users, of all
+    turns. `eval/turns`: number of turns. `eval/waiting`: turns of all versions that wait for a verdict.
     """
     rows = _answered(conn, versions)
     scored = [score for _, score in _scores(conn, versions) if score]
@@ -41,7 +41,7 @@ def _answered(conn: Connection, versions: Sequence[int]) -> Sequence[Any]:
 
 
 def liked(conn: Connection, versions: Sequence[int]) -> dict[int, tuple[int, int]]:
-    """Of each version that was scored at all: how many of its turns +1, and how many +1 or -1."""
+    """Return (turns scored +1, turns scored +1 or -1) of each version that has any."""
     out: dict[int, tuple[int, int]] = {}
     for version, score in _scores(conn, versions):
         if score:
@@ -51,7 +51,7 @@ def liked(conn: Connection, versions: Sequence[int]) -> dict[int, tuple[int, int
 
 
 def _scores(conn: Connection, versions: Sequence[int]) -> list[tuple[int, int | None]]:
-    """The version and the verdict in force of each turn that has one."""
+    """Return (version, score of the current verdict) of each turn that has one."""
     query = select(t.verdicts.c.turn, t.exchanges.c.version, t.verdicts.c.score)
     query = query.join(t.turns, t.turns.c.id == t.verdicts.c.turn)
     query = query.join(t.exchanges, t.exchanges.c.seq == t.turns.c.seq).where(*_by(versions)).order_by(*IN_FORCE)
@@ -70,10 +70,10 @@ def _by(versions: Sequence[int]) -> tuple[ColumnElement[bool], ...]:
 
 
 def agreement(conn: Connection) -> tuple[int, int]:
-    """(turns on which both gave the same score, turns on which both gave one).
+    """Return (turns to which judge and user gave the same score, turns that both scored).
 
-    Counted are turns with explicit feedback that a judge had scored; of several verdicts of one side, the one on the
-    newest revision of the reaction. Abstaining is no opinion.
+    Of several verdicts by the same side, the one on the newest revision of the reaction counts. Abstaining does not
+    count as a score.
     """
     said = select(verdicts.c.turn).where(verdicts.c.explicit != 0, verdicts.c.score.is_not(None))
     rows = conn.execute(

@@ -1,4 +1,4 @@
-"""When `openclaw-rl train` is done: so that scripts that train on data come to their end."""
+"""Detects when `openclaw-rl train` has finished, so that scripts that train on data end."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from openclaw_rl.train.orchestrator import WAITING, is_last
 from openclaw_rl.trajectories.sync_worker import imported
 
 log = logging.getLogger("openclaw_rl.run")
-LOOK = 1.0  # seconds between two looks
-QUIET = 5  # looks in a row at which nothing was left to do
+LOOK = 1.0  # seconds between two checks
+QUIET = 5  # consecutive checks without anything left to do
 
 
 def wanted(config: Config, rooms: Sequence[str]) -> bool:
-    """These rooms may end by themselves. Where a gateway runs they never do: people talk to it."""
+    """Return whether these workers may end by themselves. With a gateway they never do, as people talk to it."""
     train = config.train
     if "train" not in rooms or "gateway" in rooms or train.once is False:
         return False
@@ -28,17 +28,17 @@ def wanted(config: Config, rooms: Sequence[str]) -> bool:
 
 
 async def come(config: Config, stop: asyncio.Event) -> None:
-    """Set `stop` when training is over.
+    """Set `stop` when training is finished.
 
-    Consumes: the store. Produces: the stop. Waits for: `train.max_steps`; imports, judge and trainer with nothing left.
-    Unblocked by: those, or the stop.
+    Consumes: the store. Produces: `stop`. Waits for: `train.max_steps`, or importer, judge and trainer without work.
+    Unblocked by: either of these, or `stop`.
     """
     store = await asyncio.to_thread(Store.open, config.store_path)
     try:
         ending = Ending(config, store)
         while not stop.is_set():
             if why := await asyncio.to_thread(ending.look):
-                log.info("training is over: %s", why)
+                log.info("training is finished: %s", why)
                 stop.set()
             await asyncio.sleep(LOOK)
     finally:
@@ -46,9 +46,9 @@ async def come(config: Config, stop: asyncio.Event) -> None:
 
 
 def keep_last(config: Config) -> None:
-    """A checkpoint of the newest version, whatever `train.save_interval` is: it is what the run was for.
+    """Save a checkpoint of the newest version, the result of the run, regardless of `train.save_interval`.
 
-    For when the rooms have ended. Raises `ConfigError` when `train.save_dir` cannot be written to.
+    Call it after the workers have ended. Raises `ConfigError` if `train.save_dir` cannot be written.
     """
     if config.train.save_dir is None:
         return
@@ -63,7 +63,7 @@ def keep_last(config: Config) -> None:
 
 
 class Ending:
-    """Looks at the store, about once a second."""
+    """Decides from the store whether training is finished; polled about once a second."""
 
     def __init__(self, config: Config, store: Store) -> None:
         self._config, self._store = config, store
@@ -72,14 +72,14 @@ class Ending:
         self._quiet, self._seen = 0, -1
 
     def look(self) -> str | None:
-        """Why it is over, in words; None while it is not."""
+        """Return why training is finished, or None while it is not."""
         with self._store.read() as conn:
             if policies.get(conn, 0) is None:
                 return None
             head, seen, waiting = policies.head(conn), events.last(conn), bool(turns.closed(conn, 1))
             beat = next((b for b in heartbeats.beats(conn) if b.name == "train"), None)
         if is_last(head, self._config.train):
-            return f"train.max_steps {self._config.train.max_steps} is reached, version {head.version} is the last"
+            return f"train.max_steps {self._config.train.max_steps} is reached; version {head.version} is the last"
         if not self._used_up or beat is None:
             return None
         idle = not waiting and beat.at > self._since and beat.note.startswith(WAITING)
@@ -87,4 +87,4 @@ class Ending:
         self._quiet, self._seen = self._quiet + 1 if idle else 0, seen
         if self._quiet < QUIET:
             return None
-        return f"nothing is left to import, to judge and to train on ({beat.note}), version {head.version} is the last"
+        return f"nothing is left to import, judge or train on ({beat.note}); version {head.version} is the last"

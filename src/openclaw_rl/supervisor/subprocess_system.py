@@ -1,4 +1,4 @@
-"""A whole real system started from here: `openclaw-rl up` in a process of its own."""
+"""Runs a complete system, `openclaw-rl up`, as a subprocess."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from openclaw_rl.store import policies, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.supervisor.supervisor import free_port, prepare_home, read_key
 
-READY_WITHIN = {"embedded": 120.0}  # seconds, by backend
-_READY_WITHIN = 600.0  # a server that loads a large model and compiles for it
+READY_WITHIN = {"embedded": 120.0}  # seconds, per backend
+_READY_WITHIN = 600.0  # a server may load a large model and compile it
 
 
 def scratch(home: Path, settings: Mapping[str, Any] | None = None) -> Config:
-    """Settings for a system of its own on `home`, on a free port. `settings` are dotted keys."""
+    """Return settings for a separate system on `home` with a free port. `settings` has dotted keys."""
     return from_flat({"home": str(home), "serve.port": free_port()} | dict(settings or {}))
 
 
 class System:
-    """Starts on entry, is ready when entered, and ends on exit. Output goes to `<home>/logs/up.log`.
+    """Context manager of a system: entry starts it and waits until it is ready, exit stops it.
 
-    Raises `OpenClawError` with the log's last lines when the system does not become ready.
+    Output goes to `<home>/logs/up.log`. Raises `OpenClawError` with the last log lines if it does not become ready.
     """
 
     def __init__(self, config: Config, *, command: Literal["up", "serve"] = "up") -> None:
-        """`command`: serve starts no more than engine and gateway."""
+        """`command`: "serve" starts only the engine and the gateway."""
         self.config, self._command = config, command
         prepare_home(config)
         self._log = config.logs_dir / "up.log"
@@ -65,7 +65,7 @@ class System:
             )
         try:
             self._wait_ready()
-        except BaseException:  # also an interrupt must not leave a system behind
+        except BaseException:  # also stop the system on an interrupt
             self.__exit__(None, None, None)
             raise
         return self
@@ -81,13 +81,13 @@ class System:
             if ready(self.base_url):
                 return
             time.sleep(0.1)
-        raise OpenClawError(f"not ready within {within:g} s:\n{self.log_tail()}")
+        raise OpenClawError(f"the system was not ready within {within:g} s:\n{self.log_tail()}")
 
     def settle(self, timeout: float = 60.0, quiet: float = 1.5) -> int:
-        """Wait until everything said so far has been judged, trained and swapped in. Returns the version in use.
+        """Wait until all turns so far are judged and trained on and the result is served; return the served version.
 
-        Quiet means: no closed turn waits for its judge, fewer turns wait than make a batch, and the newest version has
-        been the same for `quiet` seconds. Raises `OpenClawError` after `timeout` seconds.
+        That is: for `quiet` seconds no closed turn waits for a verdict, fewer turns wait than make a batch, and the
+        newest version is served and does not change. Raises `OpenClawError` after `timeout` seconds.
         """
         store = Store.open(self.config.store_path, create=False)
         end, since, known = time.monotonic() + timeout, time.monotonic(), -1
@@ -138,7 +138,7 @@ class System:
 
 
 def ready(base_url: str) -> bool:
-    """Whether a gateway answers that it is ready."""
+    """Return whether the gateway at `base_url` reports that it is ready."""
     try:
         with urllib.request.urlopen(f"{base_url}/readyz", timeout=2) as response:
             return bool(json.load(response).get("ready"))
@@ -147,7 +147,7 @@ def ready(base_url: str) -> bool:
 
 
 def post(system: System, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-    """One POST with the key. Raises `OpenClawError` with the server's own words."""
+    """POST a JSON body with the API key; return the JSON reply. Raises `OpenClawError` with the server's message."""
     request = urllib.request.Request(
         system.base_url + path,
         data=json.dumps(body).encode(),

@@ -1,7 +1,7 @@
-"""The supervisor: every room in a process of its own, restarted when it dies, given up on loudly.
+"""Supervisor: runs each worker in its own process, restarts it when it ends, and gives up after repeated crashes.
 
-A room that ends, for whatever reason, is a fault: rooms run until they are told to stop. One that lives but gives no
-sign of life any more is killed. Children die with the supervisor, also when it is killed.
+Workers run until they are stopped, so every other end counts as a crash. A worker without heartbeats is killed.
+Workers end with the supervisor, even if it is killed.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ log = logging.getLogger("openclaw_rl.run")
 
 ROOMS = ("engine", "gateway", "collect", "judge", "train")
 ENGINES = {"engine": lambda config: config, own.ROOM: own.engine_config}
-"""Rooms that are an engine, and their settings. They know no store: who started them tells of their life."""
-_WINDOW = 60.0  # seconds over which deaths are counted
+"""Workers that run an engine, and their settings. They do not open the store; the supervisor writes their heartbeat."""
+_WINDOW = 60.0  # seconds over which crashes are counted
 _GRACE = 10.0  # seconds between SIGTERM and SIGKILL
-_LOOK = 1.0  # seconds between two looks at the signs of life
+_LOOK = 1.0  # seconds between two checks of the heartbeats
 
 
-# ---------------------------------------------------------------------------------------------- one room, one process
+# -------------------------------------------------------------------------------------------------- worker processes
 
 
 def run_room(name: str, config: Config) -> None:
-    """Be one room until SIGTERM or SIGINT. The imports are here so that each process pays for its own room only."""
+    """Run one worker until SIGTERM or SIGINT. Imports are local, so that a process loads only its own worker's code."""
     readable = "training.log" if name == "train" else None
     setup_logging(name, config.logs_dir, config.run.log_level, readable=readable)
     if name in ("train", "data", own.ROOM):
-        os.nice(5)  # the person who waits for an answer comes first
+        os.nice(5)  # serving has priority, as a person waits for the reply
     if name in ENGINES:
         registry.serve(ENGINES[name](config))
         return
@@ -81,10 +81,10 @@ async def _run_loop(name: str, config: Config) -> None:
 
 
 def with_data(config: Config, rooms: Sequence[str]) -> tuple[str, ...]:
-    """`rooms`, and those without which the settings of `data` and the judge's own model would do nothing."""
+    """Return the named workers and those that the settings of `data` and the local judge model need."""
     data, more = config.data, set(rooms)
     if data.buffer_dir and more & {"gateway", "collect"}:
-        more |= {"collect", "data"}  # what is captured is written once its reaction is known
+        more |= {"collect", "data"}  # a turn is exported once its reaction is known
     if (data.path or data.rollout_dir) and "train" in more:
         more |= {"judge", "data"}
     if "judge" in more and own.wanted(config):
@@ -96,14 +96,14 @@ def with_data(config: Config, rooms: Sequence[str]) -> tuple[str, ...]:
 
 
 class Pulse:
-    """How long one process has been silent, as the supervisor itself has seen it.
+    """Measures how long one worker has been without a heartbeat.
 
-    Only time between two of its looks counts, and little of a long gap: while the machine or the supervisor slept, the
-    rooms may have slept too. Before its second beat a room starts, which may take longer (a model is loaded).
+    Only time between two checks counts, and a long gap counts little: if the machine or the supervisor was suspended,
+    the workers may have been, too. Until its second heartbeat a worker is starting, which may include loading a model.
     """
 
     def __init__(self, *, hang: float, start: float) -> None:
-        """`hang`, `start`: seconds of silence that are too long, for a room that runs and for one that starts."""
+        """`hang`, `start`: limits in seconds without a heartbeat, for a running and for a starting worker."""
         self.silent = 0.0  # seconds
         self._hang, self._start = hang, start
         self._beats = 0
@@ -112,7 +112,7 @@ class Pulse:
 
     @property
     def limit(self) -> float:
-        """Seconds of silence that are too long now."""
+        """Seconds without a heartbeat after which the worker counts as hung."""
         return self._hang if self._beats >= 2 else self._start
 
     @property
@@ -120,9 +120,9 @@ class Pulse:
         return self.silent >= self.limit
 
     def look(self, beat: float | None, now: float, *, own: bool = True) -> bool:
-        """`beat`: the latest in the room's place, by the giver's clock; `own`: this process did. `now`: monotonic.
+        """Record a check and return `is_hung`. `beat`: time of the worker's last heartbeat, by the sender's clock.
 
-        Returns `hung`. A place in which another process beats tells nothing of this one.
+        `own`: this process sent it; a beat of another process does not count towards the start. `now`: monotonic.
         """
         passed = 0.0 if self._looked is None else min(now - self._looked, 2 * _LOOK)
         self._looked = now
@@ -136,7 +136,7 @@ class Pulse:
 
 @dataclass(slots=True)
 class Child:
-    """A room's process and its record."""
+    """A worker's process and its crash history."""
 
     name: str
     pulse: Pulse
@@ -147,10 +147,10 @@ class Child:
 
 
 class Supervisor:
-    """Runs rooms as children.
+    """Runs workers as child processes.
 
-    Consumes: children's exits. Produces: restarts, and a `supervisor` heartbeat that says `ok` or `degraded: ...`.
-    Waits for: the stop event. Unblocked by: a signal, or by giving up on a room.
+    Consumes: exits of workers. Produces: restarts, and a `supervisor` heartbeat with note `ok` or `degraded: ...`.
+    Waits for: the stop event. Unblocked by: a signal, or a worker that crashes too often.
     """
 
     def __init__(self, config: Config, rooms: Sequence[str] = ROOMS, *, echo: bool = True) -> None:
@@ -163,12 +163,12 @@ class Supervisor:
         return Pulse(hang=self._config.run.hang, start=self._config.run.start)
 
     def pid(self, room: str) -> int | None:
-        """The process id of a running room."""
+        """Return the process id of a running worker, or None."""
         process = next((c.process for c in self._children if c.name == room), None)
         return process.pid if process is not None and process.returncode is None else None
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Keep every room alive until `stop`. Raises `OpenClawError` when one dies too often."""
+        """Keep all workers running until `stop`. Raises `OpenClawError` if one crashes too often."""
         keepers = [asyncio.create_task(self._keep(c, stop), name=f"keep-{c.name}") for c in self._children]
         beat = asyncio.create_task(self._beat(stop), name="supervisor-beat")
         stopped = asyncio.create_task(stop.wait(), name="supervisor-stop")
@@ -178,7 +178,7 @@ class Supervisor:
             else []
         )
         try:
-            # A keeper that ends before the stop has failed itself: then nobody would restart its room.
+            # A keeper task that ends before the stop has failed itself, and nothing would restart its worker.
             done, _ = await asyncio.wait({stopped, beat, *keepers, *ends}, return_when=asyncio.FIRST_COMPLETED)
             for task in done - {stopped}:
                 task.result()
@@ -213,13 +213,13 @@ class Supervisor:
             await asyncio.sleep(min(5.0, 0.1 * 2 ** len(child.deaths)))
 
     async def _relay(self, child: Child) -> None:
-        """Pass the child's lines on, named, and remember the last of them for the post-mortem."""
+        """Print the worker's output lines with its name, and keep the last ones for the error message."""
         assert child.process is not None
         assert child.process.stdout is not None
         while True:
             try:
                 raw = await child.process.stdout.readline()
-            except ValueError:  # a line over the reader's limit: it is skipped, not fatal
+            except ValueError:  # a line over the reader's limit is skipped
                 continue
             if not raw:
                 return
@@ -235,18 +235,18 @@ class Supervisor:
             child.deaths.popleft()
         child.last_exit = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         if child.pulse.hung:
-            child.last_exit = f"no sign of life for {child.pulse.limit:g} s"
+            child.last_exit = f"no heartbeat for {child.pulse.limit:g} s"
         log.warning(
-            "%s ended (%s): starting it again; %d of %d deaths within a minute. Its last words: %s",
+            "%s ended (%s): restarting it; %d of %d crashes within a minute. Last output: %s",
             *(child.name, child.last_exit, len(child.deaths), self._config.run.deaths, (child.tail or ["none"])[-1]),
         )
 
     def _give_up(self, child: Child) -> OpenClawError:
         tail = "\n".join(f"    {line}" for line in child.tail)
         return OpenClawError(
-            f"{child.name} died {len(child.deaths)} times within a minute (last: {child.last_exit}), so everything was "
-            f"stopped. Its last words:\n{tail}\nThe whole log: {self._config.logs_dir / (child.name + '.log')}. "
-            "`openclaw-rl doctor` finds the broken link."
+            f"{child.name} crashed {len(child.deaths)} times within a minute (last: {child.last_exit}), so the system "
+            f"was stopped. Its last output:\n{tail}\nThe full log: {self._config.logs_dir / (child.name + '.log')}. "
+            "Run `openclaw-rl doctor` to find the cause."
         )
 
     async def _beat(self, stop: asyncio.Event) -> None:
@@ -258,27 +258,27 @@ class Supervisor:
                     if engine := self.pid(name):
                         await asyncio.to_thread(heartbeats.beat, store, name, self._config.engine.backend, pid=engine)
                 self._end_silent(await asyncio.to_thread(_beats, store))
-            except StoreError as error:  # a full or busy disk for a moment: the rooms go on, so does this
-                log.warning("the supervisor's sign of life was not written: %s", error)
+            except StoreError as error:  # the disk may be full or busy for a moment, and the workers continue
+                log.warning("the supervisor's heartbeat was not written: %s", error)
             await asyncio.sleep(_LOOK)
 
     def _end_silent(self, beats: Mapping[str, heartbeats.Beat]) -> None:
-        """Kill what lives and does nothing; its keeper starts it again. Asked only when beats can be written at all."""
+        """Kill hung workers; their keeper tasks restart them. Called only if heartbeats can be written at all."""
         for child in self._children:
             pid, beat = self.pid(child.name), beats.get(child.name)
-            if pid is None or child.name in ENGINES:  # whose beat is written here
+            if pid is None or child.name in ENGINES:  # the supervisor writes their heartbeat
                 continue
             at, own = (beat.at, beat.pid == pid) if beat is not None else (None, False)
             if child.pulse.look(at, time.monotonic(), own=own) and child.process is not None:
-                log.warning("%s has given no sign of life for %g s: it is killed", child.name, child.pulse.limit)
+                log.warning("%s has sent no heartbeat for %g s: killing it", child.name, child.pulse.limit)
                 with contextlib.suppress(ProcessLookupError):
-                    child.process.kill()  # SIGTERM would wait for the very loop that does not turn
+                    child.process.kill()  # SIGTERM needs the event loop that hangs
 
     def health(self) -> str:
-        """`ok`, or which rooms died within the last minute."""
+        """Return `ok`, or `degraded: ` with the workers that crashed within the last minute."""
         now = time.time()
         bad = [
-            f"{c.name} died {len(c.deaths)}x ({c.last_exit})"
+            f"{c.name} crashed {len(c.deaths)}x ({c.last_exit})"
             for c in self._children
             if c.deaths and c.deaths[-1] > now - _WINDOW
         ]
@@ -307,21 +307,21 @@ def _beats(store: Store) -> dict[str, heartbeats.Beat]:
 
 
 def prepare_home(config: Config) -> None:
-    """Make the home folder, private. Raises `OpenClawError` when that cannot be."""
+    """Create the home folder, private to this user. Raises `OpenClawError` if that fails."""
     for folder in (config.home_dir, config.policies_dir, config.logs_dir):
         usable("home", folder)
     try:
-        config.home_dir.chmod(0o700)  # it may have been there before, open to others
+        config.home_dir.chmod(0o700)  # it may exist already, with access for others
     except OSError as error:
         raise OpenClawError(
-            f"home {config.home_dir}: cannot be made private ({error.strerror}). Choose a folder of your own with "
+            f"home {config.home_dir}: cannot be made private ({error.strerror}). Choose a folder that you own with "
             "--home."
         ) from error
 
 
 @contextlib.contextmanager
 def only_one(config: Config) -> Iterator[None]:
-    """Hold the home folder's lock: two systems on one home would fight over the socket and the lease."""
+    """Hold the home folder's lock, since two systems on one home would conflict over the socket and the lease."""
     path = config.home_dir / "up.lock"
     with path.open("a") as file:
         try:
@@ -334,7 +334,7 @@ def only_one(config: Config) -> Iterator[None]:
 
 
 def check_port(config: Config) -> None:
-    """Raises `OpenClawError` when the port is taken, before anything is started."""
+    """Raise `OpenClawError` if the port is taken; called before anything is started."""
     family = socket.AF_INET6 if ":" in config.serve.host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -348,14 +348,14 @@ def check_port(config: Config) -> None:
 
 
 def free_port() -> int:
-    """A loopback port that is free now."""
+    """Return a loopback port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def supervise(config: Config, rooms: Sequence[str], *, echo: bool = True) -> None:
-    """Run the rooms until a signal, or until training is over (`ending`). What `up`, `train` and so on do."""
+    """Run the workers until a signal, or until training is finished (`completion`); used by `up`, `train` etc."""
 
     async def main() -> None:
         stop = asyncio.Event()
@@ -391,9 +391,9 @@ def supervise(config: Config, rooms: Sequence[str], *, echo: bool = True) -> Non
 
 
 def read_key(config: Config) -> str:
-    """The API key in force: configured, or generated at the gateway's first start."""
+    """Return the API key: configured, or generated at the gateway's first start."""
     if config.serve.api_key:
         return config.serve.api_key
     if not config.key_file.exists():
-        raise OpenClawError(f"{config.key_file}: no key yet. It is made when the gateway starts first.")
+        raise OpenClawError(f"{config.key_file}: no key yet. The gateway creates it on its first start.")
     return read_key_file(config.key_file)[0]

@@ -1,1 +1,1 @@
-"""Stage 4, train: turns judged turns into policy versions."""
+"""The train stage: makes policy versions from judged turns."""

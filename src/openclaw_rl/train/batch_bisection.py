@@ -1,8 +1,8 @@
-"""Batches of which nothing came, and the turn that is to blame for it.
+"""Find the turn that makes a batch fail, by bisection.
 
-A batch that is rejected, or that cannot be trained, is recorded as a rejected version with its uses. Its fresh turns
-are then tried in halves, without replays: good ones train, and the one that fails alone leaves with its reason. What a
-turn was rejected with is in the store, so a trainer that dies in between goes on where it was.
+A batch that is rejected, or that raises in the trainer, is recorded as a rejected version with its uses. Its new turns
+are then tried in halves, without replays. Good turns train; a turn that fails alone leaves the queue with its reason.
+The rejections are in the store, so a restarted trainer continues the bisection where it was.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from openclaw_rl.train.sample_builder import Signal
 from openclaw_rl.types import JudgedTurn, Policy
 
 OF_THE_BATCH = (ValueError, ModelError, PluginError)
-"""What a trainer raises about a batch. Anything else is an error of the trainer itself, and ends the room."""
+"""Exceptions that blame the batch. Any other exception is an error of the trainer itself, and ends the worker."""
 HOPELESS = 8
-"""Turns in a row, each tried alone, about which the trainer raised: then it is hardly the turns."""
+"""Consecutive turns, each tried alone, that may fail. After that the cause is probably not the turns."""
 
 
 def claimed(conn: Connection, head: Policy, signal: Signal, train: TrainConfig) -> tuple[list[JudgedTurn], bool]:
-    """The next fresh turns to train on, and whether they are part of a batch of which nothing came."""
+    """Return the next new turns to train on, and whether they are part of a failed batch that is being bisected."""
     items = policies.claimable(
         conn,
         head=head.version,
@@ -39,9 +39,9 @@ def claimed(conn: Connection, head: Policy, signal: Signal, train: TrainConfig) 
 
 
 def retried(items: Sequence[JudgedTurn], rejections: Mapping[str, tuple[int, int]]) -> list[JudgedTurn]:
-    """At most half of the batch that the oldest rejected turn among `items` was in; empty when none was rejected.
+    """Return at most half of the batch that the oldest rejected turn among `items` was in; empty if none was rejected.
 
-    `rejections`: turn -> (the last version that was rejected with it, turns of that version).
+    `rejections`: turn id -> (the last version that was rejected with it, number of turns of that version).
     """
     oldest = next((rejections[i.turn.id] for i in items if i.turn.id in rejections), None)
     if oldest is None:
@@ -51,5 +51,5 @@ def retried(items: Sequence[JudgedTurn], rejections: Mapping[str, tuple[int, int
 
 
 def longest(samples: Sequence[Sample]) -> Sample:
-    """The one whose row, plain or hinted, has the most tokens."""
+    """Return the sample whose longest sequence (plain or hinted prompt, plus response) has the most tokens."""
     return max(samples, key=lambda s: max(map(len, (s.prompt_ids, *s.hinted_prompts))) + len(s.response_ids))

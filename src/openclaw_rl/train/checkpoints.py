@@ -1,8 +1,8 @@
-"""Checkpoints: `<train.save_dir>/checkpoint-<step>`, a whole policy with all that is needed to go on from it elsewhere.
+"""Checkpoints: `<train.save_dir>/checkpoint-<step>`, a complete policy that another home can continue from.
 
-The files of the policy's folder (as hard links where the file system has them, so that thinning out the home takes
-nothing away from a checkpoint), and a note. `checkpoint-latest` points to the newest. A folder appears under its name
-when it is whole, whenever the trainer is killed.
+A checkpoint has the files of the policy's folder and a metadata file. The files are hard links where the file system
+supports them, so pruning the home does not affect a checkpoint. `checkpoint-latest` points to the newest one. A folder
+gets its name only when it is complete, even if the trainer is killed.
 """
 
 from __future__ import annotations
@@ -28,51 +28,51 @@ from openclaw_rl.types import Policy
 log = logging.getLogger(__name__)
 LATEST = "checkpoint-latest"
 AT_LATEST = "latest"
-"""What `train.resume` may say instead of a folder."""
+"""The value of `train.resume` that selects the newest checkpoint of `train.save_dir`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """What a checkpoint says of itself (`checkpoint.json`)."""
+    """Metadata of a checkpoint (`checkpoint.json`)."""
 
-    step: int  # of its line; those before a checkpoint that this one came of included
-    home: str  # where it was made
-    version: int  # there
+    step: int  # steps of its whole lineage, those before a resumed checkpoint included
+    home: str  # the home that wrote it
+    version: int  # its version in that home
     lineage: tuple[int, ...]  # version, parent, ..., 0
     method: str
-    model: str  # model.path and model.tokenizer as in the settings; folders in full
+    model: str  # model.path and model.tokenizer of the settings; folders as absolute paths
     tokenizer: str | None
     identity: str  # of base, tokenizer and template
     digest: str  # of the weight files
-    memory: Mapping[str, Any]  # baselines and slow averages
+    memory: Mapping[str, Any]  # state of the method: baselines and moving averages
     metrics: Mapping[str, float]
     created_at: float  # seconds since the epoch
-    came_of: tuple[str, ...] = field(default=())  # the checkpoints before it, newest first, in words
+    came_of: tuple[str, ...] = field(default=())  # descriptions of the checkpoints before it, newest first
 
 
 _notes = TypeAdapter(Note)
 
 
 def read_note(folder: Path) -> Note:
-    """Raises `ConfigError` when the folder is no checkpoint."""
+    """Read the metadata of a checkpoint. Raises `ConfigError` when the folder is not a checkpoint."""
     try:
         return _notes.validate_json((folder / NOTE).read_bytes())
     except FileNotFoundError:
         raise ConfigError(
-            f"{folder}: no {NOTE} there, so it is no checkpoint. Expected a folder checkpoint-<step>, as they "
-            "are put into train.save_dir"
+            f"{folder}: {NOTE} is missing, so this is not a checkpoint. Expected a folder checkpoint-<step>, as they "
+            "are written to train.save_dir"
         ) from None
     except (OSError, ValidationError) as error:
         raise ConfigError(f"{folder / NOTE}: cannot be read: {error}") from error
 
 
 def find(train: TrainConfig) -> Path:
-    """The folder that `train.resume` names. Raises `ConfigError` when there is none."""
+    """Return the folder that `train.resume` names. Raises `ConfigError` when it does not exist."""
     assert train.resume is not None
     if train.resume != AT_LATEST:
         folder = Path(train.resume).expanduser()
     elif train.save_dir is None:
-        raise ConfigError("train.resume is latest: train.save_dir is needed too, where the checkpoints lie")
+        raise ConfigError("train.resume is latest: set train.save_dir too, the folder with the checkpoints")
     else:
         folder = Path(train.save_dir).expanduser() / LATEST
     if not folder.is_dir():
@@ -81,17 +81,17 @@ def find(train: TrainConfig) -> Path:
 
 
 def check(train: TrainConfig) -> Path | None:
-    """The folder of the checkpoints, if there are to be any. Raises `ConfigError` when it cannot be written to."""
+    """Return the folder for checkpoints, or None if it is not set. Raises `ConfigError` when it is not writable."""
     return None if train.save_dir is None else usable("train.save_dir", train.save_dir)
 
 
 def step_of(policy: Policy) -> int:
-    """Steps of its line."""
+    """Return the number of optimizer steps of the policy and its ancestors."""
     return int(policy.metrics.get("step", 0))
 
 
 class Saver:
-    """Makes a checkpoint of every `train.save_interval`-th version of a line."""
+    """Writes a checkpoint every `train.save_interval` steps."""
 
     def __init__(self, store: Store, config: Config) -> None:
         """Raises `ConfigError` when `train.save_dir` cannot be written to."""
@@ -103,12 +103,12 @@ class Saver:
         self._root = usable("train.save_dir", train.save_dir)
 
     def published(self, policy: Policy) -> None:
-        """A checkpoint, if one is due. When it cannot be written the log says so; learning goes on."""
+        """Write a checkpoint if one is due. A failure is logged, and training continues."""
         if step_of(policy) % self._every == 0:
             self._write(policy)
 
     def last(self) -> None:
-        """The head's checkpoint, due or not: for the end of a run, with no trainer beside it."""
+        """Write the head's checkpoint, due or not. For the end of a run, when no trainer is running."""
         with self._store.read() as conn:
             head = policies.head(conn)
         if head.path is not None and not (Path(head.path) / NOTE).exists() and not self._has(head):
@@ -118,12 +118,12 @@ class Saver:
         try:
             self._save(policy)
         except OSError as error:
-            log.error("no checkpoint of version %d: %s", policy.version, error)
+            log.error("cannot write the checkpoint of version %d: %s", policy.version, error)
         else:
             log.info("checkpoint: %s", self._root / _name(policy))
 
     def catch_up(self) -> None:
-        """The head's checkpoint, where a trainer died before it was written."""
+        """Write the head's checkpoint if one is due and a trainer died before it wrote it."""
         with self._store.read() as conn:
             head = policies.head(conn)
         if head.path is None or (Path(head.path) / NOTE).exists():
@@ -141,14 +141,14 @@ class Saver:
         return (folder / NOTE).exists() and read_note(folder).home == self._home
 
     def _save(self, policy: Policy) -> None:
-        """Another line's checkpoint of the same step gives way; what is not this home's stays. Raises `OSError`."""
+        """Write it, replacing this home's own of the same step. Raises `OSError`, also for a folder of another home."""
         assert policy.path is not None
         source, name = Path(policy.path), _name(policy)
         whole, before, out = self._root / f".{name}.new", self._root / f".{name}.old", self._root / name
         for left in (whole, before):
             shutil.rmtree(left, ignore_errors=True)
         if out.exists() and not self._ours(out):
-            raise FileExistsError(f"{out} is there already, of another home or program. Choose another train.save_dir")
+            raise FileExistsError(f"{out} exists already, of another home or program. Choose another train.save_dir")
         note = json.dumps(asdict(self._note(policy)), indent=2).encode()
         write_folder(whole, {NOTE: note}, lambda folder: linked(source, folder, but=NOTE))
         if out.exists():
@@ -181,7 +181,7 @@ class Saver:
 
 
 def origin_of(policy: Policy) -> tuple[str, ...]:
-    """The checkpoints that a version began as, newest first, in words; none for one that was trained here."""
+    """Describe the checkpoints that a version started from, newest first; empty for a version that was trained here."""
     if policy.path is None or not (Path(policy.path) / NOTE).exists():
         return ()
     note = read_note(Path(policy.path))
@@ -189,7 +189,7 @@ def origin_of(policy: Policy) -> tuple[str, ...]:
 
 
 def in_words(note: Note) -> str:
-    """For a person."""
+    """Return a one-line description of a checkpoint for logs."""
     return f"step {note.step} by {note.method} (version {note.version} of its home, weights {note.digest[:12]})"
 
 
@@ -203,8 +203,8 @@ def _in_full(path: str) -> str:
 
 
 def check_whole(folder: Path, found: str, note: Note) -> None:
-    """Raises `ModelError` when the weights are not those that the note was written for (`found`: their digest)."""
+    """Raise `ModelError` if the digest of the weights (`found`) differs from the one in the metadata."""
     if found != note.digest:
         raise ModelError(
-            f"{folder}: its weights are damaged: their digest is {found[:12]}, expected {note.digest[:12]}"
+            f"{folder}: the weights are damaged: their digest is {found[:12]}, expected {note.digest[:12]}"
         )

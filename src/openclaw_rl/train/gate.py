@@ -1,4 +1,4 @@
-"""The first gate: what a candidate must show before it becomes the head. Pure."""
+"""The gate on step metrics that a candidate must pass before it becomes the head. Pure."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ NEEDED = ("loss/total", "gradient/norm", "kl", "kl/step")
 
 
 def refusal(metrics: Mapping[str, float], *, grad_norm: float, kl: float, step_kl: float) -> str | None:
-    """Why these metrics of a step do not pass, in words for a person; None when they do.
+    """Return why these step metrics fail the gate, as readable text; None if they pass.
 
-    `grad_norm` bounds the norm before clipping; `kl` the mean distance to the base after the step, unless the step made
-    it smaller (or a policy that went too far could never come back); `step_kl` the length of the step itself, after all
-    the halving that the trainer does (both in nats/token).
+    `grad_norm` bounds the gradient norm before clipping. `kl` (nats/token) bounds the mean KL to the base after the
+    step. A step that reduces that KL passes anyway, or a policy beyond the bound could never come back. `step_kl`
+    (nats/token) bounds the KL of the step itself, after the trainer has halved it as often as it may.
     """
     for name in (*NEEDED, *metrics):
         value = metrics.get(name)

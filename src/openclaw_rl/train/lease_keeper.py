@@ -1,7 +1,7 @@
-"""The trainer's lease, kept alive from a side thread for as long as this process runs.
+"""The trainer's lease, renewed by a background thread while this process runs.
 
-A frozen process renews nothing. One that wakes up after its lease is over does not renew it either: somebody else may
-have been at work, so the lease is lost, and whoever holds it must start over.
+A suspended process renews nothing. If it resumes after its lease has expired, the lease is lost and is not renewed,
+because another trainer may have worked since. The holder must then start over.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from openclaw_rl.types import Lease
 
 log = logging.getLogger(__name__)
 LEASE = "trainer"
-"""Its name: who holds it may publish versions."""
+"""Name of the lease whose holder may publish versions."""
 
 
 class LeaseKeeper:
-    """Acquires and renews one lease. `clock` gives seconds since the epoch."""
+    """Acquires and renews one lease. `ttl` is in seconds; `clock` returns seconds since the epoch."""
 
     def __init__(
         self, store: Store, name: str, holder: str, *, ttl: float, clock: Callable[[], float] = time.time
@@ -36,15 +36,15 @@ class LeaseKeeper:
 
     @property
     def lease(self) -> Lease | None:
-        """The lease in force, or None when it was never had or is lost."""
+        """The current lease, or None if it was never acquired or is lost."""
         with self._guard:
             if self._lease is not None and self._clock() >= self._lease.expires_at:
-                log.warning("the lease %s ran out while this process was frozen or the store was busy", self._name)
+                log.warning("the lease %s expired while this process was suspended or the store was busy", self._name)
                 self._lease = None
             return self._lease
 
     def acquire(self) -> Lease | None:
-        """The lease, taken if it is free. None while another holder has it."""
+        """Return the lease, acquired if it is free; None while another holder has it."""
         if (held := self.lease) is not None:
             return held
         with self._store.write() as conn:
@@ -54,7 +54,7 @@ class LeaseKeeper:
         return lease
 
     def refresh(self) -> None:
-        """Ask the store now whether the lease still stands; forget it if not."""
+        """Renew the lease in the store now; forget it if the store says that it is lost."""
         if (lease := self.lease) is None:
             return
         try:
@@ -66,7 +66,7 @@ class LeaseKeeper:
             self._put(lease, renewed)
 
     def close(self) -> None:
-        """Stop renewing, and give the lease back."""
+        """Stop renewing, and release the lease."""
         self._over.set()
         self._thread.join()
         if (lease := self.lease) is not None:
@@ -79,7 +79,7 @@ class LeaseKeeper:
             try:
                 self.refresh()
             except StoreError as error:
-                log.warning("the lease %s could not be renewed, trying again: %s", self._name, error)
+                log.warning("the lease %s could not be renewed, will try again: %s", self._name, error)
 
     def _put(self, old: Lease, new: Lease | None) -> None:
         with self._guard:

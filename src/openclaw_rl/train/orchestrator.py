@@ -1,4 +1,4 @@
-"""Room 4, one turn of its loop after the other: a claim, a batch, a step, and what becomes of it."""
+"""The training loop. One iteration claims turns, builds a batch, takes a step and publishes or rejects the result."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from openclaw_rl.types import JudgedTurn, Lease, Policy, PolicyState, Use
 
 log = logging.getLogger("openclaw_rl.train")
 WAITING = "waiting for turns: "
-"""How the note of a room begins that has looked and found too few."""
-NO_GRADIENT = "the batch that it was in carried no gradient"
-LOOK = 1.0  # seconds after which the store is asked again although nothing was committed: turns grow old
+"""Prefix of the status note of a worker that found too few turns."""
+NO_GRADIENT = "the batch that it was in had no gradient"
+LOOK = 1.0  # seconds until the store is read again without a commit, because `max_wait` may have passed
 
 
 class TrainRoom:
-    """One turn of the loop after the other; `turn` blocks, and is called from one thread at a time."""
+    """The training loop. `run_once` does one iteration; it blocks, and must be called from one thread at a time."""
 
     def __init__(
         self,
@@ -55,28 +55,28 @@ class TrainRoom:
         eval_every: int | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`engine`: which one samples the turns; what it computes otherwise than the trainer is told under its name."""
+        """`engine`: name of the engine that samples; part of the names of metrics that compare it with the trainer."""
         self._engine, self._tracker, self._saver, self._eval_every = engine, tracker, saver, eval_every
         self._store, self._trainer, self._builder, self._train = store, trainer, builder, train
         self._replays = Replays(store, builder, train)
         self._root = root.resolve()
         self._clock = clock
-        self._standing: int | None = None  # the version that the trainer stands on
-        self._epoch: int | None = None  # of the lease under which the folders were cleaned up
+        self._standing: int | None = None  # the version that the trainer has loaded; None: not known
+        self._epoch: int | None = None  # epoch of the lease under which the folders were cleaned up
         self._due = 0.0
-        self._passed: Counter[str] = Counter()  # turns since the last version, by name of a metric
-        self._retrying = False  # turns of a batch of which nothing came
-        self._hopeless = 0  # turns in a row about which the trainer raised
+        self._passed: Counter[str] = Counter()  # counts of dropped turns since the last version, by metric name
+        self._retrying = False  # the claimed turns are part of a failed batch that is being bisected
+        self._hopeless = 0  # turns tried alone that failed, without a success between
         self.note = "starting"
         holder = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:6]}"
         self._keeper = LeaseKeeper(store, LEASE, holder, ttl=train.lease, clock=clock)
 
     def close(self) -> None:
-        """Give the lease back."""
+        """Release the lease."""
         self._keeper.close()
 
     def turn(self) -> bool:
-        """Do what there is to do: at most one step. False when there was nothing."""
+        """Run one iteration with at most one step. Return False if there was nothing to do."""
         lease = self._keeper.acquire()
         if lease is None:
             self.note = "waiting: another trainer holds the lease"
@@ -108,7 +108,7 @@ class TrainRoom:
             last = [use.turn for use in policies.uses(conn, rows[-1].version)]
         policy_folders.remove_orphans(self._root, rows, before=lease.expires_at - self._train.lease)
         self._epoch = lease.epoch
-        if self._saver is not None:  # a trainer that died right after it had published
+        if self._saver is not None:  # the trainer may have died right after it published
             self._saver.catch_up()
         if self._tracker is not None:
             self._tracker.catch_up(rows[-1], last)
@@ -143,7 +143,7 @@ class TrainRoom:
         again, replays = ([], []) if self._retrying else self._replays.claim(head, line, len(batch.samples))
         samples, earlier = [*batch.samples, *replays], {i.turn.id: i.earlier_uses for i in (*items, *again)}
         self.note = f"training version {version} on {number_of_turns(len(batch.samples), len(replays))}"
-        self._standing = None  # until it is known what became of the step
+        self._standing = None  # until the result of the step is known
         try:
             result = self._trainer.step(samples, str(policy_folders.fresh(self._root, version)))
         except batch_bisection.OF_THE_BATCH as error:
@@ -151,20 +151,20 @@ class TrainRoom:
             return True
         self._hopeless = 0
         fresh = {s.turn for s in batch.samples}
-        if result.folder is None or fresh <= result.dropped.keys():  # replays alone are no reason for a step
+        if result.folder is None or fresh <= result.dropped.keys():  # a step on replays alone is not taken
             self._pass_over(head, fresh, result)
             self._passed.update(batch.counts)
             return True
         try:
             self._settle(head, version, result, samples, earlier, batch.counts)
-        except StaleLease:  # after other failures the folder stays: the commit may have been done
+        except StaleLease:  # after other errors the folder is kept: the commit may have succeeded
             policy_folders.remove(Path(result.folder))
             raise
         policy_folders.thin(self._root, keep=self._train.keep_checkpoints, spare=(head.path, result.folder))
         return True
 
     def _pass_over(self, head: Policy, fresh: Collection[str], result: StepResult) -> None:
-        """Nothing comes of this batch: its fresh turns leave the queue, each with its reason."""
+        """No step was taken, or on replays alone: mark the new turns untrainable, each with its reason."""
         if result.folder is None:
             self._standing = head.version
         else:
@@ -177,7 +177,7 @@ class TrainRoom:
     def _fail(
         self, head: Policy, version: int, samples: Sequence[Sample], earlier: Mapping[str, int], error: Exception
     ) -> None:
-        """The trainer has raised: what is too long leaves, else the batch is tried in halves. Raises `StaleLease`."""
+        """Handle a batch that raised: drop a turn that is too long, else bisect the batch. Raises `StaleLease`."""
         words = f"it cannot be trained: {type(error).__name__}: {error}"
         log.error("version %d, %d turns: %s", version, len(samples), words)
         self._no_step(head, {s.turn: words for s in samples}, {})
@@ -185,13 +185,13 @@ class TrainRoom:
             turn = batch_bisection.longest(samples)
             if turn.replay:
                 self._replays.leave(turn.turn)
-                self._due = 0.0  # nothing was committed, and there is work
+                self._due = 0.0  # check again at once: nothing was committed, but there is work
             else:
                 self._drop({turn.turn: words})
             return
         self._hopeless += (alone := len(samples) == 1)
         if self._hopeless >= batch_bisection.HOPELESS:
-            self.note = f"stands still until it is started again: {self._hopeless} turns, one by one: {words}"
+            self.note = f"stopped until it is restarted: {self._hopeless} turns failed one by one: {words}"
             log.error("training %s", self.note)
             return
         policy = replace(
@@ -212,9 +212,9 @@ class TrainRoom:
         earlier: Mapping[str, int],
         counts: Mapping[str, int],
     ) -> None:
-        """Publish or reject, in one transaction under the lease. Raises `StaleLease`, and nothing was done.
+        """Publish or reject the result in one transaction. Raises `StaleLease`, with nothing changed.
 
-        `counts`: of the fresh turns, by name of a metric.
+        `counts`: counts over the new turns, by metric name.
         """
         trained = [s for s in samples if s.turn not in result.dropped]
         left = [s for s in samples if s.turn in result.dropped]
@@ -265,21 +265,21 @@ class TrainRoom:
             self._tracker.pass_over(head, reasons, self._kept(metrics), self._clock())
 
     def _standing_of(self, head: Policy, step: int) -> dict[str, float]:
-        """After every `track.eval_every`-th step: how people took what the versions since the last time have said."""
+        """Return satisfaction with the versions since the last evaluation, after every `track.eval_every`-th step."""
         if self._eval_every is None or step % self._eval_every:
             return {}
         with self._store.read() as conn:
             return standing(conn, policies.lineage(conn, head.version)[: self._eval_every])
 
     def _kept(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """What can be stored; the gap between engine and trainer under the engine's name."""
+        """Return the finite metrics, with the engine's name in those of the gap between engine and trainer."""
         named = ((name.replace("gap/engine", f"gap/{self._engine}"), value) for name, value in metrics.items())
         return {name: value for name, value in named if math.isfinite(value)}
 
     def _held(self) -> Lease:
         lease = self._keeper.lease
         if lease is None:
-            raise StaleLease("the trainer's lease ran out during the step; another trainer may be at work")
+            raise StaleLease("the trainer's lease expired during the step; another trainer may be running")
         return lease
 
     def _drop(self, reasons: Mapping[str, str]) -> None:
@@ -289,7 +289,7 @@ class TrainRoom:
 
 
 def is_last(head: Policy, train: TrainConfig) -> bool:
-    """`train.max_steps` allows no further step."""
+    """Return True if `train.max_steps` allows no further step."""
     return train.max_steps is not None and step_of(head) >= train.max_steps
 
 

@@ -1,4 +1,4 @@
-"""The policy folders on disk: names, what a dead trainer left behind, and thinning out old optimizer states."""
+"""Policy folders on disk: new names, removal of folders that a dead trainer left, and pruning of old states."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from openclaw_rl.common.policy_digest import MODEL_CONFIG, WEIGHT_FILES, weight_
 from openclaw_rl.types import Policy
 
 log = logging.getLogger(__name__)
-HEAVY = "optimizer.state"  # only needed to go on training from that version
-AVERAGE = "average.state"  # the teacher, where it follows the policy: as large as the weights
-MOMENTS_OF_FULL = 2  # the newest whole models whose optimizer states are kept
-NOTE = "checkpoint.json"  # of a version that began as a checkpoint: what that was (see `checkpoints`)
-REMAINS = (MODEL_CONFIG, "trainer.json", NOTE)  # of a whole model that was thinned out: what says that it was one
+HEAVY = "optimizer.state"  # only needed to continue training from that version
+AVERAGE = "average.state"  # the EMA teacher, as large as the weights
+MOMENTS_OF_FULL = 2  # number of newest full models whose optimizer states are kept
+NOTE = "checkpoint.json"  # metadata of the checkpoint that a version was copied from (see `checkpoints`)
+REMAINS = (MODEL_CONFIG, "trainer.json", NOTE)  # files of a pruned full model that are kept, to identify it
 
 
 def fresh(root: Path, version: int) -> Path:
-    """A folder name that nobody else uses: two trainers may both believe that they make the same version."""
+    """Return a unique folder path. Two trainers may both believe that they make the same version."""
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
     return root / f"{version:06d}-{uuid.uuid4().hex[:8]}"
 
 
 def remove(folder: Path) -> None:
-    """A folder that was not published."""
+    """Remove a folder that was not published."""
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def remove_orphans(root: Path, policies: Iterable[Policy], *, before: float) -> list[str]:
-    """Remove the folders that no policy names. Returns their names.
+    """Remove the folders that no policy refers to, and return their names.
 
-    Only those last touched before `before`, the time at which the lease was taken: what is newer may belong to the next
-    holder, should this process have been frozen in between.
+    Only folders last modified before `before`, the time at which the lease was acquired, are removed. A newer folder
+    may belong to the next holder, in case this process was suspended since.
     """
     named = {Path(p.path).name for p in policies if p.path}
     orphans = [
@@ -43,16 +43,16 @@ def remove_orphans(root: Path, policies: Iterable[Policy], *, before: float) -> 
         if path.is_dir() and path.name not in named and path.stat().st_mtime < before
     ]
     for path in orphans:
-        log.info("removing %s: no policy names it (its trainer died before it was published)", path)
+        log.info("removing %s: no policy refers to it (its trainer died before it was published)", path)
         shutil.rmtree(path, ignore_errors=True)
     return sorted(path.name for path in orphans)
 
 
 def thin(root: Path, *, keep: int, spare: Iterable[str | None]) -> None:
-    """Let go of what is only needed to go on from old versions: all but the newest `keep` and those in `spare`.
+    """Delete state that is only needed to continue training from old versions.
 
-    Optimizer states go, adapters stay. A whole model costs as much as the base, so of these the weights go, too, and
-    optimizer states, six times as large, are kept for the newest two.
+    The newest `keep` folders and those in `spare` keep their state. Of the others only adapters stay: the weights of a
+    full model are as large as the base. Its optimizer state is six times as large, so only the newest two keep theirs.
     """
     spared = {Path(path).name for path in spare if path}
     newest_first = sorted((path for path in root.iterdir() if path.name[0] != "."), key=lambda p: p.name, reverse=True)

@@ -1,7 +1,7 @@
-"""Replay: turns that the head's line was trained on join a batch of fresh ones, once more.
+"""Replay: turns that the head's lineage was trained on are added to a batch of new turns.
 
-What they are worth is computed anew: the policy's log-probabilities, the base's and the teachers'. Only the sampled
-ones stay, so that the ratio to them says how stale a replay is.
+The log-probabilities of the policy, the base and the teachers are computed again. Only those at sampling time are
+reused, so the importance ratio to them measures how stale a replay is.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from openclaw_rl.train.sample_builder import Builder
 from openclaw_rl.types import JudgedTurn, Policy
 
 REMEMBERED = (
-    256  # turns that were no good as replays: beyond that the oldest are tried again, which costs a forward pass
+    256  # unusable turns that are remembered; beyond that the oldest are tried again, which costs a forward pass
 )
 
 
 def room_for(fresh: int, *, share: float, most: int) -> int:
-    """How many replays join `fresh` turns: at most this share (below 1) of a batch of at most `most` turns."""
+    """Return how many replays to add to `fresh` turns: at most `share` (below 1) of a batch of at most `most` turns."""
     return max(0, min(most - fresh, math.floor(fresh * share / (1 - share) + 1e-9)))
 
 
 class Replays:
-    """The newest used turns, which are the least stale. Those that do not fit are passed over, and keep their uses.
+    """Selects the newest used turns, which are the least stale. Unusable turns are skipped and keep their uses.
 
-    They carried a gradient once, so they are never marked as untrainable; on another line they may be fresh again.
+    They had a gradient before, so they are never marked untrainable. On another lineage they may be new again.
     """
 
     def __init__(self, store: Store, builder: Builder, train: TrainConfig) -> None:
@@ -39,7 +39,7 @@ class Replays:
         self._never: set[str] = set()
 
     def claim(self, head: Policy, line: Collection[int], fresh: int) -> tuple[list[JudgedTurn], list[Sample]]:
-        """What joins `fresh` turns on top of `head` and its `line`: the turns, and the samples of those that fit."""
+        """Return the turns to add to `fresh` new ones, and the samples of the usable ones. `line`: head's lineage."""
         limit = room_for(fresh, share=self._train.replay, most=self._train.most)
         if self._train.max_uses < 2 or limit == 0:
             return [], []
@@ -59,13 +59,13 @@ class Replays:
         return items, batch.samples
 
     def pass_over(self, turns: Iterable[str]) -> None:
-        """These turned out to be no good on this line."""
+        """Skip these turns from now on: they are unusable on this lineage."""
         self._unfit.extend(turn for turn in turns if turn not in self._unfit)
 
     def leave(self, turn: str) -> None:
-        """It is too long for this device, on whatever line."""
+        """Never select this turn again: it is too long for this device on any lineage."""
         self._never.add(turn)
 
     def forget(self) -> None:
-        """The trainer stands on another line now."""
+        """Forget which turns are unusable, because the trainer has loaded another version."""
         self._unfit.clear()

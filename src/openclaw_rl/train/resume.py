@@ -1,8 +1,8 @@
-"""A fresh home begins on a checkpoint: it becomes a version of its own, whose parent is the base.
+"""Start a new home from a checkpoint, which becomes a version of that home with the base as its parent.
 
-So nothing else needs to know: the engine loads it, the trainer stands on it with its optimizer, its schedule and its
-memory, and all turns of the home are still fresh. The method may be another one; what that one needs of the memory is
-there or starts anew.
+Other code needs no special case: the engine loads the version, the trainer continues from it with its optimizer,
+schedule and method state, and all turns of the home are still unused. The method may differ from the checkpoint's; the
+state that it needs is taken from the checkpoint, or starts empty.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _LOOK = 0.2  # seconds
 
 
 def with_base(config: Config) -> Config:
-    """Where `model.path` is the checkpoint of an adapter: its base, on which the home is to begin with the checkpoint.
+    """Replace a `model.path` that is an adapter checkpoint by the checkpoint's base, and resume from the checkpoint.
 
-    A checkpoint of full weights is a model by itself. Raises `ConfigError`.
+    A checkpoint of full weights is a model by itself and is left as it is. Raises `ConfigError`.
     """
     folder = Path(config.model.path).expanduser()
     if not (folder / policy_folders.NOTE).exists() or not (folder / ADAPTER_CONFIG).exists():
@@ -42,8 +42,8 @@ def with_base(config: Config) -> Config:
     note = checkpoints.read_note(folder)
     if config.train.resume is not None and checkpoints.find(config.train) != folder.resolve():
         raise ConfigError(
-            f"model.path {config.model.path} is a checkpoint, and train.resume {config.train.resume} another one. "
-            "Leave one of them out"
+            f"model.path {config.model.path} is a checkpoint, and train.resume {config.train.resume} is another one. "
+            "Set only one of them"
         )
     rank, alpha = _shape(folder)
     lora = config.train.lora.model_copy(update={"rank": rank, "alpha": alpha})
@@ -58,11 +58,11 @@ def with_base(config: Config) -> Config:
 
 
 def begin(config: Config, *, train: bool) -> None:
-    """Let the home stand on the checkpoint in `train.resume`. `train`: it is to be trained from, too.
+    """Start the home from the checkpoint in `train.resume`. `train`: also check that training can continue from it.
 
-    A home that stands on it or came of it goes on from where it is, so the same command may be given again. Raises
-    `ConfigError` when the home has learned something else or the checkpoint does not fit the settings,
-    `IdentityMismatch` for another base, `ModelError` for a damaged checkpoint.
+    Idempotent: a home already started from this checkpoint continues from its own head. Raises `ConfigError` when the
+    home has other versions or the checkpoint does not fit the settings, `IdentityMismatch` for another base,
+    `ModelError` for a damaged checkpoint.
     """
     if config.train.resume is None:
         return
@@ -79,7 +79,7 @@ def begin(config: Config, *, train: bool) -> None:
 
 
 def _goes_on(store: Store, folder: Path, note: Note) -> bool:
-    """The home knows the checkpoint already."""
+    """Return True if the home was already started from the checkpoint. Raises `ConfigError` for other versions."""
     with store.read() as conn:
         learned = [p for p in policies.all(conn) if p.version and p.state is not PolicyState.REJECTED]
         if not learned:
@@ -87,10 +87,10 @@ def _goes_on(store: Store, folder: Path, note: Note) -> bool:
         head = policies.head(conn).version
     if not any(p.digest == note.digest for p in learned):
         raise ConfigError(
-            f"{folder}: a checkpoint is where a fresh home begins, and this one has learned already (version {head}). "
-            "Leave --resume-from-checkpoint out to go on from there, or give another --home"
+            f"{folder}: only a new home can start from a checkpoint, and this one is trained already (version {head}). "
+            "Omit --resume-from-checkpoint to continue from that version, or use another --home"
         )
-    log.info("the home knows %s already: it goes on from version %d", folder, head)
+    log.info("the home was already started from %s: it continues from version %d", folder, head)
     return True
 
 
@@ -99,7 +99,7 @@ def _adopt(config: Config, store: Store, folder: Path, note: Note) -> None:
     if name != note.identity:
         raise IdentityMismatch(
             f"{folder} was trained from {note.model} (identity {note.identity[:12]}), and the model is "
-            f"{config.model.path} (identity {name[:12]}): tokenizer, template or weights differ, so it does not fit. "
+            f"{config.model.path} (identity {name[:12]}): tokenizer, template or weights differ, so it cannot be used. "
             f"Set model.path {note.model}"
         )
     with store.write() as conn:
@@ -134,7 +134,7 @@ def _publish(config: Config, store: Store, lease: Lease, folder: Path, note: Not
             policies.publish(conn, lease, policy, [], time.time())
             data = {"checkpoint": str(folder), "step": note.step, "method": note.method, "digest": note.digest}
             events.append(conn, "policy.resumed", str(version), data, policy.created_at)
-    except (ModelError, StaleLease):  # after other failures it stays: the commit may have been done
+    except (ModelError, StaleLease):  # after other errors it is kept: the commit may have succeeded
         policy_folders.remove(out)
         raise
     log.info("version %d is the checkpoint %s: %s", version, folder, checkpoints.in_words(note))
@@ -144,11 +144,11 @@ def _digest(out: Path) -> str:
     try:
         return digest_of(out)
     except FileNotFoundError as error:
-        raise ModelError(f"the checkpoint is not whole: {error.filename} is missing") from None
+        raise ModelError(f"the checkpoint is incomplete: {error.filename} is missing") from None
 
 
 def _check_fits(folder: Path, train: TrainConfig) -> None:
-    """What the trainer would say later, before anything is published. Raises `ConfigError`."""
+    """Raise `ConfigError` for settings that the trainer would refuse later, before anything is published."""
     theirs: dict[str, object] = {"train.weights": "lora" if (folder / ADAPTER_CONFIG).exists() else "full"}
     ours: dict[str, object] = {"train.weights": train.weights}
     if train.weights == theirs["train.weights"] == "lora":
@@ -157,13 +157,13 @@ def _check_fits(folder: Path, train: TrainConfig) -> None:
     for key, value in theirs.items():
         if ours[key] != value:
             raise ConfigError(
-                f"{folder}: the policy was trained with {key} {value}, the settings say {ours[key]}. Set {key} "
+                f"{folder}: the policy was trained with {key} {value}, but the settings say {ours[key]}. Set {key} "
                 f"{value}, or start from the base"
             )
 
 
 def _shape(folder: Path) -> tuple[int, float]:
-    """Rank and alpha of an adapter."""
+    """Return rank and alpha of an adapter."""
     try:
         said = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
         return int(said["r"]), float(said["lora_alpha"])
@@ -177,10 +177,10 @@ def _keeper(store: Store, train: TrainConfig) -> LeaseKeeper:
 
 
 def _lease(keeper: LeaseKeeper, train: TrainConfig) -> Lease:
-    """Waits for one that died to lose it. Raises `ConfigError` when another trainer is at work."""
+    """Acquire the lease, waiting for a dead holder's to expire. Raises `ConfigError` if another trainer is running."""
     give_up = time.monotonic() + train.lease + 1
     while (lease := keeper.acquire()) is None:
         if time.monotonic() > give_up:
-            raise ConfigError("another trainer is at work on this home. Stop it, or give another --home")
+            raise ConfigError("another trainer is running on this home. Stop it, or use another --home")
         time.sleep(_LOOK)
     return lease

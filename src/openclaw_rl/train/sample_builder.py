@@ -1,4 +1,4 @@
-"""From judged turns to samples, or to the reason why a turn cannot train. Pure but for rendering hinted prompts."""
+"""Build samples from judged turns, or give the reason why a turn cannot train. Pure, except that it renders hints."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from openclaw_rl.types import FinishReason, Ids, JudgedTurn, Policy, Reply, Requ
 
 
 class Signal(Protocol):
-    """Which part of a verdict the method can use."""
+    """The parts of a verdict that the method can use."""
 
     @property
     def uses_reward(self) -> bool: ...
@@ -30,27 +30,27 @@ class Signal(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """What can train, and why the rest cannot (turn -> words for a person)."""
+    """The samples that can train, and why the other turns cannot (turn id -> readable reason)."""
 
     samples: list[Sample] = field(default_factory=list)
     dropped: dict[str, str] = field(default_factory=dict)
-    counts: Counter[str] = field(default_factory=Counter)  # of what can train, by name of a metric
-    left: Counter[str] = field(default_factory=Counter)  # the same of what cannot
+    counts: Counter[str] = field(default_factory=Counter)  # over the turns that can train, by metric name
+    left: Counter[str] = field(default_factory=Counter)  # over the dropped turns, by metric name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Builder:
-    """Makes samples for the policy that is to be trained."""
+    """Builds samples for the policy that is being trained."""
 
     renderer: Renderer
     transient: Transience
     signal: Signal
-    max_staleness: int  # versions of the head's line
+    max_staleness: int  # in versions of the head's lineage
 
     def build(self, turns: Sequence[JudgedTurn], head: Policy, line: Collection[int], *, replay: bool = False) -> Batch:
-        """One sample or one reason for each turn, in their order.
+        """Return one sample or one reason for each turn, in their order.
 
-        `line`: the head's version and those that it stands on; `replay`: they were trained on these turns.
+        `line`: the head's version and its ancestors; `replay`: one of them was trained on these turns.
         """
         batch = Batch()
         for item in turns:
@@ -89,20 +89,20 @@ class Builder:
                 on_policy=version == head.version and request.origin is None,
                 replay=replay,
             )
-        except ValueError as error:  # what a broken engine recorded is data, not a reason to stop
+        except ValueError as error:  # bad values recorded by a broken engine drop the turn, not the trainer
             return str(error)
 
     def _too_old(self, request: Request, reply: Reply, line: Collection[int]) -> str | None:
         version = _version(request, reply)
         steps = age(line, version)
-        if request.origin is not None or steps <= self.max_staleness:  # of what was imported its gap tells more
+        if request.origin is not None or steps <= self.max_staleness:  # imported turns are checked by their gap
             return None
         return (
             f"too stale: answered by version {version}, {steps} versions ago (train.max_staleness {self.max_staleness})"
         )
 
     def _told(self, item: JudgedTurn, head: Policy, line: Collection[int]) -> dict[str, int]:
-        """What counts of the turn, whether it trains or not."""
+        """Return the metric counts of one turn, whether it trains or not."""
         request, reply = item.exchange.request, item.exchange.reply
         if reply is None:
             return {}
@@ -110,7 +110,7 @@ class Builder:
         return {"dropped/stale": int(old), "truncated": int(reply.finish_reason is FinishReason.LENGTH)}
 
     def _hinted(self, request: Request, hints: Sequence[str], response: int) -> tuple[Ids, ...]:
-        """The prompt with each hint in it; hints that find no place or no room are left out."""
+        """Return the prompt with each hint; omit hints that cannot be inserted or exceed the context length."""
         out = []
         limit, variables = self.renderer.context_length, request.template
         for hint in hints:
@@ -127,12 +127,12 @@ class Builder:
 
 
 def spliced(stored: Ids, plain: Ids, hinted: Ids) -> Ids:
-    """The stored prompt with what the hint changes put in its place.
+    """Insert the hint's change into the stored prompt, and return the hinted prompt.
 
-    The stored prompt may hold a history that a fresh rendering (`plain`) does not give back: replies in tokens that no
-    tokenizer would choose, reasoning that the client dropped. What differs between `plain` and `hinted` is one place:
-    it is carried over where the stored prompt is like `plain` from there to its end, or from its beginning to there;
-    else `hinted` stands.
+    The stored prompt may have a history that rendering again (`plain`) does not reproduce: replies in tokens that no
+    tokenizer would choose, or reasoning that the client dropped. `plain` and `hinted` differ in one range of tokens.
+    That range is copied into the stored prompt if the stored prompt equals `plain` from the range to the end, or from
+    the start to the end of the range. Otherwise `hinted` is returned.
     """
     before = _same(plain, hinted)
     after = _same(plain[before:][::-1], hinted[before:][::-1])
@@ -148,14 +148,14 @@ def spliced(stored: Ids, plain: Ids, hinted: Ids) -> Ids:
 
 
 def _same(a: Ids, b: Ids) -> int:
-    """How many elements `a` and `b` have in common at their beginnings."""
+    """Return the length of the common prefix of `a` and `b`."""
     n = min(len(a), len(b))
     differ = np.flatnonzero(a[:n] != b[:n])
     return int(differ[0]) if len(differ) else n
 
 
 def _version(request: Request, reply: Reply) -> int:
-    """The oldest version that sampled the reply: not always the one at admission, when an engine was lost."""
+    """Return the oldest version that sampled the reply. It may differ from the request's, if an engine was lost."""
     return min((span.version for span in reply.spans), default=request.version)
 
 
@@ -175,7 +175,7 @@ def _unfit(request: Request, reply: Reply, head: Policy, too_old: str | None) ->
 
 
 def _reward(verdict: Verdict, reply: Reply) -> float | None:
-    """+1 or -1; none for a verdict of 0, an abstention, and a reply that was cut at its token limit."""
+    """Return +1 or -1; None for a verdict of 0, an abstention, or a reply that was cut at its token limit."""
     if not verdict.score or reply.finish_reason is FinishReason.LENGTH:
         return None
     return float(verdict.score)
@@ -185,5 +185,5 @@ def _no_signal(verdict: Verdict, reply: Reply) -> str:
     if verdict.score and reply.finish_reason is FinishReason.LENGTH:
         return "the reply was cut at its token limit: its score says little about its tokens, and there is no hint"
     if verdict.hints:
-        return "no hint could be put into the prompt (no user message, or no room in the context)"
+        return "no hint could be put into the prompt (no user message, or the context is full)"
     return "the verdict has nothing that the method can use"

@@ -1,4 +1,4 @@
-"""Where a step's metrics go: one line for a person, one of JSON, and by choice TensorBoard and Weights & Biases."""
+"""Metrics of a step: a line in the log, a line of JSON, and optionally TensorBoard and Weights & Biases."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ log = logging.getLogger(__name__)
 
 FILE = "metrics.jsonl"
 NO_STEP = "no step"
-_WANDB_SECONDS = 15.0  # that W&B may take to answer at the start
+_WANDB_SECONDS = 15.0  # timeout of W&B's initialisation
 Sink = Callable[[int, Mapping[str, float]], None]
-"""(step, metrics). The step is the policy version that came of it."""
+"""(step, metrics). The step is the number of the new policy version."""
 
 
 def in_words(policy: Policy, m: Mapping[str, float], used: int) -> str:
-    """One line for a person about a step on `used` turns."""
+    """Return a one-line summary of a step on `used` turns, for the log."""
     reward = f", reward {m['reward/mean']:+.2f}" if "reward/mean" in m else ""
     replays = int(m["replays"])
     line = (
@@ -37,12 +37,12 @@ def in_words(policy: Policy, m: Mapping[str, float], used: int) -> str:
 
 
 def number_of_turns(fresh: int, replays: int) -> str:
-    """E.g. "4 turns and 4 again"."""
+    """Return the counts as text, for example "4 turns and 4 again"."""
     return f"{fresh} turn{'s' * (fresh != 1)}" + (f" and {replays} again" if replays else "")
 
 
 def off_policy(m: Mapping[str, float]) -> str:
-    """For a person: how far off policy a step's turns were, and what was held back of them; empty for a root."""
+    """Return a readable summary of how far off policy a step was, and what was masked; empty without a gap metric."""
     if "gap" not in m:
         return ""
     words = [f"off policy by {m['gap']:.2g} nats a token" + (f", at most {m['gap/max']:.2g}" if "gap/max" in m else "")]
@@ -58,14 +58,14 @@ def off_policy(m: Mapping[str, float]) -> str:
 
 
 def age(line: Collection[int], version: int) -> int:
-    """How many versions of a head's `line` came after this one."""
+    """Return how many versions of a lineage are newer than this one."""
     return sum(later > version for later in line)
 
 
 def staleness(line: Collection[int], samples: Sequence[Sample]) -> dict[str, float]:
-    """The age of the versions that wrote the samples: mean and most.
+    """Return mean and maximum age of the versions that sampled the turns.
 
-    What was rejected or rolled back is no step away from anybody.
+    Only versions of `line` count, so rejected and rolled back versions add nothing to an age.
     """
     ages = [age(line, s.version) for s in samples]
     if not ages:
@@ -74,25 +74,25 @@ def staleness(line: Collection[int], samples: Sequence[Sample]) -> dict[str, flo
 
 
 def rewards(verdicts: Collection[Verdict]) -> dict[str, float]:
-    """Mean and standard deviation of the scores, also where the method learns from hints alone."""
+    """Return mean and standard deviation of the scores, also if the method uses only hints."""
     found = [float(v.score) for v in verdicts if v.score]
     return {"reward/mean": fmean(found), "reward/std": pstdev(found)} if found else {}
 
 
 def left_out(passed: Mapping[str, int], step: Mapping[str, float]) -> dict[str, float]:
-    """Turns that were too stale, and turns cut at their token limit, since the last version.
+    """Return the counts of turns that were too stale or cut at their token limit since the last version.
 
-    `passed`: what was counted before the step; `step`: what the step itself found too stale.
+    `passed`: counts from before the step; `step`: the step's own metrics.
     """
     stale = passed.get("dropped/stale", 0) + step.get("dropped/stale", 0.0)
     return {"dropped/stale": float(stale), "truncated": float(passed.get("truncated", 0))}
 
 
 class Tracker:
-    """Tells each step to all sinks. One that fails is left out from then on, and the log says so: training goes on."""
+    """Logs each step to all sinks. A sink that fails is removed with an error in the log, and training continues."""
 
     def __init__(self, track: TrackConfig, logs: Path, *, run: str, settings: Mapping[str, Any]) -> None:
-        """`run`: the name that W&B shows. Raises `ConfigError` when a library that was chosen is not installed."""
+        """`run`: the run's name in W&B. Raises `ConfigError` when the library of a selected sink is not installed."""
         logs.mkdir(parents=True, exist_ok=True)
         self._file = logs / FILE
         makers = {"tensorboard": _tensorboard, "wandb": _wandb}
@@ -102,23 +102,23 @@ class Tracker:
                 self._sinks[name] = makers[name](track, logs, run, settings)
             except ConfigError:
                 raise
-            except Exception as error:  # no key, no network: never a reason not to learn
-                log.exception("metrics do not go to %s: %s: %s", name, type(error).__name__, error)
+            except Exception as error:  # a missing key or network must not stop training
+                log.exception("metrics are not sent to %s: %s: %s", name, type(error).__name__, error)
 
     def catch_up(self, newest: Policy, turns: Sequence[str]) -> None:
-        """Tell of the newest version, where a trainer died after it was made and before it was told whole."""
+        """Log the newest version if a trainer died after it recorded the version and before it finished logging it."""
         raw = self._file.read_bytes() if self._file.exists() else b""
         if raw and not raw.endswith(b"\n"):
             with self._file.open("ab") as file:
                 file.write(b"\n")
         told = next((found for line in reversed(raw.splitlines()) if (found := _version(line)) >= 0), -1)
-        if told < newest.version and "loss/total" in newest.metrics:  # others are no steps
+        if told < newest.version and "loss/total" in newest.metrics:  # a resumed or root version has no step
             self.tell(newest, newest.metrics, turns)
 
     def tell(self, policy: Policy, metrics: Mapping[str, float], turns: Sequence[str]) -> None:
-        """One step: what it measured, what became of it, and which turns it was made of."""
+        """Log one step: its metrics, its result and the turns that it was trained on."""
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-        line = finite | {  # its turns by name, in place of the metric that counts them
+        line = finite | {  # the list of turn ids replaces the metric of the same name
             "version": policy.version,
             "parent": policy.parent,
             "state": policy.state.value,
@@ -129,14 +129,14 @@ class Tracker:
         for name, sink in list(self._sinks.items()):
             try:
                 sink(policy.version, finite)
-            except Exception as error:  # somebody else's server or disk: never a reason to stop learning
-                log.exception("metrics no longer go to %s: %s: %s", name, type(error).__name__, error)
+            except Exception as error:  # an external server or disk must not stop training
+                log.exception("metrics are no longer sent to %s: %s: %s", name, type(error).__name__, error)
                 del self._sinks[name]
 
     def pass_over(self, head: Policy, reasons: Mapping[str, str], metrics: Mapping[str, float], at: float) -> None:
-        """A batch on top of `head` that ended without a step: of each of its turns why. In the file alone.
+        """Log a batch that ended without a step, with a reason for each turn. Only to the file.
 
-        Another sink counts in versions, and there is none.
+        The other sinks are indexed by version, and this batch has none.
         """
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
         line = {"parent": head.version, "state": NO_STEP, "at": at, "turns": list(reasons), "reasons": dict(reasons)}
@@ -148,7 +148,7 @@ class Tracker:
 
 
 def _version(line: bytes) -> int:
-    """That a line tells of; -1 when it was not written to its end, or tells of a batch without a step."""
+    """Return the version of a line; -1 for an incomplete line or one of a batch without a step."""
     try:
         return int(json.loads(line)["version"])
     except (ValueError, KeyError, TypeError):
@@ -156,7 +156,7 @@ def _version(line: bytes) -> int:
 
 
 def check(track: TrackConfig) -> None:
-    """Raises `ConfigError` when a library that was chosen is not installed."""
+    """Raise `ConfigError` when the library of a selected sink is not installed."""
     for name in track.to:
         if importlib.util.find_spec(name) is None:
             raise _missing(name)
@@ -192,10 +192,10 @@ def _wandb(track: TrackConfig, logs: Path, run: str, settings: Mapping[str, Any]
     )
 
     def sink(step: int, metrics: Mapping[str, float]) -> None:
-        made.log(dict(metrics), step=step, commit=True)  # else W&B shows a step when the next one is there
+        made.log(dict(metrics), step=step, commit=True)  # without commit W&B shows a step only after the next one
 
     return sink
 
 
 def _missing(name: str) -> ConfigError:
-    return ConfigError(f"track.to names {name}, which is not installed here. `pip install {name}`, or leave it out.")
+    return ConfigError(f"track.to names {name}, which is not installed here. `pip install {name}`, or remove it there.")

@@ -1,4 +1,4 @@
-"""Room 4, the loop: claims judged turns, takes a step, and publishes the next version of the policy."""
+"""Worker of the train stage: claims judged turns, takes a step, and publishes the next policy version."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ BEAT = 1.0  # seconds
 
 
 async def run(config: Config, *, stop: asyncio.Event) -> None:
-    """The room `train`.
+    """Run the train worker until `stop` is set.
 
-    Consumes: judged turns that carry signal for the method and were not used on the head's lineage; with
-    `max_uses` 2 such a batch takes turns along that were used there once.
+    Consumes: judged turns that have a signal for the method and were not used on the head's lineage; with `max_uses` 2
+    also turns that were used there once.
     Produces: policy versions (folder, row, uses), and the reasons of turns that cannot train.
     Waits for: `batch_min` such turns (times `accumulation`), or one that is `max_wait` old; the lease, while another
-    trainer holds it; for good, once `max_steps` is reached.
+    trainer holds it; forever, once `max_steps` is reached.
     Unblocked by: the judge's commits; the end of the other trainer's lease.
     """
     if config.train.launch.node_rank > 0:
@@ -69,7 +69,7 @@ async def _pause(stop: asyncio.Event, seconds: float) -> None:
 
 
 def make_method(train: TrainConfig) -> methods.AnyMethod:
-    """The method in the settings."""
+    """Return the method that the settings select."""
     return methods.make(
         train.method,
         decay=train.baseline_decay,
@@ -89,7 +89,7 @@ def make_method(train: TrainConfig) -> methods.AnyMethod:
 
 
 def open_room(config: Config, store: Store) -> TrainRoom:
-    """Load the base, and make sure that the store belongs to it. Raises `ModelError`, `IdentityMismatch`."""
+    """Load the base model and check that the store belongs to it. Raises `ModelError`, `IdentityMismatch`."""
     files = ModelFiles.of(config.model)
     with store.write() as conn:
         policies.ensure_root(conn, base=str(files.folder), identity=identity(files), at=time.time())
@@ -101,7 +101,7 @@ def open_room(config: Config, store: Store) -> TrainRoom:
         max_staleness=config.train.max_staleness,
     )
     saver = None if config.train.save_dir is None else Saver(store, config)
-    trainer = _trainer(config, files, method)  # torch: after what fails fast has been checked
+    trainer = _trainer(config, files, method)  # imports torch, so it comes after the fast checks
     run, told = f"openclaw-rl-{config.train.method}", config.train.model_dump(mode="json")
     tracker = Tracker(config.track, config.logs_dir, run=run, settings=told)
     return TrainRoom(

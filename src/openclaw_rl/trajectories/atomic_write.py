@@ -1,4 +1,4 @@
-"""Files that are whole or not there, for their owner's eyes only."""
+"""Atomic file writes. The files are readable by their owner only."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from urllib.parse import quote
 from openclaw_rl.errors import OpenClawError
 
 LONGEST_STEM = 180
-"""Bytes; file systems take 255 with the suffix and what stands before a name while it is written."""
+"""In bytes. File systems allow 255, with the suffix and the prefix of a temporary file."""
 
 
 @contextmanager
 def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
-    """A stream (mode 600) that becomes `path` when the block ends well, synced first. Raises `OpenClawError`.
+    """Yield a stream (mode 600) that becomes `path` if the block ends without error. Raises `OpenClawError`.
 
-    `sync` False: the caller syncs when all of many files are there.
+    `sync`: call fsync before the rename; False if the caller syncs after many files.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -28,7 +28,7 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
         opened = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     except OSError as error:
         raise OpenClawError(
-            f"{path}: cannot be written ({error.strerror}). Name a folder that this user may write."
+            f"{path}: cannot be written ({error.strerror}). Choose a folder that this user can write to."
         ) from error
     try:
         with os.fdopen(opened, "wb") as stream:
@@ -44,7 +44,7 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
 
 
 def write(path: Path, raw: bytes, *, sync: bool = True) -> bool:
-    """False, and nothing written, when the file holds just that already. Raises `OpenClawError`."""
+    """Write the file unless it has this content already. Return whether it was written. Raises `OpenClawError`."""
     if path.is_file() and path.stat().st_size == len(raw) and path.read_bytes() == raw:
         return False
     with replacing(path, sync=sync) as stream:
@@ -53,7 +53,7 @@ def write(path: Path, raw: bytes, *, sync: bool = True) -> bool:
 
 
 def stem(session: str) -> str:
-    """A session's name as a file's: other names give other files, and none leaves its folder."""
+    """Return a file stem for a session's name. Stems are unique and cannot leave the folder."""
     safe = quote(session, safe=" ")
     safe = "%2E" + safe[1:] if safe.startswith(".") else safe
     if len(safe) > LONGEST_STEM:

@@ -1,4 +1,4 @@
-"""From the store to trajectories: all of a turn that an import can put back, less what is the default."""
+"""Export turns of the store as trajectories: all fields that an import restores, except defaults."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from openclaw_rl.types import (
     Verdict,
 )
 
-# One step of the index for each key: SELECT DISTINCT would walk through all turns.
+# A recursive query does one index seek for each scope; SELECT DISTINCT would scan all turns.
 _scopes = text(
     "WITH RECURSIVE s(x) AS (SELECT min(scope) FROM turns UNION ALL "
     "SELECT (SELECT min(scope) FROM turns WHERE scope > s.x) FROM s WHERE s.x IS NOT NULL) "
@@ -54,7 +54,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """A turn, with what became of it."""
+    """A turn with its reaction and verdict."""
 
     exchange: Exchange
     reply: Reply
@@ -62,20 +62,20 @@ class Stored:
     kind: Kind
     cause: str | None
     reaction: Reaction | None
-    verdict: Verdict | None  # in force, when nothing was said since
+    verdict: Verdict | None  # the one in force; None unless the turn is judged
 
 
 def sessions(conn: Connection, *, names: Sequence[str] = (), since: float | None = None) -> Iterator[Session]:
-    """Those with a reply that has ended, by key and name; the rows are read as they are asked for.
+    """Yield the sessions that have a finished reply, by scope and name; rows are read lazily.
 
-    `names`: only these; `since`: only those with a call since then (seconds since the epoch).
+    `names`: only these sessions; `since`: only sessions with a call since then (seconds since the epoch).
     """
     for row in conn.execute(_sessions(names, since).execution_options(yield_per=1000)):
         yield Session(scope=row.scope, name=row.session)
 
 
 def count(conn: Connection, *, names: Sequence[str] = (), since: float | None = None) -> int:
-    """How many `sessions` gives."""
+    """Return the number of sessions that `iter_sessions` yields."""
     return int(conn.execute(select(func.count()).select_from(_sessions(names, since).subquery())).scalar_one())
 
 
@@ -92,7 +92,7 @@ def _sessions(names: Sequence[str], since: float | None) -> Select[tuple[str, st
 
 
 def file_stem(conn: Connection, session: Session) -> str:
-    """The session's name as a file's. Where several keys have one of that name, the first keeps it."""
+    """Return the file stem of a session. If several scopes have this name, all but the first append their scope."""
     turns_ = t.turns.c
     scopes = conn.execute(_scopes).scalars().all()
     rows = conn.execute(
@@ -105,16 +105,16 @@ def file_stem(conn: Connection, session: Session) -> str:
 
 
 def stored(conn: Connection, session: Session, *, settled: bool = False, served_here: bool = False) -> Iterator[Stored]:
-    """A session's turns whose replies have ended, in their order.
+    """Yield a session's turns with finished replies, in their order.
 
-    `settled`: only those that no longer wait for a reaction; `served_here`: none that was imported.
+    `settled`: only turns that no longer wait for a reaction; `served_here`: only turns that were not imported.
     """
     query = _turns_of(settled=settled, served_here=served_here)
     yield from _whole(conn, conn.execute(query, {"scope": session.scope, "session": session.name}).all())
 
 
 def stored_of(conn: Connection, sessions: Iterable[Session]) -> Iterator[tuple[Session, list[Stored]]]:
-    """`stored` of many sessions, one after the other; short ones are read together."""
+    """Yield each session with its turns, as `stored_turns`; short sessions are read together."""
     query = _turns_of(settled=False, served_here=False)
     held: list[tuple[Session, Sequence[Row[Any]]]] = []
     number = 0
@@ -150,7 +150,7 @@ def _turns_of(*, settled: bool, served_here: bool) -> Select[Any]:
 
 
 def _whole(conn: Connection, rows: Sequence[Row[Any]]) -> Iterator[Stored]:
-    """One for each row of turns that have ended, a page at a time."""
+    """Yield a turn for each row, loading a page of rows at a time. All replies must have ended."""
     for at in range(0, len(rows), _PAGE):
         page = rows[at : at + _PAGE]
         found = exchanges.get_many(conn, [row.id for row in page])
@@ -171,12 +171,12 @@ def _whole(conn: Connection, rows: Sequence[Row[Any]]) -> Iterator[Stored]:
 
 
 def trajectory(session: Session, items: Sequence[Stored]) -> dict[str, Any]:
-    """One trajectory, as JSON takes it."""
+    """Return the session as a trajectory in the JSON format."""
     return {"session_id": session.name, "turns": [turn_of(item) for item in items]}
 
 
 def turn_of(item: Stored) -> dict[str, Any]:
-    """One turn. Defaults of the format are left out."""
+    """Return one turn in the JSON format. Default values are omitted."""
     turn = item.turn
     drop = {"cause": item.cause, "reason": turn.reason} if turn.state is TurnState.DROPPED else None
     told = {
@@ -195,12 +195,12 @@ def turn_of(item: Stored) -> dict[str, Any]:
 
 
 def _filled(values: dict[str, Any]) -> dict[str, Any]:
-    """Without what is not there."""
+    """Return the values without empty ones."""
     return {key: value for key, value in values.items() if value not in (None, (), [], {}, "")}
 
 
 def _words(item: Stored) -> dict[str, Any]:
-    """Prompt and response as people read them, and what they were taken from."""
+    """Return prompt and response as text, and the messages that they come from."""
     request, reply = item.exchange.request, item.reply
     return {
         **words_of(request.messages, reply.message),
@@ -220,7 +220,7 @@ def _asked(request: Request) -> dict[str, Any]:
 
 
 def sampling_of(sampling: Sampling) -> dict[str, Any]:
-    """What is not the default."""
+    """Return the sampling parameters that differ from the defaults."""
     plain = Sampling()
     values = {f.name: getattr(sampling, f.name) for f in fields(sampling)}
     return {name: value for name, value in values.items() if value != getattr(plain, name)}
@@ -260,7 +260,7 @@ def _reaction(reaction: Reaction | None) -> dict[str, Any]:
 
 
 def state_of(messages: Sequence[Message]) -> str | list[Message] | None:
-    """Words, where they are one message of a user and nothing else, and whole."""
+    """Return a single plain user message as text, if it is valid Unicode; otherwise the list of messages."""
     if not messages:
         return None
     only = messages[0]

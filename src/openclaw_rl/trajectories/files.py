@@ -1,4 +1,4 @@
-"""Files and folders of trajectories, one entry at a time: what is held at once is one entry, not one file."""
+"""Read files and folders of trajectories one entry at a time; only one entry is in memory, not the file."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from openclaw_rl.trajectories.schema import Refused, Trajectory
 LINES = (".jsonl", ".ndjson")
 SUFFIXES = (".json", *LINES, parquet.SUFFIX)
 ENTRY_BYTES = 256 * 2**20
-"""The largest entry: some 1,200 short turns, each with all its messages and tokens, or many thousands in words. To read
-one takes some eleven times as much memory."""
+"""Maximum size of an entry: about 1,200 short turns with all their messages and tokens, or many thousands with text
+only. Reading one takes about eleven times as much memory."""
 _CHUNK = 2**20
 _IN_STRING = re.compile(rb'["\\]')
 _INSIDE = re.compile(rb'["\[\]{}]')
 _OUTSIDE = re.compile(rb'["\[\]{},]')
 _BOM = b"\xef\xbb\xbf"
 _GZIP = b"\x1f\x8b"
-_PACKED = Refused("compressed", "expected JSON, got a file packed by gzip; unpack it first (gunzip)")
+_PACKED = Refused("compressed", "expected JSON, got a gzip file; unpack it first (gunzip)")
 _TOO_LARGE = Refused("too large", f"expected at most {ENTRY_BYTES // 2**20} MiB for one trajectory; split the session")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One trajectory as bytes, or why there is none. `size`: bytes of its file since the one before."""
+    """One trajectory as bytes, or the problem with it. `size`: bytes of the file since the previous entry."""
 
     file: Path
     place: str  # "line 3", "item 2"; empty: the whole file
@@ -40,21 +40,21 @@ class Entry:
     size: int
 
     def trajectory(self) -> Trajectory:
-        """Raises `Refused`."""
+        """Parse the entry. Raises `TrajectoryRefused`."""
         if self.problem is not None:
             raise self.problem
         return parse(decoded(self.raw))
 
 
 def files(paths: Sequence[Path]) -> list[Path]:
-    """The files that these name, folders searched (hidden ones left out), each once and sorted within its folder.
+    """Return the files of these paths, each once. Folders are searched (without hidden files) and sorted.
 
-    Raises `OpenClawError` for a path that is not there or could be read without end, and when there is nothing to read.
+    Raises `OpenClawError` for a path that does not exist, a pipe or a device, and when no file is found.
     """
     found: dict[Path, None] = {}
     for path in paths:
         if path.is_dir():
-            next(path.iterdir(), None)  # a search passes over what may not be read, and would tell of nothing there
+            next(path.iterdir(), None)  # raises if unreadable; rglob would only skip it
             found |= dict.fromkeys(inside(path))
         elif path.is_file():
             found[path] = None
@@ -71,7 +71,7 @@ def files(paths: Sequence[Path]) -> list[Path]:
 
 
 def size(file: Path) -> int:
-    """Bytes; 0 of a file that may not be looked at: `entries` says so."""
+    """Return the size in bytes; 0 for an inaccessible file, which `read_entries` reports."""
     try:
         return file.stat().st_size
     except OSError:
@@ -79,7 +79,7 @@ def size(file: Path) -> int:
 
 
 def inside(folder: Path) -> list[Path]:
-    """The files of trajectories in a folder and below."""
+    """Return the trajectory files in a folder and its subfolders, sorted."""
     return [p for p in sorted(folder.rglob("*")) if _is_ours(p, folder)]
 
 
@@ -89,14 +89,14 @@ def _is_ours(path: Path, root: Path) -> bool:
         return False
     try:
         return path.is_file()
-    except PermissionError:  # in a folder that may only be listed: `entries` says so
+    except PermissionError:  # the folder can only be listed: `read_entries` reports it
         return True
 
 
 def entries(file: Path) -> Iterator[Entry]:
-    """Every trajectory of a file: a line each (.jsonl), the items of an array, objects one after the other, or rows.
+    """Yield every trajectory of a file: its lines (.jsonl), array items, concatenated JSON objects, or Parquet rows.
 
-    Raises `OpenClawError` for Parquet without the library that reads it.
+    Raises `OpenClawError` for Parquet when pyarrow is not installed.
     """
     try:
         with file.open("rb") as stream:
@@ -109,7 +109,7 @@ def entries(file: Path) -> Iterator[Entry]:
                 yield Entry(file=file, place=place, raw=raw, problem=problem, size=read - before)
                 before = read
     except OSError as error:
-        said = Refused("cannot be read", f"expected a file that this user may read: {error.strerror}")
+        said = Refused("cannot be read", f"expected a file that this user can read: {error.strerror}")
         yield Entry(file=file, place="", problem=said, size=0)
 
 
@@ -142,7 +142,7 @@ def _lines(stream: BinaryIO) -> Iterator[_Found]:
 
 
 def _values(stream: BinaryIO) -> Iterator[_Found]:
-    """The items of an array, or JSON values one after the other."""
+    """Yield the items of an array, or concatenated JSON values."""
     first = _first(stream)
     splitter = Splitter(array=first == b"[")
     number = 0
@@ -153,13 +153,13 @@ def _values(stream: BinaryIO) -> Iterator[_Found]:
     rest = splitter.rest()
     if rest is not None or (number == 0 and not splitter.array):
         number += 1
-        broken = Refused("not JSON", "the file ends in the middle of it, or holds something else behind it")
-        empty = Refused("not JSON", "expected a trajectory, and the file is empty")
+        broken = Refused("not JSON", "the file ends in the middle of it, or something else follows it")
+        empty = Refused("not JSON", "expected a trajectory, but the file is empty")
         yield _place(number, splitter), b"", broken if rest else empty, stream.tell()
 
 
 def _first(stream: BinaryIO) -> bytes:
-    """The first byte that says something; the stream stands on it."""
+    """Return the first byte that is not whitespace, and position the stream there."""
     start = 0
     while chunk := stream.read(_CHUNK):
         left = chunk.removeprefix(_BOM) if start == 0 else chunk
@@ -180,9 +180,9 @@ def _found(number: int, raw: bytes | None, splitter: Splitter, read: int) -> _Fo
 
 
 class Splitter:
-    """Cuts a stream of JSON into its values without reading them: brackets are counted, strings stepped over.
+    """Splits a stream of JSON into values without parsing them, by counting brackets outside of strings.
 
-    What a value is wrong in is left to who reads it. One above `ENTRY_BYTES` is None, and was never held.
+    Errors inside a value are left to the parser. A value above `ENTRY_BYTES` is None, and is never kept in memory.
     """
 
     def __init__(self, *, array: bool) -> None:
@@ -193,7 +193,7 @@ class Splitter:
         self._held = bytearray()
 
     def feed(self, chunk: bytes) -> Iterator[bytes | None]:
-        """The values that end in this chunk."""
+        """Yield the values that end in this chunk."""
         at = start = 0
         while at < len(chunk):
             if self._escaped:
@@ -221,7 +221,7 @@ class Splitter:
         return _OUTSIDE if self._depth <= self._base else _INSIDE
 
     def _bracket(self, sign: bytes, start: int, end: int) -> tuple[int, int] | None:
-        """(where the value ends, where the next begins), when one ends here."""
+        """Return (end of the value, start of the next) if a value ends here."""
         if sign == b",":
             return (start, end) if self.array and self._depth == 1 else None
         before = self._depth
@@ -248,7 +248,7 @@ class Splitter:
             self._held += more
 
     def rest(self) -> bytes | None:
-        """What was left when the stream ended; None: nothing, it ended as it should."""
+        """Return the incomplete rest after the end of the stream; None if the stream ended properly."""
         left = bytes(self._held).strip()
         if self._over:
             return b"..."

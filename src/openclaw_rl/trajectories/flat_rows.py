@@ -1,6 +1,6 @@
-"""One row a turn with the same columns in every row, as `datasets.load_dataset("json", ...)` wants it.
+"""One row per turn with the same columns in every row, as `datasets.load_dataset("json", ...)` requires.
 
-There is no null and no list of unknown kind in any column: what reads such files guesses types from the first rows.
+No column has nulls or lists of unknown type, because readers of such files infer types from the first rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from openclaw_rl.types import ExchangeStatus, Kind
 
 
 def row_of(session: Session, item: Stored) -> Mapping[str, Any] | None:
-    """None: the turn has no words, no tokens, or no log-probabilities for them."""
+    """Return the row of a turn; None if it has no text, no tokens, or no log-probabilities."""
     request, reply, verdict = item.exchange.request, item.reply, item.verdict
     known = len(reply.response_ids) > 0 and len(request.prompt_ids) > 0 and bool(np.isfinite(reply.logprobs).all())
     if reply.status is not ExchangeStatus.DONE or not known:

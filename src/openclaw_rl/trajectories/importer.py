@@ -1,4 +1,4 @@
-"""From files to the store: checked, tokenised, scored by the head, and written a trajectory at a time or not at all."""
+"""Import trajectories into the store: check, tokenise, score with the head, and write each one whole or not at all."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from openclaw_rl.trajectories.turn_builder import Made, Maker
 from openclaw_rl.types import Exchange, Ids, Logprobs, Policy, Span
 
 GROUP = 64
-"""Trajectories tokenised, scored and committed together; each is whole in the one transaction."""
+"""Trajectories that are tokenised and scored together, and committed in one transaction."""
 GROUP_BYTES = 8 * 2**20
 MADE, SCORED = 0.25, 0.75
-"""How much of a trajectory is done when it has its tokens, and when it has its log-probabilities."""
+"""Progress of a trajectory when it has its tokens, and when it has its log-probabilities."""
 Follow = Callable[[Entry, float], None]
-"""(a trajectory, how much of it is done: 1 is all, and comes once)."""
+"""(a trajectory, its progress from 0 to 1). It is called once with 1."""
 
 
 class Scores(Protocol):
-    """`trainers.score.Scorer`."""
+    """Interface of `learner.forward.scorer.Scorer`."""
 
     def score(self, rows: Sequence[tuple[Ids, Ids]], done: Callable[[int], None]) -> list[Logprobs]: ...
 
@@ -46,7 +46,7 @@ _Plan = tuple[Entry, list[Planned]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _One:
-    """A trajectory on its way. `made`: its turns that the store lacks."""
+    """A trajectory that is being imported. `built`: its turns that are not in the store."""
 
     entry: Entry
     planned: list[Planned]
@@ -55,7 +55,7 @@ class _One:
 
 
 def head_of(store: Store, files: ModelFiles) -> Policy:
-    """The store's head; a new store gets its root. Raises `IdentityMismatch` for another model's store."""
+    """Return the store's head; create the root of a new store. Raises `IdentityMismatch` for another model."""
     with store.write() as conn:
         policies.ensure_root(conn, base=str(files.folder), identity=identity(files), at=time.time())
     with store.read() as conn:
@@ -63,21 +63,21 @@ def head_of(store: Store, files: ModelFiles) -> Policy:
 
 
 def scorer_of(config: Config, files: ModelFiles, head: Policy) -> Scores:
-    """The head, loaded. Raises `ModelError` or `ConfigError` when it cannot be."""
-    from openclaw_rl.learner.forward.scorer import Scorer  # torch
+    """Load the head for scoring. Raises `ModelError` or `ConfigError` when that fails."""
+    from openclaw_rl.learner.forward.scorer import Scorer  # imports torch
 
     return Scorer(str(files.folder), head.path, config.train, config.model)
 
 
 def _nobody(_: Entry, share: float) -> None:
-    """Nobody follows."""
+    """Ignore progress."""
 
 
 class Importer:
-    """Imports for one model. The policy is loaded with the first turn that is to be scored."""
+    """Imports trajectories for one model. The policy is loaded when the first turn needs scores."""
 
     def __init__(self, config: Config, store: Store, *, score: bool = True) -> None:
-        """Raises `ModelError` for a model that is not there, `IdentityMismatch` for another model's store."""
+        """Raises `ModelError` for a missing model, `IdentityMismatch` for a store of another model."""
         files = ModelFiles.of(config.model)
         self._store, self._wanted = store, score
         self._head = head_of(store, files)
@@ -99,9 +99,9 @@ class Importer:
         follow: Follow = _nobody,
         stop: Callable[[], bool] = bool,
     ) -> None:
-        """Imports, or refuses into `report`, every entry; `stop` is asked between groups.
+        """Import every entry, or add its refusal to `report`. `stop` is called between groups.
 
-        Raises `StoreError` when file or disk fail: what was committed until then stays, the rest is taken again.
+        Raises `StoreError` when database or disk fail. Committed entries stay; a second run imports the others.
         """
         for group in groups(found):
             if stop():
@@ -134,7 +134,7 @@ class Importer:
         return out
 
     def _scored(self, ready: Sequence[_One], report: Report, follow: Follow) -> list[_One]:
-        """With log-probabilities where they were missing: those of the head, at temperature 1."""
+        """Fill in missing log-probabilities with those of the head, at temperature 1."""
         wanting = [m for one in ready for m in one.made if m.wants_score]
         report.counts.tokenised += len(wanting)
         if not wanting:
@@ -151,9 +151,7 @@ class Importer:
 
     def _write(self, conn: Connection, ready: Sequence[_One], report: Report, now: float, follow: Follow) -> None:
         made = [m for one in ready for m in one.made]
-        since = imported_turns.known(
-            conn, [m.request.id for m in made]
-        )  # another import may have brought them meanwhile
+        since = imported_turns.known(conn, [m.request.id for m in made])  # another import may have added them since
         made = [m for m in made if m.request.id not in since]
         imported_turns.add(conn, [m.request for m in made], [m.reply for m in made], [m.place for m in made])
         standing = {**{id_: k for one in ready for id_, k in one.known.items()}, **since}
@@ -182,7 +180,7 @@ def _planned(group: Sequence[Entry], report: Report) -> list[_Plan]:
 
 
 def _waves(plans: Sequence[_Plan]) -> Iterator[list[_Plan]]:
-    """In their order, in runs that have no turn in common: what a run brought, the next one finds in the store."""
+    """Yield runs of consecutive entries without a common turn, so that each run finds earlier turns in the store."""
     wave: list[_Plan] = []
     ids: set[str] = set()
     for entry, planned in plans:
@@ -197,7 +195,7 @@ def _waves(plans: Sequence[_Plan]) -> Iterator[list[_Plan]]:
 
 
 def groups(found: Iterable[Entry]) -> Iterator[list[Entry]]:
-    """In groups of bounded size."""
+    """Yield the entries in groups of bounded size."""
     group: list[Entry] = []
     size = 0
     for entry in found:
@@ -211,30 +209,30 @@ def groups(found: Iterable[Entry]) -> Iterator[list[Entry]]:
 
 
 def _named(conn: Connection, plans: Sequence[_Plan], known: Mapping[str, imported_turns.Known]) -> dict[str, Exchange]:
-    """What is in the store under ids that the files gave."""
+    """Return the stored exchanges whose ids the files give."""
     ids = [p.id for _, planned in plans for p in planned if p.turn.id is not None and p.id in known]
     parts = (ids[at : at + imported_turns.MOST_ASKED] for at in range(0, len(ids), imported_turns.MOST_ASKED))
     return {id_: found for part in parts for id_, found in exchanges.get_many(conn, part).items()}
 
 
 def _check(planned: Sequence[Planned], there: Mapping[str, Exchange]) -> None:
-    """Ids that the file gives must name what they named before. Raises `Refused`."""
+    """Raise `TrajectoryRefused` if an id of the file belongs to a stored turn with other messages."""
     for p in planned:
         before = there.get(p.id)
         if before is None or before.reply is None:
             continue
         words = list(before.request.messages), dict(before.reply.message)
         if words != (list(p.messages), dict(p.reply)):
-            raise Refused("contradiction", f"id {p.id!r} is in the store with other words; leave the id out", p.number)
+            raise Refused("contradiction", f"id {p.id!r} is in the store with other text; omit the id", p.number)
 
 
 def _making(follow: Follow, entry: Entry, share: float) -> None:
-    """`share`: how much of the making is done."""
+    """Report the progress of building; `share` from 0 to 1."""
     follow(entry, MADE * share)
 
 
 def _scoring(ready: Sequence[_One], follow: Follow, share: float) -> None:
-    """`share`: how much of the scoring is done."""
+    """Report the progress of scoring; `share` from 0 to 1."""
     for one in ready:
         follow(one.entry, MADE + (SCORED - MADE) * share)
 
@@ -252,9 +250,9 @@ GROUP = 64
 
 
 def score_waiting(config: Config, store: Store, progress: Callable[[int], None]) -> int:
-    """Scores every turn that waits for it, with the head. Returns how many.
+    """Score every unscored turn with the head. Return their number.
 
-    Raises `ModelError`, `IdentityMismatch`, `StoreError`; what was done until then stays.
+    Raises `ModelError`, `IdentityMismatch`, `StoreError`; turns scored until then keep their scores.
     """
     files = ModelFiles.of(config.model)
     head = head_of(store, files)

@@ -1,4 +1,4 @@
-"""What `openclaw-rl data ...` does."""
+"""The commands of `openclaw-rl data`: check, import, score, export."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ from openclaw_rl.trajectories.schema import Refused
 
 REFUSALS = "refused.jsonl"
 _NO_FORMAT = (".csv", ".tsv", ".txt", ".gz", ".zip", ".zst", ".yaml", ".yml", ".arrow")
-"""Of files, and not of folders: whoever names one expects a file."""
+"""Unsupported file suffixes. A target that ends with one is refused, not taken as a folder's name."""
 _SINCE = re.compile(r"(\d+)([hdw])")
 _UNITS = {"h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 Tick = Callable[[int, int], None]
-"""(bytes further, trajectories further)."""
+"""(bytes, trajectories) processed since the last call."""
 
 
 def check(paths: Sequence[str], *, report: str | None) -> bool:
-    """Read and validate, and change nothing. False: something was refused. Raises `OpenClawError` for no files."""
+    """Validate files without importing. Return False if any was refused. Raises `OpenClawError` for no files."""
     found = reading.files([Path(p) for p in paths])
     with Report(Path(report) if report else None) as told, _bytes("checking", found) as tick:
         for entry in _ticked(found, tick):
@@ -57,12 +57,12 @@ def check(paths: Sequence[str], *, report: str | None) -> bool:
                 told.counts.count(turns=(n := len(plan(entry.trajectory()))), of=n, news=False)
             except Refused as problem:
                 told.refuse(entry, problem)
-    Console().print(told.shown("sound"))
+    Console().print(told.shown("valid"))
     return told.refused == 0
 
 
 def bring_in(config: Config, paths: Sequence[str], *, score: bool, report: str | None) -> bool:
-    """Import. False: something was refused, and the rest is there. Raises `OpenClawError`."""
+    """Import files. Return False if some trajectories were refused. Raises `OpenClawError`."""
     found = reading.files([Path(p).expanduser() for p in paths])
     store = Store.open(config.store_path)
     try:
@@ -92,9 +92,9 @@ def score(config: Config) -> None:
 def send_out(
     config: Config, target: str, *, names: Sequence[str], since: str | None, form: str, redact: bool = False
 ) -> None:
-    """Export: a file for each session into a folder, or everything into one .jsonl, .json or .parquet.
+    """Export a file for each session into a folder, or everything into one .jsonl, .json or .parquet.
 
-    `redact`: without what names a person or opens a door. Raises `OpenClawError`.
+    `redact`: replace personal data and secrets. Raises `OpenClawError`.
     """
     path = Path(target).expanduser()
     if form == "turns" and path.suffix.lower() not in (*reading.LINES, parquet.SUFFIX):
@@ -137,12 +137,12 @@ def _send(conn: Connection, path: Path, sessions: Iterable[Session], form: str, 
     told = f"{number_of(number)} in {path}"
     if not large:
         return told
-    most = f"{reading.ENTRY_BYTES // 2**20} MiB, more than an import takes"
+    most = f"{reading.ENTRY_BYTES // 2**20} MiB, more than an import accepts"
     return f"{told}. Above {most}: {', '.join(large[:5])}{' ...' if large[5:] else ''}"
 
 
 def _all(conn: Connection, sessions: Iterable[Session]) -> Iterator[tuple[Session, list[Stored]]]:
-    """Those with a turn."""
+    """Return the sessions that have a turn, with their turns."""
     return ((session, items) for session, items in exporter.stored_of(conn, sessions) if items)
 
 
@@ -159,13 +159,13 @@ def _rows(conn: Connection, path: Path, sessions: Iterable[Session], redactor: R
                 written, left = written + (row is not None), left + (row is None)
                 if row is not None:
                     add(to_json(row))
-    without = f"; {left} turns without words, tokens or log-probabilities were left out" if left else ""
+    without = f"; {left} turns without text, tokens or log-probabilities were left out" if left else ""
     return f"{written} turns in {path}{without}"
 
 
 @contextmanager
 def _into(path: Path, form: str) -> Iterator[Callable[[bytes], None]]:
-    """Takes values as JSON; the file is there when the block ends well."""
+    """Yield a function that appends a JSON value. The file appears if the block ends without error."""
     suffix = path.suffix.lower()
     if suffix == parquet.SUFFIX:
         parquet.library()
@@ -189,7 +189,7 @@ def _into(path: Path, form: str) -> Iterator[Callable[[bytes], None]]:
 
 
 def exported(conn: Connection, session: Session, **which: Any) -> bytes | None:
-    """A session as one line of JSON; None when there is no turn. `which`: as of `exporting.stored`."""
+    """Return a session as one line of JSON; None without turns. `which`: see `exporter.stored_turns`."""
     items = list(exporter.stored(conn, session, **which))
     return _told(session, items, None) if items else None
 
@@ -203,16 +203,16 @@ def _told(session: Session, items: Sequence[Stored], redactor: Redactor | None) 
 
 
 def save(conn: Connection, folder: Path, session: Session, **which: Any) -> Path | None:
-    """Write a session's own file, when it says something new. None: there is nothing to be written.
+    """Write a session's file if its content is new, and return its path; None if there are no turns.
 
-    `which`: as of `exporting.stored`.
+    `which`: see `exporter.stored_turns`.
     """
     raw = exported(conn, session, **which)
     return None if raw is None else _put(conn, folder, session, raw, True, None)
 
 
 def _put(conn: Connection, folder: Path, session: Session, raw: bytes, sync: bool, redactor: Redactor | None) -> Path:
-    """`sync`: as of `writing.replacing`."""
+    """Write the file and return its path. `sync`: see `atomic_write.atomic_writer`."""
     stem = exporter.file_stem(conn, session)
     if redactor is not None and (name := redactor.name(session.name)) != session.name:
         stem = atomic_write.stem(name) + stem.removeprefix(atomic_write.stem(session.name))
@@ -222,7 +222,7 @@ def _put(conn: Connection, folder: Path, session: Session, raw: bytes, sync: boo
 
 
 def moment(text: str, now: float) -> float:
-    """`7d`, `12h`, `2w`, or a date as 2026-03-01 or 2026-03-01T12:00 -> seconds. Raises `OpenClawError`."""
+    """Parse 7d, 12h, 2w, 2026-03-01 or 2026-03-01T12:00 to seconds since the epoch. Raises `OpenClawError`."""
     if ago := _SINCE.fullmatch(text.strip()):
         return now - int(ago[1]) * _UNITS[ago[2]]
     try:
@@ -247,8 +247,8 @@ def _ticked(files: Iterable[Path], tick: Tick) -> Iterator[Entry]:
 
 
 def _follower(tick: Tick) -> Follow:
-    """Tells how many bytes further each entry has brought us; it is done once."""
-    far: dict[int, int] = {}  # bytes, by the entry's `id`, of those that are under way
+    """Return a callback that turns the progress of entries into bytes and finished trajectories."""
+    far: dict[int, int] = {}  # id() of each unfinished entry -> bytes reported so far
 
     def follow(entry: Entry, share: float) -> None:
         before = far.pop(id(entry), 0)
@@ -261,7 +261,7 @@ def _follower(tick: Tick) -> Follow:
 
 
 class _Rate(ProgressColumn):
-    """Trajectories a second, over the whole run."""
+    """Trajectories per second, averaged over the whole run."""
 
     def render(self, task: Any) -> str:
         done, took = task.fields["done"], task.elapsed or 0.0

@@ -1,7 +1,7 @@
-"""Trajectories and rows of turns as Parquet, for `datasets.load_dataset("parquet", ...)`, and trajectories from it.
+"""Write trajectories and rows of turns as Parquet, for `datasets.load_dataset("parquet", ...)`; read trajectories.
 
-A trajectory is a row with the keys of the JSON format as columns, typed. What has no type of its own there is JSON in a
-column that ends with `_json`. Held at once is one group of rows when it is written, a few rows when it is read.
+A trajectory is a row with the keys of the JSON format as typed columns. Values without a fixed type are JSON text in a
+column that ends with `_json`. In memory are one row group while writing, a few rows while reading.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from openclaw_rl.trajectories.schema import Refused
 SUFFIX = ".parquet"
 GROUP_ROWS = 1000
 GROUP_BYTES = 8 * 2**20
-"""Of JSON. A group of rows is written when it has so many rows, or so many bytes."""
+"""Bytes of JSON. A row group is written when it reaches GROUP_ROWS rows or GROUP_BYTES bytes."""
 READ_ROWS = 8
 _JSON = "_json"
 _UNTYPED = frozenset({"messages", "message", "tools", "template", "sampling"})
 Found = tuple[str, bytes, Refused | None, int]
-"""(place, a trajectory as JSON, why there is none, bytes of the file until there), as `reading.entries` takes it."""
+"""(place, the trajectory as JSON, its problem, bytes of the file read so far), as `files.read_entries` expects it."""
 
 
 def library() -> Any:
-    """pyarrow, with its Parquet. Raises `OpenClawError` when it is not installed."""
+    """Import and return pyarrow with its Parquet module. Raises `OpenClawError` when it is not installed."""
     try:
         importlib.import_module("pyarrow.parquet")
         return importlib.import_module("pyarrow")
@@ -44,7 +44,7 @@ def library() -> Any:
 
 @contextmanager
 def writing(stream: BinaryIO, form: str) -> Iterator[Callable[[bytes], None]]:
-    """Takes trajectories, or (`form` "turns") flat rows, as JSON. Raises `OpenClawError`."""
+    """Yield a function that appends a trajectory as JSON (`form` "turns": a flat row). Raises `OpenClawError`."""
     pa = library()
     schema = _turns(pa) if form == "turns" else _trajectories(pa)
     held: list[bytes] = []
@@ -60,7 +60,7 @@ def writing(stream: BinaryIO, form: str) -> Iterator[Callable[[bytes], None]]:
                 file.write_table(pa.Table.from_pylist(rows, schema=schema))
             except UnicodeEncodeError as error:
                 raise OpenClawError(
-                    f"half a surrogate pair cannot stand in Parquet ({error.reason}); export to .jsonl"
+                    f"Parquet cannot hold half a surrogate pair ({error.reason}); export to .jsonl"
                 ) from error
             held.clear()
             size = 0
@@ -78,7 +78,7 @@ def writing(stream: BinaryIO, form: str) -> Iterator[Callable[[bytes], None]]:
 
 
 def _columns(turn: Mapping[str, Any]) -> dict[str, Any]:
-    """A turn of the JSON format as the columns have it."""
+    """Return a turn of the JSON format as columns."""
     out = {(key + _JSON if key in _UNTYPED else key): value for key, value in turn.items()}
     if isinstance(state := out.get("next_state"), list):
         out["next_state"], out["next_state" + _JSON] = None, state
@@ -137,7 +137,7 @@ def _turns(pa: Any) -> Any:
 
 
 def found(stream: BinaryIO, size: int) -> Iterator[Found]:
-    """The trajectories of a file of `size` bytes. Raises `OpenClawError` when pyarrow is not installed."""
+    """Yield the trajectories of a file of `size` bytes. Raises `OpenClawError` when pyarrow is not installed."""
     pa = library()
     number = 0
     try:
@@ -153,12 +153,12 @@ def found(stream: BinaryIO, size: int) -> Iterator[Found]:
     except (pa.ArrowException, OSError, ValueError) as error:
         said = " ".join(str(error).split())[:200]
         place = f"after row {number}" if number else ""
-        yield place, b"", Refused("not Parquet", f"expected a Parquet file that is whole: {said}"), size
+        yield place, b"", Refused("not Parquet", f"expected a complete Parquet file: {said}"), size
 
 
 def _other(names: Sequence[str]) -> Refused:
     if "turn_id" in names:
-        return Refused("no turns", "rows of turns are no trajectories; export it without --format turns")
+        return Refused("no turns", "rows of turns are not trajectories; export without --format turns")
     return Refused("no turns", f"expected the columns session_id and turns, got {', '.join(names[:8])[:200]}")
 
 
@@ -169,11 +169,11 @@ def _read(row: Mapping[str, Any], number: int, read: int) -> Found:
     except Refused as problem:
         return place, b"", problem, read
     except (TypeError, ValueError, RecursionError) as error:
-        return place, b"", Refused("wrong type", f"expected values that JSON has: {str(error)[:200]}"), read
+        return place, b"", Refused("wrong type", f"expected values that JSON can represent: {str(error)[:200]}"), read
 
 
 def _trajectory(row: Mapping[str, Any]) -> dict[str, Any]:
-    """As the JSON format has it. In a column null and nothing are the same."""
+    """Return a row in the JSON format. Null columns are omitted: a column does not distinguish null and absent."""
     out = {key: value for key, value in row.items() if value is not None}
     if isinstance(out.get("turns"), list):
         out["turns"] = [_given(turn, at) if isinstance(turn, dict) else turn for at, turn in enumerate(out["turns"], 1)]
@@ -200,7 +200,7 @@ def _decoded(key: str, value: Any, number: int) -> Any:
 
 
 def _filled(value: Any) -> Any:
-    """Structs without what is not there."""
+    """Return structs without their null fields."""
     if isinstance(value, dict):
         return {key: _filled(item) for key, item in value.items() if item is not None}
     if isinstance(value, list) and value and isinstance(value[0], dict):

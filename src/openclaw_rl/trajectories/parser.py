@@ -1,4 +1,4 @@
-"""How JSON becomes a trajectory, and what is said of JSON that does not."""
+"""Parse JSON to a trajectory, and report what is wrong with invalid JSON."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ _TREE: Mapping[str, tuple[type, Mapping[str, str]]] = {
     "vote": (Vote, {}),
     "dropped": (FileDropped, {}),
 }
-"""Which keys a part may have, and which of them are parts themselves."""
+"""Part of the format -> (its type, which lists the allowed keys; the keys that are parts themselves)."""
 _KEYS = {part: tuple(f.name for f in fields(kind)) for part, (kind, _) in _TREE.items()}
 
 
 def decoded(raw: bytes, where: str = "", turn: int | None = None) -> Any:
-    """JSON as Python values; of a key that stands twice neither is meant. Raises `Refused`.
+    """Decode JSON to Python values. Raises `TrajectoryRefused`, also for a duplicate key.
 
-    `where`: words before what is wrong.
+    `where`: prefix of the error message.
     """
     try:
-        json.loads(raw, object_pairs_hook=strict_yaml.once)  # the reader below would take the last of two
+        json.loads(raw, object_pairs_hook=strict_yaml.once)  # the decoder below would take the last of two
         return from_json(raw)
     except RecursionError:
-        raise Refused("not JSON", f"{where}nested too deeply to be read", turn) from None
+        raise Refused("not JSON", f"{where}nested too deeply", turn) from None
     except strict_yaml.Twice as error:
         raise Refused("key twice", f"{where}{error}", turn) from None
     except ValueError as error:
@@ -65,7 +65,7 @@ def decoded(raw: bytes, where: str = "", turn: int | None = None) -> Any:
 
 
 def parse(value: Any) -> Trajectory:
-    """A trajectory from decoded JSON. Raises `Refused`."""
+    """Convert decoded JSON to a trajectory. Raises `TrajectoryRefused`."""
     if not isinstance(value, dict):
         raise Refused("no object", f"expected an object with session_id and turns, got {_named(value)}")
     _check_keys(value, "trajectory", None)
@@ -105,7 +105,7 @@ def _check_keys(value: Mapping[str, Any], part: str, turn: int | None) -> None:
 
 
 def _items(value: Any) -> list[dict[str, Any]]:
-    """The objects in a value; what is none is told by the types."""
+    """Return the objects in a value. Other values are left to type checking."""
     return [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, dict)]
 
 
@@ -125,7 +125,7 @@ def _convert(value: Mapping[str, Any], kind: type, turn: int | None) -> Any:
 
 
 def _problems(turn: FileTurn) -> Iterator[tuple[str, str]]:
-    """What the types do not say: (reason, words)."""
+    """Yield (reason, message) for problems that the types do not catch."""
     for name in ("id", "parent", "relation_of"):
         if (given := getattr(turn, name)) is not None:
             yield from _named_badly(name, given)
@@ -136,11 +136,11 @@ def _problems(turn: FileTurn) -> Iterator[tuple[str, str]]:
         if (time := getattr(turn, name)) is not None and not (math.isfinite(time) and time >= 0):
             yield "out of range", f"{name}: expected seconds since 1970, got {time!r}"
     if turn.status is ExchangeStatus.RUNNING:
-        yield "out of range", "status: a reply that runs is no part of a trajectory; expected done, cancelled or failed"
+        yield "out of range", "status: a running reply cannot be in a trajectory; expected done, cancelled or failed"
     if turn.status is ExchangeStatus.DONE and turn.finish is None:
         yield "missing key", "finish: expected stop, length or tool_calls, got null"
     if turn.untrainable and turn.trainable:
-        yield "contradiction", "trainable is true, and untrainable says why not; expected one of them"
+        yield "contradiction", "trainable is true, but untrainable has a reason; expected one of them"
     if turn.type is Kind.SIDE and turn.trainable:
         yield "contradiction", "a side turn never trains; expected trainable false, or type main"
 
@@ -148,9 +148,9 @@ def _problems(turn: FileTurn) -> Iterator[tuple[str, str]]:
 def _words(turn: FileTurn) -> Iterator[tuple[str, str]]:
     if turn.redacted:
         if any(v is not None for v in (turn.prompt, turn.response, turn.messages, turn.message, turn.prompt_ids)):
-            yield "contradiction", "redacted, and yet it has words or tokens; expected none of them"
+            yield "contradiction", "redacted, but it has text or tokens; expected none of them"
         if turn.id is None:
-            yield "missing key", "id: a redacted turn cannot be known by its words; expected the id of its export"
+            yield "missing key", "id: a redacted turn cannot be identified by its text; expected the id of its export"
         return
     if turn.prompt is None and turn.messages is None:
         yield "missing key", "missing key `prompt` (or `messages`)"
@@ -160,9 +160,9 @@ def _words(turn: FileTurn) -> Iterator[tuple[str, str]]:
         yield from _messages(name, getattr(turn, name))
     yield from _messages("message", None if turn.message is None else [turn.message], only="assistant")
     if turn.messages is not None and turn.prompt not in (None, prompt_of(turn.messages)):
-        yield "contradiction", "prompt differs from the last user message of messages; expected the same, or one alone"
+        yield "contradiction", "prompt differs from the last user message of messages; expected the same, or only one"
     if turn.message is not None and turn.response not in (None, text_of(turn.message)):
-        yield "contradiction", "response differs from the words of message; expected the same words, or one alone"
+        yield "contradiction", "response differs from the text of message; expected the same text, or only one"
 
 
 def _messages(name: str, value: Any, only: str | None = None) -> Iterator[tuple[str, str]]:
@@ -178,7 +178,7 @@ def _messages(name: str, value: Any, only: str | None = None) -> Iterator[tuple[
         content, calls = message.get("content"), message.get("tool_calls")
         parts = content if isinstance(content, list) else ()
         if not isinstance(content, str | list | None) or not all(isinstance(p, str | dict) for p in parts):
-            yield "wrong type", f"{name}: content: expected words, or a list of parts, got {_named(content)}"
+            yield "wrong type", f"{name}: content: expected text, or a list of parts, got {_named(content)}"
         if not isinstance(calls, list | None) or not all(_is_call(c) for c in calls or ()):
             yield "wrong type", f"{name}: tool_calls: expected a list of calls, each with function.name"
 
@@ -193,13 +193,13 @@ def _tokens(turn: FileTurn) -> Iterator[tuple[str, str]]:
     if not given:
         return
     if turn.prompt_ids is None or turn.response_ids is None or turn.logprobs is None:
-        yield "token arrays", f"prompt_ids, response_ids and logprobs go together; got only {', '.join(given)}"
+        yield "token arrays", f"prompt_ids, response_ids and logprobs must come together; got only {', '.join(given)}"
         return
     if turn.identity is None:
         yield (
             "token arrays",
-            "prompt_ids without the identity of their model mean nothing. Take them as an export wrote them, or leave "
-            "them out: then the words are tokenised",
+            "prompt_ids need the identity of their model. Keep all token keys as an export wrote them, or omit them: "
+            "then the text is tokenised",
         )
     r = len(turn.response_ids)
     mask = r if turn.mask is None else len(turn.mask)
@@ -219,7 +219,7 @@ def _spans(turn: FileTurn, r: int) -> Iterator[tuple[str, str]]:
     ends = [(s.start, s.end) for s in turn.spans or ()]
     joined = [0, *(e for _, e in ends)][:-1] == [s for s, _ in ends] and all(s <= e for s, e in ends)
     if ends and not (joined and ends[-1][1] == r):
-        yield "token arrays", f"spans: expected ranges one after the other from 0 to {r}, got {ends[:4]}"
+        yield "token arrays", f"spans: expected consecutive ranges from 0 to {r}, got {ends[:4]}"
     if not all(0 <= v < 2**31 for v in (turn.version, *(s.version for s in turn.spans or ()))):
         yield "out of range", "version: expected 0 or more"
 
@@ -231,7 +231,7 @@ def _named_badly(key: str, name: str) -> Iterator[tuple[str, str]]:
 
 
 def _halves(value: Any) -> Iterator[tuple[str, str]]:
-    """Half a surrogate pair can stand in JSON, but in no column of text."""
+    """Yield problems of texts with half a surrogate pair, which JSON can escape but a text column cannot hold."""
     for name in (f.name for f in fields(value)):
         given = getattr(value, name)
         if name in ("reaction", "verdict", "dropped") and given is not None:

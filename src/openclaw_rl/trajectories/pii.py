@@ -1,8 +1,8 @@
-r"""What names a person or opens a door, taken out of a text: each finding becomes a placeholder that says its kind.
+r"""Replace personal data and secrets in a text by placeholders that name their kind.
 
-These patterns run over whatever was said: none may take more than linear time (as in `patterns.py`). A run of unbounded
-length is possessive, and begins where a run of its characters begins; what is not a run is bounded. `\n`, `\r` and
-`\t` as JSON escapes them are two characters and a boundary: tool results are often JSON inside of a text.
+The patterns run over arbitrary text, so each must take linear time (as in `client_patterns.py`). A repetition of
+unbounded length is possessive and starts where such a run starts; any other repetition is bounded. The JSON escapes
+`\n`, `\r` and `\t` are two characters and act as a boundary, because tool results are often JSON inside a text.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 KINDS = ("email", "phone", "key", "token", "ip", "home")
-"""`key`: of a known issuer, or PEM. `token`: JWT, bearer, the password in an address, a value named a secret."""
+"""`key`: a key of a known issuer, or PEM. `token`: JWT, bearer, password in a URL, or the value of a secret's name."""
 
 _COMMON = ("com", "org", "net", "edu", "gov", "mil", "int", "info", "biz")
 _LETTERS = re.compile(r"[^\W\d_]+")
@@ -29,12 +29,12 @@ def placeholder(kind: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """What group `it` (or the whole match) holds is taken out, unless `keep` says that it is nobody's."""
+    """Replaces group `it` (or the whole match) by a placeholder, unless `keep` returns True for the match."""
 
     kind: str
     pattern: re.Pattern[str]
-    hints: tuple[str, ...]  # without one of them there is nothing to find; in lower case, and so is the text
-    quick: re.Pattern[str]  # nor without this, which is sooner looked for
+    hints: tuple[str, ...]  # lower case; a text without any of them cannot match
+    quick: re.Pattern[str]  # a cheaper pattern; a text without it cannot match
     keep: Keep | None
 
     def apply(self, text: str, low: str, counts: Counter[str]) -> str:
@@ -53,16 +53,16 @@ class _Rule:
 def _rule(
     kind: str, expression: str, hints: str, *, before: str = "", quick: str = "", keep: Keep | None = None
 ) -> _Rule:
-    """`before`: characters that may not stand before it, as of a class; a letter of a JSON escape is none of them."""
+    """`before`: character class that may not precede a match; the letter of a JSON escape may precede it anyway."""
     start = rf"(?:(?<![{before}])(?!(?<=\\)[nrt])|(?<={_ESCAPE}))" if before else ""
     return _Rule(kind, re.compile(start + expression), tuple(hints.split()) or ("",), re.compile(quick), keep)
 
 
 def _no_address(match: re.Match[str]) -> bool:
-    """`react@18.2.0`, `x@w.T` and `q@k.transpose(1)` are no mail; `git@host` is nobody's.
+    """Return True for matches that are no personal address: `react@18.2.0`, `x@w.T`, `q@k.transpose(1)`, `git@host`.
 
-    In doubt it is mail: who reads `q@k.data` redacted has lost less than whose address was left. What follows the
-    domain without a space may be of a file's name: `alice@example.com.bak`.
+    In doubt a match is an address: redacting `q@k.data` does less harm than leaving an address. Labels after the
+    domain may belong to a file name: `alice@example.com.bak`.
     """
     if match[0].startswith("git@"):
         return True
@@ -72,10 +72,10 @@ def _no_address(match: re.Match[str]) -> bool:
 
 
 def _ends_domains(label: str, called: bool) -> bool:
-    """`called`: a bracket follows, as after the name of a method; then only what is no method's name."""
+    """Return True if a label can end a domain. `called`: `(` follows, so names that look like a method do not count."""
     found = _LETTERS.match(label)
     if found is None or len(found[0]) < 2 or (len(found[0]) == 2 and found[0][0].islower() and found[0][1].isupper()):
-        return False  # the last: `q@k.mT`
+        return False  # the last case: `q@k.mT`
     name = found[0].lower()
     return not called or name in _COMMON or (len(name) == 2 and name != "to")
 
@@ -85,7 +85,7 @@ def _no_phone(match: re.Match[str]) -> bool:
 
 
 def _no_host(match: re.Match[str]) -> bool:
-    """Not an address, or one that every machine has."""
+    """Return True if the match is no IP address, or one that every machine has."""
     try:
         address = ipaddress.ip_address(match[0])
     except ValueError:
@@ -110,7 +110,7 @@ _PREFIXES = (
     "aiza ya29. gocspx- xoxa xoxb xoxe xoxo xoxp xoxr xoxs xapp- hf_ npm_ fw_ tgp_ gsk_ r8_ pplx dop_v1_ tml wandb_v1_ "
     "pypi- xai- nvapi- sg. :aa"
 )
-_SIGNS = r"+/=_.!#%^*@$-"  # of passwords, besides letters and digits
+_SIGNS = r"+/=_.!#%^*@$-"  # characters of passwords besides letters and digits
 _NAMED = (
     r"(?i:api[_-]?key|secret[_-]?(?:access[_-]?)?key|access[_-]?(?:key|token)|auth[_-]?token|client[_-]?secret"
     r"|private[_-]?key|password|passwd|passphrase|pwd|secret|token)"
@@ -125,7 +125,7 @@ _PHONES = "|".join(
     )
 )
 _V4 = r"(?:\d{1,3}\.){3}\d{1,3}"
-_NAME = r"(?:[\w.@+$-]++(?: [\w.@+$-]++){1,3}(?=\\)|[\w.@+$-]++)"  # of a person's folder; with spaces on Windows
+_NAME = r"(?:[\w.@+$-]++(?: [\w.@+$-]++){1,3}(?=\\)|[\w.@+$-]++)"  # of a home folder; with spaces on Windows
 
 _RULES = (
     _rule(
@@ -172,7 +172,7 @@ _RULES = (
 
 
 def scrubbed(text: str) -> tuple[str, Counter[str]]:
-    """(The text without them, how many of each kind). What it gives, it leaves as it is."""
+    """Return (the redacted text, number of findings by kind). Idempotent."""
     counts: Counter[str] = Counter()
     while True:
         before, low = text, text.lower()

@@ -1,7 +1,7 @@
-"""A trajectory without what names a person or opens a door, and with no tokens that would tell it.
+"""Redact a trajectory: replace personal data and secrets, and remove tokens that would reveal them.
 
-What people and models wrote gets placeholders (`scrubbing.py`). Names that hold such a thing (of a session, a turn, a
-user) become a keyed digest, so that what belonged together still does, and nobody can try out who it was.
+Texts get placeholders (see `pii.py`). Names of sessions, turns and users that have a finding become a keyed digest, so
+that equal names stay equal and nobody can guess them by trying.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ _ROWS_TEXTS = ("next_state", "untrainable")
 
 
 class Redactor:
-    """Counts what it takes out; a text that is said again in the same session counts once. `key`: of the digests."""
+    """Redacts turns and counts findings; a text repeated in a session counts once. `key`: key of the digests."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
         self.counts: Counter[str] = Counter()
         self.turns = self.emptied = 0
         self._known: dict[str, tuple[str, Counter[str]]] = {}
-        self._found: set[str] = set()  # in the turn at hand
+        self._found: set[str] = set()  # kinds found in the current turn
 
     def begin(self) -> None:
-        """Another session: the texts of the one before are held no longer."""
+        """Start another session: forget the texts of the previous one."""
         self._known.clear()
 
     @property
     def told(self) -> str:
-        """For a person: what was taken out, and of how many turns the tokens went with it."""
+        """Readable summary: findings by kind, and how many turns lost their tokens."""
         found = ", ".join(f"{self.counts[kind]} {kind}" for kind in KINDS if self.counts[kind]) or "nothing"
-        return f"\ntaken out: {found}; {self.emptied} of {self.turns} turns left without tokens and log-probabilities"
+        return f"\nredacted: {found}; {self.emptied} of {self.turns} turns left without tokens and log-probabilities"
 
     def name(self, name: str) -> str:
-        """A name that gives nothing away, and another for every name that does."""
+        """Return a name without findings unchanged, and any other name as a keyed digest."""
         if self.text(name) == name:
             return name
         return f"redacted-{blake2b(name.encode(errors='surrogatepass'), key=self._key, digest_size=8).hexdigest()}"
@@ -60,10 +60,10 @@ class Redactor:
         return clean
 
     def turn(self, turn: Mapping[str, Any]) -> dict[str, Any]:
-        """A turn as `exporting.turn_of` gives it. `removed`: the kinds that were in it.
+        """Redact a turn of `exporter.turn_to_json`, and add the kinds of its findings as `removed`.
 
-        Token arrays stay where every word that they were made of did. Of a reply that broke off they may hold more
-        than its words.
+        Token arrays are kept only if no text that they encode has changed. They are removed from an unfinished reply,
+        because its tokens may hold more than its text.
         """
         self._found = set()
         new: dict[str, Any] = from_json(to_json(turn))
@@ -83,7 +83,7 @@ class Redactor:
         return new | ({"removed": removed} if removed else {})
 
     def row(self, row: Mapping[str, Any], clean: Mapping[str, Any]) -> dict[str, Any] | None:
-        """A flat row; `clean`: the same turn as `turn` gives it. None: its tokens had to go."""
+        """Redact a flat row; None if its tokens were removed. `clean`: the same turn from `redact_turn`."""
         if "prompt_ids" not in clean:
             return None
         names = {key: self.name(row[key]) for key in _ROWS_NAMES}
@@ -91,7 +91,7 @@ class Redactor:
         return {**row, **names, **texts, "hints_json": self._json(row["hints_json"])}
 
     def _rest(self, new: dict[str, Any]) -> None:
-        """What was not said in the prompt or the reply, in place."""
+        """Redact all fields except prompt and reply, in place."""
         for key in _NAMES:
             if isinstance(new.get(key), str):
                 new[key] = self.name(new[key])
@@ -109,7 +109,7 @@ class Redactor:
     # Values of any shape.
 
     def _words(self, value: Any) -> Any:
-        """Messages, one of them, or what a model is told beside them."""
+        """Redact a list of messages, one message, or tools and template variables."""
         if isinstance(value, list):
             return [self._words(item) for item in value]
         clean = self._any(value)
@@ -118,7 +118,7 @@ class Redactor:
         return clean
 
     def _parts(self, parts: list[Any]) -> list[Any]:
-        """The parts of a content. A model reads them joined: what only stands in them together makes them one."""
+        """Redact content parts. A model reads them joined, so text parts with a finding across them are merged."""
         out: list[Any] = []
         for is_text, run in groupby(parts, key=lambda p: isinstance(p, dict) and isinstance(p.get("text"), str)):
             given = list(run)
@@ -144,14 +144,14 @@ class Redactor:
         return out
 
     def _key_of(self, key: Any, taken: Mapping[Any, Any]) -> Any:
-        """Two keys that are the same now stay two."""
+        """Redact a key; a suffix keeps keys distinct that redaction made equal."""
         if not isinstance(key, str):
             return key
         clean = self.text(key)
         return clean if clean not in taken else f"{clean} {len(taken)}"
 
     def _json(self, text: str) -> str:
-        """A text that is JSON stays JSON."""
+        """Redact a text; JSON text stays JSON."""
         try:
             value = from_json(text.encode())
         except (ValueError, RecursionError):

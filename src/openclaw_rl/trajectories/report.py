@@ -1,4 +1,4 @@
-"""What came of reading trajectories: counts, and every refusal with its place and its reason."""
+"""Report of an import: counts, and every refusal with its place and reason."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from openclaw_rl.trajectories.files import Entry
 from openclaw_rl.trajectories.schema import Refused
 
 EXAMPLES = 3
-"""Of each reason that are shown; the file has all."""
+"""Number of examples shown for each reason; the file has all."""
 
 
 def number_of(trajectories: int) -> str:
-    """In words."""
+    """Return the count with its noun."""
     return f"{trajectories} trajector{'y' if trajectories == 1 else 'ies'}"
 
 
 @dataclass(slots=True)
 class Counts:
-    """Trajectories and turns. `known`: they were here before, and nothing about them was new."""
+    """Counts of trajectories and turns. `known`: already in the store, with nothing new."""
 
     read: int = 0
     imported: int = 0
@@ -41,7 +41,7 @@ class Counts:
     refused: Counter[str] = field(default_factory=Counter)
 
     def count(self, *, turns: int, of: int, news: bool) -> None:
-        """One trajectory of `of` turns, `turns` of them new; `news`: something became of one of its turns."""
+        """Count one trajectory of `of` turns, `turns` of them new; `news`: a turn has a new reaction or verdict."""
         self.turns += turns
         if turns == of:
             self.imported += 1
@@ -52,7 +52,7 @@ class Counts:
 
 
 class Report:
-    """A context: the file of refusals (mode 600) is made with the first one. `file` None: they are only counted."""
+    """Context manager that writes refusals to a file (mode 600, created by the first one); `file` None: only counts."""
 
     def __init__(self, file: Path | None = None) -> None:
         self.counts = Counts()
@@ -72,7 +72,7 @@ class Report:
         return self.counts.refused.total()
 
     def refuse(self, entry: Entry, problem: Refused) -> None:
-        """Count it, and keep it."""
+        """Count a refusal, and write it to the file."""
         self.counts.refused[problem.reason] += 1
         where = f"{entry.file}, {entry.place}" if entry.place else str(entry.file)
         told = self.examples.setdefault(problem.reason, [])
@@ -95,7 +95,7 @@ class Report:
         self._stream.write(line + "\n")
 
     def shown(self, what: str) -> Group:
-        """For a person. `what`: what was done, such as "imported"."""
+        """Return a readable summary. `what`: participle of the action, such as "imported"."""
         parts: list[Text | Table] = [Text(self._line(what))]
         if self.refused:
             table = Table(title=f"\n{self.refused} refused", title_justify="left", box=None, padding=(0, 2))
@@ -106,13 +106,13 @@ class Report:
                 table.add_row(str(count), reason, Text("\n".join(self.examples[reason])))
             parts.append(table)
             if self.file is not None:
-                parts.append(Text(f"all of them: {self.file}"))
+                parts.append(Text(f"all refusals: {self.file}"))
         return Group(*parts)
 
     def _line(self, what: str) -> str:
         c = self.counts
         words = [f"{number_of(c.imported)} {what} ({c.turns} turns)"]
-        words += [f"{c.grown} had grown"] * bool(c.grown) + [f"{c.known} were there already"] * bool(c.known)
-        words += [f"{c.tokenised} turns tokenised from words"] * bool(c.tokenised)
+        words += [f"{c.grown} updated"] * bool(c.grown) + [f"{c.known} imported before"] * bool(c.known)
+        words += [f"{c.tokenised} turns tokenised from text"] * bool(c.tokenised)
         words += [f"{c.scored} scored"] * bool(c.scored)
         return ", ".join(words)

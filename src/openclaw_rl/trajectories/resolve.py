@@ -1,4 +1,4 @@
-"""From a trajectory to what each of its turns was asked, answered and told. Pure: no tokens, no store."""
+"""Resolve the turns of a trajectory: each turn's full prompt, reply and reaction. Pure: no tokens, no store."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from openclaw_rl.types import Kind, Message
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """One turn, whole. `number`: its place in the file, from 1."""
+    """One turn with all its messages. `number`: its position in the file, from 1."""
 
     number: int
     id: str
@@ -26,15 +26,15 @@ class Planned:
     messages: tuple[Message, ...]  # everything before the reply; empty: redacted
     reply: Message
     parent: str | None
-    said: tuple[Message, ...]  # what answered it; empty: nothing did, or nothing is known
-    reaction: FileReaction | None  # how that is known, where the file tells; `said` may be empty: feedback alone
+    said: tuple[Message, ...]  # the reaction; empty: none, or unknown
+    reaction: FileReaction | None  # how and when it was found, if known; with no reaction messages: only feedback
 
 
 def plan(trajectory: Trajectory) -> list[Planned]:
-    """The turns in their order. A main turn without `messages` goes on from the main turn before it.
+    """Return the turns in their order. A main turn without `messages` continues from the previous main turn.
 
-    A main turn of words without `next_state` was answered by what the user says in the next one. Raises `Refused` for
-    an id that stands twice, and for a parent that leads back.
+    The reaction to a main turn with text only and no `next_state` is the prompt of the next one. Raises
+    `TrajectoryRefused` for a duplicate id, and for a cycle of parents.
     """
     story = _Story(trajectory)
     made = [story.next(number, turn) for number, turn in enumerate(trajectory.turns, 1)]
@@ -46,7 +46,7 @@ def _check_lineage(made: Sequence[Planned]) -> None:
     parents: dict[str, str | None] = {}
     for p in made:
         if p.id in parents:
-            raise Refused("contradiction", f"id {p.id!r} stands twice in this trajectory", p.number)
+            raise Refused("contradiction", f"id {p.id!r} is twice in this trajectory", p.number)
         parents[p.id] = p.parent
     sound: set[str] = set()
     for p in made:
@@ -61,12 +61,12 @@ def _check_lineage(made: Sequence[Planned]) -> None:
 
 
 class _Story:
-    """The conversation as far as it has been told."""
+    """The conversation up to the current turn."""
 
     def __init__(self, trajectory: Trajectory) -> None:
         self._trajectory = trajectory
         self._history: tuple[Message, ...] = ()
-        self._last: str | None = None  # the main turn before
+        self._last: str | None = None  # id of the previous main turn
         self._digests = dict.fromkeys(Kind, trajectory.session_id.encode())
 
     def next(self, number: int, turn: FileTurn) -> Planned:
@@ -100,12 +100,12 @@ class _Story:
         asked: Message = {"role": "user", "content": turn.prompt}
         if turn.type is Kind.SIDE:
             return (asked,)
-        told = bool(self._history) and self._history[-1].get("role") != "assistant"  # `next_state` gave messages
+        told = bool(self._history) and self._history[-1].get("role") != "assistant"  # `next_state` had messages
         heard = told and (not turn.prompt or prompt_of(self._history[-1:]) == str(turn.prompt).strip())
         return self._history if heard else (*self._history, asked)
 
     def _name(self, turn: FileTurn, messages: Sequence[Message], reply: Message) -> str:
-        """From session, place among its kind, and words: the same file gives the same names."""
+        """Return an id from session, position among its kind, and text, so that the same file gives the same ids."""
         words = to_json([turn.type, messages, reply, turn.tools])
         digest = blake2b(self._digests[turn.type] + words, digest_size=16).digest()
         self._digests[turn.type] = digest
@@ -113,7 +113,7 @@ class _Story:
 
 
 def said_of(next_state: str | Sequence[dict[str, Any]] | None) -> tuple[Message, ...]:
-    """`next_state` as messages: words are a user's."""
+    """Return `next_state` as messages; text becomes a user message."""
     if next_state is None or next_state == "":
         return ()
     return ({"role": "user", "content": next_state},) if isinstance(next_state, str) else tuple(next_state)

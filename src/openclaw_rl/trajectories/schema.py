@@ -1,7 +1,7 @@
-"""The nouns of a trajectory file. docs/guides/data.md tells the format; `parsing.py` makes them of JSON.
+"""Data types of a trajectory file. docs/guides/data.md documents the format; `parser.py` parses JSON to them.
 
-`type`, `prompt`, `response`, `next_state` and `trainable` are what people write; the rest is what an export adds, so
-that an import is its inverse. P prompt tokens, R response tokens. Times are seconds since the epoch.
+People write `type`, `prompt`, `response`, `next_state` and `trainable`. An export adds the other keys, so that an
+import is its inverse. P prompt tokens, R response tokens. Times are seconds since the epoch.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from openclaw_rl.store.turn_states import Cause
 from openclaw_rl.types import ExchangeStatus, FinishReason, Kind, Message, Sampling, Span, Vote
 
 LONGEST_NAME = 500
-"""Characters of a session's name and of an id."""
+"""Maximum length of a session's name and of an id, in characters."""
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
 class Refused(Exception):
-    """Why a trajectory is not taken. `reason` is the same for all of a kind; `detail` says it of this one."""
+    """A trajectory cannot be imported. `reason`: the kind of problem; `detail`: the specific problem."""
 
     def __init__(self, reason: str, detail: str, turn: int | None = None) -> None:
         super().__init__(detail if turn is None else f"turn {turn}: {detail}")
@@ -49,7 +49,7 @@ class FileFeedback:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileReaction:
-    """How `next_state` was found, and when."""
+    """How and when `next_state` was found."""
 
     how: str
     source: str | None = None
@@ -64,34 +64,34 @@ class FileDropped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileTurn:
-    """One call of the model. The token arrays stand together, with the `identity` of the model that they belong to."""
+    """One call of the model. The token arrays are given together, with the `identity` of their model."""
 
     type: Kind
-    prompt: str | None = None  # what the user said
-    response: str | None = None  # what was answered
-    next_state: str | list[dict[str, Any]] | None = None  # what came back: words, or messages
+    prompt: str | None = None  # text of the last user message
+    response: str | None = None  # text of the reply
+    next_state: str | list[dict[str, Any]] | None = None  # the reaction: text, or messages
     trainable: bool | None = None
-    untrainable: str | None = None  # why not
-    redacted: bool = False  # captured without its words
-    removed: tuple[str, ...] = ()  # kinds of findings that `data export --redact` took out of its words
+    untrainable: str | None = None  # reason why it cannot train
+    redacted: bool = False  # captured without text
+    removed: tuple[str, ...] = ()  # kinds of findings that `data export --redact` removed
     id: str | None = None
     parent: str | None = None
     agent: str = ""
     user: str = ""
     dialect: str = "import"
-    messages: list[dict[str, Any]] | None = None  # everything before the reply; `prompt` is its last words
-    message: dict[str, Any] | None = None  # the whole reply; `response` is its words
+    messages: list[dict[str, Any]] | None = None  # all messages before the reply; `prompt` is the last user text
+    message: dict[str, Any] | None = None  # the whole reply; `response` is its text
     tools: tuple[dict[str, Any], ...] = ()
     template: dict[str, Any] | None = None  # variables for the chat template
     sampling: Sampling = field(default_factory=Sampling)
     prompt_ids: list[int] | None = None  # [P]
     response_ids: list[int] | None = None  # [R]
-    logprobs: list[float | None] | None = None  # [R]; null: not known
+    logprobs: list[float | None] | None = None  # [R]; null: unknown
     mask: list[bool] | None = None  # [R] tokens that may train; default: all
-    spans: tuple[Span, ...] | None = None  # which version sampled which tokens
+    spans: tuple[Span, ...] | None = None  # version that sampled each range of tokens
     version: int = 0
     identity: str | None = None
-    off_policy: bool = False  # its tokens were made from words, not sampled
+    off_policy: bool = False  # its tokens were tokenised from text, not sampled
     finish: FinishReason | None = FinishReason.STOP
     status: ExchangeStatus = ExchangeStatus.DONE
     error: str | None = None
@@ -102,14 +102,14 @@ class FileTurn:
     feedback: tuple[FileFeedback, ...] = ()
     verdict: FileVerdict | None = None
     dropped: FileDropped | None = None
-    at: float | None = None  # when it was asked
+    at: float | None = None  # time of the request
     first_token_at: float | None = None
     finished_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
-    """One session. `agent` and `user` hold for every turn that names none."""
+    """One session. `agent` and `user` are defaults for its turns."""
 
     session_id: str
     turns: tuple[FileTurn, ...]
@@ -118,18 +118,18 @@ class Trajectory:
 
 
 def prompt_of(messages: Sequence[Message]) -> str:
-    """What a person reads as the prompt: the last user message's words, without what clients wrote into them."""
+    """Return the readable prompt: the text of the last user message, without what the client program added."""
     return next((typed(text_of(m)).strip() for m in reversed(messages) if m.get("role") == "user"), "")
 
 
 def words_of(messages: Sequence[Message], message: Message) -> dict[str, str]:
-    """`prompt` and `response` for people. What is not `whole` stands in `messages` and `message` alone."""
+    """Return the readable `prompt` and `response`. Text that is not valid Unicode is omitted."""
     said = {"prompt": prompt_of(messages), "response": text_of(message)}
     return {key: text for key, text in said.items() if whole(text)}
 
 
 def whole(text: str) -> bool:
-    """No half of a surrogate pair stands in it: JSON can escape one, but no column of text holds it."""
+    """Return True if the text has no half of a surrogate pair. JSON can escape one; a text column cannot hold it."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -138,5 +138,5 @@ def whole(text: str) -> bool:
 
 
 def made_whole(text: str) -> str:
-    """Halves of surrogate pairs replaced by U+FFFD, for readers that know no others."""
+    """Replace halves of surrogate pairs by U+FFFD, for readers that accept only valid Unicode."""
     return text if whole(text) else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -1,4 +1,4 @@
-"""Sessions for people and plug-ins: what is in a folder of trajectories, and advantages along a session."""
+"""Sessions for scripts and plug-ins: list the turns of trajectory files, and compute advantages along a session."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ MAIN_LINE = ("user", "assistant")
 
 
 def inspect_sessions(path: str | Path, *, strict: bool = True) -> dict[str, list[dict[str, Any]]]:
-    """`{session_id: [turns as their file has them, each with "type"]}` of a file or a folder, in order.
+    """Return {session_id: [turns as in the file, each with "type"]} of a file or a folder, in order.
 
-    Raises `OpenClawError` when there is nothing, and for trajectories that an import would refuse; with `strict` False
-    those are left out.
+    Raises `OpenClawError` when no file is found, and for trajectories that an import would refuse; with `strict` False
+    those are omitted.
     """
     found: dict[str, list[dict[str, Any]]] = {}
     refused: list[str] = []
@@ -38,8 +38,8 @@ def inspect_sessions(path: str | Path, *, strict: bool = True) -> dict[str, list
     if refused and strict:
         more = f" and {len(refused) - _SHOWN} more" * (len(refused) > _SHOWN)
         raise OpenClawError(
-            f"{len(refused)} trajectories are not sound: {'; '.join(refused[:_SHOWN])}{more}. "
-            "`openclaw-rl data check` tells all; strict=False leaves them out."
+            f"{len(refused)} trajectories are not valid: {'; '.join(refused[:_SHOWN])}{more}. "
+            "`openclaw-rl data check` lists all; strict=False omits them."
         )
     return found
 
@@ -47,9 +47,9 @@ def inspect_sessions(path: str | Path, *, strict: bool = True) -> dict[str, list
 def compute_gae(
     rewards: Sequence[float], values: Sequence[float], gamma: float = 0.99, lambda_: float = 0.95
 ) -> NDArray[np.float64]:
-    """[T] generalised advantage estimates (arXiv:1506.02438, eq. 16).
+    """Return generalised advantage estimates [T] (arXiv:1506.02438, eq. 16).
 
-    `rewards` [T]; `values` [T], or [T + 1] with that of the state after the last step (else 0: the session ended).
+    `rewards` [T]; `values` [T], or [T + 1] with the value of the state after the last step (else 0: the session ended).
     Raises `ValueError` for other lengths.
     """
     t = len(rewards)
@@ -66,14 +66,14 @@ def compute_gae(
 
 
 class SessionAwareProcessor:
-    """Collects interactions by session, and gives whole sessions with their advantages."""
+    """Collects interactions by session, and returns sessions with their advantages."""
 
     def __init__(self, *, gamma: float = 0.99, lambda_: float = 0.95) -> None:
         self.sessions: dict[str, list[Mapping[str, Any]]] = {}
         self._gamma, self._lambda = gamma, lambda_
 
     def add_interaction(self, session_id: str, interaction: Mapping[str, Any]) -> None:
-        """`interaction`: `role`, and of an assistant's `reward` and, with a critic, `value`. Raises `ValueError`."""
+        """Add an interaction: `role`, for an assistant `reward`, with a critic also `value`. Raises `ValueError`."""
         role = interaction.get("role")
         if not isinstance(role, str):
             raise ValueError(f"session {session_id}: expected an interaction with a role, got {sorted(interaction)}")
@@ -82,9 +82,9 @@ class SessionAwareProcessor:
         self.sessions.setdefault(session_id, []).append(interaction)
 
     def get_training_trajectories(self, min_turns: int = 3) -> list[dict[str, Any]]:
-        """Sessions with at least `min_turns` interactions of user or assistant; others (system, tool) are left out.
+        """Return sessions with at least `min_turns` interactions of user or assistant; other roles are omitted.
 
-        Each: `session_id`, `interactions` [T] and `advantages` [T]. What a user says has reward 0 unless it says so.
+        Each has `session_id`, `interactions` [T] and `advantages` [T]. A user's reward defaults to 0.
         """
         out = []
         for session_id, interactions in self.sessions.items():
@@ -94,7 +94,7 @@ class SessionAwareProcessor:
         return out
 
     def compute_trajectory_advantages(self, interactions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """`interactions` and their `advantages` [T], a list of numbers."""
+        """Return `interactions` and their `advantages` [T], a list of numbers."""
         rewards = [float(i.get("reward", 0.0)) for i in interactions]
         values = [float(i.get("value", 0.0)) for i in interactions]
         advantages = compute_gae(rewards, values, self._gamma, self._lambda)

@@ -1,4 +1,4 @@
-"""The bridge between folders and the store, as a loop."""
+"""Worker that imports trajectories from folders and exports sessions to a folder."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ BEAT = 1.0  # seconds
 SETTLED = ("turn.closed", "turn.judged", "turn.dropped")
 BATCH = 256
 QUIET = 1.0
-"""Seconds that a file must have been left alone: who writes in place may be in the middle of it."""
+"""Seconds since the last change of a file before it is imported, because it may still be written in place."""
 
 
 async def run(config: Config, *, stop: asyncio.Event) -> None:
-    """The room `data`.
+    """Run the data worker until `stop` is set.
 
-    Consumes: the log of turns' moves, through a durable cursor; files of `data.path` and `data.rollout_dir`.
+    Consumes: events of turn states, through a durable cursor; files of `data.path` and `data.rollout_dir`.
     Produces: a file for each session in `data.buffer_dir`; imported exchanges and their turns.
     Waits for: turns that close, and files that are new or have changed.
-    Unblocked by: any commit; it looks at the folders every `data.poll` seconds.
+    Unblocked by: any commit; it reads the folders every `data.poll` seconds.
 
     Raises `OpenClawError` when a folder cannot be written or the model cannot be loaded.
     """
@@ -61,7 +61,7 @@ async def run(config: Config, *, stop: asyncio.Event) -> None:
 
 
 class Bridge:
-    """`turn` blocks, and is called from one thread at a time. `stop` is asked in the middle of long work."""
+    """Syncs folders with the store. `run_once` blocks and is not thread-safe; it polls `stop` during long work."""
 
     def __init__(
         self, config: Config, store: Store, *, stop: Callable[[], bool], clock: Callable[[], float] = time.time
@@ -75,20 +75,20 @@ class Bridge:
         self.note = "waiting"
 
     def turn(self) -> bool:
-        """Do what there is to do. False: there was nothing, or nothing more."""
+        """Run one iteration. Return True if more events are waiting."""
         busy = self._out() if self._buffer else False
         if self._path is not None:
-            self._in(reading.files([self._path]))  # a path that is not there is an error, at once
+            self._in(reading.files([self._path]))  # raises at once if the path does not exist
             self._path = None
         if self._watched is not None:
             self._in(self._quiet(self._watched))
         self.note = f"{self._written} files written, {number_of(self._imported)} imported, {self._refused} refused"
         return busy
 
-    # Out: a file for each session.
+    # Export: a file for each session.
 
     def _out(self) -> bool:
-        """Files first, then the cursor: what was cut off is written again, and is the same."""
+        """Write the files before the cursor: after a crash they are written again with the same content."""
         assert self._buffer is not None
         name = f"data.buffer:{_digest(str(self._buffer.resolve())):x}"
         with self._store.read() as conn:
@@ -109,12 +109,12 @@ class Bridge:
             )
             return sorted((Session(scope=r.scope, name=r.session) for r in rows), key=lambda s: (s.scope, s.name))
 
-    # In: files that are new or have changed.
+    # Import: files that are new or have changed.
 
     def _quiet(self, folder: Path) -> list[Path]:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         now = self._clock()
-        # A clock that goes ahead elsewhere must not keep a file out for as long as it does.
+        # A modification time in the future (another machine's clock) must not delay the import.
         return [p for p in reading.inside(folder) if not now - QUIET < _changed(p) <= now + QUIET]
 
     def _in(self, files: Iterable[Path]) -> None:
@@ -135,25 +135,25 @@ class Bridge:
         self._tell(report)
 
     def _news(self, file: Path) -> tuple[str, int] | None:
-        """(its cursor, its state) when the file is not as it was when it was imported."""
+        """Return (cursor name, file state) if the file has changed since its import, else None."""
         return _news(self._store, file)
 
     def _tell(self, report: Report) -> None:
         c = report.counts
-        log.info("imported %d trajectories (%d turns), %d had grown, %d known", c.imported, c.turns, c.grown, c.known)
+        log.info("imported %d trajectories (%d turns), %d updated, %d known", c.imported, c.turns, c.grown, c.known)
         if report.refused:
             kinds = ", ".join(f"{n} {reason}" for reason, n in c.refused.most_common())
-            log.warning("%d trajectories were refused (%s); all of them: %s", report.refused, kinds, report.file)
+            log.warning("%d trajectories were refused (%s); all refusals: %s", report.refused, kinds, report.file)
 
 
 def imported(config: Config, store: Store) -> bool:
-    """All of `data.path` has come in, or was refused."""
+    """Return True if all files of `data.path` were imported or refused."""
     path = config.data.path
     return path is None or all(_news(store, file) is None for file in reading.files([Path(path).expanduser()]))
 
 
 def _changed(file: Path) -> float:
-    """Seconds since the epoch; 0 of a file that was taken away since the folder was read."""
+    """Return the modification time in seconds since the epoch; 0 for a file that was removed in the meantime."""
     try:
         return file.stat().st_mtime
     except OSError:
@@ -161,10 +161,10 @@ def _changed(file: Path) -> float:
 
 
 def _news(store: Store, file: Path) -> tuple[str, int] | None:
-    """(its cursor, its state) when the file is there and not as it was when it was imported."""
+    """Return (cursor name, file state) if the file exists and has changed since its import, else None."""
     try:
         stat = file.stat()
-    except FileNotFoundError:  # taken away since the folder was read
+    except FileNotFoundError:  # removed since the folder was read
         return None
     name = f"data.file:{_digest(str(file.resolve())):x}"
     state = _digest(f"{stat.st_size} {stat.st_mtime_ns}")
@@ -173,14 +173,14 @@ def _news(store: Store, file: Path) -> tuple[str, int] | None:
 
 
 def _digest(text: str) -> int:
-    """63 bits."""
+    """Return a 63-bit digest of a text."""
     return int.from_bytes(blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).digest(), "big") >> 1
 
 
 def check(config: Config) -> None:
-    """Raises `ConfigError` for a path to import that is not there, and for a folder that cannot be used."""
+    """Raise `ConfigError` if the path to import does not exist, or a folder cannot be used."""
     data = config.data
-    if data.path and not os.path.exists(Path(data.path).expanduser()):  # noqa: PTH110 - false where it may not look
+    if data.path and not os.path.exists(Path(data.path).expanduser()):  # noqa: PTH110 - False without permission
         raise ConfigError(f"data.path {data.path}: no such file or folder. Expected trajectories to import.")
     if data.buffer_dir:
         usable("data.buffer_dir", data.buffer_dir)

@@ -1,4 +1,4 @@
-"""From planned turns to the nouns of the store: words become tokens here, once, with the model's own template.
+"""Build store records from resolved turns. Text is tokenised here, once, with the model's chat template.
 
 Shape legend: P prompt tokens, R response tokens.
 """
@@ -44,10 +44,10 @@ from openclaw_rl.types import (
 )
 
 SCOPE = "import"
-"""No API key's: what was imported is never linked with live conversations."""
+"""A scope of no API key, so imported turns are never linked with live conversations."""
 log = logging.getLogger("openclaw_rl.data")
 Step = Callable[[float], None]
-"""Is told which share of the turns has been made."""
+"""Called with the share of the turns that is built."""
 _NOTHING_PASSES = Transience(())
 NOT_TRAINABLE = "its trajectory says so (trainable: false)"
 TOO_LONG = "longer than the model takes: prompt and response have {0} tokens, and it takes {1}"
@@ -55,7 +55,7 @@ TOO_LONG = "longer than the model takes: prompt and response have {0} tokens, an
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """One turn, ready for the store. `wants_score`: its log-probabilities are still to be computed."""
+    """One turn, ready for the store. `needs_score`: its log-probabilities must still be computed."""
 
     request: Request
     reply: Reply
@@ -67,7 +67,7 @@ class Made:
 class _Tokens:
     prompt_ids: Ids  # [P]
     response_ids: Ids  # [R]
-    logprobs: Logprobs  # [R] NaN where not known
+    logprobs: Logprobs  # [R] NaN: unknown
     mask: Mask  # [R]
     spans: tuple[Span, ...]
     origin: Origin
@@ -75,21 +75,21 @@ class _Tokens:
 
 
 class Maker:
-    """Makes turns for one model and one head. `key`: the store's secret."""
+    """Builds turns for one model and one head. `key`: the store's secret."""
 
     def __init__(self, renderer: Renderer, *, identity: str, key: bytes, transient: Transience, version: int) -> None:
         self._renderer, self._identity, self._key = renderer, identity, key
         self._transient, self._version = transient, version
 
     def make(self, planned: Sequence[Planned], now: float, step: Step) -> list[Made]:
-        """Turns of one session, in their order. `now`: for what the file gives no time.
+        """Build the turns of one session, in their order. `now`: default for times missing in the file.
 
-        Raises `Refused` when the model's template does.
+        Raises `TrajectoryRefused` when the chat template rejects a turn.
         """
         try:
             return self._made(planned, now, step, Growing(self._renderer))
         except Unequal:
-            log.info("session %s: its prompts cannot be put together turn by turn", planned[0].session)
+            log.info("session %s: incremental rendering is not possible, rendering each turn whole", planned[0].session)
             return self._made(planned, now, step, Growing(self._renderer, long=math.inf))
 
     def _made(self, planned: Sequence[Planned], now: float, step: Step, growing: Growing) -> list[Made]:
@@ -99,7 +99,7 @@ class Maker:
             for number, p in enumerate(planned, 1):
                 out.append(self._turn(p, now, telling))
                 step(number / len(planned))
-        finally:  # what refuses a turn may be how it was put together
+        finally:  # on an error too, because incremental rendering may have caused it
             growing.end()
         return out
 
@@ -164,7 +164,7 @@ class Maker:
             return _nothing(Origin.TOKENS, turn.version)
         if turn.prompt_ids is not None and turn.identity == self._identity:
             return self._as_recorded(turn, planned.number)
-        if turn.status is not ExchangeStatus.DONE:  # how far it got cannot be told from its words
+        if turn.status is not ExchangeStatus.DONE:  # the text does not show how far it got
             return _nothing(Origin.TEXT, self._version)
         prompt, response = self._tokenised(planned, growing)
         r = len(response)
@@ -199,7 +199,7 @@ class Maker:
         )
 
     def _tokenised(self, planned: Planned, growing: Growing) -> tuple[Ids, Ids]:
-        """(prompt [P], response [R] with its stop token), as the template writes the reply behind its prompt."""
+        """Return (prompt [P], response [R] with its stop token), as the template writes the reply after the prompt."""
         renderer, turn = self._renderer, planned.turn
         prompt_ids, before, whole = growing.turn(
             planned.messages, planned.reply, turn.tools, variables=turn.template or {}
@@ -210,9 +210,9 @@ class Maker:
             broken = end in after
         elif planned.reply.get("tool_calls"):
             raise Refused(
-                "chat template", "the template does not write this tool call behind its own prompt", planned.number
+                "chat template", "the template does not write this tool call after its own prompt", planned.number
             )
-        else:  # reasoning that the prompt opens is closed at once
+        else:  # if the prompt opens reasoning, close it at once
             opened = renderer.family.opens_thinking(before)
             said = (f"\n{renderer.family.think[1]}\n\n" if opened else "") + text_of(planned.reply)
             broken = end in said
@@ -220,10 +220,10 @@ class Maker:
             raise Refused("chat template", f"the response holds {end}, which ends every reply", planned.number)
         return prompt_ids, renderer.tokens.encode(said + end).copy()
 
-    # What became of it.
+    # Place and outcome.
 
     def _place(self, planned: Planned, tokens: _Tokens) -> tuple[Place, bool]:
-        """Where it stands, and whether it is to be scored."""
+        """Return the turn's place in its session, and whether it must be scored."""
         turn = planned.turn
         why = turn.untrainable or (NOT_TRAINABLE if turn.trainable is False and turn.type is Kind.MAIN else None)
         limit, length = self._renderer.context_length, len(tokens.prompt_ids) + len(tokens.response_ids)
@@ -244,7 +244,7 @@ class Maker:
         return place, wants
 
     def outcome(self, planned: Planned, now: float) -> Outcome:
-        """Reaction, feedback, verdict and end, as the file has them."""
+        """Return reaction, feedback, verdict and drop reason from the file."""
         turn = planned.turn
         dropped = Dropped(cause=turn.dropped.cause, reason=turn.dropped.reason) if turn.dropped else None
         if turn.type is Kind.SIDE and dropped is None:
@@ -285,7 +285,7 @@ class Maker:
 def _verdict(turn: str, given: FileVerdict, now: float) -> Verdict:
     return Verdict(
         turn=turn,
-        revision=0,  # the store knows it
+        revision=0,  # set by the store
         judge=given.judge,
         score=given.score,
         votes=given.votes,
@@ -309,7 +309,7 @@ def _nothing(origin: Origin, version: int) -> _Tokens:
 
 
 class Telling:
-    """Turns in their order. Short ones, as those of side traffic, are worked out alone."""
+    """Hashes the messages of turns in order, reusing a common prefix. Short turns (side traffic) are hashed alone."""
 
     def __init__(self, growing: Growing, *, key: bytes, transient: Transience) -> None:
         self.growing, self._key, self._transient = growing, key, transient
@@ -317,9 +317,9 @@ class Telling:
         self._marks: tuple[Mark, ...] = ()
 
     def marks(self, planned: Planned) -> tuple[Mark, ...]:
-        """Of the turn's messages; what does not go on from the turn before is no longer kept in `growing`.
+        """Return the hashes of the turn's messages, and keep only the common prefix in the incremental renderer.
 
-        Raises `Unequal`.
+        Raises `TemplateMismatch`.
         """
         if len(planned.messages) < LONG:
             return message_hash.marks(planned.messages, self._key, self._transient)
@@ -332,14 +332,14 @@ class Telling:
 
 
 def _same(a: Planned, b: Planned) -> int:
-    """How many messages they begin with alike; none where tools or the template's variables differ."""
+    """Return the number of common leading messages; 0 if tools or template variables differ."""
     if not _alike((a.turn.tools, a.turn.template), (b.turn.tools, b.turn.template)):
         return 0
     size = min(len(a.messages), len(b.messages))
-    n = next(compress(count(), map(is_not, a.messages, b.messages)), size)  # words: the very same ones
+    n = next(compress(count(), map(is_not, a.messages, b.messages)), size)  # text turns share the objects
     return next((at for at in range(n, size) if not _alike(a.messages[at], b.messages[at])), size)
 
 
 def _alike(a: Any, b: Any) -> bool:
-    """To the byte: for `==` 1 is 1.0 and True."""
+    """Compare as JSON bytes, because `==` treats 1, 1.0 and True as equal."""
     return to_json(a) == to_json(b)

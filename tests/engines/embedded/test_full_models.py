@@ -171,7 +171,7 @@ def test_whole_models_count_among_the_versions_held(model_folder: Path, all_refs
     bench.load(all_refs[0], all_refs[5])
     bench.ask("running", 5, random_ids(1, 4), max_tokens=40)
     bench.step()
-    with pytest.raises(EngineError, match=r"\[1, 6\] named and \[5\] still answering; engine\.versions is 2"):
+    with pytest.raises(EngineError, match=r"\[1, 6\] requested and \[5\] still answering; engine\.versions is 2"):
         bench.load(all_refs[1], all_refs[6])
     assert bench.fleet.versions == (0, 5)
     bench.load(all_refs[6])
@@ -208,7 +208,7 @@ def _narrow(state: dict[str, torch.Tensor]) -> None:
     ("harm", "words"),
     [
         (_lose, r"1 weights are missing or unknown \(the first: model\.layers\.1\.mlp\.up_proj"),
-        (_break, r"model\.norm\.weight holds numbers that are not finite"),
+        (_break, r"model\.norm\.weight contains values that are not finite"),
         (_narrow, r"size mismatch for model\.norm\.weight"),
     ],
 )
@@ -233,7 +233,7 @@ def test_another_kind_of_model_is_no_version(model_folder: Path, tmp_path: Path)
     other = LlamaForCausalLM(LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
                                          num_attention_heads=4, num_key_value_heads=2))  # fmt: skip
     other.save_pretrained(tmp_path)
-    with pytest.raises(EngineError, match="are not served as"):
+    with pytest.raises(EngineError, match="cannot be served as"):
         Bench(model_folder).fleet.read(_ref(9, tmp_path))
 
 

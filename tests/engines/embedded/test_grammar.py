@@ -188,7 +188,10 @@ def test_a_reply_that_is_cut_is_cut_by_its_length(core: Core, grammars: Grammars
             "large|limit",
         ),
         ('start: %json {"enum": ["\\ud800"]}', "the format"),
-        ('start: %json {"$ref": "#"}', "forced: nothing can ever fit it, as where a [$]ref leads only back to itself$"),
+        (
+            'start: %json {"$ref": "#"}',
+            "enforced: no text can match it, for example because a [$]ref refers only to itself$",
+        ),
         (
             'start: %json {"type": "string", "pattern": "("}',
             r"JSON schema: regex parse error: \( error: unclosed group$",
@@ -219,7 +222,7 @@ def test_a_grammar_that_fails_while_it_is_sampled_says_why(core: Core, grammars:
     core.generate("x", 0, PROMPT, Sampling(max_tokens=50, seed=0), [STOP], guide=guide)
     out = [item for _ in range(50) if core.busy for item in core.step()]
     assert isinstance(out[-1], Stuck)
-    assert out[-1].why.endswith("forced format (lexer error: too many expressions constructed)")
+    assert out[-1].why.endswith("required format (lexer error: too many expressions constructed)")
     assert not core.busy
 
 

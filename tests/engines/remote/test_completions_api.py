@@ -84,7 +84,7 @@ def test_ids_may_come_as_the_tokens_names() -> None:
         ({"text": "hi", "logprobs": {"tokens": ["hi"], "token_logprobs": [-1.0]}}, "no token ids"),
         ({"token_ids": [1, 2], "logprobs": logprobs((1, -1.0))}, "1 log-probabilities for 2 tokens"),
         ({"token_ids": [1]}, "0 log-probabilities for 1 tokens"),
-        ({"token_ids": "?"}, "no completion"),
+        ({"token_ids": "?"}, "not a completion"),
     ],
 )
 def test_what_cannot_train_is_refused(choice: dict[str, Any], words: str) -> None:
@@ -95,7 +95,7 @@ def test_what_cannot_train_is_refused(choice: dict[str, Any], words: str) -> Non
 def test_a_reply_that_the_server_gave_up_is_gone() -> None:
     with pytest.raises(EngineGone, match="abort"):
         completions_api.chunk_of([event(token_ids=[], finish_reason="abort")], 0)
-    with pytest.raises(EngineGone, match="broken off"):
+    with pytest.raises(EngineGone, match="is incomplete"):
         completions_api.chunk_of([json.dumps({"error": {"message": "EngineCore encountered an issue"}}).encode()], 0)
     with pytest.raises(EngineError, match="too long") as caught:
         completions_api.chunk_of([json.dumps({"error": {"message": "too long", "code": 400}}).encode()], 0)
@@ -115,5 +115,5 @@ def test_prompt_scores_are_those_of_the_ids() -> None:
         completions_api.prompt_logprobs(choice, [3, 4], 1)
     with pytest.raises(EngineError, match="0 choices"):
         completions_api.choice_of({"choices": []})
-    with pytest.raises(EngineError, match="no completion"):
+    with pytest.raises(EngineError, match="not a completion"):
         completions_api.choice_of([1])

@@ -47,7 +47,7 @@ def test_a_difference_says_what_to_do() -> None:
     check("processed", "processed", where="x", advice="")
     check(None, "scaled", where="x", advice="")
     with pytest.raises(
-        EngineError, match=r"at x gives raw .* expected processed .*Start it so\. Or set engine.logprobs to"
+        EngineError, match=r"at x returns raw .* expected processed .*Start it so\. Or set engine.logprobs to"
     ):
         check("raw", "processed", where="x", advice="Start it so. ")
 

@@ -204,14 +204,17 @@ def test_one_that_is_exact_is_the_engine(
 REFUSED = {
     "no ids": ({"ids": False}, "it returns no token ids"),
     "no logprobs": ({"logprobs": False}, r"it returns 0 usable log-probabilities for 6 tokens"),
-    "text prompts only": ({"text_prompts_only": True}, r"it refuses /v1/completions with token ids .*must be a string"),
+    "text prompts only": (
+        {"text_prompts_only": True},
+        r"refuses /v1/completions with a prompt of token ids .*must be a string",
+    ),
     "another prompt": ({"reads": lambda ids: [0, *ids]}, "re-tokenises the prompt: it read other ids than were sent"),
     "another prompt, untold": (
         {"reads": lambda ids: [0, *ids], "echo": False},
         "counts 9 prompt tokens where 8 were sent",
     ),
     "a prompt untold": ({"echo": False, "usage": False}, "counts None prompt tokens where 8 were sent"),
-    "ids of another tokenizer": ({"tells": lambda ids: [(i + 1) % 24 for i in ids]}, "do not spell its text"),
+    "ids of another tokenizer": ({"tells": lambda ids: [(i + 1) % 24 for i in ids]}, "do not decode to its text"),
 }
 
 
@@ -261,7 +264,7 @@ def test_one_without_adapter_routes_serves_the_base_and_says_so(
         caplog.at_level(logging.WARNING, "openclaw_rl.engines.remote.openai_compatible"),
     ):
         asyncio.run(body(endpoint.url))
-    assert "answers with the base only" in caplog.text
+    assert "serves the base only" in caplog.text
 
 
 def test_which_model_and_how_long_its_context_is(settings: Callable[..., Config]) -> None:
@@ -283,10 +286,10 @@ def test_one_that_is_down_or_no_endpoint_or_not_named(
         url = endpoint.url
     with caplog.at_level(logging.WARNING, "openclaw_rl.engines.remote.openai_compatible"):
         registry.check(settings(url))
-    assert "is seen when it answers" in caplog.text
+    assert "is checked once it answers" in caplog.text
     with pytest.raises(ConfigError, match=r"engine\.url is needed"):
         settings(None)
-    with Endpoint() as endpoint, pytest.raises(EngineError, match="is no OpenAI-compatible endpoint"):
+    with Endpoint() as endpoint, pytest.raises(EngineError, match="is not an OpenAI-compatible endpoint"):
         registry.check(settings(endpoint.url.replace("/v1", "/elsewhere")))
 
 
@@ -311,13 +314,13 @@ def test_one_that_accepts_and_never_answers_holds_nothing_up(
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         with caplog.at_level(logging.WARNING, "openclaw_rl.engines.remote.openai_compatible"):
             registry.check(settings(url), wait=0.1)
-        assert "gives no answer within 0.1 s" in caplog.text
+        assert "did not answer within 0.1 s" in caplog.text
 
         async def body() -> None:
             for kind in ("openai", "vllm", "sglang"):
                 config = from_flat({"engine.backend": kind, "engine.url": url})
                 async with closing(registry.connect(config)) as engine:
-                    with pytest.raises(EngineGone, match=r"no answer within 0\.1 s"):
+                    with pytest.raises(EngineGone, match=r"did not answer within 0\.1 s"):
                         await engine.info()
 
         monkeypatch.setattr(remote, "_GREETING", 0.1)

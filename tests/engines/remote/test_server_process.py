@@ -144,7 +144,7 @@ def test_a_program_that_dies_is_a_fault_with_its_last_words(room: Callable[..., 
     os.kill(server, signal.SIGKILL)
     out, _ = kept.popen.communicate(timeout=20)
     assert kept.popen.returncode == 1
-    assert "server ended (signal SIGKILL). Its last words:" in out
+    assert "server ended (signal SIGKILL). Its last output:" in out
     assert "this is loud" in out
     assert until(lambda: not alive(child)), "its child was left behind"
 

@@ -87,7 +87,7 @@ def test_the_address_is_private_made_once_and_kept(settings: Callable[..., Confi
     assert yaml.safe_load(file.read_text()) == place
     assert list(config.home_dir.iterdir()) == [file]
     file.write_text("[]")
-    with pytest.raises(EngineError, match=r"sglang\.yaml is not what we wrote there"):
+    with pytest.raises(EngineError, match=r"sglang\.yaml does not have host, port and api-key"):
         sglang_launch.connect(config)
 
 

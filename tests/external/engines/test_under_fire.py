@@ -149,7 +149,7 @@ def test_a_killed_vllm_is_started_again_and_its_versions_are_loaded_again(served
 
     heard = asyncio.run(siege())
     ends = {(_status(served, h.id), h.words if h.words == "length" else h.words.split(" (")[0]) for h in heard}
-    broken = (ExchangeStatus.FAILED, "the engine went away in the middle of the reply")
+    broken = (ExchangeStatus.FAILED, "the engine disconnected during the reply")
     # What vLLM had said to its end before it was killed was on its way: that client must have its finish.
     assert broken in ends
     assert ends <= {broken, (ExchangeStatus.DONE, "length")}

@@ -127,4 +127,4 @@ def test_what_answers_but_is_no_head_is_named(tmp_path: Path) -> None:
         address = f"127.0.0.1:{another.getsockname()[1]}"
         trouble = diagnose._ray_head(settings(tmp_path / "home", **{"train.launch.ray": address}))
     assert trouble is not None
-    assert f"something answers at {address}, but not as a Ray head" in trouble.seen
+    assert f"something answers at {address}, but it is not a Ray head" in trouble.seen

@@ -39,7 +39,7 @@ def test_the_command_makes_a_folder_with_everything_in_it(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", ["", "My", "a/b", "..", "a b", "-a", "a-", "1a", "a" * 61, "a\n"])
 def test_names_that_are_no_plain_word_are_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="small letters"):
+    with pytest.raises(ConfigError, match="lower-case letters"):
         new_method(name, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -47,7 +47,7 @@ def test_names_that_are_no_plain_word_are_refused(name: str, tmp_path: Path) -> 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "README.md").write_text("my own words")
-    with pytest.raises(ConfigError, match="there already"):
+    with pytest.raises(ConfigError, match="already exists"):
         new_method("mine", tmp_path)
     assert [f.read_text() for f in (tmp_path / "mine").iterdir()] == ["my own words"]
 

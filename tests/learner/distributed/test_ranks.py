@@ -119,7 +119,7 @@ def test_a_second_machine_lends_its_ranks(draw: Draw, tmp_path: Path) -> None:
                 same(one.step(batch, str(tmp_path / f"one-{n}")), two.step(batch, str(tmp_path / f"two-{n}")))
         assert isinstance(other.exception(timeout=120), RanksGone)
     (beat,) = signs_of_life(tmp_path / "other")
-    assert (beat.name, beat.note, beat.pid) == ("train", "1 ranks are lent to 127.0.0.1", os.getpid())
+    assert (beat.name, beat.note, beat.pid) == ("train", "1 ranks work for 127.0.0.1", os.getpid())
 
 
 def signs_of_life(home: Path) -> list[heartbeats.Beat]:
@@ -246,7 +246,7 @@ def test_a_slow_rank_0_still_tells_what_all_refuse(tmp_path: Path) -> None:
 def test_what_cannot_be_sharded_says_so(settings_: dict[str, Any]) -> None:
     from openclaw_rl.learner.distributed.fsdp import wanted
 
-    with pytest.raises(ConfigError, match=r"train.launch.shard true shares out the frozen layers"):
+    with pytest.raises(ConfigError, match=r"train.launch.shard true shards the frozen layers"):
         wanted(from_flat(settings_ | {"train.ranks": 2, "train.launch.shard": True}).train, cuda=True)
     assert not wanted(from_flat(settings_ | {"train.ranks": 2}).train, cuda=True)
 

@@ -73,7 +73,7 @@ def experts(kind: str) -> Any:
 @pytest.mark.parametrize("kind", ["qwen3_moe", "phimoe", "hunyuan"])
 def test_experts_are_refused_with_layers_that_can_be_named(kind: str, tmp_path: Path) -> None:
     experts(kind).save_pretrained(tmp_path)
-    wanted = r"serve adapters of linear layers only. Name linear ones alone: train.lora.targets \[(.*)\]"
+    wanted = r"serve adapters of linear layers only. Name only linear layers: train.lora.targets \[(.*)\]"
     with pytest.raises(ConfigError, match=wanted) as refused:
         trainer(tmp_path)
     named = str(refused.value).split("[")[1].rstrip("]").split(", ")

@@ -215,7 +215,7 @@ def test_where_it_does_not_work_the_log_says_so_and_segments_do(caplog: pytest.L
         passes = Passes(model, micro_tokens=10**6, flex=True)
     assert passes.shares
     assert not passes.flex
-    assert "FlexAttention does not work here, attention goes segment by segment" in caplog.text
+    assert "FlexAttention does not work here, attention runs segment by segment" in caplog.text
     assert "backward on CPU" in caplog.text
     rows = grown(4, 3, 60)
     plain = Passes(model, micro_tokens=10**6)

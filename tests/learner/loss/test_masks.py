@@ -179,7 +179,7 @@ def test_what_the_caps_take_is_counted() -> None:
 def test_whose_token_each_is_must_be_known() -> None:
     empty = torch.zeros(0)
     for bounds in (Bounds(**LIMITS, opsm_delta=0.1), Bounds(**LIMITS, kind="gspo")):
-        with pytest.raises(AssertionError, match="whose token each is"):
+        with pytest.raises(AssertionError, match="need rows_K"):
             batch_loss(logp_K=empty, mu_K=empty, base_K=empty, terms=[], kl_coef=0.0, kl_denominator=1.0, bounds=bounds)
 
 

@@ -201,8 +201,8 @@ def test_where_the_room_was_misjudged_fewer_layers_keep_theirs(
     with caplog.at_level(logging.INFO, "openclaw_rl.learner"):
         results = [t.step(long(), str(tmp_path / n)) for n, t in (("tight", tight), ("plain", plain))]
     assert results[0].digest == results[1].digest, "nothing of the first attempts is in the last"
-    assert caplog.text.count("Trying it with more layers computed again in the backward pass instead") == 1
-    assert "6 of 8 layers are computed again in a pass of 399 tokens" in caplog.text
+    assert caplog.text.count("Retrying with more layers recomputed in the backward pass") == 1
+    assert "6 of 8 layers are recomputed in a pass of 399 tokens" in caplog.text
     assert calls == [2] * 6 + [1] * 2
     caplog.clear()
     tight.step(long(), str(tmp_path / "on"))
@@ -216,7 +216,7 @@ def test_then_passes_become_smaller_and_at_last_it_is_told(
     tight = made(deep, micro_tokens=512)
     fails_above(tight, kept=LAYERS, tokens=256)
     assert tight.step(batch, str(tmp_path / "policy")).folder is not None
-    words = [record.message for record in caplog.records if "Trying" in record.message]
+    words = [record.message for record in caplog.records if "Retrying" in record.message]
     assert ["more layers" in line for line in words] == [True] * (len(words) - 1) + [False]
     assert "passes of 256 tokens" in words[-1]
     small = made(deep)
@@ -257,7 +257,7 @@ def test_memory_that_really_ends(tmp_path: Path) -> None:
         env = os.environ | alone
         return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=env)
 
-    assert "TooLarge: a step of one row a pass does not fit into memory" in child("none").stderr
+    assert "TooLarge: a step with one row per pass does not fit into memory" in child("none").stderr
     done = child("auto")
     assert done.stdout.strip() == str(tmp_path / "auto" / "second"), done.stderr[-2000:]
 
@@ -308,7 +308,7 @@ def test_an_engine_on_the_same_gpu_is_left_room(
 
 def test_layers_that_cannot_be_computed_again(deep: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Qwen3ForCausalLM, "supports_gradient_checkpointing", False)
-    with pytest.raises(ConfigError, match="true: the layers of a qwen3 model cannot be computed again"):
+    with pytest.raises(ConfigError, match="true: transformers cannot recompute the layers of a qwen3 model"):
         made(deep, checkpointing=True)
     assert not made(deep)._passes._recompute.holds
 

@@ -57,7 +57,7 @@ def test_they_are_what_they_were(trainer: Make, draw: Draw, tmp_path: Path, capl
     fast._step = once  # type: ignore[method-assign]
     with caplog.at_level(logging.WARNING):
         assert fast.step(draw(plain, 3), str(tmp_path / "again")).folder
-    assert "interpreted" in caplog.text
+    assert "run uncompiled" in caplog.text
 
 
 def test_a_compiler_that_fails_is_named(trainer: Make, draw: Draw, tmp_path: Path, caplog: pytest.LogCaptureFixture,

@@ -297,15 +297,15 @@ def test_a_version_that_is_not_here(site: Site, client: Client) -> None:
             {"messages": [{"role": "user", "content": [PICTURE]}]},
             r"messages\[0\].content\[0\]: got an image; .* text only",
         ),
-        ({"messages": [USER, {"role": "assistant", "content": "The answer is"}]}, "cannot be begun for the model"),
+        ({"messages": [USER, {"role": "assistant", "content": "The answer is"}]}, "prefilling a reply is not"),
         ({"messages": []}, "at least one message"),
         ({"max_tokens": 0}, "max_tokens: expected at least 1"),
         ({"extra_body": {"temperature": 1.5}}, "temperature: .* at most 1"),
         ({"thinking": {"type": "hard"}}, "thinking.type"),
-        ({"tool_choice": {"type": "tool", "name": "nope"}, "tools": [WEATHER]}, "'nope' is not among the tools"),
-        ({"tool_choice": {"type": "any"}}, "there is no tool to call"),
+        ({"tool_choice": {"type": "tool", "name": "nope"}, "tools": [WEATHER]}, "'nope' is not in tools"),
+        ({"tool_choice": {"type": "any"}}, "any requires at least one tool in tools"),
         ({"tools": [{"name": "x"}]}, r"tools\[0\].input_schema"),
-        ({"stop_sequences": [""]}, "stop_sequences: an empty string"),
+        ({"stop_sequences": [""]}, "stop_sequences: expected strings that are not empty"),
         ({"system": [PICTURE]}, r"system\[0\]: got an image"),
         ({"metadata": {"user_id": "u" * 600}}, "metadata.user_id"),
     ],
@@ -353,7 +353,7 @@ def test_an_engine_that_goes_in_the_middle_breaks_the_stream_off(start: Start, c
     site = start(gone_at=3)
     seen: list[str] = []
     stream = client(site).messages.create(model=MODEL, max_tokens=50, messages=[USER], stream=True)
-    with pytest.raises(anthropic.APIStatusError, match="engine went away") as error:
+    with pytest.raises(anthropic.APIStatusError, match="engine disconnected") as error:
         seen.extend(event.type for event in stream)
     assert error.value.type == "overloaded_error"
     assert "content_block_delta" in seen

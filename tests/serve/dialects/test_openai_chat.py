@@ -188,12 +188,12 @@ def test_log_probabilities_that_are_no_numbers_are_no_reply(start: Start) -> Non
     site = start()
     site.engine.logprob = Broken.logprob  # type: ignore[method-assign]
     for stream in (False, True):
-        with pytest.raises(openai.APIError, match="no finite numbers"):
+        with pytest.raises(openai.APIError, match="not finite numbers"):
             list(site.client().chat.completions.create(model=MODEL, messages=[USER], stream=stream))
     wait_for(lambda: statuses(site), lambda s: s == [ExchangeStatus.FAILED] * 2)
     kept = site.last().reply
     assert kept is not None
-    assert "no finite numbers" in (kept.error or "")
+    assert "not finite numbers" in (kept.error or "")
 
 
 def test_a_temperature_near_zero_is_greedy(start: Start) -> None:

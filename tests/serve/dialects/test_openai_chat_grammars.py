@@ -108,7 +108,7 @@ def test_a_name_that_cannot_be_read_back_is_refused(renderers: Renderers, kind: 
         if fine:
             assert grammar(Forced(calls=(name,)), tools, renderer, thinking=False)
             continue
-        with pytest.raises(RequestError, match="Name it otherwise") as refused:
+        with pytest.raises(RequestError, match="Rename the tool") as refused:
             grammar(Forced(calls=(name,)), tools, renderer, thinking=False)
         assert repr(name) in str(refused.value)
 

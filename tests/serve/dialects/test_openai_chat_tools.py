@@ -105,7 +105,7 @@ def test_an_engine_without_grammars_says_so(start: Start) -> None:
             ({"response_format": {"type": "json_object"}}, "response_format"),
             ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
         ):
-            with pytest.raises(openai.BadRequestError, match=r"cannot force.*in the prompt") as refused:
+            with pytest.raises(openai.BadRequestError, match=r"does not support grammars.*in the prompt") as refused:
                 site.client().chat.completions.create(model=MODEL, messages=[USER], stream=stream, n=2, **asked)
             assert refused.value.param == param
 
@@ -114,7 +114,7 @@ def test_a_template_whose_calls_are_not_known_says_so(start: Start, monkeypatch:
     site = start()
     monkeypatch.setattr(site.renderer, "call_form", lambda name: None)
     for asked in ({"tool_choice": "required"}, {"response_format": {"type": "json_object"}}):
-        with pytest.raises(openai.BadRequestError, match="how this model's chat template writes a tool call"):
+        with pytest.raises(openai.BadRequestError, match="the tool call format of this model's chat template"):
             site.client().chat.completions.create(model=MODEL, messages=[USER], tools=TOOLS, **asked)
     assert site.count() == 0
 
@@ -245,7 +245,7 @@ def test_a_reply_that_is_cut_says_so(client: openai.OpenAI) -> None:
 def test_a_schema_that_cannot_be_forced_names_its_field(
     client: openai.OpenAI, schema: dict[str, Any], stream: bool
 ) -> None:
-    with pytest.raises(openai.BadRequestError, match="the format cannot be forced") as refused:
+    with pytest.raises(openai.BadRequestError, match="the format cannot be enforced") as refused:
         client.chat.completions.create(
             model=MODEL, messages=[USER], response_format=as_schema(schema), stream=stream, n=2
         )
@@ -278,10 +278,10 @@ def test_a_grammar_that_fails_in_the_middle_breaks_the_reply_off(client: openai.
     schema = {"type": "object", "properties": {"a": {"const": 1}, "b": nowhere}, "required": ["a", "b"]}
     schema["$defs"] = {"nowhere": nowhere}
     asked: dict[str, Any] = {"model": MODEL, "messages": [USER], "response_format": as_schema(schema)}
-    with pytest.raises(openai.BadRequestError, match=r"a \$ref leads only back to itself"):
+    with pytest.raises(openai.BadRequestError, match=r"a \$ref refers only to itself"):
         client.chat.completions.create(**asked)
     stream, text, id = client.chat.completions.create(**asked, stream=True), "", ""
-    with pytest.raises(openai.APIError, match=r"a \$ref leads only back to itself") as broken:  # noqa: PT012 - until then
+    with pytest.raises(openai.APIError, match=r"a \$ref refers only to itself") as broken:  # noqa: PT012 - until then
         for chunk in stream:
             id, text = chunk.id, text + (chunk.choices[0].delta.content or "")
             assert chunk.choices[0].finish_reason is None
@@ -310,7 +310,7 @@ def test_a_small_format_is_a_short_reply(client: openai.OpenAI, max_tokens: int)
 def test_a_call_that_could_never_be_read_is_refused(client: openai.OpenAI, stream: bool) -> None:
     for function, words in (
         ({"name": "f", "parameters": {"type": "string"}}, "parameters of the tool 'f'"),
-        ({"name": "<|im_end|>"}, "Name it otherwise"),
+        ({"name": "<|im_end|>"}, "Rename the tool"),
     ):
         tools: Any = [{"type": "function", "function": function}]
         with pytest.raises(openai.BadRequestError, match=words):

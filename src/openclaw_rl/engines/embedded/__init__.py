@@ -1,1 +1,1 @@
-"""The embedded engine: transformers in a process of its own. Only its server side imports torch."""
+"""The embedded engine: transformers in a separate process. Only the server side imports torch."""

@@ -1,4 +1,4 @@
-"""A sequence-classification model on this machine: texts in, the probability of the positive class out."""
+"""Local sequence-classification model: texts in, probability of the positive class out."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from transformers.utils import logging as transformers_logging
 
 from openclaw_rl.errors import ModelError
 
-LONGEST = 2048  # tokens of one text; of a longer one the end is read
+LONGEST = 2048  # tokens; of a longer text the last ones are read
 
 
 class SequenceClassifier:
-    """One logit (its sigmoid) or two (softmax, the second class is the positive one)."""
+    """Classifier with one logit (sigmoid) or two (softmax; the second class is the positive one)."""
 
     def __init__(self, path: str, *, device: str = "auto") -> None:
-        """`path`: folder or hub id. Raises `ModelError` for another kind of model, or one whose head is untrained."""
+        """Load `path`, a folder or hub id. Raise `ModelError` for another kind of model or an untrained head."""
         transformers_logging.disable_progress_bar()
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(path)
@@ -26,7 +26,7 @@ class SequenceClassifier:
         except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
             raise ModelError(f"{path}: cannot be loaded as a sequence classifier: {error}") from error
         if lacking := sorted(told["missing_keys"]):
-            raise ModelError(f"{path}: is no trained classifier: it has no weights for {', '.join(lacking[:3])}")
+            raise ModelError(f"{path}: is not a trained classifier: it has no weights for {', '.join(lacking[:3])}")
         if model.config.num_labels not in (1, 2):
             raise ModelError(f"{path}: has {model.config.num_labels} classes, expected 1 or 2 (the second is positive)")
         chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
@@ -35,7 +35,7 @@ class SequenceClassifier:
         self._pad()
 
     def _pad(self) -> None:
-        """Without a padding token texts are read one by one."""
+        """Set up padding and truncation. Texts are classified one by one if the tokenizer has no padding token."""
         self._tokenizer.truncation_side, self._tokenizer.padding_side = "left", "right"
         if self._tokenizer.pad_token is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token
@@ -43,7 +43,7 @@ class SequenceClassifier:
         self._model.config.pad_token_id = self._tokenizer.pad_token_id
 
     def probabilities(self, texts: Sequence[str]) -> list[float]:
-        """[B] in [0, 1]."""
+        """Return the probabilities [B] of the positive class."""
         if self._batches or len(texts) < 2:
             return self._read(texts)
         return [one for text in texts for one in self._read([text])]
@@ -53,7 +53,7 @@ class SequenceClassifier:
         inputs = self._tokenizer(
             list(texts), return_tensors="pt", truncation=True, max_length=self._longest, padding=len(texts) > 1
         )
-        inputs.pop("token_type_ids", None)  # all of it is one segment
+        inputs.pop("token_type_ids", None)  # the text is a single segment
         logits = self._model(**inputs.to(self._model.device)).logits.float()
         found: torch.Tensor = torch.sigmoid(logits[:, 0]) if logits.shape[1] == 1 else torch.softmax(logits, -1)[:, 1]
         return [float(p) for p in found.cpu()]

@@ -1,4 +1,4 @@
-"""The gateway's side of the engine process: `protocols.Engine` over the Unix socket. Imports no torch."""
+"""Client of the engine process: `protocols.Engine` over the Unix socket. Imports no torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BACK_OFF = (0.02, 1.0)  # seconds between attempts to connect: first, longest
 
 
 class _Stream:
-    """Tokens that arrived and were not taken yet. What arrived together leaves as one chunk."""
+    """Buffer for the received tokens of one reply. Tokens that wait together are returned as one chunk."""
 
     __slots__ = ("cached", "error", "finish", "logprobs", "token_ids", "top", "waiter")
 
@@ -42,7 +42,7 @@ class _Stream:
         self.wake()
 
     async def take(self) -> Chunk:
-        """The next chunk, once there is one. Raises what the engine refused with, or `EngineGone`."""
+        """Wait for the next chunk. Raise the engine's error if it rejected the call, or `EngineGone`."""
         while not self.token_ids and self.finish is None:
             if self.error is not None:
                 raise self.error
@@ -60,7 +60,7 @@ class _Stream:
 
 
 class _Connection(asyncio.Protocol):
-    """One life of the socket: sends calls, sorts answers to their streams and callers."""
+    """One connection to the engine: sends calls and routes the replies to streams and callers."""
 
     def __init__(self, lost: Callable[[_Connection], None]) -> None:
         self._frames = protocol.Frames()
@@ -71,7 +71,7 @@ class _Connection(asyncio.Protocol):
         self.alive = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass
+        self._transport = cast(asyncio.Transport, transport)  # not a subclass in uvloop
         self.alive = True
 
     def data_received(self, data: bytes) -> None:
@@ -79,7 +79,7 @@ class _Connection(asyncio.Protocol):
             for body in self._frames.feed(data):
                 self._answer(protocol.answers.decode(body))
         except (EngineGone, msgspec.DecodeError) as error:
-            self._break(f"the engine's answer cannot be understood ({error})")
+            self._break(f"the engine sent an invalid reply ({error})")
 
     def _answer(self, answer: protocol.Answer) -> None:
         if isinstance(answer, protocol.Tokens):
@@ -95,7 +95,7 @@ class _Connection(asyncio.Protocol):
         for key, token, logprob in zip(step.ids, step.token_ids, step.logprobs, strict=True):
             stream = streams.get(key)
             if stream is None:
-                continue  # cancelled while the token was under way
+                continue  # cancelled while the token was in transit
             stream.token_ids.append(token)
             stream.logprobs.append(logprob)
             if top and key in top:
@@ -108,11 +108,11 @@ class _Connection(asyncio.Protocol):
 
     def send(self, call: protocol.Call) -> None:
         if not self.alive or self._transport is None:
-            raise EngineGone("the engine is gone; it is started again by `openclaw-rl up`")
+            raise EngineGone("the engine is gone; `openclaw-rl up` restarts it")
         self._transport.write(protocol.encode(call))
 
     async def ask(self, call: protocol.Call) -> protocol.Answer:
-        """Send a call that has one answer. Raises `EngineError` when it is refused, `EngineGone` when it is lost."""
+        """Send a call and return its only reply. Raise `EngineError` if it is rejected, `EngineGone` if it is lost."""
         future: asyncio.Future[protocol.Answer] = asyncio.get_running_loop().create_future()
         self.calls[call.id] = future
         try:
@@ -134,10 +134,10 @@ class _Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
         for stream in self.streams.values():
-            stream.fail(EngineGone(f"{why}; the reply is broken off. Ask again once the engine is back."))
+            stream.fail(EngineGone(f"{why}; the reply is broken off. Retry when the engine is back."))
         for call in self.calls.values():
             if not call.done():
-                call.set_exception(EngineGone(f"{why}; the call got no answer"))
+                call.set_exception(EngineGone(f"{why}; the call got no reply"))
         self._lost(self)
 
     def hang_up(self) -> None:
@@ -145,12 +145,7 @@ class _Connection(asyncio.Protocol):
 
 
 class EngineClient:
-    """`protocols.Engine` for the engine process behind `socket_path`.
-
-    Connects at the first call and again, with a back-off, after a loss. `epoch` counts the connections made: an engine
-    that was started anew holds only the base, so whoever called `load` must call it again when `epoch` has moved;
-    `on_connect(epoch)` is called at each new connection (it must not block).
-    """
+    """`EngineLink` to the engine process behind `socket_path`. `on_connect(epoch)`: see `OnConnect`."""
 
     def __init__(self, socket_path: str | Path, *, on_connect: OnConnect | None = None) -> None:
         self._path = str(socket_path)
@@ -167,7 +162,7 @@ class EngineClient:
         return self._connection is not None and self._connection.alive
 
     async def _connect(self) -> _Connection:
-        """The living connection, made when there is none. Raises `EngineGone`."""
+        """Return the open connection; connect first if needed. Raise `EngineGone` if no engine answers."""
         if self._connection is not None and self._connection.alive:
             return self._connection
         async with self._lock:
@@ -200,11 +195,11 @@ class EngineClient:
                 return
 
     async def wait_ready(self, timeout: float) -> Info:  # noqa: ASYNC109 (a deadline over several attempts)
-        """Wait until the engine answers. Raises `EngineGone` after `timeout` seconds."""
+        """Wait until the engine answers. Raise `EngineGone` after `timeout` seconds."""
         return await until_ready(self.info, timeout, _BACK_OFF)
 
     async def info(self) -> Info:
-        """Model, context length, vocabulary, loaded versions. Raises `EngineGone`."""
+        """Return model, limits and loaded versions. Raise `EngineGone` if the engine does not answer."""
         connection = await self._connect()
         answer = await connection.ask(protocol.AskInfo(next(self._ids)))
         assert isinstance(answer, protocol.Told)
@@ -247,7 +242,7 @@ class EngineClient:
         await connection.ask(protocol.Load(next(self._ids), tuple(policies)))
 
     async def close(self) -> None:
-        """Hang up and stay away; streams that still run raise `EngineGone`."""
+        """Close the connection for good; running streams raise `EngineGone`."""
         self._closed = True
         if self._again is not None:
             self._again.cancel()

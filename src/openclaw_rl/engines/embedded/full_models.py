@@ -1,8 +1,8 @@
-"""The core as the server sees it: the base with all its adapters, and beside it each version that is a whole model.
+"""Engine for versions with full weights, next to the base model and its adapters.
 
-Such a version is a core of its own, with weights, slots and prefix cache of its own; each takes its step in turn. So
-replies on different versions share no forward pass, and every version held costs the memory of a whole model:
-`engine.versions` bounds how many.
+Each full-weight version has its own `EmbeddedEngine`, with weights, KV cache and prefix cache; the engines step in
+turn. So replies on different versions share no forward pass, and each loaded version costs the memory of a whole model.
+`engine.versions` limits their number.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from openclaw_rl.settings.load import EngineConfig
 from openclaw_rl.types import Ids, PolicyRef, Sampling
 
 Files = AdapterFile | BaseModel
-"""What was read of a version."""
-_ONLY = 0  # what a core that holds one version calls it
+"""Files of a version: an adapter, or a model with full weights."""
+_ONLY = 0  # version number inside an engine that has only one
 
 
 class Fleet(Core):
-    """A `Core` whose versions may also be whole models."""
+    """An `EmbeddedEngine` whose versions may also be full models."""
 
     def __init__(self, model: BaseModel, config: EngineConfig) -> None:
         super().__init__(model, config)
-        self._whole: dict[Key, Core] = {}  # loaded, or still answering
+        self._whole: dict[Key, Core] = {}  # loaded, or with running replies
 
-    # What it holds
+    # Loaded versions
 
     @property
     def running(self) -> int:
@@ -56,11 +56,11 @@ class Fleet(Core):
         return super()._draining(named) | frozenset(k for k, core in self._whole.items() if core.busy) - named
 
     def missing(self, policies: Sequence[PolicyRef]) -> list[PolicyRef]:
-        """Those that must be read first."""
+        """Return the policies whose files must be read before `load_versions`."""
         return [p for p in super().missing(policies) if (p.version, p.digest) not in self._whole]
 
     def read(self, ref: PolicyRef) -> Files:
-        """A version's files, checked; for a thread of its own. Raises `EngineError`."""
+        """Read and check a version's files; slow, so call it in a thread. Raise `EngineError` if they are unusable."""
         assert ref.path is not None
         if not adapter_file.holds_full_weights(ref.path):
             return adapter_file.read(ref)
@@ -69,28 +69,28 @@ class Fleet(Core):
             return self.model.twin(_tensors(Path(ref.path)), name=self.model.name)
         except (OSError, SafetensorError, ModelError, RuntimeError) as error:
             raise EngineError(
-                f"version {ref.version}: the weights in {ref.path} are not served as {self.model.name}: {error}. Roll "
-                "back, or serve its own base"
+                f"version {ref.version}: the weights in {ref.path} cannot be served as {self.model.name}: {error}. "
+                "Roll back, or serve its own base"
             ) from error
 
     def change(self, policies: Sequence[PolicyRef], files: Mapping[Key, Files]) -> Generator[None]:
-        """See `Core.change`."""
+        """See `EmbeddedEngine.load_versions`."""
         made = {key: Core(model, self._config) for key, model in files.items() if isinstance(model, BaseModel)}
         yield from super().change(policies, {k: f for k, f in files.items() if isinstance(f, AdapterFile)})
         self._whole |= made
 
     def _gone(self) -> frozenset[Key]:
-        """Whole models that nothing needs."""
+        """Return the full models that no loaded version and no running reply uses."""
         held = {key for key, _ in self._loaded.values()}
         return frozenset(key for key, core in self._whole.items() if key not in held and not core.busy)
 
     @property
     def untidy(self) -> bool:
-        """Whether weights are in memory that nothing needs any more."""
+        """Whether weights are in memory that no loaded version and no running sequence uses."""
         return super().untidy or bool(self._gone())
 
     def tidy(self) -> Generator[None]:
-        """Let go of what nothing needs."""
+        """Unload unused adapters and full models, in small steps."""
         yield from super().tidy()
         for key in self._gone():
             del self._whole[key]
@@ -98,7 +98,7 @@ class Fleet(Core):
     # Calls
 
     def _own(self, version: int) -> Core | None:
-        """The core of a version that is a whole model. Raises `EngineError` when the version is not loaded."""
+        """Return the engine of a full model, None for an adapter. Raise `EngineError` if the version is not loaded."""
         return self._whole.get(self._look_up(version)[0])
 
     def generate(
@@ -111,31 +111,31 @@ class Fleet(Core):
         top: int = 0,
         guide: Guide | None = None,
     ) -> Job:
-        """See `Core.generate`."""
+        """See `EmbeddedEngine.generate`."""
         if (core := self._own(version)) is not None:
             return core.generate(owner, _ONLY, prompt_ids, sampling, stop, top, guide)
         return super().generate(owner, version, prompt_ids, sampling, stop, top, guide)
 
     def score(self, owner: Any, version: int, prompt_ids: Ids, response_ids: Ids, temperature: float) -> Job:
-        """See `Core.score`."""
+        """See `EmbeddedEngine.score`."""
         if (core := self._own(version)) is not None:
             return core.score(owner, _ONLY, prompt_ids, response_ids, temperature)
         return super().score(owner, version, prompt_ids, response_ids, temperature)
 
     def cancel(self, job: Job) -> None:
-        """Its row is free from the next step on, whosever it is."""
+        """Cancel a sequence of any of the engines; the next step frees its row."""
         super().cancel(job)
         for core in self._whole.values():
             core.cancel(job)
 
     @property
     def pause(self) -> float:
-        """See `Core.pause`."""
+        """See `EmbeddedEngine.retry_delay`."""
         own = [super().pause] if super().busy else []
         return min([*own, *(core.pause for core in self._whole.values() if core.busy)], default=0.0)
 
     def step(self) -> list[Out]:
-        """A step of each core that has something to do."""
+        """Run a step of each engine that has work."""
         out = super().step() if super().busy else []
         for core in self._whole.values():
             if core.busy:
@@ -144,12 +144,12 @@ class Fleet(Core):
 
 
 def _tensors(folder: Path) -> dict[str, torch.Tensor]:
-    """All weights of a folder, in memory of their own. Raises `ModelError` for numbers that are not finite."""
+    """Load all weights of a folder into memory. Raise `ModelError` if a value is not finite."""
     tensors: dict[str, torch.Tensor] = {}
     for name in weight_files(folder):
         with safe_open(folder / name, framework="pt") as stored:
-            for key in stored.keys():  # noqa: SIM118 - it is no mapping
+            for key in stored.keys():  # noqa: SIM118 - not a mapping
                 tensors[key] = stored.get_tensor(key).clone()
                 if not bool(torch.isfinite(tensors[key]).all()):
-                    raise ModelError(f"{key} holds numbers that are not finite")
+                    raise ModelError(f"{key} contains values that are not finite")
     return tensors

@@ -1,7 +1,7 @@
-"""Keys and values of the running replies: one tensor with a slot per row.
+"""KV cache of the running sequences: one tensor with a slot per row and token.
 
 Shape legend: L layers, N rows, H key/value heads, C capacity in tokens, D head size, Q new tokens.
-A row's token t lies at position t. Slots beyond a row's length hold leftovers, which the attention mask hides.
+Token t of a row is in slot t. Slots beyond a row's length contain stale values, which the attention mask hides.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-_BLOCK = 128  # tokens of which capacities are multiples
-_LARGE = 2**26  # bytes that are worth giving back
+_BLOCK = 128  # tokens; the capacity is a multiple of it
+_LARGE = 2**26  # bytes; smaller caches are not freed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """What one token costs."""
+    """Shape, dtype and device of the states of one token."""
 
     layers: int
     heads: int
@@ -30,7 +30,7 @@ class Layout:
 
 
 class Slots:
-    """[L, 2, N, H, C, D]; rows double when they run out, the capacity grows by a quarter."""
+    """KV cache tensor [L, 2, N, H, C, D]. When full, the rows double and the capacity grows by a quarter."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
@@ -45,7 +45,7 @@ class Slots:
         return self.data.shape[4]
 
     def reserve(self, rows: int, length: int) -> None:
-        """Room for `rows` rows of `length` tokens, and one slot more for what padding writes."""
+        """Grow to `rows` rows of `length` tokens, plus one spare slot per row for writes of padding."""
         have_rows, have = self.data.shape[2], self.capacity
         if rows <= have_rows and length < have:
             return
@@ -57,22 +57,22 @@ class Slots:
         self.data[:, :, : old.shape[2], :, : old.shape[4]] = old
 
     def shrink(self) -> None:
-        """No row is needed any more: memory that is worth it goes back."""
+        """Free the memory if it is large; call only when no row is in use."""
         if self.data.nbytes > _LARGE:
             self.data = self._new(0, 0)
             if self.layout.device.type == "cuda":
-                torch.cuda.empty_cache()  # for a trainer on the same device
+                torch.cuda.empty_cache()  # so that a trainer on the same device can use it
 
     def take(self, row: int, length: int) -> Tensor:
-        """[L, 2, H, length, D] a row's tokens (a view)."""
+        """Return the states [L, 2, H, length, D] of a row's first tokens, as a view."""
         return self.data[:, :, row, :, :length]
 
     def put(self, row: int, states: Tensor) -> None:
-        """Fill a row from its first token on."""
+        """Write states to a row, starting at its first token."""
         self.data[:, :, row, :, : states.shape[3]] = states
 
     def fill(self, row: int, pieces: Sequence[Tensor]) -> None:
-        """As `put`, with states that come in pieces."""
+        """Write consecutive pieces of states to a row, starting at its first token."""
         at = 0
         for states in pieces:
             end = at + states.shape[3]
@@ -81,9 +81,9 @@ class Slots:
 
 
 class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped here
-    """Shows `Slots` to a transformers model for one forward pass.
+    """Adapter from `KVCache` to the transformers cache interface, for one forward pass.
 
-    `positions_NQ`: the slot that each new token is written to; `length`: tokens that attention looks at.
+    `positions_NQ`: the slot that each new token is written to; `length`: number of tokens that attention reads.
     """
 
     def __init__(self, slots: Slots, positions_NQ: Tensor, length: int) -> None:
@@ -96,7 +96,7 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped here
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write [N, H, Q, D] and return all [N, H, length, D]."""
+        """Write keys and values [N, H, Q, D]; return those of all tokens [N, H, length, D]."""
         keys, values = self._slots.data[layer_idx]
         keys[self._rows_N1, :, self._positions_NQ] = key_states.transpose(1, 2)
         values[self._rows_N1, :, self._positions_NQ] = value_states.transpose(1, 2)
@@ -114,7 +114,7 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped here
 
 
 class Shapes(Cache):  # type: ignore[misc]
-    """Notes what a model puts into its cache, and returns it as it came."""
+    """Cache that records the shapes a model writes and returns its input unchanged."""
 
     def __init__(self) -> None:
         super().__init__(layers=[])

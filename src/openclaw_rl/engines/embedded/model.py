@@ -1,6 +1,6 @@
-"""The base model: loaded, checked to be of a kind that the slot cache can serve, and called in one way only.
+"""The model of the embedded engine: loading, checks that the KV cache supports its kind, and the forward pass.
 
-Shape legend: N rows, Q query tokens, J tokens that attention looks at, V vocabulary.
+Shape legend: N rows, Q query tokens, J tokens that attention reads, V vocabulary.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from openclaw_rl.engines.embedded.multi_lora import Adapters
 from openclaw_rl.errors import ModelError
 from openclaw_rl.settings.load import STARTER, ModelConfig
 
-_PROBE = 24  # tokens of the self-test
-_TOLERANCE = {torch.float32: 1e-3}  # largest difference of a log-probability; lower precisions: the mean
-_LOW_TOLERANCE = 0.2
-_ATTENTION = ("sdpa", "eager")  # the first that the model's family has: some bend their scores, which sdpa cannot
+_PROBE = 24  # tokens
+_TOLERANCE = {torch.float32: 1e-3}  # self-test in float32: largest log-probability difference
+_LOW_TOLERANCE = 0.2  # self-test in lower precisions: mean log-probability difference
+_ATTENTION = ("sdpa", "eager")  # first choice first; eager for families whose attention scores sdpa cannot compute
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class BaseModel:
-    """A causal language model whose rows may each be at another position and on another policy version."""
+    """A causal language model. Each row of a batch has its own position and policy version."""
 
     def __init__(self, model: nn.Module, *, name: str, max_context: int | None = None) -> None:
         self.name = name
@@ -38,19 +38,19 @@ class BaseModel:
         like = next(model.parameters())
         self.device, self.dtype = like.device, like.dtype
         text: Any = model.config.get_text_config()  # type: ignore[union-attr, operator]
-        self._adds_masks = text._attn_implementation == "eager"  # to the scores; other attention is told what to see
+        self._adds_masks = text._attn_implementation == "eager"  # eager adds the mask to the scores; sdpa: boolean
         self.vocab_size = int(text.vocab_size)
         self.context_length = _context_length(text, max_context)
         _check_kind(text, self.context_length, name)
         if "logits_to_keep" not in inspect.signature(model.forward).parameters:
-            raise ModelError(f"{name}: {type(model).__name__} cannot compute the logits of chosen positions only")
+            raise ModelError(f"{name}: {type(model).__name__} cannot compute the logits of selected positions only")
         self.adapters = Adapters(model)
         self.layout = self._layout()
         self._self_test()
 
     @staticmethod
     def load(config: ModelConfig, *, max_context: int | None = None) -> BaseModel:
-        """Raises `ModelError` when the model is missing, incomplete or of a kind that is not served."""
+        """Load the configured model. Raise `ModelError` if it is missing, incomplete or of an unsupported kind."""
         folder = where(config.path)
         transformers_logging.disable_progress_bar()
         device = _device(config.device)
@@ -62,7 +62,7 @@ class BaseModel:
         return BaseModel(model.to(device), name=config.path, max_context=max_context)
 
     def twin(self, tensors: Mapping[str, Tensor], *, name: str) -> BaseModel:
-        """A model of the same kind with other weights. Raises `ModelError` where they are not just those it needs."""
+        """Return a model of the same kind with other weights. Raise `ModelError` if some are missing or unknown."""
         with torch.device("meta"):
             kind: Any = type(self._model)
             model = kind(copy.deepcopy(self._model.config))
@@ -80,7 +80,7 @@ class BaseModel:
 
     def forward(self, ids_NQ: Tensor, positions_NQ: Tensor, slots: Slots, *, writes_NQ: Tensor | None, length: int,
                 keep: int) -> Tensor:  # fmt: skip
-        """Float32 logits [N, keep, V] of the last `keep` tokens; keys and values go to `slots` at `writes_NQ`."""
+        """Return float32 logits [N, keep, V] of the last `keep` tokens; write keys and values at `writes_NQ`."""
         cache = SlotCache(slots, positions_NQ if writes_NQ is None else writes_NQ, length)
         return self._call(ids_NQ, positions_NQ, cache, length, keep)
 
@@ -102,7 +102,7 @@ class BaseModel:
 
     @torch.inference_mode()
     def _layout(self) -> Layout:
-        """What the model caches, seen by running it once."""
+        """Return the shape of what the model caches, found by one forward pass."""
         shapes = Shapes()
         ids = torch.zeros(1, 2, dtype=torch.long, device=self.device)
         try:
@@ -118,13 +118,13 @@ class BaseModel:
 
     @torch.inference_mode()
     def _self_test(self) -> None:
-        """In parts and from slots must give what one whole forward pass gives: else the model is of another kind."""
+        """Raise `ModelError` if cached forward passes in parts give other log-probabilities than one whole pass."""
         size = min(_PROBE, self.context_length)
         ids = torch.arange(1, size + 1, device=self.device)[None] * 7919 % self.vocab_size
         whole = self._model(input_ids=ids, use_cache=False).logits.float().log_softmax(-1)
         slots, cut = Slots(self.layout), size // 2
         slots.reserve(1, size)
-        slots.data.fill_(3.0)  # what a slot held before must not matter
+        slots.data.fill_(3.0)  # stale values in the slots must not matter
         at = torch.arange(size, device=self.device)[None]
         try:
             parts = [
@@ -136,12 +136,12 @@ class BaseModel:
         gap = (torch.cat(parts, 1).log_softmax(-1) - whole).abs()
         worst = float(gap.max()) if self.dtype in _TOLERANCE else float(gap.mean())
         if not worst <= _TOLERANCE.get(self.dtype, _LOW_TOLERANCE):
-            found = f"{type(self._model).__name__}, self-test: log-probabilities are off by {worst:.3g}"
+            found = f"{type(self._model).__name__}, self-test: log-probabilities differ by {worst:.3g}"
             raise ModelError(f"{self.name}: {_KINDS} ({found})")
 
 
 _FAULTS = (AssertionError, AttributeError, TypeError, ValueError, LookupError, RuntimeError)
-"""What models of another kind raise."""
+"""Errors that models of unsupported kinds raise."""
 _KINDS = (
     "the embedded engine serves decoders whose layers all attend to the full context with rotary or learned "
     "positions; this model's are of another kind. Serve it with vLLM or SGLang"
@@ -149,7 +149,7 @@ _KINDS = (
 
 
 def _loaded(folder: str, dtype: torch.dtype) -> Any:
-    """With the attention that suits it. What fails whatever the attention raises what it did at first."""
+    """Load with the first supported attention implementation. If none loads, raise the error of the first."""
     first, other = _ATTENTION
     try:
         return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=first)
@@ -179,20 +179,20 @@ def _check_kind(text: Any, context: int, name: str) -> None:
     slides = "sliding_attention" in typed if typed else getattr(text, "use_sliding_window", True)
     if window and slides and window < context:
         raise ModelError(
-            f"{name}: its attention looks back {window} tokens, its context is {context}. The embedded engine "
-            f"serves it up to its window: set engine.max_context to {window} or less"
+            f"{name}: its attention window is {window} tokens, its context {context}. The embedded engine serves "
+            f"it only up to its window: set engine.max_context to {window} or less"
         )
 
 
 def where(path: str) -> str:
-    """The model's folder, or its hub id. Raises `ModelError`."""
+    """Return the model's folder or hub id. Raise `ModelError` if `path` is neither."""
     if path == STARTER:
         return str(ASSETS / "starter")
     folder = Path(path).expanduser()
     if folder.is_dir():
         return str(folder)
     if path.startswith((".", "/", "~")) or path.count("/") != 1:
-        raise ModelError(f"model.path {path!r}: no such folder, and no hub id like `Qwen/Qwen3-0.6B`")
+        raise ModelError(f"model.path {path!r}: no such folder, and not a hub id like `Qwen/Qwen3-0.6B`")
     return path
 
 
@@ -203,4 +203,4 @@ def _device(name: str) -> torch.device:
         torch.empty(0, device=name)
         return torch.device(name)
     except (RuntimeError, AssertionError) as error:
-        raise ModelError(f"model.device {name!r} is not to be had here ({error}). Use auto or cpu") from None
+        raise ModelError(f"model.device {name!r} is not available here ({error}). Use auto or cpu") from None

@@ -1,9 +1,9 @@
-"""Several policy versions in one model: LoRA updates (arXiv:2106.09685) chosen per row of the batch.
+"""Multi-LoRA: several policy versions in one model, with a LoRA update (arXiv:2106.09685) per row of the batch.
 
-Shape legend: N rows, Q query tokens, I in, O out, R rank of one version, K ranks of all held versions together.
-The matrices of all versions lie behind one another (A [K, I], B [K, O] with the scale in B). One version in the batch:
-two products with its slice. Several: two products with all of them and a mask [N, 1, K] between, which keeps each
-row to its own version. So a mixed batch costs the same whichever versions meet in it.
+Shape legend: N rows, Q query tokens, I in, O out, R rank of one version, K sum of the ranks of all loaded versions.
+The matrices of all versions are concatenated: A [K, I] and B [K, O], with the scale in B. A batch of one version takes
+two products with its slice. A mixed batch takes two products with the whole matrices and a mask [N, 1, K] in between,
+which limits each row to its version. So the cost of a mixed batch does not depend on which versions are in it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from openclaw_rl.engines.adapter_file import AdapterFile, RawTensor
 from openclaw_rl.errors import EngineError
 
 Key = tuple[int, str]
-"""(version, digest): what a held policy is known by."""
+"""(version, digest): identifies a loaded policy."""
 Pair = tuple[Tensor, Tensor]
 """A [R, I] and scaled B transposed [R, O]."""
 
@@ -30,24 +30,24 @@ _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "
 
 @dataclass(slots=True, eq=False)
 class Route:
-    """Which update each module applies in the coming forward pass."""
+    """LoRA updates of one batch: a pair per module."""
 
     pairs: Sequence[Pair | None]
-    mask: Tensor | None  # [N, 1, K]; None: every row takes the whole pair
+    mask: Tensor | None  # [N, 1, K]; None: all rows use the whole pair
 
 
 @dataclass(slots=True)
 class Switch:
-    """What all routed modules of a model look at. `route` None: the base alone."""
+    """Routing of the next forward pass, shared by all linear layers of a model. `route` None: base weights only."""
 
     route: Route | None = None
 
 
 @cache
 def _routed(kind: type[nn.Module]) -> type[nn.Module]:
-    """A linear layer of this kind that adds the update of the current route.
+    """Return a subclass of a linear layer class that adds the LoRA update of the current routing.
 
-    Made in place by changing an existing layer's class: names, weights and ties of the model stay as they are.
+    It is assigned to the `__class__` of existing layers, so the model keeps its names, weights and ties.
     """
     plain: Callable[..., Any] = kind.forward
 
@@ -70,23 +70,23 @@ def _routed(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 def _sizes(module: Any) -> tuple[int, int]:
-    """(numbers in, numbers out)."""
+    """Return (input features, output features)."""
     out, into = module.weight.shape
-    return (out, into) if isinstance(module, Conv1D) else (into, out)  # GPT-2's: the other way round
+    return (out, into) if isinstance(module, Conv1D) else (into, out)  # GPT-2's Conv1D is transposed
 
 
 @dataclass(slots=True, eq=False)
 class Stack:
-    """The matrices of all held adapters, and where each one's columns lie. Never changed once it is in use."""
+    """Matrices of all loaded adapters and the span of each. Not changed after it is in use."""
 
     spans: dict[Key, slice] = field(default_factory=dict)
     pairs: list[Pair | None] = field(default_factory=list)
-    own: dict[Key, list[Pair | None]] = field(default_factory=dict)  # views: one version's slice
+    own: dict[Key, list[Pair | None]] = field(default_factory=dict)  # per version: views of its slice
     width: int = 0
 
 
 class Adapters:
-    """The adapters that a model holds. Loading is cut into small pieces, so that decode steps go on between them."""
+    """The adapters loaded into a model. Loading runs in small steps, so that decode steps can run in between."""
 
     def __init__(self, model: nn.Module) -> None:
         self.switch = Switch()
@@ -104,7 +104,7 @@ class Adapters:
         return frozenset(self._stack.spans)
 
     def route(self, keys: Sequence[Key | None]) -> Route | None:
-        """The route of a batch whose row i answers with `keys[i]` (None: the base)."""
+        """Return the routing of a batch whose row i uses `keys[i]` (None: the base)."""
         first = keys[0]
         if all(k == first for k in keys):
             return None if first is None else Route(self._stack.own[first], None)
@@ -116,9 +116,9 @@ class Adapters:
         return Route(self._stack.pairs, mask.to(like.device))
 
     def change(self, add: Mapping[Key, AdapterFile], keep: frozenset[Key]) -> Generator[None]:
-        """Hold `add` and those of the present ones that `keep` names; stop between small pieces of the work.
+        """Load `add`, keep the loaded adapters in `keep`, and drop the rest, in small steps.
 
-        Nothing changes before the last piece. Raises `EngineError` when an adapter does not fit the model.
+        Takes effect after the last step. Raise `EngineError` if an adapter does not fit the model.
         """
         count = len(self.modules)
         parts = {k: (s.stop - s.start, self._stack.own[k]) for k, s in self._stack.spans.items() if k in keep}
@@ -144,7 +144,7 @@ class Adapters:
                 )
             a, b = _tensor(file, raw_a), _tensor(file, raw_b)
             if not (bool(torch.isfinite(a).all()) and bool(torch.isfinite(b).all())):
-                raise EngineError(f"{where}: {name} holds numbers that are not finite")
+                raise EngineError(f"{where}: {name} contains values that are not finite")
             like = module.weight
             scaled = (b.float() * file.scale(name)).t().contiguous()
             pairs[module.index] = (a.to(like.device, like.dtype), scaled.to(like.device, like.dtype))
@@ -161,7 +161,7 @@ def _tensor(file: AdapterFile, raw: RawTensor) -> Tensor:
 
 
 def _stack(parts: Mapping[Key, tuple[int, Sequence[Pair | None]]], count: int) -> Generator[None, None, Stack]:
-    """Lay the pairs of all versions behind one another; one piece of work per module."""
+    """Concatenate the pairs of all versions; yield after each module."""
     stack = Stack(own={key: [] for key in parts})
     for key, (rank, _) in parts.items():
         stack.spans[key] = slice(stack.width, stack.width + rank)
@@ -178,7 +178,7 @@ def _stack(parts: Mapping[Key, tuple[int, Sequence[Pair | None]]], count: int) -
 
 
 def _side_by_side(here: Mapping[Key, Pair | None], stack: Stack) -> Pair | None:
-    """A [K, I] and B [K, O] of one module; zeros where a version has no update, or one of a lower rank."""
+    """Return A [K, I] and B [K, O] of one module; zeros where a version has no update or a lower rank."""
     like = next((pair for pair in here.values() if pair is not None), None)
     if like is None:
         return None

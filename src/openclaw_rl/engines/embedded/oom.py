@@ -1,8 +1,8 @@
-"""A step that did not fit into memory: beside a trainer on the same device, for one, which takes what is free.
+"""Handling of steps that run out of memory, e.g. beside a trainer on the same device.
 
-The core then lets go of what it only kept for later; what is being prefilled waits for a row to end, or a moment,
-behind what else waits; running rows give up their states and begin again, one after the other, from the tokens that
-they have. Who does not fit alone for `PATIENCE` fails, in words. The process never ends for it.
+The engine clears the prefix cache. A sequence in prefill returns to the end of the queue until a row ends, or for
+`PREFILL_RETRY_DELAY`. If that does not help, running rows free their states and restart one by one from their tokens.
+A sequence that does not fit alone for `SINGLE_SEQUENCE_TIMEOUT` fails with a message. The process never exits for it.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import torch
 
 from openclaw_rl.engines.embedded.sequence import Job
 
-PATIENCE = 60.0  # seconds for which one sequence is tried alone
-PAUSE = 0.2  # seconds between two tries of it
-BESIDE = 2.0  # seconds after which what waits is tried beside rows of which none has ended
+PATIENCE = 60.0  # seconds for which one sequence is tried alone before it fails
+PAUSE = 0.2  # seconds between two attempts
+BESIDE = 2.0  # seconds until a prefill is tried again although no row has ended
 
 
 @dataclass(slots=True)
 class Lack:
-    """Of memory, since a step did not fit. `rows`: that were running when one last did not."""
+    """Out-of-memory state. `rows`: batch size at the last failure."""
 
     rows: int
-    again: float  # when what waits is tried although none of them has ended
+    again: float  # monotonic time at which a prefill is tried although no row has ended
 
     @classmethod
     def now(cls, rows: int) -> Lack:
@@ -35,16 +35,16 @@ class Lack:
 
 
 def is_hopeless(job: Job) -> bool:
-    """It was tried alone, and does not fit. Whether that has been so for long enough."""
+    """Record that a sequence does not fit alone. Return whether that has lasted for the timeout."""
     now = time.monotonic()
     job.lacking = job.lacking or now
     return now - job.lacking >= PATIENCE
 
 
 def told(tokens: int, device: torch.device) -> str:
-    """What a client is told of a sequence of so many tokens."""
+    """Return the error message for a sequence of `tokens` tokens that does not fit."""
     return (
-        f"{tokens} tokens do not fit into the memory of {device}, tried for {PATIENCE:g} s. Begin a new conversation, "
-        "or make room: a smaller engine.max_context, engine.max_batch or engine.prefill_chunk, the trainer on another "
-        "device (train.gpus), a smaller model"
+        f"{tokens} tokens do not fit into the memory of {device}, tried for {PATIENCE:g} s. Start a new conversation, "
+        "or free memory: lower engine.max_context, engine.max_batch or engine.prefill_chunk, move the trainer to "
+        "another device (train.gpus), or use a smaller model"
     )

@@ -1,8 +1,8 @@
-"""Keys and values of finished sequences, kept for whatever begins alike; one policy's never serve another.
+"""Prefix cache: keys and values of finished sequences, reused by sequences that begin alike under the same policy.
 
-A tree: a node holds some tokens that follow its parent's, and no two siblings begin with the same token. So what many
-sequences begin with, the system prompt of all sessions above all, is there once. Ids are compared one by one: a hit is
-exact to the token. Bounded in tokens; the ends that were not used for longest go first.
+A tree: a node contains tokens that follow its parent's, and no two siblings start with the same token. So a prefix that
+many sequences share, such as the system prompt of all sessions, is stored once. Ids are compared one by one, so a hit
+is exact to the token. The size is bounded in tokens; the least recently used leaves are evicted first.
 """
 
 from __future__ import annotations
@@ -17,42 +17,42 @@ from torch import Tensor
 
 from openclaw_rl.types import Ids
 
-SHORTEST = 16  # tokens of a hit, and of a sequence that is kept
-NODE = 256  # tokens of a node at most: so much is copied when a sequence branches off within one
+SHORTEST = 16  # tokens: minimum of a hit and of a stored sequence
+NODE = 256  # tokens per node at most: bounds the copy when a sequence branches off inside a node
 
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """`states` [L, 2, H, n, D] of `ids` [n], in memory of their own. A root has no tokens."""
+    """Tree node: a private copy of the `states` [L, 2, H, n, D] of `ids` [n]. A root has no tokens."""
 
     ids: Ids
     states: Tensor
     parent: Node | None
-    children: dict[int, Node] = field(default_factory=dict)  # by their first ids
+    children: dict[int, Node] = field(default_factory=dict)  # by first id
 
 
 class PrefixCache:
-    """At most `limit` tokens; `tokens` are held."""
+    """Tree of cached prefixes. `limit`: capacity in tokens; `tokens`: present size."""
 
     def __init__(self, limit: int) -> None:
         self.limit, self.tokens = limit, 0
         self._roots: dict[Hashable, Node] = {}
-        # Least recently used first. A path is used from its end to its root, so a node comes before its parent: the
-        # first is always an end, and dropping it breaks no path.
+        # Least recently used first. `_mark_used` goes from the leaf to the root, so a node precedes its parent: the
+        # first node is always a leaf, and removing it breaks no path.
         self._order: OrderedDict[Node, Hashable] = OrderedDict()
 
     def __len__(self) -> int:
-        """Sequences that no other continues."""
+        """Return the number of leaves."""
         return sum(not node.children for node in self._order)
 
     def wants(self, length: int) -> bool:
-        """Whether a sequence of this length would be kept."""
+        """Return whether a sequence of this length would be stored."""
         return SHORTEST <= length <= self.limit
 
     def find(self, key: Hashable, ids: Ids) -> tuple[int, list[Tensor]] | None:
-        """The longest known start of `ids`, less its last token: how many tokens, and their states in pieces.
+        """Return the longest cached prefix of `ids[:-1]`: number of tokens, and their states in pieces.
 
-        The pieces [L, 2, H, n, D] are views that hold until the next `add`.
+        The pieces [L, 2, H, n, D] are views that are valid until the next `add`.
         """
         path, partly = self._walk(key, ids[:-1])
         pieces = [node.states for node in path]
@@ -65,7 +65,7 @@ class PrefixCache:
         return length, pieces
 
     def add(self, key: Hashable, ids: Ids, states: Tensor) -> None:
-        """Keep a finished sequence, of `states` [L, 2, H, len(ids), D] a copy of what is new."""
+        """Store a finished sequence; copies the new part of `states` [L, 2, H, len(ids), D]."""
         path, partly = self._walk(key, ids)
         at = sum(len(node.ids) for node in path[:-1]) + (partly or len(path[-1].ids)) if path else 0
         if partly and at < len(ids):
@@ -81,20 +81,20 @@ class PrefixCache:
             self._drop(next(iter(self._order)))
 
     def clear(self) -> None:
-        """Let go of everything."""
+        """Remove all prefixes."""
         self._order.clear()
         self._roots.clear()
         self.tokens = 0
 
     def forget(self, key: Hashable) -> None:
-        """Let go of everything of one policy."""
+        """Remove all prefixes of one policy."""
         for node in [n for n, owner in self._order.items() if owner == key]:
             del self._order[node]
             self.tokens -= len(node.ids)
         self._roots.pop(key, None)
 
     def _walk(self, key: Hashable, ids: Ids) -> tuple[list[Node], int]:
-        """The nodes that `ids` begin with, and how many tokens of the last one (0: all)."""
+        """Return the nodes that match the start of `ids`, and the tokens matched in the last one (0: all)."""
         path: list[Node] = []
         node, at = self._roots.get(key), 0
         while node is not None and at < len(ids) and (node := node.children.get(int(ids[at]))) is not None:
@@ -106,7 +106,7 @@ class PrefixCache:
         return path, 0
 
     def _split(self, key: Hashable, node: Node, at: int) -> Node:
-        """Cut a node in two; returns the first half. The second is still where it was in the order of use."""
+        """Split a node in two and return the first half. The second keeps its place in the order of use."""
         assert node.parent is not None
         first = self._hang(key, node.parent, node.ids[:at], _copied(node.states[:, :, :, :at]))
         node.ids, node.states, node.parent = node.ids[at:], _copied(node.states[:, :, :, at:]), first
@@ -114,7 +114,7 @@ class PrefixCache:
         return first
 
     def _hang(self, key: Hashable, parent: Node, ids: Ids, states: Tensor) -> Node:
-        """One more node under `parent`; it is used last until its path is used."""
+        """Add a node below `parent`. It ranks as the most recently used until its path is marked."""
         node = parent.children[int(ids[0])] = Node(ids, states, parent)
         self._order[node] = key
         return node
@@ -125,13 +125,13 @@ class PrefixCache:
 
     def _drop(self, node: Node) -> None:
         assert node.parent is not None
-        assert not node.children, "an end goes first"
+        assert not node.children, "only a leaf can be removed"
         del self._order[node], node.parent.children[int(node.ids[0])]
         self.tokens -= len(node.ids)
 
 
 def _same(one: Ids, other: Ids) -> int:
-    """How many tokens both begin with."""
+    """Return the length of the common prefix."""
     most = min(len(one), len(other))
     differs = np.flatnonzero(one[:most] != other[:most])
     return int(differs[0]) if len(differs) else most

@@ -1,7 +1,7 @@
-"""What the gateway and the engine process say to each other: length-prefixed msgpack frames over a Unix socket.
+"""Protocol between gateway and engine process: length-prefixed msgpack frames over a Unix socket.
 
-A frame is four bytes of length (little-endian) and one message. Every call carries an `id` of the client's choice;
-the answers carry it back. Tokens of one decode step, for all streams of one connection, travel in one frame.
+A frame is four bytes of length (little-endian) and one message. The client chooses an `id` for every call, and the
+replies repeat it. The tokens of one decode step, for all streams of a connection, are sent in one frame.
 Arrays are little-endian bytes: ids int32, log-probabilities float32.
 """
 
@@ -51,14 +51,14 @@ class AskInfo(msgspec.Struct, array_like=True, tag="ask", frozen=True):
 
 
 class Tokens(msgspec.Struct, array_like=True, tag="tokens", frozen=True):
-    """One decode step in columns: stream `ids[i]` got `token_ids[i]`. The mappings hold only who has any."""
+    """Tokens of one decode step, in columns: stream `ids[i]` got `token_ids[i]`. The mappings are sparse."""
 
     ids: list[int]
     token_ids: list[int]
     logprobs: list[float]
     finish: dict[int, str] = {}
     top: dict[int, tuple[tuple[int, float], ...]] = {}
-    cached: dict[int, int] = {}  # with a stream's first token: prompt tokens whose states were there
+    cached: dict[int, int] = {}  # sent with a stream's first token: prompt tokens found in the prefix cache
 
 
 class Loaded(msgspec.Struct, array_like=True, tag="loaded", frozen=True):
@@ -71,11 +71,11 @@ class Scores(msgspec.Struct, array_like=True, tag="scores", frozen=True):
 
 
 class Failed(msgspec.Struct, array_like=True, tag="failed", frozen=True):
-    """The call was refused; the engine is well."""
+    """The call was rejected; the engine continues to run."""
 
     id: int
     message: str
-    grammar: bool = False  # it was the grammar that was refused
+    grammar: bool = False  # whether the grammar was the reason
 
 
 class Told(msgspec.Struct, array_like=True, tag="info", frozen=True):
@@ -92,26 +92,26 @@ answers = msgspec.msgpack.Decoder(Answer)
 
 
 def encode(message: Call | Answer) -> bytes:
-    """One frame."""
+    """Encode a message as one frame."""
     body = _encoder.encode(message)
     return len(body).to_bytes(_HEADER, "little") + body
 
 
 class Frames:
-    """Cuts a byte stream into message bodies."""
+    """Decoder from a byte stream to message bodies."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The bodies that `data` completes. Raises `EngineGone` when the stream is not ours."""
+        """Yield the bodies that `data` completes. Raise `EngineGone` if the stream is not this protocol."""
         buffer = self._buffer
         buffer += data
         start = 0
         while len(buffer) - start >= _HEADER:
             size = int.from_bytes(buffer[start : start + _HEADER], "little")
             if size > MAX_FRAME:
-                raise EngineGone(f"engine socket: a frame of {size} bytes (at most {MAX_FRAME}); another program?")
+                raise EngineGone(f"engine socket: frame of {size} bytes (limit {MAX_FRAME}); is it another program?")
             if len(buffer) - start - _HEADER < size:
                 break
             yield bytes(buffer[start + _HEADER : start + _HEADER + size])

@@ -1,9 +1,9 @@
-"""From logits to one token per row, each row in its own way and with its own random numbers.
+"""Sample one token per row, with per-row parameters and random numbers.
 
-Shape legend: N rows, V vocabulary. A token is drawn by inverting the cumulative distribution at one uniform number
-of the row's generator: so what a row draws depends on its logits and its seed, not on who else is in the batch.
-The reported log-probability is log softmax(logits / temperature) over the whole vocabulary, untouched by top-p, top-k,
-min-p, penalties, biases and grammars (at temperature 0: at temperature 1). The vocabulary is the model's, with padding.
+Shape legend: N rows, V vocabulary (the model's, padding included). A token is sampled by inverting the cumulative
+distribution at one uniform number of the row's generator, so it depends on the row's logits and seed, but not on the
+rest of the batch. The reported log-probability is log softmax(logits / temperature) over the whole vocabulary, without
+top-p, top-k, min-p, penalties, biases and grammar. At temperature 0 it is reported at temperature 1.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ Top = tuple[tuple[int, float], ...]
 
 @dataclass(slots=True, eq=False)
 class Draw:
-    """One row's way of drawing, and its state."""
+    """Sampling parameters and state of one row. `top`: number of alternatives to report."""
 
     sampling: Sampling
     top: int = 0
     rng: random.Random = field(default_factory=random.Random)
-    counts: Counter[int] = field(default_factory=Counter)  # of the tokens drawn, when penalties need them
-    guide: Guide | None = None  # what the reply is forced to be
+    counts: Counter[int] = field(default_factory=Counter)  # of the sampled tokens; filled only if penalties are set
+    guide: Guide | None = None  # constrains the reply
 
     @staticmethod
     def of(sampling: Sampling, top: int = 0, guide: Guide | None = None) -> Draw:
-        rng = random.Random(sampling.seed)  # no seed: from the system's entropy
+        rng = random.Random(sampling.seed)  # seed None: system entropy
         return Draw(sampling, top, rng, guide=guide)
 
     @property
@@ -47,7 +47,7 @@ class Draw:
 
     @property
     def shaped(self) -> bool:
-        """Whether the row draws from something else than the reported distribution."""
+        """Whether the row samples from another distribution than the reported one."""
         s = self.sampling
         if self.guide is not None:
             return True
@@ -55,7 +55,7 @@ class Draw:
 
 
 class Sampler:
-    """For one composition of the batch; built anew when a row joins or leaves."""
+    """Sampler for one composition of the batch; rebuilt when a row joins or leaves."""
 
     def __init__(self, draws: Sequence[Draw], device: torch.device) -> None:
         self._draws = draws
@@ -67,7 +67,7 @@ class Sampler:
         self._top = max((d.top for d in draws), default=0)
 
     def __call__(self, logits_NV: Tensor) -> tuple[list[int], list[float], list[Top] | None]:
-        """Token ids [N], their log-probabilities [N], and the alternatives [N][K] where asked for."""
+        """Return token ids [N], their log-probabilities [N], and the top alternatives [N][K] if any row wants them."""
         scaled_NV = logits_NV if self._temperatures_N1 is None else logits_NV / self._temperatures_N1
         logprobs_NV = scaled_NV.log_softmax(-1)
         uniform_N = [d.rng.random() for d in self._draws]
@@ -79,7 +79,7 @@ class Sampler:
         for row in self._shaped:
             ids_N[row] = draw_shaped(logits_NV[row], self._draws[row], uniform_N[row])
         chosen_N = logprobs_NV.gather(1, ids_N[:, None])[:, 0]
-        ids, logprobs = torch.stack([ids_N.double(), chosen_N.double()]).tolist()  # one transfer
+        ids, logprobs = torch.stack([ids_N.double(), chosen_N.double()]).tolist()  # one device-to-host transfer
         tokens = [int(i) for i in ids]
         for draw, token in zip(self._draws, tokens, strict=True):
             if draw.penalised:
@@ -95,7 +95,7 @@ class Sampler:
 
 
 def invert(probs_NV: Tensor, uniform_N: Tensor) -> Tensor:
-    """[N] the first id whose cumulative probability exceeds `uniform_N` of the total; never one of probability 0."""
+    """Return [N] the first id whose cumulative share exceeds `uniform_N`. Ids of probability 0 are never chosen."""
     sums_NV = probs_NV.cumsum(-1, dtype=torch.float64)
     wanted_N1 = uniform_N[:, None] * sums_NV[:, -1:]
     ids_N: Tensor = torch.searchsorted(sums_NV, wanted_N1, right=True)[:, 0]
@@ -103,7 +103,7 @@ def invert(probs_NV: Tensor, uniform_N: Tensor) -> Tensor:
 
 
 def draw_shaped(logits_V: Tensor, draw: Draw, uniform: float) -> Tensor:
-    """One id drawn with the grammar, biases, penalties, temperature, top-k, top-p and min-p, in this order."""
+    """Sample one id after grammar, biases, penalties, temperature, top-k, top-p and min-p, applied in this order."""
     if draw.guide is not None:
         logits_V = draw.guide.masked(logits_V)
     logits_V = _shifted(logits_V, draw)
@@ -126,7 +126,7 @@ def draw_shaped(logits_V: Tensor, draw: Draw, uniform: float) -> Tensor:
 
 
 def _shifted(logits_V: Tensor, draw: Draw) -> Tensor:
-    """OpenAI's logit_bias and penalties: added to the logits; penalties count the reply's own tokens."""
+    """Add OpenAI's logit_bias and penalties to the logits; penalties count the tokens of the reply only."""
     s, size = draw.sampling, logits_V.shape[-1]
     shift = {i: float(v) for i, v in s.logit_bias.items() if 0 <= i < size}
     if draw.penalised:

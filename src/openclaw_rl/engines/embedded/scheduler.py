@@ -1,7 +1,7 @@
-"""The embedded engine's core: a batch that rows join and leave between two decode steps. No sockets, no threads.
+"""Continuous batching for the embedded engine: sequences join and leave the batch between decode steps.
 
-Shape legend: N rows, Q query tokens, V vocabulary. A sequence waits, is prefilled in the staging slots (a long prompt
-in chunks, several short ones together), then decodes in a row of the main slots until it ends.
+Shape legend: N rows, Q query tokens, V vocabulary. A sequence waits, is prefilled in the staging cache (a long prompt
+in chunks, several short ones together), then decodes in a row of the main cache until it ends. No sockets, no threads.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from openclaw_rl.types import Ids, PolicyRef, Sampling
 
 
 class Core:
-    """`submit` and `cancel` between steps, `step` while `busy`."""
+    """Scheduler for one model. Call `generate`, `score` and `cancel` between steps, and `step` while `has_work`."""
 
     def __init__(self, model: BaseModel, config: EngineConfig) -> None:
         self.model = model
@@ -43,10 +43,10 @@ class Core:
         self._loaded: dict[int, tuple[Key, Key | None]] = {0: ((0, ""), None)}
         self._running: Counter[Key] = Counter()
         self._sweep_needed = False
-        self._plan: tuple[Sampler, Route | None] | None = None  # for the present rows
+        self._plan: tuple[Sampler, Route | None] | None = None  # of the current rows; None: they changed
         self._lack: Lack | None = None
 
-    # What it holds
+    # Loaded versions
 
     @property
     def versions(self) -> tuple[int, ...]:
@@ -68,28 +68,28 @@ class Core:
         return frozenset(self._running) - named
 
     def check_room(self, policies: Sequence[PolicyRef]) -> None:
-        """Raises `EngineError` when these versions and those that still answer are more than are held side by side."""
+        """Raise `EngineError` if these versions and those with running replies exceed `engine.versions`."""
         named = frozenset((p.version, p.digest) for p in policies)
         if len({p.version for p in policies}) != len(policies):
-            raise EngineError(f"load names a version twice: {[p.version for p in policies]}")
+            raise EngineError(f"load received a version twice: {[p.version for p in policies]}")
         draining = self._draining(named)
         if len(named | draining) > self._config.versions:
             still = f" and {sorted(v for v, _ in draining)} still answering" if draining else ""
             raise EngineError(
-                f"{sorted(p.version for p in policies)} named{still}; engine.versions is {self._config.versions}. "
-                "Try again when a reply has ended, or raise engine.versions"
+                f"{sorted(p.version for p in policies)} requested{still}; engine.versions is {self._config.versions}. "
+                "Retry after a reply has ended, or raise engine.versions"
             )
 
     def missing(self, policies: Sequence[PolicyRef]) -> list[PolicyRef]:
-        """Those whose adapter must be read first."""
+        """Return the policies whose adapter files must be read before `load_versions`."""
         have = self.model.adapters.keys
         return [p for p in policies if p.path is not None and (p.version, p.digest) not in have]
 
     def change(self, policies: Sequence[PolicyRef], files: Mapping[Key, AdapterFile]) -> Generator[None]:
-        """Answer with exactly these versions from the last piece of this work on; a failure changes nothing."""
+        """Load exactly these versions, in small steps. They take effect after the last; a failure changes nothing."""
         self.check_room(policies)
         yield from self.model.adapters.change(files, self.model.adapters.keys)
-        self.check_room(policies)  # replies may have begun meanwhile
+        self.check_room(policies)  # again: replies may have started between the steps
         self._plan = None
         held = {p.version: (p.version, p.digest) for p in policies}
         based = {p.version for p in policies if p.path is None}
@@ -101,11 +101,11 @@ class Core:
 
     @property
     def untidy(self) -> bool:
-        """Whether an adapter is in memory that nothing needs any more."""
+        """Whether an adapter is in memory that no loaded version and no running sequence uses."""
         return bool(self.model.adapters.keys - self._needed)
 
     def tidy(self) -> Generator[None]:
-        """Let go of what nothing needs."""
+        """Unload unused adapters and their cached prefixes, in small steps."""
         gone = self.model.adapters.keys - self._needed
         yield from self.model.adapters.change({}, self.model.adapters.keys - gone)
         self._plan = None
@@ -124,11 +124,11 @@ class Core:
         top: int = 0,
         guide: Guide | None = None,
     ) -> Job:
-        """Queue a reply. Raises `EngineError` when the version is not loaded or the prompt does not fit."""
+        """Queue a reply. Raise `EngineError` if the version is not loaded or the prompt exceeds the context."""
         held, key = self._look_up(version)
         context = self.model.context_length
         if len(prompt_ids) >= context:
-            raise EngineError(f"the prompt has {len(prompt_ids)} tokens; the context holds {context}, reply included")
+            raise EngineError(f"the prompt has {len(prompt_ids)} tokens; the context is {context}, reply included")
         _check_ids(prompt_ids, self.model.vocab_size, "prompt")
         if not math.isfinite(sampling.temperature):
             raise EngineError(f"temperature is {sampling.temperature}, expected a finite number")
@@ -139,13 +139,13 @@ class Core:
         return self._queue(job)
 
     def score(self, owner: Any, version: int, prompt_ids: Ids, response_ids: Ids, temperature: float) -> Job:
-        """Queue a scoring. Raises `EngineError` as `generate` does."""
+        """Queue a scoring of `response_ids`. Raise `EngineError` like `generate`."""
         held, key = self._look_up(version)
         context, total = self.model.context_length, len(prompt_ids) + len(response_ids)
         if total > context:
-            raise EngineError(f"prompt and response have {total} tokens; the context holds {context}")
+            raise EngineError(f"prompt and response have {total} tokens; the context is {context}")
         if len(response_ids) == 0:
-            raise EngineError("there are no response ids to score; expected one at least")
+            raise EngineError("there are no response ids to score; expected at least one")
         _check_ids(prompt_ids, self.model.vocab_size, "prompt")
         _check_ids(response_ids, self.model.vocab_size, "response")
         ids = np.concatenate([prompt_ids, response_ids[:-1]])
@@ -155,7 +155,7 @@ class Core:
 
     def _look_up(self, version: int) -> tuple[Key, Key | None]:
         if version not in self._loaded:
-            raise EngineError(f"version {version} is not loaded; these are: {list(self.versions)}")
+            raise EngineError(f"version {version} is not loaded; loaded versions: {list(self.versions)}")
         return self._loaded[version]
 
     def _queue(self, job: Job) -> Job:
@@ -164,19 +164,19 @@ class Core:
         return job
 
     def cancel(self, job: Job) -> None:
-        """Its row is free from the next step on."""
+        """Cancel a sequence; the next step frees its row."""
         job.cancelled = self._sweep_needed = True
 
     # One step
 
     @property
     def pause(self) -> float:
-        """Seconds to wait before the next step, in which nothing but memory is lacking."""
+        """Seconds to wait before the next step; above 0 only if a step ran out of memory and no row runs."""
         return PAUSE if self._lack is not None and not self._rows else 0.0
 
     @torch.inference_mode()
     def step(self) -> list[Out]:
-        """One token for every row of the batch, then one chunk of what waits; less where memory is lacking."""
+        """Decode one token for every row, then prefill one chunk. After an out-of-memory error, do part of it."""
         out: list[Out] = []
         if self._sweep_needed:
             self._sweep()
@@ -197,7 +197,7 @@ class Core:
         return out
 
     def _let_go(self) -> None:
-        """Of slots that nothing is in. On a CPU only where memory is lacking: fresh pages take their time there."""
+        """Free empty caches. On a CPU only after an out-of-memory error, because allocating new pages is slow."""
         if self._lack is None and self.model.device.type == "cpu":
             return
         if not self._rows:
@@ -206,7 +206,7 @@ class Core:
             self._staging.shrink()
 
     def _make_room(self, out: list[Out]) -> None:
-        """A step did not fit; see `embedded_lack`."""
+        """Handle a step that ran out of memory; see `oom`."""
         staged, self._staged = self._staged, []
         again = self._rows if self._lack is not None and not staged else []
         if again:
@@ -229,7 +229,7 @@ class Core:
             if job.cancelled:
                 self._ended(job)
         self._waiting = deque(j for j in self._waiting if not j.cancelled)
-        self._staged = [j for j in self._staged if not j.cancelled]  # one long prompt: a group is done in one step
+        self._staged = [j for j in self._staged if not j.cancelled]  # one long prompt: a group takes a single step
         for row in reversed(range(len(self._rows))):
             if self._rows[row].cancelled:
                 self._retire(row)
@@ -264,7 +264,7 @@ class Core:
             out.append(Token(job, tokens[i], logprobs[i], tops[i] if tops and job.draw.top else None, _finish(job)))
 
     def _retire(self, row: int) -> None:
-        """Free a row: its states go to the prefix cache, the last row moves into its place."""
+        """Free a row: add its states to the prefix cache and move the last row into its place."""
         job, last = self._rows[row], len(self._rows) - 1
         self._keep(job, self._slots.take(row, job.cached))
         if row != last:
@@ -282,7 +282,7 @@ class Core:
         except RuntimeError as error:
             if not is_lack_of_memory(error):
                 raise
-            self._prefixes.clear()  # half of it may be there
+            self._prefixes.clear()  # the sequence may be half added
 
     def _ended(self, job: Job) -> None:
         self._running[job.held] -= 1
@@ -292,13 +292,13 @@ class Core:
     # Prefill
 
     def _stage(self) -> None:
-        """Take what is prefilled next: one long prompt or one scoring, or several short prompts that fit one chunk."""
+        """Choose what to prefill: one long prompt, one scoring, or several short prompts that fit one chunk."""
         room = self._config.max_batch - len(self._rows)
         group: list[tuple[Job, tuple[int, list[Tensor]] | None]] = []
         longest, chunk = 0, self._config.prefill_chunk
         for job in self._waiting:
             if job.targets is None and len(group) == room:
-                continue  # scorings need no row
+                continue  # a scoring needs no row
             if group and job.targets is not None:
                 break
             hit = self._prefixes.find(job.key, job.ids[: job.prompt])
@@ -332,11 +332,11 @@ class Core:
             self._score(jobs[0], ends[0], logits_NQV[0])
         for job, end in zip(jobs, ends, strict=True):
             job.start = end
-        if jobs[0].start == len(jobs[0].ids):  # a group of several is done in one pass
+        if jobs[0].start == len(jobs[0].ids):  # a group of several needs one pass only
             self._prefilled(jobs, logits_NQV[:, -1], out)
 
     def _right_aligned(self, jobs: Sequence[Job], ends: Sequence[int], width: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Ids, positions and slots [N, Q], ending together; padding before a shorter row writes to the spare slot."""
+        """Return ids, positions and cache slots [N, Q], padded on the left. Padding writes to the spare slot."""
         made = np.zeros((3, len(jobs), width), dtype=np.int64)
         made[2] = self._staging.capacity - 1
         for row, (job, end) in enumerate(zip(jobs, ends, strict=True)):
@@ -347,7 +347,7 @@ class Core:
         return ids_NQ, positions_NQ, writes_NQ
 
     def _score(self, job: Job, end: int, logits_QV: Tensor) -> None:
-        """The logits at position t say what token t + 1 was worth."""
+        """Append the log-probabilities of one chunk. The logits at position t predict token t + 1."""
         first = max(job.start, job.prompt - 1)
         if end <= first:
             return
@@ -365,9 +365,10 @@ class Core:
             self._ended(jobs[0])
             return
         there = not self._rows and len(jobs) == 1
-        if there:  # its states stay where they are
+        if there:  # swap the caches: no copy
             self._slots, self._staging = self._staging, self._slots
-        self._slots.reserve(len(self._rows) + len(jobs), max(len(j.ids) for j in jobs) + 1)  # while it can be undone
+        # Reserve first: an out-of-memory error after the sampling could not be undone.
+        self._slots.reserve(len(self._rows) + len(jobs), max(len(j.ids) for j in jobs) + 1)
         self._deliver(jobs, Sampler([j.draw for j in jobs], self.model.device), logits_NV, out)
         self._staged = []
         for row, job in enumerate(jobs):
@@ -391,7 +392,7 @@ def _finish(job: Job) -> str | None:
 
 def _check_ids(ids: Ids, vocab: int, what: str) -> None:
     if len(ids) == 0:
-        raise EngineError(f"the {what} is empty; expected one token id at least")
+        raise EngineError(f"the {what} is empty; expected at least one token id")
     low, high = int(ids.min()), int(ids.max())
     if low < 0 or high >= vocab:
-        raise EngineError(f"the {what} holds id {low if low < 0 else high}; the model has ids 0 to {vocab - 1}")
+        raise EngineError(f"the {what} contains id {low if low < 0 else high}; the model has ids 0 to {vocab - 1}")

@@ -1,4 +1,4 @@
-"""What the core works on, and what it gives out."""
+"""Sequences that the scheduler works on, and the events that a step returns."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from openclaw_rl.types import Ids, Logprobs
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Job:
-    """One sequence: a reply to generate, or given ids to score (`targets`)."""
+    """A reply to generate, or given ids to score (`targets`)."""
 
-    owner: Any  # whom to tell
-    held: Key  # (version, digest) that answers
-    key: Key | None  # its adapter; None: the base
-    ids: Ids  # what is prefilled: the prompt, and for scoring the response less its last id
-    prompt: int  # tokens of the prompt
+    owner: Any  # opaque to the scheduler: identifies the caller
+    held: Key  # the version that the caller asked for
+    key: Key | None  # the adapter of that version; None: the base
+    ids: Ids  # to prefill: the prompt; for a scoring also the response without its last id
+    prompt: int  # number of prompt tokens
     draw: Draw
     stop: frozenset[int] = frozenset()
     limit: int = 0
     targets: Ids | None = None
     drawn: list[int] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
-    taken: int = 0  # of the drawn tokens, those that were put behind `ids` when its states were given up
-    start: int = 0  # tokens whose states are in the slots
-    reused: int = 0  # tokens whose states came from the prefix cache
-    lacking: float | None = None  # since when it does not fit into memory alone, in monotonic seconds
+    taken: int = 0  # number of sampled tokens that a restart appended to `ids`
+    start: int = 0  # number of tokens whose states are in the cache
+    reused: int = 0  # number of tokens whose states came from the prefix cache
+    lacking: float | None = None  # monotonic seconds since it does not fit even alone; None: it fits
     cancelled: bool = False
 
     @property
     def cached(self) -> int:
-        """Tokens whose states are in the row: all but the one drawn last."""
+        """Number of tokens whose states are in the row: all but the last sampled one."""
         return len(self.ids) + len(self.drawn) - self.taken - 1
 
     def all_ids(self) -> Ids:
-        """The ids of `cached`."""
+        """Return the ids of the `cached_length` tokens."""
         return np.concatenate([self.ids, np.asarray(self.drawn[self.taken : -1], dtype=np.int32)])
 
     def begin_again(self) -> None:
-        """Its states are gone: what it has is prefilled anew, and it goes on from there."""
+        """Reset for a new prefill of prompt and sampled tokens; its cached states were freed."""
         self.ids = np.concatenate([self.ids, np.asarray(self.drawn[self.taken :], dtype=np.int32)])
         if self.targets is None:
             self.prompt = len(self.ids)
@@ -53,7 +53,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A reply got one more token."""
+    """One more token of a reply. `finish`: the finish reason, None while it runs."""
 
     job: Job
     token: int
@@ -64,7 +64,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Stuck:
-    """A sequence cannot go on: in the format that it was forced into (`grammar`), or in the memory that there is."""
+    """A sequence failed: no token fits its grammar (`grammar`), or it does not fit into memory."""
 
     job: Job
     why: str

@@ -1,7 +1,7 @@
-"""The engine process: one thread that both steps and talks, so that nothing ever contends for the interpreter.
+"""The engine process: a single thread decodes and serves the socket, so that nothing contends for the GIL.
 
-Between two decode steps the event loop reads what came, sends what was drawn, and gives a load a slice of time that is
-small beside a step. Adapter files are read and hashed in a helper thread, which needs the interpreter for moments only.
+Between two decode steps the event loop receives calls, sends the sampled tokens, and gives a load a time slice that is
+short compared to a step. Adapter files are read and hashed in a helper thread, which rarely needs the GIL.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from openclaw_rl.types import PolicyRef
 
 log = logging.getLogger(__name__)
 
-_SLICE = (0.0002, 0.1)  # a load's share between two steps: seconds at least, or this part of a step
-_BACKLOG = 64 * 2**20  # bytes that a client may leave unread before it is dropped
+_SLICE = (0.0002, 0.1)  # time slice of a load between two steps: minimum in seconds, or share of a step
+_BACKLOG = 64 * 2**20  # bytes that a client may leave unread before it is disconnected
 _PARENT_POLL = 1.0  # seconds
-_SOCKET_PATH = 103  # bytes that every supported system allows
+_SOCKET_PATH = 103  # bytes; the limit that all supported systems share
 
 
 class _Peer(asyncio.Protocol):
@@ -50,14 +50,14 @@ class _Peer(asyncio.Protocol):
         self.compiling: set[int] = set()  # calls whose grammar is not ready yet
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass
+        self._transport = cast(asyncio.Transport, transport)  # not a subclass in uvloop
 
     def data_received(self, data: bytes) -> None:
         try:
             for body in self._frames.feed(data):
                 self._server.handle(self, protocol.calls.decode(body))
         except (EngineGone, msgspec.DecodeError) as error:
-            log.warning("a client sent what is no call of ours (%s); hanging up", error)
+            log.warning("a client sent an invalid call (%s); disconnecting it", error)
             assert self._transport is not None
             self._transport.abort()
 
@@ -70,15 +70,15 @@ class _Peer(asyncio.Protocol):
 
     def send(self, answer: protocol.Answer) -> None:
         if self._transport is None:
-            return  # it hung up before its answer was ready
+            return  # the client disconnected before its reply was ready
         self._transport.write(protocol.encode(answer))
         if self._transport.get_write_buffer_size() > _BACKLOG:
-            log.warning("a client left %d MiB unread; hanging up", _BACKLOG >> 20)
+            log.warning("a client left %d MiB unread; disconnecting it", _BACKLOG >> 20)
             self._transport.abort()
 
 
 class Server:
-    """Consumes: calls. Produces: tokens. Waits for: a call. Unblocked by: the socket."""
+    """Server of one engine: takes calls from the clients, steps the engine and sends the tokens."""
 
     def __init__(self, core: Fleet, grammars: Grammars | None = None) -> None:
         self.core, self._grammars = core, grammars
@@ -88,7 +88,7 @@ class Server:
         self._step_seconds = 0.0
 
     def handle(self, peer: _Peer, call: protocol.Call) -> None:
-        """Act on one call; what takes time goes on in the background."""
+        """Handle one call; slow work runs in a background task."""
         if isinstance(call, protocol.Cancel):
             peer.compiling.discard(call.id)
             job = peer.jobs.pop(call.id, None)
@@ -105,10 +105,10 @@ class Server:
             self._submit(peer, call)
 
     async def _guided(self, peer: _Peer, call: protocol.Generate, grammar: str) -> None:
-        """Compile, while the steps go on; then submit, unless it was cancelled meanwhile."""
+        """Compile the grammar in a thread, then submit the call unless it was cancelled in the meantime."""
         try:
             if self._grammars is None:
-                raise GrammarError("this model has no tokenizer.json, without which no format can be forced")
+                raise GrammarError("this model has no tokenizer.json, which is needed to enforce a format")
             guide = await asyncio.to_thread(self._grammars.guide, grammar, call.stop_token_ids)
         except GrammarError as error:
             peer.send(protocol.Failed(call.id, str(error), grammar=True))
@@ -160,7 +160,7 @@ class Server:
                 await self._change(call.policies)
             except EngineError as error:
                 peer.send(protocol.Failed(call.id, str(error)))
-            except RuntimeError as error:  # torch's word for no memory; what was held is still held
+            except RuntimeError as error:  # torch is out of memory; the loaded versions are unchanged
                 peer.send(protocol.Failed(call.id, f"the versions could not be loaded: {error}"))
             else:
                 peer.send(protocol.Loaded(call.id))
@@ -188,7 +188,7 @@ class Server:
                 started = time.perf_counter()
 
     async def run_steps(self) -> None:
-        """Step while there is work."""
+        """Step the engine while it has work."""
         while True:
             if self.core.untidy and not self._loading.locked():
                 self._spawn(self._tidy())
@@ -202,7 +202,7 @@ class Server:
             await asyncio.sleep(self.core.pause)
 
     def _send(self, out: list[Out]) -> None:
-        """One frame per client for all tokens of the step."""
+        """Send the events of a step: one frame per client for all tokens."""
         steps: dict[_Peer, protocol.Tokens] = {}
         for item in out:
             peer, key = item.job.owner
@@ -232,15 +232,15 @@ class Server:
 
 
 def bind(path: Path) -> socket.socket:
-    """A Unix socket at `path`, mode 600. Raises `EngineError` when a living engine serves it already."""
+    """Return a listening Unix socket at `path`, mode 600. Raise `EngineError` if another engine listens there."""
     if len(str(path).encode()) > _SOCKET_PATH:
-        raise EngineError(f"{path}: a Unix socket's path holds {_SOCKET_PATH} bytes at most. Choose a shorter `home`")
+        raise EngineError(f"{path}: a Unix socket path has at most {_SOCKET_PATH} bytes. Choose a shorter `home`")
     if path.exists():
         with socket.socket(socket.AF_UNIX) as probe:
             try:
                 probe.connect(str(path))
             except OSError:
-                path.unlink(missing_ok=True)  # left behind by an engine that was killed
+                path.unlink(missing_ok=True)  # left over from a killed engine
             else:
                 raise EngineError(f"{path}: another engine answers there. Stop it, or choose another `home`")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -250,13 +250,13 @@ def bind(path: Path) -> socket.socket:
         bound.bind(str(path))
     finally:
         os.umask(before)
-    bound.listen()  # at once: calls wait while the model loads, and a second engine finds this one
+    bound.listen()  # now: calls wait while the model loads, and a second engine detects this one
     return bound
 
 
 async def _serve(config: Config) -> None:
     parent = os.getppid()
-    bound = bind(config.engine_socket)  # first: a second engine should not load a model to find out
+    bound = bind(config.engine_socket)  # first: a second engine must fail before it loads a model
     try:
         core = _core(config)
         grammars = Grammars.find(where(config.model.path), core.model.vocab_size)
@@ -270,7 +270,7 @@ def _core(config: Config) -> Fleet:
     torch.set_num_threads(config.engine.threads)
     core = Fleet(BaseModel.load(config.model, max_context=config.engine.max_context), config.engine)
     gc.collect()
-    gc.freeze()  # the model's objects stay for good: later collections need not look at them
+    gc.freeze()  # the model's objects are permanent: exclude them from later collections
     log.info("engine: %s on %s, context %d", core.model.name, core.model.device, core.model.context_length)
     return core
 
@@ -285,7 +285,7 @@ async def _until_told(server: Server, bound: socket.socket, parent: int) -> None
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if tasks[0].done():
-            tasks[0].result()  # a step that failed ends the process: its batch is lost, and the supervisor says why
+            tasks[0].result()  # a failed step ends the process: its batch is lost; the supervisor reports why
     finally:
         listener.close()
         for task in tasks:
@@ -297,15 +297,15 @@ async def _wait(stop: asyncio.Event) -> None:
 
 
 async def _until_orphaned(parent: int) -> None:
-    while os.getppid() == parent:  # noqa: ASYNC110 - the kernel has no event for it on every system
+    while os.getppid() == parent:  # noqa: ASYNC110 - not every system has an event for it
         await asyncio.sleep(_PARENT_POLL)
-    log.warning("engine: the process that started it is gone; leaving")
+    log.warning("engine: the parent process is gone; exiting")
 
 
 def main(config: Config) -> None:
     """Serve the embedded engine at `config.engine_socket` until SIGTERM, or until the parent dies.
 
-    Raises `ModelError` when the model cannot be served, `EngineError` when the socket is taken.
+    Raise `ModelError` if the model cannot be served, `EngineError` if the socket is in use.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(config))

@@ -1,4 +1,4 @@
-"""The wire of `/v1/completions` with token ids in and out, as vLLM speaks it. Pure: bodies out, chunks in."""
+"""Requests and answers of vLLM's `/v1/completions` with token ids in and out. No I/O."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _decoder = msgspec.json.Decoder(Completion)
 def body(
     *, model: str, prompt: Ids | Sequence[int], sampling: Sampling, limit: int, stop: Sequence[int], top: int = 0
 ) -> dict[str, Any]:
-    """A request: ids in, ids and log-probabilities out. Stop strings are the gateway's; eos ends nothing by itself."""
+    """Return a request body. The gateway handles stop strings; eos stops a reply only if it is in `stop`."""
     made: dict[str, Any] = {
         "model": model,
         "prompt": [int(i) for i in prompt],
@@ -77,7 +77,7 @@ def body(
 
 
 def streamed(generation: Generation, *, model: str, limit: int) -> dict[str, Any]:
-    """The request for one streamed reply."""
+    """Return the request body for one streamed reply."""
     made = body(
         model=model,
         prompt=generation.prompt_ids,
@@ -90,31 +90,31 @@ def streamed(generation: Generation, *, model: str, limit: int) -> dict[str, Any
 
 
 def decode(raw: bytes) -> Completion:
-    """One event, or one whole answer. Raises `EngineError` for an error that came in its place."""
+    """Decode one event or one whole answer. Raises `EngineError` for an error event."""
     try:
         found = _decoder.decode(raw)
     except msgspec.DecodeError as error:
-        raise EngineError(f"the engine's answer is no completion ({error}): {raw[:200]!r}") from None
+        raise EngineError(f"the engine's answer is not a completion ({error}): {raw[:200]!r}") from None
     if found.error is not None:
         raise refused(found.error)
     return found
 
 
 def choice_of(answer: Any) -> Choice:
-    """The one choice of a whole answer. Raises `EngineError` when it is none."""
+    """Return the only choice of a whole answer. Raises `EngineError` if the answer has another shape."""
     try:
         found = msgspec.convert(answer, Completion)
     except msgspec.ValidationError as error:
-        raise EngineError(f"the engine's answer is no completion ({error})") from None
+        raise EngineError(f"the engine's answer is not a completion ({error})") from None
     if len(found.choices) != 1:
         raise EngineError(f"the engine's answer has {len(found.choices)} choices, expected 1")
     return found.choices[0]
 
 
 def chunk_of(events: Sequence[bytes], top: int) -> Chunk | None:
-    """What arrived together, as one chunk; None when there is no token and no finish in it.
+    """Return the events of one read as one chunk; None if they have no token and no finish reason.
 
-    Raises `EngineError` when ids or log-probabilities are missing, `EngineGone` when the server broke the reply off.
+    Raises `EngineError` if ids or log-probabilities are missing, `EngineGone` if the server aborted the reply.
     """
     ids: list[int] = []
     logprobs: list[float] = []
@@ -129,27 +129,27 @@ def chunk_of(events: Sequence[bytes], top: int) -> Chunk | None:
                 logprobs += _logprobs(choice, len(found))
                 tops += _tops(choice, top) if top else []
     if finish not in (None, "stop", "length"):
-        raise EngineGone(f"the engine broke the reply off ({finish}). Ask again")
+        raise EngineGone(f"the engine aborted the reply ({finish}). Repeat the request")
     if not ids and finish is None:
         return None
     return Chunk(token_ids=tuple(ids), logprobs=tuple(logprobs), top=tuple(tops), finish=finish)
 
 
 def cached_of(events: Sequence[bytes]) -> int:
-    """How many prompt tokens the server's prefix cache had, as its last event says."""
+    """Return how many prompt tokens came from the server's prefix cache, read from the last event."""
     usage = decode(events[-1]).usage
     details = usage.prompt_tokens_details if usage is not None else None
     return (details.cached_tokens or 0) if details is not None else 0
 
 
 def ids_of(choice: Choice) -> list[int]:
-    """The token ids; servers that do not know `return_token_ids` tell them as the tokens' names."""
+    """Return the token ids. Servers without `return_token_ids` send them as token strings, `token_id:N`."""
     if choice.token_ids is not None:
         return choice.token_ids
     tokens = choice.logprobs.tokens if choice.logprobs is not None else []
     if not all(t.startswith(_ID) for t in tokens) or (choice.text and not tokens):
         raise EngineError(
-            "the engine gives no token ids, so it cannot serve the policy. Serve it with vLLM or SGLang, "
+            "the engine returns no token ids, so it cannot serve the policy. Serve it with vLLM or SGLang, "
             "or use this endpoint as a judge (judge.base_url)"
         )
     return [int(t.removeprefix(_ID)) for t in tokens]
@@ -158,24 +158,24 @@ def ids_of(choice: Choice) -> list[int]:
 def _logprobs(choice: Choice, expected: int) -> list[float]:
     found = choice.logprobs.token_logprobs if choice.logprobs is not None else []
     if len(found) != expected:
-        raise EngineError(f"the engine gives {len(found)} log-probabilities for {expected} tokens")
+        raise EngineError(f"the engine returned {len(found)} log-probabilities for {expected} tokens")
     return [math.nan if value is None else value for value in found]
 
 
 def _tops(choice: Choice, top: int) -> list[Top]:
-    """The `top` likeliest alternatives at each position, likeliest first (the sampled id may stand among more)."""
+    """Return the `top` likeliest ids at each position, likeliest first (a server may add the sampled id)."""
     assert choice.logprobs is not None
     return [alternatives(entry or {}, top) for entry in choice.logprobs.top_logprobs]
 
 
 def alternatives(entry: Mapping[str, float | None], top: int | None = None) -> Top:
-    """(token id, logprob) of one position, likeliest first."""
+    """Return (token id, log-probability) pairs of one position, likeliest first."""
     found = [(int(name.removeprefix(_ID)), math.nan if lp is None else lp) for name, lp in entry.items()]
     return tuple(sorted(found, key=lambda pair: -pair[1])[:top])
 
 
 def prompt_logprobs(choice: Choice, ids: Ids | Sequence[int], start: int) -> list[float]:
-    """The log-probabilities of `ids[start:]` that a request with `prompt_logprobs` gave. Raises `EngineError`."""
+    """Return the log-probabilities of `ids[start:]` from a request with `prompt_logprobs`. Raises `EngineError`."""
     found = choice.prompt_logprobs or []
     if len(found) != len(ids):
         raise EngineError(f"the engine scored {len(found)} prompt tokens, expected {len(ids)}")

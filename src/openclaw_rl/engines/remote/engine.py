@@ -1,8 +1,8 @@
-"""What all engines behind HTTP share: `base.EngineLink` over a server that somebody else wrote.
+"""Base class of the engines behind HTTP: a `base.EngineLink` over an inference server of another project.
 
-A subclass says how one server is asked (`_hello`, `_chunks`, `_score`, `_add`, `_remove`, and where it can `_reweigh`
-and `_score_ids`). Here are connecting and connecting again, what the server holds, draining, digests, and the order in
-which full weights change.
+A subclass implements the calls to one kind of server: `_fetch_info`, `_stream_chunks`, `_score_response`,
+`_load_adapter`, `_unload_adapter`, and where the server can, `_load_full_weights` and `_score_given_ids`. The base
+class connects and reconnects, tracks and drains the loaded versions, checks digests, and orders changes of weights.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from openclaw_rl.types import Chunk, Generation, Ids, Logprobs, PolicyRef
 log = logging.getLogger(__name__)
 
 _BACK_OFF = (0.05, 1.0)  # seconds between attempts to connect: first, longest
-_GREETING = 120.0  # seconds; the first replies of a server may compile
+_GREETING = 120.0  # seconds; the server may compile during its first replies
 _FAREWELL = 5.0  # seconds
-_SIGN = 1.0  # seconds between signs of life
-_NOT_THERE = ("does not exist", "not loaded", "not found")  # how servers say that there is no such adapter
+_SIGN = 1.0  # seconds between health checks
+_NOT_THERE = ("does not exist", "not loaded", "not found")  # what servers answer for an unknown adapter
 BASE = ""
-"""The name of the base's own full weights."""
+"""Name of the full weights of the base model."""
 
 
 class RemoteEngine(abc.ABC):
-    """An `EngineLink`. `http` is the server; `on_connect(epoch)` is called at each new connection.
+    """`EngineLink` to one server. `on_connect(epoch)` is called for each new connection.
 
-    `owner` is in the names of its adapters (`holds.owner_of`).
+    `owner` is part of the adapter names on the server (`loaded_versions.owner_of`).
     """
 
-    kind: ClassVar[str]  # its name, for messages
-    convention_advice: ClassVar[str] = ""  # what to do where the server's log-probabilities are of another convention
+    kind: ClassVar[str]  # display name, used in messages
+    convention_advice: ClassVar[str] = ""  # how to make the server use the expected convention
 
     def __init__(
         self, http: Http, config: EngineConfig, *, owner: str = "", on_connect: OnConnect | None = None
@@ -54,47 +54,47 @@ class RemoteEngine(abc.ABC):
         self.http, self.config, self.owner = http, config, owner
         self.epoch = 0
         self._on_connect = on_connect
-        self._info: Info | None = None  # of the living connection
+        self._info: Info | None = None  # of the present connection; None while disconnected
         self._holds = Holds(config.versions)
         self._turns = Turnstile(BASE, self._reweighed)
-        self._full: dict[str, PolicyRef] = {}  # full weights by their names on the server
+        self._full: dict[str, PolicyRef] = {}  # full-weight versions by their names on the server
         self._connecting, self._loading = asyncio.Lock(), asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._look = asyncio.Event()
         self._closed = False
 
-    # ------------------------------------------------------------------------------------- what a kind of server gives
+    # ------------------------------------------------------------------------------ implemented per kind of server
 
     @abc.abstractmethod
     async def _hello(self) -> Info:
-        """What the server is. Raises `EngineGone`, or `EngineError` when it cannot be a policy's engine."""
+        """Return the server's `Info`. Raises `EngineGone`, or `EngineError` if it cannot be the policy's engine."""
 
     @abc.abstractmethod
     def _chunks(self, generation: Generation, held: Held, limit: int) -> AsyncGenerator[Chunk]:
-        """Stream one reply of at most `limit` tokens; checks are done. Raises `EngineError`, `EngineGone`."""
+        """Stream one reply of at most `limit` tokens. The caller has checked the request. Raises `EngineError`."""
 
     @abc.abstractmethod
     async def _score(self, held: Held, prompt_ids: Ids, response_ids: Ids, temperature: float) -> Logprobs:
-        """[R] log softmax(logits / temperature) of the response ids."""
+        """Return [R] log softmax(logits / temperature) of the response ids."""
 
     @abc.abstractmethod
     async def _add(self, name: str, ref: PolicyRef) -> None:
-        """Load an adapter under a new name; one that is there under this name is the same. Raises `EngineError`."""
+        """Load an adapter. If the name is already loaded, it is the same adapter. Raises `EngineError`."""
 
     @abc.abstractmethod
     async def _remove(self, name: str) -> None:
-        """Let an adapter go; nothing answers on it."""
+        """Unload an adapter that no reply uses."""
 
     async def _prepared(self, held: Held, beside: Sequence[Held]) -> Held:
-        """How a version is held, given all that will be. By default as it is."""
+        """Return how a version is served beside the versions `beside`. By default unchanged."""
         return held
 
     async def _reweigh(self, name: str, ref: PolicyRef | None) -> None:
-        """Put full weights (None: the base's own) into the server; nothing of ours runs. Raises `EngineError`."""
+        """Load full weights (None: those of the base) while none of our replies runs. Raises `EngineError`."""
         raise EngineError(f"{self.kind}: full-weight versions cannot be loaded here; train LoRA adapters")
 
     async def _weights_now(self) -> str | None:
-        """The name of the full weights that the server holds; None where it cannot be known."""
+        """Return the name of the full weights in the server; None if it is unknown."""
         return BASE
 
     async def _score_ids(self, held: Held, prompt_ids: Ids, response_ids: Ids, ids: Ids) -> Logprobs:
@@ -119,7 +119,7 @@ class RemoteEngine(abc.ABC):
         return await until_ready(self.info, timeout, _BACK_OFF)
 
     async def _connect(self) -> Info:
-        """The living connection's engine, greeted when there is none. Raises `EngineGone`, `EngineError`."""
+        """Return the `Info` of the connection; connect first if necessary. Raises `EngineGone`, `EngineError`."""
         if (known := self._info) is not None:
             return known
         async with self._connecting:
@@ -139,27 +139,27 @@ class RemoteEngine(abc.ABC):
             return info
 
     async def _greeted(self) -> tuple[Info, str | None]:
-        """The server, found fit, and its full weights' name. Raises `EngineGone` for one that accepts and is silent."""
+        """Check the server; return its `Info` and the name of its full weights. Raises `EngineGone` on a timeout."""
         try:
             async with asyncio.timeout(_GREETING):
                 info = await self._hello()
                 await self._check_convention()
                 return info, await self._weights_now()
         except TimeoutError:
-            raise EngineGone(f"the engine at {self.http.where} gave no answer within {_GREETING:g} s") from None
+            raise EngineGone(f"the engine at {self.http.where} did not answer within {_GREETING:g} s") from None
 
     def _living(self) -> Info | None:
         return self._info
 
     async def _check_convention(self) -> None:
-        """Raises `EngineError` when the log-probabilities are not those of the settings."""
+        """Raise `EngineError` if the log-probabilities have another convention than `engine.logprobs`."""
         base = Held(ref=PolicyRef(version=0, path=None, digest=""))
         observed = await logprob_convention.observe(lambda asked: self._chunks(asked, base, 1))
         expected, where = self.config.convention, self.http.where
         logprob_convention.check(observed, expected, where=where, advice=self.convention_advice)
 
     async def _watch(self) -> None:
-        """Look for a sign of life until there is none; then break off what runs, and connect again."""
+        """Check the health until a check fails; then abort the running streams and reconnect."""
         while not self._closed:
             self._look.clear()
             with contextlib.suppress(TimeoutError):
@@ -172,7 +172,7 @@ class RemoteEngine(abc.ABC):
         await self._again()
 
     async def _alive(self) -> None:
-        """Raises `EngineGone`, and then connects again."""
+        """Raise `EngineGone` if the server does not answer, and let the monitor reconnect."""
         try:
             await self.http.alive()
         except EngineGone:
@@ -189,7 +189,7 @@ class RemoteEngine(abc.ABC):
         while not self._closed and self._info is None:
             await asyncio.sleep(pause)
             pause = min(2 * pause, longest)
-            with contextlib.suppress(EngineError):  # whoever calls next hears of it
+            with contextlib.suppress(EngineError):  # the next call raises it again
                 await self._connect()
 
     async def close(self) -> None:
@@ -201,7 +201,7 @@ class RemoteEngine(abc.ABC):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if leave:
-            with contextlib.suppress(TimeoutError):  # what stays there takes room, and nobody answers on it
+            with contextlib.suppress(TimeoutError):  # free the memory of our adapters on the server
                 async with asyncio.timeout(_FAREWELL):
                     await self._forget(self._holds, sorted(self._holds.adapters))
         await self.http.close()
@@ -219,7 +219,7 @@ class RemoteEngine(abc.ABC):
         holds, held = self._holds, self._holds.look_up(generation.version)
         limit = _room(len(generation.prompt_ids), generation.sampling.max_tokens, info.context_length)
         chunks = self._in_turn(generation, held, limit)
-        if self._full:  # somebody may wait for other weights: the reader's pace must not matter
+        if self._full:  # a slow reader must not delay those who wait for other weights
             chunks = read_ahead(chunks)
         holds.begin(held)
         try:
@@ -228,9 +228,9 @@ class RemoteEngine(abc.ABC):
                     yield chunk
                     if chunk.finish is not None:
                         return
-            raise EngineGone(f"the engine at {self.http.where} ended the reply without an end; it is broken off")
+            raise EngineGone(f"the engine at {self.http.where} ended the reply without a finish reason")
         except EngineGone:
-            self._look.set()  # is it the engine, or only this stream?
+            self._look.set()  # check at once whether the engine died or only this stream
             raise
         finally:
             holds.end(held)
@@ -257,11 +257,11 @@ class RemoteEngine(abc.ABC):
             turns.leave()
 
     async def _restored(self, held: Held, error: EngineError) -> bool:
-        """Whether the server refused because somebody else let our adapter go: then it is there again."""
+        """If the server refused because another client unloaded our adapter, load it again and return True."""
         name = held.adapter
         if name is None or name not in str(error) or not any(words in str(error) for words in _NOT_THERE):
             return False
-        log.warning("%s: the adapter %s was let go by somebody else; it is loaded again", self.kind, name)
+        log.warning("%s: another client unloaded the adapter %s; loading it again", self.kind, name)
         async with self._loading:
             await self._add(name, held.files)
             self._holds.adapters.add(name)
@@ -282,9 +282,9 @@ class RemoteEngine(abc.ABC):
             return await self._there(held, lambda: self._score(held, prompt_ids, response_ids, wanted))
 
     async def score_ids(self, *, version: int, prompt_ids: Ids, response_ids: Ids, ids: Ids) -> Logprobs:
-        """[R, K] log softmax(logits) of `ids` [R, K] at each position of the response.
+        """Return [R, K] log softmax(logits) of `ids` [R, K] at each position of the response.
 
-        Raises `EngineError` where the server cannot do that.
+        Raises `EngineError` if the server does not support it.
         """
         if ids.ndim != 2 or len(ids) != len(response_ids):
             raise EngineError(f"ids to score have shape {list(ids.shape)}, expected [{len(response_ids)}, K]")
@@ -300,7 +300,7 @@ class RemoteEngine(abc.ABC):
             raise EngineError(f"prompt and response have {total} tokens; the context holds {info.context_length}")
         for ids, what in ((prompt_ids, "prompt"), (response_ids, "response")):
             if len(ids) == 0:
-                raise EngineError(f"the {what} is empty; expected one token id at least")
+                raise EngineError(f"the {what} is empty; expected at least one token id")
         turns = self._turns
         holds.begin(held)
         try:
@@ -331,12 +331,12 @@ class RemoteEngine(abc.ABC):
                         await self._add(held.adapter, held.files)
                         holds.adapters.add(held.adapter)
                         fresh.append(held.adapter)
-                holds.check_room(policies)  # replies may have begun meanwhile
+                holds.check_room(policies)  # again: replies may have begun during the loading
             except EngineError:
                 await self._forget(holds, fresh)
                 raise
             if holds is not self._holds:
-                raise EngineGone(f"the engine at {self.http.where} was started anew while versions were loaded")
+                raise EngineGone(f"the engine at {self.http.where} was restarted while versions were loaded")
             self._full |= {h.weights: h.ref for h in made if h.weights is not None}
             holds.change({h.ref.version: h for h in made})
         self._tidy_soon()
@@ -357,21 +357,21 @@ class RemoteEngine(abc.ABC):
             holds.adapters.discard(name)
             try:
                 await self._remove(name)
-            except EngineError as error:  # it only takes room there; what matters is that nothing is sent to it
-                log.warning("%s: the adapter %s was not let go: %s", self.kind, name, error)
+            except EngineError as error:  # it costs memory there, but nothing uses it any more
+                log.warning("%s: the adapter %s was not unloaded: %s", self.kind, name, error)
 
 
 def _room(prompt: int, wanted: int, context: int) -> int:
-    """How many tokens the reply may have. Raises `EngineError` when the prompt leaves none."""
+    """Return the largest number of reply tokens. Raises `EngineError` if the prompt fills the context."""
     if prompt == 0:
-        raise EngineError("the prompt is empty; expected one token id at least")
+        raise EngineError("the prompt is empty; expected at least one token id")
     if prompt >= context:
-        raise EngineError(f"the prompt has {prompt} tokens; the context holds {context}, reply included")
+        raise EngineError(f"the prompt has {prompt} tokens; the context holds {context}, including the reply")
     return min(wanted if wanted > 0 else context, context - prompt)
 
 
 async def _checked(ref: PolicyRef, owner: str) -> Held:
-    """The version, its files read and compared with their digest. Raises `EngineError`."""
+    """Compare the version's files with their digest and return the version. Raises `EngineError`."""
     if ref.path is None:
         return Held(ref=ref)
     if adapter_file.holds_full_weights(Path(ref.path)):

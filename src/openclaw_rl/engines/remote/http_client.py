@@ -1,7 +1,7 @@
-"""One server over HTTP: calls, streamed answers, and every failure as one of ours.
+"""HTTP client for one inference server: calls and streamed answers, with failures as `EngineError`s.
 
-Connection loss, 502 to 504 and a server that says that its engine died are `EngineGone`; every other refusal is an
-`EngineError` with the server's own words. Closing a stream closes its connection, by which servers know to stop.
+A lost connection, a status 502 to 504 and a server that reports a dead engine raise `EngineGone`. Every other refusal
+raises `EngineError` with the server's message. Closing a stream closes its connection, which makes the server stop.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ import msgspec
 from openclaw_rl.errors import EngineError, EngineGone
 
 _GONE = frozenset({502, 503, 504})
-_DEAD = ("EngineDead", "EngineCore encountered")  # how vLLM says that its engine's process died, in a 500
-_KEEP_ALIVE = 2.0  # seconds; below the 5 s after which uvicorn hangs up on an idle connection
+_DEAD = ("EngineDead", "EngineCore encountered")  # vLLM's message, with status 500, when its engine process died
+_KEEP_ALIVE = 2.0  # seconds; less than uvicorn's keep-alive timeout of 5 s
 _CONNECT = 5.0  # seconds
-ANSWER = 20.0  # seconds that a sign of life may take: a busy server is slow, not dead
+ANSWER = 20.0  # seconds that a health check may take; long, because a busy server answers slowly
 
 _encoder = msgspec.json.Encoder()
 _anything = msgspec.json.Decoder()
 
 
 class Http:
-    """`url` like `http://host:port`, with or without the final `/v1` of OpenAI's clients.
+    """Client for the server at `url`, such as `http://host:port`, with or without a final `/v1`.
 
-    `socket`: speak over this Unix socket instead (then `url` is only a name).
+    `socket`: connect to this Unix socket instead; `url` is then only a name.
     """
 
     def __init__(self, url: str, *, socket: Path | None = None, api_key: str | None = None) -> None:
@@ -42,7 +42,7 @@ class Http:
 
     @property
     def where(self) -> str:
-        """The address, for messages."""
+        """Socket path or URL, for messages."""
         return str(self._socket or self.url)
 
     async def call(
@@ -54,9 +54,9 @@ class Http:
         params: Mapping[str, str] | None = None,
         limit: float | None = None,
     ) -> Any:
-        """The decoded JSON answer (None for an empty one, text where it is no JSON). `limit`: seconds at most.
+        """Return the decoded JSON answer: None if it is empty, text if it is not JSON. `limit`: timeout in seconds.
 
-        Raises `EngineError` when the server refuses, `EngineGone` when it cannot be reached or breaks off.
+        Raises `EngineError` if the server refuses, `EngineGone` if it cannot be reached or the connection is lost.
         """
         try:
             async with self._request(method, path, body, params, limit) as answer:
@@ -65,21 +65,21 @@ class Http:
             raise self._gone(error, "the call got no answer") from None
 
     async def alive(self, path: str = "/health") -> None:
-        """A sign of life. Raises `EngineGone`."""
+        """Check the health of the server. Raises `EngineGone`."""
         try:
             async with self._request("GET", path, None, None, ANSWER) as answer:
                 await answer.read()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise self._gone(error, "it gives no sign of life") from None
+            raise self._gone(error, "the health check failed") from None
         except EngineGone:
             raise
         except EngineError as error:
             raise EngineGone(str(error)) from None
 
     async def events(self, path: str, body: Any) -> AsyncGenerator[list[bytes]]:
-        """The `data:` payloads of a streamed answer, those that came together in one list; ends at `[DONE]`.
+        """Yield the `data:` payloads of a streamed answer, one list for each read; ends at `[DONE]`.
 
-        Raises as `call` does. Closing the generator closes the connection.
+        Raises the same errors as `call_json`. Closing the generator closes the connection.
         """
         try:
             async with self._request("POST", path, body, None, None) as answer:
@@ -98,10 +98,10 @@ class Http:
                     self._open.discard(answer)
                     answer.close()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise self._gone(error, "the reply is broken off. Ask again once the engine is back") from None
+            raise self._gone(error, "the reply is incomplete. Repeat it once the engine is back") from None
 
     def break_off(self) -> None:
-        """Close every stream that runs: each raises `EngineGone`."""
+        """Close all running streams; each of them raises `EngineGone`."""
         for answer in list(self._open):
             answer.close()
 
@@ -138,7 +138,7 @@ class Http:
         words = message_of(raw)
         if status in (401, 403):
             return EngineError(
-                f"the engine at {self.where} refused our key ({status}). Set engine.api_key (OPENCLAW_ENGINE_API_KEY)"
+                f"the engine at {self.where} refused the key ({status}). Set engine.api_key (OPENCLAW_ENGINE_API_KEY)"
             )
         if status in _GONE or any(sign in words for sign in _DEAD):
             return EngineGone(f"the engine at {self.where} cannot answer ({status} {words})")
@@ -152,15 +152,15 @@ class Http:
 
 
 def refused(error: object) -> EngineError:
-    """An error that came as an event of a stream."""
+    """Return the exception for an error event of a stream."""
     words = message_of(_encoder.encode(error))
     if any(sign in words for sign in _DEAD):
-        return EngineGone(f"the engine died ({words}); the reply is broken off. Ask again once the engine is back")
+        return EngineGone(f"the engine died ({words}); the reply is incomplete. Repeat it once the engine is back")
     return EngineError(words)
 
 
 def message_of(raw: bytes) -> str:
-    """The words of an error body, whichever of the usual shapes it has."""
+    """Return the message in an error body of any of the usual shapes, at most 1000 characters."""
     value = _decoded(raw)
     for key in ("error", "message", "detail", "error_message"):
         if isinstance(value, dict) and value.get(key):

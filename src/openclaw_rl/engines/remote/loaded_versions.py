@@ -1,4 +1,4 @@
-"""What a server that is not ours in memory was made to hold: versions, their names there, and who still answers."""
+"""Versions loaded into a remote server: their names there, and the replies that still use them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Key = tuple[int, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """A version as the server knows it. Neither adapter nor weights: the base as it is."""
+    """A version as it is loaded into the server. Without adapter and weights: the plain base."""
 
     ref: PolicyRef
-    adapter: str | None = None  # the name of its LoRA adapter there
-    weights: str | None = None  # the name of its full weights; None: the base's weights
-    source: PolicyRef | None = None  # whose files the adapter is, where they are not the version's own
+    adapter: str | None = None  # name of the LoRA adapter on the server
+    weights: str | None = None  # name of the full weights on the server; None: those of the base
+    source: PolicyRef | None = None  # policy whose files the adapter has, if not `ref`
 
     @property
     def key(self) -> Key:
@@ -39,27 +39,27 @@ class Held:
 
 
 def owner_of(home: Path) -> str:
-    """8 hex digits for this home on this machine: whose adapter it is, where several gateways share a server."""
+    """Return 8 hex digits that identify this home on this host, for servers that several gateways share."""
     return sha256(f"{socket.gethostname()}\0{home.absolute()}".encode("utf-8", "surrogateescape")).hexdigest()[:8]
 
 
 def adapter_name(ref: PolicyRef, owner: str = "") -> str:
-    """The name on the server: another one for every version and content, so that no cache can be stale.
+    """Return a name that is unique to version and content, so that no cache on the server can be stale.
 
-    `owner`: so that nobody lets go what another gateway has loaded.
+    `owner` keeps gateways that share a server from unloading each other's adapters.
     """
     return f"openclaw-{ref.version}-{ref.digest[:16]}{owner and '-'}{owner}"
 
 
 class Holds:
-    """The versions of one connection: at most `cap`, those that still answer included."""
+    """Versions loaded over one connection: at most `cap`, including those that are still in use."""
 
     def __init__(self, cap: int) -> None:
         self._cap = cap
         base = Held(ref=PolicyRef(version=0, path=None, digest=""))
         self._loaded: dict[int, Held] = {0: base}
         self._running: Counter[Held] = Counter()
-        self.adapters: set[str] = set()  # that are on the server, named or not
+        self.adapters: set[str] = set()  # on the server, also those of versions that drain
 
     @property
     def versions(self) -> tuple[int, ...]:
@@ -71,35 +71,35 @@ class Holds:
 
     @property
     def plain_running(self) -> int:
-        """Replies on the base as it is."""
+        """Number of replies that use the plain base."""
         return sum(n for held, n in self._running.items() if held.plain)
 
     def look_up(self, version: int) -> Held:
-        """Raises `EngineError` when the version is not loaded."""
+        """Return the loaded version. Raises `EngineError` if it is not loaded."""
         if version not in self._loaded:
-            raise EngineError(f"version {version} is not loaded; these are: {list(self.versions)}")
+            raise EngineError(f"version {version} is not loaded; loaded are: {list(self.versions)}")
         return self._loaded[version]
 
     def check_room(self, policies: Sequence[PolicyRef]) -> None:
-        """Raises `EngineError` when these versions and those that still answer are more than are held side by side."""
+        """Raise `EngineError` if these versions and those still in use are more than `engine.versions`."""
         named = {(p.version, p.digest) for p in policies}
         if len({p.version for p in policies}) != len(policies):
-            raise EngineError(f"load names a version twice: {[p.version for p in policies]}")
+            raise EngineError(f"load received a version twice: {[p.version for p in policies]}")
         draining = {held.key for held in self._running} - named
         if len(named | draining) > self._cap:
             still = f" and {sorted(v for v, _ in draining)} still answering" if draining else ""
             raise EngineError(
-                f"{sorted(p.version for p in policies)} named{still}; engine.versions is {self._cap}. "
+                f"versions {sorted(p.version for p in policies)} requested{still}; engine.versions is {self._cap}. "
                 "Try again when a reply has ended, or raise engine.versions"
             )
 
     def known(self, ref: PolicyRef) -> Held | None:
-        """The version as it is loaded, if it is."""
+        """Return the loaded version with this digest, or None."""
         held = self._loaded.get(ref.version)
         return held if held is not None and held.ref == ref else None
 
     def change(self, held: Mapping[int, Held]) -> None:
-        """Answer with exactly these from now on."""
+        """Serve exactly these versions from now on."""
         self._loaded = dict(held)
 
     def begin(self, held: Held) -> None:
@@ -112,5 +112,5 @@ class Holds:
 
     @property
     def unneeded(self) -> set[str]:
-        """The adapters that may be let go: not named any more, and nothing answers on them."""
+        """Adapters that can be unloaded: of no loaded version, and used by no reply."""
         return self.adapters - {held.adapter for held in (*self._loaded.values(), *self._running)}

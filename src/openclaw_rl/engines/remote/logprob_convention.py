@@ -1,6 +1,6 @@
-"""Which log-probabilities a server gives, found out by asking it: `types.Convention`.
+"""Detect the log-probability convention of a server (`types.Convention`) by probe requests.
 
-Wrong ones look right and train wrongly, so they are compared with the settings at every new connection.
+A wrong convention raises no error but corrupts training, so it is compared with the settings at every new connection.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from openclaw_rl.types import Chunk, Convention, Generation, Sampling
 log = logging.getLogger(__name__)
 
 Alternatives = Mapping[int, float]
-"""Token id to log-probability, of the likeliest ids after one prompt."""
+"""Token id -> log-probability of the likeliest ids after one prompt."""
 
 _PROMPT = np.array([1], dtype=np.int32)
 _TOP = 5
-_TELLING = 0.05  # nats between two alternatives, from which on their ratio means something
+_TELLING = 0.05  # nats between two alternatives; below it their ratio is noise
 
 
 def convention_of(one: Alternatives, half: Alternatives, cut: Alternatives) -> Convention | None:
-    """From the alternatives at temperature 1, at 0.5, and at 1 with top_k 1. None: too even to tell.
+    """Infer the convention from the alternatives at temperature 1, at 0.5, and at 1 with top_k 1. None: undecided.
 
-    Halving the temperature doubles differences of log-probabilities, unless they are raw ones. A cut that is in them
-    takes all but the likeliest id away.
+    Halving the temperature doubles the differences of log-probabilities, unless they are raw. If they are processed,
+    top_k 1 removes all but the likeliest id.
     """
     both = sorted(one.keys() & half.keys(), key=lambda i: -one[i])
     if len(both) < 2 or one[both[0]] - one[both[-1]] < _TELLING:
@@ -40,7 +40,7 @@ def convention_of(one: Alternatives, half: Alternatives, cut: Alternatives) -> C
 
 
 async def observe(stream: Callable[[Generation], AsyncGenerator[Chunk]]) -> Convention | None:
-    """Three requests of one token each. Raises `EngineError` when no alternatives come."""
+    """Probe with three requests of one token each. Raises `EngineError` if the answers have no alternatives."""
     one, half, cut = [await _alternatives(stream, s) for s in ({}, {"temperature": 0.5}, {"top_k": 1})]
     return convention_of(one, half, cut)
 
@@ -54,17 +54,17 @@ async def _alternatives(
     )
     chunks = [chunk async for chunk in stream(asked)]
     if not chunks or not chunks[0].top:
-        raise EngineError("the engine gives no log-probabilities of alternatives; a policy's engine must")
+        raise EngineError("the engine returns no log-probabilities of alternatives; the policy's engine must")
     return dict(chunks[0].top[0])
 
 
 def check(observed: Convention | None, expected: Convention, *, where: str, advice: str) -> None:
-    """Raises `EngineError` that says what to do when they differ."""
+    """Raise `EngineError` with `advice` if the conventions differ; warn if none was observed."""
     if observed is None:
-        log.warning("the engine's first token says nothing of its log-probabilities; %s ones are assumed", expected)
+        log.warning("the convention of the engine's log-probabilities is unclear; %s is assumed", expected)
     elif observed != expected:
         but = " (then only replies sampled at temperature 1 can train)" if observed == "raw" else ""
         raise EngineError(
-            f"the engine at {where} gives {observed} log-probabilities, expected {expected} ones (engine.logprobs). "
+            f"the engine at {where} returns {observed} log-probabilities, expected {expected} (engine.logprobs). "
             f"{advice}Or set engine.logprobs to {observed}{but}."
         )

@@ -1,7 +1,7 @@
-"""Any OpenAI-compatible endpoint as the policy's engine, if it gives what training needs; refused with the reason else.
+"""Engine client for OpenAI-compatible endpoints. It refuses those that training cannot use.
 
-Needed are token ids in, and the sampled ids with their log-probabilities out, as vLLM's `/v1/completions` has them
-(`return_token_ids`). A probe finds out at every connection: a few greedy tokens, and their continuation by ids.
+Training needs token ids in, and the sampled ids with their log-probabilities out, as in vLLM's `/v1/completions`
+(`return_token_ids`). Each new connection is probed: a few greedy tokens, then half of them as prompt for the rest.
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ from openclaw_rl.types import Sampling
 log = logging.getLogger(__name__)
 
 Decode = Callable[[Sequence[int], bool], str]
-"""(ids, whether special tokens are left out) -> text"""
+"""(ids, skip_special_tokens) -> text"""
 
-PROMPT = (1, 2, 3, 4, 5, 6, 7, 8)  # ids that every vocabulary has, and that hardly a tokenizer would choose
-_TOKENS = 6  # of the probe
-_NEAR = 0.05  # nats by which the same token may differ between two calls
+PROMPT = (1, 2, 3, 4, 5, 6, 7, 8)  # in every vocabulary, and unlikely as the tokenization of a text
+_TOKENS = 6  # tokens that the probe samples
+_NEAR = 0.05  # nats by which the log-probability of a token may differ between two calls
 _INSTEAD = (
-    "Without the sampled tokens as ids and with their log-probabilities there is nothing exact to train on. Use this "
+    "Training needs the sampled token ids and their exact log-probabilities. Use this "
     "endpoint as a judge (judge.base_url) or as a teacher (teacher.base_url), and serve the policy with vLLM, SGLang "
     "or the embedded engine (engine.backend)"
 )
 
 
 class Endpoint(Http):
-    """`Http` for servers that have no `/health`."""
+    """`HttpClient` for servers that have no `/health`."""
 
     async def alive(self, path: str = "/v1/models") -> None:
-        """A sign of life. Raises `EngineGone`."""
+        """Check the health of the server. Raises `EngineGone`."""
         await super().alive(path)
 
 
 def connect(config: Config, *, on_connect: OnConnect | None = None) -> OpenAiEngine:
-    """The client of the endpoint at `engine.url`."""
+    """Return a client for the endpoint at `engine.url`."""
     return OpenAiEngine(config, on_connect=on_connect)
 
 
 def check(config: Config, *, wait: float = ANSWER) -> None:
-    """Raises `EngineError` when the endpoint cannot be the policy's engine.
+    """Raise `EngineError` if the endpoint cannot be the policy's engine.
 
-    One that is down, or does not answer within `wait` seconds, is not judged.
+    If it does not answer within `wait` seconds, only log a warning.
     """
 
     async def ask() -> None:
@@ -63,8 +63,8 @@ def check(config: Config, *, wait: float = ANSWER) -> None:
         try:
             await asyncio.wait_for(engine.info(), wait)
         except (EngineGone, TimeoutError) as error:
-            why = str(error) or f"{engine.http.where} gives no answer within {wait:g} s"
-            log.warning("%s: whether it can serve the policy is seen when it answers", why)
+            why = str(error) or f"{engine.http.where} did not answer within {wait:g} s"
+            log.warning("%s: whether it can serve the policy is checked once it answers", why)
         finally:
             await engine.close()
 
@@ -72,13 +72,13 @@ def check(config: Config, *, wait: float = ANSWER) -> None:
 
 
 class OpenAiEngine(VllmEngine):
-    """See `VllmEngine`. It holds the base, and adapters where the endpoint has vLLM's routes for them."""
+    """See `VllmEngine`. Serves the base, and adapters if the endpoint has vLLM's routes for them."""
 
     kind = "the endpoint"
-    convention_advice = "Change that there. "
+    convention_advice = "Change it at the endpoint. "
 
     def __init__(self, config: Config, *, on_connect: OnConnect | None = None) -> None:
-        assert config.engine.url is not None, "the settings are checked"
+        assert config.engine.url is not None, "the settings are validated"
         http, home = Endpoint(config.engine.url, api_key=config.engine.api_key), config.home_dir
         folder, owner = home / "identity", owner_of(home)
         super().__init__(http, config.engine, folder=folder, owner=owner, on_connect=on_connect)
@@ -91,15 +91,13 @@ class OpenAiEngine(VllmEngine):
         card = _card(await self._models(), self._model, self.http.where)
         context = self.config.max_context or card.get("max_model_len")
         if not isinstance(context, int):
-            raise EngineError(
-                f"{self.http.where} does not say how long its context is. Set engine.max_context (tokens)"
-            )
+            raise EngineError(f"{self.http.where} does not report its context length. Set engine.max_context (tokens)")
         self._base, self._context = str(card["id"]), context
         await self._probe()
         if not await self._takes_adapters():
             log.warning(
-                "%s has no route to load adapters: it answers with the base only, and what is learned is not served. "
-                "Serve the model with vLLM, SGLang or the embedded engine to see it learn",
+                "%s has no route to load adapters: it serves the base only, and no trained version is served. "
+                "Serve the model with vLLM, SGLang or the embedded engine to serve trained versions",
                 self.http.where,
             )
         return Info(
@@ -119,10 +117,10 @@ class OpenAiEngine(VllmEngine):
         except EngineGone:
             raise
         except EngineError as error:
-            raise EngineError(f"{self.http.where} is no OpenAI-compatible endpoint: {error}") from None
+            raise EngineError(f"{self.http.where} is not an OpenAI-compatible endpoint: {error}") from None
 
     async def _probe(self) -> None:
-        """Raises `EngineError` with the reason and what to do when exact training is not possible here."""
+        """Raise `EngineError` with reason and advice if the endpoint's replies cannot be trained on exactly."""
         first = await self._asked(PROMPT, _TOKENS)
         if (why := fault(first, PROMPT, self._decode)) is not None:
             raise self._unfit(why)
@@ -132,7 +130,7 @@ class OpenAiEngine(VllmEngine):
             return
         again = await self._asked((*PROMPT, *ids[:half]), len(ids) - half)
         if fault(again, (*PROMPT, *ids[:half]), self._decode) or _differ((ids[half:], logprobs[half:]), sampled(again)):
-            raise self._unfit("its ids are not what its model read: continued by them, its reply becomes another one")
+            raise self._unfit("its ids are not what its model read: as a prompt, they continue differently")
 
     async def _asked(self, prompt: Sequence[int], limit: int) -> Any:
         greedy = Sampling(temperature=0.0, seed=0)
@@ -142,7 +140,7 @@ class OpenAiEngine(VllmEngine):
         except EngineGone:
             raise
         except EngineError as error:
-            raise self._unfit(f"it refuses /v1/completions with token ids as the prompt ({error})") from None
+            raise self._unfit(f"it refuses /v1/completions with a prompt of token ids ({error})") from None
 
     def _unfit(self, why: str) -> EngineError:
         return EngineError(f"{self.http.where} cannot be the policy's engine: {why}. {_INSTEAD}.")
@@ -158,7 +156,7 @@ class OpenAiEngine(VllmEngine):
 
 
 def fault(answer: Any, prompt: Sequence[int], decode: Decode | None) -> str | None:
-    """Why this answer to `prompt` is none to train on, in words; None: it is sound."""
+    """Return why this answer to `prompt` cannot be trained on, or None."""
     try:
         choice = completions_api.choice_of(answer)
         ids = completions_api.ids_of(choice)
@@ -172,12 +170,12 @@ def fault(answer: Any, prompt: Sequence[int], decode: Decode | None) -> str | No
     if (why := _prompt_fault(answer, prompt)) is not None:
         return why
     if decode is not None and choice.text and not _spells(ids, choice.text, decode):
-        return "its ids do not spell its text in the tokenizer of model.path: another model, or it re-tokenises"
+        return "its ids do not decode to its text with the tokenizer of model.path: another model, or it re-tokenises"
     return None
 
 
 def sampled(answer: Any) -> tuple[list[int], list[float]]:
-    """The ids and log-probabilities of an answer without `fault`."""
+    """Return the ids and log-probabilities of an answer that `unfit_reason` accepts."""
     choice = completions_api.choice_of(answer)
     assert choice.logprobs is not None
     return completions_api.ids_of(choice), [float(lp or 0.0) for lp in choice.logprobs.token_logprobs]
@@ -190,7 +188,7 @@ def _prompt_fault(answer: Mapping[str, Any], prompt: Sequence[int]) -> str | Non
         return None if list(read) == list(prompt) else "it re-tokenises the prompt: it read other ids than were sent"
     count = (answer.get("usage") or {}).get("prompt_tokens")
     if count != len(prompt):
-        return f"it does not say which ids it read, and counts {count} prompt tokens where {len(prompt)} were sent"
+        return f"it does not report which ids it read, and counts {count} prompt tokens where {len(prompt)} were sent"
     return None
 
 
@@ -199,12 +197,12 @@ def _spells(ids: Sequence[int], text: str, decode: Decode) -> bool:
 
 
 def _letters(text: str) -> str:
-    """What is left when characters that were cut, and the space at the edge that some tokenizers drop, do not count."""
+    """Remove cut characters, and white space at the ends, which some tokenizers drop."""
     return text.replace("�", "").strip()
 
 
 def _differ(one: tuple[Sequence[int], Sequence[float]], two: tuple[Sequence[int], Sequence[float]]) -> bool:
-    """Whether two greedy replies part; between equally likely tokens they may."""
+    """Return whether two greedy replies differ, other than by a choice between equally likely tokens."""
     for a, b, p, q in zip(*one[:1], *two[:1], *one[1:], *two[1:], strict=False):
         if abs(p - q) > _NEAR:
             return True
@@ -214,18 +212,18 @@ def _differ(one: tuple[Sequence[int], Sequence[float]], two: tuple[Sequence[int]
 
 
 def _card(listed: Any, model: str, where: str) -> dict[str, Any]:
-    """The entry of the model that is meant: of the name in the settings, or the only one that is no adapter."""
+    """Return the entry of the model named in the settings, or the only entry that is not an adapter."""
     found = listed.get("data") if isinstance(listed, dict) else None
     cards = [c for c in found or () if isinstance(c, dict) and isinstance(c.get("id"), str) and not c.get("parent")]
     named = [c for c in cards if c["id"] in (model, Path(model).name)]
     if len(chosen := named or cards) == 1:
         return chosen[0]
     there = ", ".join(sorted(c["id"] for c in cards)[:10]) or "none"
-    raise EngineError(f"{where} serves these models: {there}. Name one of them: model.path, or its folder's last part")
+    raise EngineError(f"{where} serves these models: {there}. Set model.path, or its last part, to one of them")
 
 
 def _decoder(model: str) -> Decode | None:
-    """The tokenizer beside the model's files; None where they are not on this machine."""
+    """Return a decode function for the model's tokenizer, or None if the files are not on this machine."""
     file = Path(server_process.location(model)) / "tokenizer.json"
     if not file.is_file():
         return None

@@ -1,4 +1,4 @@
-"""Scores that a server gives for one position a request: the whole response, position by position."""
+"""Scoring of a response with one request per position."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 
 from openclaw_rl.types import Ids, Logprobs
 
-AT_ONCE = 8  # requests of one scoring that run side by side
+AT_ONCE = 8  # concurrent requests of one scoring
 
 At = Callable[[Ids, Sequence[int]], Awaitable[list[float]]]
 """(prompt, K ids) -> [K] log-probabilities of the ids as the token after the prompt"""
 
 
 async def each_position(at: At, prompt_ids: Ids, response_ids: Ids, ids: Ids) -> Logprobs:
-    """[R, K] of `ids` [R, K]; the first request runs alone: then the prompt is in the prefix cache for the others."""
+    """Score `ids` [R, K]. The first request runs alone, so that the others find the prompt in the prefix cache."""
     whole = np.concatenate([prompt_ids, response_ids])
     gate = asyncio.Semaphore(AT_ONCE)
 

@@ -1,4 +1,4 @@
-"""The engine's room where the engine is somebody else's program: start it, relay it, watch it, and end with it."""
+"""Engine process for an external server program: start it, log its output, watch it, and stop it."""
 
 from __future__ import annotations
 
@@ -28,31 +28,31 @@ from openclaw_rl.settings.load import STARTER, Config
 
 log = logging.getLogger(__name__)
 
-_TELL = 5.0  # seconds between two words of progress
-_POLL = 0.25  # seconds between two signs of life while it starts
-_WATCH = 2.0  # seconds between two signs of life of a server that is not ours
-_GRACE = 9.0  # seconds from the wish to end until the end is forced; the supervisor waits 10
-_DRAIN = 1.0  # seconds for the last lines of a program that died
-_TAIL = 25  # lines for the post-mortem
+_TELL = 5.0  # seconds between two progress messages
+_POLL = 0.25  # seconds between two health checks during the start
+_WATCH = 2.0  # seconds between two health checks of a server at `engine.url`
+_GRACE = 9.0  # seconds between stop and kill; the supervisor waits 10
+_DRAIN = 1.0  # seconds to read the last lines of a program that died
+_TAIL = 25  # last lines that the error message quotes
 _LOG_BYTES, _LOG_FILES = 10 * 2**20, 3
-_LOUD = re.compile(r"\b(ERROR|CRITICAL)\b(?!.*\]  )|^\w*(Error|Exception): ")  # and not a traceback's inner lines
+_LOUD = re.compile(r"\b(ERROR|CRITICAL)\b(?!.*\]  )|^\w*(Error|Exception): ")  # excludes the inner lines of a traceback
 _PID = re.compile(r"^guard: pid (\d+)$")
-_SOCKET_PATH = 103  # bytes that every supported system allows
+_SOCKET_PATH = 103  # bytes; the limit that every supported system allows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """What is started, and where it answers then."""
+    """A server program to start, and the client that reaches it."""
 
-    name: str  # for messages and for the name of its log
+    name: str  # for messages and the log file name
     command: Sequence[str]
     environment: Mapping[str, str]
     http: Http
-    socket: Path | None = None  # the Unix socket that it will make
+    socket: Path | None = None  # the Unix socket that it creates
 
 
 def keep(config: Config, program: Program) -> None:
-    """Run the program until SIGTERM, SIGINT, or its own end, which is a fault. Raises `EngineError`."""
+    """Run the program until SIGTERM or SIGINT. Raises `EngineError` if it ends by itself."""
     if program.socket is not None:
         clear_socket(program.socket)
     try:
@@ -63,19 +63,19 @@ def keep(config: Config, program: Program) -> None:
 
 
 def watch(config: Config, http: Http | None = None) -> None:
-    """Watch a server that runs elsewhere (`engine.url`) until SIGTERM or SIGINT; say when it comes and goes."""
+    """Watch the server at `engine.url` until SIGTERM or SIGINT; log when it comes up or goes down."""
     assert config.engine.url is not None
     asyncio.run(_watch(http or Http(config.engine.url, api_key=config.engine.api_key)))
 
 
 class _Keeper:
-    """Consumes: the program's lines and its end. Produces: log lines. Waits for: a signal. Unblocked by: the end."""
+    """Runs a server program and copies its output to the logs, until a signal arrives or the program ends."""
 
     def __init__(self, config: Config, program: Program) -> None:
         self._program = program
         self._tail: deque[str] = deque(maxlen=_TAIL)
         self._group: int | None = None
-        self._loud = True  # a program that is told to end may complain in its own log
+        self._loud = True  # False during the stop: errors then go to its own log only
         self.log_file = config.logs_dir / f"{program.name}.log"
 
     async def run(self) -> None:
@@ -86,7 +86,7 @@ class _Keeper:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C is the supervisor's; it tells us
+            start_new_session=True,  # Ctrl-C reaches the supervisor only, which then signals us
         )
         assert process.stdout is not None
         tasks = [
@@ -99,7 +99,7 @@ class _Keeper:
             await asyncio.wait(tasks[2:], return_when=asyncio.FIRST_COMPLETED)
             self._loud = not stop.is_set()
             if self._loud:
-                await asyncio.wait(tasks[:1], timeout=_DRAIN)  # its last words
+                await asyncio.wait(tasks[:1], timeout=_DRAIN)  # read its last output
         finally:
             await self._end(process)
             for task in tasks:
@@ -110,13 +110,13 @@ class _Keeper:
             raise self._ended(process.returncode)
 
     async def _relay(self, lines: asyncio.StreamReader) -> None:
-        """Every line goes to the program's own log; the loud ones to ours too."""
+        """Write every line to the program's own log, and errors also to ours."""
         own = _own_log(self._program.name, self.log_file)
         try:
             while True:
                 try:
                     raw = await lines.readline()
-                except ValueError:  # a line over the reader's limit: it is skipped, not fatal
+                except ValueError:  # a line over the reader's limit is skipped
                     continue
                 if not raw:
                     return
@@ -146,11 +146,11 @@ class _Keeper:
             now = time.monotonic()
             if now - told >= _TELL:
                 told = now
-                log.info("%s loads the model: %.0f s so far (its log: %s)", program.name, now - began, self.log_file)
+                log.info("%s loads the model: %.0f s so far (log: %s)", program.name, now - began, self.log_file)
             await asyncio.sleep(_POLL)
 
     async def _end(self, process: asyncio.subprocess.Process) -> None:
-        """Ask the guard to end the program, and make sure."""
+        """Stop the program through its guard; kill both after the timeout."""
         assert process.stdin is not None
         process.stdin.close()
         with contextlib.suppress(TimeoutError):
@@ -158,7 +158,7 @@ class _Keeper:
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
-        if self._group is not None:  # where the guard itself was killed
+        if self._group is not None:  # the program survives if its guard was killed
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._group, signal.SIGKILL)
         await process.wait()
@@ -167,17 +167,17 @@ class _Keeper:
         number = -code if code and code < 0 else code - 128 if code and code > 128 else None
         how = f"signal {signal.Signals(number).name}" if number is not None else f"exit code {code}"
         tail = "\n".join(f"    {line}" for line in self._tail)
-        return EngineError(f"{self._program.name} ended ({how}). Its last words:\n{tail}\nIts log: {self.log_file}")
+        return EngineError(f"{self._program.name} ended ({how}). Its last output:\n{tail}\nIts log: {self.log_file}")
 
 
 async def _exited(process: asyncio.subprocess.Process) -> None:
-    """As `process.wait()`, which also waits until everybody who has its output open has closed it."""
+    """Wait for the exit. Unlike `process.wait()`, do not wait until all holders of its output have closed it."""
     while process.returncode is None:  # noqa: ASYNC110 - asyncio has no event for it
         await asyncio.sleep(0.05)
 
 
 async def _watch(http: Http) -> None:
-    """Consumes: signs of life. Produces: log lines. Waits for: a signal. Unblocked by: it."""
+    """Check the health until a signal arrives; log every change."""
     stop, up = _stopped_by_signals(), None
     while not stop.is_set():
         try:
@@ -202,7 +202,7 @@ def _stopped_by_signals() -> asyncio.Event:
 
 
 def _own_log(name: str, path: Path) -> logging.Logger:
-    """A logger that writes bare lines to one rotating file."""
+    """Return a logger that writes lines without prefix to a rotating file."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     own = logging.getLogger(f"{__name__}.{name}")
     own.propagate = False
@@ -215,9 +215,9 @@ def _own_log(name: str, path: Path) -> logging.Logger:
 
 
 def clear_socket(path: Path) -> None:
-    """Take away a socket that a killed program left behind. Raises `EngineError` when one answers, or cannot."""
+    """Remove a stale socket. Raises `EngineError` if a server answers on it or the path is too long."""
     if len(str(path).encode()) > _SOCKET_PATH:
-        raise EngineError(f"{path}: a Unix socket's path holds {_SOCKET_PATH} bytes at most. Choose a shorter `home`")
+        raise EngineError(f"{path}: a Unix socket path has at most {_SOCKET_PATH} bytes. Choose a shorter `home`")
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not path.exists():
         return
@@ -231,7 +231,7 @@ def clear_socket(path: Path) -> None:
 
 
 def asked(python: str, code: str) -> subprocess.CompletedProcess[bytes]:
-    """What an interpreter says to a few lines. Raises `EngineError` when it is none."""
+    """Run code in another Python interpreter. Raises `EngineError` if the interpreter cannot be run."""
     try:
         return subprocess.run([python, "-c", code], stdin=subprocess.DEVNULL, capture_output=True, check=False)
     except OSError as error:
@@ -241,7 +241,7 @@ def asked(python: str, code: str) -> subprocess.CompletedProcess[bytes]:
 
 
 def location(path: str) -> str:
-    """`model.path` as another program understands it: a folder where it is one, else the hub id."""
+    """Return `model.path` for another program: an absolute folder, or the hub id."""
     if path == STARTER:
         return str(ASSETS / "starter")
     folder = Path(path).expanduser()
@@ -249,7 +249,7 @@ def location(path: str) -> str:
 
 
 def dtype(wanted: str, model: str) -> str:
-    """As set. A float32 checkpoint stays one: a server's `auto` would round it, and the trainer would differ."""
+    """Return the dtype flag. `auto` keeps a float32 checkpoint, which servers would round, unlike the trainer."""
     if wanted != "auto":
         return wanted
     file = Path(model) / "config.json"

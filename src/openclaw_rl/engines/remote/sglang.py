@@ -1,4 +1,4 @@
-"""An SGLang server as the policy's engine: `/generate` with token ids in and out (docs/decisions/0008-sglang.md)."""
+"""Engine client for SGLang: `/generate` with token ids in and out (docs/decisions/0008-sglang.md)."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from openclaw_rl.settings.load import EngineConfig
 from openclaw_rl.types import Chunk, Generation, Ids, Logprobs, PolicyRef
 
 OLDEST = (0, 5, 9)
-"""The first version whose wire was read: before it, `/server_info` and `/model_info` are not there."""
+"""Oldest supported version: earlier ones have no `/server_info` and `/model_info`."""
 FALL_BACK = "Install a newer one (`pip install -U sglang`), or fall back to vLLM: --backend vllm"
 _TAGS = re.compile(r"^openclaw-\d+-[0-9a-f]+$")
 _PASSED_OVER = ("use_rslora", "rank_pattern", "alpha_pattern")
-_BASE_TAG = "default"  # SGLang's own `weight_version` of the weights that it was started with
+_BASE_TAG = "default"  # SGLang's `weight_version` for the weights that it was started with
 _LORA = "Start it with --enable-lora, --max-lora-rank and --lora-target-modules all, or let `openclaw-rl` start it"
 
 
 class Server(Http):
-    """`Http` whose sign of life is cheap: SGLang's `/health` generates a token and takes a second at least.
+    """`HttpClient` with a cheap health check: SGLang's `/health` generates a token and takes at least a second.
 
-    `locate` tells the address anew before each connection, of a server that may be started again elsewhere.
+    `locate` returns the present address; it is called before each connection, because a restart may change the port.
     """
 
     def __init__(self, url: str, *, api_key: str | None = None, locate: Callable[[], str] | None = None) -> None:
@@ -43,17 +43,17 @@ class Server(Http):
         self._locate = locate
 
     def look(self) -> None:
-        """Turn to where the server is now. Raises `EngineError`."""
+        """Read the present address of the server. Raises `EngineError`."""
         if self._locate is not None:
             self.url = self._locate()
 
     async def alive(self, path: str = "/model_info") -> None:
-        """A sign of life. Raises `EngineGone`."""
+        """Check the health of the server. Raises `EngineGone`."""
         await super().alive(path)
 
 
 class SglangEngine(RemoteEngine):
-    """See `RemoteEngine`. `base` is where the base's own weights lie, for the way back from full weights."""
+    """See `RemoteEngine`. `base`: folder of the base weights, to load them again after full-weight versions."""
 
     kind = "SGLang"
     convention_advice = "Start it without SGLANG_RETURN_ORIGINAL_LOGPROB. "
@@ -76,17 +76,17 @@ class SglangEngine(RemoteEngine):
         check_version(str(told.get("version", "")), f"the SGLang server at {self.http.where}")
         longest = told.get("max_req_input_len")
         if not isinstance(longest, int):
-            raise EngineError(f"the SGLang server at {self.http.where} does not say its max_req_input_len. {FALL_BACK}")
+            raise EngineError(f"the SGLang server at {self.http.where} does not report max_req_input_len. {FALL_BACK}")
         if told.get("allow_auto_truncate"):
             raise EngineError(
-                f"the SGLang server at {self.http.where} cuts long prompts silently, and what is stored would not be "
-                "what was read. Start it without --allow-auto-truncate"
+                f"the SGLang server at {self.http.where} truncates long prompts silently, so the stored prompt would "
+                "not be the one that was read. Start it without --allow-auto-truncate"
             )
-        if await self._weights_now() == "":  # else the path told may be that of the weights that we put there
+        if await self._weights_now() == "":  # else the reported path may be that of weights we loaded
             self._base_path = str(told.get("model_path") or self._base_path)
         return Info(
             model=self._base_path,
-            # A prompt must be shorter than this, and the same bound holds for what is scored.
+            # Prompts and scored sequences must be shorter than max_req_input_len.
             context_length=longest - 1,
             vocab_size=0,
             versions=(0,),
@@ -104,11 +104,11 @@ class SglangEngine(RemoteEngine):
             raise
         except EngineError as error:
             raise EngineError(
-                f"{self.http.where} is no SGLang server, or one that is too old ({error}); "
+                f"{self.http.where} is not an SGLang server, or one that is too old ({error}); "
                 f"expected SGLang {_words(OLDEST)} or newer. {FALL_BACK}"
             ) from None
         if not isinstance(found, dict):
-            raise EngineError(f"{self.http.where} is no SGLang server: its /server_info is no JSON object")
+            raise EngineError(f"{self.http.where} is not an SGLang server: its /server_info is not a JSON object")
         return found
 
     async def _chunks(self, generation: Generation, held: Held, limit: int) -> AsyncGenerator[Chunk]:
@@ -132,14 +132,14 @@ class SglangEngine(RemoteEngine):
                 self._spawn(self._abort(rid))
 
     async def _abort(self, rid: str) -> None:
-        """A closed connection is noticed at the next token only; this frees the place of a reply that still waits."""
-        with contextlib.suppress(EngineError):  # it is gone, and the reply with it
+        """Abort a request. SGLang notices a closed connection only at the next token, so a queued one would stay."""
+        with contextlib.suppress(EngineError):  # if the server is gone, so is the request
             await self.http.call("POST", "/abort_request", {"rid": rid}, limit=5.0)
 
     # Scoring
 
     async def _score(self, held: Held, prompt_ids: Ids, response_ids: Ids, temperature: float) -> Logprobs:
-        """One request at temperature 1, which is what prompts are scored at; at another one request a position."""
+        """Score with one request at temperature 1, at which SGLang scores prompts, else with one per position."""
         if temperature != 1.0:
             return (await self._each(held, prompt_ids, response_ids, response_ids[:, None], temperature))[:, 0]
         whole = np.concatenate([prompt_ids, response_ids])
@@ -154,7 +154,7 @@ class SglangEngine(RemoteEngine):
     async def _each(self, held: Held, prompt_ids: Ids, response_ids: Ids, ids: Ids, temperature: float) -> Logprobs:
         if self.config.convention == "raw" and temperature != 1.0:
             raise EngineError(
-                f"the engine gives raw log-probabilities, so it scores at temperature 1, not {temperature:g}. "
+                f"the engine returns raw log-probabilities, so it scores at temperature 1, not {temperature:g}. "
                 + self.convention_advice
             )
 
@@ -176,14 +176,14 @@ class SglangEngine(RemoteEngine):
             raise
         except EngineError as error:
             if "already loaded" in str(error):
-                return  # by an earlier connection; the name says the content
+                return  # over an earlier connection; the name identifies the content
             advice = f" {_LORA}" if "not enabled" in str(error) or "404" in str(error) else ""
-            raise EngineError(f"version {ref.version}: SGLang does not load {ref.path}: {error}{advice}") from None
+            raise EngineError(f"version {ref.version}: SGLang cannot load {ref.path}: {error}{advice}") from None
 
     async def _check_scaling(self, ref: PolicyRef) -> None:
-        """Raises `EngineError` for what SGLang passes over: it takes lora_alpha / r for every module.
+        """Raise `EngineError` if the adapter does not fit the base, or has keys that SGLang ignores.
 
-        So does an adapter of another base.
+        SGLang scales every module by lora_alpha / r.
         """
         file = await asyncio.to_thread(adapter_file.read, ref)
         await asyncio.to_thread(adapter_file.check_fits, file, self._base_path)
@@ -191,7 +191,7 @@ class SglangEngine(RemoteEngine):
         found = [key for key in _PASSED_OVER if config.get(key)]
         if found:
             raise EngineError(
-                f"version {ref.version}: SGLang would pass over {' and '.join(found)} of {ref.path} and serve other "
+                f"version {ref.version}: SGLang ignores {' and '.join(found)} of {ref.path} and would serve other "
                 "weights than were trained. Train plain LoRA, or serve it with vLLM or the embedded engine"
             )
 
@@ -204,7 +204,7 @@ class SglangEngine(RemoteEngine):
         return tag if _TAGS.match(tag) else ""
 
     async def _reweigh(self, name: str, ref: PolicyRef | None) -> None:
-        """The cache is flushed with it: it refuses while replies run, and none of ours does."""
+        """See `RemoteEngine`. Flushes the cache too, which SGLang refuses while replies run; none of ours does."""
         path = _folder(ref) if ref is not None else self._base_path
         body = {"model_path": path, "weight_version": name or _BASE_TAG, "flush_cache": True}
         try:
@@ -212,10 +212,10 @@ class SglangEngine(RemoteEngine):
         except EngineGone:
             raise
         except EngineError as error:
-            raise EngineError(f"SGLang does not take the weights in {path}: {error}") from None
+            raise EngineError(f"SGLang cannot load the weights in {path}: {error}") from None
 
     async def _told(self, path: str, body: dict[str, Any]) -> None:
-        """A call whose answer says whether it succeeded. Raises `EngineError` with the server's words."""
+        """Send a request whose answer has `success`. Raises `EngineError` with the server's message if it is false."""
         found = await self.http.call("POST", path, body)
         if isinstance(found, dict) and found.get("success") is False:
             raise EngineError(str(found.get("error_message") or found.get("message")))
@@ -227,15 +227,15 @@ def _folder(ref: PolicyRef) -> str:
 
 
 def check_version(found: str, where: str) -> None:
-    """Raises `EngineError` when the version is too old."""
+    """Raise `EngineError` if the version is too old."""
     if numbers(found) < OLDEST:
         raise EngineError(
-            f"{where} is {found or 'of no known version'}; expected {_words(OLDEST)} or newer. {FALL_BACK}"
+            f"{where} is {found or 'of unknown version'}; expected {_words(OLDEST)} or newer. {FALL_BACK}"
         )
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """(0, 5, 14) of `0.5.14.post1+cu130`."""
+    """Return the first three numbers: (0, 5, 14) for `0.5.14.post1+cu130`."""
     return tuple(int(n) for n in re.findall(r"\d+", version.split("+")[0])[:3])
 
 

@@ -1,7 +1,7 @@
-"""The wire of SGLang's `/generate` with token ids in and out. Pure: bodies out, chunks in.
+"""Requests and answers of SGLang's `/generate` with token ids in and out. No I/O.
 
-As read in SGLang 0.5.9, 0.5.14 and 0.5.23 (`srt/managers/io_struct.py`, `tokenizer_manager.py`, `sampling_params.py`,
-`schedule_batch.py`); `tests/engines/sglang_server.py` speaks the server's side, with the place of every fact.
+Written from SGLang 0.5.9, 0.5.14 and 0.5.23 (`srt/managers/io_struct.py`, `tokenizer_manager.py`, `sampling_params.py`,
+`schedule_batch.py`); `tests/engines/sglang_server.py` implements the server side and cites the source of each fact.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from openclaw_rl.errors import EngineError, EngineGone
 from openclaw_rl.types import Chunk, Generation, Ids, Sampling
 
 Scored = tuple[float | None, int, str | None]
-"""(log-probability, token id, text when asked for)"""
+"""(log-probability, token id, text if requested)"""
 
 
 class Meta(msgspec.Struct):
     finish_reason: dict[str, Any] | None = None
-    completion_tokens: int = 0  # since the beginning of the reply, in every event
+    completion_tokens: int = 0  # in the whole reply so far, not only in the event
     cached_tokens: int = 0
     output_token_logprobs: list[Scored] = []
     output_top_logprobs: list[list[Scored] | None] = []
@@ -40,10 +40,10 @@ _decoder = msgspec.json.Decoder(Answer)
 
 
 def sampling_params(sampling: Sampling, *, limit: int, stop: Sequence[int] = ()) -> dict[str, Any]:
-    """`SamplingParams`, with every value said: what is left out would be the server's own default.
+    """Return `SamplingParams` with every value set, because the server fills in its own defaults.
 
-    `ignore_eos` switches stop ids off with the end of sequence, so it is set only where there are none; else the
-    model's own end ends the reply too.
+    `ignore_eos` disables the stop ids too, so it is set only without stop ids. With them, the model's own eos also ends
+    the reply.
     """
     params: dict[str, Any] = {
         "max_new_tokens": limit,
@@ -65,30 +65,30 @@ def sampling_params(sampling: Sampling, *, limit: int, stop: Sequence[int] = ())
     if sampling.logit_bias:
         params["logit_bias"] = {str(i): bias for i, bias in sampling.logit_bias.items()}
     if sampling.grammar is not None:
-        params["ebnf"] = sampling.grammar  # the llguidance backend takes its own Lark here too
+        params["ebnf"] = sampling.grammar  # the llguidance backend also accepts its Lark format here
     return params
 
 
 def streamed(generation: Generation, *, adapter: str | None, limit: int, rid: str) -> dict[str, Any]:
-    """The request for one streamed reply. `rid` must not be the beginning of another one: aborts go by prefix."""
+    """Return the request body for one streamed reply. `rid` must not be a prefix of another: aborts match prefixes."""
     params = sampling_params(generation.sampling, limit=limit, stop=generation.stop_token_ids)
     top = generation.top_logprobs
     return _request(generation.prompt_ids, params, adapter) | {"stream": True, "rid": rid, "top_logprobs_num": top}
 
 
 def scoring(whole: Ids, start: int, *, adapter: str | None) -> dict[str, Any]:
-    """The request that scores `whole[start:]` at temperature 1 and samples nothing."""
+    """Return the request body that scores `whole[start:]` at temperature 1 and samples nothing."""
     params = sampling_params(Sampling(), limit=0)
     return _request(whole, params, adapter) | {"logprob_start_len": start - 1}
 
 
 def next_token(prompt: Ids, ids: Sequence[int], temperature: float, *, adapter: str | None) -> dict[str, Any]:
-    """The request for the log-probabilities of `ids` as the one token after `prompt`.
+    """Return the request body for the log-probabilities of `ids` as the token after `prompt`.
 
-    `token_ids_logprob` is one list for all positions, so that other ids at each position are as many requests.
+    `token_ids_logprob` applies to all positions, so different ids per position need one request each.
     """
     params = sampling_params(Sampling(temperature=temperature), limit=1)
-    # Without a start, this list would be scored at the prompt's last position too.
+    # Without a start, the ids are scored at the prompt's last position too.
     told = {"logprob_start_len": len(prompt), "token_ids_logprob": [int(i) for i in ids]}
     return _request(prompt, params, adapter) | told
 
@@ -99,38 +99,38 @@ def _request(prompt: Ids, params: dict[str, Any], adapter: str | None) -> dict[s
 
 
 def decode(raw: bytes) -> Answer:
-    """One event. Raises `EngineError` for an error that came in its place."""
+    """Decode one event. Raises `EngineError` for an error event."""
     try:
         found = _decoder.decode(raw)
     except msgspec.DecodeError as error:
-        raise EngineError(f"the engine's answer is not SGLang's ({error}): {raw[:200]!r}") from None
+        raise EngineError(f"the engine's answer is not in SGLang's format ({error}): {raw[:200]!r}") from None
     if found.error is not None:
         raise refused(found.error)
     return found
 
 
 def answer_of(value: Any) -> Answer:
-    """A whole answer that was not streamed. Raises `EngineError`."""
+    """Validate an answer that was not streamed. Raises `EngineError`."""
     try:
         return msgspec.convert(value, Answer)
     except msgspec.ValidationError as error:
-        raise EngineError(f"the engine's answer is not SGLang's ({error})") from None
+        raise EngineError(f"the engine's answer is not in SGLang's format ({error})") from None
 
 
 class Reply:
-    """Reads one streamed reply, whether its events hold all tokens so far or only the new ones.
+    """Reader for one streamed reply, whose events have either all tokens so far or only the new ones.
 
-    The server's default is the former; with `--incremental-streaming-output` ids are new ones only, and so are the
-    log-probabilities from 0.5.14 on. `completion_tokens` counts all tokens in either mode: it says which are new.
+    All tokens are the server's default. With `--incremental-streaming-output` an event has only the new ids, and from
+    0.5.14 on only the new log-probabilities. `completion_tokens` counts all tokens in both modes and so shows the new.
     """
 
     def __init__(self, top: int) -> None:
         self._top, self._seen, self._first = top, 0, True
 
     def read(self, events: Sequence[bytes]) -> Chunk | None:
-        """What arrived together, as one chunk; None when there is no token and no finish in it.
+        """Return the events of one read as one chunk; None if they have no token and no finish reason.
 
-        Raises `EngineError` when tokens are missing, `EngineGone` when the server broke the reply off.
+        Raises `EngineError` if tokens are missing, `EngineGone` if the server aborted the reply.
         """
         ids: list[int] = []
         logprobs: list[float] = []
@@ -145,7 +145,7 @@ class Reply:
             scored = self._new(meta.output_token_logprobs, total, "log-probabilities")
             fresh = self._new(answer.output_ids, total, "token ids")
             if [i for _, i, _ in scored] != fresh:
-                raise EngineError("the engine's log-probabilities are of other tokens than its ids")
+                raise EngineError("the engine's log-probabilities and token ids are of different tokens")
             if self._top:
                 found = self._new(meta.output_top_logprobs, total, "alternatives")
                 tops += [tuple((i, _finite(lp)) for lp, i, _ in (entry or ())[: self._top]) for entry in found]
@@ -164,7 +164,7 @@ class Reply:
         )
 
     def _new(self, found: list[Any], total: int, what: str) -> list[Any]:
-        """The tokens that were not seen yet."""
+        """Return the entries of the tokens that were not seen yet."""
         fresh = total - self._seen
         if fresh >= 0 and len(found) >= total:
             return found[self._seen : total]
@@ -177,7 +177,7 @@ class Reply:
 
 
 def _finish(reason: dict[str, Any] | None) -> str | None:
-    """`stop` or `length`. Raises for a reply that the server broke off."""
+    """Return `stop`, `length` or None. Raises `EngineError` or `EngineGone` if the server aborted the reply."""
     if reason is None:
         return None
     kind = reason.get("type")
@@ -187,7 +187,7 @@ def _finish(reason: dict[str, Any] | None) -> str | None:
     status = reason.get("status_code")
     if isinstance(status, int) and 400 <= status < 500:
         raise EngineError(words)
-    raise EngineGone(f"the engine broke the reply off ({words}). Ask again")
+    raise EngineGone(f"the engine aborted the reply ({words}). Repeat the request")
 
 
 def _finite(logprob: float | None) -> float:
@@ -195,9 +195,9 @@ def _finite(logprob: float | None) -> float:
 
 
 def prompt_logprobs(answer: Answer, ids: Sequence[int], where: str) -> list[float]:
-    """The log-probabilities of the last `ids` of what was scored. Raises `EngineError` when they are of others.
+    """Return the log-probabilities of the scored `ids`. Raises `EngineError` if the answer has other ids.
 
-    The entry before them has no log-probability. The vocabulary's last id comes back as 0 (it marks images there).
+    The entry before them has no log-probability. SGLang returns the last id of the vocabulary, its image mark, as 0.
     """
     found = answer.meta_info.input_token_logprobs
     same = len(found) == len(ids) + 1 and all(
@@ -211,7 +211,7 @@ def prompt_logprobs(answer: Answer, ids: Sequence[int], where: str) -> list[floa
 
 
 def alternatives(answer: Answer, ids: Sequence[int], where: str) -> list[float]:
-    """[K] of `ids` at the one position of an answer to `next_token`. Raises `EngineError`."""
+    """Return [K] log-probabilities of `ids` from an answer to `next_token_body`. Raises `EngineError`."""
     rows = answer.meta_info.output_token_ids_logprobs
     found = {i: _finite(lp) for lp, i, _ in (rows[0] or ())} if rows else {}
     if not found.keys() >= {int(i) for i in ids}:

@@ -1,4 +1,4 @@
-"""How an SGLang server is started for us: its flags, its environment, and the port that only we have the key to."""
+"""Start of an SGLang server: its flags, its environment, and its port with a private API key."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from openclaw_rl.settings.load import Config, foreign_environment
 
 _FIND = "import importlib.metadata as m; print(m.version('sglang'))"
 _HOST = "127.0.0.1"
-_INCREMENTAL = (0, 5, 14)  # before it, new tokens were lost when two events met in the server's queue
+_INCREMENTAL = (0, 5, 14)  # earlier versions lost tokens when two events met in the queue
 
 
 def connect(config: Config, *, on_connect: OnConnect | None = None) -> SglangEngine:
-    """The client of the server that the settings name, or of the one that the engine's room starts."""
+    """Return a client for the server at `engine.url`, or for the one that the engine process starts."""
     engine, base = config.engine, server_process.location(config.model.path)
     owner = owner_of(config.home_dir)
     if engine.url is not None:
@@ -42,24 +42,24 @@ def connect(config: Config, *, on_connect: OnConnect | None = None) -> SglangEng
 
 
 def check(config: Config) -> str:
-    """The version that would be started. Raises `EngineError` when none can be, as the settings say."""
+    """Return the installed version. Raises `EngineError` if it cannot be started with these settings."""
     python = config.engine.python or sys.executable
     found = server_process.asked(python, _FIND)
     if found.returncode != 0:
         raise EngineError(
             f"sglang is not installed for {python}. Install it there (`pip install sglang`; it needs a GPU), or give "
-            "the interpreter of an environment that has it: --engine-python PATH. To use an SGLang server that runs "
-            "already: --engine-url URL. Or fall back to vLLM: --backend vllm"
+            "the interpreter of an environment that has it: --engine-python PATH. To use a running SGLang server: "
+            "--engine-url URL. Or fall back to vLLM: --backend vllm"
         )
     version = found.stdout.decode(errors="replace").strip()
     check_version(version, f"the sglang of {python}")
     if config.engine.convention == "processed":
-        raise EngineError(f"engine.logprobs is processed; SGLang gives scaled ones. {FALL_BACK}")
+        raise EngineError(f"engine.logprobs is processed; SGLang supports scaled or raw. {FALL_BACK}")
     return version
 
 
 def main(config: Config) -> None:
-    """Keep an SGLang server on a port of its own. Raises `EngineError`."""
+    """Run an SGLang server on a free port until a signal. Raises `EngineError`."""
     version = check(config)
     place = _place(config)
     if _taken(int(place["port"])):
@@ -76,7 +76,7 @@ def main(config: Config) -> None:
 
 
 def command(config: Config, version: str) -> list[str]:
-    """The whole command line; address and key are in a file, for other users can read command lines."""
+    """Return the command line. Address and key are in a file, because other users can read command lines."""
     engine, model = config.engine, server_process.location(config.model.path)
     flags: dict[str, str] = {
         "config": str(_file(config)),
@@ -86,7 +86,7 @@ def command(config: Config, version: str) -> list[str]:
         "dtype": server_process.dtype(config.model.dtype, model),
         "grammar-backend": "llguidance",
         "max-running-requests": str(engine.max_batch),
-        "max-loras-per-batch": str(engine.versions + 1),  # the base counts
+        "max-loras-per-batch": str(engine.versions + 1),  # the base counts as one
         "max-lora-rank": str(config.train.lora.rank),
         "lora-target-modules": "all",
         "log-level-http": "warning",
@@ -97,17 +97,17 @@ def command(config: Config, version: str) -> list[str]:
         flags["base-gpu-id"] = found[1]
     switches = ["enable-lora"]
     if numbers(version) >= _INCREMENTAL:
-        switches.append("incremental-streaming-output")  # else a long reply is sent again with each token
+        switches.append("incremental-streaming-output")  # else every event repeats the whole reply
     return [
         *(engine.python or sys.executable, "-m", "sglang.launch_server"),
         *(word for name, value in flags.items() for word in (f"--{name}", value)),
         *(f"--{name}" for name in switches),
-        *engine.args,  # last: they outrank ours
+        *engine.args,  # last, so that they override ours
     ]
 
 
 def environment(config: Config) -> dict[str, str]:
-    """Ours less the keys. Log-probabilities at temperature 1 are the server's choice by its environment."""
+    """Return our environment without API keys, with the variable that sets SGLang's logprob convention."""
     raw = "1" if config.engine.convention == "raw" else "0"
     return foreign_environment({"SGLANG_RETURN_ORIGINAL_LOGPROB": raw, "OMP_WAIT_POLICY": "passive"})
 
@@ -117,15 +117,15 @@ def _file(config: Config) -> Path:
 
 
 def _place(config: Config) -> dict[str, Any]:
-    """Host, port and key of this home's server, as SGLang's `--config` takes them; made once, by who comes first."""
+    """Return host, port and key of this home's server, in SGLang's `--config` format; create them if missing."""
     try:
         found = yaml.safe_load(_file(config).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return _write(config, secrets.token_urlsafe(32))
     except (OSError, yaml.YAMLError) as error:
-        raise EngineError(f"{_file(config)} cannot be read ({error}). Remove it; it is made again") from None
+        raise EngineError(f"{_file(config)} cannot be read ({error}). Remove it; it is then created again") from None
     if not isinstance(found, dict) or {"host", "port", "api-key"} - set(found):
-        raise EngineError(f"{_file(config)} is not what we wrote there. Remove it; it is made again")
+        raise EngineError(f"{_file(config)} does not have host, port and api-key. Remove it; it is then created again")
     return found
 
 
@@ -140,8 +140,8 @@ def _write(config: Config, key: str, *, again: bool = False) -> dict[str, Any]:
         own.replace(file)
         return place
     try:
-        file.hardlink_to(own)  # unlike a rename, it fails where the file is there
-    except FileExistsError:  # another room was first
+        file.hardlink_to(own)  # unlike a rename, it fails if the file exists
+    except FileExistsError:  # another process was first
         return _place(config)
     finally:
         own.unlink()

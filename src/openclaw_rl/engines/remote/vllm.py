@@ -1,4 +1,4 @@
-"""A vLLM server as the policy's engine: `/v1/completions` with token ids in and out (docs/decisions/0005-vllm.md)."""
+"""Engine client for vLLM: `/v1/completions` with token ids in and out (docs/decisions/0005-vllm.md)."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from openclaw_rl.errors import EngineError, EngineGone, GrammarError
 from openclaw_rl.settings.load import Config, EngineConfig
 from openclaw_rl.types import Chunk, Generation, Ids, Logprobs, PolicyRef, Sampling
 
-_PATTERNS_SINCE = (0, 32)  # vLLM before it served rank_pattern and alpha_pattern as if they were not there
+_PATTERNS_SINCE = (0, 32)  # earlier versions ignored rank_pattern and alpha_pattern
 _TAGS = re.compile(r"^openclaw-\d+-[0-9a-f]+$")
 _GRAMMAR = '%llguidance {}\nstart: "1"'
-# White space between two words of JSON is bounded: a small model fills its reply with it.
+# White space between JSON tokens is bounded, because a small model fills its reply with it.
 _LAYOUT = re.compile(r'"x-guidance": \{"whitespace_pattern": "[^"]*"\}')
 _SEPARATORS = '"x-guidance": ' + json.dumps(
     {"whitespace_flexible": False, "item_separator": r",( |\n[ ]{0,16})?", "key_separator": ":[ ]?"}
@@ -39,7 +39,7 @@ _DEV = "Start it with VLLM_SERVER_DEV_MODE=1 on an address that only this machin
 
 
 def connect(config: Config, *, on_connect: OnConnect | None = None) -> VllmEngine:
-    """The client of the server that the settings name, or of the one that the engine's room started."""
+    """Return a client for the server at `engine.url`, or for the one that the engine process started."""
     engine = config.engine
     if engine.url is not None:
         http = Http(engine.url, api_key=engine.api_key)
@@ -50,15 +50,15 @@ def connect(config: Config, *, on_connect: OnConnect | None = None) -> VllmEngin
 
 
 class VllmEngine(RemoteEngine):
-    """See `RemoteEngine`. `folder`: where the adapter is written as which the base is served (see `_prepared`)."""
+    """See `RemoteEngine`. `folder`: where the identity adapter for the base is written (see `_prepare_version`)."""
 
     kind = "vLLM"
     convention_advice = "Start it with --logprobs-mode processed_logprobs. "
-    _base = ""  # the base's name there
+    _base = ""  # the base model's name on the server
     _base_path = ""
     _context = 0
     _device = ""
-    _patterns = False  # whether it knows per-module ranks and alphas
+    _patterns = False  # whether it supports per-module ranks and alphas
 
     def __init__(
         self,
@@ -72,17 +72,17 @@ class VllmEngine(RemoteEngine):
         super().__init__(http, config, owner=owner, on_connect=on_connect)
         self._folder = folder
         self._identity: PolicyRef | None = None
-        self._added: set[str] = set()  # in this connection; they may stay in the server's slots after they are let go
+        self._added: set[str] = set()  # over this connection; unloaded ones may still occupy slots
 
     async def _hello(self) -> Info:
         self._added.clear()
         cards = _cards(await self.http.call("GET", "/v1/models", limit=ANSWER))
         if not cards:
-            raise EngineError(f"the engine at {self.http.where} lists no model; expected a vLLM server")
+            raise EngineError(f"the engine at {self.http.where} lists no models; expected a vLLM server")
         card = next((c for c in cards if not c.get("parent")), cards[0])
         context = card.get("max_model_len")
         if not isinstance(context, int):
-            raise EngineError(f"the engine at {self.http.where} does not say its max_model_len; expected a vLLM server")
+            raise EngineError(f"the engine at {self.http.where} does not report max_model_len; expected a vLLM server")
         self._context = context
         self._base, self._base_path = str(card["id"]), str(card.get("root") or card["id"])
         self._patterns = await self._version() >= _PATTERNS_SINCE
@@ -105,7 +105,7 @@ class VllmEngine(RemoteEngine):
         return tuple(int(n) for n in re.findall(r"\d+", words.split("+")[0])[:2])
 
     async def _hardware(self) -> tuple[str, str]:
-        """Device and precision; empty where the server does not say (it does in its development mode)."""
+        """Return device and dtype; empty outside of the server's development mode, which reports them."""
         try:
             found = await self.http.call("GET", "/server_info", params={"config_format": "json"})
             config = found["vllm_config"]
@@ -117,7 +117,7 @@ class VllmEngine(RemoteEngine):
         return str(device), str(dtype).removeprefix("torch.")
 
     async def _knows_grammars(self) -> bool:
-        """Whether it forces a reply into a grammar of llguidance; older servers pass over the field."""
+        """Return whether the server constrains replies by an llguidance grammar; older ones ignore the field."""
         asked = completions_api.body(
             model=self._base, prompt=[1], sampling=Sampling(seed=0), limit=1, stop=()
         ) | _grammar(_GRAMMAR)
@@ -129,7 +129,7 @@ class VllmEngine(RemoteEngine):
             return False
 
     async def _complete(self, asked: dict[str, Any]) -> completions_api.Choice:
-        """One answer that is not streamed."""
+        """Return the choice of an answer that is not streamed."""
         return completions_api.choice_of(await self.http.call("POST", "/v1/completions", asked))
 
     def _name(self, held: Held) -> str:
@@ -156,17 +156,17 @@ class VllmEngine(RemoteEngine):
                 raise GrammarError(str(error)) from None
             raise
         if end is not None and end.finish is not None:
-            yield replace(end, cached=cached)  # what was cached is told behind the finish
+            yield replace(end, cached=cached)  # the cached token count follows the finish event
 
     # Scoring
 
     async def _score(self, held: Held, prompt_ids: Ids, response_ids: Ids, temperature: float) -> Logprobs:
-        """One request at temperature 1; at another one request a position, which the prefix cache makes cheap."""
+        """Score with one request at temperature 1, else with one per position, which the prefix cache makes cheap."""
         if temperature == 1.0:
             return await self._score_prompt(held, prompt_ids, response_ids)
         if self.config.convention == "raw":
             raise EngineError(
-                f"the engine gives raw log-probabilities, so it scores at temperature 1, not {temperature:g}. "
+                f"the engine returns raw log-probabilities, so it scores at temperature 1, not {temperature:g}. "
                 + self.convention_advice
             )
         scored = await self._each(held, prompt_ids, response_ids, response_ids[:, None], temperature)
@@ -174,7 +174,7 @@ class VllmEngine(RemoteEngine):
 
     async def _score_prompt(self, held: Held, prompt_ids: Ids, response_ids: Ids) -> Logprobs:
         whole = np.concatenate([prompt_ids, response_ids])
-        if len(whole) == self._context:  # no room for the one token that a request must ask for
+        if len(whole) == self._context:  # no space for the one token that a request must sample
             last = await self._each(held, whole[:-1], whole[-1:], whole[-1:, None], 1.0)
             if len(response_ids) == 1:
                 return last[:, 0]
@@ -195,7 +195,7 @@ class VllmEngine(RemoteEngine):
         return await each_position(at, prompt_ids, response_ids, ids)
 
     async def _at(self, held: Held, prompt: Ids, wanted: Sequence[int], temperature: float) -> list[float]:
-        """[K] log-probabilities of the ids as the token after `prompt`."""
+        """Return [K] log-probabilities of the ids `wanted` as the token after `prompt`."""
         sampling = Sampling(temperature=temperature, seed=0)
         asked = completions_api.body(model=self._name(held), prompt=prompt, sampling=sampling, limit=1, stop=())
         choice = await self._complete(asked | {"logprob_token_ids": sorted(set(wanted))})
@@ -211,9 +211,9 @@ class VllmEngine(RemoteEngine):
     # Versions
 
     async def _prepared(self, held: Held, beside: Sequence[Held]) -> Held:
-        """The base, as soon as there are adapters, is an adapter that changes nothing.
+        """Serve the base as an identity adapter if there are other adapters.
 
-        vLLM without a GPU gives rows without an adapter the one in its last slot, when others in the batch have one.
+        Without a GPU, vLLM applies the adapter of its last slot to rows without one if other rows have an adapter.
         """
         if not held.plain:
             return held
@@ -230,8 +230,8 @@ class VllmEngine(RemoteEngine):
         await self._check_patterns(ref)
         if self._holds.plain_running and len(self._added) >= self.config.versions - 1:
             raise EngineError(
-                f"version {ref.version} would take the last slot for adapters while a reply that began on the base "
-                "without one is still answering. Try again when it has ended"
+                f"version {ref.version} needs the last adapter slot while a reply on the base without an adapter is "
+                "still running. Try again when it has ended"
             )
         self._added.add(name)
         try:
@@ -240,30 +240,27 @@ class VllmEngine(RemoteEngine):
             raise
         except EngineError as error:
             if "already been loaded" in str(error):
-                return  # by an earlier connection; the name says the content
+                return  # over an earlier connection; the name identifies the content
             advice = f" {_LORA}" if "404" in str(error) else ""
-            raise EngineError(f"version {ref.version}: vLLM does not load {ref.path}: {error}{advice}") from None
+            raise EngineError(f"version {ref.version}: vLLM cannot load {ref.path}: {error}{advice}") from None
 
     async def _check_patterns(self, ref: PolicyRef) -> None:
-        """Raises `EngineError` where this version would serve ranks or alphas of single modules wrongly.
-
-        So does an adapter of another base.
-        """
+        """Raise `EngineError` if the adapter does not fit the base or has per-module keys that this vLLM ignores."""
         file = await asyncio.to_thread(adapter_file.read, ref)
         await asyncio.to_thread(adapter_file.check_fits, file, self._base_path)
         config = file.config
         found = [key for key in ("rank_pattern", "alpha_pattern") if config.get(key)]
         if found and not self._patterns:
             raise EngineError(
-                f"version {ref.version}: {' and '.join(found)} of {ref.path} would be passed over by this version of "
-                f"vLLM; it needs {'.'.join(map(str, _PATTERNS_SINCE))} or newer"
+                f"version {ref.version}: this version of vLLM ignores {' and '.join(found)} of {ref.path}; "
+                f"expected {'.'.join(map(str, _PATTERNS_SINCE))} or newer"
             )
 
     async def _remove(self, name: str) -> None:
         await self.http.call("POST", "/v1/unload_lora_adapter", {"lora_name": name})
 
     async def _weights_now(self) -> str | None:
-        """As tagged by `_reweigh`; a server without the route cannot have been given other weights by us."""
+        """Return the tag that `_load_full_weights` set. Without the route we cannot have loaded other weights."""
         try:
             found = await self.http.call("GET", "/weight_info")
         except EngineGone:
@@ -278,7 +275,7 @@ class VllmEngine(RemoteEngine):
         if self._device == "cpu" and ref is not None and await asyncio.to_thread(_ties_head, Path(path)):
             raise EngineError(
                 f"version {ref.version}: the output head of {path} is tied to its embeddings, and vLLM without a GPU "
-                "does not renew such a head. Serve it with a GPU, untie the head, or train LoRA adapters"
+                "does not update such a head. Serve it with a GPU, untie the head, or train LoRA adapters"
             )
         try:
             await self._pause_and_reload(name, path)
@@ -286,12 +283,12 @@ class VllmEngine(RemoteEngine):
             raise
         except EngineError as error:
             advice = f" {_DEV}" if "404" in str(error) else ""
-            raise EngineError(f"vLLM does not take the weights in {path}: {error}{advice}") from None
+            raise EngineError(f"vLLM cannot load the weights in {path}: {error}{advice}") from None
 
     async def _pause_and_reload(self, name: str, path: str) -> None:
         await self.http.call("POST", "/pause", params={"mode": "keep"})
         try:
-            # The path is said for the base too: after a change, vLLM takes the last one for its own.
+            # The base needs its path too: without a path, vLLM reloads the last weights.
             asked = {"method": "reload_weights", "kwargs": {"weights_path": path}}
             await self.http.call("POST", "/collective_rpc", asked)
             await self.http.call("POST", "/reset_prefix_cache")
@@ -301,7 +298,7 @@ class VllmEngine(RemoteEngine):
 
 
 def _ties_head(folder: Path) -> bool:
-    """Whether the output head is the embedding matrix, as the folder's config.json says."""
+    """Return whether config.json ties the output head to the embeddings."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -310,14 +307,14 @@ def _ties_head(folder: Path) -> bool:
 
 
 def _absolute(ref: PolicyRef) -> str:
-    """The folder, for a server that stands elsewhere."""
+    """Return the absolute path, because the server has another working directory."""
     assert ref.path is not None
     return str(Path(ref.path).absolute())
 
 
 def _grammar(grammar: str) -> dict[str, Any]:
-    """The field. llguidance 1.7, which vLLM 0.32 has, takes any number of `whitespace_pattern`: the bound is said
-    otherwise, which leaves no white space behind an opening bracket or before a closing one.
+    """Return the request field for a grammar. llguidance 1.7 (vLLM 0.32) repeats `whitespace_pattern` without limit, so
+    the separators limit it instead; they allow no white space after an opening or before a closing bracket.
     """
     return {"structured_outputs": {"grammar": _LAYOUT.sub(lambda _: _SEPARATORS, grammar)}}
 

@@ -1,8 +1,8 @@
-"""Whose turn it is on a server that holds one set of full weights at a time: a queue that never refuses.
+"""Queue for a server that holds one set of full weights at a time. It never refuses a reply.
 
-Replies on the present weights run together. One that needs others waits until those have ended; then the weights
-change. Who comes while somebody waits for other weights waits too, so nobody starves: a place in the queue is passed by
-at most as many changes as other weights wait before it.
+Replies on the loaded weights run together. A reply that needs other weights waits until those have ended; then the
+weights change. A reply that arrives while another waits for other weights waits too, so that none starves: each reply
+waits for at most as many changes as there are other weights ahead of it in the queue.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 
 
 class Shift:
-    """The queue itself, without any clock or task. Weights are named by strings; `current` None: not known."""
+    """State of the queue, without clocks or tasks. `current`: name of the loaded weights; None: unknown."""
 
     def __init__(self, current: str | None) -> None:
         self.current = current
@@ -29,7 +29,7 @@ class Shift:
         return len(self._queue)
 
     def ask(self, ticket: int, weights: str) -> bool:
-        """Whether it may go at once; else it stands in the queue."""
+        """Return True if the reply may run at once; otherwise append it to the queue."""
         if not self._queue and self.changing is None and self.current == weights:
             self.running += 1
             return True
@@ -37,25 +37,25 @@ class Shift:
         return False
 
     def leave(self, ticket: int) -> None:
-        """It waits no longer."""
+        """Remove a waiting reply from the queue."""
         self._queue = deque(entry for entry in self._queue if entry[0] != ticket)
 
     def done(self) -> None:
-        """One that ran has ended."""
+        """Count a running reply as ended."""
         self.running -= 1
 
     def due(self) -> str | None:
-        """The weights to change to now, if any: from here on a change is under way."""
+        """Start a change if one is due; return the weights to load, or None."""
         if self.running or self.changing is not None or not self._queue:
             return None
         self.changing = self._queue[0][1]
         return self.changing
 
     def changed(self, *, done: bool) -> list[int]:
-        """The change has ended. The tickets that waited for it, in order: they run now, or have failed."""
+        """End the change; return the tickets that waited for it, in order. If `done`, they now count as running."""
         assert self.changing is not None
         weights, self.changing = self.changing, None
-        self.current = weights if done else None  # half-changed weights are nobody's
+        self.current = weights if done else None  # a failed change leaves the weights undefined
         taken = [ticket for ticket, wanted in self._queue if wanted == weights]
         self._queue = deque(entry for entry in self._queue if entry[1] != weights)
         self.running += len(taken) if done else 0
@@ -63,8 +63,8 @@ class Shift:
 
 
 class Turnstile:
-    """`Shift` for coroutines. `change(weights)` puts other weights into the server; what it raises, all get who wait
-    for them.
+    """Asynchronous lock over `WeightQueue`. `change(weights)` loads other weights into the server; all coroutines that
+    wait for those weights raise what it raises.
     """
 
     def __init__(self, current: str | None, change: Callable[[str], Awaitable[None]]) -> None:
@@ -78,7 +78,7 @@ class Turnstile:
         return self._shift.waiting
 
     async def enter(self, weights: str) -> None:
-        """Wait until the server holds these weights, and hold it to them until `leave`. Raises what `change` raised."""
+        """Wait until these weights are loaded and keep them until the release. Raises what `change` raised."""
         self._next += 1
         ticket = self._next
         if self._shift.ask(ticket, weights):
@@ -94,13 +94,13 @@ class Turnstile:
             self._waiting.pop(ticket, None)
 
     def leave(self) -> None:
-        """One that had entered has ended."""
+        """Release the weights, once for each acquisition."""
         self._shift.done()
         self._step()
 
     def _gave_up(self, ticket: int, turn: asyncio.Future[None]) -> None:
         if turn.done() and not turn.cancelled() and turn.exception() is None:
-            self._shift.done()  # its turn had come in the same moment
+            self._shift.done()  # it was admitted in the same iteration of the event loop
         self._shift.leave(ticket)
         self._step()
 
@@ -113,13 +113,13 @@ class Turnstile:
         try:
             if weights != self._shift.current:
                 await self._change(weights)
-        except Exception as error:  # noqa: BLE001 - whatever it was, those who wait must hear of it
+        except Exception as error:  # noqa: BLE001 - the waiting coroutines raise it
             failure = error
         for ticket in self._shift.changed(done=failure is None):
             turn = self._waiting.get(ticket)
             if turn is None or turn.done():
                 if failure is None:
-                    self._shift.done()  # it went away meanwhile
+                    self._shift.done()  # it was cancelled during the change
             elif failure is None:
                 turn.set_result(None)
             else:
@@ -127,7 +127,7 @@ class Turnstile:
         self._step()
 
     def close(self, error: Exception) -> None:
-        """Fail all who wait, and change nothing any more."""
+        """Raise `error` in all waiting coroutines and cancel a running change."""
         if self._task is not None:
             self._task.cancel()
         for turn in self._waiting.values():
@@ -136,7 +136,7 @@ class Turnstile:
 
 
 async def read_ahead(source: AsyncGenerator[_T]) -> AsyncGenerator[_T]:
-    """The same items, taken from `source` as they come: a slow reader does not hold it up."""
+    """Yield the items of `source`, buffered without a bound, so that a slow reader does not delay it."""
     items: asyncio.Queue[tuple[_T | None, Exception | None]] = asyncio.Queue()
 
     async def read() -> None:
@@ -144,7 +144,7 @@ async def read_ahead(source: AsyncGenerator[_T]) -> AsyncGenerator[_T]:
             async for item in source:
                 items.put_nowait((item, None))
             items.put_nowait((None, None))
-        except Exception as error:  # noqa: BLE001 - it is raised where the items are read
+        except Exception as error:  # noqa: BLE001 - raised again in the reader
             items.put_nowait((None, error))
         finally:
             await source.aclose()

@@ -1,7 +1,7 @@
-"""FSDP2: each rank holds a share of every layer, and the whole of it only while it computes with it.
+"""FSDP2: each rank holds a shard of every layer, and the whole layer only while it computes with it.
 
-Embeddings, the last norm and the LM head stay whole on every rank: the head is asked outside of the model's own forward
-(see `head`), and of large models they are the smaller part. So does an adapter; its gradients are added up.
+Embeddings, the last norm and the LM head stay whole on every rank: the head is called outside of the model's forward
+(see `lm_head`), and in large models they are the smaller part. Adapters stay whole; their gradients are all-reduced.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from openclaw_rl.settings.load import ModelConfig, TrainConfig
 
 
 def wanted(train: TrainConfig, *, cuda: bool) -> bool:
-    """Whether the layers are to be shared out. Raises `ConfigError` where they cannot be."""
+    """Return whether to shard the layers. Raises `ConfigError` if the settings ask for it but do not allow it."""
     possible = train.weights == "lora" and train.base_bits == 16
     if train.launch.shard and not possible:
         raise ConfigError(
-            "train.launch.shard true shares out the frozen layers below an adapter, in 16 bits or more. With "
+            "train.launch.shard true shards the frozen layers below an adapter, in 16 bits or more. With "
             f"train.weights {train.weights} and train.base_bits {train.base_bits} every rank holds the whole model: "
             "set it false"
         )
@@ -28,7 +28,7 @@ def wanted(train: TrainConfig, *, cuda: bool) -> bool:
 
 
 def precision(path: str, model: ModelConfig) -> str:
-    """In which a GPU would load the model: as the settings say, or as the checkpoint has it."""
+    """Return the dtype in which a GPU loads the model: that of the settings, else that of the checkpoint."""
     if model.dtype != "auto":
         return model.dtype
     stored = AutoConfig.from_pretrained(path, local_files_only=True).dtype
@@ -36,18 +36,18 @@ def precision(path: str, model: ModelConfig) -> str:
 
 
 def shard(causal: Any, trained: set[torch.nn.Parameter], device: torch.device, group: Any) -> None:
-    """Shard the frozen weights of the decoder's layers over the ranks, everything on `device`.
+    """Shard the frozen weights of the decoder's layers over the ranks, and move everything to `device`.
 
-    `group`: the ranks' process group. Raises `ModelError` when the decoder does not list its layers.
+    `group`: process group of the ranks. Raises `ModelError` if the decoder has no list of layers.
     """
-    from torch.distributed.device_mesh import DeviceMesh  # what nobody else needs takes seconds to import
+    from torch.distributed.device_mesh import DeviceMesh  # imported here, because the import takes seconds
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
     decoder = causal.get_decoder()
     layers = getattr(decoder, "layers", None)
     if not isinstance(layers, torch.nn.ModuleList):
         raise ModelError(
-            f"{type(decoder).__name__} does not list its layers, so they cannot be shared out over ranks. "
+            f"{type(decoder).__name__} has no list of layers, so they cannot be sharded over ranks. "
             "Set train.launch.shard false: every rank then holds the whole model"
         )
     inside = {p for layer in layers for p in layer.parameters()}
@@ -58,6 +58,6 @@ def shard(causal: Any, trained: set[torch.nn.Parameter], device: torch.device, g
     fully_shard(decoder, mesh=mesh, ignored_params=trained | whole)
     for module in decoder.modules():
         if isinstance(module, FSDPModule):
-            module.set_gradient_divide_factor(1.0)  # gradients add up: denominators are of the whole batch
+            module.set_gradient_divide_factor(1.0)  # sum gradients: denominators are those of the whole batch
     for parameter in whole | trained:
-        parameter.data = parameter.data.to(device)  # the same objects for good
+        parameter.data = parameter.data.to(device)  # keep the parameter objects

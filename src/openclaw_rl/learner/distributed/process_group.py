@@ -1,6 +1,6 @@
-"""Several ranks, joined by torch.distributed: NCCL between GPUs, gloo for everything else.
+"""Process group of several ranks on torch.distributed: NCCL between GPUs, gloo for everything else.
 
-What travels between ranks is msgpack and tensors' bytes, never pickle.
+Ranks exchange msgpack and raw tensor bytes, never pickle.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from openclaw_rl.settings.load import ModelConfig, TrainConfig
 
 _T = TypeVar("_T")
 log = logging.getLogger(__name__)
-_START = 1800.0  # seconds in which every rank must have come and loaded the model
-_BUCKET = 2**24  # elements that are added up in one call
+_START = 1800.0  # seconds in which every rank must join and load the model
+_BUCKET = 2**24  # elements per all-reduce call
 
 
 class _Failed(msgspec.Struct, frozen=True):
-    """What was raised on a rank; of no kind: a pass that does not fit."""
+    """Error that was raised on a rank. An empty `kind` means that a pass ran out of memory."""
 
     kind: str
     message: str
 
 
 class Group:
-    """`World` of the ranks that were launched together. Raises what torch.distributed raises when one is gone."""
+    """`World` of ranks that were launched together. Errors of torch.distributed propagate when a rank is gone."""
 
     def __init__(self, train: TrainConfig, *, local: int, cuda: bool) -> None:
-        """`join` makes it. `local`: number of the rank on its machine; `cuda`: whether it has a GPU."""
+        """Created by `join`. `local`: number of the rank on its machine; `cuda`: whether it has a GPU."""
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._local, self._cuda = local, cuda
         self._sharded = fsdp.wanted(train, cuda=cuda)
-        # Words and tensors apart: a rank that failed within a pass must not answer where others exchange results.
+        # Separate groups for messages and tensors: a rank that failed in a pass must not answer the others' exchange.
         timeout = timedelta(seconds=train.launch.timeout)
         self._talk = dist.new_group(backend="gloo", timeout=timeout)
-        # Rank 0 alone writes what came of a step; meanwhile the others wait for its next word. It waits for none of
-        # them so long: a word is sent when they listen, so one that froze before then would hold it up.
+        # Only rank 0 writes the result of a step, while the others wait for its next broadcast; hence their longer
+        # timeout. Rank 0 itself uses the short one, since a broadcast to a frozen rank would block it.
         patience = timedelta(seconds=0 if self.rank == 0 else _START)
         self._words = dist.new_group(backend="gloo", timeout=timeout + patience)
         self._data = dist.new_group(backend="nccl" if cuda else "gloo", timeout=timeout)
@@ -62,11 +62,11 @@ class Group:
             except torch.OutOfMemoryError as error:
                 own = _Failed("", f"a pass does not fit into the memory of rank {self.rank}")
                 log.warning("rank %d: a pass does not fit into memory (%s)", self.rank, error)
-            except (OpenClawError, ValueError) as error:  # of one row or the owner's code: the others have not met it
+            except (OpenClawError, ValueError) as error:  # one row or plug-in code: other ranks do not see it
                 own = _Failed(type(error).__name__, str(error))
         told = msgspec.msgpack.Decoder(list[kind] | _Failed, dec_hook=_plain)  # type: ignore[valid-type]
         found = [told.decode(raw) for raw in self._gathered(msgspec.msgpack.encode(own, enc_hook=_packed))]
-        if failed := [done for done in found if isinstance(done, _Failed)]:  # all of us raise the same
+        if failed := [done for done in found if isinstance(done, _Failed)]:  # every rank raises the same error
             first = max(failed, key=lambda failure: failure.kind != "")
             raise named(first.kind, first.message) if first.kind else Lacking(first.message)
         out = {n: one for hand, done in zip(hands, found, strict=True) for n, one in zip(hand, done, strict=True)}
@@ -75,7 +75,7 @@ class Group:
     def _in_step(
         self, hands: Sequence[Sequence[int]], costs: Sequence[int], work: Callable[[int, float], _T]
     ) -> list[_T]:
-        """All ranks make equally many passes: each of them needs the others' shares of the layers."""
+        """Run the same number of passes on every rank, because each pass needs the layer shards of all ranks."""
         own, cheapest = hands[self.rank], min(range(len(costs)), key=lambda n: costs[n], default=0)
         rounds = max(len(hand) for hand in hands)
         try:
@@ -100,7 +100,7 @@ class Group:
 
     def agree(self, yes: bool) -> bool:
         every = torch.tensor([yes], dtype=torch.uint8)
-        dist.all_reduce(every, op=dist.ReduceOp.MIN)  # as long as loading a model takes any of them
+        dist.all_reduce(every, op=dist.ReduceOp.MIN)  # the default group, whose timeout covers model loading
         return bool(every.item())
 
     def placed(self, path: str, model: ModelConfig) -> ModelConfig:
@@ -108,7 +108,7 @@ class Group:
             return model
         if not self._sharded:
             return model.model_copy(update={"device": f"cuda:{self._local}"})
-        # A GPU that holds a share of the layers need not have room for all: each goes there by itself.
+        # A GPU that holds a shard may be too small for the whole model, so each layer is moved there separately.
         return model.model_copy(update={"device": "cpu", "dtype": fsdp.precision(path, model)})
 
     def spread(self, causal: Any, trained: Iterable[torch.nn.Parameter]) -> bool:
@@ -118,11 +118,11 @@ class Group:
         return self._sharded
 
     def gather(self) -> None:
-        """Wait until every rank has come this far, however long loading a model takes it."""
+        """Wait for all ranks, for as long as loading a model may take."""
         dist.all_reduce(torch.zeros(1))
 
     def told(self, raw: bytes | None) -> bytes:
-        """What rank 0 gives, on every rank; longer than others it may be busy with what it alone does."""
+        """Broadcast bytes from rank 0; long timeout, because rank 0 alone writes checkpoints."""
         size = torch.tensor([0 if raw is None else len(raw)])
         dist.broadcast(size, 0, group=self._words)
         body = torch.empty(int(size), dtype=torch.uint8) if raw is None else _bytes(raw)
@@ -130,7 +130,7 @@ class Group:
         return body.numpy().tobytes()
 
     def _gathered(self, raw: bytes) -> list[bytes]:
-        """What each rank gives, in the order of ranks."""
+        """Return the bytes of every rank, in rank order."""
         sizes = [torch.zeros(1, dtype=torch.long) for _ in range(self.size)]
         dist.all_gather(sizes, torch.tensor([len(raw)]), group=self._talk)
         width = max(int(size) for size in sizes)
@@ -140,9 +140,9 @@ class Group:
 
 
 def join(train: TrainConfig, model: ModelConfig, *, store: str | None, rank: int, size: int) -> Group:
-    """Wait for the other ranks. `store`: a file that all of them see, with `rank` and `size`; None: as torchrun says.
+    """Join the process group. `store`: a file on a shared path, with `rank` and `size`; None: the torchrun environment.
 
-    Raises what torch.distributed raises when they do not come.
+    Errors of torch.distributed propagate if the other ranks do not join.
     """
     cuda = not model.device.startswith("cpu") and torch.cuda.is_available()
     local = dist.get_node_local_rank(fallback_rank=max(0, rank))
@@ -163,7 +163,7 @@ def _bytes(raw: bytes) -> torch.Tensor:
 
 
 def _buckets(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Neighbours of one kind and place, few enough elements together."""
+    """Yield runs of tensors with the same dtype and device, of limited total size."""
     bucket: list[torch.Tensor] = []
     for tensor in tensors:
         alike = bucket and (bucket[0].dtype, bucket[0].device) == (tensor.dtype, tensor.device)
@@ -179,7 +179,7 @@ def _packed(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         flat = value.detach().cpu().contiguous()
         return [str(flat.dtype), list(flat.shape), flat.reshape(-1).view(torch.uint8).numpy().tobytes()]
-    raise NotImplementedError(f"{type(value).__name__} does not travel between ranks")
+    raise NotImplementedError(f"{type(value).__name__} cannot be sent between ranks")
 
 
 def _plain(kind: type, value: Any) -> Any:

@@ -1,7 +1,7 @@
-"""The ranks that take one step together, and who of them does what. `Alone`: there is only one.
+"""Ranks that take one step together, and the assignment of work to them. `SingleRank`: a trainer without others.
 
-Every rank runs the same trainer over the same batch; what costs time (forward and backward passes) is dealt out, and
-each rank learns what all of them found. Everything else is computed on each rank, from the same numbers.
+Every rank runs the same trainer on the same batch. Forward and backward passes are distributed over the ranks, and
+their results are sent to all ranks. Everything else is computed on each rank from the same numbers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 
 
 class World(Protocol):
-    """What a trainer asks of the others. Every rank makes the same calls in the same order."""
+    """Collective operations of a trainer. Every rank makes the same calls in the same order."""
 
     @property
     def rank(self) -> int: ...
@@ -27,32 +27,32 @@ class World(Protocol):
     def size(self) -> int: ...
 
     def each(self, costs: Sequence[int], work: Callable[[int, float], _T], kind: type[_T]) -> list[_T]:
-        """What `work(number, weight)` gives for each piece of work, on every rank; each is done on one of them.
+        """Return `work(number, weight)` of each piece of work on every rank; each piece runs on one rank.
 
-        `costs`: of each piece, in tokens. `weight` is 1; 0 for a pass that is only made because others make one, and
-        changes nothing. `kind`: the type of what it gives, which travels.
+        `costs`: tokens of each piece. `weight` is 1, or 0 for a pass without effect that a rank runs only because the
+        others run one. `kind`: the result type, which is sent between ranks.
         """
         ...
 
     def add_up(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Their gradients become the sums over all ranks."""
+        """Replace the gradients of the tensors by their sums over all ranks."""
         ...
 
     def agree(self, yes: bool) -> bool:
-        """Whether every rank says yes."""
+        """Return whether `yes` is true on every rank."""
         ...
 
     def placed(self, path: str, model: ModelConfig) -> ModelConfig:
-        """The settings with the device, and the precision, in which this rank loads the model at `path`."""
+        """Return the settings with the device and dtype with which this rank loads the model at `path`."""
         ...
 
     def spread(self, causal: Any, trained: Iterable[torch.nn.Parameter]) -> bool:
-        """Hold a share of the layers only, where that is wanted. Whether it is."""
+        """Shard the layers if the settings ask for it. Return whether they are sharded."""
         ...
 
 
 class Alone:
-    """One process, which does everything."""
+    """World of one process, which does all the work."""
 
     rank, size = 0, 1
 
@@ -73,7 +73,7 @@ class Alone:
 
 
 def dealt(costs: Sequence[int], size: int) -> list[list[int]]:
-    """Of each rank, the numbers of its pieces: the costliest first, and as many as the others have, or one fewer."""
+    """Return the piece numbers of each rank: most expensive first, and counts that differ by at most one."""
     order = sorted(range(len(costs)), key=lambda n: (-costs[n], n))
     hands: list[list[int]] = [[] for _ in range(size)]
     for at, number in enumerate(order):
@@ -83,9 +83,9 @@ def dealt(costs: Sequence[int], size: int) -> list[list[int]]:
 
 
 def cut(groups: Sequence[Sequence[int]], lengths: Sequence[int], size: int) -> list[list[int]]:
-    """The groups, the longest cut in two until there is one for each rank, or nothing left to cut.
+    """Split the longest group in two until there is one group per rank, or only groups of one row.
 
-    `lengths`: of each row, in tokens. Rows stay in order: neighbours share the most.
+    `lengths`: tokens of each row. Rows stay in order, because neighbours share the longest prefixes.
     """
     out = [list(group) for group in groups]
     while len(out) < size and (many := [group for group in out if len(group) > 1]):
@@ -97,6 +97,6 @@ def cut(groups: Sequence[Sequence[int]], lengths: Sequence[int], size: int) -> l
 
 
 def _middle(lengths: Sequence[int]) -> int:
-    """Where to cut so that the longer part is as short as can be."""
+    """Return the split index that makes the longer part as short as possible."""
     sums = list(accumulate(lengths))
     return min(range(1, len(lengths)), key=lambda at: max(sums[at - 1], sums[-1] - sums[at - 1]))

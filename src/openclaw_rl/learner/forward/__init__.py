@@ -1,1 +1,1 @@
-"""Forward passes over packed trees of turns: attention, LM head, log-probabilities."""
+"""Forward computation on packed prefix trees of turns: attention, LM head, log-probabilities."""

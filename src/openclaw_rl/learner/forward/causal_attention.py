@@ -1,6 +1,6 @@
-"""Attention of sequences that share nothing, on a GPU: a vendor's causal kernel, called once for each.
+"""Attention of sequences without shared prefixes on a GPU: one call of a vendor's causal kernel per sequence.
 
-Legend: H query heads, G key heads, T tokens, n of one sequence, D head size.
+Shapes: H query heads, G key heads, T tokens, D head size.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 log = logging.getLogger(__name__)
-KERNELS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]  # the first that can
+KERNELS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]  # in order of preference
 _HALF = (torch.bfloat16, torch.float16)
-_WIDE = 0.03  # in norm, of half precision
+_WIDE = 0.03  # largest accepted relative error (norm) in half precision
 _TRIAL = 384
 
 Spans = Sequence[tuple[int, int]]
@@ -25,9 +25,9 @@ _Way = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, spans: Spans, scale: float) -> torch.Tensor:
-    """[1, H, T, D] of sequences that lie one behind the other in `spans`, zeros behind the last.
+    """Return [1, H, T, D]: attention of the consecutive sequences in `spans`, and zeros after the last one.
 
-    query [1, H, T, D], key and value [1, G, T, D]. Raises `RuntimeError` where no kernel of `KERNELS` can do it.
+    query [1, H, T, D], key and value [1, G, T, D]. Raises `RuntimeError` if no kernel of `KERNELS` supports the shape.
     """
     with sdpa_kernel(KERNELS, set_priority=True):
         parts = [_plain(query[:, :, a:b], key[:, :, a:b], value[:, :, a:b], scale) for a, b in spans]
@@ -43,7 +43,7 @@ def _plain(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: f
 
 @cache
 def works(heads: int, groups: int, size: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether there is a kernel for attention of this shape, tried once on random states."""
+    """Return whether a kernel supports this attention shape; tried once on random states."""
     if device.type != "cuda" or dtype not in _HALF:
         return False
     try:
@@ -52,14 +52,14 @@ def works(heads: int, groups: int, size: int, dtype: torch.dtype, device: torch.
         log.info("no causal kernel for %d heads of %d: %s", heads, size, error)
         return False
     if not gap <= _WIDE:
-        log.warning("the causal kernel for %d heads of %d is off by %.3g here, and not used", heads, size, gap)
+        log.warning("the causal kernel for %d heads of %d has an error of %.3g here and is not used", heads, size, gap)
     return gap <= _WIDE
 
 
 def gap_of(heads: int, groups: int, size: int, dtype: torch.dtype, device: torch.device) -> float:
-    """How far outputs and gradients are from plain attention in float32 at least, relative in norm.
+    """Return the largest relative error (norm) of outputs and gradients against float32 (or wider) attention.
 
-    May be asked within a layer: what is tried is none of what that layer's checkpoint counts.
+    Safe inside a checkpointed layer, because the trial tensors are not saved by its checkpoint.
     """
     with saved_tensors_hooks(_as_it_is, _as_it_is), torch.enable_grad():
         random = torch.Generator().manual_seed(0)

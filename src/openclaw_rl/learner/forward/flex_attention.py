@@ -1,10 +1,10 @@
-"""FlexAttention over a packed tree: on a GPU all segments and all heads of a layer are one call.
+"""FlexAttention over a packed tree: on a GPU, one call for all segments and heads of a layer.
 
-The mask is `j <= i < end[j]`, and where a layer looks back through a window also `depth[j] > depth[i] - window`. Which
-blocks of it are empty, full or mixed follows from the largest and smallest values of each block, so that no [T, T] is
-ever made. The compiled kernel is one for all lengths: trees are padded to whole blocks, and lengths are symbols in it.
+The mask is `j <= i < end[j]`, and for sliding-window layers also `depth[j] > depth[i] - window`. The largest and
+smallest values of each block decide which blocks are empty, full or mixed, so no [T, T] tensor is created. One compiled
+kernel serves all lengths: trees are padded to whole blocks, and lengths are symbolic.
 
-Legend: T tokens of the tree, N blocks of it, H query heads, G key heads, D head size.
+Shapes: T tokens of the tree, N blocks of the tree, H query heads, G key heads, D head size.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from openclaw_rl.learner.forward.prefix_tree import Tree
 
 BLOCK = 128
-LEAST = 2 * BLOCK  # a length of one block would get a kernel of its own: sizes of 1 are never symbols
+LEAST = 2 * BLOCK  # one block would compile another kernel, as sizes of 1 are never symbolic
 BACKEND = "inductor"
-KERNELS = 64  # head shapes, precisions, windows, with and without gradients; beyond it the call fails, never crawls
+KERNELS = 64  # head shapes, dtypes, windows, gradients on or off; above it the call raises, or it would be slow
 
 MaskMod = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def padded_length(tokens: int) -> int:
-    """Whole blocks."""
+    """Return the token count rounded up to whole blocks."""
     return max(LEAST, -(-tokens // BLOCK) * BLOCK)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """The shape of an attention layer: what a kernel is compiled for."""
+    """Shape of an attention layer, for which one kernel is compiled."""
 
     heads: int  # H
     groups: int  # G
@@ -44,7 +44,7 @@ class Call:
 
 
 class Masks:
-    """What the tokens of one tree see, for FlexAttention. Each window's mask is made once and serves all layers."""
+    """FlexAttention masks of one tree. The mask of each window is created once and shared by all layers."""
 
     def __init__(self, tree: Tree) -> None:
         """`tree`: padded to `padded_length`."""
@@ -55,7 +55,7 @@ class Masks:
         self.calls: set[Call] = set()
 
     def mask(self, window: int | None) -> BlockMask:
-        """`window`: how far back in depth a token looks, itself included; None: to the root."""
+        """Return the mask. `window`: visible tokens back in depth, including the token itself; None: up to the root."""
         if window not in self._made:
             self._made[window] = _block_mask(self._end_T, self._depth_T, window)
         return self._made[window]
@@ -65,7 +65,7 @@ def _block_mask(end_T: torch.Tensor, depth_T: torch.Tensor, window: int | None) 
     tokens = len(end_T)
     end_NB = end_T.view(-1, BLOCK)
     first_N = torch.arange(0, tokens, BLOCK, device=end_T.device, dtype=end_T.dtype)
-    below_NN = first_N[:, None] > first_N[None]  # queries behind keys
+    below_NN = first_N[:, None] > first_N[None]  # query blocks after key blocks
     some_NN = below_NN & (first_N[:, None] < end_NB.amax(1)[None])
     all_NN = below_NN & (first_N[:, None] + BLOCK <= end_NB.amin(1)[None])
     mask_mod = _sees(end_T)
@@ -86,7 +86,7 @@ def _block_mask(end_T: torch.Tensor, depth_T: torch.Tensor, window: int | None) 
 
 
 def _ordered(blocks_NN: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(how many key blocks each block of queries has [1, 1, N], which, those first [1, 1, N, N])."""
+    """Return (key blocks per query block [1, 1, N], their indices, padded by the other blocks [1, 1, N, N])."""
     counts_N = blocks_NN.sum(1, dtype=torch.int32)
     which_NN = torch.argsort(blocks_NN.int(), dim=1, descending=True, stable=True).int()
     return counts_N[None, None].contiguous(), which_NN[None, None].contiguous()
@@ -100,7 +100,7 @@ def _sees(end_T: torch.Tensor) -> MaskMod:
 
 
 def _sees_within(end_T: torch.Tensor, depth_T: torch.Tensor, floor_T: torch.Tensor) -> MaskMod:
-    """The window stands in a tensor: as a number it would be a kernel for each."""
+    """Return a windowed mask. The window is in a tensor, because each constant would compile another kernel."""
 
     def sees(batch: torch.Tensor, head: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
         return (j <= i) & (i < end_T[j]) & (depth_T[j] > floor_T[i])
@@ -109,22 +109,22 @@ def _sees_within(end_T: torch.Tensor, depth_T: torch.Tensor, floor_T: torch.Tens
 
 
 def _call(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: BlockMask, scale: str) -> Any:
-    """`scale` is text: a number would become an input of the kernel, which wants a constant."""
-    torch._check(query.shape[2] % BLOCK == 0)  # type: ignore[no-untyped-call]  # spares the kernel its ragged edge
+    """`scale` is a string, because a number would become a kernel input instead of a constant."""
+    torch._check(query.shape[2] % BLOCK == 0)  # type: ignore[no-untyped-call]  # no partial last block in the kernel
     grouped = query.shape[1] != key.shape[1]
     return flex_attention(query, key, value, block_mask=mask, scale=float(scale), enable_gqa=grouped)
 
 
 @cache
 def compiled(backend: str) -> Callable[..., torch.Tensor]:
-    """The kernel. With `fullgraph` too many recompilations raise instead of falling back to a [T, T] matrix."""
+    """Return the compiled kernel. With `fullgraph`, too many recompilations raise instead of using a [T, T] matrix."""
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, KERNELS)
     return torch.compile(_call, dynamic=True, fullgraph=True, backend=backend)
 
 
 def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, masks: Masks, scale: float, window: int | None
            ) -> torch.Tensor:  # fmt: skip
-    """[1, H, T, D]; query [1, H, T, D], key and value [1, G, T, D]. Raises what the compiler raises."""
+    """Return [1, H, T, D]; query [1, H, T, D], key and value [1, G, T, D]. Compiler errors propagate."""
     masks.calls.add(
         Call(
             heads=query.shape[1],

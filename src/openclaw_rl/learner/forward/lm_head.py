@@ -1,6 +1,6 @@
-"""The LM head in chunks: log-probabilities and entropy of chosen tokens, without ever holding [K, V].
+"""Chunked LM head: log-probabilities and entropy of selected tokens, without a [K, V] tensor.
 
-Legend: K response tokens, C of one chunk, N tokens of the vocabulary at each of them, H hidden size, V vocabulary.
+Shapes: K response tokens, C response tokens of a chunk, N selected tokens at each, H hidden size, V vocabulary size.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-FLOATS = 2**24  # logits held at once, and numbers of the head in another precision: 64 MiB each in float32
+FLOATS = 2**24  # logits, and head weights in another dtype, that exist at once: 64 MiB each in float32
 
 Columns = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # logps, entropy, ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bend:
-    """What some families do to the head's logits: multiply, divide, and cap them at `cap · tanh(logits / cap)`."""
+    """Change of the logits after the head in some model families: scaling, then `cap · tanh(logits / cap)`."""
 
     times: float = 1.0
     over: float = 1.0
@@ -35,19 +35,19 @@ NO_BEND = Bend()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picked:
-    """What was asked of K response tokens. No gradient flows into entropy."""
+    """Log-probabilities of selected tokens at K response positions. The entropy has no gradient."""
 
-    ids_KN: torch.Tensor  # the token itself, then the ids that were given, then the likeliest, best first
-    logps_KN: torch.Tensor  # in float32 at least, at each token's temperature
+    ids_KN: torch.Tensor  # the response token, then the given ids, then the top-k in descending order
+    logps_KN: torch.Tensor  # float32 or wider, at the temperature of each token
     entropy_K: torch.Tensor  # nats
 
     @property
     def logp(self) -> torch.Tensor:
-        """[K] of the tokens themselves."""
+        """Log-probabilities of the response tokens, [K]."""
         return self.logps_KN[:, 0]
 
     def split(self, lengths: Sequence[int]) -> list[Picked]:
-        """Of each row, on the CPU and without gradients."""
+        """Split into one entry per row, on the CPU and without gradients."""
         columns = (self.ids_KN, self.logps_KN, self.entropy_K)
         parts = zip(*(torch.split(column.detach().cpu(), list(lengths)) for column in columns), strict=True)
         return [Picked(ids_KN=ids, logps_KN=logps, entropy_K=entropy) for ids, logps, entropy in parts]
@@ -55,9 +55,9 @@ class Picked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
-    """What the layers below the head made of the K response tokens of some rows.
+    """Hidden states below the head at the K response positions of some rows.
 
-    The head is asked once it is known what to ask, and again if need be.
+    The head runs later, when the wanted tokens are known, and may run several times.
     """
 
     head: torch.nn.Module
@@ -68,7 +68,7 @@ class Read:
     bend: Bend = NO_BEND
 
     def of(self, rows: Sequence[int]) -> Read:
-        """Some of the rows, in that order."""
+        """Return the given rows, in that order."""
         places = torch.split(torch.arange(len(self.targets_K), device=self.targets_K.device), list(self.lengths))
         at = torch.cat([places[i] for i in rows])
         return Read(
@@ -81,7 +81,7 @@ class Read:
         )
 
     def pick(self, *, ids_KN: torch.Tensor | None = None, top: int = 0, floats: int | None = None) -> Picked:
-        """See `select`."""
+        """Apply the head; see `select_tokens`."""
         return select(
             self.head,
             self.hidden_KH,
@@ -105,14 +105,14 @@ def select(
     floats: int | None = None,
     bend: Bend = NO_BEND,
 ) -> Picked:
-    """The log-probabilities of the targets, of `ids_KN` if given, and of the `top` likeliest tokens.
+    """Return log-probabilities of the targets, of `ids_KN` if given, and of the `top` most likely tokens.
 
-    `floats`: how many logits to hold at once.
+    `floats`: number of logits that may exist at once.
     """
     vocabulary = int(head.weight.shape[0]) if isinstance(head.weight, torch.Tensor) else len(hidden_KH)
     size = max(1, (floats or FLOATS) // vocabulary)
     wanted_KN = targets_K.unsqueeze(-1) if ids_KN is None else torch.cat([targets_K.unsqueeze(-1), ids_KN], dim=-1)
-    if bend.cap is None:  # what is left of it is another temperature
+    if bend.cap is None:  # without a cap, the transform equals another temperature
         temperature_K, bend = temperature_K * (bend.over / bend.times), NO_BEND
     if type(head) is torch.nn.Linear and getattr(head, "bias", None) is None and bend.cap is None:
         whole: Columns = _Select.apply(hidden_KH, head.weight, wanted_KN, temperature_K, top, size)  # type: ignore[no-untyped-call]
@@ -126,7 +126,7 @@ def select(
 
 def _through(head: torch.nn.Module, hidden_CH: torch.Tensor, wanted_CN: torch.Tensor, temperature_C: torch.Tensor,
              top: int, bend: Bend) -> Columns:  # fmt: skip
-    """A head with something in it (an adapter, a bias), or a cap behind it: autograd does the rest."""
+    """Apply a head with an adapter, a bias or a cap; the backward pass is left to autograd."""
     logits_CV = head(hidden_CH)
     logits_CV = bend(logits_CV.to(torch.promote_types(logits_CV.dtype, torch.float32))) / temperature_C.unsqueeze(-1)
     logps_CN, entropy_C, ids_CN, _ = _chosen(logits_CV, wanted_CN, top)
@@ -135,7 +135,7 @@ def _through(head: torch.nn.Module, hidden_CH: torch.Tensor, wanted_CN: torch.Te
 
 def _chosen(logits_CV: torch.Tensor, wanted_CN: torch.Tensor, top: int
             ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """(logps_CN, entropy_C, ids_CN with the likeliest behind those wanted, log of the partition function)."""
+    """Return (logps_CN, entropy_C, ids_CN with the top-k after the wanted ids, log-partition log_z_C)."""
     log_z_C = torch.logsumexp(logits_CV, dim=-1)
     with torch.no_grad():
         entropy_C = log_z_C - (torch.softmax(logits_CV, dim=-1) * logits_CV).sum(-1)
@@ -145,7 +145,7 @@ def _chosen(logits_CV: torch.Tensor, wanted_CN: torch.Tensor, top: int
 
 
 def _logits(hidden_CH: torch.Tensor, weight_VH: torch.Tensor, temperature_C: torch.Tensor) -> torch.Tensor:
-    """[C, V] in float32 at least, of half-precision products, too: sums rounded to theirs are off by hundredths."""
+    """Return [C, V] in float32 or wider; sums rounded to half precision would have errors of hundredths."""
     wide = torch.promote_types(hidden_CH.dtype, torch.float32)
     if hidden_CH.dtype is wide:
         logits_CV = torch.mm(hidden_CH, weight_VH.T)
@@ -157,7 +157,7 @@ def _logits(hidden_CH: torch.Tensor, weight_VH: torch.Tensor, temperature_C: tor
 
 
 def _widened(hidden_CH: torch.Tensor, weight_VH: torch.Tensor) -> torch.Tensor:
-    """[C, V] where a product is of the type of its factors: the head takes that of `hidden_CH`, part by part."""
+    """Return [C, V], with the head cast to the dtype of `hidden_CH` in parts, for devices without `out_dtype`."""
     logits_CV = hidden_CH.new_empty(len(hidden_CH), len(weight_VH))
     size = max(1, FLOATS // weight_VH.shape[1])
     for at in range(0, len(weight_VH), size):
@@ -167,9 +167,9 @@ def _widened(hidden_CH: torch.Tensor, weight_VH: torch.Tensor) -> torch.Tensor:
 
 
 class _Select(torch.autograd.Function):
-    """d logps[n] / d logits = (onehot[n] - softmax) / T; logits are made again, the head's gradient is added up wide.
+    """d logps[n] / d logits = (onehot[n] - softmax) / T, with T the temperature; the backward pass recomputes logits.
 
-    Rounding each chunk's share of that gradient to half precision would bias it.
+    The head's gradient is accumulated in float32 or wider, because rounding the part of each chunk would bias it.
     """
 
     @staticmethod

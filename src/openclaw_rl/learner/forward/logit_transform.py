@@ -1,4 +1,4 @@
-"""What a model does to its logits behind the LM head, found by trying what its settings name."""
+"""Detection of the transform that a model applies to its logits after the LM head, by trial of its config values."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _FACTORS = ("logit_scale", "logits_scaling")  # Cohere multiplies; Granite divid
 
 
 def bend_of(model: Any) -> Bend:
-    """Raises `ModelError` for a model whose logits are none that the trainer could make from its head's."""
+    """Return the logit transform of a model. Raises `ModelError` if no known transform reproduces its logits."""
     own, plain = _seen(model)
     gaps = {bend: (own - bend(plain)).abs().max().item() for bend in _possible(model.config.get_text_config())}
     best = min(gaps, key=lambda bend: gaps[bend])
-    # Both are made alike, so they differ by rounding at most; small logits are bent little, and still wrongly.
+    # Both come from the same operations and differ only by rounding; a wrong transform changes small logits little.
     if gaps[best] <= min(1e-2, 64 * torch.finfo(own.dtype).eps * own.abs().max().item()):
         return best
     raise ModelError(
@@ -29,7 +29,7 @@ def bend_of(model: Any) -> Bend:
 
 @torch.no_grad()
 def _seen(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """(its logits for some tokens, what its head makes of the layers below)."""
+    """Return (logits of the model for some tokens, logits of its head on the hidden states)."""
     try:
         ids_BL = torch.arange(min(8, model.config.get_text_config().vocab_size), device=model.device).unsqueeze(0)
         own = model(input_ids=ids_BL, use_cache=False).logits
@@ -37,7 +37,7 @@ def _seen(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
         return own, model.get_output_embeddings()(below)
     except torch.OutOfMemoryError:
         raise
-    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:  # foreign models fail variously
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:  # the type depends on the model
         raise ModelError(
             f"{model.config.name_or_path}: this {model.config.model_type} model cannot be trained here "
             f"({type(error).__name__}: {error}). Use a model of another family."
@@ -45,7 +45,7 @@ def _seen(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _possible(text: Any) -> list[Bend]:
-    """None at all first."""
+    """Return the transforms to try, the identity first."""
     caps = [float(cap) for name in _CAPS if (cap := getattr(text, name, None))]
     factors = [float(factor) for name in _FACTORS if (factor := getattr(text, name, None))]
     scales = [{}, *({"times": f} for f in factors), *({"over": f} for f in factors)]

@@ -1,6 +1,6 @@
-"""Putting rows of different lengths into forward passes of a bounded size.
+"""Packing of rows of different lengths into forward passes of bounded size.
 
-Legend: B rows, P prompt tokens, R response tokens, L padded length, K response tokens of all rows together.
+Shapes: B rows, P prompt tokens, R response tokens, L padded length, K response tokens of all rows.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from openclaw_rl.types import Ids
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One sequence to score: log-probabilities are wanted for the response only."""
+    """Sequence to score; only the response gets log-probabilities."""
 
     prompt_ids: Ids  # [P]
     response_ids: Ids  # [R]
@@ -31,13 +31,13 @@ class Row:
 
     @property
     def length(self) -> int:
-        """Tokens that are fed: the last response token predicts nothing that is wanted."""
+        """Number of input tokens: all but the last response token, which predicts no response token."""
         return len(self.prompt_ids) + len(self.response_ids) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packed:
-    """Rows as tensors. Padding stands on the right, where causal attention never looks: no mask is needed."""
+    """Rows as tensors, padded on the right. Causal attention never sees the padding, so no mask is needed."""
 
     ids_BL: torch.Tensor
     kept_K: torch.Tensor  # index into the flattened [B * L] positions that predict a response token
@@ -46,7 +46,7 @@ class Packed:
 
 
 def micro_batches(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Row numbers, grouped so that rows times the longest stays within `budget` (one long row may exceed it alone)."""
+    """Return groups of row numbers with rows times longest row <= `budget`; a longer row gets its own group."""
     groups: list[list[int]] = []
     longest = 0
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
@@ -59,7 +59,7 @@ def micro_batches(lengths: Sequence[int], budget: int) -> list[list[int]]:
 
 
 def pack(rows: Sequence[Row], device: torch.device) -> Packed:
-    """The tensors of one forward pass, response tokens in the order of the rows."""
+    """Return the tensors of one forward pass, with response tokens in row order."""
     width = max(row.length for row in rows)
     ids_BL = torch.zeros(len(rows), width, dtype=torch.long)
     kept, targets, temperatures = [], [], []

@@ -1,10 +1,10 @@
-"""One batch, one tree: rows that begin with the same tokens share these tokens, and each is computed once.
+"""Prefix tree of a batch: rows that begin with the same tokens share them, and each shared token is computed once.
 
-An agent's turns all begin with one long prompt, the turns of a session with one another's history, the choices of a
-turn with one prompt, a hinted prompt with the plain one up to the hint. The tree is laid out in depth-first order, so
-that what a token may look at is two comparisons: `j <= i < end[j]`.
+Common prefixes are the system prompt of an agent, the history of a session, the prompt of several choices of a turn,
+and a plain prompt that a hinted prompt repeats up to the hint. The tree is stored in depth-first order, so that token i
+may attend to token j exactly if `j <= i < end[j]`.
 
-Legend: B rows, T tokens of the tree, K response tokens of all rows together.
+Shapes: B rows, T tokens of the tree, K response tokens of all rows.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 
 from openclaw_rl.learner.forward.packing import Row
 
-Range = tuple[int, int]  # [start, end) of the tree's tokens
+Range = tuple[int, int]  # [start, end) in the tokens of the tree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """A run of tokens, each below the one before it, and what stands above the first: ranges in order of depth."""
+    """Run of tokens in which each is the child of the previous one. `above`: ranges of its ancestors, root first."""
 
     start: int
     end: int
@@ -34,16 +34,16 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tree:
-    """Rows as one packed tree. `kept_K` may name a token several times: the last of a prompt that rows share."""
+    """Rows as one packed tree. `kept_K` may repeat a token: the last one of a shared prompt."""
 
     ids_T: torch.Tensor
-    depth_T: torch.Tensor  # position in the row
-    end_T: torch.Tensor  # behind the last token below this one
+    depth_T: torch.Tensor  # position of each token in its row
+    end_T: torch.Tensor  # one past the last descendant of each token
     segments: tuple[Segment, ...]
-    kept_K: torch.Tensor  # the token that predicts each response token, rows in the order given
+    kept_K: torch.Tensor  # index of the token that predicts each response token, in row order
     targets_K: torch.Tensor
     temperature_K: torch.Tensor  # float64, on the CPU
-    padding: int = 0  # rootless tokens at the end, a segment of their own, that nobody asks about
+    padding: int = 0  # unused tokens at the end, in a segment of their own
 
     @property
     def tokens(self) -> int:
@@ -51,7 +51,7 @@ class Tree:
 
 
 def fed(row: Row) -> NDArray[np.int32]:
-    """What a row feeds to the model: all but its last token."""
+    """Return the input tokens of a row: all but the last one."""
     return np.concatenate([row.prompt_ids, row.response_ids[:-1]]).astype(np.int32, copy=False)
 
 
@@ -62,17 +62,17 @@ def _common(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:
 
 
 def depth_first(sequences: Sequence[NDArray[np.int32]]) -> tuple[list[int], list[int]]:
-    """(row numbers in depth-first order, how many tokens each shares with the one before it)."""
+    """Return (row numbers in depth-first order, number of tokens that each shares with the previous one)."""
     order = sorted(range(len(sequences)), key=lambda i: sequences[i].astype(">i4").tobytes())
     shared = [0] * bool(order) + [_common(sequences[a], sequences[b]) for a, b in pairwise(order)]
     return order, shared
 
 
 def groups(rows: Sequence[Row], budget: int) -> list[list[int]]:
-    """Row numbers in groups whose trees have at most `budget` tokens, or a quarter of it above their longest row.
+    """Return groups of row numbers whose trees have at most max(`budget`, longest row + `budget` / 4) tokens.
 
-    A row that is near the budget or over it is computed all the same. What hangs on its trunk adds little to it, and
-    alone would compute the whole trunk again.
+    A row near or above the budget must be computed anyway. Rows that share its prefix add little to its tree, while a
+    group of their own would compute the whole prefix again.
     """
     sequences = [fed(row) for row in rows]
     order, shared = depth_first(sequences)
@@ -91,17 +91,17 @@ def groups(rows: Sequence[Row], budget: int) -> list[list[int]]:
 
 
 def plant(rows: Sequence[Row], device: torch.device) -> Tree:
-    """The tree of some rows."""
+    """Return the prefix tree of the rows."""
     sequences = [fed(row) for row in rows]
     order, shared = depth_first(sequences)
     segments: list[Segment] = []
-    places: list[tuple[Range, ...]] = [()] * len(rows)  # of each row: where its tokens lie, in order of depth
+    places: list[tuple[Range, ...]] = [()] * len(rows)  # token ranges of each row, in order of depth
     path: tuple[Range, ...] = ()
     size = 0
     for index, common in zip(order, shared, strict=True):
         path = _first(path, common)
         new = len(sequences[index]) - common
-        if new and path and path[-1][1] == size:  # a row that goes on where the last one ended goes on with its segment
+        if new and path and path[-1][1] == size:  # a row that extends the last one extends its segment
             segments[-1] = replace(segments[-1], end=size + new)
             path = (*path[:-1], (path[-1][0], size + new))
         elif new:
@@ -126,7 +126,7 @@ def plant(rows: Sequence[Row], device: torch.device) -> Tree:
 
 
 def pad(tree: Tree, tokens: int) -> Tree:
-    """The same tree with rootless tokens behind it, `tokens` in all, that nothing sees and nobody asks about."""
+    """Return the tree padded to `tokens` tokens; no token attends to the padding, and no output uses it."""
     size, device = tree.tokens, tree.ids_T.device
     if tokens == size:
         return tree
@@ -142,7 +142,7 @@ def pad(tree: Tree, tokens: int) -> Tree:
 
 
 def _first(path: tuple[Range, ...], tokens: int) -> tuple[Range, ...]:
-    """The first `tokens` tokens of a path."""
+    """Return the first `tokens` tokens of a path."""
     out: list[Range] = []
     for start, end in path:
         if tokens <= 0:
@@ -153,6 +153,6 @@ def _first(path: tuple[Range, ...], tokens: int) -> tuple[Range, ...]:
 
 
 def _predictors(row: Row, places: tuple[Range, ...]) -> torch.Tensor:
-    """[R] where in the tree the tokens lie that predict the row's response."""
+    """Return [R]: tree indices of the tokens that predict the row's response."""
     at = np.concatenate([np.arange(*r) for r in places])
     return torch.from_numpy(at[len(row.prompt_ids) - 1 :])

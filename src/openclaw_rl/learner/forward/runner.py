@@ -1,9 +1,9 @@
-"""Log-probabilities of given response tokens. Prompt positions never reach the LM head, shared ones are made once.
+"""Forward passes that return log-probabilities of given response tokens.
 
-At agent ratios (long prompts, short answers) these are the largest savings there are: the head's [tokens, V] matrix is
-never made for tokens that nobody asks about, and what rows have in common is one trunk of one tree.
+Prompt positions skip the LM head, and shared prefixes are computed once. With long prompts and short replies, which are
+typical for agents, these are the two largest savings.
 
-Legend: B rows, L padded length, T tokens of a tree, K response tokens of all rows together, R of one row, V vocabulary.
+Shapes: B rows, L padded length, T tokens of a tree, K response tokens of all rows, R of one row, H hidden size.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from openclaw_rl.learner.model.compile import compile_parts, interpret_parts
 
 _T = TypeVar("_T")
 log = logging.getLogger(__name__)
-_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3}  # of a log-probability; lower precisions: below
+_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3}  # of log-probabilities; half precision: next line
 _LOW_TOLERANCE = 0.3
-_STATE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}  # of attention's states and gradients, in norm
+_STATE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}  # of attention outputs and gradients, relative norm
 _LOW_STATES = 0.03
-_HIDDEN_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4}  # of what the layers make, in norm: a state that leaks
-_LOW_HIDDEN = 0.2  # changes it by more, also where a model is so even that its log-probabilities hardly differ
-_LOW_LAYERS = 0.2  # of gradients through all layers; compiled ones round less often, which shows in tens of layers
-_SHORT = 8  # tokens of a pass that shows what a token keeps
-_TRIAL_WEIGHTS = 8  # tensors whose gradients a trial compares, so many of the smallest and of the largest: of a fresh
-# adapter only one matrix of each pair has any
+_HIDDEN_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4}  # of hidden states, relative norm. A leak between
+_LOW_HIDDEN = 0.2  # branches exceeds it, even if the log-probabilities of the model hardly differ
+_LOW_LAYERS = 0.2  # of gradients through all layers; compiled layers round less often, which adds up
+_SHORT = 8  # tokens of the pass that measures activation bytes
+_TRIAL_WEIGHTS = 8  # number of smallest and of largest tensors whose gradients a trial compares: in a new adapter, only
+# one matrix of each pair has a gradient
 
 
 class Passes:
-    """Forward passes of one model over rows: as trees where its layers allow it, else padded.
+    """Runs forward passes of one model over rows, as prefix trees if its layers allow it, else as padded rows.
 
-    `shares` says whether; models whose layers carry a state along the sequence cannot branch.
+    `uses_tree` is the choice; models with recurrent layers cannot branch.
     """
 
     def __init__(
@@ -56,18 +56,18 @@ class Passes:
         compiled: bool = False,
         checkpointing: bool | None = False,
     ) -> None:
-        """`model`: a causal language model of transformers, with or without PEFT layers inside.
+        """`model`: a causal language model of transformers, with or without PEFT layers.
 
-        `parts`: passes over which rows are spread at least, where there are so many; `flex`: try FlexAttention, None:
-        on a GPU; `world`: the ranks among which passes are dealt out; `compiled`: try compiled layers;
-        `checkpointing`: see `Recompute`.
+        `parts`: minimum number of passes, if there are as many rows; `flex`: try FlexAttention (None: on a GPU);
+        `world`: ranks over which passes are distributed; `compiled`: try compiled layers; `checkpointing`: see
+        `LayerCheckpointing`.
         """
         self._model, self.budget, self._parts, self._world = model, micro_tokens, parts, world or Alone()
         self._bend = bend_of(model)
         self._own = model.config._attn_implementation
         self._together = _together(model.config.get_text_config())
         self._growing = [m for m in model.modules() if getattr(m, "rope_type", None) == "dynamic"]
-        self._most = 1  # rows in one pass since the budget was halved
+        self._most = 1  # largest number of rows in a pass since the budget was halved
         self._recompute = Recompute(model, checkpointing)
         self.flex = self._world.agree(model.device.type == "cuda" if flex is None else flex)
         self.shares = self._try_tree()
@@ -78,7 +78,7 @@ class Passes:
         self._recompute.measure(self.read, padded_length(1) if self.flex else _SHORT, vocabulary)
 
     def _try_compiled(self) -> bool:
-        """Compiled layers must give what they gave before; what fails is named in the log."""
+        """Compile the layers and compare their results with those before; log the reason if they are not usable."""
         plain = self._trial()
         try:
             compile_parts(self._model)
@@ -87,24 +87,24 @@ class Passes:
             why = None if max(gaps) <= bound else f"log-probabilities and gradients are off by {max(gaps):.3g}"
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # noqa: BLE001  foreign models and compilers fail in ways of their own
+        except Exception as error:  # noqa: BLE001  models and compilers raise errors of many types
             why = f"{type(error).__name__}: {error}"
         if why is None:
             return True
         self.interpret(why)
         return False
 
-    def interpret(self, why: str = "they cannot be computed again for the backward pass") -> bool:
-        """Compiled layers no more. False: they were not."""
+    def interpret(self, why: str = "they cannot be recomputed for the backward pass") -> bool:
+        """Stop using compiled layers. Return whether they were in use."""
         was, self.compiled = self.compiled, False
         interpret_parts(self._model)
         name = type(self._model).__name__
-        log.warning("%s: its layers cannot be compiled and are interpreted, which is slower (%s)", name, why)
+        log.warning("%s: its layers cannot be compiled and run uncompiled, which is slower (%s)", name, why)
         return was
 
     @torch.enable_grad()
     def _trial(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """(log-probabilities, gradients of their sum by some of the trained weights) of short rows."""
+        """Return (log-probabilities of short rows, gradients of their sum for some of the trained weights)."""
         logp_K, _ = self.forward(_trial_rows(self._model.config.get_text_config()))
         trained = sorted((p for p in self._model.parameters() if p.requires_grad), key=torch.numel)
         asked = [*trained[:_TRIAL_WEIGHTS], *trained[_TRIAL_WEIGHTS:][-_TRIAL_WEIGHTS:]]
@@ -112,20 +112,20 @@ class Passes:
         return logp_K.detach(), torch.cat([g.flatten() for g in found if g is not None])
 
     def _try_tree(self) -> bool:
-        """A tree must give what its rows give; what fails is named in the log, and the next best way is tried.
+        """Compare a tree with padded rows. On failure, log it and try without FlexAttention, then without trees.
 
-        On every rank: a tree on one and rows on another would be other passes, which they make in step.
+        All ranks make the same choice, because sharded ranks must run the same passes.
         """
         text = self._model.config.get_text_config()
         if getattr(text, "attention_chunk_size", None):
-            return self._go_padded("its layers attend in chunks")
+            return self._go_padded("its layers use chunked attention")
         rows = _trial_rows(text)
         with torch.no_grad():
             padded = [self._padded([row]) for row in rows]
         why = self._agreed(self._why_not(rows, padded))
         if why and self.flex:
             log.warning(
-                "%s: FlexAttention does not work here, attention goes segment by segment, which is slower (%s)",
+                "%s: FlexAttention does not work here, attention runs segment by segment, which is slower (%s)",
                 type(self._model).__name__,
                 why,
             )
@@ -134,17 +134,17 @@ class Passes:
         return self._go_padded(why) if why else True
 
     def _agreed(self, why: str | None) -> str | None:
-        """What speaks against it on any rank."""
+        """Return the reason of any rank, or None if no rank has one."""
         return None if self._world.agree(why is None) else why or "it does not work on another rank"
 
     @torch.no_grad()
     def _why_not(self, rows: Sequence[Row], padded: Sequence[lm_head.Read]) -> str | None:
-        """What speaks against trees as `self.flex` has them."""
+        """Return why trees do not work with the current `uses_flex`, or None if they work."""
         try:
             self._model.set_attn_implementation(tree_attention.NAME)
             planted = self._planted(rows)
             masks = self._masks(planted)
-            whole, alone = self._over(rows, planted, masks), self._tree(rows[:1])  # the latter by another kernel
+            whole, alone = self._over(rows, planted, masks), self._tree(rows[:1])  # the second uses another kernel
             gap = max(_gap(whole, padded), _gap(alone, padded[:1]))
             if not gap <= _TOLERANCE.get(self._model.dtype, _LOW_TOLERANCE):
                 return f"log-probabilities are off by {gap:.3g}"
@@ -157,21 +157,21 @@ class Passes:
                     return f"{call}: states and gradients are off by {gap:.3g}"
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # noqa: BLE001  foreign models and compilers fail in ways of their own
+        except Exception as error:  # noqa: BLE001  models and compilers raise errors of many types
             return f"{type(error).__name__}: {error}"
         return None
 
     def _go_padded(self, why: str) -> bool:
         self._model.set_attn_implementation(self._own)
         log.warning(
-            "%s: rows are trained one by one, shared prompts are computed again for each (%s)",
+            "%s: rows are trained one by one, and shared prompts are computed again for each row (%s)",
             type(self._model).__name__,
             why,
         )
         return False
 
     def groups(self, rows: Sequence[Row]) -> list[list[int]]:
-        """Row numbers, a list for each forward pass: each within the budget of tokens (see `tree.groups`)."""
+        """Return the row numbers of each forward pass, within the token budget (see `prefix_tree.group_rows`)."""
         parts = min(self._parts, len(rows))
         cuts = [len(rows) * part // parts for part in range(parts + 1)] if rows else []
         out = [group for a, b in pairwise(cuts) for group in self._grouped(rows, range(a, b))]
@@ -181,12 +181,12 @@ class Passes:
 
     @property
     def again(self) -> int:
-        """How many layers the last pass with gradients computes again."""
+        """Number of layers that the last pass with gradients recomputes."""
         return self._recompute.again
 
     @property
     def size(self) -> tuple[int, float]:
-        """What `shrink` changes: the tokens of a pass, and what layers have room for."""
+        """Limits that `reduce_memory` changes: (tokens per pass, tokens times layers that keep activations)."""
         return self.budget, self._recompute.room
 
     @size.setter
@@ -194,13 +194,13 @@ class Passes:
         self.budget, self._recompute.room = size
 
     def shrink(self) -> str | None:
-        """On all ranks at once: compute more layers again, then halve the tokens in a pass.
+        """On all ranks: recompute more layers, or if all are recomputed, halve the tokens per pass.
 
-        None, and nothing has changed, when all passes since the last time were of one row each and kept nothing.
+        Returns None without a change if all passes since the last call had one row and kept no activations.
         """
         if not self._world.agree(not self._recompute.holds):
             self._recompute.shrink()
-            return "more layers computed again in the backward pass"
+            return "more layers recomputed in the backward pass"
         if self._most < 2 or self.budget < 2:
             return None
         self.budget, self._most = self.budget // 2, 1
@@ -217,24 +217,24 @@ class Passes:
 
     @property
     def ranks(self) -> int:
-        """How many take part."""
+        """Number of ranks."""
         return self._world.size
 
     def over(self, rows: Sequence[Row], work: Callable[[list[int], float], _T], kind: type[_T]) -> list[_T]:
-        """What `work(group, weight)` gives for each group of `rows`; see `World.each`."""
+        """Return `work(group, weight)` for each group of `rows`; see `World.map_over_ranks`."""
         groups = self.groups(rows)
         costs = [sum(rows[i].length for i in group) for group in groups]
         return self._world.each(costs, lambda n, weight: work(groups[n], weight), kind)
 
     def forward(self, rows: Sequence[Row], *, floats: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """(logp_K, entropy_K in nats) of one pass, at each row's temperature; response tokens in the rows' order."""
+        """Return (logp_K, entropy_K in nats) of one pass, at the temperature of each row, in row order."""
         picked = self.read(rows).pick(floats=floats)
         return picked.logp, picked.entropy_K
 
     def read(self, rows: Sequence[Row]) -> lm_head.Read:
-        """One pass of all that is below the head; response tokens in the rows' order."""
+        """Run one pass of all layers below the head; response tokens are in row order."""
         for rope in self._growing:
-            rope.max_seq_len_cached = 0  # else it keeps what the longest row so far made of it
+            rope.max_seq_len_cached = 0  # else it keeps the frequencies of the longest row so far
         return self._tree(rows) if self.shares else self._padded(rows)
 
     def _tree(self, rows: Sequence[Row]) -> lm_head.Read:
@@ -277,7 +277,7 @@ class Passes:
     def score(
         self, rows: Sequence[Row], done: Callable[[int], None] = lambda _: None
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """For each row (logp [R], entropy [R]), on the CPU and without gradients; `done`: as of `look`."""
+        """Return (logp [R], entropy [R]) of each row, on the CPU and without gradients; `done`: see `logprobs`."""
         return [(seen.logp, seen.entropy_K) for seen in self.look(rows, done=done)]
 
     @torch.no_grad()
@@ -289,10 +289,10 @@ class Passes:
         top: int = 0,
         done: Callable[[int], None] = lambda _: None,
     ) -> list[lm_head.Picked]:
-        """Of each row what `head.select` gives, on the CPU and without gradients.
+        """Return the result of `lm_head.select_tokens` for each row, on the CPU and without gradients.
 
-        `ids`: of each row [R, N] further tokens to score, the same N for all. `done` is told after each pass how many
-        rows this rank has seen.
+        `ids`: [R, N] further tokens to score for each row, with the same N for all rows. `done` is called after each
+        pass with the number of rows that this rank has scored.
         """
         so_far = 0
 
@@ -310,24 +310,24 @@ class Passes:
 
 
 def _trial_rows(text: Any) -> list[Row]:
-    """Short branches soon after the root, where a state that leaked from one into the next would show."""
+    """Return short branches near the root, which show a state that leaks from one branch into the next."""
     ids = np.arange(12, dtype=np.int32) * 7 % max(2, text.vocab_size)
     return [Row(prompt_ids=ids[:n], response_ids=ids[a : a + 3], temperature=1.0) for n, a in ((6, 2), (6, 7), (4, 5))]
 
 
 def _gap(read: lm_head.Read, padded: Sequence[lm_head.Read]) -> float:
-    """How far apart the log-probabilities are."""
+    """Return the largest difference of the log-probabilities."""
     return float((read.pick().logp - torch.cat([row.pick().logp for row in padded])).abs().max())
 
 
 def _leak(read: lm_head.Read, padded: Sequence[lm_head.Read]) -> float:
-    """How far apart the states below the head are, relative in norm."""
+    """Return the relative difference (norm) of the hidden states."""
     own_KH = torch.cat([row.hidden_KH for row in padded])
     return float((read.hidden_KH - own_KH).norm() / own_KH.norm())
 
 
 def _together(text: Any) -> float:
-    """The length up to which a row's positions mean the same whatever is computed beside it (RoPE that grows)."""
+    """Return the row length up to which RoPE does not depend on the longest row in the pass."""
     rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
     kinds = [rope] if "rope_type" in rope else [kind for kind in rope.values() if isinstance(kind, dict)]
     grown = [kind for kind in kinds if kind.get("rope_type") in ("longrope", "dynamic")]

@@ -1,4 +1,4 @@
-"""Log-probabilities of given tokens under one policy, and nothing else: no optimizer, no gradients."""
+"""Log-probabilities of given tokens under one policy, without optimizer and gradients."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from openclaw_rl.types import Ids, Logprobs
 
 
 class Scorer:
-    """One policy, loaded once. Prompts that rows share are computed once."""
+    """Scorer for one loaded policy. Prompts that rows share are computed once."""
 
     def __init__(self, path: str, folder: str | None, train: TrainConfig, model: ModelConfig) -> None:
-        """`path`: folder of the base weights; `folder`: of the policy, None for the base itself.
+        """`path`: folder of the base weights; `folder`: policy folder, or None for the base itself.
 
-        Raises `ModelError` or `ConfigError` when they cannot be loaded or do not fit.
+        Raises `ModelError` or `ConfigError` if they cannot be loaded or do not match.
         """
         torch.set_num_threads(train.threads)
         made = weights.make(path, train, model)
         if folder is not None:
             made.read(Path(folder))
         made.model.eval()
-        self._standing = nullcontext if folder is not None else made.frozen  # an adapter that does nothing costs time
+        self._standing = nullcontext if folder is not None else made.frozen  # an adapter without effect costs time
         self._passes = Passes(made.causal, micro_tokens=train.micro_tokens)
 
     def score(self, rows: Sequence[tuple[Ids, Ids]], done: Callable[[int], None]) -> list[Logprobs]:
-        """For each (prompt [P], response [R]): [R] natural logarithms at temperature 1.
+        """Return [R] natural log-probabilities at temperature 1 for each (prompt [P], response [R]).
 
-        `done` is told how many of them there are so far.
+        `done` is called with the number of rows scored so far.
         """
         packed = [Row(prompt_ids=prompt, response_ids=response, temperature=1.0) for prompt, response in rows]
         with self._standing():

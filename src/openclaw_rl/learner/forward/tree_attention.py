@@ -1,12 +1,12 @@
-"""Attention over a packed tree: each token looks at its ancestors and itself, and every token's states are made once.
+"""Attention over a packed tree: each token attends to its ancestors and itself, and its states are computed once.
 
-Registered with transformers under the name `tree`; the tree travels to it as a keyword of the decoder's call, in a
-`Plan`. On a GPU, sequences that share nothing are a vendor's causal kernel (see `causal`). With a `Masks` in the plan
-a tree is one FlexAttention call with the mask `j <= i < end[j]`. Without one, each run of tokens is one call of torch's
-attention on its own path; the path's keys are gathered for the moment only, and again in the backward pass, so that a
-long prompt under many answers is held once.
+Registered with transformers under the name `tree`. The tree is passed as a keyword of the decoder call, in an
+`AttentionPlan`. On a GPU, sequences without shared prefixes use a vendor's causal kernel (see `causal_attention`). With
+`TreeMasks` in the plan, a tree is one FlexAttention call with the mask `j <= i < end[j]`. Otherwise each segment is one
+call of torch's attention on its own path. The keys of the path are gathered temporarily, and again in the backward
+pass, so that a long prompt with many replies is stored once.
 
-Legend: H query heads, G key heads, T tokens of the tree, D head size.
+Shapes: H query heads, G key heads, T tokens of the tree, D head size.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from openclaw_rl.learner.forward.packing import Row
 from openclaw_rl.learner.forward.prefix_tree import Segment, Tree, pad, plant
 
 NAME = "tree"
-QUERIES = 1024  # queries of one call below a path, or with a window: bounds its mask
-APART = 8  # sequences that share nothing and get calls of their own; more of them are one call with a mask
-BENT = ("softcap", "s_aux", "position_bias")  # what some models do to scores, and nothing here does
+QUERIES = 1024  # queries per call below a path or with a window; bounds the mask size
+APART = 8  # most unshared sequences with one call each; more sequences use one masked call
+BENT = ("softcap", "s_aux", "position_bias")  # score changes of some models, not implemented here
 
 
 class Plan:
-    """How attention goes in one pass. No dataclass: a compiler would look into that, and compile for each tree."""
+    """Attention inputs of one pass. Not a dataclass, because the compiler would trace it and recompile per tree."""
 
     def __init__(self, tree: Tree, masks: Masks | None) -> None:
-        """`masks`: for FlexAttention; None: segment by segment."""
+        """`masks`: for FlexAttention; None: attention segment by segment."""
         self.tree, self.masks = tree, masks
         whole = tree.segments[:-1] if tree.padding else tree.segments
         self.spans = None if any(s.above for s in whole) or len(whole) > APART else [(s.start, s.end) for s in whole]
 
 
 def _gathered(states_1HTD: torch.Tensor, segment: Segment, upto: int) -> torch.Tensor:
-    """[1, H, depth + own, D]: a segment's path and its own tokens up to `upto`."""
+    """Return [1, H, depth + own, D]: states of a segment's path and of its own tokens up to `upto`."""
     ranges = (*segment.above, (segment.start, upto))
     return torch.cat([states_1HTD[:, :, a:b] for a, b in ranges], dim=2)
 
 
 def _mask(first: int, queries: int, keys: int, window: int | None, device: torch.device) -> torch.Tensor | None:
-    """[queries, keys] what queries at depths first, first + 1, ... see; None: the plain causal square."""
+    """Return the mask [queries, keys] of queries at depths first, first + 1, ...; None: the plain causal square."""
     if first == 0 and queries == keys and window is None:
         return None
     depth_Q = torch.arange(first, first + queries, device=device)[:, None]
@@ -64,7 +64,7 @@ def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: t
 
 
 def _branches(tree: Tree) -> list[tuple[Segment, int, int]]:
-    """(segment, first query, end): what stands below something, in pieces of bounded size."""
+    """Return (segment, first query, end): all segments with ancestors, in pieces of bounded size."""
     return [
         (segment, at, min(at + QUERIES, segment.end))
         for segment in tree.segments
@@ -74,9 +74,9 @@ def _branches(tree: Tree) -> list[tuple[Segment, int, int]]:
 
 
 class _Branches(torch.autograd.Function):
-    """[1, H, T, D], right where a segment has something above it.
+    """Attention output [1, H, T, D], valid only for segments with ancestors.
 
-    Piece by piece; nothing is saved but the inputs, and each piece is computed again in the backward pass.
+    Runs piece by piece, saves only its inputs, and recomputes each piece in the backward pass.
     """
 
     @staticmethod
@@ -114,7 +114,7 @@ class _Branches(torch.autograd.Function):
 def by_segments(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, tree: Tree, scale: float, window: int | None
 ) -> torch.Tensor:
-    """[1, H, T, D] without FlexAttention; query [1, H, T, D], key and value [1, G, T, D]."""
+    """Return [1, H, T, D] without FlexAttention; query [1, H, T, D], key and value [1, G, T, D]."""
     below = query
     if any(segment.above for segment in tree.segments):
         below = _Branches.apply(query, key, value, tree, scale, window)  # type: ignore[no-untyped-call]
@@ -131,18 +131,18 @@ def by_segments(
 def _root(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, window: int | None
 ) -> list[torch.Tensor]:
-    """Causal attention of one sequence in pieces; one piece without a window, which needs no mask."""
+    """Return causal attention of one sequence in pieces; without a window, one piece that needs no mask."""
     tokens = query.shape[2]
     out = []
     for at in range(0, tokens, tokens if window is None else QUERIES):
         end = tokens if window is None else min(at + QUERIES, tokens)
-        first = 0 if window is None else max(0, at - window + 1)  # what the piece's first query sees
+        first = 0 if window is None else max(0, at - window + 1)  # first key that the first query of the piece sees
         mask = _mask(at - first, end - at, end - first, window, query.device)
         out.append(_attend(query[:, :, at:end], key[:, :, first:end], value[:, :, first:end], mask, scale))
     return out
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # it has compiled and vendors' kernels of its own
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # it calls compiled and vendor kernels itself
 def tree_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -154,15 +154,15 @@ def tree_attention(
     plan: Plan | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' attention interface: query [1, H, T, D], key and value [1, G, T, D] -> [1, T, H, D].
+    """Attention interface of transformers: query [1, H, T, D], key and value [1, G, T, D] -> [1, T, H, D].
 
-    `attention_mask`: what `_window_only` gave. Without a plan: plain causal attention of rows that are not padded on
-    the left. Raises `ValueError` for models that bend their attention's scores.
+    `attention_mask`: result of `_window_only`. Without a plan, runs plain causal attention of rows without left
+    padding. Raises `ValueError` for models that change their attention scores.
     """
     if bent := [name for name in BENT if kwargs.get(name) is not None]:
-        raise ValueError(f"its attention has {bent[0]}, which attention over a tree does not know")
+        raise ValueError(f"its attention uses {bent[0]}, which tree attention does not support")
     window = kwargs.get("sliding_window")
-    if attention_mask is not None:  # `_window_only`; not every model hands its window to the attention, too
+    if attention_mask is not None:  # from `_window_only`; not every model also passes its window to the attention
         window = int(attention_mask)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if plan is None:
@@ -181,9 +181,9 @@ def _works(query: torch.Tensor, key: torch.Tensor) -> bool:
 
 
 def flex_gap(call: flex_attention.Call, device: torch.device) -> float:
-    """How far FlexAttention is from `by_segments` on states of this shape: of outputs and gradients, relative in norm.
+    """Return the largest relative error (norm) of FlexAttention outputs and gradients for this shape.
 
-    Raises what the compiler raises.
+    The reference is `attend_by_segments`. Compiler errors propagate.
     """
     tree = _trial_tree(device)
     random = torch.Generator().manual_seed(0)
@@ -204,9 +204,9 @@ def flex_gap(call: flex_attention.Call, device: torch.device) -> float:
 
 
 def _trial_tree(device: torch.device) -> Tree:
-    """A trunk, two branches, one more from its middle: full, mixed and empty blocks, some padding.
+    """Return a trunk with two branches at its end and one in its middle: full, mixed and empty blocks, some padding.
 
-    Five blocks: a number that hardly any model has of heads. The compiler takes sizes that are equal at first for one.
+    It has five blocks, a number of heads that few models have, because the compiler merges sizes that are equal.
     """
     trunk, *branches = (np.arange(n, dtype=np.int32) + 1000 * n for n in (240, 119, 120, 121))
     rows = [
@@ -218,7 +218,7 @@ def _trial_tree(device: torch.device) -> Tree:
 
 
 def _window_only(*args: Any, local_size: int | None = None, **kwargs: Any) -> torch.Tensor | None:
-    """In place of a mask: how far back this kind of layer looks. What is seen within that, the tree says."""
+    """Return the window of this kind of layer in place of a mask; the tree defines the rest of the mask."""
     return None if local_size is None else torch.tensor(local_size)
 
 

@@ -1,7 +1,7 @@
-"""Following a teacher's distribution: divergences over N tokens and one tail, from log-probabilities of the N.
+"""Distillation losses: divergences from a teacher over N tokens and one tail bin for the rest of the vocabulary.
 
-Legend: K response tokens of a micro-batch, N tokens of the vocabulary at each. Student: the policy being trained, with
-its gradient; teacher: what a method gave (`credit.Target`), without.
+Shapes: K response tokens of a micro-batch, N vocabulary tokens at each. The student is the policy being trained, with
+gradient. The teacher is the distribution in a `methods.types.DistillTerm`, without gradient.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import torch
 from openclaw_rl.learner.loss.policy_loss import TermSlice
 from openclaw_rl.methods.types import AnyTerm, Divergence, Support, Target
 
-MOST_MASS = -1e-7  # log of what N tokens may hold together at most: rounding may make it more than 1
+MOST_MASS = -1e-7  # upper bound of the log of the summed probability of N tokens, which rounding can push above 0
 
 
 def with_tail(logps_KN: torch.Tensor) -> torch.Tensor:
-    """[K, N + 1] a whole distribution: the last bin is the rest of the vocabulary (arXiv:2601.20802)."""
+    """Return [K, N + 1]: the full distribution, with the rest of the vocabulary in the last bin (arXiv:2601.20802)."""
     mass_K1 = torch.logsumexp(logps_KN, dim=-1, keepdim=True).clamp(max=MOST_MASS)
     return torch.cat([logps_KN, torch.log(-torch.expm1(mass_K1))], dim=-1)
 
 
 def divergence(student_KN: torch.Tensor, teacher_KN: torch.Tensor, kind: Divergence) -> torch.Tensor:
-    """[K] nats, over the N tokens and the tail, with its exact gradient through the student."""
+    """Return the divergence over the N tokens and the tail, [K] in nats, with exact gradient through the student."""
     student, teacher = with_tail(student_KN), with_tail(teacher_KN)
     match kind:
         case "reverse":
@@ -38,18 +38,18 @@ def divergence(student_KN: torch.Tensor, teacher_KN: torch.Tensor, kind: Diverge
 
 
 def _kl(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """[K] KL(p || q) over the last dimension, of log-probabilities."""
+    """Return [K] KL(p || q) over the last dimension; the inputs are log-probabilities."""
     return (p.exp() * (p - q)).sum(-1)
 
 
 def asked(terms: Sequence[AnyTerm], indices: Sequence[int]) -> torch.Tensor | None:
-    """[K, N] the tokens that the targets are about on these samples, target by target; None: no targets."""
+    """Return [K, N] token ids of all distillation terms on these samples, term after term; None without such terms."""
     blocks = [_ids(_supports(target, indices)) for target in _targets(terms)]
     return torch.cat(blocks, dim=-1) if blocks else None
 
 
 def slices(terms: Sequence[AnyTerm], indices: Sequence[int], student_KN: torch.Tensor, slow: float) -> list[TermSlice]:
-    """The targets on these samples. `student_KN`: of the tokens `asked` for; `slow`: reply tokens on average."""
+    """Return the distillation terms on these samples. `student_KN`: of `distilled_token_ids`; `slow`: length EMA."""
     out, at = [], 0
     for target in _targets(terms):
         supports = _supports(target, indices)
@@ -79,7 +79,7 @@ def _ids(supports: Sequence[Support]) -> torch.Tensor:
 
 
 def _supports(target: Target, indices: Sequence[int]) -> list[Support]:
-    """Of each sample; where one is not in the term, some tokens and a flat distribution, which its mask takes out."""
+    """Return the top-k of each sample. Samples outside the term get a uniform dummy, which their mask excludes."""
     width = next(support.ids.shape[1] for support in target.supports if support is not None)
     return [target.supports[i] or _flat(len(target.masks[i]), width) for i in indices]
 

@@ -1,8 +1,8 @@
-"""The slow average of reply tokens: the only length in a denominator. Pure.
+"""Moving average of reply lengths, the only length in a loss denominator. Pure.
 
-Dividing by the tokens of the batch itself ties the weight of a reply to the lengths of those beside it. At batch 4 that
-pays for short replies whenever advantages are positive on average (tests/learner/test_learning.py measures it). An
-average read before the batch cannot.
+Dividing by the tokens of the batch itself would make the weight of a reply depend on the lengths of the others. At
+batch size 4 that rewards short replies whenever advantages are positive on average (measured in
+tests/learner/test_learning.py). An average that is read before the batch does not.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ KEY = "reply_tokens"
 
 
 class ReplyTokens:
-    """Reads the average from a policy's memory; the very first batch stands for it."""
+    """Moving average of tokens per reply, kept in the method state; the first batch initialises it."""
 
     def __init__(self, memory: Mapping[str, Any], *, decay: float) -> None:
         self._memory, self._decay = memory, decay
 
     def read(self, lengths: Sequence[int]) -> float:
-        """Tokens per reply, as known before a batch with these `lengths`."""
+        """Return the average tokens per reply before the batch; before the first batch, the mean of `lengths`."""
         return float(self._memory[KEY]) if KEY in self._memory else sum(lengths) / len(lengths)
 
     def updated(self, lengths: Sequence[int]) -> dict[str, Any]:
-        """The memory after the batch."""
+        """Return the method state after the batch."""
         if not lengths:
             return dict(self._memory)
         average = self.read(lengths)

@@ -1,7 +1,7 @@
-"""A loss of the owner's in place of ours, reply by reply. Everything around it stays (docs/guides/plugins.md).
+"""Plug-in loss: a user-supplied function that replaces the built-in loss, called per reply (docs/guides/plugins.md).
 
-Stale turns, the band on the gap to the engine, the trust region, what is measured and the gate do not ask whose loss it
-was. Legend: T tokens of one reply that may train, K response tokens of a micro-batch.
+Staleness checks, the band on the engine-trainer ratio, the trust region, the metrics and the gate apply as with the
+built-in loss. Shapes: T trainable tokens of one reply, K response tokens of a micro-batch.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ PARAMETERS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What a loss may know of one reply: [T] each, natural logarithms at the temperature of sampling."""
+    """Inputs of a loss for one reply: [T] each, natural log-probabilities at the sampling temperature."""
 
-    student: torch.Tensor  # of the policy being trained, with its graph
-    sampled: torch.Tensor  # as the engine sampled it
+    student: torch.Tensor  # under the policy being trained, with the autograd graph
+    sampled: torch.Tensor  # from the engine, at sampling time
     base: torch.Tensor
-    teacher: torch.Tensor | None  # told the hint, the even mixture over several; None: there is no hint
-    advantages: torch.Tensor  # of the method, weighted and summed over its terms
+    teacher: torch.Tensor | None  # given the hint; the even mixture over several hints; None without a hint
+    advantages: torch.Tensor  # from the method, weighted and summed over its terms
     score: float | None
 
 
 def compute_gae(
     rewards: torch.Tensor, values: torch.Tensor | None = None, gamma: float = 1.0, lambda_: float = 1.0
 ) -> torch.Tensor:
-    """[T] generalised advantage estimates of one reply (arXiv:1506.02438, eq. 16), without gradient.
+    """Return [T] generalised advantage estimates of one reply (arXiv:1506.02438, eq. 16), without gradient.
 
-    A_t = delta_t + gamma lambda A_{t+1}, delta_t = r_t + gamma V_{t+1} - V_t, nothing after the last token. `rewards`
-    and `values` [T]; without values (there is no critic) V is 0. Supplied to every loss under this name.
+    A_t = delta_t + gamma lambda A_{t+1}, delta_t = r_t + gamma V_{t+1} - V_t, and 0 after the last token. `rewards`
+    and `values` [T]; without values (no critic) V is 0. Every plug-in loss can call this function by this name.
     """
     values = torch.zeros_like(rewards) if values is None else values
     if rewards.ndim != 1 or rewards.shape != values.shape:
@@ -68,24 +68,24 @@ def compute_gae(
 
 
 class Custom:
-    """The function of the owner's file, found by its name, and the settings that it is given."""
+    """Loss function from the user's file, selected by its name, with the settings that it receives."""
 
     def __init__(self, plugin: Plugin, train: TrainConfig) -> None:
-        """Raises `PluginError` when the file does not define exactly one of the functions, or in another way."""
+        """Raises `PluginError` unless the file defines exactly one of the functions, with the expected parameters."""
         self._plugin, self._train, self._bounds = plugin, train, bounds_of(train)
         self.name, self._function = plugin.only(*PARAMETERS)
         check_call(plugin, self.name, self._function, PARAMETERS[self.name])
-        self.wrong: tuple[str, ...] = ()  # which ways it pushes that it should not
-        self._left_out: set[str] = set()  # metrics that were not finite, as they were told
+        self.wrong: tuple[str, ...] = ()  # problems that the sign check found
+        self._left_out: set[str] = set()  # names of non-finite metrics that were already logged
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Besides the parts of the loss."""
+        """Extra metrics, besides the parts of the loss."""
         return {"plugin/wrong_signs": float(len(self.wrong))}
 
     @property
     def identity(self) -> dict[str, str]:
-        """What code trained."""
+        """Path, sha256 and function name of the plug-in loss, for the trainer state."""
         return {
             "setting": SETTING,
             "path": str(self._plugin.path),
@@ -94,41 +94,41 @@ class Custom:
         }
 
     def finite(self, parts: Mapping[str, float]) -> dict[str, float]:
-        """Of a step, all ranks: without the metrics of the function that are not finite, each told once.
+        """Return the loss parts of a step (all ranks) without non-finite plug-in metrics; log each such name once.
 
-        They say nothing of the loss: the gate, which refuses a step for any number that is not finite, need not know.
+        These metrics do not affect the loss, but the gate would reject the step for any non-finite number.
         """
         out = {n: v for n, v in parts.items() if not n.startswith("custom/") or math.isfinite(v)}
         for name in parts.keys() - out.keys() - self._left_out:
             self._left_out.add(name)
-            words = f"told {parts[name]} as its metric {name.removeprefix('custom/')!r}, expected a finite number"
-            log.warning("%s. It is left out of what is reported", self.error(words))
+            words = f"returned {parts[name]} as its metric {name.removeprefix('custom/')!r}, expected a finite number"
+            log.warning("%s. The metric is not reported", self.error(words))
         return out
 
     def error(self, words: str) -> PluginError:
-        """Names the file and the function."""
+        """Return an error that names the file and the function."""
         return self._plugin.error(f"{self.name} {words}")
 
     def differentiating(self) -> AbstractContextManager[None]:
-        """Around the backward pass: what the function changed in place, or its own backward, fails there."""
+        """Context for the backward pass, where in-place changes and the function's own backward code fail."""
         return self._plugin.running(f"the gradient of {self.name}", passing=(torch.OutOfMemoryError,))
 
     def of(self, reply: Reply, **instead: float) -> tuple[torch.Tensor, Mapping[str, float]] | None:
-        """The loss on one reply, and what the function tells besides. None: it has nothing to learn there.
+        """Return the loss on one reply and the function's metrics, or None without a needed hint.
 
-        `instead`: other weights than the settings'. Raises `PluginError`.
+        `instead`: arguments that replace those from the settings. Raises `PluginError`.
         """
         if self.name == "compute_opd_loss" and reply.teacher is None:
             return None
         given = self._given(reply) | instead
-        shape = f"given tensors of shape {tuple(reply.sampled.shape)}: a number for each token of the reply"
+        shape = f"given tensors of shape {tuple(reply.sampled.shape)}: one number for each token of the reply"
         with self._plugin.running(self.name, passing=(torch.OutOfMemoryError,), given=shape):
             result = self._function(**given)
         if self.name != "compute_hybrid_loss":
             return self._scalar(result), {}
         if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)):
-            raise self.error(f"gave {_shown(result)}, expected (loss, metrics): a scalar tensor and a dict of numbers")
-        with self._plugin.running(f"{self.name}: a metric that is no number"):
+            raise self.error(f"returned {_shown(result)}, expected (loss, metrics): scalar tensor and dict of numbers")
+        with self._plugin.running(f"{self.name}: a metric that is not a number"):
             return self._scalar(result[0]), {str(name): _number(value) for name, value in result[1].items()}
 
     def _given(self, reply: Reply) -> dict[str, Any]:
@@ -142,7 +142,7 @@ class Custom:
             case "compute_opd_loss":
                 values = (reply.student, reply.teacher, torch.ones_like(rewards), clip)  # type: ignore[assignment]
             case _:
-                # Where there is no hint, the teacher agrees: its part has nothing to say.
+                # Without a hint, the student stands in for the teacher, so the distillation part has no gradient.
                 teacher = reply.student.detach() if reply.teacher is None else reply.teacher
                 values = (reply.student, teacher, rewards, self._train.w_opd, self._train.w_binary, clip)  # type: ignore[assignment]
         return dict(zip(PARAMETERS[self.name], values, strict=True))
@@ -150,10 +150,10 @@ class Custom:
     def _scalar(self, value: Any) -> torch.Tensor:
         sound = isinstance(value, torch.Tensor) and value.ndim == 0 and value.is_floating_point()
         if not sound:
-            raise self.error(f"gave {_shown(value)}, expected a scalar tensor of floats, e.g. the mean over the tokens")
+            raise self.error(f"returned {_shown(value)}, expected a scalar float tensor, e.g. the mean over the tokens")
         if not value.requires_grad:
             raise self.error(
-                f"gave a loss without a gradient, expected one that depends on {PARAMETERS[self.name][0]}. "
+                f"returned a loss without a gradient, expected one that depends on {PARAMETERS[self.name][0]}. "
                 "Was it detached, or computed under no_grad?"
             )
         return value  # type: ignore[no-any-return]
@@ -161,10 +161,10 @@ class Custom:
     def loss(
         self, batch: Scored, terms: Sequence[AnyTerm], indices: Sequence[int], logp_K: torch.Tensor, denominator: float
     ) -> Loss:
-        """Of a micro-batch: sum over replies of T * (the function's value) / `denominator`.
+        """Return the loss of a micro-batch: sum over replies of T * (function value) / `denominator`.
 
-        So the mean over a reply's tokens, which such functions give, becomes the sum over tokens with the denominator
-        of our own losses, and no reply weighs more or less for those beside it.
+        Such functions return the mean over a reply's tokens. This turns it into a sum over tokens with the denominator
+        of the built-in losses, so that the weight of a reply does not depend on the other replies.
         """
         total, counts, parts = 0.0 * logp_K.sum(), Counter[str](), defaultdict[str, float](float)
         lengths = [len(batch.samples[i].response_ids) for i in indices]
@@ -183,7 +183,7 @@ class Custom:
     def _reply(
         self, batch: Scored, terms: Sequence[AnyTerm], i: int, logp: torch.Tensor, counts: Counter[str]
     ) -> Reply | None:
-        """Its tokens that stand in any term and that no mask takes out; None: there are none."""
+        """Return the inputs for the tokens that are in any term and not masked; None if there are no such tokens."""
         own = [term for term in terms if isinstance(term, Term) and term.masks[i].any()]
         advantages, anywhere = torch.zeros(len(logp), dtype=logp.dtype), torch.zeros(len(logp), dtype=torch.bool)
         for term in own:
@@ -214,7 +214,7 @@ def _number(value: Any) -> float:
 
 
 def _mixture(teachers: Sequence[torch.Tensor], keep: torch.Tensor) -> torch.Tensor | None:
-    """[T] log of the mean of the probabilities."""
+    """Return [T]: the log of the mean teacher probability; None without teachers."""
     if not teachers:
         return None
     stacked = torch.stack([teacher.to(keep.device)[keep] for teacher in teachers])
@@ -230,30 +230,30 @@ def _shown(value: Any) -> str:
 
 
 def make(train: TrainConfig, method: Method) -> Custom | None:
-    """The loss that the settings name, after the check of its signs; None: ours. Raises `PluginError`."""
+    """Load the loss that the settings name and check its signs. None means the built-in loss. Raises `PluginError`."""
     if train.loss_path is None:
         return None
     custom = Custom(load(SETTING, train.loss_path, {"compute_gae": compute_gae}), train)
     if custom.name != "compute_loss" and not method.uses_hints:
-        raise custom.error("follows a teacher, and the method has no hints for one. Say train.method opd or combine")
+        raise custom.error("follows a teacher, but the method uses no hints. Set train.method opd or combine")
     if custom.name == "compute_hybrid_loss" and not method.uses_reward:
-        raise custom.error("needs scores, and the method uses none. Say train.method combine")
+        raise custom.error("needs scores, but the method uses none. Set train.method combine")
     custom.wrong = wrong_ways(custom, train)
     for words in custom.wrong:
         log.warning("%s", custom.error(words))
     return custom
 
 
-# ------------------------------------------------------------------------------------------------- the check of signs
+# ------------------------------------------------------------------------------------------------------ sign check
 
-_CURE = "It is used all the same. docs/guides/plugins.md derives the signs; examples/plugins has corrected losses"
+_CURE = "The loss is used anyway. docs/guides/plugins.md derives the signs; examples/plugins has corrected losses"
 
 
 def wrong_ways(custom: Custom, train: TrainConfig) -> tuple[str, ...]:
-    """What is wrong with the way that the loss pushes policies of two tokens, of which the first was sampled.
+    """Return the cases in which the loss moves a policy over two tokens, the first one sampled, the wrong way.
 
-    Differentiated through a real softmax, at the policy that sampled (so at a ratio of 1). What is sound for one token
-    and a teacher nearby is asked again of several tokens and of a teacher far away, where a loss may also hold still.
+    The gradient goes through a real softmax, at the sampling policy (a ratio of 1). A loss that passes with one token
+    and a close teacher is also tried with several tokens and a distant teacher, where a zero gradient is accepted.
     """
     found = [words for case in _cases(custom.name, train) if (words := _wrong(custom, case))]
     if not found:
@@ -263,7 +263,7 @@ def wrong_ways(custom: Custom, train: TrainConfig) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """`way`: +1 or -1, which is right; `instead`: weights that leave one part alone."""
+    """Case of the sign check. `way`: the correct direction, +1 or -1; `instead`: arguments that isolate one part."""
 
     why: str
     way: int
@@ -293,7 +293,7 @@ def _further(name: str, train: TrainConfig) -> list[Case]:
 
 
 def _of(name: str, train: TrainConfig, scores: list[Case], hints: list[Case]) -> list[Case]:
-    """Those that say something of this function."""
+    """Return the cases that apply to this function."""
     if name == "compute_loss":
         return scores
     if name == "compute_opd_loss":
@@ -320,7 +320,7 @@ def _taught(teacher: float) -> Callable[[torch.Tensor], Reply]:
 
 
 def _wrong(custom: Custom, case: Case, *, still: bool = False) -> str:
-    """In words; empty: nothing. `still`: it may leave the probability as it is."""
+    """Return a description of the problem, or an empty string. `still`: an unchanged probability is accepted."""
     rise = _rise(custom, case)
     if rise * case.way > 0 or (still and abs(rise) < 1e-6):
         return ""
@@ -330,20 +330,20 @@ def _wrong(custom: Custom, case: Case, *, still: bool = False) -> str:
 
 
 def _rise(custom: Custom, case: Case) -> float:
-    """How fast a small step of gradient descent raises the log-probability of the reply."""
+    """Return the derivative of the reply's log-probability along a step of gradient descent."""
     with torch.enable_grad():
         logits = torch.zeros(case.tokens, 2, requires_grad=True)
         found = custom.of(case.reply(torch.log_softmax(logits, 1)[:, 0]), **case.instead)
         assert found is not None, "every case gives the function what it needs"
         which = "one token" if case.tokens == 1 else f"{case.tokens} tokens"
         if not torch.isfinite(found[0]):
-            raise custom.error(f"gave {found[0].item()} for a reply of {which}, expected a finite loss")
+            raise custom.error(f"returned {found[0].item()} for a reply of {which}, expected a finite loss")
         with custom.differentiating():
             (down,) = torch.autograd.grad(found[0], logits, allow_unused=True)
     if down is None:
         raise custom.error(
-            f"gave a loss whose gradient does not reach {PARAMETERS[custom.name][0]}. Compute it from what is given"
+            f"returned a loss whose gradient does not reach {PARAMETERS[custom.name][0]}. Compute it from the arguments"
         )
     if not torch.isfinite(down).all():
-        raise custom.error(f"gave a loss whose gradient is not finite for a reply of {which}, expected a finite one")
+        raise custom.error(f"returned a loss with a non-finite gradient for a reply of {which}, expected a finite one")
     return -float((down * (torch.tensor([1.0, 0.0]) - torch.softmax(logits.detach(), 1))).sum())

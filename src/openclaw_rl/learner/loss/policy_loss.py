@@ -1,8 +1,8 @@
-"""The loss: clipped surrogates over terms, and k2 to the base (docs/paper_index.md states each formula).
+"""Policy loss: clipped surrogates over terms, plus a k2 penalty to the base (formulas in docs/paper_index.md).
 
-Legend: K response tokens of a micro-batch. mu: sampled log-probability, pi: of the policy being trained, both at the
-temperature under which the token was sampled. With one step a batch there is one correction: rho = pi / mu, and no
-second one. With several, the step's own ratio pi / old is clipped, and old / mu is a capped weight (decoupled).
+Shapes: K response tokens of a micro-batch. mu is the policy that sampled, pi the policy being trained, both at the
+sampling temperature of the token. With one step per batch, the only correction is rho = pi / mu. With several steps,
+the ratio of the step itself, pi / old, is clipped, and old / mu is a capped weight (decoupled form).
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import torch
 
 from openclaw_rl.settings.load import TrainConfig
 
-MAX_LOG_RATIO = 20.0  # beyond it exp() overflows; the gap mask has long taken such tokens out
+MAX_LOG_RATIO = 20.0  # keeps exp() from overflowing; the band on the ratio already masks such tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """Which surrogate, clip(rho, low, high), dual clip c, and the band [gap_low, gap_high] that tokens must lie in.
+    """Surrogate kind, clip(rho, low, high), dual clip c, and the band [gap_low, gap_high] for token ratios.
 
-    `kind`: clip (PPO's, token by token), cispo (arXiv:2506.13585: the ratio is a capped weight on log pi), gspo
-    (arXiv:2507.18071: the ratio is the sequence's, the geometric mean of its tokens'). The bounds of whole sequences
-    (`opsm_delta`, the geometric band) are those in force: by default they hold nothing back.
+    `kind`: clip (PPO, per token), cispo (arXiv:2506.13585: the ratio is a capped weight on log pi), gspo
+    (arXiv:2507.18071: one ratio per sequence, the geometric mean of its token ratios). The sequence masks
+    (`opsm_delta`, the geometric band) mask nothing by default.
     """
 
     clip_low: float
@@ -37,23 +37,23 @@ class Bounds:
     cispo_high: float = 5.0
     gspo_low: float = 1 - 3e-4
     gspo_high: float = 1 + 4e-4
-    weight_cap: float = 2.0  # of old / mu, with several steps a batch
-    opsm_delta: float = math.inf  # nats a token
+    weight_cap: float = 2.0  # cap of old / mu with several steps per batch
+    opsm_delta: float = math.inf  # nats per token
     geometric_low: float = 0.0
     geometric_high: float = math.inf
 
     @property
     def by_sequence(self) -> bool:
-        """Whether it matters whose token each is."""
+        """Whether the loss must know which sequence each token belongs to."""
         masks = self.opsm_delta < math.inf or self.geometric_low > 0 or self.geometric_high < math.inf
         return masks or self.kind == "gspo"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TermSlice:
-    """The part of a term that falls on these K tokens; the denominator is that of the whole batch.
+    """Part of a term on these K tokens; the denominator is that of the whole batch.
 
-    A `Target`'s part has a loss of its own for each token, and no advantages (zeros).
+    A slice of a `DistillTerm` has a divergence per token, and advantages of zero.
     """
 
     name: str
@@ -62,12 +62,12 @@ class TermSlice:
     mask_K: torch.Tensor  # bool
     denominator: float
     divergence_K: torch.Tensor | None = None
-    cap: float = math.inf  # of the ratio by which a divergence is weighed
+    cap: float = math.inf  # cap of the ratio that weights a divergence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """The loss of a micro-batch, its parts (unweighted), and counts of tokens by name (`measure.shares` reads them)."""
+    """Loss of a micro-batch, its unweighted parts, and token counts by name (input of `step_metrics.token_shares`)."""
 
     total: torch.Tensor
     parts: Mapping[str, float]
@@ -76,30 +76,30 @@ class Loss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Correction:
-    """What is done about pi not being mu: [K] each, all but `step_K` without gradient."""
+    """Off-policy corrections and masks per token: [K] each, all but `ratio_K` without gradient."""
 
-    from_K: torch.Tensor  # log-probability that the step's own ratio is against: mu, or old when decoupled
-    step_K: torch.Tensor  # pi / exp(from_K)
-    weight_K: torch.Tensor  # of the surrogate: 1, or old / mu capped when decoupled
-    capped_K: torch.Tensor  # bool: the cap took from the weight
-    band_K: torch.Tensor  # bool: the token may count (gap mask)
-    steady_K: torch.Tensor  # bool: its sequence may count (geometric mask)
-    behind_K: torch.Tensor  # bool: its sequence may not be pushed down (OPSM)
+    from_K: torch.Tensor  # log-probability in the denominator of the ratio: mu, or old when decoupled
+    step_K: torch.Tensor  # pi / exp(log_denominator_K)
+    weight_K: torch.Tensor  # weight of the surrogate: 1, or old / mu capped when decoupled
+    capped_K: torch.Tensor  # bool: the cap reduced the weight
+    band_K: torch.Tensor  # bool: token ratio is in the band
+    steady_K: torch.Tensor  # bool: sequence passes the geometric mask
+    behind_K: torch.Tensor  # bool: OPSM masks negative advantages of the sequence
 
 
 def ratio(logp_K: torch.Tensor, mu_K: torch.Tensor) -> torch.Tensor:
-    """rho = pi / mu."""
+    """Return rho = pi / mu."""
     return torch.exp(torch.clamp(logp_K - mu_K, -MAX_LOG_RATIO, MAX_LOG_RATIO))
 
 
 def in_band(rho_K: torch.Tensor, bounds: Bounds) -> torch.Tensor:
-    """[K] bool, detached: engine and trainer agree well enough on this token (IcePop; arXiv:2512.16144, eq. 1)."""
+    """Return [K] bool, detached: the engine-trainer ratio is in the band (IcePop; arXiv:2512.16144, eq. 1)."""
     rho = rho_K.detach()
     return (rho >= bounds.gap_low) & (rho <= bounds.gap_high)
 
 
 def sequence_mean(values_K: torch.Tensor, mask_K: torch.Tensor, rows_K: torch.Tensor) -> torch.Tensor:
-    """[K] at each token the mean of its row's values over `mask_K` (0 where the row has none)."""
+    """Return [K]: for each token the mean of its row's values over `mask_K` (0 if the row has no such token)."""
     rows, weight_K = int(rows_K.max()) + 1 if len(rows_K) else 0, mask_K.to(values_K.dtype)
     sums = torch.zeros(rows, dtype=values_K.dtype, device=values_K.device).index_add_(0, rows_K, values_K * weight_K)
     counts = torch.zeros_like(sums).index_add_(0, rows_K, weight_K)
@@ -108,9 +108,9 @@ def sequence_mean(values_K: torch.Tensor, mask_K: torch.Tensor, rows_K: torch.Te
 
 def sequence_ratio(logp_K: torch.Tensor, from_K: torch.Tensor, mask_K: torch.Tensor, rows_K: torch.Tensor
                    ) -> torch.Tensor:  # fmt: skip
-    """[K] each token's sequence ratio exp(mean log rho), with its own token's gradient (arXiv:2507.18071, GSPO-token).
+    """Return [K]: the sequence ratio exp(mean log rho) with per-token gradient (arXiv:2507.18071, GSPO-token).
 
-    Over the tokens of `mask_K`; `rows_K` says whose token each is.
+    The mean is over the tokens of `mask_K`; `rows_K` is the row of each token.
     """
     log_rho_K = torch.clamp(logp_K.detach() - from_K, -MAX_LOG_RATIO, MAX_LOG_RATIO)
     return torch.exp(sequence_mean(log_rho_K, mask_K, rows_K)) * torch.exp(logp_K - logp_K.detach())
@@ -124,10 +124,10 @@ def corrections(
     anywhere_K: torch.Tensor,
     bounds: Bounds,
 ) -> Correction:
-    """One correction for one step a batch (the band), another for several (the weight), and the masks of sequences.
+    """Return the corrections: a band for one step per batch, a weight for several, and the sequence masks.
 
-    drift = mean over the sequence's tokens of log pi - log mu. Geometric: exp(drift) must lie in its band. OPSM
-    (arXiv:2512.02556, eq. 9): where -drift is above delta, nothing is pushed down any further.
+    drift = mean over the tokens of a sequence of log pi - log mu. Geometric mask: exp(drift) must be in its band. OPSM
+    (arXiv:2512.02556, eq. 9): if -drift is above delta, tokens with negative advantages are masked.
     """
     rho_K, everywhere_K = ratio(logp_K, mu_K), torch.ones_like(anywhere_K)
     weight_K, capped_K, band_K = torch.ones_like(mu_K), ~everywhere_K, in_band(rho_K, bounds)
@@ -137,7 +137,7 @@ def corrections(
         band_K = everywhere_K
     steady_K, behind_K = everywhere_K, ~everywhere_K
     if bounds.by_sequence:
-        assert rows_K is not None, "masks and ratios of whole sequences need to know whose token each is"
+        assert rows_K is not None, "sequence masks and sequence ratios need rows_K"
         drift_K = sequence_mean(logp_K.detach() - mu_K, anywhere_K, rows_K)
         whole_K = torch.exp(torch.clamp(drift_K, -MAX_LOG_RATIO, MAX_LOG_RATIO))
         steady_K = (whole_K >= bounds.geometric_low) & (whole_K <= bounds.geometric_high)
@@ -154,9 +154,9 @@ def corrections(
 
 
 def surrogate(rho_K: torch.Tensor, logp_K: torch.Tensor, advantages_K: torch.Tensor, bounds: Bounds) -> torch.Tensor:
-    """[K] -min(rho A, clip(rho) A), and for A < 0 never above -c A; or CISPO's -sg(min(rho, cap)) A log pi.
+    """Return [K]: -min(rho A, clip(rho) A), for A < 0 at most -c A; for CISPO -sg(min(rho, cap)) A log pi.
 
-    The clip is wider above (arXiv:2503.14476); the dual clip is of arXiv:1912.09729.
+    The upper clip is wider (arXiv:2503.14476); the dual clip is from arXiv:1912.09729.
     """
     if bounds.kind == "cispo":
         return -rho_K.detach().clamp(max=bounds.cispo_high) * advantages_K * logp_K
@@ -166,9 +166,9 @@ def surrogate(rho_K: torch.Tensor, logp_K: torch.Tensor, advantages_K: torch.Ten
 
 
 def k2(logp_K: torch.Tensor, base_K: torch.Tensor, rho_K: torch.Tensor) -> torch.Tensor:
-    """[K] sg(rho) (log pi - log base)^2 / 2: its gradient is that of KL(pi || base) (arXiv:2510.01555).
+    """Return [K] sg(rho) (log pi - log base)^2 / 2, which has the gradient of KL(pi || base) (arXiv:2510.01555).
 
-    k1 as a loss would be noise (its expected gradient is zero), k3 is biased.
+    k1 as a loss has an expected gradient of zero, so it only adds noise; k3 is biased.
     """
     return rho_K.detach() * 0.5 * (logp_K - base_K).square()
 
@@ -185,12 +185,12 @@ def batch_loss(
     old_K: torch.Tensor | None = None,
     rows_K: torch.Tensor | None = None,
 ) -> Loss:
-    """sum over terms of w * sum(surrogate) / denominator, plus kl_coef * sum(k2) / kl_denominator.
+    """Return the sum over terms of w * sum(surrogate) / denominator, plus kl_coef * sum(k2) / kl_denominator.
 
-    A token counts where its term's mask, the gap band and the masks of sequences all hold; masked tokens stay in the
-    denominator, so that masking one does not make the others heavier. KL stands wherever any term does, OPSM or not: it
-    pulls back. `old_K`: the policy before the first of several steps (decoupled, arXiv:2110.00641): then old / mu is a
-    weight of at most `weight_cap` instead of a band. `rows_K`: whose token each is (gspo, masks of sequences).
+    A token counts if its term's mask, the ratio band and the sequence masks all allow it. Masked tokens stay in the
+    denominator, so the others do not get heavier. The KL penalty covers the tokens of all terms, also those that OPSM
+    masks, because it pulls back. `old_K`: log-probabilities before the first of several steps (decoupled,
+    arXiv:2110.00641); old / mu is then a weight capped at `weight_cap`, without the band. `rows_K`: row of each token.
     """
     anywhere_K = torch.zeros_like(mu_K, dtype=torch.bool)
     for term in terms:
@@ -203,8 +203,8 @@ def batch_loss(
         live_K = term.mask_K & seen.band_K & seen.steady_K & ~_held(term, seen)
         moving_K = moving_K | (live_K if term.divergence_K is not None else live_K & (term.advantages_K != 0))
         step_K = seen.step_K
-        if bounds.kind == "gspo" and term.divergence_K is None:  # a divergence is of one position
-            assert rows_K is not None, "corrections() has seen to it"
+        if bounds.kind == "gspo" and term.divergence_K is None:  # a divergence belongs to one position
+            assert rows_K is not None, "off_policy_correction() requires rows_K"
             step_K = sequence_ratio(logp_K, seen.from_K, term.mask_K & seen.band_K, rows_K)
         if term.divergence_K is None:
             losses_K = seen.weight_K * surrogate(step_K, logp_K, term.advantages_K, bounds)
@@ -214,10 +214,10 @@ def batch_loss(
         total = total + term.weight * part
         parts[term.name] = part.item()
         counts |= _clipped(term, step_K.detach(), live_K, seen.capped_K, bounds)
-    # In the decoupled form the same two factors as above: a token that engine and trainer see differently stays capped.
+    # The decoupled form has the same two factors as above, so that the weight of a token with a large gap stays capped.
     penalty_K = k2(logp_K, base_K, seen.weight_K * seen.step_K)
     penalty = _masked_sum(penalty_K, anywhere_K & seen.band_K & seen.steady_K) / kl_denominator
-    counts |= {"live": int(moving_K.sum())}  # that ask for a change; KL alone is no reason for a step
+    counts |= {"live": int(moving_K.sum())}  # tokens with a gradient from a term; KL alone does not justify a step
     return Loss(total=total + kl_coef * penalty, parts=parts | {"kl": penalty.item()}, counts=counts)
 
 
@@ -226,12 +226,12 @@ def _masked_sum(values_K: torch.Tensor, mask_K: torch.Tensor) -> torch.Tensor:
 
 
 def _held(term: TermSlice, seen: Correction) -> torch.Tensor:
-    """[K] bool: OPSM holds the token back."""
+    """Return [K] bool: OPSM masks the token."""
     return seen.behind_K & (term.advantages_K < 0)
 
 
 def _masked(anywhere_K: torch.Tensor, terms: Sequence[TermSlice], seen: Correction) -> dict[str, int]:
-    """Tokens that stand in any term, and of those the ones that each mask takes out (OPSM: of any term)."""
+    """Return the number of tokens in any term, and how many of them each mask removes (OPSM: from any term)."""
     held_K = torch.zeros_like(anywhere_K)
     for term in terms:
         held_K = held_K | (term.mask_K & _held(term, seen))
@@ -246,13 +246,13 @@ def _masked(anywhere_K: torch.Tensor, terms: Sequence[TermSlice], seen: Correcti
 def _clipped(
     term: TermSlice, rho_K: torch.Tensor, live_K: torch.Tensor, capped_K: torch.Tensor, bounds: Bounds
 ) -> dict[str, int]:
-    """Tokens in the term; those whose gradient the clip takes away; those whose weight a cap makes smaller."""
+    """Return counts of tokens in the term, tokens without gradient due to the clip, and tokens with a capped weight."""
     low, high = (bounds.gspo_low, bounds.gspo_high) if bounds.kind == "gspo" else (bounds.clip_low, bounds.clip_high)
     up_K = (term.advantages_K > 0) & (rho_K > high)
     down_K = (term.advantages_K < 0) & ((rho_K < low) | (rho_K > bounds.dual_clip))
     clipped_K = up_K | down_K
     cap = bounds.cispo_high if term.divergence_K is None else term.cap
-    if bounds.kind == "cispo" or term.divergence_K is not None:  # no token loses its gradient, some have less weight
+    if bounds.kind == "cispo" or term.divergence_K is not None:  # tokens keep their gradient, some with less weight
         clipped_K, capped_K = torch.zeros_like(up_K), capped_K | (rho_K > cap)
     return {
         f"tokens/{term.name}": int(term.mask_K.sum()),
@@ -262,7 +262,7 @@ def _clipped(
 
 
 def bounds_of(train: TrainConfig) -> Bounds:
-    """What is not chosen keeps a bound that holds nothing back."""
+    """Return the loss settings; masks that are not selected keep bounds that mask nothing."""
     masks: dict[str, dict[str, float]] = {
         "none": {},
         "opsm": {"opsm_delta": train.opsm_delta},

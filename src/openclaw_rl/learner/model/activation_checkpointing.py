@@ -1,11 +1,11 @@
-"""Activation checkpointing (arXiv:1604.06174): which layers keep what is inside them until the backward pass.
+"""Activation checkpointing (arXiv:1604.06174): which layers keep their activations until the backward pass.
 
-The others keep their input and are computed again, which gives the same to the bit. Unless the settings say all or
-none, it is as many as memory asks for: what a token keeps in a layer is measured once, what is free before each pass.
-The last layers keep theirs: the backward pass takes them first, and so has let all of it go when it comes to a layer
-that it must compute again.
+The other layers keep only their input and are recomputed, with bit-identical results. Unless the settings say all or
+none, their number depends on memory: the activation bytes per token and layer are measured once, the free memory
+before each pass. The last layers are the ones that keep activations: the backward pass handles them first, so it has
+freed all their activations before it recomputes a layer.
 
-Legend: T tokens of a pass, L layers.
+Shapes: T tokens of a pass, L layers.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ from openclaw_rl.learner.forward.packing import Row
 from openclaw_rl.learner.oom import alone_on, available, give_back
 
 log = logging.getLogger(__name__)
-ALONE = 0.8  # of what is free
-SHARE = 0.5  # where the engine, or all else that runs, lives in the same memory
-LARGE = 2**25  # bytes that a layer keeps, from which on a CPU's malloc is worth tidying
-BESIDE = 2  # layers' worth, for the one that is computed again, with its gradients
-NAMED = ("activation_checkpointing_enable", "gradient_checkpointing_enable")  # transformers renamed it within 5
+ALONE = 0.8  # share of the free memory, if this process is alone on the GPU
+SHARE = 0.5  # share of the free memory, if an engine or other programs use the same memory
+LARGE = 2**25  # bytes of activations per layer, above which `trim_malloc` is worth its time on a CPU
+BESIDE = 2  # memory reserved for the layer being recomputed and its gradients, in layers
+NAMED = ("activation_checkpointing_enable", "gradient_checkpointing_enable")  # renamed within transformers 5
 
 
 class Recompute:
-    """Of one model.
+    """Activation checkpointing of one model.
 
-    `room`: tokens times layers that may keep what is inside them, from what did not fit before. `again`: layers that
-    the last pass with gradients computes again.
+    `token_layer_limit`: maximum of tokens times layers that keep activations, lowered after out-of-memory errors.
+    `recomputed_layers`: number of layers that the last pass with gradients recomputes.
     """
 
     def __init__(self, causal: Any, wanted: bool | None) -> None:
-        """`wanted`: all layers, none, or as many as memory asks for. Raises `ConfigError` where none can be."""
+        """`wanted`: all layers (True), none, or by memory (None). Raises `ConfigError` if True is not supported."""
         self._device: torch.device = causal.device
         self._wanted, self.again = wanted, 0
-        self._bytes = 0.0  # that a token keeps in a layer
-        self._owed = 4 * sum(p.numel() for p in causal.parameters() if p.requires_grad)  # gradients, yet to be made
+        self._bytes = 0.0  # activation bytes per token and layer
+        self._owed = 4 * sum(p.numel() for p in causal.parameters() if p.requires_grad)  # bytes of future gradients
         self._most, self.room = 0, math.inf
         self._layers = [m for m in causal.get_decoder().modules() if isinstance(m, GradientCheckpointingLayer)]
         can = bool(self._layers) and causal.supports_gradient_checkpointing
         if wanted and not can:
             raise ConfigError(
-                f"train.checkpointing true: the layers of a {causal.config.model_type} model cannot be computed again "
-                "by transformers. Leave it out, or set it false"
+                f"train.checkpointing true: transformers cannot recompute the layers of a {causal.config.model_type} "
+                "model. Remove the setting, or set it false"
             )
         self._large = False
         if self._device.type == "cpu":
@@ -69,36 +69,36 @@ class Recompute:
 
     @property
     def holds(self) -> bool:
-        """Whether a pass since the last `shrink` kept what it could have computed again."""
+        """Whether a pass since the last `halve_kept` kept activations that it could have recomputed."""
         return self._wanted is None and self._most > 0
 
     def shrink(self) -> None:
-        """A pass did not fit: from now on half of what the largest has kept."""
+        """After an out-of-memory error: keep at most half of what the largest pass kept."""
         self.room, self._most = min(self.room, self._most / 2), 0
 
     def measure(self, read: Callable[[Sequence[Row]], object], tokens: int, vocabulary: int) -> None:
-        """Learn what a token keeps, from two passes of `read`, of T `tokens` and twice as many.
+        """Measure the activation bytes per token and layer, from two passes of `read`, of T `tokens` and 2 T tokens.
 
-        `vocabulary`: ids that there are.
+        `vocabulary`: number of token ids.
         """
         if self._layers:
             short, long = (_kept(partial(read, [_row(n, vocabulary)])) for n in (tokens, 2 * tokens))
             self._bytes = (long - short) / tokens / len(self._layers)
 
     def fit(self, tokens: int) -> None:
-        """For the pass of T `tokens` that comes next, from its first layer to the end of its backward pass."""
+        """Choose the layers to recompute in the next pass of T `tokens` and its backward pass."""
         self._large = self._bytes * tokens >= LARGE
         every, again = len(self._layers), 0
         if torch.is_grad_enabled():
             before, again = self.again, every - self._keeps(tokens)
             self.again = again
             if again != before and self._wanted is None:
-                log.info("%d of %d layers are computed again in a pass of %d tokens", again, every, tokens)
+                log.info("%d of %d layers are recomputed in a pass of %d tokens", again, every, tokens)
         for place, layer in enumerate(self._layers):
             layer.gradient_checkpointing = layer.training = place < again
 
     def _keeps(self, tokens: int) -> int:
-        """How many layers keep what is inside them."""
+        """Return the number of layers that keep their activations."""
         every = len(self._layers)
         if self._wanted is not None:
             return 0 if self._wanted else every
@@ -109,7 +109,7 @@ class Recompute:
         return kept
 
     def _again(self, layer: torch.nn.Module, call: Callable[..., Any], *args: Any) -> Any:
-        """transformers asks `training` whether to compute again; within, some layers ask it for their own dropout."""
+        """Checkpoint a layer. transformers reads `training` as "recompute"; inside, some layers read it for dropout."""
 
         def plain(*given: Any) -> Any:
             asked, layer.training = layer.training, False
@@ -122,24 +122,24 @@ class Recompute:
         return checkpoint(plain, *args, use_reentrant=False)
 
     def _passed(self, *_: object) -> None:
-        """A layer has been computed. What it freed lies between what it keeps."""
+        """After a layer: return freed memory to the system, as it is fragmented by kept activations."""
         if self._large and self._device.type == "cpu":
             give_back()
 
 
 def _row(tokens: int, vocabulary: int) -> Row:
-    """That feeds so many tokens, the last of which is asked for."""
+    """Return a sequence with `tokens` input tokens, of which the last one is scored."""
     ids = (np.arange(tokens + 1) % vocabulary).astype(np.int32)
     return Row(prompt_ids=ids[:-1], response_ids=ids[-1:], temperature=1.0)
 
 
 @torch.enable_grad()
 def _kept(work: Callable[[], object]) -> int:
-    """Bytes that `work` keeps for a backward pass."""
+    """Return the bytes that `work` saves for a backward pass."""
     held: dict[int, torch.Tensor] = {}
 
     def keep(tensor: torch.Tensor) -> None:
-        held[tensor.untyped_storage().data_ptr()] = tensor  # as long as it is in here, no other has its place
+        held[tensor.untyped_storage().data_ptr()] = tensor  # a reference, so that no other tensor reuses its address
 
     try:
         with saved_tensors_hooks(keep, _no_way_back):
@@ -147,7 +147,7 @@ def _kept(work: Callable[[], object]) -> int:
         del out
         return sum(tensor.untyped_storage().nbytes() for tensor in held.values())
     finally:
-        held.clear()  # the graph holds `keep`, so `held`, so itself, where no garbage collector looks
+        held.clear()  # breaks a cycle through the graph that the garbage collector cannot see
 
 
 def _no_way_back(_: None) -> torch.Tensor:

@@ -1,7 +1,7 @@
-"""The parts of each layer as compiled code: norms, rotations and gates become one kernel each.
+"""Compilation of the parts of each layer: norms, rotations and gates become one kernel each.
 
-What is compiled are the children of a layer (attention up to and after its kernel, the feed-forward part, the norms):
-the layer itself stays Python, so that checkpointing and shards work as ever. All layers share one piece of code.
+Only the children of a layer are compiled (attention before and after its kernel, the feed-forward part, the norms).
+The layer itself stays Python, so that activation checkpointing and sharding work unchanged. All layers share one code.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ import torch
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 BACKEND = "inductor"
-KINDS = 64  # with and without gradients, adapter on and off, with and without dropout, times the kinds of layers
+KINDS = 64  # recompilations: gradients, adapter and dropout, each on or off, times the kinds of layers
 
 
 def parts(causal: Any) -> Iterator[torch.nn.Module]:
-    """What is compiled."""
+    """Yield the modules to compile."""
     for layer in causal.get_decoder().modules():
         if isinstance(layer, GradientCheckpointingLayer):
             yield from layer.children()
 
 
 def compile_parts(causal: Any) -> None:
-    """From now on. What a compiler raises, the first pass raises.
+    """Compile the parts of the layers. Compiler errors are raised by the first pass.
 
-    `torch.set_num_threads` must have been called before the process's first backward pass: autograd's threads may have
-    a number of their own otherwise, and what a checkpoint computes again is compiled a second time for it.
+    Call `torch.set_num_threads` before the first backward pass of the process. Otherwise autograd threads may have
+    another number of threads, and recomputed layers are compiled a second time for it.
     """
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, KINDS)
     for part in parts(causal):
@@ -35,6 +35,6 @@ def compile_parts(causal: Any) -> None:
 
 
 def interpret_parts(causal: Any) -> None:
-    """As they were."""
+    """Undo `compile_parts`."""
     for part in parts(causal):
         part._compiled_call_impl = None

@@ -1,8 +1,8 @@
-"""A slow average of the policy as the teacher: a choice with a bound, for it can run away with its student.
+"""EMA teacher: an exponential moving average of the policy as teacher, with a bound on its distance from the base.
 
-A teacher that follows its student moves the goal by what the student learns: on a policy with four tokens both end at
-one of them (`tests/learner/loss/test_distillation.py`). So its distance to the frozen base is measured after each step,
-and a move that would take it beyond the bound, and further away than it was, is not made.
+A teacher that follows its student can drift away together with it: a policy over four tokens collapses to one of them
+(`tests/learner/loss/test_distillation.py`). The distance to the frozen base is therefore measured after each step. An
+update that would exceed the bound, and increase the distance, is not applied.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from openclaw_rl.learner import state_files
 
 log = logging.getLogger(__name__)
 FILE = "average.state"
-"""In the layout of safetensors; see `checkpoint.OPTIMIZER_FILE`."""
+"""Safetensors layout; for the suffix see `state_files.OPTIMIZER_FILE`."""
 
 State = dict[str, torch.Tensor]
 
@@ -29,22 +29,22 @@ class Average:
     """avg <- avg + rate (theta - avg) after each step (SDPO, arXiv:2601.20802), of the trained weights, in float32."""
 
     def __init__(self, parameters: Mapping[str, torch.nn.Parameter], *, rate: float, bound: float) -> None:
-        """`parameters`: by name; the same objects for good. `bound`: in nats per token, KL(base || average)."""
+        """`parameters`: by name, the same objects throughout. `bound`: KL(base || average) in nats per token."""
         self._parameters, self._rate, self._bound = parameters, rate, bound
         self.start()
         log.warning(
-            "train.reference average: the teacher follows its student, and can run away with it. It stands still where "
-            "it would be more than %g nats per token from the base (train.average_bound; teacher/moved in the metrics)",
+            "train.reference average: the teacher follows its student, and both can drift. It is not updated where it "
+            "would be more than %g nats per token from the base (train.average_bound; teacher/moved in the metrics)",
             bound,
         )
 
     def start(self) -> None:
-        """From the weights as they are now."""
+        """Start the average at the current weights."""
         self._tensors: State = {name: _wide(p) for name, p in self._parameters.items()}
 
     @contextmanager
     def standing(self) -> Iterator[None]:
-        """Within, a forward pass is the average's. Weights change places and not their contents: graphs stay whole."""
+        """Run forward passes under the average. Swaps tensors, not their contents, so autograd graphs stay valid."""
         own = {name: parameter.data for name, parameter in self._parameters.items()}
         try:
             for name, parameter in self._parameters.items():
@@ -55,9 +55,9 @@ class Average:
                 parameter.data = own[name]
 
     def follow(self, distance: Callable[[], float]) -> dict[str, float]:
-        """Move towards the weights as they are now, if the bound allows it; what is worth knowing of it.
+        """Move the average towards the current weights if the bound allows it. Return metrics.
 
-        `distance`: nats per token from the base to the average, as it stands when called.
+        `distance` returns KL(base || average) in nats per token for the average at the time of the call.
         """
         before = self._tensors
         self._tensors = {n: before[n].lerp(_wide(p), self._rate) for n, p in self._parameters.items()}
@@ -66,26 +66,26 @@ class Average:
             return {"teacher/kl": after, "teacher/moved": 1.0}
         further, self._tensors = self._tensors, before
         stayed = distance()
-        if after < stayed:  # it comes back
+        if after < stayed:  # outside of the bound, but moving back towards the base
             self._tensors = further
             return {"teacher/kl": after, "teacher/moved": 1.0}
         return {"teacher/kl": stayed, "teacher/moved": 0.0}
 
     def write(self, folder: Path) -> None:
-        """Beside the policy's weights."""
+        """Write the average next to the policy's weights."""
         state_files.write_tensors(folder / FILE, self._tensors)
 
     def read(self, folder: Path) -> None:
-        """Where it stood. A policy that was trained without one: from its own weights. Raises `ModelError`."""
+        """Load the average; without a file, start at the policy's weights. Raises `ModelError` if it does not match."""
         self.start()
         if not (folder / FILE).exists():
-            log.warning("%s holds no slow average: it starts at this policy's own weights", folder)
+            log.warning("%s has no moving average: it starts at the weights of this policy", folder)
             return
         with safe_open(folder / FILE, framework="pt") as stored:
-            theirs = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 - it is no mapping
+            theirs = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 - not a mapping
         if {n: t.shape for n, t in theirs.items()} != {n: t.shape for n, t in self._tensors.items()}:
             raise ModelError(
-                f"{folder / FILE}: the slow average is not of the weights that are trained. Set train.weights and "
+                f"{folder / FILE}: the moving average does not match the trained weights. Set train.weights and "
                 "train.lora back, or remove the file: the average then starts at the policy"
             )
         self._tensors = {name: tensor.to(self._tensors[name]) for name, tensor in theirs.items()}

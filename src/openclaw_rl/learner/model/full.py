@@ -1,4 +1,4 @@
-"""All weights of a model are trained; a policy is a whole model in the layout of transformers."""
+"""Full fine-tuning: all weights are trained, and a policy is a whole model in transformers layout."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from openclaw_rl.learner.model import peft_adapter
 from openclaw_rl.settings.load import ModelConfig, TrainConfig
 
 log = logging.getLogger(__name__)
-MOST = 1e-4  # a learning rate above it is one for adapters, which take ten times as much (arXiv:2106.09685)
-_SHARD = "2GB"  # writing one holds up other threads, and the trainer's lease is kept by one of them
+MOST = 1e-4  # a higher rate suits adapters, which need ten times as much (arXiv:2106.09685)
+_SHARD = "2GB"  # writing a shard blocks other threads, one of which renews the trainer's lease
 _TOKENIZER = ("tokenizer*", "*.jinja", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt")
 
 
 class Full:
-    """The weights of a policy, and a second set: the base's, put into their place for a moment where it is asked for.
+    """Weights of a policy and a copy of the base weights, which can be swapped in for a while.
 
-    A weight that stands in several places (a head tied to the embeddings) is one weight.
+    A tied weight (a head tied to the embeddings) counts as one weight.
     """
 
     dropout = 0.0
@@ -35,7 +35,7 @@ class Full:
         """`path`: folder of the base weights. Raises `ModelError`."""
         self._path, self._config = Path(path), model
         self.model = self.causal = peft_adapter.load_base(path, model).eval()
-        self.causal.generation_config = GenerationConfig()  # nothing is generated here; the base's own is copied
+        self.causal.generation_config = GenerationConfig()  # unused here; `write` copies the file of the base
         self.parameters = dict(sorted(self.causal.named_parameters()))
         self._base: dict[str, torch.Tensor] = {}
         for name, parameter in self.parameters.items():
@@ -44,7 +44,7 @@ class Full:
             self._base[name] = parameter.detach().to(place, copy=True)
         if train.learning_rate > MOST:
             log.warning(
-                "train.learning_rate %g suits adapters; whole models (train.weights full) break above %g or so",
+                "train.learning_rate %g suits adapters; whole models (train.weights full) break above about %g",
                 train.learning_rate,
                 MOST,
             )
@@ -66,12 +66,12 @@ class Full:
     def read(self, folder: Path) -> None:
         if (folder / ADAPTER_CONFIG).exists():
             raise ConfigError(
-                f"{folder}: the policy was trained with train.weights lora, the settings say full. Set train.weights "
-                "back, or start from the base in a new home."
+                f"{folder}: the policy was trained with train.weights lora, but the settings say full. Set "
+                "train.weights back, or start from the base in a new home."
             )
         if not weight_files(folder):
             raise ModelError(
-                f"{folder}: the policy's weights are no longer kept. Roll back to a version that has them, and raise "
+                f"{folder}: the policy's weights were pruned. Roll back to a version that still has them, and raise "
                 "train.keep_checkpoints to keep more."
             )
         there = self._config.model_copy(update={"device": "cpu"})
@@ -85,14 +85,14 @@ class Full:
         for name, parameter in self.parameters.items():
             if name not in state or state[name].shape != parameter.shape:
                 raise ModelError(
-                    f"the policy's weights do not fit the base model {self._path}: {name} is missing or of another "
-                    "shape. Train from the base that it was made for."
+                    f"the policy's weights do not fit the base model {self._path}: {name} is missing or has another "
+                    "shape. Train from the base that the policy was made for."
                 )
         for name, parameter in self.parameters.items():
             parameter.copy_(state[name])
 
     def write(self, folder: Path) -> None:
-        """Weights in the precision in which they are trained; everything else as the base has it."""
+        """Write the weights in their training precision, with the other files of the base."""
         self.causal.save_pretrained(folder, max_shard_size=_SHARD)
         config = json.loads((self._path / MODEL_CONFIG).read_text(encoding="utf-8"))
         kind = "torch_dtype" if "torch_dtype" in config else "dtype"

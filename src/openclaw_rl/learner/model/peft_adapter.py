@@ -1,4 +1,4 @@
-"""The base model with a LoRA adapter in it, and what an adapter looks like on disk (PEFT's layout)."""
+"""LoRA adapter in a base model, and its files on disk (PEFT layout)."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from openclaw_rl.settings.load import LoraConfig, ModelConfig
 
 
 def device_of(model: ModelConfig) -> torch.device:
-    """auto: the GPU where there is one."""
+    """Return the device of the settings; auto means the GPU if there is one."""
     if model.device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return torch.device(model.device)
 
 
 def load_base(path: str, model: ModelConfig, quantization: Any = None) -> Any:
-    """The base weights. auto: float32 on a CPU, as the checkpoint has them on a GPU.
+    """Load the base model. Dtype auto: float32 on a CPU, the dtype of the checkpoint on a GPU.
 
-    `quantization`: transformers' settings for a base of fewer bits. Raises `ModelError`, also where a weight is
-    missing in the files, which transformers would make up.
+    `quantization`: transformers' quantization config for a base with fewer bits. Raises `ModelError`, also if a weight
+    is missing in the files, which transformers would initialise at random.
     """
     device = device_of(model)
     transformers_logging.disable_progress_bar()
@@ -51,12 +51,12 @@ def load_base(path: str, model: ModelConfig, quantization: Any = None) -> Any:
         raise ModelError(f"{path}: cannot be loaded as a causal language model: {error}") from error
     if told["missing_keys"]:
         missing = sorted(told["missing_keys"])
-        raise ModelError(f"{path}: {len(missing)} weights are not in its files (the first: {missing[0]})")
+        raise ModelError(f"{path}: {len(missing)} weights are missing in its files (the first: {missing[0]})")
     return base if placed else base.to(device)
 
 
 def attach(base: Any, path: str, lora: LoraConfig, seed: int) -> Any:
-    """A PEFT model over `base`; the adapter starts as the identity, the same for the same seed."""
+    """Return a PEFT model over `base`. The adapter starts as the identity and depends only on the seed."""
     targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
     config = PeftLoraConfig(
         task_type="CAUSAL_LM",
@@ -68,14 +68,14 @@ def attach(base: Any, path: str, lora: LoraConfig, seed: int) -> Any:
         bias="none",
     )
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)  # peft asks by the old name
-        warnings.filterwarnings("ignore", "The following .*_pattern keys", RuntimeWarning)  # which it made up itself
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)  # peft uses the old name
+        warnings.filterwarnings("ignore", "The following .*_pattern keys", RuntimeWarning)  # keys that peft itself adds
         torch.manual_seed(seed)
         try:
             model = get_peft_model(base, config)
         except ValueError as error:
             raise ConfigError(
-                f"train.lora.targets {targets!r} fit no layers of {path}: {error}. Name its linear layers, or say "
+                f"train.lora.targets {targets!r} match no layers of {path}: {error}. Name its linear layers, or set "
                 "all-linear"
             ) from error
     _check_linear(model, path, targets)
@@ -85,18 +85,18 @@ def attach(base: Any, path: str, lora: LoraConfig, seed: int) -> Any:
 
 
 def _check_linear(model: Any, path: str, targets: str | list[str]) -> None:
-    """What no engine could serve must not be trained. Raises `ConfigError`.
+    """Raise `ConfigError` if an adapted layer is not linear, because no engine could serve the adapter.
 
-    With all-linear PEFT takes in experts and routers, too, which are weights without a linear layer around them.
+    With all-linear, PEFT also adapts experts and routers, which are weights without a linear layer around them.
     """
-    cure = "Leave it out, or say all-linear"
+    cure = "Remove it, or set all-linear"
     layers = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
     if isinstance(targets, str):
         adapted = (name for name, module in layers.items() if _is_linear(module))
-        cure = f"Name linear ones alone: train.lora.targets [{', '.join(sorted({n.split('.')[-1] for n in adapted}))}]"
+        cure = f"Name only linear layers: train.lora.targets [{', '.join(sorted({n.split('.')[-1] for n in adapted}))}]"
     wrong = {name: module.get_base_layer() for name, module in layers.items() if not _is_linear(module)}
     if wrong:
-        # Experts first: they explain more than the router before them.
+        # Report experts first: they explain the problem better than the router before them.
         name = min(wrong, key=lambda name: isinstance(wrong[name], torch.nn.Linear))
         raise ConfigError(
             f"train.lora.targets: {name.removeprefix('base_model.model.')} of {path} is a "
@@ -106,7 +106,7 @@ def _check_linear(model: Any, path: str, targets: str | list[str]) -> None:
 
 @torch.no_grad()
 def _is_linear(adapted: LoraLayer) -> bool:
-    """Also a model's own kind of it, where it does what a linear layer does: routers have such weights and do more."""
+    """Return whether a layer acts as a linear layer; model-specific subclasses are tried, as routers do more."""
     base = adapted.base_layer
     if isinstance(adapted, ParamWrapper) or not isinstance(base, torch.nn.Linear | Conv1D):
         return False
@@ -120,12 +120,12 @@ def _is_linear(adapted: LoraLayer) -> bool:
 
 
 def trainable(model: Any) -> dict[str, torch.nn.Parameter]:
-    """The adapter's parameters by name, in a fixed order."""
+    """Return the adapter's parameters by name, in a fixed order."""
     return {name: p for name, p in sorted(model.named_parameters()) if p.requires_grad}
 
 
 def to_files(model: Any) -> dict[str, bytes]:
-    """The adapter as the two files that `PeftModel.from_pretrained` reads; equal weights give equal bytes."""
+    """Return the two files that `PeftModel.from_pretrained` reads; equal weights give equal bytes."""
     state = get_peft_model_state_dict(model, save_embedding_layers=False)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in sorted(state.items())}
     config = model.peft_config["default"].to_dict() | {"inference_mode": True}
@@ -136,30 +136,30 @@ def to_files(model: Any) -> dict[str, bytes]:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, set | frozenset):  # PEFT keeps module names in a set, whose order changes with each process
+    if isinstance(value, set | frozenset):  # PEFT stores module names in a set, whose order differs between processes
         return sorted(value)
     return str(value)
 
 
 def tensors(model: Any) -> dict[str, torch.Tensor]:
-    """A copy of the adapter's weights."""
+    """Return a copy of the adapter's weights."""
     return {k: v.detach().clone() for k, v in get_peft_model_state_dict(model, save_embedding_layers=False).items()}
 
 
 def put(model: Any, state: Mapping[str, torch.Tensor]) -> None:
-    """The adapter's weights from `state`. Raises `ModelError` when they do not fit."""
+    """Set the adapter's weights from `state`. Raises `ModelError` if names or shapes differ."""
     expected = tensors(model)
     wrong = sorted(set(expected) ^ set(state)) or [k for k in expected if expected[k].shape != state[k].shape]
     if wrong:
         raise ModelError(
-            f"the adapter's weights do not fit the base model: {len(wrong)} tensors are missing, unknown or of "
-            f"another shape (the first: {wrong[0]}). Train from the base that it was made for."
+            f"the adapter's weights do not fit the base model: {len(wrong)} tensors are missing, unknown or have "
+            f"another shape (the first: {wrong[0]}). Train from the base that the adapter was made for."
         )
     set_peft_model_state_dict(model, dict(state))
 
 
 def read(model: Any, folder: Path) -> None:
-    """The adapter's weights from `folder`. Raises `ConfigError` when its shape is not the one in the settings."""
+    """Load the adapter from `folder`. Raises `ConfigError` if rank or alpha differ from the settings."""
     try:
         theirs = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
         state = load_file(folder / ADAPTER_WEIGHTS)
@@ -169,7 +169,7 @@ def read(model: Any, folder: Path) -> None:
     for key, setting in (("r", "rank"), ("lora_alpha", "alpha")):
         if theirs[key] != getattr(ours, key):
             raise ConfigError(
-                f"{folder}: the policy was trained with train.lora.{setting} {theirs[key]}, the settings say "
+                f"{folder}: the policy was trained with train.lora.{setting} {theirs[key]}, but the settings say "
                 f"{getattr(ours, key)}. Set train.lora.{setting} back, or start from the base in a new home."
             )
     put(model, state)
@@ -179,7 +179,7 @@ ADAPTER = "default"
 
 
 def lean(model: Any) -> None:
-    """Have every adapted linear layer of a PEFT model compute so. For bases in float32 and wider nothing changes."""
+    """Make adapted linear layers compute in the dtype of the base. Changes nothing for float32 and wider bases."""
     for module in model.modules():
         if isinstance(module, LoraLayer) and ADAPTER in module.lora_A:
             module.__class__ = _lean(type(module))  # type: ignore[arg-type]
@@ -187,17 +187,17 @@ def lean(model: Any) -> None:
 
 @cache
 def _lean(kind: type[torch.nn.Module]) -> type[torch.nn.Module]:
-    """A class, and no method for each layer: what is compiled for one layer then fits all of them."""
+    """Return a subclass with `_lora_forward`. One class for all layers lets them share compiled code."""
     return type(kind.__name__, (kind,), {"forward": _forward})
 
 
 def _forward(layer: Any, x: torch.Tensor) -> torch.Tensor:
-    """[..., out] of [..., in]; the adapter's two weights are [rank, in] and [out, rank]."""
+    """Map [..., in] to [..., out]; the adapter's two weights are [rank, in] and [out, rank]."""
     out = layer.base_layer(x)
     if layer.disable_adapters:
         return out  # type: ignore[no-any-return]
     a, b, scale = layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight, layer.scaling[ADAPTER]
     low = functional.linear(layer.lora_dropout[ADAPTER](x.to(out.dtype)), a.to(out.dtype))
-    if out.dtype in (torch.bfloat16, torch.float16):  # scaled where it is narrowest
+    if out.dtype in (torch.bfloat16, torch.float16):  # scale the smallest tensor
         return out + functional.linear(low * scale, b.to(out.dtype))  # type: ignore[no-any-return]
     return out + functional.linear(low, b) * scale  # type: ignore[no-any-return]

@@ -1,7 +1,7 @@
-"""A frozen base in 4 bits under a float32 adapter (QLoRA, arXiv:2305.14314): NF4 blocks of 64, their scales in 8 bits.
+"""Frozen 4-bit base under a float32 adapter (QLoRA, arXiv:2305.14314): NF4 blocks of 64, with 8-bit scales.
 
-Only linear layers of the decoder are in 4 bits, each of which is made whole again for the moment in which it is used;
-embeddings, norms and head stay as they are.
+Only the linear layers of the decoder are in 4 bits, and each is dequantized while it is in use. Embeddings, norms and
+head are not quantized.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from openclaw_rl.settings.load import ModelConfig
 
 
 def load_base(path: str, model: ModelConfig) -> Any:
-    """As `adapter.load_base`, in 4 bits. Raises `ConfigError` where the library for it is missing."""
+    """Load the base in 4 bits, else like `peft_adapter.load_base`. Raises `ConfigError` without bitsandbytes."""
     if importlib.util.find_spec("bitsandbytes") is None:
         raise ConfigError(
             'train.base_bits 4 needs bitsandbytes, which is not installed. Install "openclaw-rl[qlora]", or set '

@@ -1,4 +1,4 @@
-"""What is trained: an adapter in a frozen base, or all weights of the model (see `full`)."""
+"""Trained weights of a policy: an adapter in a frozen base, or the whole model (see `full`)."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ from openclaw_rl.settings.load import ModelConfig, TrainConfig
 
 
 class Weights(Protocol):
-    """The weights of a policy, and of the base below it."""
+    """Weights of a policy and of its base."""
 
     model: Any
-    """What is put into training mode."""
+    """Module whose training mode is set."""
     causal: Any
-    """The causal language model of transformers, the trained weights within it."""
+    """Causal language model of transformers that contains the trained weights."""
     parameters: dict[str, torch.nn.Parameter]
-    """What is trained, by name, in a fixed order; the same objects for good."""
+    """Trained parameters by name, in a fixed order; the objects never change."""
     dropout: float
-    """Of what is trained, while it is trained."""
+    """Dropout of the trained layers during training."""
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """Within, a forward pass is the base's."""
+        """Context in which forward passes use the base weights."""
         ...
 
     def reset(self) -> None:
-        """Stand on the base again."""
+        """Return to the base."""
         ...
 
     def read(self, folder: Path) -> None:
-        """Stand on a policy. Raises `ModelError` or `ConfigError` when its files do not fit."""
+        """Load a policy. Raises `ModelError` or `ConfigError` if its files do not match."""
         ...
 
     def write(self, folder: Path) -> None:
-        """The policy as files that engines load; equal weights give equal bytes."""
+        """Write the policy as files that engines load; equal weights give equal bytes."""
         ...
 
 
 class Lora:
-    """A LoRA adapter (arXiv:2106.09685) in a frozen base, which may have 4 bits (arXiv:2305.14314).
+    """LoRA adapter (arXiv:2106.09685) in a frozen base, which may have 4 bits (arXiv:2305.14314).
 
-    The adapter is float32 whatever the base is, and so is what the optimizer keeps of it.
+    The adapter and its optimizer state are float32 for any dtype of the base.
     """
 
     def __init__(self, path: str, train: TrainConfig, model: ModelConfig) -> None:
@@ -72,8 +72,8 @@ class Lora:
     def read(self, folder: Path) -> None:
         if not (folder / ADAPTER_CONFIG).exists() and (folder / MODEL_CONFIG).exists():
             raise ConfigError(
-                f"{folder}: the policy was trained with train.weights full, the settings say lora. Set train.weights "
-                "back, or start from the base in a new home."
+                f"{folder}: the policy was trained with train.weights full, but the settings say lora. Set "
+                "train.weights back, or start from the base in a new home."
             )
         peft_adapter.read(self.model, folder)
 
@@ -83,12 +83,12 @@ class Lora:
 
 
 def make(path: str, train: TrainConfig, model: ModelConfig) -> Weights:
-    """The weights that the settings want trained. Raises `ConfigError` where they contradict one another."""
+    """Return the weights that the settings select. Raises `ConfigError` if the settings contradict each other."""
     if train.weights == "lora":
         return Lora(path, train, model)
     if train.base_bits != 16:
         raise ConfigError(
-            f"train.weights full trains the base itself, which then cannot be held in {train.base_bits} bits. "
+            f"train.weights full trains the base itself, which therefore cannot have {train.base_bits} bits. "
             "Set train.weights lora, or train.base_bits 16"
         )
     return Full(path, train, model)

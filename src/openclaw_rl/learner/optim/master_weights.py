@@ -1,9 +1,9 @@
-"""What the optimizer works on: the trained weights themselves, or copies of them.
+"""Master weights: the tensors that the optimizer updates, either the trained weights themselves or copies of them.
 
-Copies, in float32, where the weights are of a lower precision: an update of a thousandth of a weight is lost in
-bfloat16, which has three digits. Copies on the CPU, where the optimizer is to take no room on the GPU. A copy's
-gradient is added up in its own precision and place as soon as each weight's is known, which is then let go: gradients
-of all weights are never held at once.
+Weights in a lower precision get float32 copies: bfloat16 has three digits, so an update of a thousandth of a weight
+would be lost. With optimizer offload, the copies are on the CPU. The gradient of each weight is added to the gradient
+of its copy, in the copy's precision and on its device, as soon as the backward pass has computed it, and is then freed.
+The gradients of all weights therefore never exist at the same time.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _LOW = (torch.bfloat16, torch.float16)
 
 
 class Masters:
-    """Of some weights, by name. `tensors`: what the optimizer changes; `publish` brings the weights after it."""
+    """Master weights by name. The optimizer updates `tensors`; `copy_to_model` then copies them to the model."""
 
     def __init__(self, parameters: Mapping[str, torch.nn.Parameter], *, offload: bool) -> None:
-        """`offload`: copies on the CPU, whatever the weights' precision."""
+        """`offload`: keep copies on the CPU for weights of any precision."""
         self._parameters = parameters
         self.tensors: dict[str, torch.nn.Parameter] = {}
         self._apart: list[str] = []
-        self.finer: list[str] = []  # those that say more than the weights do
+        self.finer: list[str] = []  # names of masters with a higher precision than their weights
         for name, parameter in parameters.items():
             low = parameter.dtype in _LOW
             if not low and not offload:
@@ -35,32 +35,32 @@ class Masters:
             self._apart.append(name)
             self.finer += [name] if low else []
             parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                partial(_collect, weakref.ref(self), name)  # a hook that held the masters would hold its own weight
+                partial(_collect, weakref.ref(self), name)  # a strong reference would form a cycle with the weight
             )
 
     def _collect(self, name: str, parameter: torch.Tensor) -> None:
-        """Called in the backward pass: move a gradient to its master."""
+        """Add the gradient of a weight to that of its master, and free it; called in the backward pass."""
         assert parameter.grad is not None
         master = self.tensors[name]
-        gradient = parameter.grad.to(master.device).to(master.dtype)  # the narrower one travels
+        gradient = parameter.grad.to(master.device).to(master.dtype)  # transfer in the narrower dtype
         master.grad = gradient if master.grad is None else master.grad.add_(gradient)
         parameter.grad = None
 
     def forget(self) -> None:
-        """No gradients any more, not even those of a backward pass that was broken off."""
+        """Clear all gradients, also those of an interrupted backward pass."""
         for tensors in (self._parameters, self.tensors):
             for tensor in tensors.values():
                 tensor.grad = None
 
     @torch.no_grad()
     def follow(self) -> None:
-        """The masters are what the weights are."""
+        """Copy the model weights into the master weights."""
         for name in self._apart:
             self.tensors[name].copy_(self._parameters[name])
 
     @torch.no_grad()
     def publish(self) -> None:
-        """The weights are what the masters are, as far as their precision goes."""
+        """Copy the master weights into the model, rounded to the precision of the model weights."""
         for name in self._apart:
             self._parameters[name].copy_(self.tensors[name])
 
@@ -77,9 +77,9 @@ def _copy(parameter: torch.nn.Parameter, *, offload: bool) -> torch.Tensor:
 
 
 class Aside:
-    """Of some tensors of one GPU, by name.
+    """Snapshot of the tensors of one GPU in pinned host memory.
 
-    The copies' memory is locked, and kept from one time to the next: into fresh pages a whole 4B takes ten seconds.
+    The memory is kept between snapshots, because copying a whole 4B model into fresh pages takes ten seconds.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -89,7 +89,7 @@ class Aside:
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
 
     def take(self) -> Mapping[str, torch.Tensor]:
-        """The tensors as what is queued on the GPU so far leaves them. Overwrites what was taken before."""
+        """Start copying the tensors as they are after all GPU work queued so far. Overwrites the last snapshot."""
         if not self._copies:
             for name, tensor in self._tensors.items():
                 self._copies[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
@@ -100,5 +100,5 @@ class Aside:
         return self._copies
 
     def wait(self) -> None:
-        """Whatever is queued on the GPU from now on, changes of the tensors above all, comes after the copies."""
+        """Make GPU work that is queued from now on, such as weight updates, wait until the copies are done."""
         torch.cuda.current_stream(self._device).wait_stream(self._stream)

@@ -1,4 +1,4 @@
-"""AdamW over the trained weights: one bounded step, and the way back from it."""
+"""AdamW over the trained weights, with gradient clipping and a way to take back half of a step."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from openclaw_rl.learner.optim.master_weights import Aside, Masters
 from openclaw_rl.settings.load import TrainConfig
 
 Standing = Mapping[str, torch.Tensor]
-"""The weights at some moment, by name."""
+"""Weights at one point in time, by name."""
 _MASTER = "master"
 
 
 class Optimizer:
-    """Of one line of policies after the other. `parameters`: by name, in a fixed order."""
+    """AdamW for a sequence of policies. `parameters`: by name, in a fixed order."""
 
     def __init__(self, parameters: Mapping[str, torch.nn.Parameter], train: TrainConfig) -> None:
         self._masters = Masters(parameters, offload=train.offload_optimizer)
         self._train = train
         self._on_gpu = all(m.device.type == "cuda" for m in self._masters.tensors.values())
-        # A second copy of whole models is too much for a GPU that trains one.
+        # A GPU that trains a whole model has no memory for a second copy of it.
         self._aside = Aside(self._masters.tensors) if self._on_gpu and train.weights == "full" else None
-        self.steps = 0  # taken since this object was made
+        self.steps = 0  # steps taken since this object was created
         self.start()
 
     def start(self) -> None:
-        """Afresh, from the weights as they are now."""
+        """Reset the optimizer state and take the current model weights as master weights."""
         self._masters.follow()
         self.zero()
         self._adam = torch.optim.AdamW(
@@ -40,23 +40,23 @@ class Optimizer:
             betas=(self._train.adam_beta1, self._train.adam_beta2),
             weight_decay=self._train.weight_decay,
             foreach=False,
-            fused=self._on_gpu,  # one kernel where there are hundreds of matrices
+            fused=self._on_gpu,  # one kernel for hundreds of matrices
         )
 
     @property
     def tensors(self) -> Collection[torch.Tensor]:
-        """What it changes, in a fixed order; the gradients are theirs."""
+        """Master weights in a fixed order; their `grad` holds the gradients."""
         return self._masters.tensors.values()
 
     def zero(self) -> None:
-        """Forget the gradients."""
+        """Clear the gradients."""
         self._masters.forget()
 
     def step(self, rate: float, *, wanted: bool) -> float:
-        """One step at this learning rate; returns the gradient's norm before it was clipped.
+        """Take one step at learning rate `rate`. Return the gradient norm before clipping.
 
-        None is taken where it is not `wanted`, and where the norm is not finite, or 0: the moments alone would move
-        the weights then.
+        No step is taken unless `wanted`, or if the norm is 0 or not finite. With a norm of 0, the moments alone would
+        move the weights.
         """
         for group in self._adam.param_groups:
             group["lr"] = rate
@@ -71,20 +71,20 @@ class Optimizer:
         return norm.item()
 
     def standing(self) -> Standing:
-        """The weights as they are, until it is asked for again."""
+        """Return a copy of the current weights; the next call may overwrite it."""
         if self._aside is not None:
             return self._aside.take()
         return {name: master.detach().clone() for name, master in self._masters.tensors.items()}
 
     @torch.no_grad()
     def halve(self, standing: Standing) -> None:
-        """Go half of the way back to `standing`."""
+        """Move the weights half of the way back to `standing`."""
         for name, master in self._masters.tensors.items():
             master.copy_(torch.lerp(standing[name].to(master.device), master, 0.5))
         self._masters.publish()
 
     def write(self, folder: Path) -> None:
-        """The moments as `<moment>/<weight>`, and what the masters know better than the weights on disk."""
+        """Write the moments as `<moment>/<weight>`, and the master weights with more precision than the model's."""
         state_files.write_tensors(folder / state_files.OPTIMIZER_FILE, dict(self._state()))
 
     def _state(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -95,12 +95,12 @@ class Optimizer:
                 yield f"{_MASTER}/{name}", master
 
     def read(self, folder: Path) -> bool:
-        """Put the state back. False when the folder no longer holds it (old ones are thinned out)."""
+        """Restore the state. Return False if the folder no longer has one (old states are pruned)."""
         file = folder / state_files.OPTIMIZER_FILE
         if not file.exists():
             return False
         with safe_open(file, framework="pt") as stored:
-            for key in stored.keys():  # noqa: SIM118 - it is no mapping
+            for key in stored.keys():  # noqa: SIM118 - not a mapping
                 self._put(file, key, stored.get_tensor(key))
         return True
 
@@ -108,23 +108,23 @@ class Optimizer:
         moment, _, name = key.partition("/")
         if name not in self._masters.tensors:
             raise ModelError(
-                f"{file}: holds a moment of {name!r}, which is not trained. Set train.weights and train.lora back, or "
-                "remove the file: the optimizer then starts afresh"
+                f"{file}: contains a moment of {name!r}, which is not trained. Set train.weights and train.lora back, "
+                "or remove the file: the optimizer then starts from the beginning"
             )
         master = self._masters.tensors[name]
         if moment == _MASTER:
             with torch.no_grad():
                 master.copy_(value)
         else:
-            counts = moment == "step" and not self._on_gpu  # where it is one kernel, it counts on the GPU
+            counts = moment == "step" and not self._on_gpu  # fused AdamW keeps its step counter on the GPU
             self._adam.state[master][moment] = value if counts else value.to(master.device, master.dtype)
 
 
 def rate(train: TrainConfig, *, steps: int, samples: int) -> float:
-    """Of the step that comes after `steps` steps on `samples` turns. A pure function: nothing of it needs saving.
+    """Return the learning rate of the step after `steps` steps on `samples` turns. Pure, so there is no state to save.
 
-    Warm-up is linear, over `warmup_steps` steps or `warmup_samples` turns, whichever lasts longer; its first step is
-    not zero.
+    Warm-up is linear over `warmup_steps` steps or `warmup_samples` turns, whichever lasts longer. The first step has a
+    learning rate above zero.
     """
     by_steps = (steps + 1) / train.warmup_steps if train.warmup_steps else 1.0
     by_samples = (samples + 1) / train.warmup_samples if train.warmup_samples else 1.0

@@ -1,1 +1,1 @@
-"""Wire formats: chat completions, responses, messages."""
+"""Wire formats: Chat Completions, Responses, Messages."""

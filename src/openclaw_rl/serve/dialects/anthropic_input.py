@@ -1,7 +1,7 @@
-"""Anthropic's content blocks to the messages that all dialects share, and who is asking.
+"""Convert Anthropic messages and content blocks to chat messages; read the user and session ids.
 
-One message of theirs may be several of ours: every tool result is a message of its own, and so is a client's reminder
-that stands beside the person's words, for it is no part of what the person said.
+One Anthropic message may become several: each tool result is a message of its own, and so is a reminder that the
+client puts next to the user's text, because the user did not write it.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from openclaw_rl.serve.chat_request import MAX_ID
 from openclaw_rl.serve.dialects.validation import PICTURES, bad, decode_json, unseen
 
 _PASSING = [re.compile(pattern, re.DOTALL) for pattern in (REMINDER, LOCAL_COMMAND)]
-# Claude Code hands on what the person typed while it worked as a system message (as a reminder to older servers).
+# Claude Code sends text that the user typed during a run as a system message (to older servers as a reminder).
 _TYPED = re.compile(r"\s*The user sent a new message")
-# Claude Code's own book-keeping, in front of the system prompt; Anthropic's servers take it out, too.
+# Claude Code puts this accounting line before the system prompt; Anthropic's servers remove it too.
 _BILLING = "x-anthropic-billing-header:"
 _OLD_USER = re.compile(r"user_(?P<user>.+?)_account_(?P<account>.*?)_session_(?P<session>.+)", re.DOTALL)
 
 
 class Block(msgspec.Struct):
-    """One content block, of whatever kind: the keys that mean something here."""
+    """Content block of any type, with the keys that are used here."""
 
     type: str
     text: str | None = None
@@ -52,7 +52,7 @@ _object = msgspec.json.Decoder(dict[str, Any])
 
 
 def read_message(raw: bytes, place: str) -> list[dict[str, Any]]:
-    """One or several messages. Raises `RequestError` that names the block and says what was expected."""
+    """Decode one message to chat messages. Raises `RequestError` that names the block and what was expected."""
     message = decode_json(_message, raw, place)
     if message.role not in ("user", "assistant", "system"):
         raise bad(f"{place}.role", f"{place}.role: expected user, assistant or system, got {message.role[:40]!r}.")
@@ -68,7 +68,7 @@ def read_message(raw: bytes, place: str) -> list[dict[str, Any]]:
 
 
 def read_system(raw: bytes) -> list[dict[str, Any]]:
-    """The system prompt as a message; nothing when there is none."""
+    """Return the system prompt as a list of one message; empty if there is no system prompt."""
     content = decode_json(_words, raw, "system") if raw else None
     if isinstance(content, list):
         content = _joined(t for t in _texts(content, "system") if not t.startswith(_BILLING))
@@ -76,7 +76,7 @@ def read_system(raw: bytes) -> list[dict[str, Any]]:
 
 
 def _user(blocks: Sequence[Block], place: str) -> list[dict[str, Any]]:
-    """Tool results in their order, then the words: templates know results only right behind their calls."""
+    """Return the tool results in order, then the text: templates expect results directly after their calls."""
     results, texts = [], []
     for index, block in enumerate(blocks):
         where = f"{place}[{index}]"
@@ -103,12 +103,12 @@ def _result(block: Block, place: str) -> dict[str, Any]:
 
 
 def _given(blocks: Sequence[Block], place: str) -> list[str]:
-    """What a tool gave."""
+    """Return the texts of a tool result, with placeholders for images."""
     return [unseen(block.type) or _text(block, f"{place}[{index}]") for index, block in enumerate(blocks)]
 
 
 def _assistant(blocks: Sequence[Block], place: str) -> dict[str, Any]:
-    """All blocks as one message, as this gateway's own reply stands in the store."""
+    """Merge all blocks into one message, in the form in which the store has this gateway's own replies."""
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
@@ -118,7 +118,7 @@ def _assistant(blocks: Sequence[Block], place: str) -> dict[str, Any]:
             calls.append(_call(block, where))
         elif block.type == "thinking":
             thoughts.append(block.thinking or "")
-        elif block.type != "redacted_thinking":  # nobody but its author can read that
+        elif block.type != "redacted_thinking":  # only the service that wrote it can read it
             texts.append(_text(block, where))
     return _said(texts, thoughts, calls)
 
@@ -137,7 +137,7 @@ def _texts(blocks: Sequence[Block], place: str) -> list[str]:
 
 
 def _text(block: Block, place: str) -> str:
-    """A block's words. Raises `RequestError` for what this model cannot read."""
+    """Return a block's text. Raises `RequestError` for blocks that the model cannot read."""
     if block.type == "text":
         if block.text is None:
             raise bad(f"{place}.text", f"{place}.text: expected a string.")
@@ -148,7 +148,7 @@ def _text(block: Block, place: str) -> str:
     if block.type == "tool_reference":
         return f"The tool {block.tool_name} can be called."
     what = PICTURES.get(block.type, f"a block of type {block.type[:40]!r}")
-    raise bad(place, f"{place}: got {what}; this model reads text only. Send its words as a text block.")
+    raise bad(place, f"{place}: got {what}; this model reads text only. Send its text as a text block.")
 
 
 def _joined(texts: Iterable[str]) -> str:
@@ -156,7 +156,7 @@ def _joined(texts: Iterable[str]) -> str:
 
 
 def merged(messages: Sequence[tuple[bytes, dict[str, Any]]]) -> list[tuple[bytes, dict[str, Any]]]:
-    """(key, message) with neighbouring assistant messages as one: they were one reply."""
+    """Merge adjacent assistant messages, which were one reply. Items are (cache key, message)."""
     out: list[tuple[bytes, dict[str, Any]]] = []
     for own, found in groupby(messages, key=lambda known: known[1]["role"] == "assistant"):
         run = list(found)
@@ -179,7 +179,7 @@ def _said(texts: Iterable[str], thoughts: Iterable[str], calls: list[dict[str, A
 
 
 def read_user(user_id: str) -> tuple[str, str]:
-    """(user, session) of `metadata.user_id`; Claude Code packs both into it, in one of two ways."""
+    """Return (user, session) of `metadata.user_id`, where Claude Code packs both in one of two formats."""
     if user_id.startswith("{"):
         try:
             packed = _object.decode(user_id)
@@ -188,6 +188,6 @@ def read_user(user_id: str) -> tuple[str, str]:
         names = [packed.get(key) for key in ("account_uuid", "device_id", "session_id")]
         account, device, session = (name if isinstance(name, str) else "" for name in names)
         return (account or device, session) if session else (user_id, "")
-    if len(user_id) <= 4 * MAX_ID and (found := _OLD_USER.fullmatch(user_id)):  # its time is the length's square
+    if len(user_id) <= 4 * MAX_ID and (found := _OLD_USER.fullmatch(user_id)):  # matching takes quadratic time
         return found["account"] or found["user"], found["session"]
     return user_id, ""

@@ -1,4 +1,4 @@
-"""Anthropic's Messages: the single place where this wire format lives (its parts are read next door)."""
+"""Anthropic Messages wire format. `anthropic_input` reads the messages, `anthropic_tools` the tools."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from openclaw_rl.serve.dialects.anthropic_tools import ToolChoice, forced, read_
 from openclaw_rl.serve.dialects.validation import SamplingFields, bad, decode_json, ranged, read_sampling
 from openclaw_rl.types import FinishReason, Message, Sampling
 
-CACHE_BYTES = 16 * 2**20  # of messages whose decoded form is remembered
+CACHE_BYTES = 16 * 2**20  # raw bytes of the messages in the cache
 SESSION_HEADER = "X-Claude-Code-Session-Id"
-_THINKS = {"enabled": True, "disabled": False, "adaptive": None, "between_tools": None}  # None: the model's own way
+_THINKS = {"enabled": True, "disabled": False, "adaptive": None, "between_tools": None}  # None: the model's default
 _REASONS = {FinishReason.STOP: "end_turn", FinishReason.LENGTH: "max_tokens", FinishReason.TOOL_CALLS: "tool_use"}
 _KINDS = {
     401: "authentication_error",
@@ -34,7 +34,7 @@ _UNKNOWN_MODEL = (
     " Set the client's model to that name (Claude Code: ANTHROPIC_MODEL and ANTHROPIC_DEFAULT_HAIKU_MODEL), "
     "or serve.any_model on the gateway."
 )
-# Anthropic's word for it: Claude Code then sends the same as the user's.
+# Anthropic's wording, which Claude Code recognises: it then sends the same text as a user message.
 _NO_SYSTEM = " (role 'system' is not supported on this model but as the first message.)"
 _encode = msgspec.json.Encoder().encode
 
@@ -58,7 +58,7 @@ class _OutputConfig(msgspec.Struct):
 
 
 class _Body(SamplingFields, kw_only=True):
-    """Keys that mean something here; all others are accepted and ignored."""
+    """Request body, with the keys that are used; all others are accepted and ignored."""
 
     messages: list[msgspec.Raw]
     model: str | None = None
@@ -70,7 +70,7 @@ class _Body(SamplingFields, kw_only=True):
     stream: bool | None = None
     thinking: _Thinking | None = None
     output_config: _OutputConfig | None = None
-    output_format: _Format | None = None  # its earlier place
+    output_format: _Format | None = None  # earlier name of output_config.format
     metadata: _Metadata | None = None
 
 
@@ -83,7 +83,7 @@ class _Tools(NamedTuple):
 
 
 class MessagesDialect:
-    """Bytes to `Ask`, and a reply's parts to bytes. A temperature below 0.01 is taken as 0 (greedy)."""
+    """Dialect of the Messages API. A temperature below 0.01 is taken as 0 (greedy)."""
 
     name = "messages"
     id_prefix = "msg_"
@@ -93,14 +93,14 @@ class MessagesDialect:
         self._tools: Recent[bytes, _Tools] = Recent(CACHE_BYTES // 4, lambda raw, tools: len(raw))
 
     def decode(self, body: bytes, headers: Mapping[str, str]) -> Ask:
-        """Raises `RequestError` that names the field and says what was expected."""
+        """Decode a body. Raises `RequestError` that names the field and what was expected."""
         b = decode_json(_decoder, body)
         if b.max_tokens is None:
-            raise bad("max_tokens", "max_tokens: this field is required; expected how many tokens the reply may have.")
+            raise bad("max_tokens", "max_tokens: this field is required; expected the maximum number of reply tokens.")
         return self._ask(b, headers, len(body))
 
     def decode_count(self, body: bytes, headers: Mapping[str, str]) -> Ask:
-        """As `decode`, for a body that asks how long its prompt is."""
+        """Decode the body of a token count request, in which `max_tokens` is optional."""
         return self._ask(decode_json(_decoder, body), headers, len(body))
 
     def _ask(self, b: _Body, headers: Mapping[str, str], size: int) -> Ask:
@@ -129,7 +129,7 @@ class MessagesDialect:
         )
 
     def _conversation(self, b: _Body) -> tuple[list[bytes], list[Message]]:
-        """What each message is known by, and the messages."""
+        """Return the cache key of each message, and the messages."""
         if not b.messages:
             raise bad("messages", "messages: expected at least one message, got none.")
         system = bytes(b.system)
@@ -137,10 +137,10 @@ class MessagesDialect:
         for index, part in enumerate(b.messages):
             raw = bytes(part)
             for number, message in enumerate(self._messages.get(raw) or self._read_message(raw, index)):
-                # Other dialects read the same bytes otherwise.
+                # The prefix is needed because other dialects read the same bytes differently.
                 given.append((b"messages %d " % number + raw, message))
         if given[-1][1]["role"] == "assistant":
-            raise bad("messages", "messages: the last one is the assistant's; a reply cannot be begun for the model.")
+            raise bad("messages", "messages: the last one has role assistant; prefilling a reply is not supported.")
         given = merged(given)
         return [key for key, _ in given], [message for _, message in given]
 
@@ -156,8 +156,8 @@ class MessagesDialect:
 
     @staticmethod
     def error(status: int, message: str, *, param: str | None = None, code: str | None = None) -> bytes:
-        """An error body. `code` goes where Anthropic's SDKs look for one."""
-        message = message.encode("utf-8", "replace").decode()  # of a path or header that is not UTF-8
+        """Return an error body. `code` goes where Anthropic's SDKs look for one."""
+        message = message.encode("utf-8", "replace").decode()  # it may quote a path or header that is not UTF-8
         if code == "model_not_found":
             message += _UNKNOWN_MODEL
         if _REFUSES_SYSTEM.search(message):
@@ -172,32 +172,32 @@ class MessagesDialect:
         return MessagesStream(opening)
 
     def final(self, opening: Opening, ask: Ask, choices: Sequence[Choice]) -> bytes:
-        """The body of an answer that is not streamed."""
+        """Return the body of a response that is not streamed."""
         (choice,) = choices
         end = {**_ending(choice.end), "usage": _usage(choice.end.usage)}
         return _encode(_message(opening) | {"content": _blocks(choice)} | end)
 
     def counted(self, tokens: int) -> bytes:
-        """The answer to `decode_count`."""
+        """Return the body of the response to a token count request."""
         return _encode({"input_tokens": tokens})
 
 
 class MessagesStream:
-    """One reply's events: thinking and words as they come, calls and the finish with the reply's end.
+    """Stream encoder: thinking and text are sent as they come, tool calls and the finish with the reply's end.
 
-    Agents start a tool when its block is complete; by then the exchange must be on the disk.
+    Tool calls wait because agents start a tool when its block is complete; by then the exchange must be durable.
     """
 
     def __init__(self, opening: Opening) -> None:
         self._opening = opening
         self._started = False
         self._index = -1
-        self._kind = ""  # of the block that is open
-        self._head = b""  # of a delta of it
+        self._kind = ""  # type of the open block
+        self._head = b""  # encoded start of its deltas
         self._calls: list[ToolCall] = []
 
     def part(self, part: Part, choice: int = 0) -> bytes:
-        """The events of one part; with `part.end` also those that end the message."""
+        """Return the events of one part; with `part.end` also those that end the message."""
         out = b"" if self._started else self._start()
         delta = part.delta
         if delta.reasoning:
@@ -208,7 +208,7 @@ class MessagesStream:
         return out if part.end is None else out + self._end(part.end)
 
     def broken(self, status: int, message: str, code: str) -> bytes:
-        """What breaks the stream off: neither message_delta nor message_stop follows."""
+        """Return an error event. Neither message_delta nor message_stop follows."""
         return b"event: error\ndata: " + MessagesDialect.error(status, message, code=code) + b"\n\n"
 
     def _start(self) -> bytes:
@@ -292,7 +292,7 @@ def _ending(end: End) -> dict[str, Any]:
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
-    """Anthropic counts cached prompt tokens apart: the whole prompt is the sum."""
+    """Encode the usage. Anthropic counts cached prompt tokens separately: the whole prompt is the sum."""
     return {
         "input_tokens": usage.prompt - usage.cached,
         "cache_creation_input_tokens": 0,
@@ -319,7 +319,7 @@ def _template(thinking: _Thinking | None) -> dict[str, Any]:
 
 
 def _schema(b: _Body) -> tuple[Mapping[str, Any] | None, str]:
-    """(the JSON schema that the reply must have, where it stood)."""
+    """Return the JSON schema of the reply, or None, and the name of its field."""
     place, wanted = "output_config.format", b.output_config.format if b.output_config else None
     if wanted is None:
         place, wanted = "output_format", b.output_format

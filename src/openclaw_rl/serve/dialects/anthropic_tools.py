@@ -1,4 +1,4 @@
-"""Tools of a Messages request: what the model is shown of them, and what it must do with them."""
+"""Tools and `tool_choice` of a Messages request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from openclaw_rl.serve.dialects.validation import bad, check_name, decode_json, 
 
 
 class Tool(msgspec.Struct):
-    """One tool, of whatever kind."""
+    """Tool definition of any type."""
 
     name: str | None = None
     type: str | None = None
@@ -61,14 +61,14 @@ _KNOWN: Mapping[str, tuple[str, dict[str, Any]]] = {
         ),
     ),
 }
-"""Tools that the client runs and whose schema only Anthropic's servers know: by how their type begins."""
+"""(description, schema) of Anthropic's client-side tools, which requests name without a schema. Key: type prefix."""
 _SCREENS = ("computer_", "browser_toolset_")
 
 _list = msgspec.json.Decoder(list[Tool] | None)
 
 
 def read_tools(raw: bytes) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
-    """(what the model is shown, what it is not, in words). Raises `RequestError`."""
+    """Return the tools in chat format, and descriptions of the ignored ones. Raises `RequestError`."""
     shown: list[dict[str, Any]] = []
     ignored: list[str] = []
     names: set[str] = set()
@@ -91,7 +91,7 @@ def read_tools(raw: bytes) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
 
 def _why(kind: str) -> str:
     if kind.startswith(_SCREENS):
-        return "this model does not see screens"
+        return "this model cannot see screens"
     return "only Anthropic's servers run it"
 
 
@@ -100,23 +100,23 @@ def _function(name: str, description: str, schema: Mapping[str, Any]) -> dict[st
 
 
 def read_choice(choice: ToolChoice | None, tools: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """The tools of which the reply must call one; none: it need not. Raises `RequestError`."""
+    """Return the names of the tools of which the reply must call one; empty if it need not. Raises `RequestError`."""
     if choice is None or choice.type in ("auto", "none"):
         return ()
     names = tuple(tool["function"]["name"] for tool in tools)
     if choice.type == "any":
         if not names:
-            raise bad("tool_choice", "tool_choice: a call is asked for, but there is no tool to call.")
+            raise bad("tool_choice", "tool_choice: any requires at least one tool in tools.")
         return names
     if choice.type != "tool":
         raise bad("tool_choice.type", f"tool_choice.type: expected auto, any, tool or none, got {choice.type[:40]!r}.")
     if choice.name not in names:
-        raise bad("tool_choice.name", f"tool_choice.name: {str(choice.name)[:80]!r} is not among the tools.")
+        raise bad("tool_choice.name", f"tool_choice.name: {str(choice.name)[:80]!r} is not in tools.")
     return (str(choice.name),)
 
 
 def forced(calls: tuple[str, ...], schema: Mapping[str, Any] | None, place: str) -> Forced | None:
-    """What the reply must be, if it must be anything. `place`: where the schema stood."""
+    """Return the constraint on the reply, or None. `place`: the field of the schema."""
     if not calls and schema is None:
         return None
     return Forced(calls=calls, schema=schema, field="tool_choice" if schema is None else place)

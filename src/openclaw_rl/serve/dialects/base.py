@@ -1,4 +1,4 @@
-"""What a wire format is: bytes in, `Ask` out; a reply's parts in, bytes out. One class per format, and nowhere else."""
+"""Protocols of a wire format: decode bytes to a `ChatRequest`, encode a reply to bytes. One class per format."""
 
 from __future__ import annotations
 
@@ -12,48 +12,48 @@ EVENT_STREAM = "text/event-stream; charset=utf-8"
 
 
 class Wire(Protocol):
-    """One streamed answer."""
+    """Encoder of one streamed response."""
 
     def part(self, part: Part, choice: int = 0) -> bytes:
-        """What `part` of the reply number `choice` adds; with its end also what ends the stream, after the last one."""
+        """Return the bytes for `part` of reply `choice`; the end of the last reply also ends the stream."""
         ...
 
     def broken(self, status: int, message: str, code: str) -> bytes:
-        """What breaks the stream off: no finish follows, so that nobody takes it for a whole reply."""
+        """Return the bytes of an error. No finish follows, so that clients do not take the reply for complete."""
         ...
 
 
 class Dialect(Protocol):
-    """One wire format."""
+    """Wire format of a path that replies."""
 
     @property
     def name(self) -> str: ...
 
     def decode(self, body: bytes, headers: Mapping[str, str]) -> Ask:
-        """Raises `RequestError` that names the field and says what was expected."""
+        """Decode a body. Raises `RequestError` that names the field and what was expected."""
         ...
 
     def stream(self, opening: Opening, ask: Ask) -> Wire: ...
 
     def final(self, opening: Opening, ask: Ask, choices: Sequence[Choice]) -> bytes:
-        """The body of an answer that is not streamed."""
+        """Return the body of a response that is not streamed."""
         ...
 
 
 class Counts(Protocol):
-    """A wire format that can be asked how long a prompt is."""
+    """Wire format of a path that counts prompt tokens."""
 
     def decode_count(self, body: bytes, headers: Mapping[str, str]) -> Ask:
-        """Raises `RequestError` that names the field and says what was expected."""
+        """Decode a body. Raises `RequestError` that names the field and what was expected."""
         ...
 
     def counted(self, tokens: int) -> bytes:
-        """The body of the answer."""
+        """Return the body of the response."""
         ...
 
 
 def token_entry(info: TokenInfo) -> dict[str, Any]:
-    """One token's log-probability, as OpenAI's formats write it."""
+    """Return one token's log-probability in OpenAI's format."""
     return {
         "token": info.text,
         "logprob": _finite(info.logprob),
@@ -63,5 +63,5 @@ def token_entry(info: TokenInfo) -> dict[str, Any]:
 
 
 def _finite(logprob: float) -> float:
-    """JSON has no infinity; -9999 is OpenAI's word for it."""
+    """Replace infinity, which JSON cannot express, by -9999, as OpenAI does."""
     return logprob if math.isfinite(logprob) else -9999.0

@@ -1,4 +1,4 @@
-"""In whose shape the errors of a path leave: also those for which there is no handler."""
+"""Error bodies in the wire format of the request path, also for paths without a handler."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ MESSAGES = "/v1/messages"
 
 
 def error(path: str, status: int, message: str, *, param: str | None = None, code: str | None = None) -> bytes:
-    """An error body: Anthropic's for the Messages paths, OpenAI's for all others."""
+    """Return an error body: Anthropic's format for the Messages paths, OpenAI's for all others."""
     dialect = MessagesDialect if (path + "/").startswith(MESSAGES + "/") else ChatDialect
     return dialect.error(status, message, param=param, code=code)

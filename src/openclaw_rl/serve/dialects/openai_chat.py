@@ -1,4 +1,4 @@
-"""OpenAI Chat Completions: the single place where this wire format lives."""
+"""OpenAI Chat Completions wire format."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from openclaw_rl.serve.dialects.validation import (
 )
 from openclaw_rl.types import Sampling
 
-CACHE_BYTES = 16 * 2**20  # of messages whose decoded form is remembered
+CACHE_BYTES = 16 * 2**20  # raw bytes of the messages in the cache
 MAX_CHOICES = 16
 _encode = msgspec.json.Encoder().encode
 
@@ -35,7 +35,7 @@ class _StreamOptions(msgspec.Struct):
 
 
 class _Body(SamplingFields, kw_only=True):
-    """Keys that mean something here; all others are accepted and ignored."""
+    """Request body, with the keys that are used; all others are accepted and ignored."""
 
     messages: list[msgspec.Raw]
     model: str | None = None
@@ -65,11 +65,11 @@ _tool_list = msgspec.json.Decoder(list[dict[str, Any]] | None)
 
 
 class ChatDialect:
-    """Bytes to `Ask`, and a reply's parts to bytes.
+    """Dialect of the Chat Completions API.
 
-    A temperature below 0.01 is taken as 0 (greedy) and stored so: such a reply never trains. Beside OpenAI's keys a
-    choice has `id`, that of its exchange (streamed: with its finish), and `stop_reason`, the stop string that ended it,
-    where one did.
+    A temperature below 0.01 is taken and stored as 0 (greedy): such a reply is never trained on. In addition to
+    OpenAI's keys a choice has `id`, the id of its exchange (streamed: in the finish chunk), and `stop_reason`, the stop
+    string that ended it, if any.
     """
 
     name = "chat"
@@ -81,26 +81,26 @@ class ChatDialect:
         self._tools: Recent[bytes, Sequence[Mapping[str, Any]]] = Recent(CACHE_BYTES // 4, lambda raw, tools: len(raw))
 
     def decode(self, body: bytes, headers: Mapping[str, str]) -> Ask:
-        """Raises `RequestError` that names the field and says what was expected."""
+        """Decode a body. Raises `RequestError` that names the field and what was expected."""
         b = decode_json(_decoder, body)
         raw = [bytes(m) for m in b.messages]
         if not raw:
             raise bad("messages", "messages: expected at least one message, got none.")
         messages = [self._messages.get(m) or self._read_message(m, n) for n, m in enumerate(raw)]
         if b.functions:
-            raise bad("functions", "functions is the old form; send tools instead.")
+            raise bad("functions", "functions: this deprecated field is not supported; send tools instead.")
         n = 1 if b.n is None else b.n
         if not 1 <= n <= MAX_CHOICES:
             raise bad("n", f"n: expected 1 to {MAX_CHOICES} choices, got {n}.")
-        # With tool_choice none, the model does not see them at all.
+        # With tool_choice none, the prompt has no tools.
         raw_tools = b"" if b.tool_choice == "none" else bytes(b.tools)
         given = self._tools.get(raw_tools) or self._read_tools(raw_tools)
         tools, calls = read_tool_choice(b.tool_choice, given)
         if tools is not given:
-            raw_tools = _encode(tools)  # what was worked out for the client's bytes was of them all
+            raw_tools = _encode(tools)  # the client's bytes are the cache key of the complete list
         top = read_top_logprobs(b.top_logprobs)
         if top and not b.logprobs:
-            raise bad("top_logprobs", "top_logprobs needs logprobs: true.")
+            raise bad("top_logprobs", "top_logprobs: requires logprobs: true.")
         return Ask(
             model=b.model or "",
             messages=messages,
@@ -143,16 +143,16 @@ class ChatDialect:
 
     @staticmethod
     def error(status: int, message: str, *, param: str | None = None, code: str | None = None) -> bytes:
-        """An error body."""
+        """Return an error body."""
         kind = "authentication_error" if status == 401 else "invalid_request_error" if status < 500 else "server_error"
-        message = message.encode("utf-8", "replace").decode()  # of a path or header that is not UTF-8
+        message = message.encode("utf-8", "replace").decode()  # it may quote a path or header that is not UTF-8
         return _encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
 
     def stream(self, opening: Opening, ask: Ask) -> ChatStream:
         return ChatStream(opening, ask)
 
     def final(self, opening: Opening, ask: Ask, choices: Sequence[Choice]) -> bytes:
-        """The body of an answer that is not streamed."""
+        """Return the body of a response that is not streamed."""
         entries = [
             {
                 "index": index,
@@ -171,7 +171,7 @@ class ChatDialect:
 
 
 class ChatStream:
-    """One answer's chunks. What is constant over each reply is encoded once."""
+    """Stream encoder. The constant bytes of each reply's chunks are encoded once."""
 
     def __init__(self, opening: Opening, ask: Ask) -> None:
         constant = _encode(_constant(opening, "chat.completion.chunk"))[:-1]
@@ -182,10 +182,10 @@ class ChatStream:
         self._usage_head = head + b',"choices":[],"usage":'
         self._tail = b'},"logprobs":null,"finish_reason":null}]}\n\n'
         self._logprobs, self._include_usage = ask.logprobs, ask.include_usage
-        self._usages: dict[int, Usage] = {}  # of the replies that have ended
+        self._usages: dict[int, Usage] = {}  # by choice, of the replies that have ended
 
     def part(self, part: Part, choice: int = 0) -> bytes:
-        """One chunk; with `part.end` also the finish, the usage where it was asked for, and [DONE]."""
+        """Return one chunk; with `part.end` also the finish; after the last reply the requested usage and [DONE]."""
         out, reply = b"", self._replies[choice]
         if part.delta or part.tokens or reply.first:
             out = reply.head + reply.delta(part) + (self._with_logprobs(part.tokens) if self._logprobs else self._tail)
@@ -197,7 +197,7 @@ class ChatStream:
         return out
 
     def broken(self, status: int, message: str, code: str) -> bytes:
-        """What breaks the stream off. Neither a finish nor [DONE] follows."""
+        """Return an error. Neither a finish nor [DONE] follows."""
         return b"data: " + ChatDialect.error(status, message, code=code) + b"\n\n"
 
     def _with_logprobs(self, tokens: Sequence[TokenInfo]) -> bytes:
@@ -212,7 +212,7 @@ class ChatStream:
 
 
 class _Reply:
-    """What is remembered of one reply's chunks."""
+    """Stream state of one choice."""
 
     def __init__(self, id: str, head: bytes) -> None:
         self.id, self.head, self.first, self._calls = id, head, True, 0
@@ -254,7 +254,7 @@ def _constant(opening: Opening, kind: str) -> dict[str, Any]:
 
 
 def _usage(usages: Sequence[Usage]) -> dict[str, Any]:
-    """Of all replies together. They have one prompt, of which was cached what the first of them to run found so."""
+    """Encode the usage of all replies. Cached prompt tokens are those that the first reply found, i.e. the minimum."""
     prompt, completion = usages[0].prompt, sum(u.completion for u in usages)
     return {
         "prompt_tokens": prompt,

@@ -1,4 +1,4 @@
-"""What a chat request wants the reply to be: `tool_choice` and `response_format`."""
+"""`tool_choice` and `response_format` of a Chat Completions request."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ Tools = Sequence[Mapping[str, Any]]
 
 
 def read_tool_choice(choice: Any, tools: Tools) -> tuple[Tools, tuple[str, ...]]:
-    """(the tools that the model sees, the names of those of which one must be called).
-
-    Raises `RequestError`.
-    """
+    """Return the tools of the prompt, and the names of those of which one must be called. Raises `RequestError`."""
     if choice in (None, "auto", "none"):
         return tools, ()
     if choice == "required":
@@ -30,7 +27,7 @@ def read_tool_choice(choice: Any, tools: Tools) -> tuple[Tools, tuple[str, ...]]
 
 
 def _allowed(allowed: Any, tools: Tools) -> tuple[Tools, tuple[str, ...]]:
-    """The model sees only these: so it calls no other."""
+    """Filter the tools of the prompt, so that the model calls no other."""
     place = "tool_choice.allowed_tools"
     mode = allowed.get("mode") if isinstance(allowed, dict) else None
     if mode not in ("auto", "required") or not isinstance(allowed.get("tools"), list):
@@ -46,7 +43,7 @@ def _function(choice: Any, tools: Tools, place: str) -> str:
     if not isinstance(name, str):
         raise bad(place, f"{place}: expected {{type: function, function: {{name: ...}}}}.")
     if name not in _names(tools):
-        raise bad(place, f"{place}: there is no tool {name[:80]!r}; tools has {sorted(_names(tools))}.")
+        raise bad(place, f"{place}: {name[:80]!r} is not in tools, which has {sorted(_names(tools))}.")
     return name
 
 
@@ -56,14 +53,14 @@ def _names(tools: Tools) -> tuple[str, ...]:
 
 def _some(names: tuple[str, ...], place: str) -> tuple[str, ...]:
     if not names:
-        raise bad("tool_choice", f"{place} needs a tool; there is none in tools.")
+        raise bad("tool_choice", f"{place} requires at least one tool in tools.")
     return names
 
 
 def read_forced(response_format: Any, calls: tuple[str, ...], tools: Tools) -> Forced | None:
-    """A call that is required outranks a format; one that is only allowed may come in its place.
+    """Return the constraint on the reply, or None. Raises `RequestError`.
 
-    Raises `RequestError`.
+    A required call outranks a format; with optional tools the reply may have the format or be a call.
     """
     schema = _schema(response_format)
     if calls:
@@ -72,7 +69,7 @@ def read_forced(response_format: Any, calls: tuple[str, ...], tools: Tools) -> F
 
 
 def _schema(given: Any) -> Mapping[str, Any] | None:
-    """None: free text. {}: any JSON object."""
+    """Return the JSON schema of the reply. None: free text; {}: any JSON object."""
     if given is None:
         return None
     kind = given.get("type", "text") if isinstance(given, dict) else None

@@ -1,4 +1,4 @@
-"""OpenAI Responses: the single place where this wire format lives (with its parts in `responses_*.py`)."""
+"""OpenAI Responses wire format. Its parts are in `openai_responses_*.py`."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from openclaw_rl.serve.dialects.validation import (
 from openclaw_rl.store.rows import to_json
 from openclaw_rl.types import Kind
 
-CACHE_BYTES = 4 * 2**20  # of tools whose decoded form is remembered
+CACHE_BYTES = 4 * 2**20  # raw bytes of the tools in the cache
 LOGPROBS, SEALED = "message.output_text.logprobs", "reasoning.encrypted_content"
-_MARGIN = 200  # levels, frames of the stack included
-_SESSION_HEADERS = ("session-id", "session_id", "conversation_id")  # Codex, newest first
+_MARGIN = 200  # nesting levels, including stack frames
+_SESSION_HEADERS = ("session-id", "session_id", "conversation_id")  # sent by Codex, newest version first
 _CODEX_TURN = "x-codex-turn-metadata"
 
 
@@ -47,7 +47,7 @@ class _CodexTurn(msgspec.Struct):
 
 
 class _Body(SamplingFields, kw_only=True):
-    """Keys that mean something here; all others are accepted and ignored."""
+    """Request body, with the keys that are used; all others are accepted and ignored."""
 
     input: str | list[dict[str, Any]] | None = None
     model: str | None = None
@@ -84,7 +84,7 @@ _codex_turn = msgspec.json.Decoder(_CodexTurn)
 
 
 class ResponsesDialect:
-    """Bytes to `Ask`, and a reply's parts to bytes."""
+    """Dialect of the Responses API."""
 
     name = DIALECT
 
@@ -92,7 +92,7 @@ class ResponsesDialect:
         self._tools: Recent[bytes, Toolbox] = Recent(CACHE_BYTES, lambda raw, box: len(raw))
 
     def decode(self, body: bytes, headers: Mapping[str, str]) -> Ask:
-        """Raises `RequestError` that names the field and says what was expected."""
+        """Decode a body. Raises `RequestError` that names the field and what was expected."""
         try:
             return self._ask(decode_json(_decoder, body), headers, len(body))
         except RecursionError:
@@ -137,11 +137,11 @@ class ResponsesDialect:
         )
 
     def decode_count(self, body: bytes, headers: Mapping[str, str]) -> Ask:
-        """As `decode`, for a body that asks how long its prompt is."""
+        """Decode the body of a token count request."""
         return self.decode(body, headers)
 
     def counted(self, tokens: int) -> bytes:
-        """The answer to `decode_count`."""
+        """Return the body of the response to a token count request."""
         return to_json({"object": "response.input_tokens", "input_tokens": tokens})
 
     def _read_tools(self, raw: bytes) -> Toolbox:
@@ -155,7 +155,7 @@ class ResponsesDialect:
         return ResponsesStream(opening, ask)
 
     def final(self, opening: Opening, ask: Ask, choices: Sequence[Choice]) -> bytes:
-        """The body of an answer that is not streamed."""
+        """Return the body of a response that is not streamed."""
         (choice,) = choices
         extra: Extra = ask.extra
         status = status_of(choice.end.reason)
@@ -167,15 +167,15 @@ class ResponsesDialect:
 
 def _check_unsupported(b: _Body) -> None:
     if b.background:
-        raise bad("background", "background: a reply is given while the request waits; send background: false.")
+        raise bad("background", "background: background replies are not supported; send background: false.")
     if b.conversation is not None:
-        raise bad("conversation", "conversation: there are none here; send previous_response_id, or the whole input.")
+        raise bad("conversation", "conversation: not supported; send previous_response_id, or the whole input.")
     if b.prompt is not None:
-        raise bad("prompt", "prompt: templates that OpenAI keeps are not here; send their words as instructions.")
+        raise bad("prompt", "prompt: templates stored at OpenAI are not supported; send their text as instructions.")
 
 
 def _check_depth(echo: Any) -> None:
-    """Raises `RecursionError` for what could be read but not be repeated within an answer, deeper in the stack."""
+    """Raise `RecursionError` if a value that could be decoded is nested too deeply to be encoded in a response."""
     for _ in range(_MARGIN):
         echo = [echo]
     to_json(echo)
@@ -187,7 +187,7 @@ def _template(b: _Body) -> dict[str, Any]:
 
 
 def _forced(b: _Body, choice: ToolChoice, tools: Sequence[Mapping[str, Any]]) -> Forced | None:
-    """A call that must be made outranks the form of the words; one that may be made stands beside it."""
+    """Return the constraint on the reply. A required call outranks a text format; optional calls are an alternative."""
     form = (b.text.format if b.text else None) or {"type": "text"}
     kind, schema = form.get("type"), form.get("schema")
     if kind not in ("text", "json_object", "json_schema"):
@@ -206,14 +206,14 @@ def _forced(b: _Body, choice: ToolChoice, tools: Sequence[Mapping[str, Any]]) ->
 
 
 def _session(b: _Body, headers: Mapping[str, str]) -> str | None:
-    """The client's own name for the conversation. (`prompt_cache_key` is none: many conversations share one.)"""
+    """Return the client's session id. (`prompt_cache_key` cannot serve as one: many conversations share a key.)"""
     told = next((value for name in _SESSION_HEADERS if (value := headers.get(name))), b.session_id or "")
     told = told.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     return checked_id(told, "session_id") or None
 
 
 def _kind(b: _Body, headers: Mapping[str, str]) -> Kind | None:
-    """Codex says which of its requests are not turns of the conversation (it sums up, it remembers)."""
+    """Return the kind the client declares. Codex marks requests that are not turns (summaries, memory) in a header."""
     if kind := read_kind(b.turn_type, "turn_type"):
         return kind
     try:
@@ -224,12 +224,12 @@ def _kind(b: _Body, headers: Mapping[str, str]) -> Kind | None:
 
 
 def _without_meaning(b: _Body) -> list[str]:
-    told = ["truncation: auto (too long a conversation is refused)"] if b.truncation == "auto" else []
-    return told if b.store is not False else [*told, "store: false (what is kept is decided at the gateway)"]
+    told = ["truncation: auto (a conversation that is too long is refused)"] if b.truncation == "auto" else []
+    return told if b.store is not False else [*told, "store: false (the gateway's settings decide what is stored)"]
 
 
 def _echo(b: _Body, box: Toolbox) -> dict[str, Any]:
-    """What a Response repeats of its request."""
+    """Return the request fields that a Response object repeats."""
     return {
         "background": False,
         "instructions": b.instructions,
@@ -261,4 +261,4 @@ def _echo(b: _Body, box: Toolbox) -> dict[str, Any]:
 
 
 PLAIN: Mapping[str, Any] = _echo(_Body(), Toolbox())
-"""What a Response repeats of a request that said nothing of all this."""
+"""Request fields that a Response object repeats, for a request without any of them."""

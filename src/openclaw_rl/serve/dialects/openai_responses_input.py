@@ -1,6 +1,6 @@
-"""The items of a Responses request as chat messages: what one model turn gave becomes one assistant message.
+"""Convert the input items of a Responses request to chat messages; the items of one reply become one message.
 
-So a conversation links and renders alike in every dialect, and may even change its dialect on the way.
+A conversation therefore links and renders alike in every dialect, and may change its dialect midway.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from openclaw_rl.types import Message, Request
 
 DIALECT = "responses"
 INSTRUCTIONS = "instructions"
-"""Key of the system message that `instructions` made, in the store: `previous_response_id` does not carry it over. It
-means something in one place only, see `has_instructions`: elsewhere it is a client's own."""
+"""Key that marks, in the store, the system message made from `instructions`, which `previous_response_id` leaves out.
+It counts only where `has_instructions` looks for it: elsewhere it is a key of the client."""
 ID_PREFIX = "resp_"
 
 _SEALED = "openclaw1."
@@ -44,12 +44,12 @@ _HOSTED = frozenset(
 
 
 def sealed(reasoning: str) -> str:
-    """Reasoning as `encrypted_content`: only encoded, for it never leaves the user's own machines."""
+    """Encode reasoning as `encrypted_content`. It is not encrypted, because it never leaves the user's machines."""
     return _SEALED + base64.urlsafe_b64encode(reasoning.encode("utf-8", "surrogatepass")).decode()
 
 
 def unsealed(content: Any) -> str:
-    """The inverse of `sealed`; empty for what another service has encrypted."""
+    """Decode `encrypted_content`; empty if another service encrypted it."""
     if not isinstance(content, str) or not content.startswith(_SEALED):
         return ""
     try:
@@ -63,45 +63,45 @@ def system_message(instructions: str) -> dict[str, Any]:
 
 
 def has_instructions(request: Request) -> bool:
-    """Whether the first message was made of the request's own `instructions`."""
+    """Return whether the first message was made from the request's own `instructions`."""
     return request.dialect == DIALECT and request.messages[0].get(INSTRUCTIONS) is True
 
 
 def owner_of(item_id: Any) -> str:
-    """The id of the response that gave an item, or "" where the id is not one of ours."""
+    """Return the id of the response that an output item belongs to; "" if the gateway did not make the item."""
     found = _OWN_ID.fullmatch(item_id) if isinstance(item_id, str) else None
     return ID_PREFIX + found.group(1) if found else ""
 
 
 class Given(NamedTuple):
-    """What `input` came to."""
+    """Result of reading `input`."""
 
     messages: list[Message]
-    ignored: list[str]  # what was passed over, in words
-    references: dict[int, str]  # index of an assistant message that stands for a stored reply: the response's id
+    ignored: list[str]  # descriptions of the ignored items
+    references: dict[int, str]  # index of an assistant message that stands for a stored reply -> id of the response
 
 
 def read_input(given: str | Sequence[Mapping[str, Any]] | None) -> Given:
-    """Raises `RequestError` that names the item."""
+    """Convert `input` to messages. Raises `RequestError` that names the item."""
     if isinstance(given, str):
         return Given([{"role": "user", "content": given}], [], {})
     if not given:
-        raise bad("input", "input: expected words or at least one item, got none.")
+        raise bad("input", "input: expected a string or at least one item, got none.")
     reader = _Reader()
     for index, item in enumerate(given):
         reader.read(item, f"input[{index}]")
     if not reader.said:
-        raise bad("input", "input: there are no words in its items that this model could read.")
+        raise bad("input", "input: its items have no content that this model can read.")
     messages = [m.message() if isinstance(m, _Turn) else m for m in reader.said]
     references = {n: m.reference for n, m in enumerate(reader.said) if isinstance(m, _Turn) and m.reference}
     return Given(messages, list(reader.ignored), references)
 
 
 class _Turn:
-    """An assistant message while its items come in; joined once, for there may be very many."""
+    """Accumulator of one assistant message. Texts are joined once at the end, because there may be very many items."""
 
     def __init__(self) -> None:
-        self.words: list[str] | None = None  # None: no item had any
+        self.words: list[str] | None = None  # None: no message item
         self.thoughts: list[str] = []
         self.calls: list[dict[str, Any]] = []
         self.reference = ""
@@ -115,12 +115,12 @@ class _Turn:
 
 
 class _Reader:
-    """Items in, messages out."""
+    """Convert items to messages, in order."""
 
     def __init__(self) -> None:
         self.said: list[Message | _Turn] = []
         self.ignored: dict[str, None] = {}
-        self._turn: _Turn | None = None  # the assistant message that items may still belong to
+        self._turn: _Turn | None = None  # the assistant message that further items may belong to
         self._owner = ""
         self._kinds: Mapping[str, Callable[[Mapping[str, Any], str], None]] = {
             "message": self._message,
@@ -144,8 +144,6 @@ class _Reader:
         else:
             raise bad(f"{place}.type", f"{place}.type: expected one of {sorted(self._kinds)}, got {str(kind)[:60]!r}.")
 
-    # What others said.
-
     def _message(self, item: Mapping[str, Any], place: str) -> None:
         role = item.get("role")
         if not isinstance(role, str) or role not in _ROLES:
@@ -167,10 +165,8 @@ class _Reader:
         text = "".join(_texts(item.get("output"), f"{place}.output", given=True))
         self.said.append({"role": "tool", "tool_call_id": call, "content": text})
 
-    # What the model said.
-
     def _turn_of(self, item: Mapping[str, Any]) -> _Turn:
-        """The message of the turn that gave `item`: of its neighbours, unless their ids tell them apart."""
+        """Return the message that `item` belongs to: by the response id within the item ids, else by adjacency."""
         owner, turn = owner_of(item.get("id")), self._turn
         adjacent = turn is not None and self.said[-1] is turn
         same = owner == self._owner if owner and self._owner else adjacent
@@ -185,7 +181,7 @@ class _Reader:
         text = "\n\n".join(_texts(item.get("content") or [], f"{place}.content"))
         text = text or unsealed(item.get("encrypted_content"))
         text = text or "\n\n".join(_texts(item.get("summary") or [], f"{place}.summary"))
-        if text or owner_of(item.get("id")):  # another service's, of which nothing can be read, is no message
+        if text or owner_of(item.get("id")):  # unreadable reasoning of another service is dropped
             self._turn_of(item).thoughts.append(text)
 
     def _function_call(self, item: Mapping[str, Any], place: str) -> None:
@@ -215,7 +211,7 @@ class _Reader:
     def _reference(self, item: Mapping[str, Any], place: str) -> None:
         owner = owner_of(item.get("id"))
         if not owner:
-            raise bad(f"{place}.id", f"{place}.id: expected the id of an output item that this gateway gave.")
+            raise bad(f"{place}.id", f"{place}.id: expected the id of an output item of this gateway.")
         self._turn_of(item).reference = owner
 
 
@@ -227,7 +223,7 @@ def _string(item: Mapping[str, Any], key: str, place: str) -> str:
 
 
 def _texts(content: Any, place: str, *, given: bool = False) -> list[str]:
-    """The words of a content: one for each part. `given`: a tool gave it, and its pictures are told of in words."""
+    """Return the text of each part of a content. `given`: of a tool result, in which placeholders replace images."""
     if isinstance(content, str):
         return [content]
     if not isinstance(content, list):

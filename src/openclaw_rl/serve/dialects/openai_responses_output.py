@@ -1,4 +1,4 @@
-"""A reply as Responses items, and the Response object around them."""
+"""Convert a reply to Responses output items, and build the Response object."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _object = msgspec.json.Decoder(dict[str, Any])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extra:
-    """What the answer needs of the request."""
+    """Data of the request that the response needs."""
 
-    echo: Mapping[str, Any]  # what the Response object repeats
+    echo: Mapping[str, Any]  # request fields that the Response object repeats
     origins: Mapping[str, Origin] = field(default_factory=dict)
-    seal: bool = False  # the reasoning is also given as `encrypted_content`
+    seal: bool = False  # also send the reasoning as `encrypted_content`
 
 
 class ItemIds:
-    """Ids that tell the response which gave the item: so a history shows which items were one turn."""
+    """Generator of item ids. They contain the response id, so that a history shows which items were one reply."""
 
     def __init__(self, response: str) -> None:
         self._base, self._next = response.removeprefix(ID_PREFIX), 0
@@ -53,7 +53,7 @@ def message_item(id_: str, content: Sequence[Item], status: str) -> Item:
 
 
 def reasoning_item(id_: str, text: str | None, status: str, *, seal: bool) -> Item:
-    """`text` None: it has only begun."""
+    """Return a reasoning item. `text` None: the item has only begun."""
     item: Item = {"id": id_, "type": "reasoning", "summary": [], "content": [], "status": status}
     if text is not None:
         item["content"] = [{"type": "reasoning_text", "text": text}]
@@ -63,7 +63,7 @@ def reasoning_item(id_: str, text: str | None, status: str, *, seal: bool) -> It
 
 
 def call_item(call: Mapping[str, Any], ids: ItemIds, origins: Mapping[str, Origin]) -> Item:
-    """A call of an assistant message. What its special tool cannot take stays a function call: the client objects."""
+    """Return the item of a tool call. A shell call with malformed arguments stays a function call."""
     name, arguments = str(call["function"]["name"]), str(call["function"]["arguments"])
     origin = origins.get(name) or Origin("function", name)
     item: Item = {"type": "function_call", "call_id": call["id"], "name": origin.name, "arguments": arguments}
@@ -77,12 +77,13 @@ def call_item(call: Mapping[str, Any], ids: ItemIds, origins: Mapping[str, Origi
 
 
 def _freeform(arguments: str) -> str:
-    """The one string; what the model gave in another form goes on as it stands."""
+    """Return the `input` string of a custom tool call; the raw arguments if they have no such string."""
     value = _read(arguments).get("input")
     return value if isinstance(value, str) else arguments
 
 
 def _action(arguments: str) -> Item | None:
+    """Return the action of a local shell call; None if the arguments do not have its shape."""
     given = _read(arguments)
     command, env = given.pop("command", None), given.pop("env", {})
     if not isinstance(command, list) or not all(isinstance(word, str) for word in command) or not isinstance(env, dict):
@@ -106,7 +107,7 @@ def items_of(
     tokens: Sequence[TokenInfo] = (),
     seal: bool = False,
 ) -> list[Item]:
-    """An assistant message as items. There is always at least one."""
+    """Convert an assistant message to items, at least one."""
     items: list[Item] = []
     reasoning, content = str(message.get("reasoning_content") or ""), words_of(message.get("content"))
     spans = Tokens(tokens)
@@ -118,7 +119,7 @@ def items_of(
         part = text_part(content, [token_entry(t) for t in spans.take(content)])
         items.append(message_item(ids.next("msg"), [part], COMPLETED))
     items += [call_item(call, ids, origins) for call in calls]
-    if items[-1]["type"] in ("message", "reasoning"):  # calls are whole, or none at all
+    if items[-1]["type"] in ("message", "reasoning"):  # call items are always complete
         items[-1]["status"] = status
     return items
 
@@ -133,7 +134,7 @@ def words_of(content: Any) -> str:
 
 
 class Tokens:
-    """Tokens as they come, given out with the words that they say: tags and calls between the words have none."""
+    """Tokens that wait for their text. Tokens between the texts (tags, calls) are skipped."""
 
     def __init__(self, tokens: Sequence[TokenInfo] = ()) -> None:
         self._held = list(tokens)
@@ -142,7 +143,7 @@ class Tokens:
         self._held += tokens
 
     def take(self, text: str) -> list[TokenInfo]:
-        """Those of `text`, the next words; all that are held where its bytes are not found among them."""
+        """Remove and return the tokens of `text`, the next text; all waiting tokens if its bytes are not found."""
         wanted, starts = text.encode("utf-8", "surrogatepass"), [0]
         for token in self._held:
             starts.append(starts[-1] + len(token.raw))
@@ -166,7 +167,7 @@ def response(
     usage: Usage | None = None,
     error: Mapping[str, Any] | None = None,
 ) -> Item:
-    """The Response object. `echo`: what it repeats of the request."""
+    """Return the Response object. `echo`: the request fields that it repeats."""
     return {
         "id": opening.id,
         "object": "response",

@@ -1,4 +1,4 @@
-"""A stored exchange, of whatever dialect, as a Response and its input items."""
+"""Convert a stored exchange of any dialect to a Response object and its input items."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ _STATES = {ExchangeStatus.CANCELLED: "cancelled", ExchangeStatus.FAILED: "failed
 
 
 def stored_response(exchange: Exchange, model: str, *, reasoning: int) -> Item:
-    """As it was given. What is not stored has the value of a request that said nothing of it: metadata, format, choice
-    of tools, `max_output_tokens`; and no token counts as cached. `reasoning`: how many tokens of the reply are.
+    """Return the Response object of a stored exchange. `reasoning`: number of reasoning tokens of the reply.
+
+    Fields that are not stored have defaults: metadata, text format, tool choice, `max_output_tokens`, cached tokens.
     """
     request, reply = exchange.request, exchange.reply
     opening = Opening(id=request.id, created=int(request.admitted_at), model=model, version=_version(exchange))
@@ -34,7 +35,7 @@ def stored_response(exchange: Exchange, model: str, *, reasoning: int) -> Item:
 
 
 def _finish(reply: Reply) -> Any:
-    assert reply.finish_reason is not None, "what is done has a finish"
+    assert reply.finish_reason is not None, "a complete reply has a finish reason"
     return reply.finish_reason
 
 
@@ -85,7 +86,7 @@ def _origins(tools: Sequence[Mapping[str, Any]]) -> dict[str, Origin]:
 
 
 def input_items(exchange: Exchange) -> list[Item]:
-    """What the request said, oldest first, without its instructions."""
+    """Return the input items of the request, oldest first, without its instructions."""
     request = exchange.request
     origins, base = _origins(request.tools), request.id.removeprefix(ID_PREFIX)
     items: list[Item] = []

@@ -1,4 +1,4 @@
-"""One Responses reply as it is streamed."""
+"""Stream encoder of the Responses API."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from openclaw_rl.store.rows import to_json
 
 
 class _Open:
-    """The item that words are added to: a message or the reasoning."""
+    """Item that text is being appended to: a message or the reasoning."""
 
     def __init__(self, kind: str, id_: str, index: int) -> None:
         self.kind, self.id, self.index = kind, id_, index
@@ -28,24 +28,24 @@ class _Open:
 
 
 class ResponsesStream:
-    """One reply's events.
+    """Stream encoder of one reply.
 
-    A call is streamed as soon as it is certain, but its `output_item.done`, at which agents start their tools, waits
-    for the end: that comes once the exchange is durable.
+    A tool call is streamed as soon as it is complete, but agents start their tools at its `output_item.done`, which
+    therefore waits for the end of the reply: by then the exchange is durable.
     """
 
     def __init__(self, opening: Opening, ask: Ask) -> None:
         extra: Extra = ask.extra
         self._opening, self._ask, self._extra = opening, ask, extra
         self._ids = ItemIds(opening.id)
-        self._items: list[Item] = []  # by output_index; the open one as it began
-        self._called: list[int] = []  # output indices of calls that are not yet done
+        self._items: list[Item] = []  # by output_index; the open item in its initial state
+        self._called: list[int] = []  # output indices of calls whose `output_item.done` is pending
         self._open: _Open | None = None
         self._tokens = Tokens()
         self._number = 0
 
     def part(self, part: Part, choice: int = 0) -> bytes:
-        """What became certain; with the end the Response as a whole."""
+        """Return the events of one part; with its end also the complete Response object."""
         events = [self._begin()] if self._number == 0 else []
         self._tokens.add(part.tokens)
         if part.delta.reasoning:
@@ -58,7 +58,7 @@ class ResponsesStream:
         return b"".join(events)
 
     def broken(self, status: int, message: str, code: str) -> bytes:
-        """The Response as failed; then an error, which also those clients heed that do not look at the status."""
+        """Return `response.failed`, then `error` for clients that do not read the status of the Response."""
         kind = "server_error" if status >= 500 else "invalid_request_error"
         error = {"code": "server_error", "message": message}
         failed = out.response(self._opening, self._extra.echo, "failed", self._items, error=error)
@@ -75,8 +75,6 @@ class ResponsesStream:
     def _begin(self) -> bytes:
         begun = out.response(self._opening, self._extra.echo, out.IN_PROGRESS)
         return self._event("response.created", response=begun) + self._event("response.in_progress", response=begun)
-
-    # Words.
 
     def _say(self, kind: str, words: str) -> bytes:
         before = b"" if self._open is not None and self._open.kind == kind else self._close() + self._open_item(kind)
@@ -129,8 +127,6 @@ class ResponsesStream:
             + self._event("response.output_item.done", output_index=opened.index, item=item)
         )
 
-    # Calls.
-
     def _call(self, call: ToolCall) -> bytes:
         events = self._close()
         item = out.call_item(call.wire(), self._ids, self._extra.origins)
@@ -147,8 +143,6 @@ class ResponsesStream:
             events += self._event(f"{event}.delta", **place, delta=item[key])
             events += self._event(f"{event}.done", **place, **{key: item[key]}, **_named(item))
         return events
-
-    # The end.
 
     def _end(self, end: End) -> bytes:
         status = out.status_of(end.reason)

@@ -1,4 +1,4 @@
-"""Tools of a Responses request: what the model is shown of them, and how its calls go back."""
+"""Tools and `tool_choice` of a Responses request, and the mapping from prompt names back to the client's tools."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FREEFORM = {
     "required": ["input"],
     "additionalProperties": False,
 }
-"""The parameters under which a model is shown a custom tool: one string."""
+"""Parameters of a custom tool in the prompt: one string."""
 _SHELL = {
     "name": LOCAL_SHELL,
     "description": "Runs a command on the user's machine and returns its output.",
@@ -39,7 +39,7 @@ _list = msgspec.json.Decoder(list[dict[str, Any]] | None)
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The client's tool behind a name that the model is shown."""
+    """The client's tool behind a name in the prompt."""
 
     kind: str  # function | custom | local_shell
     name: str
@@ -48,32 +48,32 @@ class Origin:
 
 @dataclass(slots=True)
 class Toolbox:
-    """A request's tools. `origins`: by the name that the model is shown."""
+    """Tools of a request. `shown`: in chat format, as in the prompt; `origins`: by the name in the prompt."""
 
     shown: list[dict[str, Any]] = field(default_factory=list)
     origins: dict[str, Origin] = field(default_factory=dict)
     ignored: list[str] = field(default_factory=list)
     echo: list[dict[str, Any]] = field(default_factory=list)
-    raw: bytes = b""  # of `shown`
+    raw: bytes = b""  # JSON of `shown`
 
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """What `tool_choice` comes to: which tools are shown (None: all), and which must be called."""
+    """Parsed `tool_choice`. `only`: tools of the prompt (None: all); `forced`: tools of which one must be called."""
 
     only: tuple[str, ...] | None = None
     forced: tuple[str, ...] = ()
 
 
 def shown_name(name: str, namespace: str | None) -> str:
-    """One name for a tool within its namespace, the same in every request."""
+    """Return the prompt name of a tool: its namespace and its name, the same in every request."""
     if not namespace:
         return name
     return namespace + name if namespace.endswith("__") else f"{namespace}__{name}"
 
 
 def read_tools(raw: bytes) -> Toolbox:
-    """Raises `RequestError` that names the tool."""
+    """Decode the tools. Raises `RequestError` that names the tool."""
     box = Toolbox()
     for index, tool in enumerate((decode_json(_list, raw, "tools") if raw else None) or ()):
         _add(box, tool, f"tools[{index}]", None)
@@ -118,12 +118,12 @@ def _name(tool: Mapping[str, Any], place: str) -> str:
     name = tool.get("name")
     if not isinstance(name, str) or not name:
         hint = " (not within `function`, as in chat completions)" if "function" in tool else ""
-        raise bad(f"{place}.name", f"{place}.name: expected a name beside type{hint}.")
+        raise bad(f"{place}.name", f"{place}.name: expected a name next to type{hint}.")
     return name
 
 
 def _description(tool: Mapping[str, Any], place: str) -> str:
-    """With the grammar of a custom tool's input: the model is to keep to it."""
+    """Return the description, with the grammar of a custom tool's input, so that the model follows it."""
     words = tool.get("description") or ""
     if not isinstance(words, str):
         raise bad(f"{place}.description", f"{place}.description: expected a string.")
@@ -144,14 +144,14 @@ def _parameters(tool: Mapping[str, Any], place: str) -> Mapping[str, Any]:
 
 
 def read_choice(choice: Any, box: Toolbox) -> ToolChoice:
-    """Raises `RequestError` for what cannot be chosen."""
+    """Parse `tool_choice`. Raises `RequestError` if it names a tool that is not in tools."""
     if choice is None or choice == "auto":
         return ToolChoice()
     if choice == "none":
         return ToolChoice(only=())
     if choice == "required":
         if not box.origins:
-            raise bad("tool_choice", "tool_choice: required needs at least one function in tools.")
+            raise bad("tool_choice", "tool_choice: required requires at least one function in tools.")
         return ToolChoice(forced=tuple(box.origins))
     if isinstance(choice, dict):
         if choice.get("type") == "allowed_tools":
@@ -177,12 +177,12 @@ def _chosen(choice: Mapping[str, Any], box: Toolbox, place: str) -> str:
         shown = shown_name(name, namespace if isinstance(namespace, str) else None)
     if shown is None or shown not in box.origins:
         what = f"{kind} {name}" if name else f"{kind}"
-        raise bad(place, f"{place}: {what[:80]!r} is none of the functions in tools: {sorted(box.origins)[:20]}.")
+        raise bad(place, f"{place}: {what[:80]!r} is not in tools, which has {sorted(box.origins)[:20]}.")
     return shown
 
 
 def chosen_tools(box: Toolbox, choice: ToolChoice) -> tuple[Sequence[Mapping[str, Any]], bytes]:
-    """The tools that the model sees, and their bytes."""
+    """Return the tools of the prompt, and their JSON."""
     if choice.only is None:
         return box.shown, box.raw
     shown = [t for t in box.shown if t["function"]["name"] in choice.only]

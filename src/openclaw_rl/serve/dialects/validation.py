@@ -1,4 +1,4 @@
-"""What all dialects read alike: JSON with errors that name the field, sampling values, messages."""
+"""Request validation shared by all dialects: JSON with errors that name the field, sampling values, messages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PICTURES = {
     "container_upload": "a file",
     "input_audio": "a recording",
 }
-"""The kinds of parts that this model cannot see, in words."""
+"""Part types that the model cannot read, and their names in error messages."""
 INT32 = 2**31 - 1
 _UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
 _PATH = re.compile(r" - at `\$\.?(.*)`$")
@@ -35,7 +35,7 @@ _T = TypeVar("_T")
 
 
 class SamplingFields(msgspec.Struct, kw_only=True):
-    """The sampling values of a body; dialects that lack some of them accept them all the same."""
+    """Sampling values of a body. Every dialect accepts all of them, also those that are not in its specification."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -48,12 +48,12 @@ class SamplingFields(msgspec.Struct, kw_only=True):
 
 
 def bad(param: str, message: str) -> RequestError:
-    """A 400 that names the field."""
+    """Return a 400 error that names the field."""
     return RequestError(message, param=param)
 
 
 def decode_json(decoder: msgspec.json.Decoder[_T], body: bytes, place: str = "") -> _T:
-    """Raises `RequestError` that names the field. `place`: of `body` within the whole."""
+    """Decode JSON. `place`: path of `body` within the request. Raises `RequestError` that names the field."""
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -70,12 +70,13 @@ def decode_json(decoder: msgspec.json.Decoder[_T], body: bytes, place: str = "")
 
 
 def _param(place: str, path: str, missing: re.Match[str] | None) -> str:
-    """`place` and the path within it, as far as it has names (`[...]` is a key that msgspec does not tell)."""
+    """Join `place` and the path within it, up to the first `[...]` (a key that msgspec does not name)."""
     names = (place, path.split("[...]", 1)[0].rstrip("."), missing.group(1) if missing else "")
     return ".".join(filter(None, names)).replace(".[", "[")
 
 
 def read_kind(value: str | None, param: str) -> Kind | None:
+    """Return the `Kind` of a client's value; None if it is empty."""
     if not value:
         return None
     try:
@@ -85,18 +86,18 @@ def read_kind(value: str | None, param: str) -> Kind | None:
 
 
 def printable(text: str) -> str:
-    """A client's word as it may stand in a header."""
+    """Return at most 60 characters of a client's text in printable ASCII, for use in a header."""
     return _UNPRINTABLE.sub("?", text[:60])
 
 
 def unseen(kind: Any) -> str | None:
-    """What the model is told in place of a tool's picture: refused, it would end an agent's conversation for good."""
+    """Return text that replaces an image in a tool result; None for other parts. An error would end the agent run."""
     what = PICTURES.get(kind) if isinstance(kind, str) else None
     return what and f"(The tool gave {what}, which this model cannot see.)"
 
 
 def told(message: dict[str, Any]) -> dict[str, Any]:
-    """A message of a tool's with words for its pictures; any other as it is."""
+    """Replace images in a tool message by a text placeholder. Other messages stay unchanged."""
     content = message.get("content")
     if message.get("role") not in ("tool", "function") or not isinstance(content, list):
         return message
@@ -109,9 +110,9 @@ def _told_part(part: Any) -> Any:
 
 
 def check_name(name: str, known: Container[str], place: str) -> None:
-    """Of a tool at `place`, after those that are `known`."""
+    """Raise `RequestError` if the tool at `place` has the name of an earlier tool."""
     if name in known:
-        raise bad(f"{place}.name", f"{place}.name: there are two tools with the name {name[:60]!r}.")
+        raise bad(f"{place}.name", f"{place}.name: two tools have the name {name[:60]!r}.")
 
 
 def read_top_logprobs(top: int | None) -> int:
@@ -121,6 +122,7 @@ def read_top_logprobs(top: int | None) -> int:
 
 
 def check_message(message: Mapping[str, Any], place: str) -> None:
+    """Check a chat message. Raises `RequestError` for a wrong role, content, tool call or type of an optional key."""
     role = message.get("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise bad(f"{place}.role", f"{place}.role: expected one of {sorted(_ROLES)}, got {role!r}.")
@@ -148,7 +150,7 @@ def _check_content(content: Any, place: str) -> None:
 
 
 def part_name(part: Any) -> str:
-    """What a part is that is not text."""
+    """Describe a part that is not text, for error messages."""
     kind = part.get("type") if isinstance(part, dict) else None
     if isinstance(kind, str) and kind in PICTURES:
         return PICTURES[kind]
@@ -169,11 +171,13 @@ def _check_calls(calls: Any, place: str) -> None:
 
 
 def kind_of(value: Any) -> str:
+    """Return the JSON type of a value, for error messages."""
     names = {dict: "an object", list: "a list", bool: "a boolean", int: "a number", float: "a number", str: "a string"}
     return names.get(type(value), "null")
 
 
 def ranged(b: SamplingFields, name: str, low: float, high: float, default: float, *, above: bool = False) -> float:
+    """Return a field that must be in [low, high], or in (low, high] with `above`."""
     value = getattr(b, name)
     if value is None:
         return default
@@ -188,7 +192,7 @@ def ranged(b: SamplingFields, name: str, low: float, high: float, default: float
 def read_sampling(
     b: SamplingFields, *, limit: int | None, stop: str | Sequence[str] | None, names: tuple[str, str]
 ) -> Sampling:
-    """The sampling asked for; `names`: what the dialect calls the limit of tokens, and the stop strings."""
+    """Read and check the sampling values. `names`: the dialect's names of the token limit and of the stop strings."""
     if limit is not None and limit < 1:
         raise bad(names[0], f"{names[0]}: expected at least 1, got {limit}.")
     top_k = b.top_k or 0
@@ -227,5 +231,5 @@ def read_stops(given: str | Sequence[str] | None, name: str = "stop") -> tuple[s
     if len(stops) > MAX_STOPS:
         raise bad(name, f"{name}: at most {MAX_STOPS} strings, got {len(stops)}.")
     if not all(stops):
-        raise bad(name, f"{name}: an empty string would stop everything.")
+        raise bad(name, f"{name}: expected strings that are not empty.")
     return stops

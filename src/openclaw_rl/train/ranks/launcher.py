@@ -1,7 +1,7 @@
-"""Several processes take one step together: the room speaks with rank 0, which hands everything on to the others.
+"""Distributed trainer: the train worker sends commands to rank 0, which broadcasts them to the other ranks.
 
-When one of them dies or stops answering all of them end, and what was asked raises `RanksGone`. The room then ends,
-too; its supervisor starts it again, and it goes on from the head: nothing but the room ever publishes.
+When one rank dies or stops answering, all ranks end and the pending command raises `RanksGone`. The worker then ends
+too; the supervisor restarts it, and it continues from the head. Only the worker publishes.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from openclaw_rl.train.ranks.processes import PROGRAM, Processes, Start
 from openclaw_rl.train.ranks.rpc import Done, Listener, Load, Ready, Refused, Step
 
 log = logging.getLogger(__name__)
-LOG = "ranks.log"  # what the ranks write to their standard error
+LOG = "ranks.log"  # standard error of the ranks
 _LOOK = 1.0  # seconds
 
 
 class Ranks(Protocol):
-    """The processes, and the way to rank 0."""
+    """The rank processes, and the connection to rank 0."""
 
     def ask(self, raw: bytes | None) -> bytes:
-        """One command's answer; None: the answer that comes by itself, once it is loaded. Raises `RanksGone`."""
+        """Send a command and return the reply; None: only await the reply that loading sends. Raises `RanksGone`."""
         ...
 
     def close(self) -> None:
-        """End them. Again: nothing."""
+        """End the processes. Idempotent."""
         ...
 
 
 class RankedTrainer:
-    """`protocols.Trainer` over several processes. They end with what they refuse, and `load` starts others."""
+    """`protocols.Trainer` over several processes. An error of a command ends them, and `load` starts new ones."""
 
     def __init__(self, ranks: Ranks, again: Callable[[], Ranks] | None = None) -> None:
-        """Waits until the model is loaded. Raises what loading it raised, or `RanksGone`. `again`: starts others."""
+        """Wait until the model is loaded. Raises the error of loading it, or `RanksGone`. `again`: starts new ranks."""
         self._ranks, self._again, self._refused = ranks, again, False
         self._told(None)
 
@@ -65,7 +65,7 @@ class RankedTrainer:
         try:
             raw = None if command is None else rpc.encode(command)
             answer: rpc.Answer = rpc.answers.decode(self._ranks.ask(raw))
-        except BaseException:  # also an interrupt must not leave them behind
+        except BaseException:  # an interrupt must end the ranks too
             self.close()
             raise
         if isinstance(answer, Refused):
@@ -88,13 +88,13 @@ class RankedTrainer:
 
 
 def rank_environment(config: Config) -> dict[str, str]:
-    """For a rank: of our settings only those that it needs, and no keys."""
+    """Return the environment of a rank: only the settings that it needs, and no keys."""
     own = Config(home=config.home, model=config.model, train=config.train, run=config.run)
     return settings.foreign_environment({settings.HANDED_DOWN: own.model_dump_json()} | settings.for_training())
 
 
 def local(config: Config, listener: Listener) -> list[Start]:
-    """Every rank a child. They meet by a file and speak over loopback: nothing listens for other machines."""
+    """Return a command for each rank. They rendezvous by a file and use loopback: no port is open to other machines."""
     size, out = config.train.ranks, []
     loop = "lo" if sys.platform == "linux" else "lo0"
     for rank in range(size):
@@ -105,7 +105,7 @@ def local(config: Config, listener: Listener) -> list[Start]:
 
 
 def _torchrun(config: Config, listener: Listener | None) -> list[Start]:
-    """This machine's ranks by torchrun; those of further machines meet them at machine 0. It ends when we do."""
+    """Return the torchrun command of this machine's ranks, which rendezvous at machine 0. It ends with this process."""
     launch = config.train.launch
     where = ["--master-addr", launch.master_addr, "--master-port", str(launch.master_port)]
     which = ["--nnodes", str(launch.nodes), "--node-rank", str(launch.node_rank)]
@@ -116,9 +116,9 @@ def _torchrun(config: Config, listener: Listener | None) -> list[Start]:
 
 
 async def lend(config: Config, *, stop: asyncio.Event) -> None:
-    """The room `train` of a further machine: its ranks take part in machine 0's steps.
+    """Run the train worker of an additional machine, whose ranks take part in the steps of machine 0.
 
-    Consumes: nothing. Produces: signs of life, in this machine's store. Waits for: machine 0.
+    Consumes: nothing. Produces: heartbeats in this machine's store. Waits for: machine 0.
     Unblocked by: the end of any rank (`RanksGone`).
     """
     master = config.train.launch.master_addr
@@ -128,7 +128,7 @@ async def lend(config: Config, *, stop: asyncio.Event) -> None:
     try:
         while not stop.is_set():
             await asyncio.to_thread(processes.check)
-            await asyncio.to_thread(heartbeats.beat, store, "train", f"{config.train.ranks} ranks are lent to {master}")
+            await asyncio.to_thread(heartbeats.beat, store, "train", f"{config.train.ranks} ranks work for {master}")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), _LOOK)
     finally:
@@ -137,7 +137,7 @@ async def lend(config: Config, *, stop: asyncio.Event) -> None:
 
 
 def launched(config: Config) -> RankedTrainer:
-    """The trainer that `train.ranks` and `train.launch` want. Raises `ConfigError`, `ModelError`, `RanksGone`."""
+    """Start the trainer of `train.ranks` and `train.launch`. Raises `ConfigError`, `ModelError`, `RanksGone`."""
     by = config.train.launch.how
     log.info("starting %d ranks on %d machines (%s)", config.train.ranks, config.train.launch.nodes, by)
     return RankedTrainer(_started(config), lambda: _started(config))
@@ -152,5 +152,5 @@ def _started(config: Config) -> Ranks:
         listener = Listener()
         starts = _torchrun(config, listener) if config.train.launch.how == "torchrun" else local(config, listener)
         started = Processes(starts, listener, config.logs_dir / LOG)
-    atexit.register(started.close)  # a room that ends in peace; when it is killed they notice it themselves
+    atexit.register(started.close)  # for a normal exit; if the worker is killed, the ranks notice
     return started

@@ -1,6 +1,6 @@
-"""One rank's program: takes part in every step; rank 0 also speaks with the room.
+"""Program of one rank, which takes part in every step. Rank 0 also talks to the train worker.
 
-Started by the room (`ranks`). The settings are those of rank 0, which hands them to all.
+Started by the train worker (`launcher`). Rank 0 broadcasts its settings to all ranks.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from openclaw_rl.learner.trainer import LocalTrainer
 
 log = logging.getLogger("openclaw_rl.train.rank")
-LINGER = 20.0  # seconds that rank 0 has to tell what all refuse; who ends before that is all that the room would see
+LINGER = 20.0  # seconds for rank 0 to report an error; if another rank ended first, the worker would see only that
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Work until the room hangs up, or another rank is gone (then it raises)."""
+    """Serve commands until the worker disconnects. Raises when another rank is gone."""
     parser = argparse.ArgumentParser(prog="openclaw_rl.train.ranks.main")
-    parser.add_argument("--link", help="rank 0: where the room listens")
-    parser.add_argument("--store", help="a file by which ranks on one machine find each other; default: torchrun's way")
+    parser.add_argument("--link", help="rank 0: the socket of the train worker")
+    parser.add_argument("--store", help="rendezvous file of ranks on one machine; default: torchrun's rendezvous")
     parser.add_argument("--rank", type=int, default=-1)
     parser.add_argument("--ranks", type=int, default=-1)
     given = parser.parse_args(arguments)
@@ -41,13 +41,13 @@ def main(arguments: list[str] | None = None) -> None:
     world = process_group.join(config.train, config.model, store=given.store, rank=given.rank, size=given.ranks)
     mine = world.rank == 0
     if mine and given.link is None:
-        raise OpenClawError("rank 0 is started by `openclaw-rl train`; start the ranks of the other machines only")
+        raise OpenClawError("rank 0 is started by `openclaw-rl train`; start only the ranks of the other machines")
     config = Config.model_validate_json(world.told(config.model_dump_json().encode() if mine else None))
     setup_logging(f"rank-{world.rank}", config.logs_dir, config.run.log_level)
     link = rpc.find(given.link) if mine else None
     try:
         _work(_trainer(config, world), world, link, every=config.train.launch.timeout / 4)
-    except (OpenClawError, ValueError) as error:  # every rank raises it; the room is told once
+    except (OpenClawError, ValueError) as error:  # every rank raises it; only rank 0 reports it
         log.error("%s", error)
         if link is not None:
             link.send(rpc.encode(rpc.refused(error)))
@@ -69,7 +69,7 @@ def _trainer(config: Config, world: Group) -> LocalTrainer:
 
 
 def _work(trainer: LocalTrainer, world: Group, link: Line | None, *, every: float) -> None:
-    """Consumes: commands. Produces: answers. Waits for: rank 0. Unblocked by: a sign of life `every` so often."""
+    """Serve commands forever. All ranks wait for rank 0, which sends a keep-alive each `every` seconds."""
     if link is not None:
         link.send(rpc.encode(Ready()))
     while True:
@@ -86,7 +86,7 @@ def _work(trainer: LocalTrainer, world: Group, link: Line | None, *, every: floa
 
 
 def _next(link: Line, every: float) -> bytes:
-    """The room's next command; `Idle` when there is none for so long. Raises `SystemExit` when the room is gone."""
+    """Return the worker's next command; `IdleCommand` after `every` seconds. Raises `SystemExit` if it is gone."""
     try:
         return link.receive(every) or rpc.encode(Idle())
     except EOFError:

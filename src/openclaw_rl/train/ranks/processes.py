@@ -1,4 +1,4 @@
-"""Ranks as children of this process, watched: when one has ended, what it said last is part of the error."""
+"""Ranks as child processes. When one ends, the end of their log is part of the error."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ PROGRAM = (sys.executable, "-m", "openclaw_rl.train.ranks.main")
 Start = tuple[list[str], dict[str, str]]
 """A command and its environment."""
 _TAIL = 25  # lines
-_LAST_WORDS = 5.0  # seconds for the rank that went first to be known
+_LAST_WORDS = 5.0  # seconds to wait for the first exit code after the connection is lost
 _GRACE = 8.0  # seconds between SIGTERM and SIGKILL
 
 
 class Processes:
-    """Children of this process: ranks, or one torchrun that starts them."""
+    """Child processes: the ranks, or one torchrun that starts them."""
 
     def __init__(self, starts: Sequence[Start], listener: Listener | None, log_file: Path) -> None:
-        """`listener`: where rank 0 finds us, when it is among them; `log_file`: what they write to standard error."""
+        """`listener`: accepts the connection of rank 0, None without rank 0; `log_file`: their standard error."""
         self._log, self._listener = log_file, listener
         self._log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._log.write_bytes(b"")
@@ -38,7 +38,7 @@ class Processes:
     def ask(self, raw: bytes | None) -> bytes:
         try:
             if self._line is None:
-                assert self._listener is not None, "rank 0 is elsewhere"
+                assert self._listener is not None, "rank 0 is on another machine"
                 self._line = self._listener.accept(self.check)
             return rpc.answer(self._line, self.check) if raw is None else rpc.ask(self._line, raw, self.check)
         except EOFError:
@@ -49,7 +49,7 @@ class Processes:
         return next((child for child in self.children if child.poll() is not None), None)
 
     def check(self) -> None:
-        """Raises `RanksGone` when one of them has ended."""
+        """Raise `RanksGone` if one of them has ended."""
         if self._ended() is not None:
             rpc.wait(lambda: all(child.poll() is not None for child in self.children), 0.5)
             raise self._gone()
@@ -61,7 +61,7 @@ class Processes:
         )
         lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
         tail = "\n".join(f"    {words}" for words in lines[-_TAIL:])
-        return RanksGone(f"a rank is gone ({how}). Their last words:\n{tail}\nTheir log: {self._log}")
+        return RanksGone(f"a rank is gone ({how}). End of their log:\n{tail}\nFull log: {self._log}")
 
     def close(self) -> None:
         if self._line is not None:
@@ -70,7 +70,7 @@ class Processes:
             self._listener.close()
         for child in self.children:
             assert child.stdin is not None
-            child.stdin.close()  # what the guard of a torchrun waits for
+            child.stdin.close()  # makes torchrun's process guard end it
             child.terminate()
         rpc.wait(lambda: all(child.poll() is not None for child in self.children), _GRACE)
         for child in self.children:

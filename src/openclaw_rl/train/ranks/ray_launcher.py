@@ -1,7 +1,7 @@
-"""Ranks where a Ray cluster has room for them: each a process beside an actor, which starts it and tells of its end.
+"""Ranks on a Ray cluster: each is a process beside an actor, which starts it and reports its end.
 
-The process is the same program as elsewhere (`rank`). Ray places it, gives it its GPU, and carries the commands to the
-machine of rank 0.
+The process runs the same program as with other launchers (`main`). Ray places it, assigns its GPU, and carries the
+commands to the machine of rank 0.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _POLL = 0.2  # seconds
 
 
 class Place:
-    """The actor: one rank on one machine. Runs `ask` and `wait` side by side."""
+    """Ray actor of one rank. Runs `ask` and `wait` concurrently."""
 
     def address(self) -> tuple[str, int]:
-        """Where ranks find this machine, and a port that is free there."""
+        """Return this machine's address and a free port, for the rendezvous."""
         import ray
 
         with socket.socket() as probe:
@@ -32,17 +32,17 @@ class Place:
             return ray.util.get_node_ip_address(), int(probe.getsockname()[1])
 
     def start(self, config: str, rank: int, size: int, where: tuple[str, int]) -> None:
-        """`config`: the settings as JSON."""
+        """Start the rank's process. `config`: the settings as JSON; `where`: address and port of rank 0."""
         logs = Config.model_validate_json(config).logs_dir
         listener = Listener() if rank == 0 else None
         self._processes = Processes([_command(config, rank, size, where, listener)], listener, _log_file(logs, rank))
 
     def ask(self, raw: bytes | None) -> bytes:
-        """Rank 0's answer."""
+        """Send a command to rank 0 and return the reply."""
         return self._processes.ask(raw)
 
     def wait(self) -> None:
-        """Raises `RanksGone` at the process's end."""
+        """Block until the process ends, then raise `RanksGone`."""
         while True:
             self._processes.check()
             time.sleep(_POLL)
@@ -53,7 +53,7 @@ def _command(config: str, rank: int, size: int, where: tuple[str, int], listener
     extra = {
         "RANK": str(rank),
         "WORLD_SIZE": str(size),
-        "LOCAL_RANK": "0",  # Ray shows an actor its own GPU only
+        "LOCAL_RANK": "0",  # Ray shows an actor only its own GPU
         "MASTER_ADDR": where[0],
         "MASTER_PORT": str(where[1]),
         settings.HANDED_DOWN: config,
@@ -66,10 +66,10 @@ def _log_file(logs: Path, rank: int) -> Path:
 
 
 class RayRanks:
-    """`ranks.Ranks` on a Ray cluster."""
+    """`launcher.RankPool` on a Ray cluster."""
 
     def __init__(self, config: Config) -> None:
-        """Raises `ConfigError` without Ray, its head, or room in the cluster within `train.launch.timeout`."""
+        """Raises `ConfigError` without Ray, its head, or free resources within `train.launch.timeout` seconds."""
         try:
             import ray
         except ImportError:
@@ -78,14 +78,14 @@ class RayRanks:
             ) from None
         launch, size = config.train.launch, config.train.ranks * config.train.launch.nodes
         self._ray: Any = ray
-        # "local" in as many words: without it Ray goes to the cluster that it remembers, and waits if that is gone.
+        # "local" is passed explicitly: else Ray tries the cluster that it remembers, and waits if that is gone.
         where = {"address": launch.ray} | ({"include_dashboard": False} if launch.ray == "local" else {})
         try:
             ray.init(**where, log_to_driver=False, ignore_reinit_error=True)
         except ConnectionError as error:
             raise ConfigError(
                 f"train.launch.ray {launch.ray}: {error}. Start a head there (`ray start --head --port=PORT`); where "
-                "it asks for a token, as newer ones do, set RAY_AUTH_MODE=token here, too"
+                "it requires a token, as newer versions do, set RAY_AUTH_MODE=token here too"
             ) from None
         self._places = self._placed(config, size)
         address = ray.get(self._places[0].address.remote())

@@ -1,7 +1,7 @@
-"""What the room and rank 0 say to each other: length-prefixed msgpack frames over a private Unix socket.
+"""RPC between the train worker and rank 0: length-prefixed msgpack frames over a private Unix socket.
 
-A frame is eight bytes of length (little-endian) and one message. Arrays travel as their bytes; the fields' types say
-what is in them. Each command gets one answer, in order.
+A frame is eight bytes of length (little-endian) and one message. Arrays are sent as raw bytes; their dtype comes from
+the type of the field. Each command gets one reply, in order.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Step(msgspec.Struct, tag="step", frozen=True):
 
 
 class Idle(msgspec.Struct, tag="idle", frozen=True):
-    """From rank 0 to the others alone: nothing to do yet, and all of us are well."""
+    """Keep-alive, only from rank 0 to the other ranks."""
 
 
 class Ready(msgspec.Struct, tag="ready", frozen=True):
-    """The command before it is done; without one: the model is loaded."""
+    """Reply: the load command is done, or, before any command, the model is loaded."""
 
 
 class Done(msgspec.Struct, tag="done", frozen=True):
@@ -50,7 +50,7 @@ class Done(msgspec.Struct, tag="done", frozen=True):
 
 
 class Refused(msgspec.Struct, tag="refused", frozen=True):
-    """What was raised, as every rank raised it."""
+    """Reply: the command raised this error, on every rank."""
 
     kind: str
     message: str
@@ -65,11 +65,11 @@ def _to_bytes(value: Any) -> Any:
         return np.ascontiguousarray(value).tobytes()
     if isinstance(value, np.generic):
         return value.item()
-    raise NotImplementedError(f"{type(value).__name__} does not travel to the ranks")
+    raise NotImplementedError(f"{type(value).__name__} cannot be sent to the ranks")
 
 
 def _from_bytes(kind: Any, value: Any) -> Any:
-    """`NDArray[np.int32]` and its like."""
+    """Decode an array; `kind` is its type, such as `NDArray[np.int32]`."""
     dtype = typing.get_args(typing.get_args(kind)[1])[0]
     return np.frombuffer(value, dtype=dtype)
 
@@ -88,12 +88,12 @@ def refused(error: Exception) -> Refused:
 
 
 def error_of(refusal: Refused) -> Exception:
-    """What was raised there, to be raised here: our own errors and `ValueError` as themselves."""
+    """Return the rank's error as an exception; our own errors and `ValueError` keep their class."""
     return errors.named(refusal.kind, refusal.message)
 
 
 class Line:
-    """One end. `receive` gives None when nothing came in time. Raises `EOFError` when the other end is gone."""
+    """One end of the connection. Both methods raise `EOFError` when the other end is gone."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection, self._buffer = connection, bytearray()
@@ -105,7 +105,7 @@ class Line:
             raise EOFError(f"the other end is gone ({error})") from None
 
     def receive(self, timeout: float) -> bytes | None:
-        """The next message, waiting `timeout` seconds for it to begin and to go on."""
+        """Return the next message; None when no byte arrives for `timeout` seconds."""
         while len(self._buffer) < _HEADER or len(self._buffer) < _HEADER + self._wanted():
             ready, _, _ = select.select([self._connection], [], [], timeout)
             if not ready:
@@ -115,7 +115,7 @@ class Line:
             except OSError as error:
                 raise EOFError(f"the other end is gone ({error})") from None
             if not more:
-                raise EOFError("the other end has hung up")
+                raise EOFError("the other end has closed the connection")
             self._buffer += more
         end = _HEADER + self._wanted()
         raw = bytes(self._buffer[_HEADER:end])
@@ -130,7 +130,7 @@ class Line:
 
 
 class Listener:
-    """Where rank 0 finds us: a socket in a folder that is ours alone."""
+    """Unix socket to which rank 0 connects, in a private folder."""
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="ranks-"))
@@ -141,7 +141,7 @@ class Listener:
         self._socket.settimeout(_POLL)
 
     def accept(self, check: Callable[[], None]) -> Line:
-        """Wait for it; `check` raises when nobody will come any more."""
+        """Wait for rank 0 to connect; `check` raises when it never will."""
         while True:
             check()
             with contextlib.suppress(TimeoutError):
@@ -150,33 +150,33 @@ class Listener:
                 return Line(connection)
 
     def close(self) -> None:
-        """Take the folder away, and the file by which ranks find each other."""
+        """Remove the folder, with the rendezvous file of the ranks."""
         self._socket.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def find(path: str) -> Line:
-    """The room's end. Raises `OSError` when the room is gone."""
+    """Connect to the train worker. Raises `OSError` when it is gone."""
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(path)
     return Line(connection)
 
 
 def ask(line: Line, raw: bytes, check: Callable[[], None]) -> bytes:
-    """One command and its answer; `check` raises when none will come any more. Raises `EOFError`."""
+    """Send one command and return its reply. `check` raises when none can come any more. Raises `EOFError`."""
     line.send(raw)
     return answer(line, check)
 
 
 def answer(line: Line, check: Callable[[], None]) -> bytes:
-    """The next answer."""
+    """Return the next reply; `check` raises when none can come any more. Raises `EOFError`."""
     while (raw := line.receive(_POLL)) is None:
         check()
     return raw
 
 
 def wait(until: Callable[[], bool], seconds: float) -> bool:
-    """Whether it came true in time."""
+    """Poll until the condition is true, for at most `seconds`. Return whether it became true."""
     end = time.monotonic() + seconds
     while not (true := until()) and time.monotonic() < end:
         time.sleep(0.05)
