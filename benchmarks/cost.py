@@ -48,8 +48,8 @@ TEXT = """\
 
 Measured by `make bench` (`benchmarks/cost.py`) on a CPU, one thread, with a small model (4 layers of width 128, a
 vocabulary of 4,096). One step is a whole step of the local trainer: the policy before, the frozen base, the step, the
-policy after it, and the folder on disk. Tokens are those of the batch's prefix tree, which holds a shared prefix once.
-Memory is the growth of the process's peak. For GPUs see [GPU](guides/gpu.md).
+policy after it, and the folder on disk. Tokens are those of the batch's prefix tree, which holds a shared prefix
+once. Memory is the growth of the process's peak. For GPUs see [GPU](guides/gpu.md).
 
 ## More conversations
 
@@ -61,10 +61,10 @@ tokens.
 
 ## Longer conversations
 
-One session of {turns} turns with a growing context. The cost of attention is linear in the pairs of a token and a token
-that it attends to; all other cost is linear in tokens. Attention's share of the operations therefore grows; it is
-computed, not measured. A context is one forward pass whatever `train.micro_tokens` is, so memory grows with it up to the
-available memory; beyond that, layers are recomputed (`train.checkpointing`).
+One session of {turns} turns with a growing context. The cost of attention is linear in the pairs of a token and a
+token that it attends to; all other cost is linear in tokens. Attention's share of the operations therefore grows; it
+is computed, not measured. A context is one forward pass whatever `train.micro_tokens` is, so memory grows with it up
+to the available memory; beyond that, layers are recomputed (`train.checkpointing`).
 
 {contexts}
 """

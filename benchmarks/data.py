@@ -26,19 +26,19 @@ from typing import Any
 
 PAGE = Path(__file__).parent / "results" / "data.md"
 HEAD = """\
-# Files of {count:,} trajectories
+# Trajectory files: {count:,} trajectories
 
-`python benchmarks/data.py --trajectories {count}`, the starter policy, {cores} cores. Conversations of two turns in
-words, each second one judged, each tenth with feedback: {words:.0f} MB; as lines with their tokens {lines:.0f} MB,
-as Parquet {parquet:.0f} MB. Each command is one process. Memory: the most it held.
+`python benchmarks/data.py --trajectories {count}`, the starter policy, {cores} cores. Conversations of two turns as
+text, every second one judged, every tenth with feedback: {words:.0f} MB; as lines with their tokens {lines:.0f} MB,
+as Parquet {parquet:.0f} MB. Each command is one process. MiB is its peak memory.
 
-| command | seconds | of processor | each, ms | MiB, {tenth:,} | MiB, {count:,} |
+| command | seconds | processor seconds | each, ms | MiB, {tenth:,} | MiB, {count:,} |
 |---|---|---|---|---|---|
 {rows}
 
 {verdict}
 """
-SAME = "Lines imported and exported again: the same {size:,} bytes. Through Parquet: the same bytes, too."
+SAME = "Importing and exporting the lines again gives the same {size:,} bytes, also through Parquet."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,15 +108,15 @@ def commands(place: Path) -> Iterator[tuple[str, Took]]:
     """Everything, in its order."""
     words, lines, rows = place / "words.jsonl", place / "lines.jsonl", place / "rows.parquet"
     homes = [place / f"home{n}" for n in range(3)]
-    yield "`data check`, words", run(None, "check", str(words))
-    yield "`data import`, words, tokenised and scored", run(homes[0], "import", str(words))
+    yield "`data check`, text", run(None, "check", str(words))
+    yield "`data import`, text, tokenised and scored", run(homes[0], "import", str(words))
     yield "`data export FILE.jsonl`", run(homes[0], "export", str(lines))
     yield "`data export FILE.parquet`", run(homes[0], "export", str(rows))
     shutil.rmtree(homes[0])
-    yield "`data import`, the lines", run(homes[1], "import", str(lines))
+    yield "`data import`, lines with their tokens", run(homes[1], "import", str(lines))
     run(homes[1], "export", str(place / "again.jsonl"))
     shutil.rmtree(homes[1])
-    yield "`data import`, the Parquet file", run(homes[2], "import", str(rows))
+    yield "`data import`, Parquet with its tokens", run(homes[2], "import", str(rows))
     run(homes[2], "export", str(place / "from_rows.jsonl"))
     shutil.rmtree(homes[2])
 

@@ -57,14 +57,14 @@ HYBRID = {"lfm2": ["conv", "full_attention"]}  # which have their own layers onl
 TEXT = """\
 # Supported models
 
-Any causal language model of transformers with a tokenizer and a chat template works, from a folder or a hub. Qwen, Llama,
-Mistral, Gemma, DeepSeek and gpt-oss have parsers for their tool calls and reasoning
+Any causal language model of transformers with a tokenizer and a chat template works, from a folder or a hub. Qwen,
+Llama, Mistral, Gemma, DeepSeek and gpt-oss have parsers for their tool calls and reasoning
 ([chat templates](../concepts/templates.md)); other models answer in text.
 
-`python benchmarks/families.py` builds a small random model of each family of transformers {version}, serves it with the
-embedded engine and trains it: {tried} causal families could be built. For all trained families the trainer's
-log-probabilities equal those of a plain forward pass. For vLLM and SGLang see their own documentation. A small model may
-lack a kind of layer that a large one of its family has. With sliding-window attention, the embedded engine serves
+`python benchmarks/families.py` builds a small random model of each family of transformers {version}, serves it with
+the embedded engine and trains it: {tried} causal families could be built. For all trained families the trainer's
+log-probabilities equal those of a plain forward pass. For vLLM and SGLang see their own documentation. A small model
+may lack a kind of layer that a large one of its family has. With sliding-window attention, the embedded engine serves
 conversations up to the length of the window (`engine.max_context`).
 
 {lists}
@@ -73,8 +73,8 @@ KINDS = {
     "all": "**Served by the embedded engine and trained** ({n}), with shared prefixes computed once:",
     "rows": "**Served by the embedded engine and trained turn by turn** ({n}): the layers carry a state, transform\n"
     "attention scores, or have their own attention:",
-    "part": "**Served, and trained with named layers** (`train.lora.targets`) **or with full weights** ({n}): models with\n"
-    "experts or routers, for which the engine serves no adapter. The error names the layers that can be named:",
+    "part": "**Served, and trained with named layers** (`train.lora.targets`) **or with full weights** ({n}): models\n"
+    "with experts or routers, for which the engine serves no adapter. The error names the layers that can be named:",
     "elsewhere": "**Trained, and served by vLLM or SGLang only** ({n}):",
     "served": "**Served, but not trained** ({n}):",
     "none": "**Neither** ({n}):",

@@ -131,7 +131,7 @@ def _run(call: Coroutine[Any, Any, Result]) -> Result:
 def _report(cells: Mapping[Cell, Result], seconds: float, litellm: str) -> str:
     pinned = hasattr(os, "sched_setaffinity")
     lines = [
-        "# The gateway beside other proxies",
+        "# Gateway overhead against other proxies",
         "",
         f"{time.strftime('%Y-%m-%d')}, {_cpu()}, {os.cpu_count()} cores, Python {platform.python_version()}"
         + (f", LiteLLM {litellm}" if litellm else "")
@@ -139,16 +139,16 @@ def _report(cells: Mapping[Cell, Result], seconds: float, litellm: str) -> str:
         "",
         (
             f"Load generator and stub engine are pinned to core {servers.LOAD_CORE}, the server under test to core "
-            f"{servers.SERVER_CORE}; whatever is not measured is stopped (SIGSTOP)."
+            f"{servers.SERVER_CORE}; processes that are not being measured are stopped (SIGSTOP)."
             if pinned
-            else "This system cannot pin processes to cores: the rows disturb each other."
+            else "This system cannot pin processes to cores, so the rows affect each other."
         ),
-        "Every row gives the same 20 tokens of text, without delay (streamed from HTTP: 22 events), and every reply is "
-        "compared. The gateway gets them as token ids from the stub's engine socket, renders each prompt, and has each "
-        "exchange committed (SQLite, `synchronous=FULL`) before its finish leaves.",
-        "An agent request is about 36 KB: OpenClaw-like system prompt (26 KB), 12 tools, a conversation in its tenth "
-        "to twentieth turn, in which each client continues with the replies that it received.",
-        "*added*: median less the stub's own median. *events*: mean SSE events of a reply; the gateway sends tokens "
+        "Every row returns the same 20 tokens of text, without delay (streamed over HTTP: 22 events), and every "
+        "reply is checked. The gateway gets them as token ids from the stub's engine socket, renders each prompt, and "
+        "commits each exchange (SQLite, `synchronous=FULL`) before it sends the end of the reply.",
+        "An agent request is about 36 KB: an OpenClaw-like system prompt (26 KB), 12 tools, a conversation in its "
+        "tenth to twentieth turn, in which each client continues with the replies that it received.",
+        "*added*: median minus the stub's own median. *events*: mean SSE events per reply; the gateway sends tokens "
         "that reach it together as one event.",
         "",
     ]

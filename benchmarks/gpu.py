@@ -3,13 +3,13 @@
     python benchmarks/gpu.py [--minutes 9] [--out FOLDER]       # a GPU
     python benchmarks/gpu.py --cpu --tiny                       # the same code on a CPU
 
-A step is forward and backward passes, the loss and the optimizer: eight turns of one session as one prefix tree of 4K,
-16K or 32K tokens, a quarter of them replies. "whole step" is the trainer's whole step on the same turns: the policy
-before, the frozen base, the step, the policy after it, and the folder on disk. MFU counts the operations that the step
-needs (benchmarks/flops.py), without recomputation and without gradients of frozen weights. "by 6N" counts an adapter's
-step as if all weights were trained, as other tables do. Memory is the peak that torch allocated; "formula" is the
-expected peak in GiB. "recomputed" is the number of layers recomputed in the backward pass: all, or by default as many as
-the memory of this device requires.
+A step is forward and backward passes, the loss and the optimizer: eight turns of one session as one prefix tree of
+4K, 16K or 32K tokens, a quarter of them replies. "whole step" is the trainer's whole step on the same turns: the
+policy before, the frozen base, the step, the policy after it, and the folder on disk. MFU counts the operations that
+the step needs (benchmarks/flops.py), without recomputation and without gradients of frozen weights. "by 6N" counts an
+adapter's step as if all weights were trained, as other tables do. Memory is the peak that torch allocated; "formula"
+is the expected peak in GiB. "recomputed" is the number of layers recomputed in the backward pass: all, or by default
+as many as the memory of this device requires.
 """
 
 from __future__ import annotations

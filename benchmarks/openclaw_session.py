@@ -178,22 +178,22 @@ def report(arms: dict[int, list[list[Turn]]], together: Together) -> str:
     rows = [_row(cache, sessions, last) for cache, sessions in arms.items()]
     first = arms[CACHE][0][0]
     lines = [
-        "# The first token over a session of OpenClaw",
+        "# Time to first token over an OpenClaw session",
         "",
         f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, no GPU. `python benchmarks/openclaw_session.py`: "
-        f"{len(arms[CACHE])} sessions of {last} turns, one after the other, in the shape of OpenClaw's requests "
-        f"({first.prompt:,} prompt tokens at turn 1, of them system prompt and twelve tools all but 100), through "
+        f"{len(arms[CACHE])} sessions of {last} turns, one after the other, in the form of OpenClaw's requests "
+        f"({first.prompt:,} prompt tokens at turn 1, all but 100 of them system prompt and twelve tools), through "
         "`openclaw-rl up` with the embedded engine and a random model of 7 million parameters. Time from sending the "
-        "request to the first word, in milliseconds (medians over sessions), and the prompt tokens that came from the "
+        "request to the first token, in milliseconds (medians over sessions), and the prompt tokens that came from the "
         "prefix cache.",
         "",
-        f"| prefix cache | turn 1, first | turn 1, later ones | turn {last} | its prompt | of it from the cache |",
+        f"| prefix cache | turn 1, first | turn 1, later sessions | turn {last} | its prompt | cached tokens |",
         "|---|---|---|---|---|---|",
         *rows,
         "",
-        "A request of OpenClaw's branches off from the one before: its passing context message is gone, and the reply "
-        "stands in its place. So the last reply and the new words are computed, and all before them comes from the "
-        "cache, in every turn; a new session has the system prompt and the tools from the session before.",
+        "Each OpenClaw request branches off from the previous one: its context message is removed, and the reply takes "
+        "its place. In every turn the last reply and the new messages are computed, and everything before them comes "
+        "from the cache; a new session takes the system prompt and the tools from the session before.",
         "",
         *_together(together),
     ]
@@ -205,11 +205,11 @@ def _together(told: Together) -> list[str]:
     shares = [t.cached / t.prompt for t in turns if t.cached is not None]
     first = statistics.median(t.first_token for t in turns) * 1e3
     return [
-        f"{len(ends)} sessions that take turns, {ends[0].number} each, on one cache of {CACHE:,} tokens (their last "
-        f"prompts have {sum(t.prompt for t in ends):,} together): from the second turn on, "
+        f"{len(ends)} interleaved sessions, {ends[0].number} turns each, on one cache of {CACHE:,} tokens (their last "
+        f"prompts have {sum(t.prompt for t in ends):,} in total): from the second turn on, "
         f"{statistics.median(shares):.1%} of a prompt came from the cache (at least {min(shares):.1%}), and the first "
-        f"word came after {first:,.0f} ms (median). The engine's memory grew from {told.before:,.0f} to "
-        f"{told.after:,.0f} MiB: what sessions share is held once.",
+        f"token came after {first:,.0f} ms (median). The engine's memory grew from {told.before:,.0f} to "
+        f"{told.after:,.0f} MiB: a shared prefix is stored once.",
     ]
 
 

@@ -173,17 +173,17 @@ def report(pairs: list[tuple[Arm, Arm]], clients: int) -> tuple[str, bool]:
     more = statistics.median(a.ms(100) - b.ms(100) for a, b in pairs)
     failures = [failure for pair in pairs for arm in pair for failure in arm.failures]
     good = ratio <= P999_RATIO and more <= MAX_MORE * 1e3 and not failures
-    head = ["steps / swaps / versions heard", "time, trainer CPU", "gaps", "p50", "p99", "p99.9", "max"]
+    head = ["steps / swaps / versions seen", "time, trainer CPU", "gaps", "p50", "p99", "p99.9", "max"]
     columns = ["pair", *(f"swaps: {h}" for h in head), *(f"none: {h}" for h in head)]
     columns += ["p99.9 ratio", "max diff ms", "errors"]
     lines = [
-        "# What users feel of a swap",
+        "# Token gaps during hot swaps",
         "",
         f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores. `python benchmarks/swaps.py`: {clients} clients stream "
-        "from `openclaw-rl up` (starter policy) while the trainer takes a step whenever it has a batch. In each pair "
-        "every step is swapped in, or every candidate is refused by the gate: the trainer works as much in both. "
-        "Milliseconds between two tokens of one reply, as the clients see them; clients, engine, gateway and "
-        "trainer share the machine's cores.",
+        "from `openclaw-rl up` (starter policy) while the trainer takes a step whenever it has a batch. A pair has one "
+        "run in which every step is swapped in, and one in which the gate refuses every candidate, so that the trainer "
+        "does the same work. Gaps are milliseconds between two tokens of one reply at the client; clients, engine, "
+        "gateway and trainer share the machine's cores.",
         "",
         f"| {' | '.join(columns)} |",
         "|---" * len(columns) + "|",

@@ -145,8 +145,8 @@ def table(runs: list[Run]) -> str:
             f"- {sum(r.passed for r in runs)} of {len(runs)} runs met every bound.",
             f"- Correctness fell by {sum(falls) / len(falls):.3f} on average, by {max(falls):.3f} at most.",
             f"- The rules gave a score to {judged} of {reactions} reactions ({judged / reactions:.0%}); {agreed} of "
-            f"those ({agreed / max(judged, 1):.0%}) were the user's true opinion (a tenth of the reactions are wrong on "
-            "purpose).",
+            f"those ({agreed / max(judged, 1):.0%}) were the user's true opinion (a tenth of the reactions are wrong "
+            "on purpose).",
             f"- {sum(r.seconds for r in runs) / 60:.0f} minutes in total.",
         )
     )
@@ -154,13 +154,13 @@ def table(runs: list[Run]) -> str:
 
 PREFACE = f"""# Learning benchmark: five tastes, three methods
 
-Made by `make learn` on the shipped starter policy. Each row is a fresh system (`openclaw-rl up`) and one simulated user
-with one taste. The user gets {REPLIES} replies through the official `openai` client and reacts in text only: more than
-half of the reactions use phrases that the rules do not match, and a tenth are wrong on purpose. A reply is satisfying if
-it is correct and matches the taste. Satisfaction and correctness are measured at temperature 1 on {QUESTIONS} questions
-that the user never asked, before (version 0) and after (newest version), with the same seeds. "met" means: satisfied
-at most 0.65 before and at least 0.90 after, correctness down by at most 0.10, at least five versions served, no failed
-reply, no silence of 5 s.
+Made by `make learn` on the shipped starter policy. Each row is a fresh system (`openclaw-rl up`) and one simulated
+user with one taste. The user gets {REPLIES} replies through the official `openai` client and reacts in text only:
+more than half of the reactions use phrases that the rules do not match, and a tenth are wrong on purpose. A reply is
+satisfying if it is correct and matches the taste. Satisfaction and correctness are measured at temperature 1 on
+{QUESTIONS} questions that the user never asked, before (version 0) and after (newest version), with the same seeds.
+"met" means: satisfied at most 0.65 before and at least 0.90 after, correctness down by at most 0.10, at least five
+versions served, no failed reply, no silence of 5 s.
 
 """
 

@@ -1,12 +1,12 @@
-"""The trainer's step against TRL's: the same model, the same tokens, LoRA on all linear layers, one optimizer step.
+"""Training step against TRL's: the same model, the same tokens, LoRA on all linear layers, one optimizer step.
 
     python benchmarks/trainer.py [--rounds 3]
 
-Each step runs in a process of its own, ours and TRL's in turn. Ours is the whole `LocalTrainer.step` (the policy
-before, the frozen base, the step, the policy after it, the folder on the disk). TRL's is what `GRPOTrainer` does for a
-batch that was sampled elsewhere: reference log-probabilities (beta 0.1), loss and gradients by 8 rows, AdamW.
-Memory is what the process's peak grows by from before the first step. Each has the environment in which its own program
-starts it: ours asks torch for huge pages. Given them, too, TRL's step on 1 turn is some 10% faster.
+Each step runs in a separate process, ours and TRL's alternately. Ours is the trainer's whole step (the policy before,
+the frozen base, the step, the policy after it, the folder on disk). TRL's is what `GRPOTrainer` does for a batch that
+was sampled elsewhere: reference log-probabilities (beta 0.1), loss and gradients by 8 rows, AdamW. Memory is the
+growth of the process's peak since before the first step. Each process has the environment in which its own program
+starts it: ours asks torch for huge pages. With huge pages, TRL's step on 1 turn is about 10% faster.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""One turn's life, whole: the algorithm of OpenClaw-RL in one file, without servers, stores or processes.
+"""Life of a turn: the algorithm of OpenClaw-RL in one file, without servers, store or processes.
 
     python docs/guides/one_turn.py            # learns a taste in half a minute on one core
 
-A model answers. A person says something next. From those words alone come a score and a hint; from them a gradient;
-and the next answer is better. The real system (`src/openclaw_rl`) does the same with an API in front, a durable store
-in the middle, and weights that are swapped while it answers. The order here is the order there:
+A model answers. A person reacts with text. The reaction gives a score and a hint; both give a gradient; the next answer
+is better. The real system (`src/openclaw_rl`) does the same with an API, a durable store, and hot swaps of the weights.
+The order here is the order there:
 
-    serve    sample a reply; keep its token ids and log-probabilities exactly as they were sampled
-    judge    what the person said next -> a score (+1, -1 or nothing) and a hint ("Keep answers short.")
+    serve    sample a reply; keep its token ids and log-probabilities exactly as sampled
+    judge    reaction -> a score (+1, -1 or none) and a hint ("Keep answers short.")
     credit   score -> one advantage for the reply; hint -> one advantage for each of its tokens
     train    one clipped step on both; the new weights answer the next question
 
@@ -36,7 +36,7 @@ STARTER = Path(__file__).parents[2] / "src" / "openclaw_rl" / "assets" / "starte
 TEMPERATURE = 1.0
 LEARNING_RATE = 2e-3
 CLIP_LOW, CLIP_HIGH, DUAL_CLIP = 0.8, 1.28, 3.0  # arXiv:2503.14476 (asymmetric clip), arXiv:1912.09729 (dual clip)
-GAP_LOW, GAP_HIGH = 0.5, 5.0  # tokens whose ratio lies outside carry no gradient: arXiv:2512.16144, eq. 1
+GAP_LOW, GAP_HIGH = 0.5, 5.0  # tokens with a ratio outside have no gradient: arXiv:2512.16144, eq. 1
 OPD_CLIP = 1.0  # C
 KL_COEF = 0.1
 DECAY = 0.95  # of the baseline
@@ -47,11 +47,11 @@ DECAY = 0.95  # of the baseline
 
 @dataclass
 class Turn:
-    """One question with its reply, as it was sampled."""
+    """One question with its sampled reply."""
 
     question: Question
     prompt_ids: list[int]
-    response_ids: list[int]  # [R] the end token included
+    response_ids: list[int]  # [R] with the end token
     logprobs: list[float]  # [R] mu, at TEMPERATURE
     text: str
     score: int | None = None
@@ -59,7 +59,7 @@ class Turn:
 
 
 class Policy:
-    """The base model with a low-rank adapter. Adapter off: the base. Adapter on: what was learned so far."""
+    """The base model with a low-rank adapter. Adapter off: the base. Adapter on: the trained policy."""
 
     def __init__(self, folder: Path) -> None:
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -72,7 +72,7 @@ class Policy:
         )
 
     def prompt(self, question: str, hint: str | None = None) -> list[int]:
-        """The prompt's token ids. A hint stands behind the person's words, as it does in the real system."""
+        """Return the prompt's token ids. A hint follows the person's text, as in the real system."""
         content = question if hint is None else f"{question}\n\n[Hint: {hint}]"
         text = self.tokenizer.apply_chat_template(
             [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
@@ -81,7 +81,7 @@ class Policy:
 
     @torch.no_grad()
     def answer(self, question: Question, max_tokens: int = 64) -> Turn:
-        """Sample token by token. What is kept is what was sampled: ids and log-probabilities, never the text's."""
+        """Sample a reply token by token. Keep the sampled ids and log-probabilities; the text is never re-tokenised."""
         prompt_ids = self.prompt(question.text)
         ids = torch.tensor([prompt_ids])
         response_ids: list[int] = []
@@ -99,10 +99,10 @@ class Policy:
         return Turn(question, prompt_ids, response_ids, logprobs, text)
 
     def score(self, prompts: list[list[int]], turns: list[Turn]) -> torch.Tensor:
-        """[B, R] log-probabilities of the turns' own responses after the given prompts (0 where padded)."""
+        """Return [B, R] log-probabilities of the turns' responses after the given prompts (0 where padded)."""
         rows = [p + t.response_ids for p, t in zip(prompts, turns, strict=True)]
         width, longest = max(map(len, rows)), max(len(t.response_ids) for t in turns)
-        # Left-padded, so that every response ends in the last column and only the tail needs the vocabulary.
+        # Left-padded: every response ends in the last column, so logits are needed for the last columns only.
         ids = torch.tensor([[self.end] * (width - len(r)) + r for r in rows])
         mask = torch.tensor([[0] * (width - len(r)) + [1] * len(r) for r in rows])
         places = (mask.cumsum(-1) - 1).clamp(min=0)
@@ -120,7 +120,7 @@ def _left_align(row_R: torch.Tensor, length: int) -> torch.Tensor:
 
 
 def react(taste: Taste, turn: Turn, rng: random.Random) -> str:
-    """What a person with a taste says next. Words only; a tenth of the time they say the opposite of what they mean."""
+    """Return the reaction of a person with a taste, as text. A tenth of them are wrong on purpose."""
     pleased = satisfies(taste, turn.text) and correct(turn.question, turn.text)
     if rng.random() < 0.1:
         pleased = not pleased
@@ -140,7 +140,7 @@ RULES: tuple[tuple[str, int, str | None], ...] = (
 
 
 def judge(reaction: str) -> tuple[int | None, str | None]:
-    """A score and a hint from the next words. Where rules disagree, or none speaks, there is no score."""
+    """Return score and hint of a reaction. If rules disagree or none matches, there is no score."""
     matching = [(score, hint) for pattern, score, hint in RULES if re.search(pattern, reaction, re.IGNORECASE)]
     scores = {score for score, _ in matching}
     hints = [hint for _, hint in matching if hint]
@@ -152,10 +152,10 @@ def judge(reaction: str) -> tuple[int | None, str | None]:
 
 @dataclass
 class Memory:
-    """What credit remembers between batches: read before a batch, changed after it."""
+    """State of credit between batches: read before a batch, updated after it."""
 
     baseline: float = 0.0
-    tokens: float = field(default=0.0)  # slow average of reply lengths: the denominators
+    tokens: float = field(default=0.0)  # moving average of reply lengths, for the denominators
 
     def after(self, turns: list[Turn]) -> None:
         for turn in turns:
@@ -164,14 +164,14 @@ class Memory:
 
 
 def binary_advantages(turns: list[Turn], memory: Memory) -> torch.Tensor:
-    """[B] A = r - b. No division by a standard deviation: one person's batch is small and may be unanimous."""
+    """Return [B] A = r - b. No division by a standard deviation: it is 0 if all scores of a small batch are equal."""
     return torch.tensor([0.0 if t.score is None else t.score - memory.baseline for t in turns])
 
 
 def opd_advantages(teacher_BR: torch.Tensor, own_BR: torch.Tensor) -> torch.Tensor:
-    """[B, R] A_t = clip(T_t - o_t, -C, C): where the hinted, frozen base likes a token more than the policy does now.
+    """Return [B, R] A_t = clip(T_t - o_t, -C, C): positive where the hinted, frozen base prefers a token to the policy.
 
-    The base is frozen on purpose: a teacher made of the live weights runs away together with its student.
+    The base is frozen because a teacher made of the live weights diverges together with its student.
     """
     return (teacher_BR - own_BR).clamp(-OPD_CLIP, OPD_CLIP)
 
@@ -180,7 +180,7 @@ def opd_advantages(teacher_BR: torch.Tensor, own_BR: torch.Tensor) -> torch.Tens
 
 
 def surrogate(rho_BR: torch.Tensor, advantages_BR: torch.Tensor, mask_BR: torch.Tensor, tokens: float) -> torch.Tensor:
-    """The clipped objective, as a loss. `tokens`: replies in this term times the slow average of their length."""
+    """Return the clipped surrogate loss. `tokens`: replies in this term times the moving average of their length."""
     plain = rho_BR * advantages_BR
     clipped = rho_BR.clamp(CLIP_LOW, CLIP_HIGH) * advantages_BR
     gain = torch.minimum(plain, clipped)
@@ -190,7 +190,7 @@ def surrogate(rho_BR: torch.Tensor, advantages_BR: torch.Tensor, mask_BR: torch.
 
 
 def step(policy: Policy, turns: list[Turn], memory: Memory) -> dict[str, float]:
-    """Both terms, each with its own mask and denominator, and a leash to the base. One optimizer step."""
+    """Take one optimizer step on both terms, each with its own mask and denominator, and a KL penalty to the base."""
     plain_prompts = [t.prompt_ids for t in turns]
     hinted_prompts = [policy.prompt(t.question.text, t.hint) for t in turns]
     with torch.no_grad(), policy.model.disable_adapter():
@@ -210,7 +210,7 @@ def step(policy: Policy, turns: list[Turn], memory: Memory) -> dict[str, float]:
     binary = surrogate(rho_BR, binary_BR, mask_BR * scored[:, None], float(scored.sum()) * memory.tokens)
     opd_BR = opd_advantages(teacher_BR, pi_BR.detach())
     opd = surrogate(rho_BR, opd_BR, mask_BR * hinted[:, None], float(hinted.sum()) * memory.tokens)
-    # k2, with the ratio detached: as a loss its gradient is the reverse KL's, which k1's is not (arXiv:2510.01555).
+    # k2 with the ratio detached has the gradient of the reverse KL; k1 does not (arXiv:2510.01555).
     kl = (rho_BR.detach() * (pi_BR - base_BR).square() / 2 * mask_BR).sum() / (len(turns) * memory.tokens)
 
     policy.optimizer.zero_grad()
@@ -226,7 +226,7 @@ def step(policy: Policy, turns: list[Turn], memory: Memory) -> dict[str, float]:
 
 
 def learn(taste: Taste, *, versions: int, batch: int, seed: int) -> list[float]:
-    """Talk, judge, train, swap. Returns the share of replies to the person's taste, a number for each version."""
+    """Talk, judge, train, swap. Return the share of replies to the person's taste, per version."""
     torch.manual_seed(seed)
     rng = random.Random(seed)
     policy, memory, shares = Policy(STARTER), Memory(), []

@@ -240,8 +240,9 @@ async def _swaps(trial: Trial) -> Came:
     mean = max([(await trial.gaps(reply, 1))[0] for reply in replies])
     whole = sum(len(reply.ids) == trial.tokens for reply in replies)
     words = (
-        f"{whole} of {STREAMS} replies complete ({running} were running), mean difference {mean:.2g}, longest "
-        f"gap {max(r.longest_gap for r in replies) * 1000:.0f} ms; loaded in {took * 1000:.0f} ms"
+        f"{whole} of {STREAMS} replies complete ({running} were running), "
+        f"mean difference {mean:.2g}, longest gap {max(r.longest_gap for r in replies) * 1000:.0f} ms; "
+        f"loaded in {took * 1000:.0f} ms"
     )
     return Came(words, whole == STREAMS and mean <= trial.bound and len(fresh.ids) == 4)
 

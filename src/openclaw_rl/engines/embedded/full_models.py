@@ -38,8 +38,6 @@ class Fleet(Core):
         super().__init__(model, config)
         self._whole: dict[Key, Core] = {}  # loaded, or with running replies
 
-    # Loaded versions
-
     @property
     def running(self) -> int:
         return super().running + sum(core.running for core in self._whole.values())
@@ -94,8 +92,6 @@ class Fleet(Core):
         yield from super().tidy()
         for key in self._gone():
             del self._whole[key]
-
-    # Calls
 
     def _own(self, version: int) -> Core | None:
         """Return the engine of a full model, None for an adapter. Raise `EngineError` if the version is not loaded."""

@@ -44,7 +44,7 @@ def is_hopeless(job: Job) -> bool:
 def told(tokens: int, device: torch.device) -> str:
     """Return the error message for a sequence of `tokens` tokens that does not fit."""
     return (
-        f"{tokens} tokens do not fit into the memory of {device}, tried for {PATIENCE:g} s. Start a new conversation, "
-        "or free memory: lower engine.max_context, engine.max_batch or engine.prefill_chunk, move the trainer to "
-        "another device (train.gpus), or use a smaller model"
+        f"{tokens} tokens do not fit into the memory of {device}, tried for {PATIENCE:g} s. "
+        "Start a new conversation, or free memory: lower engine.max_context, engine.max_batch or engine.prefill_chunk, "
+        "move the trainer to another device (train.gpus), or use a smaller model"
     )

@@ -46,8 +46,6 @@ class Core:
         self._plan: tuple[Sampler, Route | None] | None = None  # of the current rows; None: they changed
         self._lack: Lack | None = None
 
-    # Loaded versions
-
     @property
     def versions(self) -> tuple[int, ...]:
         return tuple(sorted(self._loaded))
@@ -112,8 +110,6 @@ class Core:
         for key in gone:
             self._prefixes.forget(key)
 
-    # Calls
-
     def generate(
         self,
         owner: Any,
@@ -166,8 +162,6 @@ class Core:
     def cancel(self, job: Job) -> None:
         """Cancel a sequence; the next step frees its row."""
         job.cancelled = self._sweep_needed = True
-
-    # One step
 
     @property
     def pause(self) -> float:
@@ -288,8 +282,6 @@ class Core:
         self._running[job.held] -= 1
         if not self._running[job.held]:
             del self._running[job.held]
-
-    # Prefill
 
     def _stage(self) -> None:
         """Choose what to prefill: one long prompt, one scoring, or several short prompts that fit one chunk."""

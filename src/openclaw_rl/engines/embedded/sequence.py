@@ -17,8 +17,8 @@ class Job:
     """A reply to generate, or given ids to score (`targets`)."""
 
     owner: Any  # opaque to the scheduler: identifies the caller
-    held: Key  # the version that the caller asked for
-    key: Key | None  # the adapter of that version; None: the base
+    held: Key  # version that the caller asked for, with its digest
+    key: Key | None  # key of its adapter; None: the base
     ids: Ids  # to prefill: the prompt; for a scoring also the response without its last id
     prompt: int  # number of prompt tokens
     draw: Draw
@@ -39,7 +39,7 @@ class Job:
         return len(self.ids) + len(self.drawn) - self.taken - 1
 
     def all_ids(self) -> Ids:
-        """Return the ids of the `cached_length` tokens."""
+        """Return the ids of the `num_cached` tokens."""
         return np.concatenate([self.ids, np.asarray(self.drawn[self.taken : -1], dtype=np.int32)])
 
     def begin_again(self) -> None:

@@ -89,8 +89,8 @@ class Holds:
         if len(named | draining) > self._cap:
             still = f" and {sorted(v for v, _ in draining)} still answering" if draining else ""
             raise EngineError(
-                f"versions {sorted(p.version for p in policies)} requested{still}; engine.versions is {self._cap}. "
-                "Try again when a reply has ended, or raise engine.versions"
+                f"versions {sorted(p.version for p in policies)} requested{still}; "
+                f"engine.versions is {self._cap}. Try again when a reply has ended, or raise engine.versions"
             )
 
     def known(self, ref: PolicyRef) -> Held | None:
