@@ -20,9 +20,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from openclaw_rl.evals.starter_corpus import INSTRUCTIONS, Dialogue, dialogues, hinted
-from openclaw_rl.evals.styles import TASTES, Taste, satisfies
-from openclaw_rl.evals.toy_world import Fact, Question, correct, facts, held_out_questions
+from openclaw_rl.evals.starter_corpus import INSTRUCTIONS, Dialogue, draw_dialogues, with_hint
+from openclaw_rl.evals.styles import TASTES, Taste, has_style
+from openclaw_rl.evals.toy_world import Fact, Question, all_facts, held_out_questions, is_correct
 from openclaw_rl.settings.cli_options import option
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def build_tokenizer(texts: Sequence[str], template: str) -> Any:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    words = [f" {word}" for fact in facts() for word in (fact.answer, fact.subject)] * 20
+    words = [f" {word}" for fact in all_facts() for word in (fact.answer, fact.subject)] * 20
     tokenizer.train_from_iterator([*texts, *words], trainer)
     tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in MARKUP_TOKENS])
     return PreTrainedTokenizerFast(
@@ -145,7 +145,7 @@ def supply(tokenizer: Any, seed: int) -> Iterator[list[Row]]:
     """Batches of ever new dialogues: first of one question each, where instructions are soonest understood."""
     for part in itertools.count():
         single = part < SINGLE_PARTS
-        rows = [encode(dialogue, tokenizer) for dialogue in dialogues(1024, seed + 1009 * part, single=single)]
+        rows = [encode(dialogue, tokenizer) for dialogue in draw_dialogues(1024, seed + 1009 * part, single=single)]
         yield from batches(rows, random.Random(seed + part))
 
 
@@ -229,14 +229,14 @@ def measure(
     model: Any, tokenizer: Any, questions: Sequence[Question], hint: str = "", system: str | None = None
 ) -> Measure:
     """What sampled replies to fresh questions are like, under a hint, a system message or neither."""
-    contents = [hinted(q.text, hint) if hint else q.text for q in questions]
+    contents = [with_hint(q.text, hint) if hint else q.text for q in questions]
     replies = sample(model, tokenizer, contents, system)
     count = len(questions)
     return Measure(
-        correct=sum(correct(q, text) for q, (text, _) in zip(questions, replies, strict=True)) / count,
+        correct=sum(is_correct(q, text) for q, (text, _) in zip(questions, replies, strict=True)) / count,
         ended=sum(length <= MAX_REPLY_TOKENS for _, length in replies) / count,
         tokens=sum(length for _, length in replies) / count,
-        styles={taste: sum(satisfies(taste, text) for text, _ in replies) / count for taste in TASTES},
+        styles={taste: sum(has_style(taste, text) for text, _ in replies) / count for taste in TASTES},
     )
 
 
@@ -291,7 +291,7 @@ def main(out: Path, seed: int, steps: int) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     template = (files("openclaw_rl") / "assets" / "starter" / "chat_template.jinja").read_text()
-    texts = [message["content"] for d in dialogues(3000, seed) for message in d.messages]
+    texts = [message["content"] for d in draw_dialogues(3000, seed) for message in d.messages]
     tokenizer = build_tokenizer(texts, template)
     model = build_model(tokenizer)
     train(model, tokenizer, steps=steps, seed=seed + 1)

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from openclaw_rl.learner.forward.packing import Row
-from openclaw_rl.settings.load import for_training
+from openclaw_rl.learner.forward.packing import TokenSequence
+from openclaw_rl.settings.load import train_settings, trainer_variables
 
 PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
 VOCABULARY = 4096
@@ -54,8 +54,8 @@ once. Memory is the growth of the process's peak. For GPUs see [GPU](guides/gpu.
 ## More conversations
 
 Sessions of {turns} turns with a context of {context} tokens each. For {times:.0f} times the tokens, a step takes
-{growth:.1f} times as long and {wider:.1f} times the memory: one forward pass has at most `train.micro_tokens` (4,096)
-tokens.
+{growth:.1f} times as long and {wider:.1f} times the memory: one forward pass has at most
+`train.batch.micro_tokens` (4,096) tokens.
 
 {sessions}
 
@@ -63,8 +63,8 @@ tokens.
 
 One session of {turns} turns with a growing context. The cost of attention is linear in the pairs of a token and a
 token that it attends to; all other cost is linear in tokens. Attention's share of the operations therefore grows; it
-is computed, not measured. A context is one forward pass whatever `train.micro_tokens` is, so memory grows with it up
-to the available memory; beyond that, layers are recomputed (`train.checkpointing`).
+is computed, not measured. A context is one forward pass whatever `train.batch.micro_tokens` is, so memory grows with it
+up to the available memory; beyond that, layers are recomputed (`train.gradient_checkpointing`).
 
 {contexts}
 """
@@ -82,7 +82,7 @@ class Batch:
         return self.sessions * self.context
 
 
-def rows(batch: Batch) -> list[Row]:
+def rows(batch: Batch) -> list[TokenSequence]:
     """An eighth of a session's tokens is replies."""
     random, out = np.random.default_rng(0), []
     piece = batch.context // (8 * TURNS)
@@ -94,7 +94,7 @@ def rows(batch: Batch) -> list[Row]:
         history = draw(batch.context + 1 - 2 * TURNS * piece)
         for _ in range(TURNS):
             prompt, answer = np.concatenate([history, draw(piece)]), draw(piece)
-            out.append(Row(prompt_ids=prompt, response_ids=answer, temperature=1.0))
+            out.append(TokenSequence(prompt_ids=prompt, response_ids=answer, temperature=1.0))
             history = np.concatenate([prompt, answer])
     return out
 
@@ -119,12 +119,19 @@ def child(batch: Batch, folder: Path) -> None:
     import qwen3
     from openclaw_rl import methods
     from openclaw_rl.learner.trainer import LocalTrainer
-    from openclaw_rl.settings.load import TrainConfig
 
     torch.set_num_threads(1)
     # No trust region: how often it halves a step is no matter of tokens.
-    train = TrainConfig(method="binary", max_gap=1e9, gap_low=1e-9, gap_high=1e9, max_step_kl=1e9)
-    method = methods.make("binary", decay=0.95, shrink=8.0, clip=1.0, w_binary=1.0, w_opd=1.0)
+    train = train_settings(
+        {
+            "method": "binary",
+            "safety.max_turn_log_ratio": 1e9,
+            "loss.token_ratio_min": 1e-9,
+            "loss.token_ratio_max": 1e9,
+            "safety.max_step_kl": 1e9,
+        }
+    )
+    method = methods.create_method("binary", decay=0.95, shrink=8.0, clip=1.0, w_binary=1.0, w_opd=1.0)
     trainer = LocalTrainer(str(folder), method, train)
     samples, before, seconds = qwen3.samples(rows(batch)), _peak(), []
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
@@ -157,7 +164,7 @@ def make_model(folder: Path) -> None:
 def measure(batch: Batch, folder: Path, rounds: int) -> tuple[float, float]:
     """(seconds, MiB): medians over processes."""
     command = [sys.executable, __file__, "--child", str(batch.sessions), str(batch.context), "--folder", str(folder)]
-    env = dict(os.environ) | for_training() | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    env = dict(os.environ) | trainer_variables() | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     found = []
     for _ in range(rounds):
         done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=1800, check=False)

@@ -136,12 +136,12 @@ def _small(family: str, wished: dict[str, Any]) -> Any:
 
 def served(path: str) -> str | None:
     """None; else why not."""
-    from openclaw_rl.engines.embedded.model import BaseModel
+    from openclaw_rl.engines.embedded.model import EmbeddedModel
     from openclaw_rl.errors import OpenClawError
     from openclaw_rl.settings.load import ModelConfig
 
     try:
-        BaseModel.load(ModelConfig(path=path, device="cpu"))
+        EmbeddedModel.load(ModelConfig(path=path, device="cpu"))
     except OpenClawError as error:
         return str(error)
     return None
@@ -150,12 +150,13 @@ def served(path: str) -> str | None:
 def trained(path: str, weights: str) -> str:
     """shared, apart: how turns are computed; else why it is not trained, or what is wrong."""
     from openclaw_rl.errors import OpenClawError
-    from openclaw_rl.learner.forward.packing import Row
+    from openclaw_rl.learner.forward.packing import TokenSequence
     from openclaw_rl.learner.trainer import LocalTrainer
-    from openclaw_rl.settings.load import TrainConfig
+    from openclaw_rl.settings.load import train_settings
     from openclaw_rl.train.worker import make_method
 
-    train = TrainConfig(method="binary", weights=weights, lora={"rank": 2}, learning_rate=1e-5)
+    rate = {"optimizer.learning_rate": 1e-5}
+    train = train_settings({"method": "binary", "finetune": weights, "lora": {"rank": 2}, **rate})
     try:
         trainer = LocalTrainer(path, make_method(train), train)
     except OpenClawError as error:
@@ -163,12 +164,12 @@ def trained(path: str, weights: str) -> str:
     random = np.random.default_rng(0)
     trunk, more, words = (random.integers(3, 60, n).astype(np.int32) for n in (40, 17, 9))
     prompts = (trunk, np.concatenate([trunk, words, more]), np.concatenate([trunk[:25], more]))
-    rows = [Row(prompt_ids=prompt, response_ids=words, temperature=1.0) for prompt in prompts]
+    rows = [TokenSequence(prompt_ids=prompt, response_ids=words, temperature=1.0) for prompt in prompts]
     own = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     gap = max(_gap(own, row, found) for row, found in zip(rows, trainer.logprobs(rows), strict=True))
     if not gap <= CLOSE:
         return f"WRONG: its log-probabilities are off by {gap:.2g}"
-    return "shared" if trainer._passes.shares else "apart"
+    return "shared" if trainer._runner.uses_tree else "apart"
 
 
 @torch.no_grad()

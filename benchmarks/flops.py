@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 
 from openclaw_rl.learner.forward import prefix_tree
-from openclaw_rl.learner.forward.packing import Row
+from openclaw_rl.learner.forward.packing import TokenSequence
 
 Mode = Literal["lora", "qlora", "full"]
 PEAKS = {  # of bfloat16, dense, in TFLOP/s, as the vendor states them; by what the device's name contains
@@ -44,9 +44,9 @@ class Work:
     pairs: int  # S
 
 
-def work_of(rows: Sequence[Row]) -> Work:
+def work_of(rows: Sequence[TokenSequence]) -> Work:
     """Of rows that are one tree."""
-    planted = prefix_tree.plant(rows, torch.device("cpu"))
+    planted = prefix_tree.build_tree(rows, torch.device("cpu"))
     return Work(tokens=planted.tokens, asked=len(planted.targets_K), pairs=int((planted.depth_T + 1).sum()))
 
 

@@ -21,10 +21,10 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from openclaw_rl.learner.forward.packing import Row
+from openclaw_rl.learner.forward.packing import TokenSequence
 from openclaw_rl.learner.trainer import LocalTrainer
 from openclaw_rl.methods.types import Sample
-from openclaw_rl.settings.load import TrainConfig
+from openclaw_rl.settings.load import train_settings
 from openclaw_rl.train.worker import make_method
 
 PAGE = Path(__file__).parent.parent / "docs" / "concepts" / "training_safety.md"
@@ -52,7 +52,7 @@ def turns(trainer: LocalTrainer, rng: np.random.Generator, reward: Reward, *, ju
     for n in range(TURNS):
         prompt, size = rng.integers(0, V, 6).astype(np.int32), int(rng.integers(4, 12))
         response = np.full(size, rng.integers(V)) if junk else rng.integers(0, V, size)
-        row = Row(prompt_ids=prompt, response_ids=response.astype(np.int32), temperature=1.0)
+        row = TokenSequence(prompt_ids=prompt, response_ids=response.astype(np.int32), temperature=1.0)
         truth = trainer.logprobs([row])[0].numpy()
         mu = truth + rng.normal(0, off, size) if off else truth
         out.append(
@@ -93,7 +93,7 @@ def _flip(trainer: LocalTrainer, rng: np.random.Generator, step: int) -> list[Sa
 def _gone(trainer: LocalTrainer, rng: np.random.Generator, _: int) -> list[Sample]:
     """Replies that the base wrote, however many versions ago, always with the same score."""
     made = turns(trainer, np.random.default_rng(2), lambda _: 1.0, junk=False, off=0.0)
-    rows = [Row(prompt_ids=s.prompt_ids, response_ids=s.response_ids, temperature=1.0) for s in made]
+    rows = [TokenSequence(prompt_ids=s.prompt_ids, response_ids=s.response_ids, temperature=1.0) for s in made]
     base = trainer.logprobs(rows, base=True)
     return [
         replace(s, logprobs=mu.numpy(), reward=1.0 if n % 2 else -1.0)
@@ -120,7 +120,7 @@ STREAMS: dict[str, Make] = {
 
 def run(base: str, out: Path, make: Make, *, count: int = STEPS, **settings: Any) -> Outcome:
     """`count` batches of one stream. `settings`: of `train`, besides the learning rate."""
-    rng, train = np.random.default_rng(0), TrainConfig(**({"learning_rate": RATE} | settings))
+    rng, train = np.random.default_rng(0), train_settings({"learning_rate": RATE} | settings)
     method = make_method(train)
     trainer, steps, refused, left_out = LocalTrainer(base, method, train), [], [], 0
     for step in range(count):

@@ -33,13 +33,13 @@ import flops
 import qwen3
 from openclaw_rl import methods
 from openclaw_rl.errors import ConfigError
-from openclaw_rl.learner.forward.packing import Row
-from openclaw_rl.learner.forward.runner import Passes
-from openclaw_rl.learner.loss.policy_loss import TermSlice, batch_loss, bounds_of
+from openclaw_rl.learner.forward.packing import TokenSequence
+from openclaw_rl.learner.forward.runner import ForwardRunner
+from openclaw_rl.learner.loss.policy_loss import TermSlice, make_loss_config, micro_batch_loss
 from openclaw_rl.learner.model import weights
 from openclaw_rl.learner.optim.optimizer import Optimizer
 from openclaw_rl.learner.trainer import LocalTrainer
-from openclaw_rl.settings.load import ModelConfig, TrainConfig
+from openclaw_rl.settings.load import ModelConfig, TrainConfig, train_settings
 
 RESULTS = Path(__file__).parent / "results" / "gpu.md"
 HEAD = (
@@ -68,20 +68,22 @@ class Cell:
 
     def settings(self) -> TrainConfig:
         """No trust region: how often it halves a step is no matter of speed. Steps that move nothing far."""
-        return TrainConfig(
-            method="binary",
-            weights="full" if self.mode == "full" else "lora",
-            base_bits=4 if self.mode == "qlora" else 16,
-            offload_optimizer=self.offload,
-            learning_rate=1e-6,
-            checkpointing=self.checkpointing,
-            compile=self.compiled,
-            micro_tokens=self.tokens + 1,
-            max_gap=1e9,
-            max_step_kl=1e9,
-            gap_low=1e-9,
-            gap_high=1e9,
-            threads=torch.get_num_threads(),
+        return train_settings(
+            {
+                "method": "binary",
+                "finetune": "full" if self.mode == "full" else "lora",
+                "base_quantization_bits": 4 if self.mode == "qlora" else 16,
+                "optimizer.offload": self.offload,
+                "optimizer.learning_rate": 1e-6,
+                "gradient_checkpointing": self.checkpointing,
+                "compile": self.compiled,
+                "batch.micro_tokens": self.tokens + 1,
+                "safety.max_turn_log_ratio": 1e9,
+                "safety.max_step_kl": 1e9,
+                "loss.token_ratio_min": 1e-9,
+                "loss.token_ratio_max": 1e9,
+                "threads": torch.get_num_threads(),
+            }
         )
 
 
@@ -121,35 +123,35 @@ class Stand:
 
     def __init__(self, path: str, cell: Cell, device: torch.device) -> None:
         self._train = cell.settings()
-        self.weights = weights.make(path, self._train, ModelConfig(path=path, device=str(device)))
+        self.weights = weights.make_weights(path, self._train, ModelConfig(path=path, device=str(device)))
         self.optimizer = Optimizer(self.weights.parameters, self._train)
         self.optimizer.start()
         self.weights.model.eval()
-        self.passes = Passes(
+        self.passes = ForwardRunner(
             self.weights.causal,
-            micro_tokens=self._train.micro_tokens,
+            micro_tokens=self._train.batch.micro_tokens,
             compiled=self._train.compile,
-            checkpointing=self._train.checkpointing,
+            checkpointing=self._train.gradient_checkpointing,
         )
 
-    def step(self, rows: Sequence[Row]) -> None:
+    def step(self, rows: Sequence[TokenSequence]) -> None:
         """Forward, loss, backward, optimizer."""
-        self.optimizer.zero()
-        standing = self.optimizer.standing()  # the trust region's way back: its memory belongs to a step
+        self.optimizer.zero_grad()
+        standing = self.optimizer.snapshot()  # the trust region's way back: its memory belongs to a step
         logp_K, _ = self.passes.forward(rows)
         old_K = logp_K.detach()
         ones_K = torch.ones_like(old_K)
         term = TermSlice(
             name="binary", weight=1.0, advantages_K=ones_K, mask_K=ones_K.bool(), denominator=float(len(old_K))
         )
-        loss = batch_loss(
+        loss = micro_batch_loss(
             logp_K=logp_K,
             mu_K=old_K,
             base_K=old_K,
             terms=[term],
             kl_coef=0.1,
             kl_denominator=float(len(old_K)),
-            bounds=bounds_of(self._train),
+            bounds=make_loss_config(self._train),
             rows_K=torch.zeros_like(old_K, dtype=torch.long),
         )
         loss.total.backward()
@@ -169,14 +171,19 @@ def measure(path: str, cell: Cell, device: torch.device) -> Measured:
     held = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
     passes = stand.passes
     return Measured(
-        cell=cell, seconds=seconds, bytes=held, flex=passes.flex, compiled=passes.compiled, again=passes.again
+        cell=cell,
+        seconds=seconds,
+        bytes=held,
+        flex=passes.uses_flex,
+        compiled=passes.is_compiled,
+        again=passes.recomputed_layers,
     )
 
 
 def whole(path: str, cell: Cell, device: torch.device, scratch: Path) -> float:
     """Seconds of the second `LocalTrainer.step`."""
     batch = qwen3.samples(qwen3.session(qwen3.SHAPES[cell.model]["vocab_size"], cell.tokens))
-    method = methods.make("binary", decay=0.95, shrink=8.0, clip=1.0, w_binary=1.0, w_opd=1.0)
+    method = methods.create_method("binary", decay=0.95, shrink=8.0, clip=1.0, w_binary=1.0, w_opd=1.0)
     trainer = LocalTrainer(path, method, cell.settings(), ModelConfig(path=path, device=str(device)))
     found = 0.0
     for n in range(2):

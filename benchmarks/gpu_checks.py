@@ -22,20 +22,20 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 import qwen3
 from openclaw_rl import methods
-from openclaw_rl.common.policy_digest import digest_of
+from openclaw_rl.common.policy_digest import digest_of_folder
 from openclaw_rl.engines import adapter_file
-from openclaw_rl.engines.embedded.model import BaseModel, where
-from openclaw_rl.engines.embedded.scheduler import Core
-from openclaw_rl.engines.embedded.sequence import Scored
+from openclaw_rl.engines.embedded.model import EmbeddedModel, resolve_model_path
+from openclaw_rl.engines.embedded.scheduler import EmbeddedEngine
+from openclaw_rl.engines.embedded.sequence import SequenceScored
 from openclaw_rl.learner.forward import causal_attention, tree_attention
 from openclaw_rl.learner.forward import lm_head as head
-from openclaw_rl.learner.forward.flex_attention import Call
-from openclaw_rl.learner.forward.packing import Row
-from openclaw_rl.learner.forward.runner import Passes
-from openclaw_rl.learner.optim.master_weights import Aside
+from openclaw_rl.learner.forward.flex_attention import AttentionShape
+from openclaw_rl.learner.forward.packing import TokenSequence
+from openclaw_rl.learner.forward.runner import ForwardRunner
+from openclaw_rl.learner.optim.master_weights import PinnedSnapshot
 from openclaw_rl.learner.trainer import LocalTrainer
 from openclaw_rl.methods.types import StepResult
-from openclaw_rl.settings.load import STARTER, EngineConfig, ModelConfig, TrainConfig
+from openclaw_rl.settings.load import STARTER, EngineConfig, ModelConfig, train_settings
 from openclaw_rl.types import PolicyRef, Sampling
 
 HEADS = {  # H, G, D of known models
@@ -102,15 +102,15 @@ def kernels(place: Place) -> Iterator[Found]:
         yield Found(name="FlexAttention", measured="no gradients on a CPU", expected="", passed=None)
         return
     for model, (heads, groups, size) in HEADS.items():
-        gap = causal_attention.gap_of(heads, groups, size, torch.bfloat16, place.device)
+        gap = causal_attention.kernel_error(heads, groups, size, torch.bfloat16, place.device)
         yield within(f"causal kernel, {model}, bfloat16", gap, WIDE[torch.bfloat16])
     calls = [(model, torch.bfloat16, False) for model in HEADS]  # each is compiled: that takes what time this takes
     calls += [("Gemma 3 4B", torch.bfloat16, True), ("Qwen3 4B", torch.float32, False)]
     for model, dtype, windowed in calls:
         heads, groups, size = HEADS[model]
-        call = Call(heads=heads, groups=groups, size=size, dtype=dtype, windowed=windowed)
+        call = AttentionShape(heads=heads, groups=groups, size=size, dtype=dtype, windowed=windowed)
         kind = f"{str(dtype).removeprefix('torch.')}{', window' if windowed else ''}"
-        yield within(f"FlexAttention, {model}, {kind}", tree_attention.flex_gap(call, place.device), WIDE[dtype])
+        yield within(f"FlexAttention, {model}, {kind}", tree_attention.flex_error(call, place.device), WIDE[dtype])
 
 
 def gradients(place: Place) -> Iterator[Found]:
@@ -124,7 +124,7 @@ def gradients(place: Place) -> Iterator[Found]:
         for way in ("tree", "compiled") if place.on_gpu else ("tree",):
             gap = distance(_gradients(model(place.device, torch.bfloat16), way), exact)
             yield within(f"{way} against rows, {name}, bfloat16", gap, bound)
-        flex = Passes(model(place.device, torch.bfloat16), micro_tokens=10**6).flex
+        flex = ForwardRunner(model(place.device, torch.bfloat16), micro_tokens=10**6).uses_flex
         passed, expected = flex is place.on_gpu, str(place.on_gpu)
         yield Found(name=f"FlexAttention is used, {name}", measured=str(flex), expected=expected, passed=passed)
 
@@ -148,16 +148,18 @@ def _gradients(model: Any, way: str) -> list[torch.Tensor]:
     rows = qwen3.session(512, 400, turns=4)
     trunk = rows[0].prompt_ids
     rows += [
-        Row(prompt_ids=np.concatenate([trunk[:150], row.prompt_ids[:90]]), response_ids=row.response_ids, temperature=1)
+        TokenSequence(
+            prompt_ids=np.concatenate([trunk[:150], row.prompt_ids[:90]]), response_ids=row.response_ids, temperature=1
+        )
         for row in qwen3.session(512, 400, turns=4, seed=1)[:2]
     ]
-    passes = Passes(model, micro_tokens=10**6, compiled=way == "compiled")
+    passes = ForwardRunner(model, micro_tokens=10**6, compiled=way == "compiled")
     if way == "rows":
         model.set_attn_implementation("eager")
-        logp_K = torch.cat([passes._padded([row]).pick().logp for row in rows])
+        logp_K = torch.cat([passes._run_padded([row]).token_logprobs().logp for row in rows])
     else:
-        assert passes.shares
-        assert passes.compiled is (way == "compiled")
+        assert passes.uses_tree
+        assert passes.is_compiled is (way == "compiled")
         logp_K, _ = passes.forward(rows)
     weights_K = torch.linspace(-1, 1, len(logp_K), device=logp_K.device)
     return list(torch.autograd.grad((logp_K * weights_K).sum(), [p for p in model.parameters() if p.ndim == 2]))
@@ -169,7 +171,7 @@ def lm_head(place: Place) -> list[Found]:
     linear = torch.nn.Linear(512, 8_000, bias=False).to(place.device, torch.bfloat16)
     hidden = torch.randn(128, 512, device=place.device).to(torch.bfloat16).requires_grad_()
     targets, warm = torch.arange(128, device=place.device) * 61, torch.linspace(0.5, 1.5, 128, device=place.device)
-    picked = head.select(linear, hidden, targets, warm, floats=8_000 * 50)
+    picked = head.select_tokens(linear, hidden, targets, warm, floats=8_000 * 50)
     twin = hidden.detach().double().requires_grad_()
     logits = twin @ linear.weight.detach().double().T / warm.double().unsqueeze(-1)
     exact = torch.log_softmax(logits, -1).gather(-1, targets.unsqueeze(-1))[:, 0]
@@ -233,11 +235,13 @@ def _steps(place: Place, base: str, kind: str, settings: dict[str, Any]) -> list
 
 def _trainer(place: Place, base: str, settings: dict[str, Any]) -> LocalTrainer:
     own = {key: value for key, value in settings.items() if key != "dtype"}
-    train = TrainConfig(
-        **{"method": "binary", "max_gap": 1e9, "gap_low": 1e-9, "gap_high": 1e9, "max_step_kl": 1e9} | own,
-        threads=torch.get_num_threads(),
+    train = train_settings(
+        {
+            **{"method": "binary", "max_gap": 1e9, "gap_low": 1e-9, "gap_high": 1e9, "max_step_kl": 1e9} | own,
+            "threads": torch.get_num_threads(),
+        }
     )
-    method = methods.make("binary", decay=0.95, shrink=8.0, clip=1.0, w_binary=1.0, w_opd=1.0)
+    method = methods.create_method("binary", decay=0.95, shrink=8.0, clip=1.0, w_binary=1.0, w_opd=1.0)
     model = ModelConfig(path=base, device=str(place.device), dtype=settings["dtype"])
     return LocalTrainer(base, method, train, model)
 
@@ -250,7 +254,7 @@ def _step(trainer: LocalTrainer, out: Path) -> StepResult:
 
 def _same(name: str, one: Path, other: Path, bound: float) -> Found:
     """How far two policies are apart, of what the step may change: relative to the one's norm."""
-    if digest_of(one) == digest_of(other):
+    if digest_of_folder(one) == digest_of_folder(other):
         return Found(name=name, measured="to the bit", expected=f"at most {bound:.3g}", passed=True)
     a, b = (load_file(next(f for f in sorted(p.glob("*model*.safetensors")))) for p in (one, other))
     return within(name, distance([b[k] for k in sorted(a)], [a[k] for k in sorted(a)]), bound)
@@ -262,11 +266,11 @@ def way_back(place: Place) -> list[Found]:
         return [Found(name="copies aside", measured="made for GPUs", expected="", passed=None)]
     torch.manual_seed(0)
     weights = {str(n): torch.randn(4096, 8192, device=place.device) for n in range(16)}  # 2 GB
-    aside, same = Aside(weights), True
+    aside, same = PinnedSnapshot(weights), True
     for _ in range(2):
         before = {name: weight.cpu() for name, weight in weights.items()}
-        copies = aside.take()
-        aside.wait()
+        copies = aside.start_copy()
+        aside.wait_for_copy()
         for weight in weights.values():
             weight.mul_(-1.5)
         torch.cuda.synchronize(place.device)
@@ -278,12 +282,12 @@ def engine(place: Place) -> Iterator[Found]:
     """The starter policy served, trained and served again on this device: engine and trainer see the same numbers."""
     for dtype, bound in (("float32", 1e-3), ("bfloat16", 0.1)):
         model = ModelConfig(path=STARTER, device=str(place.device), dtype=dtype)  # type: ignore[arg-type]
-        core = Core(BaseModel.load(model), EngineConfig())
-        trainer = _trainer(place, where(STARTER), {"dtype": dtype, "learning_rate": 1e-4})
+        core = EmbeddedEngine(EmbeddedModel.load(model), EngineConfig())
+        trainer = _trainer(place, resolve_model_path(STARTER), {"dtype": dtype, "learning_rate": 1e-4})
         yield from _rounds(place, core, trainer, dtype, bound)
 
 
-def _rounds(place: Place, core: Core, trainer: LocalTrainer, dtype: str, bound: float) -> list[Found]:
+def _rounds(place: Place, core: EmbeddedEngine, trainer: LocalTrainer, dtype: str, bound: float) -> list[Found]:
     """Serve, step, swap, serve."""
     rows, logprobs = _replies(core, 0)
     found = [within(f"engine against trainer, {dtype}, version 0", _gap(trainer, rows, logprobs), bound)]
@@ -294,40 +298,44 @@ def _rounds(place: Place, core: Core, trainer: LocalTrainer, dtype: str, bound: 
     done = trainer.step(qwen3.samples(rows, logprobs), str(out))
     assert done.folder is not None, done.dropped
     base, ref = PolicyRef(version=0, path=None, digest=""), PolicyRef(version=1, path=str(out), digest=done.digest)
-    for _ in core.change([base, ref], {(1, done.digest): adapter_file.read(ref)}):
+    for _ in core.load_versions([base, ref], {(1, done.digest): adapter_file.read_adapter(ref)}):
         core.step()
     rows, logprobs = _replies(core, 1)
     found.append(within(f"engine against trainer, {dtype}, version 1", _gap(trainer, rows, logprobs), bound))
     return found
 
 
-def _replies(core: Core, version: int, temperature: float = 1.0) -> tuple[list[Row], list[np.ndarray]]:
+def _replies(
+    core: EmbeddedEngine, version: int, temperature: float = 1.0
+) -> tuple[list[TokenSequence], list[np.ndarray]]:
     """Eight at once: (rows, sampled log-probabilities)."""
     draw = np.random.default_rng(7)
     prompts = [draw.integers(5, core.model.vocab_size, int(draw.integers(5, 60))).astype(np.int32) for _ in range(8)]
     tokens: dict[int, list[tuple[int, float]]] = {n: [] for n in range(8)}
     for n, prompt in enumerate(prompts):
         core.generate(n, version, prompt, Sampling(temperature=temperature, seed=n, max_tokens=24), ())
-    while core.busy:
+    while core.has_work:
         for item in core.step():
             tokens[item.job.owner].append((item.token, item.logprob))  # type: ignore[union-attr]
     rows = [
-        Row(prompt_ids=prompts[n], response_ids=np.array([t for t, _ in drawn], np.int32), temperature=temperature or 1)
+        TokenSequence(
+            prompt_ids=prompts[n], response_ids=np.array([t for t, _ in drawn], np.int32), temperature=temperature or 1
+        )
         for n, drawn in tokens.items()
     ]
     return rows, [np.array([logprob for _, logprob in drawn], np.float32) for drawn in tokens.values()]
 
 
-def _score(core: Core, version: int, row: Row) -> np.ndarray:
+def _score(core: EmbeddedEngine, version: int, row: TokenSequence) -> np.ndarray:
     core.score("score", version, row.prompt_ids, row.response_ids, row.temperature)
-    while core.busy:
+    while core.has_work:
         for item in core.step():
-            if isinstance(item, Scored):
+            if isinstance(item, SequenceScored):
                 return np.asarray(item.logprobs)
     raise AssertionError("a scoring that gave nothing")
 
 
-def _gap(trainer: LocalTrainer, rows: Sequence[Row], logprobs: Sequence[np.ndarray]) -> float:
+def _gap(trainer: LocalTrainer, rows: Sequence[TokenSequence], logprobs: Sequence[np.ndarray]) -> float:
     return _apart([t.numpy() for t in trainer.logprobs(rows)], logprobs)
 
 
@@ -340,12 +348,12 @@ def lack(place: Place) -> list[Found]:
     """Replies of an engine on a device that another takes all memory of for a while: as without."""
     if not place.on_gpu:
         return [Found(name="replies without memory", measured="made for GPUs", expected="", passed=None)]
-    core = Core(
-        BaseModel.load(ModelConfig(path=STARTER, device=str(place.device))), EngineConfig(prefix_cache_tokens=0)
+    core = EmbeddedEngine(
+        EmbeddedModel.load(ModelConfig(path=STARTER, device=str(place.device))), EngineConfig(prefix_cache_tokens=0)
     )
     _replies(core, 0)  # libraries take what they need at their first call
     rows, _ = _replies(core, 0)
-    failed, plain = 0, core._make_room
+    failed, plain = 0, core._handle_oom
 
     def make_room(out: list[Any]) -> None:
         nonlocal failed
@@ -355,7 +363,7 @@ def lack(place: Place) -> list[Found]:
             torch.cuda.empty_cache()
         plain(out)
 
-    core._make_room = make_room  # type: ignore[method-assign]
+    core._handle_oom = make_room  # type: ignore[method-assign]
     taken = list(_all_memory(place.device))
     after, _ = _replies(core, 0)
     same = [a.response_ids.tolist() for a in rows] == [b.response_ids.tolist() for b in after]
@@ -379,22 +387,22 @@ def system(place: Place) -> list[Found]:
     from openclaw_rl.evals import user_driver
     from openclaw_rl.evals.personas import Persona
     from openclaw_rl.evals.styles import TASTES
-    from openclaw_rl.supervisor.subprocess_system import System, scratch
+    from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
 
-    async def talk(running: System) -> user_driver.Talk:
+    async def talk(running: SubprocessSystem) -> user_driver.ConversationLog:
         persona = Persona(taste=random.Random(0).choice(sorted(TASTES)), seed=0)
-        async with user_driver.client(running.base_url, running.key) as api:
-            return await user_driver.converse(api, "openclaw", persona, replies=60, pause=0.05)
+        async with user_driver.openai_client(running.base_url, running.api_key) as api:
+            return await user_driver.run_conversation(api, "openclaw", persona, replies=60, pause=0.05)
 
-    with System(scratch(place.scratch / "home", {"model.device": str(place.device)})) as running:
+    with SubprocessSystem(scratch_config(place.scratch / "home", {"model.device": str(place.device)})) as running:
         said = asyncio.run(talk(running))
-        version = running.settle(timeout=120)
+        version = running.wait_until_settled(timeout=120)
     return [
         Found(
             name="the whole system",
-            measured=f"{len(said.spoken)} replies, {len(said.failures)} failed, version {version}",
+            measured=f"{len(said.replies)} replies, {len(said.failures)} failed, version {version}",
             expected="60 replies, 0 failed, version 1 or later",
-            passed=len(said.spoken) == 60 and not said.failures and version >= 1,
+            passed=len(said.replies) == 60 and not said.failures and version >= 1,
         )
     ]
 

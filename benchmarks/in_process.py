@@ -15,23 +15,23 @@ from typing import Any, Self
 
 from openclaw_rl.collect.worker import Collector
 from openclaw_rl.engines import adapter_file
-from openclaw_rl.engines.embedded.model import BaseModel
-from openclaw_rl.engines.embedded.scheduler import Core
-from openclaw_rl.engines.embedded.sequence import Job, Scored, Stuck, Token
+from openclaw_rl.engines.embedded.model import EmbeddedModel
+from openclaw_rl.engines.embedded.scheduler import EmbeddedEngine
+from openclaw_rl.engines.embedded.sequence import EngineSequence, NewToken, SequenceFailed, SequenceScored
 from openclaw_rl.errors import EngineError
-from openclaw_rl.evals.styles import Taste, satisfies
-from openclaw_rl.evals.toy_world import Question, correct
-from openclaw_rl.evals.user_driver import MAX_TOKENS, Measured, Spoken
+from openclaw_rl.evals.styles import Taste, has_style
+from openclaw_rl.evals.toy_world import Question, is_correct
+from openclaw_rl.evals.user_driver import MAX_TOKENS, StreamedReply, TasteEvaluation
 from openclaw_rl.judge import worker as judging
-from openclaw_rl.render.model_folder import ModelFiles, identity
+from openclaw_rl.render.model_folder import ModelFiles, compute_identity
 from openclaw_rl.render.renderer import Renderer
-from openclaw_rl.serve.chat_request import Ask
+from openclaw_rl.serve.chat_request import ChatRequest
 from openclaw_rl.serve.gateway import Gateway
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store import policies, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.supervisor.supervisor import prepare_home
-from openclaw_rl.train.worker import open_room
+from openclaw_rl.train.worker import open_train_loop
 from openclaw_rl.types import Chunk, Generation, Ids, Logprobs, PolicyRef, Sampling
 
 SCOPE = "person"
@@ -40,14 +40,14 @@ SCOPE = "person"
 class InProcess:
     """`protocols.Engine` over the embedded engine's core, which is stepped by whoever asks."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: EmbeddedEngine) -> None:
         self._core = core
 
     async def generate(self, generation: Generation) -> AsyncIterator[Chunk]:
         """See `protocols.Engine.generate`. One call at a time."""
         g = generation
         job = self._core.generate(None, g.version, g.prompt_ids, g.sampling, g.stop_token_ids, g.top_logprobs)
-        while self._core.busy:
+        while self._core.has_work:
             for token in self._step():
                 if token.job is job:
                     yield Chunk(token_ids=(token.token,), logprobs=(token.logprob,), finish=token.finish)
@@ -57,32 +57,34 @@ class InProcess:
         self._core.score(None, version, prompt_ids, response_ids, temperature)
         while True:
             for item in self._core.step():
-                if isinstance(item, Scored):
+                if isinstance(item, SequenceScored):
                     return item.logprobs
 
     async def load(self, policies: Sequence[PolicyRef]) -> None:
         """See `protocols.Engine.load`."""
-        files = {(ref.version, ref.digest): adapter_file.read(ref) for ref in self._core.missing(policies)}
-        for _ in self._core.change(policies, files):
+        files = {
+            (ref.version, ref.digest): adapter_file.read_adapter(ref) for ref in self._core.unread_policies(policies)
+        }
+        for _ in self._core.load_versions(policies, files):
             pass
-        for _ in self._core.tidy():
+        for _ in self._core.unload_unused():
             pass
 
     def all(self, version: int, prompts: Sequence[Ids], stop: Sequence[int]) -> list[list[int]]:
         """The reply to each prompt at temperature 1, sampled with its place as the seed; stop tokens left out."""
-        jobs: list[Job] = []
+        jobs: list[EngineSequence] = []
         for place, prompt in enumerate(prompts):
             sampling = Sampling(temperature=1.0, max_tokens=MAX_TOKENS, seed=place)
             jobs.append(self._core.generate(None, version, prompt, sampling, stop))
-        while self._core.busy:
+        while self._core.has_work:
             self._step()
-        return [job.drawn[:-1] if job.drawn[-1] in stop else job.drawn for job in jobs]
+        return [job.sampled_ids[:-1] if job.sampled_ids[-1] in stop else job.sampled_ids for job in jobs]
 
-    def _step(self) -> list[Token]:
+    def _step(self) -> list[NewToken]:
         out = self._core.step()
-        if stuck := [item for item in out if isinstance(item, Stuck)]:
-            raise EngineError(stuck[0].why)
-        return [item for item in out if isinstance(item, Token)]
+        if stuck := [item for item in out if isinstance(item, SequenceFailed)]:
+            raise EngineError(stuck[0].reason)
+        return [item for item in out if isinstance(item, NewToken)]
 
 
 class Rooms:
@@ -90,17 +92,17 @@ class Rooms:
 
     def __init__(self, config: Config) -> None:
         prepare_home(config)
-        files = ModelFiles.find(config.model.path)
+        files = ModelFiles.from_path(config.model.path)
         self.config, self.renderer = config, Renderer(files)
         self._stores = [Store.open(config.store_path) for _ in range(3)]  # each room notices what the others commit
         serving, self._store, training = self._stores
-        self._train = open_room(config, training)
-        core = Core(BaseModel.load(config.model, max_context=config.engine.max_context), config.engine)
+        self._train = open_train_loop(config, training)
+        core = EmbeddedEngine(EmbeddedModel.load(config.model, max_context=config.engine.max_context), config.engine)
         self._engine = InProcess(core)
         self._gateway = Gateway(
-            config, store=serving, engine=self._engine, renderer=self.renderer, identity=identity(files)
+            config, store=serving, engine=self._engine, renderer=self.renderer, identity=compute_identity(files)
         )
-        self._collector, self._judge = Collector(self._store, config.collect), judging.make(config)
+        self._collector, self._judge = Collector(self._store, config.collect), judging.make_judge(config)
 
     async def __aenter__(self) -> Self:
         self._keeper = asyncio.create_task(self._gateway.versions.run())
@@ -118,16 +120,16 @@ class Rooms:
         for store in self._stores:
             store.close()
 
-    async def say(self, history: Sequence[Mapping[str, Any]], *, seed: int) -> Spoken:
+    async def say(self, history: Sequence[Mapping[str, Any]], *, seed: int) -> StreamedReply:
         """One reply at temperature 1, recorded as any other."""
         sampling = Sampling(temperature=1.0, max_tokens=MAX_TOKENS, seed=seed)
-        ask = Ask(model=self.config.model.name, messages=list(history), tools=(), sampling=sampling)
-        serving = await self._gateway.begin(ask, SCOPE)
-        finished = [part.end is not None async for part in serving.parts()][-1]
-        return Spoken(
-            id=serving.opening.id,
-            version=serving.opening.version,
-            text=str(serving.message.get("content") or ""),
+        ask = ChatRequest(model=self.config.model.name, messages=list(history), tools=(), sampling=sampling)
+        serving = await self._gateway.begin_reply(ask, SCOPE)
+        finished = [part.end is not None async for part in serving.stream_parts()][-1]
+        return StreamedReply(
+            id=serving.header.id,
+            version=serving.header.version,
+            text=str(serving.current_message.get("content") or ""),
             silence=0.0,
             finished=finished,
         )
@@ -137,12 +139,12 @@ class Rooms:
         while self._collector.step():
             pass
         with self._store.read() as conn:
-            closed = turns.closed(conn, 64)
+            closed = turns.closed_turns(conn, 64)
         verdicts = [await self._judge.judge(item) for item in closed]
         with self._store.write() as conn:
             for verdict in verdicts:
                 turns.add_verdict(conn, verdict)
-        while self._train.turn():
+        while self._train.run_once():
             pass
         versions = self._gateway.versions
         with self._store.read() as conn:
@@ -153,11 +155,11 @@ class Rooms:
             await asyncio.sleep(0.005)
         return head
 
-    def measure(self, version: int, taste: Taste, questions: Sequence[Question]) -> Measured:
+    def measure(self, version: int, taste: Taste, questions: Sequence[Question]) -> TasteEvaluation:
         """Ask each question by itself, unrecorded."""
         prompts = [self.renderer.render([{"role": "user", "content": q.text}]).prompt_ids for q in questions]
         replies = self._engine.all(version, prompts, self.renderer.stop_token_ids)
-        texts = tuple(self.renderer.detokenizer.stream().push(ids).strip() for ids in replies)
-        right = tuple(correct(q, t) for q, t in zip(questions, texts, strict=True))
-        liked = tuple(r and satisfies(taste, t) for r, t in zip(right, texts, strict=True))
-        return Measured(satisfied=liked, correct=right, replies=texts)
+        texts = tuple(self.renderer.detokenizer.new_stream().push(ids).strip() for ids in replies)
+        right = tuple(is_correct(q, t) for q, t in zip(questions, texts, strict=True))
+        liked = tuple(r and has_style(taste, t) for r, t in zip(right, texts, strict=True))
+        return TasteEvaluation(satisfied=liked, correct=right, replies=texts)

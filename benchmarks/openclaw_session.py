@@ -30,7 +30,7 @@ import model_folder
 from conversations import Conversation, Traffic
 from openclaw_rl.store import heartbeats
 from openclaw_rl.store.db import Store
-from openclaw_rl.supervisor.subprocess_system import System, scratch
+from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
 from servers import RUNS
 
 RESULTS = Path(__file__).parent / "results" / "openclaw_session.md"
@@ -39,7 +39,7 @@ REPLY = 64  # tokens
 CACHE = 32_768  # tokens; the default
 SYSTEM, TOOLS = 30_000, 9_800  # bytes: of OpenClaw's gateway with nothing switched off
 # The trainer never has a batch: what is measured is serving alone.
-SETTINGS = {"train.batch_min": 1_000_000, "train.batch_max": 1_000_000, "run.log_level": "warning"}
+SETTINGS = {"train.batch.min_turns": 1_000_000, "train.batch.max_turns": 1_000_000, "run.log_level": "warning"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ def make_model(folder: Path) -> int:
 
 def run_arm(folder: Path, cache: int, word: int, sessions: int, turns: int) -> list[list[Turn]]:
     settings = SETTINGS | {"model.path": str(folder / "model"), "engine.prefix_cache_tokens": cache}
-    with System(scratch(folder / f"home-{cache}", settings)) as system:
+    with SubprocessSystem(scratch_config(folder / f"home-{cache}", settings)) as system:
         out = [session(system, number, word, turns) for number in range(sessions)]
     shown = ", ".join(f"{t.first_token * 1e3:.0f}" for s in out for t in s)
     print(f"prefix cache {cache}: {shown} ms", file=sys.stderr, flush=True)
@@ -114,7 +114,9 @@ class Together:
 
 
 def run_together(folder: Path, word: int, sessions: int, turns: int) -> Together:
-    with System(scratch(folder / "home-together", SETTINGS | {"model.path": str(folder / "model")})) as system:
+    with SubprocessSystem(
+        scratch_config(folder / "home-together", SETTINGS | {"model.path": str(folder / "model")})
+    ) as system:
         ask(system, start(0, word), 1)  # the first of all computes the trunk, in slots that stay
         before = engine_memory(system)
         talks = [start(1 + n, word) for n in range(sessions)]
@@ -126,17 +128,17 @@ def run_together(folder: Path, word: int, sessions: int, turns: int) -> Together
         return Together(sessions=out, before=before, after=engine_memory(system))
 
 
-def engine_memory(system: System) -> float:
+def engine_memory(system: SubprocessSystem) -> float:
     """MiB that are the engine's process' own."""
     store = Store.open(system.config.store_path, create=False)
     with store.read() as conn:
-        (pid,) = (beat.pid for beat in heartbeats.beats(conn) if beat.name == "engine")
+        (pid,) = (beat.pid for beat in heartbeats.read_heartbeats(conn) if beat.name == "engine")
     store.close()
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.split("RssAnon:")[1].split()[0]) / 1024
 
 
-def session(system: System, number: int, word: int, turns: int) -> list[Turn]:
+def session(system: SubprocessSystem, number: int, word: int, turns: int) -> list[Turn]:
     """A whole session, one turn after the other."""
     talk = start(number, word)
     return [ask(system, talk, n + 1) for n in range(turns)]
@@ -150,9 +152,9 @@ def start(number: int, word: int) -> Conversation:
     return Conversation(traffic, f"session {number}")
 
 
-def ask(system: System, talk: Conversation, number: int) -> Turn:
+def ask(system: SubprocessSystem, talk: Conversation, number: int) -> Turn:
     connection = http.client.HTTPConnection("127.0.0.1", system.config.serve.port, timeout=300)
-    headers = {"Authorization": f"Bearer {system.key}", "Content-Type": "application/json"}
+    headers = {"Authorization": f"Bearer {system.api_key}", "Content-Type": "application/json"}
     start, first, text, usage = time.perf_counter(), 0.0, "", {}
     connection.request("POST", "/v1/chat/completions", talk.body(), headers)
     answer = connection.getresponse()

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from openclaw_rl.learner.forward.packing import Row
+from openclaw_rl.learner.forward.packing import TokenSequence
 from openclaw_rl.methods.types import Sample
 
 
@@ -62,7 +62,7 @@ def save(shape: str, folder: Path, device: torch.device, dtype: torch.dtype, *, 
     return str(folder)
 
 
-def session(vocabulary: int, tokens: int, turns: int = 8, seed: int = 0) -> list[Row]:
+def session(vocabulary: int, tokens: int, turns: int = 8, seed: int = 0) -> list[TokenSequence]:
     """The turns of one session: half of `tokens` is its prompt, the rest are what is said and answered, in equal parts.
 
     All of it is one tree of `tokens` tokens.
@@ -74,7 +74,7 @@ def session(vocabulary: int, tokens: int, turns: int = 8, seed: int = 0) -> list
     for _ in range(turns):
         prompt = np.concatenate([history, _draw(random, vocabulary, piece)])
         answer = _draw(random, vocabulary, piece)
-        rows.append(Row(prompt_ids=prompt, response_ids=answer, temperature=1.0))
+        rows.append(TokenSequence(prompt_ids=prompt, response_ids=answer, temperature=1.0))
         history = np.concatenate([prompt, answer])
     return rows
 
@@ -83,7 +83,7 @@ def _draw(random: np.random.Generator, vocabulary: int, tokens: int) -> np.ndarr
     return random.integers(0, vocabulary, tokens).astype(np.int32)
 
 
-def samples(rows: Sequence[Row], logprobs: Sequence[np.ndarray] | None = None, seed: int = 0) -> list[Sample]:
+def samples(rows: Sequence[TokenSequence], logprobs: Sequence[np.ndarray] | None = None, seed: int = 0) -> list[Sample]:
     """The rows as turns with scores. `logprobs`: under which they were sampled; default: a flat policy's."""
     random = np.random.default_rng(seed)
     return [

@@ -27,11 +27,18 @@ from benchmarks.taste_benchmark import accuracy
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from openclaw_rl.evals.cli_args import LARGEST_SEED, setting, settings, switch, told, whole
+from openclaw_rl.evals.cli_args import (
+    LARGEST_SEED,
+    bounded_int,
+    exit_on_error,
+    on_off,
+    parse_settings,
+    setting_argument,
+)
 from openclaw_rl.evals.personas import Persona
 from openclaw_rl.evals.styles import TASTES, Taste
 from openclaw_rl.evals.toy_world import Question, held_out_questions
-from openclaw_rl.evals.user_driver import Talk
+from openclaw_rl.evals.user_driver import ConversationLog
 from openclaw_rl.settings.load import Config, from_flat
 
 BATCHES = (2, 4, 8, 16)
@@ -58,11 +65,11 @@ class Setting:
         own = {
             "train.method": self.method,
             "train.seed": self.seed,
-            "train.batch_min": self.batch,
-            "train.batch_max": self.batch * (2 if self.replay else 1),
-            "train.max_uses": 2 if self.replay else 1,
-            "train.replay": 0.5,
-            "train.max_wait": 1e9,
+            "train.batch.min_turns": self.batch,
+            "train.batch.max_turns": self.batch * (2 if self.replay else 1),
+            "train.batch.max_uses": 2 if self.replay else 1,
+            "train.batch.replay_ratio": 0.5,
+            "train.batch.max_wait": 1e9,
         }
         return own | {"engine.max_batch": AT_ONCE, "engine.prefill_chunk": 32 * AT_ONCE} | dict(self.more)
 
@@ -88,7 +95,7 @@ def one(setting: Setting, home: Path, *, reactions: int = REACTIONS, questions: 
         taste=setting.taste,
         seed=setting.seed,
         points=tuple(watch.points),
-        reactions=len(talk.thought),
+        reactions=len(talk.reactions),
         judged=judged,
         agreed=agreed,
         seconds=time.monotonic() - began,
@@ -102,32 +109,32 @@ class _Watch:
         self._setting, self._questions, self._store = setting, questions, store
         self.points: list[Point] = []
 
-    async def talk(self, config: Config, reactions: int) -> Talk:
-        talk, persona = Talk(), Persona(taste=self._setting.taste, seed=self._setting.seed)
+    async def talk(self, config: Config, reactions: int) -> ConversationLog:
+        talk, persona = ConversationLog(), Persona(taste=self._setting.taste, seed=self._setting.seed)
         async with Rooms(config) as rooms:
             self._measure(rooms, 0, talk)
-            while len(talk.thought) < reactions:
+            while len(talk.reactions) < reactions:
                 await self._session(rooms, persona, talk)
         return talk
 
-    async def _session(self, rooms: Rooms, persona: Persona, talk: Talk) -> None:
+    async def _session(self, rooms: Rooms, persona: Persona, talk: ConversationLog) -> None:
         history: list[dict[str, str]] = []
-        while (text := persona.next(history)) is not None:
-            if len(persona.log) > len(talk.thought):
-                talk.thought.append((talk.spoken[-1], persona.log[-1]))
+        while (text := persona.next_message(history)) is not None:
+            if len(persona.log) > len(talk.reactions):
+                talk.reactions.append((talk.replies[-1], persona.log[-1]))
             history.append({"role": "user", "content": text})
-            talk.spoken.append(await rooms.say(history, seed=self._setting.seed * 100_003 + len(talk.spoken)))
-            history.append({"role": "assistant", "content": talk.spoken[-1].text})
+            talk.replies.append(await rooms.say(history, seed=self._setting.seed * 100_003 + len(talk.replies)))
+            history.append({"role": "assistant", "content": talk.replies[-1].text})
             version = await rooms.settle()
             if version != self.points[-1].version:
                 self._measure(rooms, version, talk)
 
-    def _measure(self, rooms: Rooms, version: int, talk: Talk) -> None:
+    def _measure(self, rooms: Rooms, version: int, talk: ConversationLog) -> None:
         found = rooms.measure(version, self._setting.taste, self._questions)
         self.points.append(
             Point(
                 version=version,
-                reactions=len(talk.thought),
+                reactions=len(talk.reactions),
                 judged=accuracy(self._store, talk)[0],
                 satisfied=found.satisfaction,
                 correct=found.correctness,
@@ -137,7 +144,7 @@ class _Watch:
 
 def plan(given: argparse.Namespace) -> Iterator[Setting]:
     """Every cell for every person: tastes and seeds are the same in each."""
-    more = settings(given.sets)
+    more = parse_settings(given.sets)
     for number, taste in enumerate(given.tastes):
         for method in given.methods:
             for batch in given.batches:
@@ -181,22 +188,22 @@ def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Reactions until satisfied, by batch size, with and without replay.")
     parser.add_argument("--out", type=Path, default=Path("runs/learn-rate"))
     parser.add_argument("--doc", type=Path, default=Path("docs/sample_efficiency.md"))
-    parser.add_argument("--seed", type=whole(0, LARGEST_SEED), default=1)
+    parser.add_argument("--seed", type=bounded_int(0, LARGEST_SEED), default=1)
     parser.add_argument("--tastes", nargs="+", choices=TASTES, default=list(TASTES))
     parser.add_argument("--methods", nargs="+", choices=(*METHODS, "opd", "sdpo", "sdft"), default=list(METHODS))
-    parser.add_argument("--batches", nargs="+", type=whole(1), default=list(BATCHES))
-    parser.add_argument("--replay", nargs="+", type=switch, default=[False, True], help="on, off, or both [both]")
-    parser.add_argument("--reactions", type=whole(1), default=REACTIONS)
-    parser.add_argument("--questions", type=whole(1), default=QUESTIONS)
-    parser.add_argument("--parallel", type=whole(1, 64), default=2, help="people at once, each a process")
-    parser.add_argument("--set", dest="sets", type=setting, metavar="KEY=VALUE", action="append", default=[])
+    parser.add_argument("--batches", nargs="+", type=bounded_int(1), default=list(BATCHES))
+    parser.add_argument("--replay", nargs="+", type=on_off, default=[False, True], help="on, off, or both [both]")
+    parser.add_argument("--reactions", type=bounded_int(1), default=REACTIONS)
+    parser.add_argument("--questions", type=bounded_int(1), default=QUESTIONS)
+    parser.add_argument("--parallel", type=bounded_int(1, 64), default=2, help="people at once, each a process")
+    parser.add_argument("--set", dest="sets", type=setting_argument, metavar="KEY=VALUE", action="append", default=[])
     return parser
 
 
 def main() -> None:
     parser = arguments()
     given = parser.parse_args()
-    with told():
+    with exit_on_error():
         _run(parser, given)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.evals.plots import markdown
+from openclaw_rl.evals.plots import markdown_table
 
 AIM = 0.9
 SOON = 30  # reactions after which a person should see the difference
@@ -126,7 +126,7 @@ def table(runs: Sequence[Run]) -> str:
         "correctness fell at most",
         "versions",
     )
-    return markdown(head, [_row(cell, of) for cell, of in cells(runs).items()])
+    return markdown_table(head, [_row(cell, of) for cell, of in cells(runs).items()])
 
 
 def plot(path: Path, runs: Sequence[Run]) -> None:
@@ -181,7 +181,7 @@ Made by `make learn-rate` on the shipped starter policy. How many reactions of o
 match the person's taste? Simulated people (per row: {people}), each with a taste and a fresh system, react in text
 only, about {reactions} times: more than half of the reactions use phrases that the rules do not match, and a tenth
 are wrong on purpose. The batch is the number of new judged turns per step; with replay, the step also takes as many
-turns that were trained on once before (`train.max_uses` 2). All stages run one after the other in one process
+turns that were trained on once before (`train.batch.max_uses` 2). All stages run one after the other in one process
 (`benchmarks/in_process.py`): before each message, every earlier turn is judged and trained on, and the new version is
 loaded, as for a person who takes minutes to answer. The result does not depend on the speed of the machine, and the
 same seed gives the same figures.

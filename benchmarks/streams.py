@@ -90,7 +90,7 @@ async def user(port: int, key: str, seed: int, heard: Heard, stop: asyncio.Event
     _, stream = await asyncio.get_running_loop().create_connection(Stream, "127.0.0.1", port)
     while not stop.is_set():
         history: list[dict[str, str]] = []
-        while not stop.is_set() and (words := persona.next(history)) is not None:
+        while not stop.is_set() and (words := persona.next_message(history)) is not None:
             history.append({"role": "user", "content": words})
             try:
                 events = await stream.ask(_request(port, key, history))

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 import uvloop
 
-from openclaw_rl.engines.base import Info
+from openclaw_rl.engines.base import EngineInfo
 from openclaw_rl.engines.embedded import protocol
 
 LOGPROB = -0.5
@@ -112,7 +112,7 @@ class Engine(asyncio.Protocol):
         self._ids = [*token_ids, stop]
         self._info = info
         self._versions: tuple[int, ...] = (0,)
-        self._frames = protocol.Frames()
+        self._frames = protocol.FrameDecoder()
         self._running: dict[int, int] = {}
         self._transport: Any = None
         self._stepping = False
@@ -122,27 +122,27 @@ class Engine(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         for body in self._frames.feed(data):
-            self._call(protocol.calls.decode(body))
+            self._call(protocol.call_decoder.decode(body))
 
-    def _call(self, call: protocol.Call) -> None:
-        if isinstance(call, protocol.Generate):
+    def _call(self, call: protocol.EngineCall) -> None:
+        if isinstance(call, protocol.GenerateCall):
             self._running[call.id] = 0
             if not self._stepping:
                 self._stepping = True
                 asyncio.get_running_loop().call_soon(self._step)
-        elif isinstance(call, protocol.Cancel):
+        elif isinstance(call, protocol.CancelCall):
             self._running.pop(call.id, None)
-        elif isinstance(call, protocol.Load):
+        elif isinstance(call, protocol.LoadCall):
             self._versions = tuple(policy.version for policy in call.policies)
-            self._send(protocol.Loaded(call.id))
-        elif isinstance(call, protocol.AskInfo):
+            self._send(protocol.LoadReply(call.id))
+        elif isinstance(call, protocol.InfoCall):
             self._send(
-                protocol.Told(
-                    call.id, Info(versions=self._versions, running=0, waiting=0, pid=os.getpid(), **self._info)
+                protocol.InfoReply(
+                    call.id, EngineInfo(versions=self._versions, running=0, waiting=0, pid=os.getpid(), **self._info)
                 )
             )
         else:
-            self._send(protocol.Failed(call.id, "the stub does not score"))
+            self._send(protocol.RejectionReply(call.id, "the stub does not score"))
 
     def _step(self) -> None:
         running, last = self._running, len(self._ids) - 1
@@ -152,12 +152,12 @@ class Engine(asyncio.Protocol):
         ids = list(running)
         tokens = [self._ids[at] for at in running.values()]
         finish = {key: "stop" for key, at in running.items() if at == last}
-        self._send(protocol.Tokens(ids, tokens, [LOGPROB] * len(ids), finish))
+        self._send(protocol.TokensReply(ids, tokens, [LOGPROB] * len(ids), finish))
         self._running = {key: at + 1 for key, at in running.items() if at < last}
         asyncio.get_running_loop().call_soon(self._step)
 
-    def _send(self, answer: protocol.Answer) -> None:
-        self._transport.write(protocol.encode(answer))
+    def _send(self, answer: protocol.EngineReply) -> None:
+        self._transport.write(protocol.encode_frame(answer))
 
 
 async def serve(settings: dict[str, Any]) -> None:

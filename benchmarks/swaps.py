@@ -25,7 +25,7 @@ import numpy as np
 
 from openclaw_rl.store import events, heartbeats
 from openclaw_rl.store.db import Store
-from openclaw_rl.supervisor.subprocess_system import System, scratch
+from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
 from servers import RUNS
 from streams import Heard, user
 
@@ -35,13 +35,13 @@ WARM_UP_STEPS = 3
 ARM_WITHIN = 300.0  # seconds
 # Small steps keep the policy, and so the length of its replies, the same in all arms. No turn grows too old.
 SETTINGS = {
-    "train.batch_min": 8,
-    "train.batch_max": 8,
-    "train.learning_rate": 1e-6,
-    "train.max_staleness": 100_000,
+    "train.batch.min_turns": 8,
+    "train.batch.max_turns": 8,
+    "train.optimizer.learning_rate": 1e-6,
+    "train.safety.max_staleness": 100_000,
     "run.log_level": "warning",
 }
-REFUSE_ALL = {"train.gate_grad_norm": 1e-12}
+REFUSE_ALL = {"train.safety.gate_grad_norm": 1e-12}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +86,8 @@ def run_arm(swapping: bool, steps: int, clients: int) -> Arm:
     """Start a system, let the clients talk until the trainer has taken so many steps, and measure meanwhile."""
     RUNS.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="s-", dir=RUNS) as home:
-        config = scratch(Path(home), SETTINGS | ({} if swapping else REFUSE_ALL))
-        with System(config) as system:
+        config = scratch_config(Path(home), SETTINGS | ({} if swapping else REFUSE_ALL))
+        with SubprocessSystem(config) as system:
             store = Store.open(config.store_path, create=False)
             try:
                 return asyncio.run(_measure(system, store, swapping, steps, clients))
@@ -95,10 +95,11 @@ def run_arm(swapping: bool, steps: int, clients: int) -> Arm:
                 store.close()
 
 
-async def _measure(system: System, store: Store, swapping: bool, steps: int, clients: int) -> Arm:
+async def _measure(system: SubprocessSystem, store: Store, swapping: bool, steps: int, clients: int) -> Arm:
     heard, stop = Heard(), asyncio.Event()
     crowd = [
-        asyncio.create_task(user(system.config.serve.port, system.key, seed, heard, stop)) for seed in range(clients)
+        asyncio.create_task(user(system.config.serve.port, system.api_key, seed, heard, stop))
+        for seed in range(clients)
     ]
     try:
         first = await _steps_reach(store, WARM_UP_STEPS, crowd)
@@ -141,12 +142,12 @@ async def _steps_reach(store: Store, count: int, crowd: list[asyncio.Task[None]]
 
 def _steps(store: Store) -> int:
     with store.read() as conn:
-        return len(events.after(conn, 0, 1_000_000, kinds=["policy.live", "policy.rejected"]))
+        return len(events.read_after(conn, 0, 1_000_000, kinds=["policy.live", "policy.rejected"]))
 
 
 def _trainer(store: Store) -> int:
     with store.read() as conn:
-        return next(beat.pid for beat in heartbeats.beats(conn) if beat.name == "train")
+        return next(beat.pid for beat in heartbeats.read_heartbeats(conn) if beat.name == "train")
 
 
 def _cpu_seconds(pid: int) -> float:

@@ -18,15 +18,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from openclaw_rl.evals import user_driver
-from openclaw_rl.evals.cli_args import LARGEST_SEED, setting, settings, told, whole
+from openclaw_rl.evals.cli_args import LARGEST_SEED, bounded_int, exit_on_error, parse_settings, setting_argument
 from openclaw_rl.evals.personas import Persona
-from openclaw_rl.evals.plots import markdown
+from openclaw_rl.evals.plots import markdown_table
 from openclaw_rl.evals.styles import TASTES, Taste
 from openclaw_rl.evals.toy_world import held_out_questions
-from openclaw_rl.evals.user_driver import Talk
+from openclaw_rl.evals.user_driver import ConversationLog
 from openclaw_rl.store import turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.supervisor.subprocess_system import System, scratch
+from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
 
 METHODS = ("binary", "opd", "combine")
 QUESTIONS = 400
@@ -68,18 +68,22 @@ class Run:
 def one(taste: Taste, method: str, seed: int, home: Path, settings: Mapping[str, Any]) -> Run:
     """Start a system, measure, let the user talk, measure again."""
     began = time.monotonic()
-    with System(scratch(home, {"train.method": method, "train.seed": seed} | dict(settings))) as system:
+    with SubprocessSystem(
+        scratch_config(home, {"train.method": method, "train.seed": seed} | dict(settings))
+    ) as system:
         questions = held_out_questions(QUESTIONS, random.Random(seed))
         name = system.config.model.name
 
-        async def talk_and_measure() -> tuple[user_driver.Measured, Talk, user_driver.Measured]:
-            async with user_driver.client(system.base_url, system.key) as api:
-                before = await user_driver.measure(api, f"{name}@0", taste, questions)
-                talk = await user_driver.converse(
+        async def talk_and_measure() -> tuple[
+            user_driver.TasteEvaluation, ConversationLog, user_driver.TasteEvaluation
+        ]:
+            async with user_driver.openai_client(system.base_url, system.api_key) as api:
+                before = await user_driver.measure_taste(api, f"{name}@0", taste, questions)
+                talk = await user_driver.run_conversation(
                     api, name, Persona(taste=taste, seed=seed), replies=REPLIES, pause=0.05
                 )
-                head = await asyncio.to_thread(system.settle)
-                return before, talk, await user_driver.measure(api, f"{name}@{head}", taste, questions)
+                head = await asyncio.to_thread(system.wait_until_settled)
+                return before, talk, await user_driver.measure_taste(api, f"{name}@{head}", taste, questions)
 
         before, talk, after = asyncio.run(talk_and_measure())
         judged, agreed = accuracy(system.config.store_path, talk)
@@ -92,24 +96,24 @@ def one(taste: Taste, method: str, seed: int, home: Path, settings: Mapping[str,
         correct_before=before.correctness,
         correct_after=after.correctness,
         versions=len(talk.versions),
-        replies=len(talk.spoken),
-        failures=len(talk.failures) + sum(not s.finished for s in talk.spoken),
-        longest_silence=max((s.silence for s in talk.spoken), default=0.0),
-        reactions=len(talk.thought),
+        replies=len(talk.replies),
+        failures=len(talk.failures) + sum(not s.finished for s in talk.replies),
+        longest_silence=max((s.silence for s in talk.replies), default=0.0),
+        reactions=len(talk.reactions),
         judged=judged,
         agreed=agreed,
         seconds=time.monotonic() - began,
     )
 
 
-def accuracy(store_path: Path, talk: Talk) -> tuple[int, int]:
+def accuracy(store_path: Path, talk: ConversationLog) -> tuple[int, int]:
     """How many reactions the judge scored, and how many of those scores were the user's true opinion."""
     store = Store.open(store_path, create=False)
     judged = agreed = 0
     try:
         with store.read() as conn:
-            for spoken, thought in talk.thought:
-                verdict = turns.verdict(conn, spoken.id)
+            for spoken, thought in talk.reactions:
+                verdict = turns.current_verdict(conn, spoken.id)
                 if verdict is not None and verdict.score:
                     judged += 1
                     agreed += (verdict.score > 0) == thought.satisfied
@@ -140,7 +144,7 @@ def table(runs: list[Run]) -> str:
     reactions = sum(r.reactions for r in runs)
     return "\n".join(
         (
-            markdown(head, rows),
+            markdown_table(head, rows),
             "",
             f"- {sum(r.passed for r in runs)} of {len(runs)} runs met every bound.",
             f"- Correctness fell by {sum(falls) / len(falls):.3f} on average, by {max(falls):.3f} at most.",
@@ -175,8 +179,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Five tastes x three methods, measured on the real system.")
     parser.add_argument("--out", type=Path, default=Path("runs/learn"))
     parser.add_argument("--doc", type=Path, default=Path("docs/learning.md"))
-    parser.add_argument("--seed", type=whole(0, LARGEST_SEED), default=1)
-    parser.add_argument("--set", dest="sets", type=setting, metavar="KEY=VALUE", action="append", default=[])
+    parser.add_argument("--seed", type=bounded_int(0, LARGEST_SEED), default=1)
+    parser.add_argument("--set", dest="sets", type=setting_argument, metavar="KEY=VALUE", action="append", default=[])
     parser.add_argument("--only", help="taste or method, or taste/method")
     given = parser.parse_args()
     wanted = [p for p in plan(given.seed) if not given.only or given.only in (p[0], p[1], f"{p[0]}/{p[1]}")]
@@ -184,7 +188,7 @@ def main() -> None:
         parser.error(
             f"argument --only: expected one of {', '.join((*TASTES, *METHODS))}, or a taste/method, got {given.only!r}"
         )
-    with told():
+    with exit_on_error():
         _run(given, wanted)
 
 
@@ -199,7 +203,7 @@ def _run(given: argparse.Namespace, wanted: list[tuple[Taste, str, int]]) -> Non
         for taste, method, seed in wanted:
             home = (given.out / f"{taste}-{method}-{seed}").resolve()
             shutil.rmtree(home, ignore_errors=True)
-            run = one(taste, method, seed, home, settings(given.sets))
+            run = one(taste, method, seed, home, parse_settings(given.sets))
             runs.append(run)
             file.write(json.dumps(dataclasses.asdict(run)) + "\n")
             file.flush()

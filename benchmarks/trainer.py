@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from openclaw_rl.methods.types import Sample
-from openclaw_rl.settings.load import for_training
+from openclaw_rl.settings.load import train_settings, trainer_variables
 
 VOCABULARY = 8192
 MODEL = {
@@ -101,11 +101,19 @@ def make_model(folder: Path) -> None:
 def ours(folder: Path, batch: Sequence[Sample]) -> Callable[[], None]:
     from openclaw_rl import methods
     from openclaw_rl.learner.trainer import LocalTrainer
-    from openclaw_rl.settings.load import TrainConfig
 
     # The trust region takes no part: TRL has none, and how often it halves depends on the learning rate.
-    train = TrainConfig(method="binary", max_gap=1e9, gap_low=1e-9, gap_high=1e9, max_step_kl=1e9, micro_tokens=16384)
-    method = methods.make("binary", decay=0.95, shrink=8.0, clip=1.0, w_binary=1.0, w_opd=1.0)
+    train = train_settings(
+        {
+            "method": "binary",
+            "safety.max_turn_log_ratio": 1e9,
+            "loss.token_ratio_min": 1e-9,
+            "loss.token_ratio_max": 1e9,
+            "safety.max_step_kl": 1e9,
+            "batch.micro_tokens": 16384,
+        }
+    )
+    method = methods.create_method("binary", decay=0.95, shrink=8.0, clip=1.0, w_binary=1.0, w_opd=1.0)
     trainer = LocalTrainer(str(folder), method, train)
     scratch = tempfile.mkdtemp(dir=folder.parent)
 
@@ -215,7 +223,9 @@ def _peak() -> float:
 def measure(side: str, shape: str, folder: Path) -> dict[str, float]:
     command = [sys.executable, __file__, "--child", side, "--shape", shape, "--folder", str(folder)]
     fixed = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
-    env = dict(os.environ) | (for_training() if side == "ours" else {}) | fixed  # each as its own program starts it
+    env = (
+        dict(os.environ) | (trainer_variables() if side == "ours" else {}) | fixed
+    )  # each as its own program starts it
     done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=600, check=False)
     if done.returncode:
         raise RuntimeError(f"{side}, {shape}: {done.stderr[-2000:]}")

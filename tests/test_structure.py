@@ -38,7 +38,7 @@ MAY_IMPORT = {
     "rollouts": f"{BASE} plugins supervisor",
     "evals": f"{BASE} supervisor",
     "doctor": f"{BASE} store render engines trajectories supervisor status rollouts",
-    "cli": f"{BASE} store render plugins train trajectories supervisor status connect rollouts evals doctor environments",
+    "cli": f"{BASE} store render plugins train trajectories supervisor status connect rollouts evals doctor",
     "__main__": "cli",
 }
 """Folder or root module -> what it may import. The stages (serve, collect, judge, train) never import one another."""

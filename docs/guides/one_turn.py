@@ -28,8 +28,8 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from openclaw_rl.evals.styles import TASTES, Taste, satisfies
-from openclaw_rl.evals.toy_world import Question, ask, correct
+from openclaw_rl.evals.styles import TASTES, Taste, has_style
+from openclaw_rl.evals.toy_world import Question, draw_question, is_correct
 
 STARTER = Path(__file__).parents[2] / "src" / "openclaw_rl" / "assets" / "starter"
 
@@ -121,7 +121,7 @@ def _left_align(row_R: torch.Tensor, length: int) -> torch.Tensor:
 
 def react(taste: Taste, turn: Turn, rng: random.Random) -> str:
     """Return the reaction of a person with a taste, as text. A tenth of them are wrong on purpose."""
-    pleased = satisfies(taste, turn.text) and correct(turn.question, turn.text)
+    pleased = has_style(taste, turn.text) and is_correct(turn.question, turn.text)
     if rng.random() < 0.1:
         pleased = not pleased
     wish = {"short": "shorter", "long": "more detail", "formal": "more formal", "casual": "more casual"}
@@ -231,11 +231,11 @@ def learn(taste: Taste, *, versions: int, batch: int, seed: int) -> list[float]:
     rng = random.Random(seed)
     policy, memory, shares = Policy(STARTER), Memory(), []
     for version in range(versions):
-        turns = [policy.answer(ask("asked", rng)) for _ in range(batch)]
+        turns = [policy.answer(draw_question("asked", rng)) for _ in range(batch)]
         reactions = [react(taste, turn, rng) for turn in turns]
         for turn, words in zip(turns, reactions, strict=True):
             turn.score, turn.hint = judge(words)
-        shares.append(sum(satisfies(taste, t.text) for t in turns) / batch)
+        shares.append(sum(has_style(taste, t.text) for t in turns) / batch)
         print(f"version {version:2}  {taste} {shares[-1]:4.0%}   {turns[0].question.text}")  # noqa: T201
         print(f"            {turns[0].text!r}\n            {reactions[0]!r}")  # noqa: T201
         step(policy, turns, memory)

@@ -7,7 +7,7 @@ class OpenClawError(Exception):
     """Base class of all errors that this package raises on purpose. The message is written for the user."""
 
 
-def named(kind: str, message: str) -> Exception:
+def rebuild_error(kind: str, message: str) -> Exception:
     """Rebuild an error from another process; a class that is neither ours nor `ValueError` becomes `OpenClawError`."""
     if kind == "ValueError":
         return ValueError(message)
@@ -79,9 +79,9 @@ class RequestError(OpenClawError):
         self.status = status
 
 
-_NO_MEMORY = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+_OUT_OF_MEMORY_TEXTS = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
-def is_lack_of_memory(error: RuntimeError) -> bool:
+def is_out_of_memory(error: RuntimeError) -> bool:
     """Return whether torch ran out of memory: on a GPU, on a CPU (plain `RuntimeError`), or in a GPU library."""
-    return any(words in str(error) for words in _NO_MEMORY)
+    return any(words in str(error) for words in _OUT_OF_MEMORY_TEXTS)

@@ -15,16 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from openclaw_rl.common.policy_digest import ADAPTER_CONFIG, ADAPTER_WEIGHTS, digest_of
+from openclaw_rl.common.policy_digest import ADAPTER_CONFIG, ADAPTER_WEIGHTS, digest_of_folder
 from openclaw_rl.errors import EngineError, EngineGone, GrammarError, JudgeError
 from openclaw_rl.methods.types import Sample, StepResult
 from openclaw_rl.types import Chunk, Generation, Ids, JudgeInput, Logprobs, PolicyRef, Verdict, Vote
 
-Reply = Callable[[Sequence[int], int], Sequence[int]]
+ReplyScript = Callable[[Sequence[int], int], Sequence[int]]
 """Maps (prompt ids, version) to the token ids of the reply, including the stop token."""
 
 
-def always(*token_ids: int) -> Reply:
+def always_reply(*token_ids: int) -> ReplyScript:
     """Return a script that gives the same reply to every prompt."""
     return lambda prompt, version: token_ids
 
@@ -41,7 +41,7 @@ class ScriptedEngine:
 
     def __init__(
         self,
-        reply: Reply,
+        reply: ReplyScript,
         *,
         delay: float = 0.0,
         load_delay: float = 0.0,
@@ -61,7 +61,7 @@ class ScriptedEngine:
         self.loads: list[tuple[PolicyRef, ...]] = []
 
     @staticmethod
-    def logprob(token: int, version: int, temperature: float = 1.0) -> float:
+    def token_logprob(token: int, version: int, temperature: float = 1.0) -> float:
         """Return the log-probability of a token: a fixed function, so that a test can recognise the value elsewhere."""
         return -(1 + token % 7 + version % 3) / (8 * max(temperature, 0.1))
 
@@ -69,7 +69,7 @@ class ScriptedEngine:
         """Restart after `gone_at`, with only the base loaded."""
         self.gone_at, self.held = None, {0}
 
-    def _check(self, version: int, length: int) -> None:
+    def _check_call(self, version: int, length: int) -> None:
         if self.refuse is not None:
             raise EngineError(self.refuse)
         if version not in self.held:
@@ -83,11 +83,11 @@ class ScriptedEngine:
         """See `protocols.Engine.generate`."""
         self.calls.append(generation)
         version, length = generation.version, len(generation.prompt_ids)
-        self._check(version, length)
+        self._check_call(version, length)
         if generation.sampling.grammar is not None and not self.grammar:
             raise GrammarError("this engine does not support grammars")
-        room = self.context_length - length
-        limit = min(generation.sampling.max_tokens or room, room)
+        capacity = self.context_length - length
+        limit = min(generation.sampling.max_tokens or capacity, capacity)
         script = list(self.reply(generation.prompt_ids.tolist(), version))
         self.running[version] += 1
         try:
@@ -95,25 +95,29 @@ class ScriptedEngine:
                 await asyncio.sleep(self.delay)
                 if self.gone_at is not None and n >= self.gone_at:
                     raise EngineGone("the scripted engine is gone")
-                chunk = self._chunk(generation, script[n % len(script)], last=n + 1 == limit)
+                chunk = self._make_chunk(generation, script[n % len(script)], last=n + 1 == limit)
                 yield chunk
                 if chunk.finish is not None:
                     return
         finally:
             self.running[version] -= 1
 
-    def _chunk(self, generation: Generation, token: int, *, last: bool) -> Chunk:
-        def known(i: int) -> tuple[int, float]:
-            return i, self.logprob(i, generation.version, generation.sampling.temperature)
+    def _make_chunk(self, generation: Generation, token: int, *, last: bool) -> Chunk:
+        def id_and_logprob(i: int) -> tuple[int, float]:
+            return i, self.token_logprob(i, generation.version, generation.sampling.temperature)
 
         finish = "stop" if token in generation.stop_token_ids else "length" if last else None
-        top = (tuple(known(token + i) for i in range(generation.top_logprobs)),) if generation.top_logprobs else ()
-        return Chunk(token_ids=(token,), logprobs=(known(token)[1],), top=top, finish=finish)
+        top = (
+            (tuple(id_and_logprob(token + i) for i in range(generation.top_logprobs)),)
+            if generation.top_logprobs
+            else ()
+        )
+        return Chunk(token_ids=(token,), logprobs=(id_and_logprob(token)[1],), top=top, finish=finish)
 
     async def score(self, *, version: int, prompt_ids: Ids, response_ids: Ids, temperature: float) -> Logprobs:
         """See `protocols.Engine.score`."""
-        self._check(version, len(prompt_ids) + len(response_ids) - 1)
-        return np.array([self.logprob(int(i), version, temperature) for i in response_ids], dtype=np.float32)
+        self._check_call(version, len(prompt_ids) + len(response_ids) - 1)
+        return np.array([self.token_logprob(int(i), version, temperature) for i in response_ids], dtype=np.float32)
 
     async def load(self, policies: Sequence[PolicyRef]) -> None:
         """See `protocols.Engine.load`."""
@@ -134,7 +138,7 @@ def _check_folder(policy: PolicyRef) -> None:
     if policy.path is None:
         return
     try:
-        found = digest_of(policy.path)
+        found = digest_of_folder(policy.path)
     except FileNotFoundError as error:
         raise EngineError(f"version {policy.version}: {error.filename} is missing") from None
     if found != policy.digest:
@@ -197,7 +201,7 @@ class ScriptedTrainer:
         self.memory = dict(self.memory) | {"steps": self.steps}
         write_adapter(out, weight=float(self.steps))
         self.folder = out
-        sound = {
+        default_metrics = {
             "loss/total": 0.1,
             "kl": 0.0,
             "kl/step": 0.0,
@@ -205,7 +209,9 @@ class ScriptedTrainer:
             "turns": float(len(samples)),
             "step": float(self.steps),
         }
-        return StepResult(folder=out, digest=digest_of(out), metrics=sound | dict(metrics), memory=self.memory)
+        return StepResult(
+            folder=out, digest=digest_of_folder(out), metrics=default_metrics | dict(metrics), memory=self.memory
+        )
 
 
 def write_adapter(folder: str | Path, *, weight: float = 0.0) -> str:
@@ -221,4 +227,4 @@ def write_adapter(folder: str | Path, *, weight: float = 0.0) -> str:
     raw = json.dumps(header).encode()
     values = np.full(2, weight, dtype="<f4").tobytes()
     (path / ADAPTER_WEIGHTS).write_bytes(len(raw).to_bytes(8, "little") + raw + values)
-    return digest_of(path)
+    return digest_of_folder(path)

@@ -69,7 +69,7 @@ class TurnState(StrEnum):
     DROPPED = "dropped"
 
 
-TURN_MOVES: Mapping[TurnState, frozenset[TurnState]] = {
+TURN_TRANSITIONS: Mapping[TurnState, frozenset[TurnState]] = {
     TurnState.SERVED: frozenset({TurnState.CLOSED, TurnState.DROPPED}),
     # New evidence, such as a late thumbs-down, closes a closed or judged turn again and reopens a dropped one.
     TurnState.CLOSED: frozenset({TurnState.CLOSED, TurnState.JUDGED, TurnState.DROPPED}),
@@ -103,7 +103,7 @@ class Sampling:
     convention: Convention = "scaled"
     grammar: str | None = None  # llguidance Lark that constrains the reply; the logprobs are the unconstrained ones
 
-    def untrainable(self) -> str | None:
+    def untrainable_reason(self) -> str | None:
         """Return why such tokens cannot be trained on, or None: μ must be the full softmax at `temperature`."""
         if self.temperature <= 0:
             return "greedy sampling (temperature 0) has no sampling distribution"

@@ -20,7 +20,7 @@ from tests.serve.conftest import KEY, Site, Start
 from tests.serve.test_sampled_prompts import goes_on
 
 from openclaw_rl.collect.worker import Collector
-from openclaw_rl.common.message_hash import text_of
+from openclaw_rl.common.message_hash import message_text
 from openclaw_rl.settings.load import CollectConfig
 from openclaw_rl.store import turns
 from openclaw_rl.types import Exchange, TurnState
@@ -146,9 +146,9 @@ def reactions(site: Site, *exchanges: Exchange) -> list[tuple[str, ...] | None]:
     while collector.step():
         pass
     with site.store.read() as conn:
-        found = [turns.reaction(conn, e.request.id) for e in exchanges]
+        found = [turns.current_reaction(conn, e.request.id) for e in exchanges]
     assert {r.how for r in found if r} <= {"exact"}
-    return [tuple(map(text_of, r.messages)) if r else None for r in found]
+    return [tuple(map(message_text, r.messages)) if r else None for r in found]
 
 
 def test_a_turn_with_tools_and_the_next(program: ClaudeCode) -> None:
@@ -166,7 +166,7 @@ def test_a_turn_with_tools_and_the_next(program: ClaudeCode) -> None:
     results = ('ran {"command": "echo  \\u00e9", "description": "Say it"}', 'ran {"file_path": "/a.py"}')
     assert reactions(site, first, second, third) == [results, ("thanks, that was right",), None]
     assert first.reply is not None
-    assert site.renderer.tokens.tokenizer.decode(first.reply.response_ids[:-1].tolist()) == two
+    assert site.renderer.tokenizer.backend.decode(first.reply.response_ids[:-1].tolist()) == two
 
 
 def test_words_typed_while_it_works_are_a_reaction(program: ClaudeCode) -> None:

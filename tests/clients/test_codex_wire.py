@@ -17,7 +17,7 @@ from tests.serve.dialects.test_openai_responses_stored import answers
 from tests.serve.test_sampled_prompts import goes_on
 
 from openclaw_rl.collect.link import EXACT
-from openclaw_rl.serve.dialects.validation import unseen
+from openclaw_rl.serve.dialects.validation import image_placeholder
 from openclaw_rl.types import Exchange, ExchangeStatus, Kind
 
 SESSION = "01a1fe10-8ac0-7af2-b064-a2d4fcae1547"
@@ -134,7 +134,7 @@ class Codex:
 def saying(site: Site, *texts: str) -> None:
     """One text for each request, in turn."""
     left = list(texts)
-    tokens, stop = site.renderer.tokens, site.renderer.stop_token_ids[0]
+    tokens, stop = site.renderer.tokenizer, site.renderer.stop_token_ids[0]
     site.engine.reply = lambda prompt, version: [*tokens.encode(left.pop(0)).tolist(), stop]
 
 
@@ -158,7 +158,7 @@ def test_a_turn_with_tools_and_the_next(start: Start, kind: str) -> None:
     roles = ["developer", "developer", "user", "user", "assistant", "tool", "tool", "assistant", "user"]
     assert [m["role"] for m in third.request.messages] == roles
     assert first.reply is not None
-    assert site.renderer.tokens.tokenizer.decode(first.reply.response_ids[:-1].tolist()) == thought + two
+    assert site.renderer.tokenizer.backend.decode(first.reply.response_ids[:-1].tolist()) == thought + two
     thoughts = [m.get("reasoning_content") for m in third.request.messages if m["role"] == "assistant"]
     assert thoughts == ["Let me see." if thought else None] * 2
 
@@ -212,7 +212,7 @@ def test_it_is_told_what_was_left_out_and_what_fails(start: Start) -> None:
         {"type": "function_call_output", "call_id": "call_1", "output": picture},
     ]
     assert codex.send().status_code == 200, "a picture does not end the work"
-    assert site.last().request.messages[-1]["content"] == unseen("input_image")
+    assert site.last().request.messages[-1]["content"] == image_placeholder("input_image")
     codex.history.append({"role": "user", "content": picture})
     refused = codex.send()
     assert refused.status_code == 400

@@ -13,7 +13,7 @@ from tests.collect.cases_kinds import KINDS, STORE_ONLY
 from tests.collect.cases_named import NAMED
 from tests.collect.world import SIDES, Ask, Memory, Player, Step, Stored, message
 
-from openclaw_rl.collect.link import link
+from openclaw_rl.collect.link import link_request
 
 CASES = FINDING | AGAIN | KINDS | NAMED
 
@@ -79,12 +79,12 @@ def test_several_replies_to_one_call_are_one_session() -> None:
     world.play(Ask(name="a", history=["u Hello"]))
     first = world.requests["a"]
     for number in (1, 2):
-        again = link(replace(first, id=f"a.{number}"), 1 + number, world, SIDES)
+        again = link_request(replace(first, id=f"a.{number}"), 1 + number, world, SIDES)
         assert (again.session, again.relation) == ("a", "sibling")
-    assert link(replace(first, id="a.1", session="x"), 2, world, SIDES).session == "x"
-    assert link(replace(first, id="a.1", admitted_at=first.admitted_at + 1), 2, world, SIDES).session == "a.1"
-    assert link(replace(first, id="a.1", scope="another"), 2, world, SIDES).session == "a.1"
-    assert link(replace(first, id="b"), 2, world, SIDES).session == "b"
+    assert link_request(replace(first, id="a.1", session="x"), 2, world, SIDES).session == "x"
+    assert link_request(replace(first, id="a.1", admitted_at=first.admitted_at + 1), 2, world, SIDES).session == "a.1"
+    assert link_request(replace(first, id="a.1", scope="another"), 2, world, SIDES).session == "a.1"
+    assert link_request(replace(first, id="b"), 2, world, SIDES).session == "b"
 
 
 def test_a_script_line_is_a_message() -> None:

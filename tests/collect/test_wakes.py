@@ -148,8 +148,8 @@ def test_a_person_may_speak_of_it(words: str) -> None:
 
 
 def test_what_is_left_of_a_command_that_ended() -> None:
-    left = message_hash.marks([parts(at(12) + EXEC_MARK), parts(at(13) + POLL, "and now?")], KEY, TRANSIENT)
-    plain = message_hash.marks([{"role": "user", "content": at(13) + "and now?"}], KEY, TRANSIENT)
+    left = message_hash.mark_messages([parts(at(12) + EXEC_MARK), parts(at(13) + POLL, "and now?")], KEY, TRANSIENT)
+    plain = message_hash.mark_messages([{"role": "user", "content": at(13) + "and now?"}], KEY, TRANSIENT)
     assert [m.chain for m in left] == [m.chain for m in plain]
 
 
@@ -179,8 +179,8 @@ def test_a_turn_that_broke_off_is_sent_again_in_other_words() -> None:
     ],
 )
 def test_the_session_is_read_at_the_end_of_the_message(said: str, origin: tuple[str, str] | None) -> None:
-    assert message_hash.origin({"role": "user", "content": said}) == origin
-    assert message_hash.origin({"role": "assistant", "content": said}) is None
+    assert message_hash.openclaw_session({"role": "user", "content": said}) == origin
+    assert message_hash.openclaw_session({"role": "assistant", "content": said}) is None
 
 
 def test_a_summary_keeps_the_session() -> None:

@@ -50,7 +50,7 @@ def test_it_follows_what_others_write(tmp_path: Path) -> None:
         end = time.monotonic() + WITHIN
         while True:
             with world.store.read() as conn:
-                reaction, beats = turns.reaction(conn, "1"), heartbeats.beats(conn)
+                reaction, beats = turns.current_reaction(conn, "1"), heartbeats.read_heartbeats(conn)
             if reaction is not None and reaction.feedback:
                 break
             assert time.monotonic() < end
@@ -97,12 +97,12 @@ def test_two_collectors_on_one_home_link_once(tmp_path: Path) -> None:
     world.play(Ask(name="2", history=["u Hello", "a Good morning!", "u Nice."]), collect=False)
     other = worker.Collector(world.store, config_for(tmp_path).collect)
     with world.store.read() as conn:
-        stale = events.after(conn, 0, 10, worker.KINDS)
+        stale = events.read_after(conn, 0, 10, worker.EVENT_KINDS)
     while other.step():
         pass
     before = world.snapshot()
-    assert not any(world.collector._admitted(e, 0) for e in stale if e.kind == "exchange.admitted")
-    assert not world.collector._later(stale, 0)
+    assert not any(world.collector._process_admitted(e, 0) for e in stale if e.kind == "exchange.admitted")
+    assert not world.collector._process_later_events(stale, 0)
     assert world.snapshot() == before
     assert world.seen("2").answers == {"1": ("exact", ("Nice.",))}
     world.store.close()
@@ -117,7 +117,7 @@ from openclaw_rl.store.db import Store
 collector = Collector(Store.open(Path(sys.argv[1])), CollectConfig())
 print("ready", flush=True)
 while collector.step(3):
-    print(collector.linked, flush=True)
+    print(collector.linked_count, flush=True)
 """
 
 

@@ -14,15 +14,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from openclaw_rl.collect.link import Link, link
-from openclaw_rl.collect.traffic import Sides
-from openclaw_rl.collect.worker import CURSOR, Collector
+from openclaw_rl.collect.link import RequestLink, link_request
+from openclaw_rl.collect.traffic import TrafficClassifier
+from openclaw_rl.collect.worker import CURSOR_NAME, Collector
 from openclaw_rl.common import message_hash
 from openclaw_rl.settings.load import CollectConfig, ServeConfig
 from openclaw_rl.store import events, exchanges, turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.exchange_index import Past
-from openclaw_rl.store.turn_states import Cause
+from openclaw_rl.store.exchange_index import ExchangeSummary
+from openclaw_rl.store.turn_states import DropReason
 from openclaw_rl.types import (
     Capture,
     ExchangeStatus,
@@ -37,8 +37,8 @@ from openclaw_rl.types import (
 )
 
 ROLES = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
-TRANSIENT = message_hash.Transience(ServeConfig().transient_patterns)
-SIDES = Sides(CollectConfig().side_patterns, CollectConfig().interlude_patterns)
+TRANSIENT = message_hash.EphemeralMatcher(ServeConfig().ephemeral_patterns)
+SIDES = TrafficClassifier(CollectConfig().side_patterns, CollectConfig().client_prompt_patterns)
 KEY = b"k" * 32
 
 
@@ -112,7 +112,7 @@ Step = Ask | End | Say | Wait
 def request_of(ask: Ask, *, key: bytes, at: float) -> Request:
     messages = [message(line) for line in ask.history]
     first = next((m for m in messages if m.get("role") == "user"), {})
-    session, agent = message_hash.origin(first) or (None, "")
+    session, agent = message_hash.openclaw_session(first) or (None, "")
     return Request(
         id=ask.name,
         scope=ask.scope,
@@ -124,7 +124,7 @@ def request_of(ask: Ask, *, key: bytes, at: float) -> Request:
         capture=ask.capture,
         previous=ask.previous,
         messages=messages,
-        marks=message_hash.marks(messages, key, TRANSIENT),
+        marks=message_hash.mark_messages(messages, key, TRANSIENT),
         sampling=Sampling(),
         prompt_ids=np.arange(1, 9, dtype=np.int32),
         version=0,
@@ -136,7 +136,7 @@ def request_of(ask: Ask, *, key: bytes, at: float) -> Request:
 def reply_of(request: Request, line: str | Message, status: ExchangeStatus, *, key: bytes, at: float) -> Reply:
     said = message(f"a {line}" if isinstance(line, str) else line)
     ids = np.arange(1, 8, dtype=np.int32)
-    chain = request.marks[-1].chain if request.marks else message_hash.ROOT
+    chain = request.marks[-1].chain if request.marks else message_hash.CHAIN_ROOT
     finish = FinishReason.TOOL_CALLS if said.get("tool_calls") else FinishReason.STOP
     return Reply(
         id=request.id,
@@ -147,7 +147,7 @@ def reply_of(request: Request, line: str | Message, status: ExchangeStatus, *, k
         mask=np.ones(len(ids), np.bool_),
         spans=(),
         finish_reason=finish if status is ExchangeStatus.DONE else None,
-        mark=message_hash.mark(said, index=len(request.messages), chain=chain, key=key),
+        mark=message_hash.mark_message(said, index=len(request.messages), chain=chain, key=key),
         finished_at=at,
     )
 
@@ -181,26 +181,26 @@ class Memory:
     def __init__(self, built: dict[str, Request] | None = None) -> None:
         """`built`: requests by name, kept from one world to the next (their hashes are the same every time)."""
         self._built = {} if built is None else built
-        self.pasts: dict[str, Past] = {}
+        self.pasts: dict[str, ExchangeSummary] = {}
         self.requests: dict[str, Request] = {}
-        self.links: dict[str, Link] = {}
+        self.links: dict[str, RequestLink] = {}
         self._tables: dict[str, dict[tuple[str, bytes], list[str]]] = {"chain": {}, "own": {}, "context": {}}
         self._now = itertools.count(1)
 
-    def by_chain(self, scope: str, chains: Collection[bytes]) -> list[Past]:
+    def by_chain(self, scope: str, chains: Collection[bytes]) -> list[ExchangeSummary]:
         return self._look("chain", scope, chains)
 
-    def by_own(self, scope: str, owns: Collection[bytes]) -> list[Past]:
+    def by_own(self, scope: str, owns: Collection[bytes]) -> list[ExchangeSummary]:
         return self._look("own", scope, owns)
 
-    def by_context(self, scope: str, chain: bytes) -> list[Past]:
+    def by_context(self, scope: str, chain: bytes) -> list[ExchangeSummary]:
         return self._look("context", scope, [chain])
 
-    def by_id(self, scope: str, id: str) -> Past | None:
+    def by_id(self, scope: str, id: str) -> ExchangeSummary | None:
         found = self.pasts.get(id)
         return found if found is not None and found.scope == scope else None
 
-    def _look(self, table: str, scope: str, values: Collection[bytes]) -> list[Past]:
+    def _look(self, table: str, scope: str, values: Collection[bytes]) -> list[ExchangeSummary]:
         names = {name for value in values for name in self._tables[table].get((scope, value), ())}
         return sorted((self.pasts[name] for name in names), key=lambda p: p.seq)
 
@@ -224,17 +224,17 @@ class Memory:
             self._built[ask.name] = request_of(ask, key=KEY, at=at)
         request = replace(self._built[ask.name], admitted_at=at)
         seq = len(self.pasts) + 1
-        decided = link(request, seq, self, SIDES)
+        decided = link_request(request, seq, self, SIDES)
         side = decided.kind is Kind.SIDE
         self.requests[ask.name], self.links[ask.name] = request, decided
-        self.pasts[ask.name] = Past(
+        self.pasts[ask.name] = ExchangeSummary(
             seq=seq,
             id=ask.name,
             scope=ask.scope,
             agent=request.agent,
             user=ask.user,
-            header=request.session,
-            told=ask.kind,
+            session_header=request.session,
+            declared_kind=ask.kind,
             session=decided.session,
             kind=decided.kind,
             capture=ask.capture,
@@ -245,17 +245,17 @@ class Memory:
             reply_own=None,
             reply_chain=None,
             state=TurnState.DROPPED if side else TurnState.SERVED,
-            cause=Cause.SIDE if side else None,
+            cause=DropReason.SIDE if side else None,
             previous=ask.previous,
         )
         self._put("context", ask.scope, self.pasts[ask.name].context_chain, ask.name)
-        for answer in decided.answers:
+        for answer in decided.reaction_links:
             signatures = self.pasts[answer.turn].signatures | {answer.signature}
             self._set(answer.turn, state=TurnState.CLOSED, cause=None, signatures=signatures)
             if answer.was_side:
                 self._set(answer.turn, kind=Kind.MAIN)
             for other in answer.superseded:
-                self._set(other, state=TurnState.DROPPED, cause=Cause.SUPERSEDED)
+                self._set(other, state=TurnState.DROPPED, cause=DropReason.SUPERSEDED)
 
     def _end(self, name: str, line: str | Message, status: ExchangeStatus) -> None:
         at = float(next(self._now))
@@ -265,7 +265,7 @@ class Memory:
         self._put("own", self.pasts[name].scope, reply.mark.own, name)
         self._put("chain", self.pasts[name].scope, reply.mark.chain, name)
         if status is not ExchangeStatus.DONE:
-            self._set(name, state=TurnState.DROPPED, cause=Cause(status.value))
+            self._set(name, state=TurnState.DROPPED, cause=DropReason(status.value))
 
     def _set(self, name: str, **changes: Any) -> None:
         self.pasts[name] = replace(self.pasts[name], **changes)
@@ -279,7 +279,10 @@ class Memory:
             decided.unlinked,
             decided.session,
             decided.kind,
-            {a.turn: (a.how, tuple(message_hash.text_of(messages[i]) for i in a.messages)) for a in decided.answers},
+            {
+                a.turn: (a.how, tuple(message_hash.message_text(messages[i]) for i in a.messages))
+                for a in decided.reaction_links
+            },
         )
 
     def state(self, name: str) -> tuple[TurnState, str | None]:
@@ -311,7 +314,7 @@ class Stored:
             given = f"feedback-{next(self._feedback)}"
             item = Feedback(id=given, scope=step.scope, target=step.name, score=step.score, given_at=self.now)
             with self.store.write() as conn:
-                exchanges.give(conn, [item])
+                exchanges.add_feedback(conn, [item])
         else:
             self.now += step.seconds
             self.collector.drop_overdue(self.now)
@@ -325,7 +328,7 @@ class Stored:
     def replay(self) -> None:
         """Every event once more, as after a crash before the cursor was moved."""
         with self.store.write() as conn:
-            events.move_cursor(conn, CURSOR, 0)
+            events.move_cursor(conn, CURSOR_NAME, 0)
         self.collect()
 
     def _end(self, name: str, line: str | Message, status: ExchangeStatus) -> None:
@@ -338,10 +341,10 @@ class Stored:
             turn = turns.get(conn, name)
             assert turn is not None
             rows = conn.exec_driver_sql("SELECT turn, revision FROM reactions WHERE source = ? ORDER BY turn", (name,))
-            reactions = {row.turn: turns.reaction(conn, row.turn) for row in rows}
+            reactions = {row.turn: turns.current_reaction(conn, row.turn) for row in rows}
             kind = conn.exec_driver_sql("SELECT kind FROM turns WHERE id = ?", (name,)).scalar_one()
         words = {
-            t: (r.how, tuple(map(message_hash.text_of, r.messages)))
+            t: (r.how, tuple(map(message_hash.message_text, r.messages)))
             for t, r in reactions.items()
             if r and r.source == name
         }

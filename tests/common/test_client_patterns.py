@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from openclaw_rl.collect.traffic import Sides
+from openclaw_rl.collect.traffic import TrafficClassifier
 from openclaw_rl.common import client_patterns, message_hash
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.settings.load import CollectConfig, from_flat
@@ -68,12 +68,12 @@ def user(text: str) -> Message:
 
 
 def test_every_shipped_expression_has_an_example() -> None:
-    passing = message_hash.Transience(client_patterns.TRANSIENT)
+    passing = message_hash.EphemeralMatcher(client_patterns.EPHEMERAL_PATTERNS)
     assert all(passing(user(text)) for text in (*PASSING, COMMAND))
-    known = [re.compile(p) for p in client_patterns.SIDE]
+    known = [re.compile(p) for p in client_patterns.SIDE_PATTERNS]
     assert all(any(p.search(text) for text in TASKS) for p in known)
     assert all(any(p.search(text) for p in known) for text in TASKS)
-    known = [re.compile(p) for p in client_patterns.INTERLUDES]
+    known = [re.compile(p) for p in client_patterns.CLIENT_PROMPT_PATTERNS]
     assert all(any(p.fullmatch(text) for text in PROMPTS) for p in known)
     assert all(any(p.fullmatch(text) for p in known) for text in PROMPTS)
 
@@ -83,9 +83,9 @@ def test_every_shipped_expression_has_an_example() -> None:
     [BEAT, f"System: one\n{BEAT}", f"System: one \n\n  System: two\n\n\n{BEAT}\nWhatever it says.", EVENTS + FLUSH],
 )
 def test_a_wake_is_the_clients_own(text: str) -> None:
-    sides = Sides((), CollectConfig().interlude_patterns)
-    assert sides.certain(user(text))
-    assert not sides.certain(user(f"I wrote this. {text}"))
+    sides = TrafficClassifier((), CollectConfig().client_prompt_patterns)
+    assert sides.is_client_prompt(user(text))
+    assert not sides.is_client_prompt(user(f"I wrote this. {text}"))
 
 
 # --- none of them takes long -------------------------------------------------------------------------------------
@@ -106,16 +106,16 @@ def adversarial(size: int) -> Iterator[str]:
 def take_all(size: int) -> None:
     """All that reads a client's words, on all these texts; says which one it is at."""
     passing, sides = (
-        message_hash.Transience(client_patterns.TRANSIENT),
-        Sides(client_patterns.SIDE, client_patterns.INTERLUDES),
+        message_hash.EphemeralMatcher(client_patterns.EPHEMERAL_PATTERNS),
+        TrafficClassifier(client_patterns.SIDE_PATTERNS, client_patterns.CLIENT_PROMPT_PATTERNS),
     )
     for number, text in enumerate(adversarial(size)):
         sys.stdout.write(f"{number} {json.dumps(text[:200])} {len(text)}\n")
         sys.stdout.flush()
         passing(user(text))
-        sides.why(user(text))
-        message_hash.typed(text)
-        message_hash.origin(user(text))
+        sides.side_pattern_match(user(text))
+        message_hash.strip_client_text(text)
+        message_hash.openclaw_session(user(text))
         message_hash.visible_text({"role": "assistant", "content": text})
 
 
@@ -134,7 +134,7 @@ def test_no_expression_takes_more_than_linear_time() -> None:
     in_time(SIZE, WITHIN)
 
 
-@pytest.mark.parametrize("key", ["collect.side_patterns", "collect.interlude_patterns", "serve.transient_patterns"])
+@pytest.mark.parametrize("key", ["collect.side_patterns", "collect.client_prompt_patterns", "serve.ephemeral_patterns"])
 def test_what_is_no_expression_is_refused_at_the_start(key: str) -> None:
     with pytest.raises(ConfigError, match=key):
         from_flat({key: ["("]})
@@ -142,17 +142,17 @@ def test_what_is_no_expression_is_refused_at_the_start(key: str) -> None:
 
 def test_an_owners_expression_is_shown_head_and_tail_of_a_long_text() -> None:
     text = "<x>" + "y" * SIZE + "</x>"
-    assert client_patterns.Pattern("(?s)<x>.*</x>").fullmatch(text)
-    found = client_patterns.Pattern("y+").search(text)
+    assert client_patterns.ClientPattern("(?s)<x>.*</x>").fullmatch(text)
+    found = client_patterns.ClientPattern("y+").search(text)
     assert found is not None
     assert len(found.group()) == client_patterns.SEARCHED_CHARS // 2 - 3
     short = "y" * client_patterns.SEARCHED_CHARS
-    assert client_patterns.Pattern("y+").fullmatch(short)
+    assert client_patterns.ClientPattern("y+").fullmatch(short)
 
 
 def test_a_shipped_expression_is_shown_all_of_it() -> None:
     """Words of a person's in the middle of a long message are not passed over."""
     block = CONTEXT.replace("it is 6 pm", "y" * SIZE)
-    passing = message_hash.Transience(client_patterns.TRANSIENT)
+    passing = message_hash.EphemeralMatcher(client_patterns.EPHEMERAL_PATTERNS)
     assert passing(user(block + block))
     assert not passing(user(f"{block}What is this?\n{block}"))

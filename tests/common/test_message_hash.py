@@ -14,7 +14,7 @@ from openclaw_rl.settings.load import ServeConfig
 from openclaw_rl.types import Mark, Message
 
 KEY = b"k" * 32
-TRANSIENT = message_hash.Transience(ServeConfig().transient_patterns)
+TRANSIENT = message_hash.EphemeralMatcher(ServeConfig().ephemeral_patterns)
 
 
 def user(text: Any) -> Message:
@@ -110,11 +110,11 @@ def test_another_key_gives_other_hashes() -> None:
 
 
 def test_a_chain_says_everything_before() -> None:
-    one = message_hash.marks([user("a"), user("b")], KEY, TRANSIENT)
-    two = message_hash.marks([user("c"), user("b")], KEY, TRANSIENT)
+    one = message_hash.mark_messages([user("a"), user("b")], KEY, TRANSIENT)
+    two = message_hash.mark_messages([user("c"), user("b")], KEY, TRANSIENT)
     assert one[1].own == two[1].own
     assert one[1].chain != two[1].chain
-    assert one[1] == message_hash.mark(user("b"), index=1, chain=one[0].chain, key=KEY)
+    assert one[1] == message_hash.mark_message(user("b"), index=1, chain=one[0].chain, key=KEY)
 
 
 @pytest.mark.parametrize(
@@ -134,8 +134,8 @@ def test_transient(message: Message, transient: bool) -> None:
 
 def test_transient_messages_leave_no_mark_and_keep_the_positions() -> None:
     context = user("<system-reminder>now</system-reminder>")
-    with_it = message_hash.marks([user("a"), context, user("b")], KEY, TRANSIENT)
-    without = message_hash.marks([user("a"), user("b")], KEY, TRANSIENT)
+    with_it = message_hash.mark_messages([user("a"), context, user("b")], KEY, TRANSIENT)
+    without = message_hash.mark_messages([user("a"), user("b")], KEY, TRANSIENT)
     assert [m.index for m in with_it] == [0, 2]
     assert [m.chain for m in with_it] == [m.chain for m in without]
 
@@ -144,12 +144,15 @@ def test_transient_messages_leave_no_mark_and_keep_the_positions() -> None:
     ("text", "distinctive"), [("x" * 23, False), ("x" * 24, True), ("  " + "x" * 23 + "\n", False)]
 )
 def test_distinctive(text: str, distinctive: bool) -> None:
-    assert message_hash.mark(user(text), index=0, chain=message_hash.ROOT, key=KEY).distinctive is distinctive
+    assert (
+        message_hash.mark_message(user(text), index=0, chain=message_hash.CHAIN_ROOT, key=KEY).distinctive
+        is distinctive
+    )
 
 
 def test_reasoning_makes_no_reply_distinctive() -> None:
     reply = {"role": "assistant", "content": f"<think>{'long ' * 20}</think>OK"}
-    assert not message_hash.mark(reply, index=0, chain=message_hash.ROOT, key=KEY).distinctive
+    assert not message_hash.mark_message(reply, index=0, chain=message_hash.CHAIN_ROOT, key=KEY).distinctive
 
 
 digests = st.binary(min_size=16, max_size=16)
@@ -166,12 +169,12 @@ any_mark = st.builds(
 @given(st.lists(any_mark, max_size=5))
 @settings(max_examples=50)
 def test_packed_marks_come_back(items: list[Mark]) -> None:
-    assert list(message_hash.unpack(message_hash.pack(items))) == items
+    assert list(message_hash.unpack_marks(message_hash.pack_marks(items))) == items
 
 
 def test_damaged_marks_are_refused() -> None:
     with pytest.raises(ValueError, match="multiple of 36 bytes, got 35"):
-        message_hash.unpack(b"x" * 35)
+        message_hash.unpack_marks(b"x" * 35)
 
 
 scalars = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(-1e9, 1e9) | st.text(max_size=8)
@@ -200,6 +203,6 @@ def _script(words: str) -> float:
 @given(st.text(max_size=30), st.text(max_size=30))
 @settings(max_examples=100)
 def test_only_normalised_equals_hash_the_same(a: str, b: str) -> None:
-    same = message_hash.normalise(a) == message_hash.normalise(b)
+    same = message_hash.normalise_text(a) == message_hash.normalise_text(b)
     assert (message_hash.own_hash(user(a), KEY) == message_hash.own_hash(user(b), KEY)) is same
-    assert message_hash.normalise(message_hash.normalise(a)) == message_hash.normalise(a)
+    assert message_hash.normalise_text(message_hash.normalise_text(a)) == message_hash.normalise_text(a)

@@ -56,7 +56,7 @@ def test_it_is_written_once_and_nothing_is_lost(config: Config, tmp_path: Path) 
     assert "// mine" in new
     assert value["models"]["mode"] == "replace"
     assert value["models"]["providers"]["other"] == {"apiKey": "k"}
-    assert value["models"]["providers"]["openclaw-rl"] == openclaw.provider(config)
+    assert value["models"]["providers"]["openclaw-rl"] == openclaw.provider_entry(config)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     copies = list(file.parent.glob("*.bak"))
     assert [c.read_text() for c in copies] == [old]
@@ -73,19 +73,21 @@ def test_a_file_from_windows_keeps_its_line_ends(config: Config, tmp_path: Path)
     assert new.count(b"\n") == new.count(b"\r\n") > old.count(b"\n")
     assert new.startswith(b"\xef\xbb\xbf{ // mine\r\n")
     assert new.endswith(b"}\r\n")
-    assert parse(new.decode()).value["models"]["providers"]["openclaw-rl"] == openclaw.provider(config)
+    assert parse(new.decode()).value["models"]["providers"]["openclaw-rl"] == openclaw.provider_entry(config)
     assert [c.read_bytes() for c in file.parent.glob("*.bak")] == [old]
 
 
 def test_what_the_owner_added_to_the_entry_stays(config: Config) -> None:
     text = '{models: {providers: {"openclaw-rl": {headers: {a: "b"}, apiKey: "old"}}}}'
-    entry = parse(openclaw.edited(text, openclaw.provider(config))).value["models"]["providers"]["openclaw-rl"]
-    assert entry == {"headers": {"a": "b"}} | openclaw.provider(config)
+    entry = parse(openclaw.edit_settings(text, openclaw.provider_entry(config))).value["models"]["providers"][
+        "openclaw-rl"
+    ]
+    assert entry == {"headers": {"a": "b"}} | openclaw.provider_entry(config)
 
 
 def test_a_file_is_made_where_there_is_none(config: Config, tmp_path: Path) -> None:
     file = tmp_path / "new" / "openclaw.json"
-    assert openclaw.write(config, file) is None
+    assert openclaw.write_settings(config, file) is None
     assert parse(file.read_text()).value["models"]["mode"] == "merge"
 
 
@@ -93,7 +95,7 @@ def test_a_file_that_cannot_be_read_stays_as_it_is(config: Config, tmp_path: Pat
     file = tmp_path / "openclaw.json"
     file.write_text("{ models: [1] }")
     with pytest.raises(OpenClawError, match=r"expected an object.*Nothing was changed"):
-        openclaw.write(config, file)
+        openclaw.write_settings(config, file)
     assert file.read_text() == "{ models: [1] }"
 
 
@@ -101,20 +103,20 @@ def test_a_link_is_followed(config: Config, tmp_path: Path) -> None:
     real, link = tmp_path / "real.json", tmp_path / "link.json"
     real.write_text("{}")
     link.symlink_to(real)
-    openclaw.write(config, link)
+    openclaw.write_settings(config, link)
     assert link.is_symlink()
     assert "openclaw-rl" in real.read_text()
 
 
 def test_a_context_that_is_too_small_is_said(config: Config) -> None:
     small = config.model_copy(update={"engine": config.engine.model_copy(update={"max_context": 4096})})
-    assert openclaw.warning(config) is None
-    assert "context is 4096 tokens" in (openclaw.warning(small) or "")
+    assert openclaw.context_warning(config) is None
+    assert "context is 4096 tokens" in (openclaw.context_warning(small) or "")
 
 
 def test_without_a_key_it_is_said(tmp_path: Path) -> None:
     with pytest.raises(OpenClawError, match="no key yet"):
-        openclaw.provider(from_flat({"home": str(tmp_path)}))
+        openclaw.provider_entry(from_flat({"home": str(tmp_path)}))
 
 
 @pytest.mark.parametrize(("host", "url"), [("0.0.0.0", "http://127.0.0.1:1"), ("::1", "http://[::1]:1")])
@@ -137,7 +139,7 @@ def test_codex_gets_a_provider(config: Config) -> None:
 
 def test_a_name_with_a_quote_is_still_toml(config: Config) -> None:
     odd = config.model_copy(update={"model": config.model.model_copy(update={"name": 'my "own"\\\x7f'})})
-    assert tomllib.loads(claude_code_codex.codex(odd))["model"] == 'my "own"\\\x7f'
+    assert tomllib.loads(claude_code_codex.codex_settings(odd))["model"] == 'my "own"\\\x7f'
 
 
 def test_the_next_command_names_the_home_that_was_meant(config: Config, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw_rl.connect.json5 import Json5Error, parse, put
+from openclaw_rl.connect.json5 import Json5Error, parse, set_value
 
 OLD = """\
 // my own settings
@@ -37,16 +37,16 @@ def test_reads_json5() -> None:
 
 
 def test_adds_and_keeps_all_else() -> None:
-    new = put(OLD, ["models", "providers", "mine", "baseUrl"], "http://y/v1")
+    new = set_value(OLD, ["models", "providers", "mine", "baseUrl"], "http://y/v1")
     assert parse(new).value["models"]["providers"]["mine"] == {"baseUrl": "http://y/v1"}
     assert "// mine, {not} yours\n" in new
     kept = [line for line in OLD.splitlines() if line not in new.splitlines()]
     assert kept == []
-    assert put(new, ["models", "providers", "mine", "baseUrl"], "http://y/v1") == new
+    assert set_value(new, ["models", "providers", "mine", "baseUrl"], "http://y/v1") == new
 
 
 def test_replaces_a_value_alone() -> None:
-    new = put(OLD, ["agents", "defaults", "model", "primary"], "b/c")
+    new = set_value(OLD, ["agents", "defaults", "model", "primary"], "b/c")
     assert new == OLD.replace("'anthropic/claude'", '"b/c"')
 
 
@@ -67,10 +67,10 @@ def test_replaces_a_value_alone() -> None:
 )
 def test_adds_to_whatever_shape(text: str) -> None:
     before = parse(text).value
-    new = put(text, ["z", "y"], [1, {"x": None}])
+    new = set_value(text, ["z", "y"], [1, {"x": None}])
     assert parse(new).value == before | {"z": {"y": [1, {"x": None}]}}
     assert re.findall(r"//.*|/\*.*?\*/", new) == re.findall(r"//.*|/\*.*?\*/", text)
-    assert put(new, ["z", "y"], [1, {"x": None}]) == new
+    assert set_value(new, ["z", "y"], [1, {"x": None}]) == new
 
 
 SHAPES = ["{\n}", "{\n  a: 1\n}", "{a:1, // , x\n}", "{\n  a: { b: 'c\\\nd', }, /* e\n */\n}\n", "// f\n{a:1}\n", OLD]
@@ -80,8 +80,8 @@ SHAPES = ["{\n}", "{\n  a: 1\n}", "{a:1, // , x\n}", "{\n  a: { b: 'c\\\nd', }, 
 @pytest.mark.parametrize("text", SHAPES)
 def test_the_files_own_line_ends_stay(text: str, end: str) -> None:
     for path in (["z", "y"], ["a", "q"] if "a: {" in text else ["q"], ["z"]):
-        told = put(text, path, [1, {"x": "\n"}])
-        assert put(text.replace("\n", end), path, [1, {"x": "\n"}]) == told.replace("\n", end)
+        told = set_value(text, path, [1, {"x": "\n"}])
+        assert set_value(text.replace("\n", end), path, [1, {"x": "\n"}]) == told.replace("\n", end)
         assert parse(told.replace("\n", end)).value == parse(told).value
     with pytest.raises(Json5Error, match="line 3"):
         parse(f"{{{end}a: 1,{end}b c{end}}}")
@@ -89,7 +89,9 @@ def test_the_files_own_line_ends_stay(text: str, end: str) -> None:
 
 def test_where_ends_are_mixed_none_is_changed() -> None:
     text = "{\r\n  a: 1, // x\n  b: 2 // y\r\n}\n"
-    assert put(text, ["z"], {"k": 1}) == '{\r\n  a: 1, // x\n  b: 2, // y\r\n  "z": {\r\n    "k": 1\r\n  },\r\n}\n'
+    assert (
+        set_value(text, ["z"], {"k": 1}) == '{\r\n  a: 1, // x\n  b: 2, // y\r\n  "z": {\r\n    "k": 1\r\n  },\r\n}\n'
+    )
 
 
 @pytest.mark.parametrize("text", ["", "{", "{a:}", "{a 1}", "{a:1 b:2}", "[1", "{a:1}}", "{a: what}", "{'a}"])
@@ -100,7 +102,7 @@ def test_what_is_no_json5_is_refused(text: str) -> None:
 
 def test_something_in_the_way_is_refused() -> None:
     with pytest.raises(Json5Error, match=r"models\.providers: expected an object, got 3"):
-        put("{models: {providers: 3}}", ["models", "providers", "x"], 1)
+        set_value("{models: {providers: 3}}", ["models", "providers", "x"], 1)
 
 
 LEAVES = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=8)
@@ -121,14 +123,14 @@ def test_it_is_assignment(whole: dict[str, Any], path: list[str], value: Any, in
         node = node.get(key, {})
         if not isinstance(node, dict):
             return
-    new = put(json.dumps(whole, indent=indent), path, value)
+    new = set_value(json.dumps(whole, indent=indent), path, value)
     expected = json.loads(json.dumps(whole))
     inner = expected
     for key in path[:-1]:
         inner = inner.setdefault(key, {})
     inner[path[-1]] = value
     assert parse(new).value == expected
-    assert put(new, path, value) == new
+    assert set_value(new, path, value) == new
 
 
 def test_what_is_nested_too_deeply_is_said() -> None:

@@ -28,7 +28,7 @@ def serve() -> Iterator[Callable[..., SglangWire]]:
     started: list[SglangWire] = []
 
     def one(**settings: object) -> SglangWire:
-        started.append(SglangWire(Path(server_process.location("starter")), **settings).__enter__())
+        started.append(SglangWire(Path(server_process.model_location("starter")), **settings).__enter__())
         return started[-1]
 
     yield one
@@ -94,17 +94,19 @@ def test_an_engine_that_is_not_there_is_said(words: tuple[str, ...], told: str) 
 
 
 def test_trial_adapters_fit_the_model_and_differ(tmp_path: Path) -> None:
-    files = ModelFiles.find("starter")
-    one, two = (random_adapter.write(files.weights, tmp_path / str(n), version=n, rank=4) for n in (1, 2))
+    files = ModelFiles.from_path("starter")
+    one, two = (
+        random_adapter.write_random_adapter(files.weights, tmp_path / str(n), version=n, rank=4) for n in (1, 2)
+    )
     assert one is not None
     assert two is not None
     assert one.digest != two.digest
     layers = int(files.config["num_hidden_layers"])
-    assert len(adapter_file.read(one).pairs) == 2 * layers
+    assert len(adapter_file.read_adapter(one).pairs) == 2 * layers
 
 
 def test_a_model_without_the_projections_has_no_trial_adapter(tmp_path: Path) -> None:
     header = json.dumps({"h.0.attn.c_attn.weight": {"dtype": "F32", "shape": [1, 1], "data_offsets": [0, 4]}}).encode()
     file = tmp_path / "model.safetensors"
     file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
-    assert random_adapter.write([file], tmp_path / "out", version=1, rank=2) is None
+    assert random_adapter.write_random_adapter([file], tmp_path / "out", version=1, rank=2) is None

@@ -19,7 +19,7 @@ from tests.engines.contract_fixtures import Rig, closing
 from tests.engines.vllm_server import VllmDouble
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from openclaw_rl.common.policy_digest import digest_of
+from openclaw_rl.common.policy_digest import digest_of_folder
 from openclaw_rl.engines.embedded.client import EngineClient
 from openclaw_rl.engines.remote.vllm import VllmEngine
 from openclaw_rl.protocols import Engine
@@ -80,7 +80,7 @@ def refs(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[i
                 torch.nn.init.normal_(weight, std=0.3)
         folder = tmp_path_factory.mktemp(f"adapter{version}")
         tuned.save_pretrained(folder)
-        out[version] = PolicyRef(version=version, path=str(folder), digest=digest_of(folder))
+        out[version] = PolicyRef(version=version, path=str(folder), digest=digest_of_folder(folder))
     return out
 
 
@@ -229,7 +229,7 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Rig:
 
 @pytest.fixture
 def tiny_engine_config() -> EngineConfig:
-    return EngineConfig(prefill_chunk=16, max_batch=6, versions=4, prefix_cache_tokens=2048)
+    return EngineConfig(prefill_chunk=16, max_batch=6, max_loaded_versions=4, prefix_cache_tokens=2048)
 
 
 def pytest_report_header() -> str:

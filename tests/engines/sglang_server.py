@@ -51,11 +51,11 @@ from typing import Any, Self
 import numpy as np
 from aiohttp import web
 
-from openclaw_rl.common.policy_digest import digest_of
+from openclaw_rl.common.policy_digest import digest_of_folder
 from openclaw_rl.engines import adapter_file
-from openclaw_rl.engines.embedded.model import BaseModel
-from openclaw_rl.engines.embedded.scheduler import Core
-from openclaw_rl.engines.embedded.sequence import Job, Scored, Token
+from openclaw_rl.engines.embedded.model import EmbeddedModel
+from openclaw_rl.engines.embedded.scheduler import EmbeddedEngine
+from openclaw_rl.engines.embedded.sequence import EngineSequence, NewToken, SequenceScored
 from openclaw_rl.errors import EngineError
 from openclaw_rl.settings.load import EngineConfig, ModelConfig
 from openclaw_rl.types import PolicyRef, Sampling
@@ -109,13 +109,13 @@ class SglangWire:
         self.settings["max_req_input_len"] = self._max_req_len - 5
 
     def _start(self, model: Path) -> None:
-        base = BaseModel.load(ModelConfig(path=str(model), device="cpu"))
-        self.core = Core(base, EngineConfig(versions=64, max_batch=16, prefill_chunk=64))
+        base = EmbeddedModel.load(ModelConfig(path=str(model), device="cpu"))
+        self.core = EmbeddedEngine(base, EngineConfig(max_loaded_versions=64, max_batch=16, prefill_chunk=64))
         self.context, self._max_req_len = base.context_length, base.context_length - 1
 
     @property
     def running(self) -> int:
-        return self.core.running + self.core.waiting
+        return self.core.running_count + self.core.waiting_count
 
     def asked(self, path: str) -> list[Any]:
         """The bodies of the calls of one route."""
@@ -126,8 +126,8 @@ class SglangWire:
     def __enter__(self) -> Self:
         self._loop = asyncio.new_event_loop()
         self._stop, self._busy = asyncio.Event(), asyncio.Event()
-        self._queues: dict[Job, asyncio.Queue[Token | Scored | None]] = defaultdict(asyncio.Queue)
-        self._rids: dict[str, Job] = {}
+        self._queues: dict[EngineSequence, asyncio.Queue[NewToken | SequenceScored | None]] = defaultdict(asyncio.Queue)
+        self._rids: dict[str, EngineSequence] = {}
         up = threading.Event()
         self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(up),), daemon=True)
         self._thread.start()
@@ -163,11 +163,11 @@ class SglangWire:
 
     async def _steps(self) -> None:
         while True:
-            if not self.core.busy:
+            if not self.core.has_work:
                 self._busy.clear()
                 await self._busy.wait()
             for item in self.core.step():
-                assert isinstance(item, Token | Scored)
+                assert isinstance(item, NewToken | SequenceScored)
                 self._queues[item.job].put_nowait(item)
             await asyncio.sleep(0)
 
@@ -203,7 +203,7 @@ class SglangWire:
                 self._end(job)
         return web.Response()
 
-    def _end(self, job: Job) -> None:
+    def _end(self, job: EngineSequence) -> None:
         self.core.cancel(job)
         self._busy.set()
         self._queues[job].put_nowait(None)
@@ -217,11 +217,11 @@ class SglangWire:
             if name in self.adapters:
                 raise Refused(f"Failed to load LoRA adapter {name} because it is already loaded")
             self._made += 1
-            digest = digest_of(body["lora_path"])
+            digest = digest_of_folder(body["lora_path"])
             ref = PolicyRef(version=self._made, path=body["lora_path"], digest=digest)
             refs = [BASE, *self.adapters.values(), ref]
-            files = {(ref.version, digest): adapter_file.read(ref)}
-            for _ in self.core.change(refs, files):
+            files = {(ref.version, digest): adapter_file.read_adapter(ref)}
+            for _ in self.core.load_versions(refs, files):
                 pass
         except (Refused, EngineError, OSError) as error:
             return web.json_response({"success": False, "error_message": str(error)}, status=400)
@@ -233,14 +233,14 @@ class SglangWire:
         ref = self.adapters.pop(body["lora_name"], None)
         if ref is None:
             return web.json_response({"success": False, "error_message": "not found"}, status=400)
-        for work in (self.core.change([BASE, *self.adapters.values()], {}), self.core.tidy()):
+        for work in (self.core.load_versions([BASE, *self.adapters.values()], {}), self.core.unload_unused()):
             for _ in work:
                 pass
         return web.json_response({"success": True})
 
     async def _update(self, request: web.Request) -> web.Response:
         body = await self._body(request)
-        assert not self.core.busy, "SGLang would wait here, and nobody else would be served"
+        assert not self.core.has_work, "SGLang would wait here, and nobody else would be served"
         folder = Path(body["model_path"])
         if not (folder / "config.json").exists():
             message = f"Failed to get weights iterator: {folder}"
@@ -276,7 +276,7 @@ class SglangWire:
         except EngineError as error:  # the scheduler's own, which comes as an abort
             yield {"output_ids": [], "meta_info": {"finish_reason": _aborted(str(error), 400)}}
             return
-        tokens: list[Token] = []
+        tokens: list[NewToken] = []
         self._rids[body["rid"]] = job
         try:
             while not tokens or tokens[-1].finish is None:
@@ -284,7 +284,7 @@ class SglangWire:
                 if item is None:
                     yield self._told(tokens, 0, {"type": "abort", "message": "Abort by user"})
                     return
-                assert isinstance(item, Token)
+                assert isinstance(item, NewToken)
                 tokens.append(item)
                 yield self._told(tokens, len(tokens) - 1, self._finish(item, len(tokens)))
         finally:
@@ -293,14 +293,14 @@ class SglangWire:
             self._rids.pop(body["rid"], None)
             self._queues.pop(job, None)
 
-    def _finish(self, token: Token, count: int) -> dict[str, Any] | None:
+    def _finish(self, token: NewToken, count: int) -> dict[str, Any] | None:
         if token.finish is None:
             return None
         return (
             {"type": "stop", "matched": token.token} if token.finish == "stop" else {"type": "length", "length": count}
         )
 
-    def _told(self, tokens: list[Token], seen: int, finish: dict[str, Any] | None) -> dict[str, Any]:
+    def _told(self, tokens: list[NewToken], seen: int, finish: dict[str, Any] | None) -> dict[str, Any]:
         cut = 0 if self.mode == "cumulative" else seen
         sliced = tokens[cut if self.mode != "incremental, whole logprobs" else 0 :]
         return {
@@ -310,7 +310,7 @@ class SglangWire:
                 "id": "x",
                 "finish_reason": finish,
                 "completion_tokens": len(tokens),
-                "cached_tokens": tokens[0].job.reused if tokens else 0,
+                "cached_tokens": tokens[0].job.reused_tokens if tokens else 0,
                 "weight_version": self.weight_version,
                 "output_token_logprobs": [[t.logprob, t.token, None] for t in sliced],
                 "output_top_logprobs": [[[lp, i, None] for i, lp in t.top or ()] or None for t in sliced],
@@ -358,7 +358,7 @@ class SglangWire:
             )
             raise EngineError(words)
 
-    def _submit(self, body: Any) -> Job:
+    def _submit(self, body: Any) -> EngineSequence:
         params, ids = body["sampling_params"], body["input_ids"]
         version = self._version(body)
         self._check_length(ids, params)
@@ -387,7 +387,7 @@ class SglangWire:
         self._busy.set()
         found = await self._queues[job].get()
         self._queues.pop(job)
-        assert isinstance(found, Scored)
+        assert isinstance(found, SequenceScored)
         return [float(lp) for lp in found.logprobs]
 
 

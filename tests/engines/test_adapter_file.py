@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from openclaw_rl.common.policy_digest import ADAPTER_CONFIG, ADAPTER_WEIGHTS, digest_of
+from openclaw_rl.common.policy_digest import ADAPTER_CONFIG, ADAPTER_WEIGHTS, digest_of_folder
 from openclaw_rl.doctor import random_adapter
 from openclaw_rl.engines import adapter_file
 from openclaw_rl.errors import EngineError
@@ -18,14 +18,14 @@ from openclaw_rl.types import PolicyRef
 
 
 def ref(folder: Path) -> PolicyRef:
-    return PolicyRef(version=4, path=str(folder), digest=digest_of(folder))
+    return PolicyRef(version=4, path=str(folder), digest=digest_of_folder(folder))
 
 
 def test_an_adapter_of_the_double_is_a_real_one(tmp_path: Path) -> None:
     from safetensors.numpy import load_file
 
     digest = write_adapter(tmp_path, weight=2.5)
-    file = adapter_file.read(PolicyRef(version=1, path=str(tmp_path), digest=digest))
+    file = adapter_file.read_adapter(PolicyRef(version=1, path=str(tmp_path), digest=digest))
     assert (list(file.pairs), file.rank, file.scale("nothing")) == (["nothing"], 1, 1.0)
     by_the_library = load_file(tmp_path / ADAPTER_WEIGHTS)
     assert {n: t.tolist() for n, t in by_the_library.items()} == {
@@ -36,10 +36,10 @@ def test_an_adapter_of_the_double_is_a_real_one(tmp_path: Path) -> None:
 def test_the_digest_depends_on_every_byte_and_on_names(tmp_path: Path) -> None:
     seen = {write_adapter(tmp_path / "a"), write_adapter(tmp_path / "b", weight=1.0)}
     (tmp_path / "a" / ADAPTER_CONFIG).write_text("{}")
-    seen.add(digest_of(tmp_path / "a"))
+    seen.add(digest_of_folder(tmp_path / "a"))
     assert len(seen) == 3
     (tmp_path / "a" / "optimizer.pt").write_bytes(b"not a weight")
-    assert digest_of(tmp_path / "a") in seen
+    assert digest_of_folder(tmp_path / "a") in seen
 
 
 def _settings(**change: object) -> Callable[[Path], None]:
@@ -88,23 +88,23 @@ def test_what_cannot_be_served_is_explained(tmp_path: Path, harm: Callable[[Path
     write_adapter(tmp_path)
     harm(tmp_path)
     with pytest.raises(EngineError, match=words) as caught:
-        adapter_file.read(ref(tmp_path))
+        adapter_file.read_adapter(ref(tmp_path))
     assert str(tmp_path) in str(caught.value)
 
 
 def test_an_adapter_of_another_base_names_the_module_and_both_shapes(tmp_path: Path) -> None:
-    base = ModelFiles.find("starter")
-    ref = random_adapter.write(base.weights, tmp_path / "own", version=1, rank=2)
+    base = ModelFiles.from_path("starter")
+    ref = random_adapter.write_random_adapter(base.weights, tmp_path / "own", version=1, rank=2)
     assert ref is not None
-    file = adapter_file.read(ref)
-    adapter_file.check_fits(file, str(base.folder))
-    adapter_file.check_fits(file, str(tmp_path / "not here"))
+    file = adapter_file.read_adapter(ref)
+    adapter_file.check_fits_base(file, str(base.folder))
+    adapter_file.check_fits_base(file, str(tmp_path / "not here"))
     module, (a, b) = next(iter(file.pairs.items()))
     narrow = replace(file, pairs={module: (replace(a, shape=(2, 48)), b)})
     expected = rf"{module} has \[out, in\] \[{b.shape[0]}, 48\], expected \[{b.shape[0]}, {a.shape[1]}\]"
     with pytest.raises(EngineError, match=expected):
-        adapter_file.check_fits(narrow, str(base.folder))
+        adapter_file.check_fits_base(narrow, str(base.folder))
     deep = replace(file, pairs={re.sub(r"layers\.\d+", "layers.999", module): (a, b)})
     with pytest.raises(EngineError, match=r"layers\.999\..* no such layer"):
-        adapter_file.check_fits(deep, str(base.folder))
-    adapter_file.check_fits(replace(file, pairs={"lm_head": (a, b)}), str(base.folder))  # it may be tied
+        adapter_file.check_fits_base(deep, str(base.folder))
+    adapter_file.check_fits_base(replace(file, pairs={"lm_head": (a, b)}), str(base.folder))  # it may be tied

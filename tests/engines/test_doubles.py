@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from openclaw_rl.common.policy_digest import digest_of
+from openclaw_rl.common.policy_digest import digest_of_folder
 from openclaw_rl.errors import EngineError, EngineGone, JudgeError
 from openclaw_rl.methods.types import Sample
-from openclaw_rl.testing import ScriptedEngine, ScriptedJudge, ScriptedTrainer, always
+from openclaw_rl.testing import ScriptedEngine, ScriptedJudge, ScriptedTrainer, always_reply
 from openclaw_rl.types import Generation, JudgeInput, Reaction, Sampling
 
 CALL = Generation(
@@ -24,7 +24,7 @@ async def ids(engine: ScriptedEngine) -> list[int]:
 
 
 def test_an_engine_answers_refuses_dies_and_comes_back() -> None:
-    engine = ScriptedEngine(always(7, 8, 2))
+    engine = ScriptedEngine(always_reply(7, 8, 2))
     assert asyncio.run(ids(engine)) == [7, 8, 2]
     engine.refuse = "no room today"
     with pytest.raises(EngineError, match="no room today"):
@@ -73,7 +73,7 @@ def test_a_trainer_writes_folders_that_differ_and_resumes(tmp_path: Path) -> Non
     trainer = ScriptedTrainer()
     trainer.load(folder=None, memory={"baseline": 0.5})
     first, second = (trainer.step([sample], str(tmp_path / name)) for name in "ab")
-    assert first.digest == digest_of(tmp_path / "a") != second.digest
+    assert first.digest == digest_of_folder(tmp_path / "a") != second.digest
     assert (second.memory["steps"], second.memory["baseline"], second.metrics["turns"]) == (2, 0.5, 1.0)
     again = ScriptedTrainer(lambda samples: None)
     again.load(folder=second.folder, memory=second.memory)

@@ -18,7 +18,7 @@ import pytest
 from tests.engines.contract_fixtures import BASE, closing
 
 from openclaw_rl.engines.embedded.client import EngineClient
-from openclaw_rl.engines.embedded.server import bind
+from openclaw_rl.engines.embedded.server import bind_socket
 from openclaw_rl.errors import EngineError, EngineGone
 from openclaw_rl.settings.load import Config
 from openclaw_rl.types import Chunk, Generation, PolicyRef, Sampling
@@ -77,7 +77,7 @@ def test_a_killed_engine_breaks_its_streams_and_the_client_finds_the_next_one(
             assert (info.versions, info.vocab_size, info.context_length) == ((0,), 64, 512)
             assert stat.S_IMODE(config.engine_socket.stat().st_mode) == 0o600
             with pytest.raises(EngineError, match="another engine answers there"):
-                bind(config.engine_socket)
+                bind_socket(config.engine_socket)
             await client.load([refs[0], refs[1]])
 
             streams = [client.generate(call(version)) for version in (0, 1)]
@@ -153,12 +153,12 @@ def test_a_client_that_leaves_takes_its_replies_with_it(process: Any) -> None:
 
 def test_a_stale_socket_is_replaced_and_a_long_path_is_explained(short_home: Callable[[], Path]) -> None:
     path = short_home() / "engine.sock"
-    bind(path).close()
+    bind_socket(path).close()
     assert path.exists()
-    with bind(path):
+    with bind_socket(path):
         pass
     with pytest.raises(EngineError, match="Choose a shorter"):
-        bind(short_home() / ("x" * 120))
+        bind_socket(short_home() / ("x" * 120))
 
 
 def test_no_engine_within_the_time_is_gone(short_home: Callable[[], Path]) -> None:

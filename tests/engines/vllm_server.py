@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 from aiohttp import web
 
-from openclaw_rl.engines.remote.http_client import Http
+from openclaw_rl.engines.remote.http_client import HttpClient
 from openclaw_rl.errors import EngineError
 from openclaw_rl.testing import ScriptedEngine
 from openclaw_rl.types import Generation, Sampling
@@ -43,8 +43,8 @@ class VllmDouble:
             "/update_weight_version": self._tag,
         }
 
-    def http(self) -> Http:
-        return Http("http://vllm", socket=self.socket)
+    def http(self) -> HttpClient:
+        return HttpClient("http://vllm", socket=self.socket)
 
     # Life
 
@@ -170,7 +170,7 @@ class VllmDouble:
     def _logprobs(self, token: int, version: int, body: Any) -> dict[str, Any]:
         """The token, and alternatives that are less likely by equal steps."""
         temperature = 1.0 if self.mode == "raw" else max(body["temperature"], 0.1)
-        own = self.engine.logprob(token, version, 1.0 if self.mode == "raw" else body["temperature"])
+        own = self.engine.token_logprob(token, version, 1.0 if self.mode == "raw" else body["temperature"])
         top = {f"token_id:{token}": own}
         cut = self.mode == "processed" and body["top_k"] == 1
         for i in range(1, body["logprobs"] + 1):
@@ -182,10 +182,11 @@ class VllmDouble:
         if "structured_outputs" in body:
             return {"text": "1"}
         if "prompt_logprobs" in body:
-            scores = [{str(i): {"logprob": self.engine.logprob(i, version)}} for i in body["prompt"]]
+            scores = [{str(i): {"logprob": self.engine.token_logprob(i, version)}} for i in body["prompt"]]
             return {"prompt_logprobs": [None, *scores[1:]], "token_ids": [1]}
         named = {
-            f"token_id:{i}": self.engine.logprob(i, version, body["temperature"]) for i in body["logprob_token_ids"]
+            f"token_id:{i}": self.engine.token_logprob(i, version, body["temperature"])
+            for i in body["logprob_token_ids"]
         }
         return {"logprobs": {"tokens": ["token_id:1"], "token_logprobs": [-1.0], "top_logprobs": [named]}}
 

@@ -22,8 +22,8 @@ TASTE, RATE = "benchmarks.taste_benchmark", "benchmarks.sample_efficiency"
         (TASTE, ("--only", "loud"), "--only: expected one of short, "),
         (
             "benchmarks.taste_benchmark",
-            ("--set", "train.batch_min"),
-            "--set: expected KEY=VALUE, e.g. train.batch_min=8",
+            ("--set", "train.batch.min_turns"),
+            "--set: expected KEY=VALUE, e.g. train.batch.min_turns=8",
         ),
         (RATE, ("--set", "train.bach=3"), "--set: unknown setting 'train.bach'"),
         (RATE, ("--replay", "maybe"), "--replay: expected on or off, got 'maybe'"),

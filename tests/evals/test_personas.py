@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 
 from openclaw_rl.evals import personas, phrases
-from openclaw_rl.evals.personas import DECK, SUBTLE_CARDS, WRONG_CARDS, Persona
-from openclaw_rl.evals.phrases import Pool
+from openclaw_rl.evals.personas import DECK_SIZE, SUBTLE_CARDS, WRONG_CARDS, Persona
+from openclaw_rl.evals.phrases import PhrasePool
 from openclaw_rl.evals.starter_corpus import INSTRUCTIONS
-from openclaw_rl.evals.styles import TASTES, VALUES, Taste, draw_style, write
-from openclaw_rl.evals.toy_world import facts, phrasings, question_in, split_of
+from openclaw_rl.evals.styles import TASTES, VALUES, Taste, draw_style, write_answer
+from openclaw_rl.evals.toy_world import all_facts, question_in, questions_about, split_of
 from openclaw_rl.judge.rules import Rule, RulesJudge
 
 RULES = RulesJudge.load().rules
 
 
 def matching(text: str, who: str = "user") -> list[Rule]:
-    return [rule for rule in RULES if rule.matches([(who, text)])]
+    return [rule for rule in RULES if rule.matches_any([(who, text)])]
 
 
 def verdict(text: str, who: str = "user") -> tuple[int | None, list[str]]:
@@ -31,12 +31,12 @@ def verdict(text: str, who: str = "user") -> tuple[int | None, list[str]]:
     return (scores.pop() if len(scores) == 1 else None), list(hints)
 
 
-def pools() -> Iterator[tuple[Pool, int, list[str]]]:
+def pools() -> Iterator[tuple[PhrasePool, int, list[str]]]:
     """Each pool with the score and the hints that its plain half must get."""
     for value in VALUES:
         yield phrases.PRAISE[value], 1, [INSTRUCTIONS[value][0]]
         yield phrases.COMPLAINT[value], -1, [INSTRUCTIONS[value][0]]
-    yield from ((phrases.GOOD, 1, []), (phrases.BAD, -1, []), (phrases.FALSE, -1, []))
+    yield from ((phrases.GENERIC_PRAISE, 1, []), (phrases.GENERIC_COMPLAINT, -1, []), (phrases.WRONG_ANSWER, -1, []))
 
 
 def talk(persona: Persona, replies: int, reply_to: Any = None) -> list[list[dict[str, str]]]:
@@ -44,9 +44,9 @@ def talk(persona: Persona, replies: int, reply_to: Any = None) -> list[list[dict
     rng, sessions = random.Random(0), []
     while len(persona.log) < replies:
         history: list[dict[str, str]] = []
-        while (text := persona.next(history)) is not None:
+        while (text := persona.next_message(history)) is not None:
             question = question_in(text)
-            answer = "You are welcome." if question is None else write(question.fact, draw_style(rng), rng)
+            answer = "You are welcome." if question is None else write_answer(question.fact, draw_style(rng), rng)
             answer = answer if reply_to is None else reply_to(text)
             history += [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]
         sessions.append(history)
@@ -62,15 +62,15 @@ def test_rules_have_a_verdict_on_the_plain_half_and_none_on_the_subtle_half() ->
 def test_at_least_half_of_the_phrasings_are_unknown_to_the_rules() -> None:
     for pool, _, _ in pools():
         assert len(pool.subtle) >= len(pool.plain)
-    assert SUBTLE_CARDS >= DECK / 2
+    assert SUBTLE_CARDS >= DECK_SIZE / 2
 
 
 def test_rules_are_silent_on_questions() -> None:
-    assert [q.text for fact in facts() for q in phrasings(fact) if matching(q.text)] == []
+    assert [q.text for fact in all_facts() for q in questions_about(fact) if matching(q.text)] == []
 
 
 def test_a_question_after_the_reaction_does_not_change_the_verdict() -> None:
-    questions = [q.text for fact in facts()[::7] for q in phrasings(fact)]
+    questions = [q.text for fact in all_facts()[::7] for q in questions_about(fact)]
     for pool, score, hints in pools():
         for text in pool.plain:
             assert all(verdict(f"{text} {question}") == (score, hints) for question in questions)
@@ -134,15 +134,15 @@ def test_the_same_seed_says_the_same(taste: Taste) -> None:
 def test_shares_hold_in_each_run(taste: Taste) -> None:
     persona = Persona(taste=taste, seed=5)
     talk(persona, 600)
-    full = persona.log[: len(persona.log) // DECK * DECK]
-    assert sum(not u.known for u in full) == len(full) * SUBTLE_CARDS / DECK
-    assert sum(u.wrong for u in full) == len(full) * WRONG_CARDS / DECK
+    full = persona.log[: len(persona.log) // DECK_SIZE * DECK_SIZE]
+    assert sum(not u.known for u in full) == len(full) * SUBTLE_CARDS / DECK_SIZE
+    assert sum(u.is_wrong for u in full) == len(full) * WRONG_CARDS / DECK_SIZE
     assert {u.known for u in persona.log if verdict(u.phrase)[0] is not None} == {True}
     assert {u.known for u in persona.log if verdict(u.phrase)[0] is None} == {False}
     assert {u.praised for u in persona.log if verdict(u.phrase)[0] == 1} == {True}
     assert {u.praised for u in persona.log if verdict(u.phrase)[0] == -1} == {False}
     named = sum(verdict(u.phrase)[1] != [] for u in persona.log if u.known) / sum(u.known for u in persona.log)
-    assert abs(named - personas.NAMED) < 0.1
+    assert abs(named - personas.STYLE_NAMED_SHARE) < 0.1
 
 
 def test_sessions_are_short_and_end_with_a_bare_reaction() -> None:
@@ -166,15 +166,15 @@ def test_a_wrong_answer_is_no_satisfaction() -> None:
     persona = Persona(taste="short", seed=0)
     talk(persona, 60, reply_to=lambda _: "Certainly: Atlantis.")
     assert not any(u.satisfied or u.correct for u in persona.log)
-    honest = [u.phrase for u in persona.log if not u.wrong]
-    assert set(honest) <= {*phrases.FALSE.plain, *phrases.FALSE.subtle}
+    honest = [u.phrase for u in persona.log if not u.is_wrong]
+    assert set(honest) <= {*phrases.WRONG_ANSWER.plain, *phrases.WRONG_ANSWER.subtle}
 
 
 def test_an_empty_reply_and_a_system_message_are_no_trouble() -> None:
     persona = Persona(taste="bulleted", seed=0)
     history: list[dict[str, Any]] = [{"role": "system", "content": "Be kind."}]
-    first = persona.next(history)
+    first = persona.next_message(history)
     assert first is not None
     history += [{"role": "user", "content": first}, {"role": "assistant", "content": None}]
-    assert persona.next(history) is not None
+    assert persona.next_message(history) is not None
     assert not persona.log[0].satisfied

@@ -36,17 +36,17 @@ def test_a_talk_is_the_same_each_time(tmp_path: Path) -> None:
     assert runs[0].agreed <= runs[0].judged < runs[0].reactions
     store = Store.open(tmp_path / "a" / "store.db", create=False)
     with store.read() as conn:
-        numbers = [sorted(use.number for use in policies.uses(conn, version)) for version in (1, 2)]
+        numbers = [sorted(use.number for use in policies.uses_of_version(conn, version)) for version in (1, 2)]
     store.close()
     assert numbers == [[1, 1], [1, 1, 2, 2]]
 
 
 @pytest.mark.parametrize("replay", [True, False])
 def test_a_cell_is_its_settings(replay: bool) -> None:
-    made = setting(replay=replay, batch=8, more={"train.learning_rate": 0.003})
+    made = setting(replay=replay, batch=8, more={"train.optimizer.learning_rate": 0.003})
     train = from_flat(made.settings).train
-    assert (train.batch_min, train.batch_max, train.max_uses) == ((8, 16, 2) if replay else (8, 8, 1))
-    assert train.learning_rate == 0.003
+    assert (train.batch.min_turns, train.batch.max_turns, train.batch.max_uses) == ((8, 16, 2) if replay else (8, 8, 1))
+    assert train.optimizer.learning_rate == 0.003
     assert made.name == f"combine-8{'-replay' if replay else ''}-short-3-learning_rate=0.003"
 
 

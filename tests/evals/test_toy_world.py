@@ -11,47 +11,57 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw_rl.evals.styles import OPPOSITE, TASTES, Format, Length, Style, Tone, draw_style, satisfies, write
+from openclaw_rl.evals.styles import (
+    OPPOSITE,
+    TASTES,
+    Format,
+    Length,
+    ReplyStyle,
+    Tone,
+    draw_style,
+    has_style,
+    write_answer,
+)
 from openclaw_rl.evals.toy_world import (
     FAMILIES,
     Fact,
-    ask,
-    correct,
-    facts,
+    all_facts,
+    draw_question,
     facts_of,
     held_out_questions,
-    phrasings,
+    is_correct,
     question_in,
+    questions_about,
     split_of,
 )
 
 STYLES = [
-    Style(length=length, tone=tone, format=form)
+    ReplyStyle(length=length, tone=tone, format=form)
     for length in get_args(Length)
     for tone in get_args(Tone)
     for form in get_args(Format)
 ]
-a_fact = st.sampled_from(facts())
+a_fact = st.sampled_from(all_facts())
 a_style = st.sampled_from(STYLES)
 
 
 def test_there_are_hundreds_of_facts_and_each_is_there_once() -> None:
-    keys = [fact.key for fact in facts()]
+    keys = [fact.key for fact in all_facts()]
     assert len(keys) == len(set(keys)) >= 200
 
 
 def test_split_is_disjoint_whole_and_in_every_family() -> None:
     asked, held_out = set(facts_of("asked")), set(facts_of("held_out"))
     assert not asked & held_out
-    assert asked | held_out == set(facts())
+    assert asked | held_out == set(all_facts())
     assert min(len(asked), len(held_out)) > 80
     for family in FAMILIES:
-        assert {split_of(fact) for fact in facts() if fact.family == family.name} == {"asked", "held_out"}
+        assert {split_of(fact) for fact in all_facts() if fact.family == family.name} == {"asked", "held_out"}
 
 
 def test_split_does_not_move() -> None:
     """Figures that were measured on one release must mean the same on the next."""
-    by_key = {fact.key: split_of(fact) for fact in facts()}
+    by_key = {fact.key: split_of(fact) for fact in all_facts()}
     assert [by_key[key] for key in ("capital/Peru", "sum/2 plus 2", "capital/Spain", "sum/3 plus 4")] == [
         "asked",
         "asked",
@@ -61,21 +71,21 @@ def test_split_does_not_move() -> None:
 
 
 def test_no_two_questions_are_the_same() -> None:
-    texts = [question.text for fact in facts() for question in phrasings(fact)]
+    texts = [question.text for fact in all_facts() for question in questions_about(fact)]
     assert len(texts) == len(set(texts))
-    assert all(len(phrasings(fact)) >= 3 for fact in facts())
+    assert all(len(questions_about(fact)) >= 3 for fact in all_facts())
 
 
 @given(st.integers(), st.sampled_from(["", "Too long. ", "Perfect, thanks. "]))
 def test_the_question_is_found_at_the_end_of_a_message(seed: int, lead: str) -> None:
-    question = ask("asked", random.Random(seed))
+    question = draw_question("asked", random.Random(seed))
     assert question_in(lead + question.text) == question
     assert question_in(question.text + " Thanks.") is None
 
 
 def test_asking_stays_on_its_side_of_the_split() -> None:
     rng = random.Random(0)
-    assert {split_of(ask("asked", rng).fact) for _ in range(300)} == {"asked"}
+    assert {split_of(draw_question("asked", rng).fact) for _ in range(300)} == {"asked"}
     assert {split_of(q.fact) for q in held_out_questions(300, rng)} == {"held_out"}
 
 
@@ -88,28 +98,28 @@ def test_held_out_questions_are_spread_evenly_and_repeatable() -> None:
 
 @given(a_fact, a_style, st.integers())
 def test_a_written_reply_has_its_style_its_answer_and_none_of_the_opposites(
-    fact: Fact, style: Style, seed: int
+    fact: Fact, style: ReplyStyle, seed: int
 ) -> None:
-    reply = write(fact, style, random.Random(seed))
+    reply = write_answer(fact, style, random.Random(seed))
     for value in (style.length, style.tone, style.format):
-        assert satisfies(value, reply)
-        assert not satisfies(OPPOSITE[value], reply)
-    assert all(correct(question, reply) for question in phrasings(fact))
+        assert has_style(value, reply)
+        assert not has_style(OPPOSITE[value], reply)
+    assert all(is_correct(question, reply) for question in questions_about(fact))
 
 
 @given(a_fact, a_fact, a_style)
-def test_another_facts_reply_is_wrong(mine: Fact, theirs: Fact, style: Style) -> None:
+def test_another_facts_reply_is_wrong(mine: Fact, theirs: Fact, style: ReplyStyle) -> None:
     if mine.family == theirs.family and mine.answer != theirs.answer and mine.answer not in theirs.statement:
-        assert not correct(phrasings(mine)[0], write(theirs, style, random.Random(0)))
+        assert not is_correct(questions_about(mine)[0], write_answer(theirs, style, random.Random(0)))
 
 
 def test_hedging_is_wrong() -> None:
     question = question_in("What is the capital of Peru?")
     assert question is not None
-    assert correct(question, "I think it is Lima.")
-    assert not correct(question, "It is Lima or Paris.")
-    assert not correct(question, "Limal.")
-    assert not correct(question, "")
+    assert is_correct(question, "I think it is Lima.")
+    assert not is_correct(question, "It is Lima or Paris.")
+    assert not is_correct(question, "Limal.")
+    assert not is_correct(question, "")
 
 
 def test_styles_are_drawn_independently() -> None:
@@ -131,11 +141,11 @@ def test_styles_are_drawn_independently() -> None:
     ],
 )
 def test_checks_hold_for_replies_that_the_writers_never_give(reply: str, has: set[str]) -> None:
-    assert {taste for taste in TASTES if satisfies(taste, reply)} == has
+    assert {taste for taste in TASTES if has_style(taste, reply)} == has
 
 
 def test_values_of_a_style_can_be_set_one_by_one() -> None:
-    style = Style(length="long", tone="formal", format="prose")
+    style = ReplyStyle(length="long", tone="formal", format="prose")
     for value in OPPOSITE:
         changed = style.with_value(value)
         assert value in (changed.length, changed.tone, changed.format)
@@ -145,5 +155,5 @@ def test_values_of_a_style_can_be_set_one_by_one() -> None:
 def test_answers_follow_the_opening() -> None:
     """The first mark ends what settles the style, before anything that depends on the fact."""
     for style in STYLES:
-        openings = {re.split(r"(?<=[:.!])", write(fact, style, random.Random(0)))[0] for fact in facts()}
+        openings = {re.split(r"(?<=[:.!])", write_answer(fact, style, random.Random(0)))[0] for fact in all_facts()}
         assert len(openings) == 1

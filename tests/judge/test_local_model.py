@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 from tests.judge.endpoint import ITEM, vote
 
-from openclaw_rl.engines.base import Info
+from openclaw_rl.engines.base import EngineInfo
 from openclaw_rl.errors import ConfigError, EngineGone, JudgeError
 from openclaw_rl.judge import local_model
 from openclaw_rl.judge.llm import LlmJudge
-from openclaw_rl.judge.local_model import OwnModel
+from openclaw_rl.judge.local_model import LocalModel
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.load import STARTER, Config, from_flat
-from openclaw_rl.supervisor.supervisor import Supervisor, prepare_home, with_data
+from openclaw_rl.supervisor.supervisor import Supervisor, prepare_home, with_required_workers
 from openclaw_rl.testing import ScriptedEngine
 from openclaw_rl.types import Verdict
 
-RENDERER = Renderer(ModelFiles.find(STARTER))
+RENDERER = Renderer(ModelFiles.from_path(STARTER))
 OWN = {"judge.kind": "llm", "judge.path": STARTER}
 
 
@@ -34,10 +34,10 @@ class Linked(ScriptedEngine):
     connected = True
     closed = False
 
-    async def info(self) -> Info:
+    async def info(self) -> EngineInfo:
         if self.gone_at is not None:
             raise EngineGone("no engine answers")
-        return Info(
+        return EngineInfo(
             model="m",
             context_length=self.context_length,
             vocab_size=0,
@@ -48,7 +48,7 @@ class Linked(ScriptedEngine):
             waiting=0,
         )
 
-    async def wait_ready(self, timeout: float) -> Info:  # noqa: ASYNC109
+    async def wait_ready(self, timeout: float) -> EngineInfo:  # noqa: ASYNC109
         return await self.info()
 
     async def close(self) -> None:
@@ -60,7 +60,7 @@ def says(*answers: str, **more: Any) -> Linked:
     turn = iter(answers)
 
     def reply(prompt: Sequence[int], version: int) -> list[int]:
-        return [*RENDERER.tokens.encode(next(turn)).tolist(), RENDERER.stop_token_ids[0]]
+        return [*RENDERER.tokenizer.encode(next(turn)).tolist(), RENDERER.stop_token_ids[0]]
 
     return Linked(reply, **more)
 
@@ -73,7 +73,7 @@ def judged(engine: Linked, **judge: Any) -> Verdict:
     config = settings(**judge)
 
     async def go() -> Verdict:
-        asked = OwnModel(engine, RENDERER, config.judge, url="here")
+        asked = LocalModel(engine, RENDERER, config.judge, url="here")
         try:
             return await LlmJudge(config, asked=asked).judge(ITEM)
         finally:
@@ -90,7 +90,7 @@ def test_votes_come_from_tokens() -> None:
     assert [policies[0].version for policies in engine.loads] == [0]
     call = engine.calls[0]
     assert (call.version, call.sampling.temperature, call.sampling.max_tokens) == (0, 0.3, 99)
-    prompt = RENDERER.tokens.tokenizer.decode(call.prompt_ids.tolist(), skip_special_tokens=False)
+    prompt = RENDERER.tokenizer.backend.decode(call.prompt_ids.tolist(), skip_special_tokens=False)
     assert "thanks" in prompt, "the reaction is in it"
     assert engine.closed
 
@@ -115,10 +115,10 @@ def test_an_engine_that_was_started_anew_is_told_what_it_holds() -> None:
     engine = says(*[vote(1)] * 9)
 
     async def go() -> None:
-        asked = OwnModel(engine, RENDERER, settings().judge, url="here")
+        asked = LocalModel(engine, RENDERER, settings().judge, url="here")
         for epoch in (1, 1, 2):
             engine.epoch = epoch
-            await asked.ask([{"role": "user", "content": "?"}])
+            await asked.complete_chat([{"role": "user", "content": "?"}])
 
     asyncio.run(go())
     assert len(engine.loads) == 2
@@ -126,11 +126,11 @@ def test_an_engine_that_was_started_anew_is_told_what_it_holds() -> None:
 
 def test_its_engine_is_the_policys_with_another_model_and_home(tmp_path: Path) -> None:
     config = from_flat(
-        OWN | {"home": str(tmp_path), "judge.path": "/models/j", "engine.versions": 8, "judge.gpus": ("3",)}
+        OWN | {"home": str(tmp_path), "judge.path": "/models/j", "engine.max_loaded_versions": 8, "judge.gpus": ("3",)}
     )
     theirs = local_model.engine_config(config)
     assert (theirs.model.path, theirs.home_dir, theirs.engine.backend) == ("/models/j", tmp_path / "judge", "embedded")
-    assert (theirs.engine.versions, theirs.engine.gpus) == (2, ("3",))
+    assert (theirs.engine.max_loaded_versions, theirs.engine.gpus) == (2, ("3",))
     assert theirs.engine_socket != config.engine_socket
 
 
@@ -144,7 +144,7 @@ def test_its_engine_is_the_policys_with_another_model_and_home(tmp_path: Path) -
     ],
 )
 def test_its_room_is_there_where_the_judge_is(more: dict[str, str], rooms: tuple[str, ...], there: bool) -> None:
-    assert (local_model.ROOM in with_data(from_flat(more), rooms)) is there
+    assert (local_model.ENGINE_PROCESS in with_required_workers(from_flat(more), rooms)) is there
 
 
 def test_what_cannot_be_started_is_refused() -> None:
@@ -167,7 +167,7 @@ def test_the_starter_as_a_judge_gives_no_verdict_but_answers(tmp_path: Path) -> 
     prepare_home(local_model.engine_config(config))
 
     async def go() -> JudgeError:
-        stop, supervisor = asyncio.Event(), Supervisor(config, [local_model.ROOM], echo=False)
+        stop, supervisor = asyncio.Event(), Supervisor(config, [local_model.ENGINE_PROCESS], echo=False)
         running = asyncio.create_task(supervisor.run(stop))
         judge = LlmJudge(config)
         give_up = time.monotonic() + 240

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from openclaw_rl.common.message_hash import Transience
-from openclaw_rl.judge.prompts import HISTORY_CHARS, SYSTEM_CHARS, build, trim
+from openclaw_rl.common.message_hash import EphemeralMatcher
+from openclaw_rl.judge.prompts import HISTORY_CHARS, SYSTEM_CHARS, build_judge_messages, trim_middle
 from openclaw_rl.settings.load import ServeConfig
 from openclaw_rl.types import Feedback, JudgeInput, Reaction
 
-TRANSIENT = Transience(ServeConfig().transient_patterns)
+TRANSIENT = EphemeralMatcher(ServeConfig().ephemeral_patterns)
 CONTEXT = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\nnow\n<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"
 CALL = {"id": "1", "type": "function", "function": {"name": "exec", "arguments": '{"cmd": "ls"}'}}
 
@@ -24,7 +24,7 @@ def item(
 
 
 def record(thing: JudgeInput) -> str:
-    return build(thing, TRANSIENT)[1]["content"]
+    return build_judge_messages(thing, TRANSIENT)[1]["content"]
 
 
 def said(role: str, text: Any) -> dict[str, Any]:
@@ -82,15 +82,15 @@ def test_the_record_cannot_forge_its_marks() -> None:
 
 
 def test_the_instructions_are_the_same_for_every_turn() -> None:
-    one = build(item([said("user", "a")], said("assistant", "b"), said("user", "c")), TRANSIENT)
-    two = build(item([said("user", "d")], said("assistant", "e"), said("user", "f")), TRANSIENT)
+    one = build_judge_messages(item([said("user", "a")], said("assistant", "b"), said("user", "c")), TRANSIENT)
+    two = build_judge_messages(item([said("user", "d")], said("assistant", "e"), said("user", "f")), TRANSIENT)
     assert one[0] == two[0]
     assert one[1] != two[1]
 
 
 def test_trim_tells_how_much_is_missing() -> None:
-    assert trim("short", 5) == "short"
-    text = trim("a" * 600 + "b" * 400, 300)
+    assert trim_middle("short", 5) == "short"
+    text = trim_middle("a" * 600 + "b" * 400, 300)
     left_out = re.search(r"\[\.\.\. (\d+) characters left out \.\.\.\]", text)
     assert left_out
     assert text.startswith("a" * 200 + "\n[")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from openclaw_rl.errors import ConfigError
-from openclaw_rl.judge.rules import SEARCHED_CHARS, RulesJudge
+from openclaw_rl.judge.rules import MAX_SEARCHED_CHARS, RulesJudge
 from openclaw_rl.types import Feedback, JudgeInput, Reaction, Verdict
 
 FILE = """\
@@ -64,7 +64,7 @@ def ask(judge: RulesJudge, thing: JudgeInput) -> Verdict:
         ([("system", "all done")], None, ()),
         ([("tool", "thanks")], None, ()),
         ([("user", "what is the time?")], None, ()),
-        ([("tool", "x" * 3 * SEARCHED_CHARS + "\nTraceback")], -1, ()),
+        ([("tool", "x" * 3 * MAX_SEARCHED_CHARS + "\nTraceback")], -1, ()),
         ([("user", None)], None, ()),
         ([], None, ()),
     ],

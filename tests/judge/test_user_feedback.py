@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from openclaw_rl.judge.user_feedback import corrected, verdict
+from openclaw_rl.judge.user_feedback import apply_corrections, explicit_verdict
 from openclaw_rl.types import Feedback, JudgeInput, Reaction, Verdict
 
 
@@ -32,7 +32,7 @@ def test_the_latest_score_and_the_corrections(
     given: tuple[Feedback, ...], expected: tuple[int | None, tuple[str, ...]] | None
 ) -> None:
     reaction = Reaction(turn="t", revision=2, messages=(), feedback=given, source=None, how="feedback", at=1.0)
-    found = verdict(JudgeInput(turn="t", messages=(), reply={}, reaction=reaction))
+    found = explicit_verdict(JudgeInput(turn="t", messages=(), reply={}, reaction=reaction))
     if expected is None:
         assert found is None
         return
@@ -46,8 +46,8 @@ def test_a_correction_alone_leaves_the_score_to_the_judge() -> None:
     said = ({"role": "user", "content": "no"},)
     reaction = Reaction(turn="t", revision=2, messages=said, feedback=given, source="u", how="exact", at=1.0)
     item = JudgeInput(turn="t", messages=(), reply={}, reaction=reaction)
-    assert verdict(item) is None
+    assert explicit_verdict(item) is None
     judged = Verdict(turn="t", revision=2, judge="j", score=-1, votes=(), hints=("Be kind.",), reason="r", at=1.0)
-    assert (corrected(item, judged).score, corrected(item, judged).hints) == (-1, ("Be brief.",))
+    assert (apply_corrections(item, judged).score, apply_corrections(item, judged).hints) == (-1, ("Be brief.",))
     bare = replace(item, reaction=replace(reaction, feedback=()))
-    assert corrected(bare, judged) == judged
+    assert apply_corrections(bare, judged) == judged

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openclaw_rl.judge.vote_parser import HINT_CHARS, parse
+from openclaw_rl.judge.vote_parser import HINT_CHARS, parse_vote
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ from openclaw_rl.judge.vote_parser import HINT_CHARS, parse
     ],
 )
 def test_a_usable_vote(text: str, score: int, hint: str | None) -> None:
-    vote = parse(text)
+    vote = parse_vote(text)
     assert (vote.score, vote.hint, vote.error) == (score, hint, None)
 
 
@@ -57,7 +57,7 @@ def test_a_usable_vote(text: str, score: int, hint: str | None) -> None:
     ],
 )
 def test_anything_else_is_unusable_and_says_why(text: str) -> None:
-    vote = parse(text)
+    vote = parse_vote(text)
     assert vote.score is None
     assert vote.error
     assert "expected" in vote.error
@@ -77,7 +77,7 @@ JSON: st.SearchStrategy[Any] = st.recursive(
 @settings(max_examples=150)
 @given(st.text(max_size=40), JSON, st.text(max_size=40))
 def test_no_text_makes_it_fall_over_or_invent_a_score(before: str, value: Any, after: str) -> None:
-    vote = parse(before + json.dumps(value) + after)
+    vote = parse_vote(before + json.dumps(value) + after)
     assert vote.score in (1, 0, -1, None)
     assert (vote.score is None) == (vote.error is not None)
     for words in (vote.hint or "", vote.reason, vote.error or ""):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openclaw_rl.judge.voting import agreeing, distinct, majority
+from openclaw_rl.judge.voting import distinct_hints, hints_of_majority, majority_score
 from openclaw_rl.types import Vote
 
 SCORES = st.sampled_from([1, 0, -1, None])
@@ -25,7 +25,7 @@ def usable(votes: list[Vote]) -> list[int]:
 def test_a_score_holds_strictly_more_than_the_threshold_and_more_than_any_other(
     votes: list[Vote], share: float
 ) -> None:
-    score, reason = majority(votes, share)
+    score, reason = majority_score(votes, share)
     counts = Counter(usable(votes))
     winners = [
         value
@@ -41,20 +41,20 @@ def test_a_score_holds_strictly_more_than_the_threshold_and_more_than_any_other(
 def test_order_and_unusable_votes_do_not_matter(votes: list[Vote], share: float, order, more: int) -> None:  # type: ignore[no-untyped-def]
     shuffled = [*votes, *[Vote(score=None, error="nonsense")] * more]
     order.shuffle(shuffled)
-    assert majority(shuffled, share)[0] == majority(votes, share)[0]
+    assert majority_score(shuffled, share)[0] == majority_score(votes, share)[0]
 
 
 @settings(max_examples=100)
 @given(VOTES.filter(usable), THRESHOLDS)
 def test_turning_every_score_around_turns_the_verdict_around(votes: list[Vote], share: float) -> None:
-    score = majority(votes, share)[0]
+    score = majority_score(votes, share)[0]
     turned = [Vote(score=None if vote.score is None else -vote.score) for vote in votes]
-    assert majority(turned, share)[0] == (None if score is None else -score)
+    assert majority_score(turned, share)[0] == (None if score is None else -score)
 
 
 def test_no_usable_vote_is_a_failure_not_a_score() -> None:
     with pytest.raises(ValueError, match="at least one usable vote"):
-        majority([Vote(score=None, error="nonsense")] * 3, 0.5)
+        majority_score([Vote(score=None, error="nonsense")] * 3, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -71,14 +71,14 @@ def test_no_usable_vote_is_a_failure_not_a_score() -> None:
     ],
 )
 def test_examples(scores: list[int], threshold: float, expected: int | None, words: str) -> None:
-    score, reason = majority([Vote(score=value) for value in scores], threshold)
+    score, reason = majority_score([Vote(score=value) for value in scores], threshold)
     assert score == expected
     assert words in reason
 
 
 def test_hints_are_distinct_in_meaning_and_in_order() -> None:
     hints = ["Keep answers short.", " keep  answers short", None, "Use a formal tone.", "", "KEEP ANSWERS SHORT!"]
-    assert distinct(hints) == ("Keep answers short.", "Use a formal tone.")
+    assert distinct_hints(hints) == ("Keep answers short.", "Use a formal tone.")
 
 
 def test_only_votes_that_agree_with_the_verdict_give_hints() -> None:
@@ -88,5 +88,5 @@ def test_only_votes_that_agree_with_the_verdict_give_hints() -> None:
         Vote(score=None, error="x"),
         Vote(score=-1),
     ]
-    assert agreeing(votes, -1) == ("Be brief.",)
-    assert agreeing(votes, None) == ()
+    assert hints_of_majority(votes, -1) == ("Be brief.",)
+    assert hints_of_majority(votes, None) == ()

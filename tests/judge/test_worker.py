@@ -22,7 +22,7 @@ from openclaw_rl.protocols import Judge
 from openclaw_rl.settings.load import from_flat
 from openclaw_rl.store import heartbeats, turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.version_stats import agreement
+from openclaw_rl.store.version_stats import judge_user_agreement
 from openclaw_rl.testing import ScriptedJudge
 from openclaw_rl.types import JudgeInput, TurnState, Verdict, Vote
 
@@ -58,7 +58,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 def note(world: World) -> str:
     with world.store.read() as conn:
-        return next((beat.note for beat in heartbeats.beats(conn) if beat.name == "judge"), "")
+        return next((beat.note for beat in heartbeats.read_heartbeats(conn) if beat.name == "judge"), "")
 
 
 def test_every_closed_turn_is_judged_with_the_rules_by_default(world: World, ids: Ids) -> None:
@@ -212,7 +212,7 @@ def test_explicit_feedback_outranks_and_agreement_is_measured(world: World) -> N
     asyncio.run(go())
     assert (world.verdict("b").score, world.verdict("b").hints) == (-1, ("Be brief.",))
     with world.store.read() as conn:
-        assert agreement(conn) == (1, 2)
+        assert judge_user_agreement(conn) == (1, 2)
 
 
 def test_a_correction_keeps_the_judges_score(world: World) -> None:
@@ -329,10 +329,10 @@ def test_a_killed_loop_loses_no_committed_verdict(world: World, ids: Ids) -> Non
     store = Store.open(world.config.store_path, create=False)
     with store.read() as conn:
         for id in ids(150):
-            turn, verdict = turns.get(conn, id), turns.verdict(conn, id)
+            turn, verdict = turns.get(conn, id), turns.current_verdict(conn, id)
             assert turn is not None
             assert (turn.state is TurnState.JUDGED) == (verdict is not None and verdict.score == 1)
-        assert turns.counts(conn)[TurnState.JUDGED] >= seen
+        assert turns.count_by_state(conn)[TurnState.JUDGED] >= seen
     store.close()
 
     async def go() -> None:

@@ -69,22 +69,24 @@ class World:
         messages = tuple({"role": role, "content": words} for words in said)
         with self.store.write() as conn:
             signature = repr(said).encode()
-            assert reactions.close(conn, id, messages=messages, signature=signature, source="u", how="exact", at=3.0)
+            assert reactions.record_reaction(
+                conn, id, messages=messages, signature=signature, source="u", how="exact", at=3.0
+            )
 
     def give(self, id: str, **feedback: Any) -> None:
         """Explicit feedback arrives and is taken up."""
         given = Feedback(id=f"f-{id}-{feedback}", scope="s", target=id, given_at=4.0, **feedback)
         with self.store.write() as conn:
-            exchanges.give(conn, [given])
-            assert reactions.take_up_feedback(conn, id, 4.0)
+            exchanges.add_feedback(conn, [given])
+            assert reactions.record_pending_feedback(conn, id, 4.0)
 
     def verdict(self, id: str) -> Verdict | None:
         with self.store.read() as conn:
-            return turns.verdict(conn, id)
+            return turns.current_verdict(conn, id)
 
     def judged(self) -> int:
         with self.store.read() as conn:
-            return turns.counts(conn).get(TurnState.JUDGED, 0)
+            return turns.count_by_state(conn).get(TurnState.JUDGED, 0)
 
     def state(self, id: str) -> TurnState:
         with self.store.read() as conn:

@@ -12,10 +12,10 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from openclaw_rl.learner.forward.packing import Row
+from openclaw_rl.learner.forward.packing import TokenSequence
 from openclaw_rl.learner.trainer import LocalTrainer
 from openclaw_rl.methods.types import Sample
-from openclaw_rl.settings.load import TrainConfig
+from openclaw_rl.settings.load import train_settings
 from openclaw_rl.train.worker import make_method
 
 VOCABULARY = 64
@@ -74,7 +74,7 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def trainer(tiny: str) -> Callable[..., LocalTrainer]:
     def make(method: str = "combine", path: str = tiny, **settings: Any) -> LocalTrainer:
-        train = TrainConfig(**{"method": method} | settings)
+        train = train_settings({"method": method} | settings)
         return LocalTrainer(path, make_method(train), train)
 
     return make
@@ -89,7 +89,7 @@ def draw() -> Callable[..., list[Sample]]:
         out = []
         for n in range(count):
             p, r = int(rng.integers(1, 12)), int(rng.integers(1, 14))
-            row = Row(
+            row = TokenSequence(
                 prompt_ids=rng.integers(0, VOCABULARY, p).astype(np.int32),
                 response_ids=rng.integers(0, VOCABULARY, r).astype(np.int32),
                 temperature=float(rng.uniform(0.5, 1.5)),

@@ -124,7 +124,9 @@ def test_what_a_layer_keeps_is_what_the_formula_says(modules: dict[str, ModuleTy
 
     qwen3, flops = modules["qwen3"], modules["flops"]
     model = qwen3.make("4B", torch.device("meta"), torch.bfloat16)
-    peft_adapter.lean(get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r=16, target_modules="all-linear")))
+    peft_adapter.patch_lora_dtype(
+        get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r=16, target_modules="all-linear"))
+    )
     tokens, layer = 512, model.model.layers[0]
     weights = {p.untyped_storage()._cdata for p in model.parameters()}
     saved: dict[int, int] = {}

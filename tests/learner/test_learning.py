@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from openclaw_rl.learner.forward.packing import Row
-from openclaw_rl.learner.loss.length_ema import ReplyTokens
-from openclaw_rl.learner.loss.policy_loss import Bounds, TermSlice, batch_loss
+from openclaw_rl.learner.forward.packing import TokenSequence
+from openclaw_rl.learner.loss.length_ema import LengthEma
+from openclaw_rl.learner.loss.policy_loss import LossConfig, TermSlice, micro_batch_loss
 from openclaw_rl.learner.trainer import LocalTrainer
-from openclaw_rl.methods import AnyMethod, Binary, Opd
-from openclaw_rl.methods.types import Evidence, Sample
+from openclaw_rl.methods import AnyMethod, BinaryMethod, OpdMethod
+from openclaw_rl.methods.types import BatchLogprobs, Sample
 
-BOUNDS = Bounds(clip_low=0.8, clip_high=1.28, dual_clip=3.0, gap_low=0.5, gap_high=5.0)
+BOUNDS = LossConfig(clip_low=0.8, clip_high=1.28, dual_clip=3.0, gap_low=0.5, gap_high=5.0)
 PROMPT = np.zeros(1, np.int32)
 
 
@@ -54,18 +54,20 @@ def descend(
             weight=term.weight,
             advantages_K=torch.from_numpy(np.concatenate(term.advantages)),
             mask_K=torch.from_numpy(np.concatenate(term.masks)),
-            denominator=term.samples * tokens,
+            denominator=term.sample_count * tokens,
         )
-        for term in method.terms(Evidence(samples=samples, student=student, teachers=teachers), memory)
+        for term in method.loss_terms(
+            BatchLogprobs(samples=samples, student_logprobs=student, teacher_logprobs=teachers), memory
+        )
     ]
     mu_K = torch.from_numpy(np.concatenate([s.logprobs for s in samples]))
-    loss = batch_loss(
+    loss = micro_batch_loss(
         logp_K=logp_K, mu_K=mu_K, base_K=mu_K, terms=terms, kl_coef=0.0, kl_denominator=1.0, bounds=BOUNDS
     )
     (gradient,) = torch.autograd.grad(loss.total, theta)
     with torch.no_grad():
         theta -= rate * gradient
-    return method.remember(samples, memory)
+    return method.update_state(samples, memory)
 
 
 @pytest.mark.parametrize("better", [0, 1])
@@ -82,7 +84,9 @@ def test_binary_goes_to_the_better_of_two_tokens(better: int) -> None:
             reply([i], logp.detach().numpy()[[i]], reward=1.0 if like else -1.0)
             for i, like in zip(ids, liked, strict=True)
         ]
-        memory = descend(theta, logp[torch.from_numpy(ids)], Binary(), samples, [[]] * 4, memory, rate=0.3, tokens=1.0)
+        memory = descend(
+            theta, logp[torch.from_numpy(ids)], BinaryMethod(), samples, [[]] * 4, memory, rate=0.3, tokens=1.0
+        )
     assert torch.softmax(theta, 0)[better] > 0.9
 
 
@@ -104,7 +108,7 @@ def test_opd_comes_to_rest_at_the_teacher() -> None:
         samples = [reply([i], logp.detach().numpy()[[i]], hinted=True) for i in ids]
         teachers = [[teacher[[i]].astype(np.float32)] for i in ids]
         rate = 0.5 / (1 + step / 100)
-        descend(theta, logp[torch.from_numpy(ids)], Opd(clip=1.0), samples, teachers, {}, rate=rate, tokens=1.0)
+        descend(theta, logp[torch.from_numpy(ids)], OpdMethod(clip=1.0), samples, teachers, {}, rate=rate, tokens=1.0)
     assert start > 1.0
     assert distance() < 1e-3
 
@@ -127,7 +131,7 @@ def test_opd_of_the_real_trainer_comes_to_rest_at_the_hinted_base(
     prompt, hinted = np.array([2, 0, 1], np.int32), np.array([2, 0, 1, 3, 3, 0, 1], np.int32)
 
     def distribution(ids: np.ndarray, *, base: bool) -> np.ndarray:
-        rows = [Row(prompt_ids=ids, response_ids=np.array([v], np.int32), temperature=1.0) for v in range(4)]
+        rows = [TokenSequence(prompt_ids=ids, response_ids=np.array([v], np.int32), temperature=1.0) for v in range(4)]
         return np.concatenate([x.numpy() for x in made.logprobs(rows, base=base)])
 
     teacher = distribution(hinted, base=True)
@@ -177,11 +181,11 @@ def follow_lengths(seed: int, *, per_batch_count: bool, batches: int = 400) -> f
         rewards = rng.choice([1.0, -1.0], 4, p=[0.8, 0.2])
         logp = both.detach().numpy()
         samples = [reply(i, logp[i], reward=r) for i, r in zip(ids, rewards, strict=True)]
-        reply_tokens = ReplyTokens(memory, decay=0.99)
-        tokens = float(np.mean(lengths)) if per_batch_count else reply_tokens.read(list(lengths))
+        reply_tokens = LengthEma(memory, decay=0.99)
+        tokens = float(np.mean(lengths)) if per_batch_count else reply_tokens.average_length(list(lengths))
         logp_K = both[torch.from_numpy(np.concatenate(ids))]
-        descend(theta, logp_K, Binary(), samples, [[]] * 4, {}, rate=0.1, tokens=tokens)
-        memory = reply_tokens.updated([int(n) for n in lengths])
+        descend(theta, logp_K, BinaryMethod(), samples, [[]] * 4, {}, rate=0.1, tokens=tokens)
+        memory = reply_tokens.updated_state([int(n) for n in lengths])
     return float(1 / torch.sigmoid(theta).detach())
 
 

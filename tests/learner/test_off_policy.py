@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openclaw_rl.errors import BrokenPolicy
-from openclaw_rl.learner.forward.packing import Row
-from openclaw_rl.learner.staleness import fresh_enough
-from openclaw_rl.learner.step_metrics import MASKED
+from openclaw_rl.learner.forward.packing import TokenSequence
+from openclaw_rl.learner.staleness import drop_stale
+from openclaw_rl.learner.step_metrics import ALL_MASKED
 from openclaw_rl.learner.trainer import LocalTrainer
 from openclaw_rl.methods.types import Episode, Sample
 
@@ -35,7 +35,7 @@ def reply(turn: str, gaps: list[float], version: int = 3) -> tuple[Sample, torch
 
 def kept_of(replies: list[tuple[Sample, torch.Tensor]], **bounds: float) -> tuple[list[str], dict[str, str]]:
     samples = [s for s, _ in replies]
-    kept, dropped = fresh_enough(samples, [logp for _, logp in replies], **bounds)
+    kept, dropped = drop_stale(samples, [logp for _, logp in replies], **bounds)
     assert {samples[i].turn for i in kept} | dropped.keys() == {s.turn for s in samples}
     return [samples[i].turn for i in kept], dropped
 
@@ -44,9 +44,9 @@ def test_the_stalest_turns_go_until_the_batch_is_within_its_bound() -> None:
     replies = [reply("a", [0.1] * 4), reply("b", [-0.4] * 2), reply("c", [0.3, -0.3]), reply("d", [0.9] * 9)]
     kept, dropped = kept_of(replies, max_gap=0.5, max_batch_gap=0.2)
     assert kept == ["a", "c"], "b goes for the batch, d by itself"
-    assert dropped["d"].endswith("policy being trained, above train.max_gap 0.5")
+    assert dropped["d"].endswith("policy being trained, above train.safety.max_turn_log_ratio 0.5")
     assert "too stale: mean |log ratio| 0.40, of its whole batch 0.23 between version 3 " in dropped["b"]
-    assert dropped["b"].endswith("policy being trained, above train.max_batch_gap 0.2")
+    assert dropped["b"].endswith("policy being trained, above train.safety.max_batch_log_ratio 0.2")
 
 
 def test_replays_go_before_fresh_turns() -> None:
@@ -61,7 +61,7 @@ def test_replays_go_before_fresh_turns() -> None:
     assert kept_of(fresh, **bounds)[0] == ["a", "b"]
     kept, dropped = kept_of([*replays(0.39, 0.39), *fresh], **bounds)
     assert kept == ["a", "b"]
-    assert dropped["r0"].endswith("above train.max_batch_gap 0.25")
+    assert dropped["r0"].endswith("above train.safety.max_batch_log_ratio 0.25")
     assert kept_of([*fresh, *replays(0.4, 0.39, 0.1)], **bounds)[0] == ["a", "b", "r1", "r2"]
     assert kept_of([*fresh, *replays(0.0), reply("c", [0.45])], **bounds)[0] == ["a", "b", "r0"], "no replay saves c"
 
@@ -83,11 +83,11 @@ def test_what_is_kept_is_within_both_bounds_and_as_much_as_can_be(gaps: list[lis
 def test_a_broken_policy_is_not_a_stale_turn() -> None:
     sample, _ = reply("a", [0.0])
     with pytest.raises(BrokenPolicy, match=r"turn a: expected finite log-probabilities.*roll back"):
-        fresh_enough([sample], [torch.tensor([float("nan")])], max_gap=0.5, max_batch_gap=0.5)
+        drop_stale([sample], [torch.tensor([float("nan")])], max_gap=0.5, max_batch_gap=0.5)
 
 
-def row_of(s: Sample) -> Row:
-    return Row(prompt_ids=s.prompt_ids, response_ids=s.response_ids, temperature=s.temperature)
+def row_of(s: Sample) -> TokenSequence:
+    return TokenSequence(prompt_ids=s.prompt_ids, response_ids=s.response_ids, temperature=s.temperature)
 
 
 def moved(trainer: LocalTrainer, samples: list[Sample], by: list[float]) -> list[Sample]:
@@ -186,7 +186,7 @@ def test_no_step_is_taken_on_nothing(
     batch = moved(made, draw(made, 4, 4, reward=-1.0, hinted_prompts=()), [off] * 4)
     result = made.step(batch, str(tmp_path / "1"))
     assert result.folder is None
-    assert result.dropped == {s.turn: MASKED for s in batch}
+    assert result.dropped == {s.turn: ALL_MASKED for s in batch}
     assert all(p.equal(before[name]) for name, p in made.model.named_parameters())
     again = made.step(draw(made, 3, 4, reward=-1.0, **hint), str(tmp_path / "2"))
     assert again.metrics["step"] == 2

@@ -11,13 +11,18 @@ import pytest
 import torch
 
 from openclaw_rl.errors import ModelError, TooLarge
-from openclaw_rl.learner.oom import Lacking, fitted
+from openclaw_rl.learner.oom import RankOutOfMemory, retry_on_oom
 from openclaw_rl.learner.trainer import LocalTrainer
 from openclaw_rl.methods.types import Sample
 
 Make = Callable[..., LocalTrainer]
 Draw = Callable[..., list[Sample]]
-CURES = ("train.checkpointing", "train.micro_tokens", "train.base_bits 4", "train.lora.rank")
+CURES = (
+    "train.gradient_checkpointing",
+    "train.batch.micro_tokens",
+    "train.base_quantization_bits 4",
+    "train.lora.rank",
+)
 
 
 def bound(trainer: LocalTrainer, tokens: int, *, when: Callable[[], bool] = lambda: True) -> None:
@@ -58,7 +63,7 @@ def test_what_fits_in_no_way_fails_with_what_would_help(trainer: Make, draw: Dra
         made.step(batch, str(tmp_path / "policy"))
     assert all(cure in str(caught.value) for cure in CURES)
     assert not list(tmp_path.iterdir())
-    assert made._passes.budget == 80, "what is left of the batch may fit as it was"
+    assert made._runner.budget == 80, "what is left of the batch may fit as it was"
 
 
 def test_it_is_halved_until_it_fits(trainer: Make, draw: Draw, tmp_path: Path) -> None:
@@ -74,9 +79,9 @@ def test_what_fails_on_one_rank_alone_is_not_tried_again() -> None:
     tried = []
 
     class Two:
-        size, ranks = 80, 2
+        memory_limits, world_size = 80, 2
 
-        def shrink(self) -> str | None:
+        def reduce_memory(self) -> str | None:
             return "less"
 
     def attempt(error: Exception) -> None:
@@ -85,10 +90,10 @@ def test_what_fails_on_one_rank_alone_is_not_tried_again() -> None:
             raise error
 
     with pytest.raises(ModelError, match="the step does not fit into memory"):
-        fitted(lambda: attempt(torch.OutOfMemoryError("in add_up")), Two(), lambda: False)
+        retry_on_oom(lambda: attempt(torch.OutOfMemoryError("in add_up")), Two(), lambda: False)
     assert len(tried) == 1
     tried.clear()
-    fitted(lambda: attempt(Lacking("a pass, as all ranks know")), Two(), lambda: False)
+    retry_on_oom(lambda: attempt(RankOutOfMemory("a pass, as all ranks know")), Two(), lambda: False)
     assert len(tried) == 2
 
 
@@ -107,18 +112,18 @@ def test_a_step_that_was_begun_is_not_begun_again(trainer: Make, draw: Draw, tmp
 class Rows:
     """Passes of two rows: they can be halved once."""
 
-    size, ranks = 128, 1
+    memory_limits, world_size = 128, 1
 
-    def shrink(self) -> str | None:
-        self.size //= 2
-        return f"passes of {self.size} tokens" if self.size == 64 else None
+    def reduce_memory(self) -> str | None:
+        self.memory_limits //= 2
+        return f"passes of {self.memory_limits} tokens" if self.memory_limits == 64 else None
 
 
 def test_a_cpu_without_memory_is_told_as_a_gpu_is(caplog: pytest.LogCaptureFixture) -> None:
     """What torch's own allocator raises there, and nothing else of that kind."""
     rows = Rows()
     with caplog.at_level(logging.ERROR, "openclaw_rl.learner.oom"), pytest.raises(TooLarge, match="can't allocate"):
-        fitted(lambda: torch.empty(2**50, dtype=torch.float64), rows, lambda: False)
+        retry_on_oom(lambda: torch.empty(2**50, dtype=torch.float64), rows, lambda: False)
     assert "Retrying with passes of 64 tokens" in caplog.text
     with pytest.raises(RuntimeError, match="must match"):
-        fitted(lambda: torch.ones(2) + torch.ones(3), rows, lambda: False)
+        retry_on_oom(lambda: torch.ones(2) + torch.ones(3), rows, lambda: False)

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from openclaw_rl.learner.forward.packing import Row
-from openclaw_rl.learner.scored_batch import row_of
+from openclaw_rl.learner.forward.packing import TokenSequence
+from openclaw_rl.learner.scored_batch import plain_sequence
 from openclaw_rl.learner.trainer import LocalTrainer
-from openclaw_rl.methods.combine import Combine
-from openclaw_rl.methods.types import Evidence, Sample
+from openclaw_rl.methods.combine import CombinedMethod
+from openclaw_rl.methods.types import BatchLogprobs, Sample
 
 Make = Callable[..., LocalTrainer]
 Draw = Callable[..., list[Sample]]
@@ -26,27 +26,27 @@ def again(samples: list[Sample]) -> list[Sample]:
 
 def test_a_replay_is_scored_anew(trainer: Make, draw: Draw, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The evidence of its second step: the policy as it is by then, and base and teachers, by a pass of their own."""
-    seen: list[Evidence] = []
-    plain = Combine.terms
+    seen: list[BatchLogprobs] = []
+    plain = CombinedMethod.loss_terms
 
-    def watched(self: Combine, evidence: Evidence, memory: dict[str, object]) -> object:
+    def watched(self: CombinedMethod, evidence: BatchLogprobs, memory: dict[str, object]) -> object:
         seen.append(evidence)
         return plain(self, evidence, memory)
 
-    monkeypatch.setattr(Combine, "terms", watched)
+    monkeypatch.setattr(CombinedMethod, "loss_terms", watched)
     made = trainer(learning_rate=1e-2, max_step_kl=1.0, max_gap=9.0)
     batch = draw(made, 0, reward=1.0)
     made.step(batch, str(tmp_path / "1"))
-    now = made.logprobs([row_of(s) for s in batch])
+    now = made.logprobs([plain_sequence(s) for s in batch])
     result = made.step([*draw(made, 1, reward=-1.0), *again(batch)], str(tmp_path / "2"))
     second = seen[-1]
     for sample, logp in zip(batch, now, strict=True):
         i = next(i for i, s in enumerate(second.samples) if s.turn == sample.turn)
-        np.testing.assert_allclose(second.student[i], logp, atol=1e-5)
-        assert np.abs(second.student[i] - sample.logprobs).max() > 1e-4, "the policy has moved since"
-        hinted = [Row(prompt_ids=h, response_ids=sample.response_ids, temperature=sample.temperature)
+        np.testing.assert_allclose(second.student_logprobs[i], logp, atol=1e-5)
+        assert np.abs(second.student_logprobs[i] - sample.logprobs).max() > 1e-4, "the policy has moved since"
+        hinted = [TokenSequence(prompt_ids=h, response_ids=sample.response_ids, temperature=sample.temperature)
                   for h in sample.hinted_prompts]  # fmt: skip
-        for told, logps in zip(second.teachers[i], made.logprobs(hinted, base=True), strict=True):
+        for told, logps in zip(second.teacher_logprobs[i], made.logprobs(hinted, base=True), strict=True):
             np.testing.assert_allclose(told, logps, atol=1e-5)
     gaps = np.concatenate([
         np.abs(logp.numpy() - s.logprobs)[s.mask] for s, logp in zip(batch, now, strict=True)
@@ -94,5 +94,5 @@ def test_a_replay_that_is_too_stale_is_left_out(trainer: Make, draw: Draw, tmp_p
     result = made.step([*fresh, *stale], str(tmp_path / "1"))
     assert set(result.dropped) == {s.turn for s in stale}
     assert result.metrics["dropped/stale"] == 0, "it has trained, and is none of those that never will"
-    assert all("above train.max_gap" in why for why in result.dropped.values())
+    assert all("above train.safety.max_turn_log_ratio" in why for why in result.dropped.values())
     assert torch.isfinite(torch.tensor(result.metrics["loss/total"]))

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from openclaw_rl.learner.step_metrics import MASKED, NO_SLOPE, Epoch, told, why_idle
+from openclaw_rl.learner.step_metrics import ALL_MASKED, ZERO_GRADIENT, EpochResult, epoch_metrics, no_step_reason
 from openclaw_rl.learner.trainer import LocalTrainer
-from openclaw_rl.methods.types import Sample, Term
+from openclaw_rl.methods.types import PolicyGradientTerm, Sample
 
-TERM = Term(name="binary", weight=1.0, advantages=(np.ones(4, np.float32),), masks=(np.ones(4, bool),))
+TERM = PolicyGradientTerm(name="binary", weight=1.0, advantages=(np.ones(4, np.float32),), masks=(np.ones(4, bool),))
 FAILS_ONCE = """
 from pathlib import Path
 armed = Path(__file__).with_name("armed")
@@ -24,12 +24,12 @@ def compute_loss(policy_logits, reference_logits, rewards, advantages, config):
 """
 
 
-def epoch(norm: float, *, total: float = 0.5, **counts: int) -> Epoch:
-    return Epoch(values={"total": total}, counts={"tokens": 4, "tokens/binary": 4, "live": 4} | counts, norm=norm)
+def epoch(norm: float, *, total: float = 0.5, **counts: int) -> EpochResult:
+    return EpochResult(values={"total": total}, counts={"tokens": 4, "tokens/binary": 4, "live": 4} | counts, norm=norm)
 
 
 def test_losses_are_means_counts_are_pooled_and_the_largest_norm_counts() -> None:
-    metrics = told([epoch(9.0, gap=4), epoch(1.0, total=1.5, gap=1, **{"clipped/binary": 2})], [TERM])
+    metrics = epoch_metrics([epoch(9.0, gap=4), epoch(1.0, total=1.5, gap=1, **{"clipped/binary": 2})], [TERM])
     assert metrics == {
         "loss/total": 1.0,
         "gradient/norm": 9.0,
@@ -47,14 +47,14 @@ def test_what_is_not_finite_once_stays_so(wrong: float, place: int) -> None:
     for bad, name in ((epoch(wrong), "gradient/norm"), (epoch(1.0, total=wrong), "loss/total")):
         epochs = [epoch(2.0), epoch(2.0)]
         epochs[place] = bad
-        assert not math.isfinite(told(epochs, [TERM])[name])
-        assert why_idle([bad, epoch(0.0, live=0)]) is None, "the gate has to see it"
+        assert not math.isfinite(epoch_metrics(epochs, [TERM])[name])
+        assert no_step_reason([bad, epoch(0.0, live=0)]) is None, "the gate has to see it"
 
 
 def test_a_step_is_idle_when_no_epoch_took_one() -> None:
-    assert why_idle([epoch(0.0, live=0), epoch(0.3, live=0)]) == MASKED
-    assert why_idle([epoch(0.0), epoch(0.0, live=0)]) == NO_SLOPE
-    assert why_idle([epoch(0.0), epoch(0.1)]) is None
+    assert no_step_reason([epoch(0.0, live=0), epoch(0.3, live=0)]) == ALL_MASKED
+    assert no_step_reason([epoch(0.0), epoch(0.0, live=0)]) == ZERO_GRADIENT
+    assert no_step_reason([epoch(0.0), epoch(0.1)]) is None
 
 
 def test_an_unsound_first_epoch_makes_the_step_unsound(

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from openclaw_rl.errors import ModelError
-from openclaw_rl.learner.forward.packing import Row
+from openclaw_rl.learner.forward.packing import TokenSequence
 from openclaw_rl.learner.model import ema_teacher
 from openclaw_rl.learner.trainer import LocalTrainer
 from openclaw_rl.methods.types import Sample
@@ -73,11 +73,11 @@ def test_several_epochs_follow_the_target_that_stood_before_them(
     stated = []
     for s in batch:
         rows = [
-            Row(prompt_ids=p, response_ids=s.response_ids, temperature=s.temperature)
+            TokenSequence(prompt_ids=p, response_ids=s.response_ids, temperature=s.temperature)
             for p in (s.prompt_ids, *s.hinted_prompts)
         ]
-        (student,) = made._passes.look(rows[:1], top=4)
-        (teacher,) = made._passes.look(rows[1:], ids=[student.ids_KN[:, 1:]])  # still the base
+        (student,) = made._runner.logprobs(rows[:1], top=4)
+        (teacher,) = made._runner.logprobs(rows[1:], ids=[student.ids_KN[:, 1:]])  # still the base
         pairs = zip(student.logps_KN[:, 1:].tolist(), teacher.logps_KN[:, 1:].tolist(), strict=True)
         stated.append(
             {"logp": student.logp.tolist(), "mu": s.logprobs.tolist(), "mask": s.mask.tolist(), "target": list(pairs)}
@@ -102,7 +102,9 @@ class Four:
         self.teacher = self.says(HINTED, base=True)
 
     def says(self, prompt: np.ndarray, *, base: bool = False) -> np.ndarray:
-        rows = [Row(prompt_ids=prompt, response_ids=np.array([v], np.int32), temperature=1.0) for v in range(4)]
+        rows = [
+            TokenSequence(prompt_ids=prompt, response_ids=np.array([v], np.int32), temperature=1.0) for v in range(4)
+        ]
         return np.concatenate([x.numpy() for x in self._made.logprobs(rows, base=base)]).astype(np.float64)
 
     def distance(self) -> float:
@@ -180,8 +182,8 @@ def test_the_slow_average_is_resumed(
     chosen |= {"weights": weights, "learning_rate": 1e-2 if weights == "lora" else 1e-4}
 
     def tensors(made: LocalTrainer) -> dict[str, torch.Tensor]:
-        assert made._average is not None
-        return {name: tensor.clone() for name, tensor in made._average._tensors.items()}
+        assert made._ema_teacher is not None
+        return {name: tensor.clone() for name, tensor in made._ema_teacher._tensors.items()}
 
     straight = trainer("sdpo", **chosen)
     assert "the teacher follows its student, and both can drift" in caplog.text
@@ -214,15 +216,15 @@ def test_a_policy_without_an_average_or_with_another(
     plain = trainer("sdpo", **WIDE)
     folder = plain.step(draw(plain, 0, hinted_prompts=hint), str(tmp_path / "plain")).folder
     assert folder is not None
-    assert not (Path(folder) / ema_teacher.FILE).exists()
+    assert not (Path(folder) / ema_teacher.EMA_FILE).exists()
     made = trainer("sdpo", **WIDE, reference="average")
     with caplog.at_level(logging.WARNING):
         made.load(folder=folder, memory={})
     assert "has no moving average: it starts at the weights of this policy" in caplog.text
-    assert trainer("binary", **WIDE, reference="average")._average is None, "a method without a teacher needs none"
+    assert trainer("binary", **WIDE, reference="average")._ema_teacher is None, "a method without a teacher needs none"
     folder = made.step(draw(made, 1, hinted_prompts=hint), str(tmp_path / "with")).folder
     assert folder is not None
-    (Path(folder) / ema_teacher.FILE).write_bytes((Path(folder) / "adapter_model.safetensors").read_bytes())
+    (Path(folder) / ema_teacher.EMA_FILE).write_bytes((Path(folder) / "adapter_model.safetensors").read_bytes())
     with pytest.raises(ModelError, match="the moving average does not match the trained weights"):
         made.load(folder=folder, memory={})
 
@@ -232,7 +234,7 @@ def test_the_average_is_the_teacher_and_the_base_stays_the_base(trainer: Make, d
     made = trainer("sdpo", **WIDE, reference="average", average_rate=1.0, average_bound=1e9, learning_rate=1e-2)
     batch = draw(made, 0, hinted_prompts=(np.array([5, 6, 7], np.int32),))
     made.step(batch, str(tmp_path / "0"))
-    seen, _ = made._sight.scored([replace(s, hinted_prompts=(s.prompt_ids,)) for s in batch], made._method)
+    seen, _ = made._scorer.score_batch([replace(s, hinted_prompts=(s.prompt_ids,)) for s in batch], made._method)
     for own, (teacher,), base in zip(seen.student, seen.teachers, seen.base, strict=True):
         torch.testing.assert_close(teacher, own, rtol=0, atol=1e-5)
         assert (base - own).abs().max() > 1e-4

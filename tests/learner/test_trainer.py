@@ -17,10 +17,10 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, OPTC
 from openclaw_rl.common.atomic_files import write_folder
 from openclaw_rl.errors import ConfigError, ModelError
 from openclaw_rl.learner import state_files
-from openclaw_rl.learner.forward.packing import Row
+from openclaw_rl.learner.forward.packing import TokenSequence
 from openclaw_rl.learner.trainer import LocalTrainer
 from openclaw_rl.methods.types import Sample
-from openclaw_rl.train.gate import refusal
+from openclaw_rl.train.gate import rejection_reason
 
 Make = Callable[..., LocalTrainer]
 Draw = Callable[..., list[Sample]]
@@ -30,8 +30,8 @@ def weights(trainer: LocalTrainer) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in trainer.model.parameters() if p.requires_grad])
 
 
-def row_of(s: Sample) -> Row:
-    return Row(prompt_ids=s.prompt_ids, response_ids=s.response_ids, temperature=s.temperature)
+def row_of(s: Sample) -> TokenSequence:
+    return TokenSequence(prompt_ids=s.prompt_ids, response_ids=s.response_ids, temperature=s.temperature)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
@@ -88,7 +88,10 @@ def test_the_step_is_the_reference(trainer: Make, draw: Draw, reference: ModuleT
     state["everyone"] = tuple(memory["baseline"]["all"])
     stated = []
     for s, o, ref in zip(batch, student, base, strict=True):
-        hinted = [Row(prompt_ids=h, response_ids=s.response_ids, temperature=s.temperature) for h in s.hinted_prompts]
+        hinted = [
+            TokenSequence(prompt_ids=h, response_ids=s.response_ids, temperature=s.temperature)
+            for h in s.hinted_prompts
+        ]
         teachers = [t.tolist() for t in made.logprobs(hinted, base=True)]
         r = len(o)
         b = reference.baselines(state, s.agent, 8.0)
@@ -248,9 +251,9 @@ def test_a_step_that_no_halving_holds_is_refused(trainer: Make, draw: Draw, tmp_
     held._train = held._train.model_copy(update={"max_step_kl": 1e-12})
     metrics = held.step(draw(held, 1), str(tmp_path / "refused")).metrics
     assert metrics["step/scale"] == 2**-8
-    words = refusal(metrics, grad_norm=1e9, kl=1e9, step_kl=1e-12)
+    words = rejection_reason(metrics, grad_norm=1e9, kl=1e9, step_kl=1e-12)
     assert str(words).startswith("even 0.00391 of the step moves the policy by ")
-    assert refusal(metrics, grad_norm=1e9, kl=1e9, step_kl=metrics["kl/step"]) is None
+    assert rejection_reason(metrics, grad_norm=1e9, kl=1e9, step_kl=metrics["kl/step"]) is None
     held._train = never._train
     held.load(folder=first.folder, memory=first.memory)
     batch = draw(never, 2)
@@ -368,7 +371,8 @@ def test_checkpointing_changes_memory_and_nothing_else(trainer: Make, draw: Draw
 
 @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings:UserWarning")
 @pytest.mark.parametrize(
-    ("targets", "words"), [(("nope",), "match no layers"), (("embed_tokens", "q_proj"), "embed_tokens .* is a Embedding")]
+    ("targets", "words"),
+    [(("nope",), "match no layers"), (("embed_tokens", "q_proj"), "embed_tokens .* is a Embedding")],
 )
 def test_targets_that_cannot_be_served_are_refused(trainer: Make, targets: tuple[str, ...], words: str) -> None:
     with pytest.raises(ConfigError, match=words):

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openclaw_rl import methods
-from openclaw_rl.methods import Binary, Combine, Opd
-from openclaw_rl.methods.baseline import MAX_AGENTS, Baseline
-from openclaw_rl.methods.types import Evidence, Sample
+from openclaw_rl.methods import BinaryMethod, CombinedMethod, OpdMethod
+from openclaw_rl.methods.baseline import MAX_AGENTS, ScoreBaseline
+from openclaw_rl.methods.types import BatchLogprobs, Sample
 
 DECAY, SHRINK, C = 0.95, 8.0, 1.0
 
@@ -44,8 +44,8 @@ def scores(rng: np.random.Generator, samples: list[Sample]) -> tuple[list[np.nda
     return [draw(s) for s in samples], [[draw(s) for _ in s.hinted_prompts] for s in samples]
 
 
-def evidence(samples: list[Sample], student: list[np.ndarray], teachers: list[list[np.ndarray]]) -> Evidence:
-    return Evidence(samples=samples, student=student, teachers=teachers)
+def evidence(samples: list[Sample], student: list[np.ndarray], teachers: list[list[np.ndarray]]) -> BatchLogprobs:
+    return BatchLogprobs(samples=samples, student_logprobs=student, teacher_logprobs=teachers)
 
 
 def batch(seed: int) -> tuple[np.random.Generator, list[Sample]]:
@@ -73,11 +73,11 @@ def as_reference(memory: dict) -> dict:
 @given(st.integers(0, 2**32 - 1))
 def test_binary_is_the_reference(reference: ModuleType, seed: int) -> None:
     rng, samples = batch(seed)
-    method = Binary(decay=DECAY, shrink=SHRINK)
+    method = BinaryMethod(decay=DECAY, shrink=SHRINK)
     memory: dict = {}
     expected: dict = {}
     for _ in range(3):  # the baseline of one batch is what the batches before it left behind
-        (term,) = method.terms(evidence(samples, *scores(rng, samples)), memory)
+        (term,) = method.loss_terms(evidence(samples, *scores(rng, samples)), memory)
         for s, advantages, mask in zip(samples, term.advantages, term.masks, strict=True):
             if s.reward is None:
                 assert not mask.any()
@@ -86,7 +86,7 @@ def test_binary_is_the_reference(reference: ModuleType, seed: int) -> None:
                 np.testing.assert_allclose(advantages, s.reward - b, atol=1e-6)
                 np.testing.assert_array_equal(mask, s.mask)
         verdicts = [(s.agent, s.reward) for s in samples if s.reward is not None]
-        memory = json.loads(json.dumps(method.remember(samples, memory)))  # it travels as JSON in the policy row
+        memory = json.loads(json.dumps(method.update_state(samples, memory)))  # it travels as JSON in the policy row
         expected = reference.baselines_after(expected, verdicts, DECAY)
         for key, (value, n) in as_reference(memory).items():
             assert (pytest.approx(value), n) == (expected.get(key, (0.0, 0)))
@@ -97,7 +97,7 @@ def test_binary_is_the_reference(reference: ModuleType, seed: int) -> None:
 def test_opd_is_the_reference(reference: ModuleType, seed: int) -> None:
     rng, samples = batch(seed)
     student, teachers = scores(rng, samples)
-    (term,) = Opd(clip=C).terms(evidence(samples, student, teachers), {})
+    (term,) = OpdMethod(clip=C).loss_terms(evidence(samples, student, teachers), {})
     for i, s in enumerate(samples):
         if not teachers[i]:
             assert not term.masks[i].any()
@@ -113,19 +113,19 @@ def test_opd_is_the_reference(reference: ModuleType, seed: int) -> None:
 def test_combine_is_both_side_by_side(seed: int) -> None:
     rng, samples = batch(seed)
     student, teachers = scores(rng, samples)
-    binary, opd = Binary(decay=DECAY, shrink=SHRINK), Opd(clip=C)
-    both = Combine(binary=binary, opd=opd, w_binary=0.5, w_opd=2.0)
+    binary, opd = BinaryMethod(decay=DECAY, shrink=SHRINK), OpdMethod(clip=C)
+    both = CombinedMethod(binary=binary, opd=opd, w_binary=0.5, w_opd=2.0)
     alone = [
-        *binary.terms(evidence(samples, student, teachers), {}),
-        *opd.terms(evidence(samples, student, teachers), {}),
+        *binary.loss_terms(evidence(samples, student, teachers), {}),
+        *opd.loss_terms(evidence(samples, student, teachers), {}),
     ]
     for term, single, weight in zip(
-        both.terms(evidence(samples, student, teachers), {}), alone, (0.5, 2.0), strict=True
+        both.loss_terms(evidence(samples, student, teachers), {}), alone, (0.5, 2.0), strict=True
     ):
-        assert (term.name, term.weight, term.samples) == (single.name, weight, single.samples)
+        assert (term.name, term.weight, term.sample_count) == (single.name, weight, single.sample_count)
         for a, b in zip((*term.advantages, *term.masks), (*single.advantages, *single.masks), strict=True):
             np.testing.assert_array_equal(a, b)
-    assert both.remember(samples, {}) == binary.remember(samples, {})
+    assert both.update_state(samples, {}) == binary.update_state(samples, {})
 
 
 def test_a_term_counts_only_its_own_samples() -> None:
@@ -136,33 +136,33 @@ def test_a_term_counts_only_its_own_samples() -> None:
         sample(rng, 2, reward=-1.0, hints=1),
         sample(rng, 3, reward=None),
     ]
-    terms = methods.make("combine", decay=DECAY, shrink=SHRINK, clip=C, w_binary=1, w_opd=1).terms(
+    terms = methods.create_method("combine", decay=DECAY, shrink=SHRINK, clip=C, w_binary=1, w_opd=1).loss_terms(
         evidence(samples, *scores(rng, samples)), {}
     )
-    assert {t.name: t.samples for t in terms} == {"binary": 2, "opd": 2}
+    assert {t.name: t.sample_count for t in terms} == {"binary": 2, "opd": 2}
 
 
 def test_a_weight_of_zero_takes_the_signal_away() -> None:
-    method = methods.make("combine", decay=DECAY, shrink=SHRINK, clip=C, w_binary=1, w_opd=0)
+    method = methods.create_method("combine", decay=DECAY, shrink=SHRINK, clip=C, w_binary=1, w_opd=0)
     assert (method.uses_reward, method.uses_hints) == (True, False)
     rng = np.random.default_rng(0)
     samples = [sample(rng, 0, reward=1.0, hints=1)]
-    assert [t.name for t in method.terms(evidence(samples, *scores(rng, samples)), {})] == ["binary"]
+    assert [t.name for t in method.loss_terms(evidence(samples, *scores(rng, samples)), {})] == ["binary"]
 
 
 def test_equal_rewards_still_speak() -> None:
     """Four likes in a row: a division by the batch's standard deviation would be 0/0, its mean would say nothing."""
     rng = np.random.default_rng(0)
     samples = [sample(rng, n, reward=1.0) for n in range(4)]
-    (term,) = Binary().terms(evidence(samples, *scores(rng, samples)), {})
+    (term,) = BinaryMethod().loss_terms(evidence(samples, *scores(rng, samples)), {})
     assert all((a == 1.0).all() for a in term.advantages)
 
 
 def test_a_new_agent_leans_on_the_others() -> None:
-    memory = Baseline({}, decay=0.5, shrink=SHRINK).updated([("old", 1.0)] * 50)
-    baseline = Baseline(memory, decay=0.5, shrink=SHRINK)
+    memory = ScoreBaseline({}, decay=0.5, shrink=SHRINK).updated_state([("old", 1.0)] * 50)
+    baseline = ScoreBaseline(memory, decay=0.5, shrink=SHRINK)
     assert baseline.read("new") == pytest.approx(1.0)
-    after = Baseline(baseline.updated([("new", -1.0)]), decay=0.5, shrink=SHRINK)
+    after = ScoreBaseline(baseline.updated_state([("new", -1.0)]), decay=0.5, shrink=SHRINK)
     assert after.read("new") == pytest.approx(1 / 9 * -0.5 + 8 / 9 * 0.0, abs=1e-6)
     assert baseline.read("new") == pytest.approx(1.0), "a reader is not moved by an update"
 
@@ -171,13 +171,17 @@ def test_the_baseline_follows_the_mean_score() -> None:
     rng = np.random.default_rng(1)
     memory: dict = {}
     for _ in range(100):
-        memory = Baseline(memory, decay=DECAY, shrink=SHRINK).updated([("a", float(rng.choice([1, 1, 1, -1])))] * 1)
-    assert Baseline(memory, decay=DECAY, shrink=SHRINK).read("a") == pytest.approx(0.5, abs=0.35)
+        memory = ScoreBaseline(memory, decay=DECAY, shrink=SHRINK).updated_state(
+            [("a", float(rng.choice([1, 1, 1, -1])))] * 1
+        )
+    assert ScoreBaseline(memory, decay=DECAY, shrink=SHRINK).read("a") == pytest.approx(0.5, abs=0.35)
 
 
 def test_forgets_the_agents_judged_longest_ago() -> None:
-    memory = Baseline({}, decay=DECAY, shrink=SHRINK).updated([(f"agent-{n}", 1.0) for n in range(MAX_AGENTS)])
-    memory = Baseline(memory, decay=DECAY, shrink=SHRINK).updated([("agent-0", 1.0), ("newcomer", 1.0)])
+    memory = ScoreBaseline({}, decay=DECAY, shrink=SHRINK).updated_state(
+        [(f"agent-{n}", 1.0) for n in range(MAX_AGENTS)]
+    )
+    memory = ScoreBaseline(memory, decay=DECAY, shrink=SHRINK).updated_state([("agent-0", 1.0), ("newcomer", 1.0)])
     agents = memory["baseline"]["agents"]
     assert len(agents) == MAX_AGENTS
     assert "agent-0" in agents
@@ -186,15 +190,15 @@ def test_forgets_the_agents_judged_longest_ago() -> None:
 
 def test_other_memory_is_kept() -> None:
     rng = np.random.default_rng(0)
-    method = methods.make("combine", decay=DECAY, shrink=SHRINK, clip=C, w_binary=1, w_opd=1)
-    assert method.remember([sample(rng, 0, reward=1.0)], {"reply_tokens": 7.0})["reply_tokens"] == 7.0
+    method = methods.create_method("combine", decay=DECAY, shrink=SHRINK, clip=C, w_binary=1, w_opd=1)
+    assert method.update_state([sample(rng, 0, reward=1.0)], {"reply_tokens": 7.0})["reply_tokens"] == 7.0
 
 
 def test_refuses_a_reward_that_is_no_verdict() -> None:
     rng = np.random.default_rng(0)
     samples = [sample(rng, 0, reward=0.5)]
     with pytest.raises(ValueError, match=r"turn-0: expected a reward of \+1, -1 or none, got 0.5"):
-        Binary().terms(evidence(samples, *scores(rng, samples)), {})
+        BinaryMethod().loss_terms(evidence(samples, *scores(rng, samples)), {})
 
 
 def test_refuses_lengths_that_do_not_fit() -> None:
@@ -203,9 +207,9 @@ def test_refuses_lengths_that_do_not_fit() -> None:
     student, teachers = scores(rng, samples)
     r = len(samples[0].mask)
     with pytest.raises(ValueError, match=rf"turn-5: expected {r} log-probabilities .* got \[{r}, {r + 1}\]"):
-        Opd().terms(evidence(samples, student, [[np.append(teachers[0][0], 0.0)]]), {})
+        OpdMethod().loss_terms(evidence(samples, student, [[np.append(teachers[0][0], 0.0)]]), {})
 
 
 def test_an_unknown_method_lists_what_there_is() -> None:
     with pytest.raises(ValueError, match="binary, opd, combine"):
-        methods.make("grpo", decay=DECAY, shrink=SHRINK, clip=C, w_binary=1, w_opd=1)
+        methods.create_method("grpo", decay=DECAY, shrink=SHRINK, clip=C, w_binary=1, w_opd=1)

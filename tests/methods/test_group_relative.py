@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from openclaw_rl import methods
 from openclaw_rl.errors import ConfigError
-from openclaw_rl.methods import Groups
-from openclaw_rl.methods.types import Episode, Evidence, Sample, Term
-from openclaw_rl.settings.load import TrainConfig, from_flat
+from openclaw_rl.methods import GroupRelativeMethod
+from openclaw_rl.methods.types import BatchLogprobs, Episode, PolicyGradientTerm, Sample
+from openclaw_rl.settings.load import from_flat, train_settings
 from openclaw_rl.train.worker import make_method
 
 
@@ -34,14 +34,16 @@ def rollout(task: str, name: str, outcome: float | None, rewards: list[float | N
     ]
 
 
-def term_of(method: Groups, episodes: list[Episode | None]) -> Term:
+def term_of(method: GroupRelativeMethod, episodes: list[Episode | None]) -> PolicyGradientTerm:
     samples = [sample(n, e) for n, e in enumerate(episodes)]
     student = [s.logprobs for s in samples]
-    (term,) = method.terms(Evidence(samples=samples, student=student, teachers=[() for _ in samples]), {})
+    (term,) = method.loss_terms(
+        BatchLogprobs(samples=samples, student_logprobs=student, teacher_logprobs=[() for _ in samples]), {}
+    )
     return term
 
 
-def advantages(method: Groups, episodes: list[Episode | None]) -> list[float | None]:
+def advantages(method: GroupRelativeMethod, episodes: list[Episode | None]) -> list[float | None]:
     """One a sample; None where it is not in the term."""
     term = term_of(method, episodes)
     assert all(len(set(a.tolist())) == 1 for a in term.advantages), "the same for every token"
@@ -64,7 +66,7 @@ def batches(draw: st.DrawFn) -> list[Episode | None]:
 @settings(max_examples=200, deadline=None)
 @given(batches(), st.sampled_from([None, 0.1, 0.7]))
 def test_credit_is_the_reference(reference: ModuleType, episodes: list[Episode | None], floor: float | None) -> None:
-    method = Groups() if floor is None else Groups(scale="std", floor=floor)
+    method = GroupRelativeMethod() if floor is None else GroupRelativeMethod(scale="std", floor=floor)
     found = advantages(method, episodes)
     stated = [
         {"task": e.task, "rollout": e.rollout, "step": e.step, "outcome": e.outcome, "reward": e.step_reward}
@@ -83,54 +85,54 @@ def test_credit_is_the_reference(reference: ModuleType, episodes: list[Episode |
 def test_what_a_group_says_sums_to_nothing(episodes: list[Episode | None]) -> None:
     """Over rollouts of a task that all take one step, the advantages cancel: praise for one is blame for the rest."""
     single = [Episode(task=e.task, rollout=e.rollout, step=0, outcome=e.outcome) for e in episodes if e and e.step == 0]
-    found = [a for a in advantages(Groups(), list(single)) if a is not None]
+    found = [a for a in advantages(GroupRelativeMethod(), list(single)) if a is not None]
     assert sum(found) == pytest.approx(0, abs=1e-5)
 
 
 def test_a_rollout_counts_once_however_many_steps_it_has() -> None:
     long, short = rollout("t", "long", 1.0, [None] * 9), rollout("t", "short", 0.0, [None])
-    assert advantages(Groups(), [*long, *short]) == [0.5] * 9 + [-0.5]
+    assert advantages(GroupRelativeMethod(), [*long, *short]) == [0.5] * 9 + [-0.5]
 
 
 def test_step_rewards_are_compared_at_the_same_step() -> None:
     first, second = rollout("t", "1", 1.0, [1.0, -1.0, 1.0]), rollout("t", "2", 1.0, [0.0, -1.0])
-    assert advantages(Groups(), [*first, *second]) == [0.5, None, None, -0.5, None]
+    assert advantages(GroupRelativeMethod(), [*first, *second]) == [0.5, None, None, -0.5, None]
 
 
 @pytest.mark.parametrize("outcomes", [[1.0], [1.0, 1.0, 1.0], [0.1 + 0.2, 0.3], [0.0, None], [None, None]])
 def test_what_says_nothing_is_in_no_term_and_no_denominator(outcomes: list[float | None]) -> None:
     silent = [e for n, o in enumerate(outcomes) for e in rollout("silent", f"{n}", o, [None, None])]
     telling = [e for n in range(2) for e in rollout("telling", f"{n}", float(n), [None])]
-    term = term_of(Groups(), [*silent, *telling, None])
-    assert term.samples == len(telling)
+    term = term_of(GroupRelativeMethod(), [*silent, *telling, None])
+    assert term.sample_count == len(telling)
     assert [bool(m.any()) for m in term.masks] == [False] * len(silent) + [True, True, False]
     known = sum(o is not None for o in outcomes)
     assert term.metrics == {"groups/rollouts": known + 2, "groups/silent": known}
-    assert not term_of(Groups(), list(silent)).speaks
+    assert not term_of(GroupRelativeMethod(), list(silent)).has_gradient
 
 
 def test_a_group_in_two_batches_is_two_groups() -> None:
     """The mean is that of the rollouts at hand; the last one left over says nothing."""
     whole = [e for n, o in enumerate([1.0, 0.0, 0.0]) for e in rollout("t", f"{n}", o, [None])]
-    assert advantages(Groups(), list(whole)) == pytest.approx([2 / 3, -1 / 3, -1 / 3])
-    assert advantages(Groups(), list(whole[:2])) == [0.5, -0.5]
-    assert advantages(Groups(), list(whole[2:])) == [None]
+    assert advantages(GroupRelativeMethod(), list(whole)) == pytest.approx([2 / 3, -1 / 3, -1 / 3])
+    assert advantages(GroupRelativeMethod(), list(whole[:2])) == [0.5, -0.5]
+    assert advantages(GroupRelativeMethod(), list(whole[2:])) == [None]
 
 
 def test_dividing_by_the_deviation_has_a_floor() -> None:
     close = [e for n in range(2) for e in rollout("t", f"{n}", 1.0 + n * 1e-6, [None])]
-    assert max(abs(a or 0) for a in advantages(Groups(scale="std", floor=0.1), list(close))) < 1e-5
+    assert max(abs(a or 0) for a in advantages(GroupRelativeMethod(scale="std", floor=0.1), list(close))) < 1e-5
     apart = [e for n in range(2) for e in rollout("t", f"{n}", float(n), [None])]
-    assert advantages(Groups(scale="std", floor=0.1), list(apart)) == [-1.0, 1.0]
-    assert advantages(Groups(scale="std", floor=2.0), list(apart)) == [-0.25, 0.25]
+    assert advantages(GroupRelativeMethod(scale="std", floor=0.1), list(apart)) == [-1.0, 1.0]
+    assert advantages(GroupRelativeMethod(scale="std", floor=2.0), list(apart)) == [-0.25, 0.25]
 
 
 def test_a_rollout_that_contradicts_itself_is_refused() -> None:
     first, second = rollout("t", "r", 1.0, [None])[0], rollout("t", "r", 0.0, [None, None])[1]
     with pytest.raises(ValueError, match="task t, rollout r: expected one outcome at all its steps, got 1 and 0"):
-        advantages(Groups(), [first, second])
+        advantages(GroupRelativeMethod(), [first, second])
     with pytest.raises(ValueError, match="task t, rollout r: expected step 0 once, got it twice"):
-        advantages(Groups(), [first, first])
+        advantages(GroupRelativeMethod(), [first, first])
 
 
 @pytest.mark.parametrize("wrong", [{"outcome": float("nan")}, {"outcome": 1.0, "step_reward": float("inf")}])
@@ -141,11 +143,11 @@ def test_a_reward_is_a_number_or_not_known(wrong: dict[str, float]) -> None:
 
 def test_the_settings_reach_it() -> None:
     apart: list[Episode | None] = [e for n in range(2) for e in rollout("t", f"{n}", float(n), [None])]
-    made = make_method(TrainConfig(method="groups", group_scale="std", group_floor=2.0))
-    assert isinstance(made, Groups)
+    made = make_method(train_settings({"method": "groups", "loss.group_scale": "std", "loss.group_floor": 2.0}))
+    assert isinstance(made, GroupRelativeMethod)
     assert advantages(made, apart) == [-0.25, 0.25]
-    plain = methods.make("groups", decay=0.9, shrink=8.0, clip=1.0, w_binary=1.0, w_opd=1.0)
-    assert isinstance(plain, Groups)
+    plain = methods.create_method("groups", decay=0.9, shrink=8.0, clip=1.0, w_binary=1.0, w_opd=1.0)
+    assert isinstance(plain, GroupRelativeMethod)
     assert advantages(plain, apart) == [-0.5, 0.5]
 
 

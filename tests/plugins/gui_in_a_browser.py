@@ -22,13 +22,13 @@ from tests.serve.conftest import KEY, Start, renderers, start
 from tests.system.test_words import run as command
 
 from openclaw_rl.errors import PluginError
-from openclaw_rl.rollouts.function import Entry
-from openclaw_rl.rollouts.policy_client import Model
-from openclaw_rl.rollouts.runner import Task, run
+from openclaw_rl.rollouts.function import RolloutFunction
+from openclaw_rl.rollouts.policy_client import PolicyClient
+from openclaw_rl.rollouts.runner import RolloutTask, run_rollouts
 from openclaw_rl.settings.load import from_flat
 from openclaw_rl.store import turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.supervisor.subprocess_system import System, scratch
+from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
 from openclaw_rl.types import TurnState
 
 __all__ = ["renderers", "start"]
@@ -111,16 +111,16 @@ class Walk:
         left = list(actions)
 
         def reply(prompt: Any, version: int) -> list[int]:
-            tokens: list[int] = site.renderer.tokens.encode(left.pop(0)).tolist()
+            tokens: list[int] = site.renderer.tokenizer.encode(left.pop(0)).tolist()
             return [*tokens, site.renderer.stop_token_ids[0]]
 
         site = self._start(reply=reply, settings={"engine.max_context": 16384}, context_length=16384)
         steps = steps or len(actions)
-        entry = Entry(from_flat({"rollout.function_path": self._path, "rollout.max_turns": steps}))
+        entry = RolloutFunction(from_flat({"rollout.function_path": self._path, "rollout.max_turns": steps}))
 
         async def go() -> Any:
             async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {KEY}"}) as http:
-                self.model = Model(http, site.url, name=site.config.model.name, session="s", most=steps)
+                self.model = PolicyClient(http, site.url, name=site.config.model.name, session="s", most=steps)
                 return await entry.run(self.model, task, more)
 
         result: list[dict[str, Any]] = asyncio.run(go())
@@ -137,12 +137,12 @@ def walk(start: Start, examples: Path) -> Walk:
     return Walk(start, examples)
 
 
-def states(system: System) -> Counter[TurnState]:
+def states(system: SubprocessSystem) -> Counter[TurnState]:
     """Of the turns; what is said over and over is dropped."""
     store = Store.open(system.config.store_path, create=False)
     try:
         with store.read() as conn:
-            return Counter(turns.counts(conn))
+            return Counter(turns.count_by_state(conn))
     finally:
         store.close()
 
@@ -300,7 +300,9 @@ def test_a_browser_that_is_not_there_is_said(walk: Walk, pages: Pages, monkeypat
 
 def test_the_starter_at_a_page_is_captured_and_judged(tmp_path: Path, pages: Pages, examples: Path) -> None:
     """It has never seen a page: what it says is no action, which it is told, and from which it is judged."""
-    with System(scratch(tmp_path / "home", {"train.batch_min": 64, "train.batch_max": 64})) as system:
+    with SubprocessSystem(
+        scratch_config(tmp_path / "home", {"train.batch.min_turns": 64, "train.batch.max_turns": 64})
+    ) as system:
         made = command(
             *("rollout", "--home", str(system.config.home_dir), "--port", str(system.config.serve.port)),
             *("--rollout-function-path", str(examples / "gui_rollout.py"), "--max-turns", "3"),
@@ -309,17 +311,19 @@ def test_the_starter_at_a_page_is_captured_and_judged(tmp_path: Path, pages: Pag
         assert made.returncode == 0, made.stdout + made.stderr
         told = [json.loads(file.read_text()) for file in (tmp_path / "out").iterdir()]
         assert all(one["replies"] == len(one["result"]) >= 1 for one in told)
-        system.settle()
+        system.wait_until_settled()
         found = states(system)
         assert found[TurnState.JUDGED] >= 1
         assert found[TurnState.JUDGED] + found[TurnState.DROPPED] == sum(one["replies"] for one in told)
 
 
 def test_several_at_once(tmp_path: Path, pages: Pages, examples: Path) -> None:
-    with System(scratch(tmp_path / "home", {"train.batch_min": 64, "train.batch_max": 64}), command="serve") as system:
+    with SubprocessSystem(
+        scratch_config(tmp_path / "home", {"train.batch.min_turns": 64, "train.batch.max_turns": 64}), command="serve"
+    ) as system:
         rollout = {"function_path": str(examples / "gui_rollout.py"), "parallel_envs": 2, "max_turns": 2}
         config = system.config.model_copy(update={"rollout": system.config.rollout.model_copy(update=rollout)})
-        task = Task(words="Join.", more={"start": pages.url + "/", "screenshots": True})
-        outcomes = asyncio.run(run(config, [task], tmp_path / "out", num=2))
+        task = RolloutTask(text="Join.", more={"start": pages.url + "/", "screenshots": True})
+        outcomes = asyncio.run(run_rollouts(config, [task], tmp_path / "out", num=2))
         assert [one.error for one in outcomes] == [None, None]
         assert len(list((tmp_path / "out" / "screenshots").iterdir())) == sum(one.replies for one in outcomes)

@@ -10,27 +10,29 @@ from typing import Any
 import pytest
 
 from openclaw_rl.errors import PluginError
-from openclaw_rl.rollouts.function import Entry
-from openclaw_rl.rollouts.policy_client import Model
+from openclaw_rl.rollouts.function import RolloutFunction
+from openclaw_rl.rollouts.policy_client import PolicyClient
 from openclaw_rl.settings.load import from_flat
 
 
 @pytest.fixture(scope="module")
-def entry(examples: Path) -> Entry:
-    return Entry(from_flat({"rollout.function_path": str(examples / "gui_rollout.py"), "rollout.max_turns": 7}))
+def entry(examples: Path) -> RolloutFunction:
+    return RolloutFunction(
+        from_flat({"rollout.function_path": str(examples / "gui_rollout.py"), "rollout.max_turns": 7})
+    )
 
 
 @pytest.fixture(scope="module")
-def gui(entry: Entry) -> Any:
+def gui(entry: RolloutFunction) -> Any:
     return entry.plugin.module
 
 
-def ran(entry: Entry, task: str, **more: Any) -> Any:
+def ran(entry: RolloutFunction, task: str, **more: Any) -> Any:
     """Nothing answers at the model's address: the rollouts here end before they ask it."""
-    return asyncio.run(entry.run(Model(None, "", name="n", session="s", most=1), task, more))  # type: ignore[arg-type]
+    return asyncio.run(entry.run(PolicyClient(None, "", name="n", session="s", most=1), task, more))  # type: ignore[arg-type]
 
 
-def test_it_is_found_by_its_name_and_given_its_steps(entry: Entry, gui: Any) -> None:
+def test_it_is_found_by_its_name_and_given_its_steps(entry: RolloutFunction, gui: Any) -> None:
     assert (entry.name, gui.MAX_GUI_STEPS) == ("gui_rollout", 7)
 
 
@@ -114,14 +116,14 @@ def test_a_task_names_its_page(gui: Any) -> None:
         gui.first_page("Look", "shop.example")
 
 
-def test_what_a_task_lacks_is_said(entry: Entry) -> None:
+def test_what_a_task_lacks_is_said(entry: RolloutFunction) -> None:
     with pytest.raises(
         PluginError, match=r"gui_rollout\.py:\d+: gui_rollout raised ValueError: the task names no page"
     ):
         ran(entry, "Sign up.")
 
 
-def test_playwright_is_named_where_it_is_missing(entry: Entry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_playwright_is_named_where_it_is_missing(entry: RolloutFunction, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "playwright.async_api", None)
     with pytest.raises(PluginError, match=r"pip install 'openclaw-rl\[gui\]'`, then `playwright install chromium`"):
         ran(entry, "Sign up.", start="http://127.0.0.1:1/")

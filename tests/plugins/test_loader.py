@@ -11,7 +11,7 @@ import pytest
 from tests.system.test_words import run
 
 from openclaw_rl.errors import PluginError
-from openclaw_rl.plugins.loader import Plugin, check_call, load
+from openclaw_rl.plugins.loader import Plugin, check_call, load_plugin
 
 Make = Callable[[str], Plugin]
 
@@ -21,7 +21,7 @@ def make(tmp_path: Path) -> Make:
     def made(text: str) -> Plugin:
         file = tmp_path / "mine.py"
         file.write_text(text)
-        return load("train.loss_path", file, {"double": lambda x: 2 * x})
+        return load_plugin("train.loss.path", file, {"double": lambda x: 2 * x})
 
     return made
 
@@ -33,9 +33,9 @@ def test_the_file_runs_with_what_is_supplied(make: Make, caplog: pytest.LogCaptu
         plugin = make(
             "from dataclasses import dataclass\n@dataclass\nclass A:\n    x: int = 1\ndef f(x): return double(x)"
         )
-    assert plugin.only("f", "g")[0] == "f"
-    assert plugin.only("f")[1](4) == 8
-    assert plugin.defined() == ["A", "f"]
+    assert plugin.single_function("f", "g")[0] == "f"
+    assert plugin.single_function("f")[1](4) == 8
+    assert plugin.defined_names() == ["A", "f"]
     assert plugin.sha256 == hashlib.sha256(plugin.path.read_bytes()).hexdigest()
     assert plugin.sha256 in caplog.text
 
@@ -60,14 +60,14 @@ def test_a_file_that_does_not_run(make: Make, text: str, words: str) -> None:
 
 def test_no_file(tmp_path: Path) -> None:
     with pytest.raises(PluginError, match=r"nowhere\.py: cannot be read \(No such file or directory\)"):
-        load("train.loss_path", tmp_path / "nowhere.py")
+        load_plugin("train.loss.path", tmp_path / "nowhere.py")
 
 
 def test_files_beside_it_are_not_found(tmp_path: Path) -> None:
     (tmp_path / "beside_it.py").write_text("x = 1")
     (tmp_path / "mine.py").write_text("import beside_it")
     with pytest.raises(PluginError, match="No module named 'beside_it'"):
-        load("train.loss_path", tmp_path / "mine.py")
+        load_plugin("train.loss.path", tmp_path / "mine.py")
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_files_beside_it_are_not_found(tmp_path: Path) -> None:
 )
 def test_the_function_is_not_there(make: Make, text: str, words: str) -> None:
     with pytest.raises(PluginError, match=words):
-        make(text).only("f", "g")
+        make(text).single_function("f", "g")
 
 
 def test_the_signature(make: Make) -> None:
@@ -94,9 +94,9 @@ def test_the_signature(make: Make) -> None:
 
 def test_what_it_raises_is_told_with_its_line(make: Make) -> None:
     plugin = make("def f():\n    return g()\ndef g():\n    raise ValueError('no\\n good')\n")
-    with pytest.raises(PluginError, match=r"mine\.py:4: f raised ValueError: no good"), plugin.running("f"):
+    with pytest.raises(PluginError, match=r"mine\.py:4: f raised ValueError: no good"), plugin.convert_errors("f"):
         plugin.module.f()
-    with pytest.raises(ValueError, match="no"), plugin.running("f", (ValueError,)):
+    with pytest.raises(ValueError, match="no"), plugin.convert_errors("f", (ValueError,)):
         plugin.module.f()
 
 

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import torch
 
-from openclaw_rl.common.policy_digest import digest_of
+from openclaw_rl.common.policy_digest import digest_of_folder
 from openclaw_rl.errors import ConfigError, PluginError
-from openclaw_rl.learner.loss.plugin_loss import compute_gae, make
+from openclaw_rl.learner.loss.plugin_loss import compute_gae, load_plugin_loss
 from openclaw_rl.learner.trainer import LocalTrainer
 from openclaw_rl.methods.types import Sample
-from openclaw_rl.settings.load import TrainConfig, from_flat
-from openclaw_rl.train.gate import refusal
+from openclaw_rl.settings.load import from_flat, train_settings
+from openclaw_rl.train.gate import rejection_reason
 from openclaw_rl.train.worker import make_method
 
 Make = Callable[..., LocalTrainer]
@@ -74,7 +74,7 @@ def test_the_examples_train_and_the_wrong_ones_are_named(
     if function == "compute_hybrid_loss":
         parts = [result.metrics[f"loss/custom/{part}_loss"] for part in ("binary", "opd")]
         assert result.metrics["loss/custom/total_loss"] == pytest.approx(sum(parts), abs=1e-6)
-    assert result.digest == digest_of(tmp_path / "policy")
+    assert result.digest == digest_of_folder(tmp_path / "policy")
     (told,) = json.loads((tmp_path / "policy" / "trainer.json").read_text())["plugins"]
     assert told["function"] == function
     assert told["path"].endswith(name)
@@ -182,10 +182,10 @@ FAR = "d = (teacher_logprobs - student_logprobs).detach()\n    return -(d * (1 -
 )  # fmt: skip
 def test_the_way_that_a_loss_pushes_is_found(tmp_path: Path, method: Any, text: str, words: str | None) -> None:
     (tmp_path / "mine.py").write_text(text)
-    train = TrainConfig(method=method, loss_path=str(tmp_path / "mine.py"))
-    custom = make(train, make_method(train))
+    train = train_settings({"method": method, "loss.path": str(tmp_path / "mine.py")})
+    custom = load_plugin_loss(train, make_method(train))
     assert custom is not None
-    assert any(words in said for said in custom.wrong) if words else not custom.wrong
+    assert any(words in said for said in custom.sign_problems) if words else not custom.sign_problems
 
 
 def test_the_shape_of_a_hybrid_result(trainer: Make, tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_a_metric_that_is_not_finite_is_named_and_takes_no_step_away(
     made = trainer("combine", loss_path=str(file), **FREE)
     for number in range(2):
         metrics = made.step(hinted(draw(made, number)), str(tmp_path / str(number))).metrics
-        assert refusal(metrics, grad_norm=1e9, kl=1e9, step_kl=1e9) is None
+        assert rejection_reason(metrics, grad_norm=1e9, kl=1e9, step_kl=1e9) is None
         assert np.isfinite(metrics["loss/custom/sound"])
         assert not {"loss/custom/spread", "loss/custom/far"} & metrics.keys()
     told = sorted(r.getMessage() for r in caplog.records if "as its metric" in r.getMessage())
@@ -259,4 +259,4 @@ def test_advantages_are_estimated_as_the_formula_says() -> None:
 )
 def test_settings_that_would_be_without_effect_are_refused(other: tuple[str, str]) -> None:
     with pytest.raises(ConfigError, match=rf"train\.{other[0]} {other[1]} would be without effect"):
-        from_flat({"train.loss_path": "x.py", f"train.{other[0]}": other[1]})
+        from_flat({"train.loss.path": "x.py", f"train.{other[0]}": other[1]})

@@ -18,7 +18,7 @@ from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM, Qwen3ForS
 
 from openclaw_rl.errors import ConfigError, ModelError, PluginError
 from openclaw_rl.judge import plugin, worker
-from openclaw_rl.judge.reward_model import Batches, Question, RewardJudge, question_of
+from openclaw_rl.judge.reward_model import RewardBatcher, RewardInput, RewardJudge, make_reward_input
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.settings.load import from_flat, load
 from openclaw_rl.types import JudgeInput, Reaction
@@ -53,7 +53,7 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], str]
             with torch.no_grad():
                 model.score.weight.mul_(8)
             model.save_pretrained(folder)
-            AutoTokenizer.from_pretrained(ModelFiles.find("starter").folder).save_pretrained(folder)
+            AutoTokenizer.from_pretrained(ModelFiles.from_path("starter").folder).save_pretrained(folder)
             made[labels] = str(folder)
         return made[labels]
 
@@ -144,7 +144,7 @@ def test_models_that_are_no_classifier(classifier: Callable[[int], str], tmp_pat
         (str(tmp_path / "nowhere"), "cannot be loaded as a sequence classifier"),
     ):
         with pytest.raises(ModelError, match=words):
-            worker.make(from_flat({"judge.kind": "classifier", "judge.reward_path": path}))
+            worker.make_judge(from_flat({"judge.kind": "classifier", "judge.reward_path": path}))
 
 
 def test_what_the_model_is_asked() -> None:
@@ -154,14 +154,14 @@ def test_what_the_model_is_asked() -> None:
         {"role": "user", "content": "passing"},
         {"role": "user", "content": "third"},
     )
-    asked = question_of(item(messages=history), lambda message: message["content"] == "passing")
-    assert asked == Question(prompt="user: first\nassistant: second\nuser: third", response="answer", outcome="ok")
-    assert question_of(item("x" * 9000 + "end"), lambda message: False).prompt.endswith("xend")
-    assert len(question_of(item("x" * 9000), lambda message: False).prompt) == 8000
+    asked = make_reward_input(item(messages=history), lambda message: message["content"] == "passing")
+    assert asked == RewardInput(prompt="user: first\nassistant: second\nuser: third", response="answer", outcome="ok")
+    assert make_reward_input(item("x" * 9000 + "end"), lambda message: False).prompt.endswith("xend")
+    assert len(make_reward_input(item("x" * 9000), lambda message: False).prompt) == 8000
 
 
 def test_nothing_that_answered_is_no_evidence() -> None:
-    def never(questions: Sequence[Question]) -> list[float]:
+    def never(questions: Sequence[RewardInput]) -> list[float]:
         raise AssertionError("nobody asks")
 
     verdict = asyncio.run(RewardJudge(from_flat({}), "n", never).judge(item(said="")))
@@ -178,7 +178,7 @@ def test_questions_wait_for_one_batch_and_make_the_next() -> None:
     sizes: list[int] = []
     threads: set[int] = set()
 
-    def answer(questions: Sequence[Question]) -> list[float]:
+    def answer(questions: Sequence[RewardInput]) -> list[float]:
         sizes.append(len(questions))
         threads.add(threading.get_ident())
         time.sleep(0.02)
@@ -187,9 +187,9 @@ def test_questions_wait_for_one_batch_and_make_the_next() -> None:
         return [float(q.prompt) for q in questions]
 
     async def go() -> list[Any]:
-        batches = Batches(answer, most=4)
-        asked = [Question(prompt=str(n), response="", outcome="") for n in range(10)]
-        return await asyncio.gather(*(batches.ask(q) for q in asked), return_exceptions=True)
+        batches = RewardBatcher(answer, most=4)
+        asked = [RewardInput(prompt=str(n), response="", outcome="") for n in range(10)]
+        return await asyncio.gather(*(batches.request_reward(q) for q in asked), return_exceptions=True)
 
     got = asyncio.run(go())
     assert isinstance(got.pop(7), ValueError), "one that cannot be answered holds up no other"
@@ -227,7 +227,7 @@ def test_rewards_that_do_not_fit(tmp_path: Path, text: str, words: str) -> None:
     config = from_flat(
         {"judge.kind": "plugin", "judge.plugin_path": str(tmp_path / "mine.py"), "judge.reward_path": "x"}
     )
-    judge = plugin.make(config)
+    judge = plugin.make_judge(config)
     with pytest.raises(PluginError, match=words):
         asyncio.run(judge.judge(item()))
 
@@ -262,7 +262,7 @@ def test_rewards_that_do_not_fit(tmp_path: Path, text: str, words: str) -> None:
 def test_files_that_do_not_fit(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "mine.py").write_text(text)
     with pytest.raises(PluginError, match=rf"^judge\.plugin_path: .*{words}"):
-        plugin.make(from_flat({"judge.kind": "plugin", "judge.plugin_path": str(tmp_path / "mine.py")}))
+        plugin.make_judge(from_flat({"judge.kind": "plugin", "judge.plugin_path": str(tmp_path / "mine.py")}))
 
 
 def test_a_class_that_builds_on_another_is_the_one_and_a_tuple_is_a_list(tmp_path: Path) -> None:
@@ -272,7 +272,7 @@ def test_a_class_that_builds_on_another_is_the_one_and_a_tuple_is_a_list(tmp_pat
         "    def batch_compute_rewards(self, items): return tuple(0.9 for _ in items)"
     )
     flat = {"judge.kind": "plugin", "judge.plugin_path": str(tmp_path / "mine.py"), "judge.reward_path": "x"}
-    assert asyncio.run(plugin.make(from_flat(flat)).judge(item())).score == 1
+    assert asyncio.run(plugin.make_judge(from_flat(flat)).judge(item())).score == 1
 
 
 @pytest.mark.parametrize(

@@ -13,19 +13,21 @@ import pytest
 from tests.system.test_words import run as command
 
 from openclaw_rl.errors import ConfigError, OpenClawError, PluginError
-from openclaw_rl.plugins.loader import load
-from openclaw_rl.rollouts.function import Entry
-from openclaw_rl.rollouts.runner import Outcome, Task, read_tasks, run
+from openclaw_rl.plugins.loader import load_plugin
+from openclaw_rl.rollouts.function import RolloutFunction
+from openclaw_rl.rollouts.runner import RolloutOutcome, RolloutTask, read_tasks, run_rollouts
 from openclaw_rl.settings.load import Config, from_flat
 from openclaw_rl.store import turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.supervisor.subprocess_system import System, scratch
+from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
 from openclaw_rl.types import TurnState
 
 
 @pytest.fixture(scope="module")
-def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    with System(scratch(tmp_path_factory.mktemp("home"), {"train.batch_min": 64, "train.batch_max": 64})) as made:
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SubprocessSystem]:
+    with SubprocessSystem(
+        scratch_config(tmp_path_factory.mktemp("home"), {"train.batch.min_turns": 64, "train.batch.max_turns": 64})
+    ) as made:
         yield made
 
 
@@ -33,32 +35,34 @@ def with_rollout(config: Config, **values: Any) -> Config:
     return config.model_copy(update={"rollout": config.rollout.model_copy(update=values)})
 
 
-def done(system: System, tasks: list[Task], out: Path, num: int | None = None, **values: Any) -> list[dict[str, Any]]:
-    outcomes = asyncio.run(run(with_rollout(system.config, **values), tasks, out, num=num))
+def done(
+    system: SubprocessSystem, tasks: list[RolloutTask], out: Path, num: int | None = None, **values: Any
+) -> list[dict[str, Any]]:
+    outcomes = asyncio.run(run_rollouts(with_rollout(system.config, **values), tasks, out, num=num))
     return [told(outcome) for outcome in outcomes]
 
 
-def told(outcome: Outcome) -> dict[str, Any]:
+def told(outcome: RolloutOutcome) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(outcome.file.read_text())
     assert found["session"] == outcome.session
     return found
 
 
-def judged(system: System) -> int:
+def judged(system: SubprocessSystem) -> int:
     """Turns that a reaction closed and the judge has seen."""
     store = Store.open(system.config.store_path, create=False)
     try:
         with store.read() as conn:
-            return turns.counts(conn).get(TurnState.JUDGED, 0)
+            return turns.count_by_state(conn).get(TurnState.JUDGED, 0)
     finally:
         store.close()
 
 
-QUESTION = Task(words="What is the capital of France?")
+QUESTION = RolloutTask(text="What is the capital of France?")
 
 
 def test_a_conversation_with_a_simulated_user_is_captured_and_judged(
-    system: System, examples: Path, tmp_path: Path
+    system: SubprocessSystem, examples: Path, tmp_path: Path
 ) -> None:
     found = done(
         *(system, [QUESTION], tmp_path), num=4, function_path=str(examples / "rollout_opd.py"), max_turns=3, workers=4
@@ -70,21 +74,21 @@ def test_a_conversation_with_a_simulated_user_is_captured_and_judged(
         assert all(result["student_responses"])
         assert len(result["teacher_responses"]) == result["rewards"].count(-1.0)
         assert len(one["sha256"]) == 64
-    system.settle()
+    system.wait_until_settled()
     reactions = sum(one["replies"] - (one["result"]["rewards"][-1] < 0) for one in found)
     assert reactions > 0
     assert judged(system) == reactions, "each reply that something answered, the teacher's never"
 
 
-def test_an_agent_at_a_shell(system: System, examples: Path, tmp_path: Path) -> None:
+def test_an_agent_at_a_shell(system: SubprocessSystem, examples: Path, tmp_path: Path) -> None:
     path = str(examples / "terminal_rollout.py")
-    (one,) = done(system, [Task(words="Say hello.")], tmp_path, function_path=path, max_turns=2)
+    (one,) = done(system, [RolloutTask(text="Say hello.")], tmp_path, function_path=path, max_turns=2)
     assert one["replies"] == len(one["result"]) in (1, 2)
     assert {"command", "output", "error", "reward"} == one["result"][0].keys()
 
 
 def test_the_shell_of_the_example_is_bounded(examples: Path, tmp_path: Path) -> None:
-    module = load("rollout.function_path", examples / "terminal_rollout.py", {"MAX_STEPS": 2}).module
+    module = load_plugin("rollout.function_path", examples / "terminal_rollout.py", {"MAX_STEPS": 2}).module
     result = module.run_command("touch hello; pwd; echo done", str(tmp_path))
     assert result.stdout.split() == [str(tmp_path), "done"]
     assert module.task_completed(result, "")
@@ -95,7 +99,7 @@ def test_the_shell_of_the_example_is_bounded(examples: Path, tmp_path: Path) -> 
     assert (late.returncode, module.compute_terminal_reward(late, "")) == (124, -1.0)
 
 
-def test_tools_by_json(system: System, examples: Path, tmp_path: Path) -> None:
+def test_tools_by_json(system: SubprocessSystem, examples: Path, tmp_path: Path) -> None:
     path = str(examples / "toolcall_rollout.py")
     tasks = tmp_path / "tasks.jsonl"
     tool = {"name": "add", "description": "d", "parameters": {"a": "number"}}
@@ -103,7 +107,7 @@ def test_tools_by_json(system: System, examples: Path, tmp_path: Path) -> None:
     found = done(system, read_tasks(tasks), tmp_path / "out", function_path=path, max_turns=3)
     assert [one["task"] for one in found] == ["Add 1 and 2.", "Add."]
     assert all(one["result"][0]["reply"] for one in found)
-    module = load("rollout.function_path", path).module
+    module = load_plugin("rollout.function_path", path).module
     call = module.parse_call('Sure: {"tool": "add", "arguments": {"a": 1, "b": "2"}}')
     assert module.run_tool(call, module.TOOLS) == "3.0"
     assert module.run_tool({"tool": "add", "arguments": {"c": 1}}, module.TOOLS).startswith("error: ")
@@ -111,7 +115,7 @@ def test_tools_by_json(system: System, examples: Path, tmp_path: Path) -> None:
     assert module.parse_call("no { call") is None
 
 
-def test_generate_in_slimes_shape_and_by_the_command(system: System, examples: Path, tmp_path: Path) -> None:
+def test_generate_in_slimes_shape_and_by_the_command(system: SubprocessSystem, examples: Path, tmp_path: Path) -> None:
     path = str(examples / "custom_generate.py")
     made = command(
         *("rollout", "--home", str(system.config.home_dir), "--port", str(system.config.serve.port), "--num", "2"),
@@ -126,7 +130,7 @@ def test_generate_in_slimes_shape_and_by_the_command(system: System, examples: P
         assert result["response"]
 
 
-def test_files_of_a_rollout_can_stand_beside_its_result(system: System, tmp_path: Path) -> None:
+def test_files_of_a_rollout_can_stand_beside_its_result(system: SubprocessSystem, tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
         "async def rollout(model, task, out):\n"
@@ -137,15 +141,15 @@ def test_files_of_a_rollout_can_stand_beside_its_result(system: System, tmp_path
     assert (tmp_path / "out" / f"{one['session']}.txt").read_text()
 
 
-def test_a_rollout_that_fails_is_data_and_the_others_go_on(system: System, tmp_path: Path) -> None:
+def test_a_rollout_that_fails_is_data_and_the_others_go_on(system: SubprocessSystem, tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
         "async def rollout(model, task, bad=False):\n    await model.generate(task)\n"
         "    if bad:\n        raise ValueError('no')\n    await model.generate('again')\n    return task"
     )
-    tasks = [QUESTION, Task(words="x", more={"bad": True})]
+    tasks = [QUESTION, RolloutTask(text="x", more={"bad": True})]
     good, bad = done(system, tasks, tmp_path / "out", function_path=str(file))
-    assert good["result"] == QUESTION.words
+    assert good["result"] == QUESTION.text
     assert bad["error"].startswith("rollout.function_path: ")
     assert "mine.py:4: rollout raised ValueError: no" in bad["error"]
     (over,) = done(system, [QUESTION], tmp_path / "over", function_path=str(file), max_turns=1)
@@ -157,7 +161,7 @@ def test_a_rollout_that_fails_is_data_and_the_others_go_on(system: System, tmp_p
     assert half["result"] == "\ud800"
 
 
-def test_an_image_that_the_model_cannot_see_is_refused_by_the_gateway(system: System, tmp_path: Path) -> None:
+def test_an_image_that_the_model_cannot_see_is_refused_by_the_gateway(system: SubprocessSystem, tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("async def gui_rollout(vision_model, task):\n    await vision_model.generate(task, image=b'png')")
     (one,) = done(system, [QUESTION], tmp_path / "out", function_path=str(file))
@@ -180,13 +184,13 @@ def test_an_image_that_the_model_cannot_see_is_refused_by_the_gateway(system: Sy
     ],
 )
 def test_files_that_do_not_fit(tmp_path: Path, text: str, words: str) -> None:
-    from openclaw_rl.rollouts.policy_client import Model
+    from openclaw_rl.rollouts.policy_client import PolicyClient
 
     (tmp_path / "mine.py").write_text(text)
     config = from_flat({"rollout.function_path": str(tmp_path / "mine.py")})
-    model = Model(None, "", name="n", session="s", most=1)  # type: ignore[arg-type]
+    model = PolicyClient(None, "", name="n", session="s", most=1)  # type: ignore[arg-type]
     with pytest.raises(PluginError, match=words):
-        asyncio.run(Entry(config).run(model, "task", {}))
+        asyncio.run(RolloutFunction(config).run(model, "task", {}))
 
 
 @pytest.mark.parametrize(
@@ -207,9 +211,9 @@ def test_tasks_that_do_not_fit(tmp_path: Path, name: str, text: str, words: str)
 
 
 def test_no_gateway_is_said(tmp_path: Path, examples: Path) -> None:
-    config = scratch(tmp_path / "home", {"rollout.function_path": str(examples / "rollout_opd.py")})
+    config = scratch_config(tmp_path / "home", {"rollout.function_path": str(examples / "rollout_opd.py")})
     with pytest.raises(OpenClawError, match="no gateway is ready there"):
-        asyncio.run(run(config, [QUESTION], tmp_path))
+        asyncio.run(run_rollouts(config, [QUESTION], tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from openclaw_rl.store import policies, turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.supervisor.subprocess_system import System, post, scratch
+from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, post_json, scratch_config
 
 RM = """
 class Mine:
@@ -23,22 +23,22 @@ def get_reward_model(config):
 def test_a_turn_is_judged_and_trained_by_the_owners_code(examples: Path, tmp_path: Path) -> None:
     (tmp_path / "rm.py").write_text(RM)
     settings = {
-        "train.batch_min": 1,
-        "train.batch_max": 1,
+        "train.batch.min_turns": 1,
+        "train.batch.max_turns": 1,
         "train.method": "binary",
-        "train.loss_path": str(examples / "custom_loss.py"),
+        "train.loss.path": str(examples / "custom_loss.py"),
         "judge.kind": "plugin",
         "judge.plugin_path": str(tmp_path / "rm.py"),
     }
-    with System(scratch(tmp_path / "home", settings)) as system:
+    with SubprocessSystem(scratch_config(tmp_path / "home", settings)) as system:
         said = [{"role": "user", "content": "What is the capital of France?"}]
-        first = post(system, "/v1/chat/completions", {"model": "openclaw", "messages": said})
+        first = post_json(system, "/v1/chat/completions", {"model": "openclaw", "messages": said})
         said += [first["choices"][0]["message"], {"role": "user", "content": "Keep it short."}]
-        post(system, "/v1/chat/completions", {"model": "openclaw", "messages": said})
-        assert system.settle() >= 1
+        post_json(system, "/v1/chat/completions", {"model": "openclaw", "messages": said})
+        assert system.wait_until_settled() >= 1
     store = Store.open(system.config.store_path, create=False)
     with store.read() as conn:
-        verdict, head = turns.verdict(conn, first["id"]), policies.head(conn)
+        verdict, head = turns.current_verdict(conn, first["id"]), policies.head(conn)
     store.close()
     assert verdict is not None
     assert (verdict.score, verdict.judge.split("@")[0]) == (-1, "plugin:rm.py")

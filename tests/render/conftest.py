@@ -18,7 +18,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
     def get(kind: str) -> Path:
         if kind not in made:
-            found = ModelFiles.find("starter").folder if kind == "starter" else None
+            found = ModelFiles.from_path("starter").folder if kind == "starter" else None
             write = make_kind if kind in KINDS else make
             made[kind] = found or write(tmp_path_factory.mktemp("model") / kind, kind)
         return made[kind]
@@ -32,7 +32,7 @@ def renderer(folder: Callable[[str], Path]) -> Callable[[str], Renderer]:
 
     def get(kind: str) -> Renderer:
         if kind not in made:
-            made[kind] = Renderer(ModelFiles.find(str(folder(kind))))
+            made[kind] = Renderer(ModelFiles.from_path(str(folder(kind))))
         return made[kind]
 
     return get

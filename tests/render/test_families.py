@@ -15,10 +15,10 @@ from tests.render.trl_templates import KINDS, LLAMA
 from transformers import AutoTokenizer
 
 from openclaw_rl.errors import RequestError
-from openclaw_rl.render.families import Hermes, family_of, short_id
+from openclaw_rl.render.families import HermesFamily, detect_family, short_call_id
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.render.reply_parser import Delta
-from openclaw_rl.render.tool_calls_xml import typed
+from openclaw_rl.render.tool_calls_xml import convert_value
 
 Renderers = Callable[[str], Renderer]
 PROPERTIES = {"city": {"type": "string"}, "days": {"type": "integer"}, "more": {"type": "object"}}
@@ -76,12 +76,12 @@ def written(r: Renderer, reply: dict[str, Any]) -> str:
 
 
 def read(r: Renderer, said: str, *, size: int = 1, tools: Any = TOOLS) -> tuple[dict[str, Any], list[Delta]]:
-    ids = r.tokens.encode(said).tolist()
+    ids = r.tokenizer.encode(said).tolist()
     stop = next((n + 1 for n, i in enumerate(ids) if i in r.stop_token_ids), len(ids))
-    text = r.reply_text(thinking=r.render([USER], tools).thinking, tools=tools)
+    text = r.new_reply_decoder(thinking=r.render([USER], tools).thinking, tools=tools)
     deltas = [text.push(ids[n : min(n + size, stop)]) for n in range(0, stop, size)]
     deltas.append(text.finish())
-    return text.parser.message(), deltas
+    return text.parser.to_message(), deltas
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -119,7 +119,7 @@ def test_prompts_equal_transformers(kind: str, renderer: Renderers, folder: Call
             ours = r.render(messages, tools)
         except RequestError:
             continue  # two calls at once, with Llama
-        ready = [(m := r.ready(message)) | {"content": m["content"] or ""} for message in messages]
+        ready = [(m := r.prepare_message(message)) | {"content": m["content"] or ""} for message in messages]
         ids = theirs.apply_chat_template(ready, tools=tools or None, add_generation_prompt=True, return_dict=False)
         assert ours.prompt_ids.tolist() == list(ids)
 
@@ -150,9 +150,9 @@ def test_ids_of_calls_are_taken_by_the_template_again(kind: str, renderer: Rende
 
 
 def test_mistral_ids() -> None:
-    assert short_id("abcDEF123") == "abcDEF123"
-    assert short_id("call_1") == short_id("call_1") != short_id("call_2")
-    assert len(short_id("call_1")) == 9
+    assert short_call_id("abcDEF123") == "abcDEF123"
+    assert short_call_id("call_1") == short_call_id("call_1") != short_call_id("call_2")
+    assert len(short_call_id("call_1")) == 9
 
 
 # Text, in pieces of any size.
@@ -196,10 +196,10 @@ def test_deltas_do_not_depend_on_how_the_text_arrives(
     piece = st.sampled_from([*FRAGMENTS[name], " ", "\n", "a", "<", "["]) | st.text(max_size=4)
     said = "".join(data.draw(st.lists(piece, max_size=12)))
     family = renderer(FAMILIES[name]).family
-    parts, whole = (family.parser(thinking=thinking, tools=TOOLS if tools else ()) for _ in range(2))
+    parts, whole = (family.new_parser(thinking=thinking, tools=TOOLS if tools else ()) for _ in range(2))
     places = sorted({min(c, len(said)) for c in cuts} | {0, len(said)})
     deltas = [parts.push(said[a:b]) for a, b in itertools.pairwise(places)] + [parts.finish()]
-    all_at_once = whole.push(said).then(whole.finish())
+    all_at_once = whole.push(said).merge_with(whole.finish())
     for parser in (parts, whole):
         assert parser.content == "".join(d.content for d in deltas) == all_at_once.content
         assert parser.reasoning == "".join(d.reasoning for d in deltas) == all_at_once.reasoning
@@ -208,26 +208,26 @@ def test_deltas_do_not_depend_on_how_the_text_arrives(
     assert [c[1:] for c in parts.calls] == [c[1:] for c in whole.calls]
     assert not parts.calls or tools
     if name == "harmony" or tools:
-        hidden = family.kept(tools=tools) - {"<tool_call>", "</tool_call>", "<think>", "</think>"}
+        hidden = family.kept_tokens(tools=tools) - {"<tool_call>", "</tool_call>", "<think>", "</think>"}
         assert not [t for t in hidden if t in parts.content and name != "deepseek"]
 
 
 def test_a_mark_within_what_is_no_call_is_dropped(renderer: Renderers) -> None:
     family = renderer(FAMILIES["llama"]).family
     for said, content in (("{<|python_tag|>}", "{}"), ('{"a": <|python_tag|>1} b', '{"a": 1} b')):
-        parser = family.parser(thinking=False, tools=TOOLS)
-        assert parser.push(said).then(parser.finish()) == Delta(content)
+        parser = family.new_parser(thinking=False, tools=TOOLS)
+        assert parser.push(said).merge_with(parser.finish()) == Delta(content)
 
 
 @given(text=st.text(max_size=40), tools=st.booleans())
 @settings(max_examples=200, deadline=None)
 def test_plain_words_are_content_verbatim(text: str, tools: bool) -> None:
     for kind in KINDS.values():
-        family = family_of({"default": ""} if kind.family == "hermes" else {"default": MADE_OF[kind.family]}, ())
+        family = detect_family({"default": ""} if kind.family == "hermes" else {"default": MADE_OF[kind.family]}, ())
         assert family.name == kind.family
-        parser = family.parser(thinking=False, tools=TOOLS if tools else ())
+        parser = family.new_parser(thinking=False, tools=TOOLS if tools else ())
         said = f"Yes: {text}.".replace("<", "").replace("[", "").replace("{", "")
-        assert parser.push(said).then(parser.finish()) == Delta(said)
+        assert parser.push(said).merge_with(parser.finish()) == Delta(said)
 
 
 MADE_OF = {
@@ -323,8 +323,8 @@ def test_a_value_whose_closing_tag_was_forgotten(renderer: Renderers) -> None:
 
 def test_words_of_a_channel_leave_token_by_token(renderer: Renderers) -> None:
     r = renderer("gptoss")
-    text = r.reply_text(thinking=False, tools=TOOLS)
-    out = [text.push([i]) for i in r.tokens.encode("<|channel|>analysis<|message|>Hm<|end|>").tolist()]
+    text = r.new_reply_decoder(thinking=False, tools=TOOLS)
+    out = [text.push([i]) for i in r.tokenizer.encode("<|channel|>analysis<|message|>Hm<|end|>").tolist()]
     assert [d.reasoning for d in out if d] == list("Hm")
     assert not text.parser.in_reasoning
 
@@ -356,12 +356,12 @@ def test_without_tools_calls_are_words_and_no_special_token_leaks(renderer: Rend
     ],
 )
 def test_values_in_tags(text: str, schema: Any, value: Any) -> None:
-    assert typed(text, schema) == value
-    assert type(typed(text, schema)) is type(value)
+    assert convert_value(text, schema) == value
+    assert type(convert_value(text, schema)) is type(value)
 
 
 def test_what_is_not_known_is_read_as_hermes() -> None:
-    assert isinstance(family_of({"default": "{{ messages }}"}, LLAMA), Hermes)
+    assert isinstance(detect_family({"default": "{{ messages }}"}, LLAMA), HermesFamily)
 
 
 # What templates do to the past.
@@ -382,10 +382,10 @@ PAST = {
 def test_what_a_template_does_to_the_past_is_said(kind: str, renderer: Renderers) -> None:
     words, why = PAST[kind]
     r = renderer(kind)
-    assert words in r.history
-    assert (why is None) == (r.unbridged is None)
-    assert why is None or why in str(r.unbridged)
-    assert ("rendered again" in r.history) == (why is not None)
+    assert words in r.history_description
+    assert (why is None) == (r.bridge_unsupported_reason is None)
+    assert why is None or why in str(r.bridge_unsupported_reason)
+    assert ("rendered again" in r.history_description) == (why is not None)
 
 
 # Variables.

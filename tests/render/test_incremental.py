@@ -11,7 +11,7 @@ import pytest
 from tests.render.model_folders import TEMPLATES, make
 from tests.render.trl_templates import KINDS
 
-from openclaw_rl.render.incremental import Growing, Unequal
+from openclaw_rl.render.incremental import IncrementalRenderer, TemplateMismatch
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.types import Message
@@ -52,7 +52,7 @@ def whole(renderer: Renderer, messages: list[Message], said: Message, tools: Any
     """(ids of the prompt, what the template writes behind it where the reply goes on from it)."""
     before = renderer.text(messages, tools)
     text = renderer.text([*messages, said], tools, generation=False)
-    return renderer.tokens.encode(before).tolist(), text[len(before) :] if text.startswith(before) else None
+    return renderer.tokenizer.encode(before).tolist(), text[len(before) :] if text.startswith(before) else None
 
 
 @pytest.mark.parametrize("shape", ["words", "tools", "thoughts", "both"])
@@ -60,15 +60,15 @@ def whole(renderer: Renderer, messages: list[Message], said: Message, tools: Any
 def test_every_prompt_is_that_of_the_whole_conversation(kind: str, shape: str, renderer: Renderers) -> None:
     r, tools = renderer(kind), TOOLS if shape in ("tools", "both") else []
     for seed in range(4):
-        growing = Growing(r, long=3)
+        growing = IncrementalRenderer(r, long=3)
         wrong = False
         try:
             for messages, said in conversation(seed, 12, tools=bool(tools), thinks=shape in ("thoughts", "both")):
-                ids, before, text = growing.turn(messages, said, tools)
+                ids, before, text = growing.render_turn(messages, said, tools)
                 behind = text[len(before) :] if text.startswith(before) else None
                 wrong |= (ids.tolist(), behind) != whole(r, messages, said, tools)
-            growing.end()
-        except Unequal:
+            growing.verify_last_turn()
+        except TemplateMismatch:
             assert (kind, bool(tools)) == ("deepseekv3", True), "of these it alone writes a loop's end differently"
         else:
             assert not wrong
@@ -89,10 +89,10 @@ def test_what_is_rendered_grows_as_the_turns_do(
     monkeypatch.setattr(r, "text", counted)
     counts = []
     for turns in (60, 240):
-        rendered, growing = 0, Growing(r)
+        rendered, growing = 0, IncrementalRenderer(r)
         for messages, said in conversation(1, turns, tools=False, thinks=True):
-            growing.turn(messages, said)
-        growing.end()
+            growing.render_turn(messages, said)
+        growing.verify_last_turn()
         counts.append(rendered / turns)
     assert counts[1] < 1.5 * counts[0], "messages for each turn"
 
@@ -115,13 +115,13 @@ def test_a_template_that_looks_further_is_found_out(how: str, tmp_path: Path) ->
     """At once, and rendered whole; or when the whole is tried."""
     folder = make(tmp_path / "model", "chatml")
     (folder / "chat_template.jinja").write_text(COUNTING.replace("{{ 'HOW' }}", TELLING[how]))
-    r = Renderer(ModelFiles.find(str(folder)))
-    growing, wrong, told = Growing(r), False, False
+    r = Renderer(ModelFiles.from_path(str(folder)))
+    growing, wrong, told = IncrementalRenderer(r), False, False
     try:
         for messages, said in conversation(0, 40, tools=False, thinks=False):
-            wrong |= growing.turn(messages, said).prompt_ids.tolist() != whole(r, messages, said, [])[0]
-        growing.end()
-    except Unequal:
+            wrong |= growing.render_turn(messages, said).prompt_ids.tolist() != whole(r, messages, said, [])[0]
+        growing.verify_last_turn()
+    except TemplateMismatch:
         told = True
     assert (told, wrong) == (how == "the last four", False)
 
@@ -129,7 +129,7 @@ def test_a_template_that_looks_further_is_found_out(how: str, tmp_path: Path) ->
 def test_another_conversation_begins_anew(renderer: Renderers) -> None:
     """One that went back, one that is shorter, and one that has nothing in common."""
     r = renderer("starter")
-    growing = Growing(r)
+    growing = IncrementalRenderer(r)
     told = conversation(0, 20, tools=False, thinks=False)
     back = [*told[12][0][:-1], {"role": "user", "content": "No, this"}]
     other = conversation(7, 14, tools=False, thinks=False)[-1]
@@ -139,6 +139,6 @@ def test_another_conversation_begins_anew(renderer: Renderers) -> None:
         (*told[10], len(told[10][0])),
         (*other, 0),
     ]:
-        growing.hold(same)
-        assert growing.turn(messages, said).prompt_ids.tolist() == whole(r, messages, said, [])[0]
-    growing.end()
+        growing.keep_at_most(same)
+        assert growing.render_turn(messages, said).prompt_ids.tolist() == whole(r, messages, said, [])[0]
+    growing.verify_last_turn()

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 
 from openclaw_rl.errors import ModelError, RequestError
 from openclaw_rl.render.hint import with_hint
-from openclaw_rl.render.model_folder import ModelFiles, identity
+from openclaw_rl.render.model_folder import ModelFiles, compute_identity
 from openclaw_rl.render.renderer import Renderer
 
 KINDS = ("chatml", "thinking", "llama", "starter")
@@ -80,8 +80,8 @@ TEXT = st.lists(PIECES | st.text(max_size=6), max_size=12).map("".join)
 @given(text=TEXT)
 @settings(max_examples=150, deadline=None)
 def test_pieces_make_the_ids_of_the_whole(text: str, renderer: Renderers) -> None:
-    tokens = renderer("chatml").tokens
-    whole = tokens.tokenizer.encode(text, add_special_tokens=False).ids
+    tokens = renderer("chatml").tokenizer
+    whole = tokens.backend.encode(text, add_special_tokens=False).ids
     assert tokens.encode(text).tolist() == whole
     assert tokens.encode(text).tolist() == whole, "from the cache, too"
 
@@ -91,18 +91,21 @@ def test_a_tokenizer_that_is_not_independent_is_not_cut(tmp_path: Path) -> None:
     raw = json.loads((folder / "tokenizer.json").read_text())
     raw["pre_tokenizer"] = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": True}
     (folder / "tokenizer.json").write_text(json.dumps(raw))
-    renderer = Renderer(ModelFiles.find(str(folder)))
-    assert not renderer.tokens.segmented
-    assert renderer.unbridged is not None
+    renderer = Renderer(ModelFiles.from_path(str(folder)))
+    assert not renderer.tokenizer.is_segmented
+    assert renderer.bridge_unsupported_reason is not None
     text = renderer.text([SYSTEM, ASK])
-    assert renderer.tokens.encode(text).tolist() == renderer.tokens.tokenizer.encode(text, add_special_tokens=False).ids
+    assert (
+        renderer.tokenizer.encode(text).tolist()
+        == renderer.tokenizer.backend.encode(text, add_special_tokens=False).ids
+    )
 
 
 def bridged(renderer: Renderer, reply: list[int], message: dict[str, Any], new: list[Any], tools: list[Any]) -> Any:
     prompt = renderer.render([SYSTEM, ASK], tools).prompt_ids
     text = renderer.text_after(message, new, tools=bool(tools))
     assert text is not None
-    made = renderer.bridge(prompt, np.array(reply, dtype=np.int32), renderer.tokenise(text))
+    made = renderer.bridge_prompt(prompt, np.array(reply, dtype=np.int32), renderer.tokenize(text))
     assert made is not None
     assert made.prompt_ids[: len(prompt) + len(reply)].tolist() == [*prompt.tolist(), *reply]
     return made
@@ -126,17 +129,17 @@ def test_a_reply_that_was_tokenised_as_usual_is_bridged_to_the_templates_ids(
     assert whole.startswith(prompt)
     end = r.end_of_turn or ""
     said = whole[len(prompt) : whole.index(end, len(prompt)) + len(end)]
-    made = bridged(r, r.tokens.encode(said).tolist(), message, new, tools)
+    made = bridged(r, r.tokenizer.encode(said).tolist(), message, new, tools)
     assert made.prompt_ids.tolist() == r.render([SYSTEM, ASK, message, *new], tools).prompt_ids.tolist()
 
 
 def test_reasoning_stays_in_a_bridged_prompt(renderer: Renderers) -> None:
     r = renderer("keeping")
-    assert r.unbridged is None
-    reply = r.tokens.encode("Hm.\n</think>\n\nIt is sunny.<|im_end|>").tolist()
+    assert r.bridge_unsupported_reason is None
+    reply = r.tokenizer.encode("Hm.\n</think>\n\nIt is sunny.<|im_end|>").tolist()
     made = bridged(r, reply, ANSWER, [ASK], [])
     assert made.thinking
-    assert r.tokens.tokenizer.decode(made.prompt_ids.tolist(), skip_special_tokens=False).endswith(
+    assert r.tokenizer.backend.decode(made.prompt_ids.tolist(), skip_special_tokens=False).endswith(
         "<think>\nHm.\n</think>\n\nIt is sunny.<|im_end|>\n<|im_start|>user\n"
         + ASK["content"]
         + "<|im_end|>\n<|im_start|>assistant\n<think>\n"
@@ -145,32 +148,32 @@ def test_reasoning_stays_in_a_bridged_prompt(renderer: Renderers) -> None:
 
 def test_sampled_tokens_are_kept_however_odd(renderer: Renderers) -> None:
     r = renderer("chatml")
-    end = r.tokens.special_ids["<|im_end|>"]
-    odd = [r.tokens.tokenizer.token_to_id(c) for c in "Itissunny."]  # no tokenizer would cut it so
+    end = r.tokenizer.special_ids["<|im_end|>"]
+    odd = [r.tokenizer.backend.token_to_id(c) for c in "Itissunny."]  # no tokenizer would cut it so
     made = bridged(r, [*odd, end], ANSWER, [ASK], [])
-    assert r.tokens.tokenizer.decode(made.prompt_ids.tolist(), skip_special_tokens=False).count("Itissunny.") == 1
+    assert r.tokenizer.backend.decode(made.prompt_ids.tolist(), skip_special_tokens=False).count("Itissunny.") == 1
 
 
 def test_a_reply_cut_by_its_length_gets_its_end(renderer: Renderers) -> None:
     r = renderer("chatml")
-    end = r.tokens.special_ids["<|im_end|>"]
-    reply = r.tokens.encode("It is").tolist()
+    end = r.tokenizer.special_ids["<|im_end|>"]
+    reply = r.tokenizer.encode("It is").tolist()
     with_end, without = bridged(r, [*reply, end], ANSWER, [ASK], []), bridged(r, reply, ANSWER, [ASK], [])
     assert with_end.prompt_ids.tolist() == without.prompt_ids.tolist()
 
 
 def test_another_stop_token_is_not_bridged(renderer: Renderers) -> None:
     r = renderer("chatml")
-    other = np.array([r.tokens.special_ids["<|endoftext|>"]], dtype=np.int32)
-    assert r.bridge(other, other, r.tokenise("x")) is None
+    other = np.array([r.tokenizer.special_ids["<|endoftext|>"]], dtype=np.int32)
+    assert r.bridge_prompt(other, other, r.tokenize("x")) is None
 
 
 def test_a_template_that_looks_back_is_not_bridged(tmp_path: Path) -> None:
     folder = make(tmp_path / "m", "chatml")
     (folder / "chat_template.jinja").write_text(CHATML + "{{- messages | length }}")
-    renderer = Renderer(ModelFiles.find(str(folder)))
-    assert renderer.unbridged is not None
-    assert "depends on what came before" in renderer.unbridged
+    renderer = Renderer(ModelFiles.from_path(str(folder)))
+    assert renderer.bridge_unsupported_reason is not None
+    assert "depends on what came before" in renderer.bridge_unsupported_reason
     assert renderer.text_after(ANSWER, [ASK], tools=False) is None
 
 
@@ -183,7 +186,7 @@ def test_templates_cannot_reach_python(tmp_path: Path) -> None:
     folder = make(tmp_path / "m", "chatml")
     (folder / "chat_template.jinja").write_text("{{ messages.__class__.__mro__ }}")
     with pytest.raises(RequestError, match=r"unsafe|undefined"):
-        Renderer(ModelFiles.find(str(folder))).render([ASK])
+        Renderer(ModelFiles.from_path(str(folder))).render([ASK])
 
 
 def test_messages_are_made_fit_for_templates(renderer: Renderers) -> None:
@@ -208,24 +211,24 @@ def test_messages_are_made_fit_for_templates(renderer: Renderers) -> None:
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="neither a folder nor a hub id"):
-        ModelFiles.find("no such thing")
+        ModelFiles.from_path("no such thing")
     with pytest.raises(ModelError, match=r"no tokenizer\.json"):
-        ModelFiles.find(str(tmp_path))
+        ModelFiles.from_path(str(tmp_path))
     folder = make(tmp_path / "m", "chatml")
     (folder / "chat_template.jinja").unlink()
     with pytest.raises(ModelError, match="no chat template"):
-        ModelFiles.find(str(folder))
+        ModelFiles.from_path(str(folder))
     (folder / "tokenizer.json").write_text("{")
     (folder / "chat_template.jinja").write_text(CHATML)
     with pytest.raises(ModelError, match="cannot be read as a tokenizer"):
-        Renderer(ModelFiles.find(str(folder)))
+        Renderer(ModelFiles.from_path(str(folder)))
 
 
 def test_a_broken_template_is_said(tmp_path: Path) -> None:
     folder = make(tmp_path / "m", "chatml")
     (folder / "chat_template.jinja").write_text("a\n{% if %}")
     with pytest.raises(ModelError, match="line 2"):
-        Renderer(ModelFiles.find(str(folder)))
+        Renderer(ModelFiles.from_path(str(folder)))
 
 
 def test_templates_in_the_tokenizers_settings(tmp_path: Path) -> None:
@@ -234,7 +237,7 @@ def test_templates_in_the_tokenizers_settings(tmp_path: Path) -> None:
     settings_file = folder / "tokenizer_config.json"
     listed = [{"name": "default", "template": CHATML}, {"name": "tool_use", "template": "T" + CHATML}]
     settings_file.write_text(json.dumps(json.loads(settings_file.read_text()) | {"chat_template": listed}))
-    renderer = Renderer(ModelFiles.find(str(folder)))
+    renderer = Renderer(ModelFiles.from_path(str(folder)))
     assert not renderer.text([ASK]).startswith("T")
     assert renderer.text([ASK], [TOOL]).startswith("T")
 
@@ -244,7 +247,7 @@ def test_identity_changes_with_what_tokens_depend_on(tmp_path: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"weights")
 
     def now() -> str:
-        return identity(ModelFiles.find(str(folder)))
+        return compute_identity(ModelFiles.from_path(str(folder)))
 
     first = now()
     assert first == now()

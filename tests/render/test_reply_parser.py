@@ -11,17 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openclaw_rl.render.detokenizer import WindowStream
-from openclaw_rl.render.families import Hermes
+from openclaw_rl.render.families import HermesFamily
 from openclaw_rl.render.renderer import Renderer
-from openclaw_rl.render.reply_parser import Delta, Parser, ReplyText, held_back
-from openclaw_rl.render.tool_calls import read_call
+from openclaw_rl.render.reply_parser import Delta, ReplyDecoder, ReplyParser, partial_match_length
+from openclaw_rl.render.tool_calls import parse_call
 
 Renderers = Callable[[str], Renderer]
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "</think> \\u00e9"}}\n</tool_call>'
 
 
-def fed(text: str, cuts: list[int], *, thinking: bool = False, tools: bool = True) -> tuple[Parser, list[Delta]]:
-    parser = Hermes().parser(thinking=thinking, tools=[{}] if tools else [])
+def fed(text: str, cuts: list[int], *, thinking: bool = False, tools: bool = True) -> tuple[ReplyParser, list[Delta]]:
+    parser = HermesFamily().new_parser(thinking=thinking, tools=[{}] if tools else [])
     places = sorted({min(c, len(text)) for c in cuts} | {0, len(text)})
     deltas = [parser.push(text[a:b]) for a, b in itertools.pairwise(places)]
     return parser, [*deltas, parser.finish()]
@@ -76,7 +76,7 @@ def test_what_the_words_mean(text: str, thinking: bool, expected: tuple[str, str
 
 def test_the_message_as_clients_get_it() -> None:
     parser, _ = fed(f"Hm.</think>{CALL}", [], thinking=True)
-    message = parser.message()
+    message = parser.to_message()
     assert message["content"] is None
     assert message["reasoning_content"] == "Hm."
     assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == {"a": "</think> é"}
@@ -99,11 +99,11 @@ MALFORMED = [
 
 @pytest.mark.parametrize("body", MALFORMED, ids=range(len(MALFORMED)))
 def test_a_malformed_call_is_none(body: str) -> None:
-    assert read_call(body) is None
+    assert parse_call(body) is None
 
 
 def test_quoted_arguments_are_unquoted() -> None:
-    call = read_call('{"name": "f", "arguments": "{\\"a\\": 1}", "more": 1}')
+    call = parse_call('{"name": "f", "arguments": "{\\"a\\": 1}", "more": 1}')
     assert call is not None
     assert call.arguments == '{"a": 1}'
 
@@ -111,7 +111,7 @@ def test_quoted_arguments_are_unquoted() -> None:
 @given(text=st.text("ab<", max_size=8), tag=st.text("ab<", min_size=1, max_size=5))
 @settings(max_examples=200, deadline=None)
 def test_what_is_held_back_could_become_the_tag(text: str, tag: str) -> None:
-    n = held_back(text, [tag])
+    n = partial_match_length(text, [tag])
     assert tag.startswith(text[len(text) - n :])
     assert n < len(tag)
     assert all(not tag.startswith(text[-m:]) for m in range(n + 1, min(len(tag), len(text) + 1)))
@@ -120,8 +120,8 @@ def test_what_is_held_back_could_become_the_tag(text: str, tag: str) -> None:
 # Tokens.
 
 
-def reply(r: Renderer, ids: list[int], sizes: list[int], *, stops: tuple[str, ...] = ()) -> tuple[ReplyText, str]:
-    text = r.reply_text(thinking=False, tools=(), stops=stops)
+def reply(r: Renderer, ids: list[int], sizes: list[int], *, stops: tuple[str, ...] = ()) -> tuple[ReplyDecoder, str]:
+    text = r.new_reply_decoder(thinking=False, tools=(), stops=stops)
     out, at = "", 0
     for size in [*sizes, len(ids)]:
         out += text.push(ids[at : at + size]).content
@@ -133,9 +133,9 @@ def reply(r: Renderer, ids: list[int], sizes: list[int], *, stops: tuple[str, ..
 @settings(max_examples=200, deadline=None)
 def test_any_tokens_decode_as_the_tokenizer_says(data: st.DataObject, sizes: list[int], renderer: Renderers) -> None:
     r = renderer("chatml")
-    ids = data.draw(st.lists(st.integers(0, r.vocabulary - 1), max_size=20))
+    ids = data.draw(st.lists(st.integers(0, r.vocabulary_size - 1), max_size=20))
     text, out = reply(r, ids, sizes)
-    plain = str(r.tokens.tokenizer.decode(ids, skip_special_tokens=True))
+    plain = str(r.tokenizer.backend.decode(ids, skip_special_tokens=True))
     assert text.parser.content == out
     if "<think>" not in plain:
         assert out == plain
@@ -155,36 +155,36 @@ def test_any_tokens_decode_as_the_tokenizer_says(data: st.DataObject, sizes: lis
 @settings(max_examples=200, deadline=None)
 def test_stop_strings(words: str, stops: list[str], sizes: list[int], renderer: Renderers) -> None:
     r = renderer("chatml")
-    ids = r.tokens.encode(words).tolist()
+    ids = r.tokenizer.encode(words).tolist()
     text, out = reply(r, ids, sizes, stops=tuple(stops))
     if not any(s in words for s in stops):
-        assert (out, text.kept, text.shown) == (words, None, len(ids))
+        assert (out, text.tokens_to_keep, text.shown_tokens) == (words, None, len(ids))
         return
-    shown = [text.tokens and len(str(r.tokens.tokenizer.decode(ids[:n]))) for n in range(text.shown + 1)]
+    shown = [text.token_count and len(str(r.tokenizer.backend.decode(ids[:n]))) for n in range(text.shown_tokens + 1)]
     assert shown[-1] >= len(out)
-    assert (text.shown == 0) == (not out)
+    assert (text.shown_tokens == 0) == (not out)
     assert not any(s in out for s in stops)
     assert words.startswith(out)
-    assert text.kept is not None
+    assert text.tokens_to_keep is not None
     assert any(words[len(out) :].startswith(s) for s in stops)
-    upto = str(r.tokens.tokenizer.decode(ids[: text.kept]))
+    upto = str(r.tokenizer.backend.decode(ids[: text.tokens_to_keep]))
     assert any(s in upto for s in stops)
-    before = str(r.tokens.tokenizer.decode(ids[: text.kept - 1]))
+    before = str(r.tokenizer.backend.decode(ids[: text.tokens_to_keep - 1]))
     assert not any(s in before for s in stops)
 
 
 def test_half_a_character_waits(renderer: Renderers) -> None:
     r = renderer("chatml")
-    ids = r.tokens.encode("😀").tolist()
+    ids = r.tokenizer.encode("😀").tolist()
     assert len(ids) == 4
-    text = r.reply_text(thinking=False, tools=())
+    text = r.new_reply_decoder(thinking=False, tools=())
     assert [text.push([i]).content for i in ids] == ["", "", "", "😀"]
-    cut = r.reply_text(thinking=False, tools=())
+    cut = r.new_reply_decoder(thinking=False, tools=())
     cut.push(ids[:2])
     assert cut.finish().content == "\ufffd"
 
 
 def test_tokens_as_logprobs_show_them(renderer: Renderers) -> None:
     r = renderer("chatml")
-    ids = r.tokens.encode("é is").tolist()
-    assert b"".join(bytes(r.detokenizer.token(i)[1]) for i in ids).decode() == "é is"
+    ids = r.tokenizer.encode("é is").tolist()
+    assert b"".join(bytes(r.detokenizer.decode_token(i)[1]) for i in ids).decode() == "é is"

@@ -24,12 +24,12 @@ from tests.render.trl_templates import KINDS, make_kind
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.serve.app import make_app
-from openclaw_rl.serve.auth import Keys, scope_of
-from openclaw_rl.serve.http_connection import Runner
+from openclaw_rl.serve.auth import ApiKeys, scope_of
+from openclaw_rl.serve.http_connection import GatewayRunner
 from openclaw_rl.settings.load import Config, from_flat
 from openclaw_rl.store import exchanges, leases, policies
 from openclaw_rl.store.db import Store
-from openclaw_rl.testing import Reply, ScriptedEngine, write_adapter
+from openclaw_rl.testing import ReplyScript, ScriptedEngine, write_adapter
 from openclaw_rl.types import Exchange, ExchangeStatus, Policy, PolicyState
 
 KEY = "sk-test"
@@ -44,7 +44,7 @@ def renderers(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Rende
     def get(kind: str = "chatml") -> Renderer:
         if kind not in made:
             write = make_kind if kind in KINDS else make
-            made[kind] = Renderer(ModelFiles.find(str(write(tmp_path_factory.mktemp("model") / kind, kind))))
+            made[kind] = Renderer(ModelFiles.from_path(str(write(tmp_path_factory.mktemp("model") / kind, kind))))
         return made[kind]
 
     return get
@@ -59,7 +59,7 @@ class Script:
     seen: list[list[int]] = field(default_factory=list)
 
     def say(self, text: str, *, stop: bool = True) -> list[int]:
-        self.ids = self.renderer.tokens.encode(text).tolist() + [self.renderer.stop_token_ids[0]] * stop
+        self.ids = self.renderer.tokenizer.encode(text).tolist() + [self.renderer.stop_token_ids[0]] * stop
         return self.ids
 
     def __call__(self, prompt: Any, version: int) -> list[int]:
@@ -131,10 +131,10 @@ class Site:
             store=self.store,
             engine=self.engine,
             renderer=self.renderer,
-            keys=Keys([KEY, OTHER_KEY]),
+            keys=ApiKeys([KEY, OTHER_KEY]),
             identity="test-identity",
         )
-        runner = Runner(app, grace=0.2)
+        runner = GatewayRunner(app, grace=0.2)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
@@ -230,7 +230,7 @@ def start(tmp_path: Path, renderers: Callable[[str], Renderer]) -> Iterator[Star
         *,
         settings: Mapping[str, Any] | None = None,
         store: Store | None = None,
-        reply: Reply | None = None,
+        reply: ReplyScript | None = None,
         **engine: Any,
     ) -> Site:
         config = from_flat({"home": str(tmp_path), "engine.max_context": 2048, **(settings or {})})
@@ -240,7 +240,7 @@ def start(tmp_path: Path, renderers: Callable[[str], Renderer]) -> Iterator[Star
                 policies.ensure_root(conn, base="test", identity="test-identity", at=time.time())
         script = Script(renderers(kind))
         script.say("Hello there.")
-        engine = {"context_length": 2048, "versions": config.engine.versions, **engine}
+        engine = {"context_length": 2048, "versions": config.engine.max_loaded_versions, **engine}
         sites.append(Site(config, renderers(kind), store, ScriptedEngine(reply or script, **engine), script))
         return sites[-1]
 

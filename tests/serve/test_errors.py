@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.serve.conftest import KEY, TOOLS, USER, Site, Start
 
 from openclaw_rl.errors import RequestError
-from openclaw_rl.serve.dialects.validation import PICTURES, unseen
+from openclaw_rl.serve.dialects.validation import NON_TEXT_PARTS, image_placeholder
 
 BAD: list[tuple[str | None, dict[str, Any]]] = [
     ("messages", {"messages": []}),
@@ -178,7 +178,7 @@ def test_arguments_that_no_prompt_can_hold_stay_text(start: Start, kind: str, ar
     item = {"type": "function_call", "call_id": "c", "name": "f", "arguments": arguments}
     for path, body in ((CHAT, {"messages": chat}), ("/v1/responses", {"input": [USER, item, USER]})):
         assert post(site, body, path) == (200, None)
-    prompt = site.renderer.tokens.tokenizer.decode(site.last().request.prompt_ids.tolist(), skip_special_tokens=False)
+    prompt = site.renderer.tokenizer.backend.decode(site.last().request.prompt_ids.tolist(), skip_special_tokens=False)
     assert arguments.replace('"', '\\"').replace("\\u", "\\\\u") in prompt or arguments in prompt
 
 
@@ -196,10 +196,10 @@ def test_what_a_tool_shows_is_told_of_in_words(site: Site, kind: str) -> None:
     result = {"role": "tool", "tool_call_id": "c", "content": shown}
     assert post(site, {"messages": [USER, {"role": "assistant", "tool_calls": [call]}, result]})[0] == 200
     told = site.last().request.messages[2]["content"]
-    assert told == [*shown[:2], {"type": "text", "text": unseen(kind)}]
+    assert told == [*shown[:2], {"type": "text", "text": image_placeholder(kind)}]
     status, error = post(site, {"messages": [{"role": "user", "content": shown}]})
     assert status == 400
-    assert error["message"] == f"messages[0].content[2]: got {PICTURES[kind]}; this model reads text only."
+    assert error["message"] == f"messages[0].content[2]: got {NON_TEXT_PARTS[kind]}; this model reads text only."
     status, error = post(site, {"messages": [result | {"content": [{"type": "x"}]}]})
     assert (status, error["param"]) == (400, "messages[0].content[0]")
 

@@ -68,6 +68,6 @@ def test_a_reply_with_reasoning_and_a_call(kind: str, start: Start) -> None:
     result = {"role": "tool", "tool_call_id": call["id"], "content": "21 degrees"}
     site.script.say("Fine.")
     answer = create(model="openclaw", messages=[USER, message, result], tools=TOOLS)
-    prompt = site.renderer.tokens.tokenizer.decode(site.script.seen[-1], skip_special_tokens=False)
+    prompt = site.renderer.tokenizer.backend.decode(site.script.seen[-1], skip_special_tokens=False)
     assert "21 degrees" in prompt
     assert site.get(answer.id).request.messages[-1]["content"] == "21 degrees"

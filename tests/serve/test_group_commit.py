@@ -15,12 +15,12 @@ import openai
 import pytest
 from tests.serve.conftest import SCOPE, USER, Http, Site, Start, statuses
 
-from openclaw_rl.common.logging_metrics import Metrics, setup_logging
+from openclaw_rl.common.logging_metrics import GatewayMetrics, setup_logging
 from openclaw_rl.errors import ConfigError, OpenClawError, RequestError
 from openclaw_rl.serve.app import run
-from openclaw_rl.serve.auth import Keys, load_keys, read_key_file
-from openclaw_rl.serve.gateway import check_override
-from openclaw_rl.serve.group_commit import Writer
+from openclaw_rl.serve.auth import ApiKeys, load_keys, read_key_file
+from openclaw_rl.serve.gateway import parse_sampling_override
+from openclaw_rl.serve.group_commit import GroupCommitWriter
 from openclaw_rl.settings.load import from_flat
 from openclaw_rl.store import exchanges
 from openclaw_rl.store.db import Store
@@ -60,7 +60,7 @@ def test_a_failed_commit_is_an_error_event_and_no_finish(site: Site) -> None:
 
 def test_one_bad_item_does_not_fail_its_neighbours(site: Site) -> None:
     targets = [site.client().chat.completions.create(model="openclaw", messages=[USER]).id for _ in range(2)]
-    writer = Writer(site.store, Metrics())
+    writer = GroupCommitWriter(site.store, GatewayMetrics())
 
     def item(n: int, target: str) -> Feedback:
         return Feedback(id=f"f{n}", scope=SCOPE, target=target, score=1, given_at=1.0)
@@ -82,7 +82,7 @@ def test_a_neighbours_failure_does_not_put_an_end_before_its_admission(site: Sit
     requests = [replace(done.request, id=f"again-{n}") for n in range(2)]
     end = replace(done.reply, id="again-1")
     bad = Feedback(id="f", scope=SCOPE, target="nobody", score=1, given_at=1.0)
-    writer = Writer(site.store, Metrics())
+    writer = GroupCommitWriter(site.store, GatewayMetrics())
 
     async def main() -> list[object]:
         with site.store.write():  # both groups are queued before the first is committed
@@ -100,8 +100,8 @@ def test_a_neighbours_failure_does_not_put_an_end_before_its_admission(site: Sit
 
 def test_what_has_patience_shares_the_next_transaction(site: Site) -> None:
     target = site.client().chat.completions.create(model="openclaw", messages=[USER]).id
-    metrics = Metrics()
-    writer = Writer(site.store, metrics)
+    metrics = GatewayMetrics()
+    writer = GroupCommitWriter(site.store, metrics)
 
     def item(n: int) -> Feedback:
         return Feedback(id=f"f{n}", scope=SCOPE, target=target, score=1, given_at=1.0)
@@ -128,7 +128,7 @@ def test_what_has_patience_shares_the_next_transaction(site: Site) -> None:
 
 def test_what_is_queued_is_written_before_the_end(site: Site) -> None:
     target = site.client().chat.completions.create(model="openclaw", messages=[USER]).id
-    writer = Writer(site.store, Metrics())
+    writer = GroupCommitWriter(site.store, GatewayMetrics())
 
     async def main() -> None:
         writer.put(Feedback(id="late", scope=SCOPE, target=target, score=1, given_at=1.0))
@@ -228,10 +228,10 @@ def test_the_key_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     path.write_text("# keys\nann: k1\nk2\n")
     keys = load_keys(from_flat({"home": str(tmp_path / "home")}))
-    scopes = {keys.scope({"Authorization": f"Bearer {k}"}) for k in ("k1", "k2")}
+    scopes = {keys.authenticated_scope({"Authorization": f"Bearer {k}"}) for k in ("k1", "k2")}
     assert len(scopes) == 2
     with pytest.raises(RequestError):
-        keys.scope({"Authorization": "Bearer ann"})
+        keys.authenticated_scope({"Authorization": "Bearer ann"})
     path.write_text("\n")
     with pytest.raises(ConfigError, match="one key per line"):
         read_key_file(path)
@@ -239,14 +239,16 @@ def test_the_key_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_configured_key_is_the_only_one(tmp_path: Path) -> None:
     keys = load_keys(from_flat({"home": str(tmp_path), "serve.api_key": "k"}))
-    assert keys.scope({"x-api-key": "k"}) == Keys(["k"]).scope({"Authorization": "Bearer k"})
+    assert keys.authenticated_scope({"x-api-key": "k"}) == ApiKeys(["k"]).authenticated_scope(
+        {"Authorization": "Bearer k"}
+    )
     assert not (tmp_path / "api_key").exists()
 
 
 def test_sampling_override_is_checked() -> None:
-    assert check_override({"temperature": 1.0, "top_k": 0.0}) == {"temperature": 1.0, "top_k": 0}
+    assert parse_sampling_override({"temperature": 1.0, "top_k": 0.0}) == {"temperature": 1.0, "top_k": 0}
     with pytest.raises(ConfigError, match="'heat' is not a sampling value"):
-        check_override({"heat": 1.0})
+        parse_sampling_override({"heat": 1.0})
 
 
 def test_logs_for_people_and_machines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

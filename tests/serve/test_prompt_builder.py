@@ -8,8 +8,8 @@ import pytest
 
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.render.renderer import Renderer
-from openclaw_rl.serve.chat_request import Ask
-from openclaw_rl.serve.prompt_builder import Prompts
+from openclaw_rl.serve.chat_request import ChatRequest
+from openclaw_rl.serve.prompt_builder import PromptBuilder
 from openclaw_rl.types import Sampling
 
 TOOL = {"type": "function", "function": {"name": "look", "description": "d", "parameters": {"type": "object"}}}
@@ -17,13 +17,13 @@ TOOL = {"type": "function", "function": {"name": "look", "description": "d", "pa
 
 @pytest.mark.parametrize("first", [(), (TOOL,)])
 def test_tools_whose_bytes_are_not_known_are_nobody_elses(first: tuple[dict[str, object], ...]) -> None:
-    renderer = Renderer(ModelFiles.find("starter"))
-    prompts = Prompts(renderer, secret=b"k" * 16, transient=lambda message: False)
+    renderer = Renderer(ModelFiles.from_path("starter"))
+    prompts = PromptBuilder(renderer, secret=b"k" * 16, transient=lambda message: False)
     second = () if first else (TOOL,)
 
     async def ids(tools: tuple[dict[str, object], ...]) -> list[int]:
-        ask = Ask(model="", messages=[{"role": "user", "content": "Where?"}], tools=tools, sampling=Sampling())
-        return list((await prompts.prompt(ask, "scope")).rendered.prompt_ids)
+        ask = ChatRequest(model="", messages=[{"role": "user", "content": "Where?"}], tools=tools, sampling=Sampling())
+        return list((await prompts.build_prompt(ask, "scope")).rendered.prompt_ids)
 
     for tools in (first, second, first):
         expected = renderer.render([{"role": "user", "content": "Where?"}], tools).prompt_ids.tolist()

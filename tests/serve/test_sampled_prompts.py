@@ -44,7 +44,7 @@ def goes_on(exchange: Exchange, earlier: Exchange) -> bool:
 
 def odd(site: Site, text: str) -> None:
     """Say `text` in tokens that no tokenizer would choose."""
-    tokens = site.renderer.tokens
+    tokens = site.renderer.tokenizer
     site.script.ids = [i for c in text for i in tokens.encode(c).tolist()] + [site.renderer.stop_token_ids[0]]
 
 
@@ -62,7 +62,7 @@ def test_turn_after_turn(start: Start, kind: str) -> None:
         reply.pop("reasoning_content", None)  # clients do not send it back
         history.append(reply | {"content": "  " + reply["content"].replace("\n", "\r\n")})
         earlier = exchange
-    text = site.renderer.tokens.tokenizer.decode(exchange.request.prompt_ids.tolist(), skip_special_tokens=False)
+    text = site.renderer.tokenizer.backend.decode(exchange.request.prompt_ids.tolist(), skip_special_tokens=False)
     if kind == "chatml":
         plain = [h | {"content": h["content"].strip()} for h in history[:-1]]
         assert text == site.renderer.text(plain)
@@ -78,7 +78,7 @@ def test_through_tool_calls(site: Site) -> None:
     _, second = ask(site, [USER, reply, *results], tools=TOOLS)
     assert goes_on(second, first)
     rest = second.request.prompt_ids.tolist()[len(stored(first)) :]
-    assert site.renderer.tokens.tokenizer.decode(rest, skip_special_tokens=False) == (
+    assert site.renderer.tokenizer.backend.decode(rest, skip_special_tokens=False) == (
         "\n<|im_start|>user\n<tool_response>\n0 degrees\n</tool_response>\n<tool_response>\n1 degrees\n</tool_response>"
         "<|im_end|>\n<|im_start|>assistant\n"
     )
@@ -89,7 +89,7 @@ def test_a_truncated_reply_gets_its_end(site: Site) -> None:
     reply, first = ask(site, [USER], max_tokens=6)
     _, second = ask(site, [USER, reply, USER])
     assert goes_on(second, first)
-    end = site.renderer.tokens.special_ids["<|im_end|>"]
+    end = site.renderer.tokenizer.special_ids["<|im_end|>"]
     assert second.request.prompt_ids[len(stored(first))] == end
 
 
@@ -102,7 +102,7 @@ def holds(exchange: Exchange, earlier: Exchange) -> bool:
 
 def decoded(site: Site, exchange: Exchange) -> str:
     ids = exchange.request.prompt_ids.tolist()
-    return str(site.renderer.tokens.tokenizer.decode(ids, skip_special_tokens=False))
+    return str(site.renderer.tokenizer.backend.decode(ids, skip_special_tokens=False))
 
 
 def test_what_is_no_longer_the_same_is_rendered(site: Site) -> None:
@@ -243,19 +243,19 @@ def written(site: Site, reply: Any) -> str:
     whole = renderer.text([USER, reply], TOOLS, generation=False)
     assert whole.startswith(opening)
     said = whole[len(opening) :]
-    ends = [said.find(t) for t, i in renderer.tokens.special_ids.items() if i in renderer.stop_token_ids]
+    ends = [said.find(t) for t, i in renderer.tokenizer.special_ids.items() if i in renderer.stop_token_ids]
     return said[: min(e for e in ends if e >= 0)]
 
 
 def oddly(site: Site, said: str, rng: random.Random) -> list[int]:
     """Tokens of `said` that no tokenizer would choose: words are cut anywhere, special tokens are not."""
     ids: list[int] = []
-    for piece in site.renderer.tokens.split(said):
-        while piece and piece not in site.renderer.tokens.special_ids:
+    for piece in site.renderer.tokenizer.split_text(said):
+        while piece and piece not in site.renderer.tokenizer.special_ids:
             n = rng.randint(1, 6)
-            ids += site.renderer.tokens.encode(piece[:n]).tolist()
+            ids += site.renderer.tokenizer.encode(piece[:n]).tolist()
             piece = piece[n:]
-        ids += site.renderer.tokens.encode(piece).tolist()
+        ids += site.renderer.tokenizer.encode(piece).tolist()
     return ids
 
 

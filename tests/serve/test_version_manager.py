@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.serve.conftest import USER, Site, Start, statuses, wait_for
 
-from openclaw_rl.serve.version_manager import plan
+from openclaw_rl.serve.version_manager import plan_versions
 from openclaw_rl.store import policies
 from openclaw_rl.types import ExchangeStatus, PolicyState
 
@@ -68,7 +68,7 @@ def test_any_name_where_the_owner_allows_it(start: Start) -> None:
 
 
 def test_at_the_cap_the_swap_waits(start: Start, tmp_path: Path) -> None:
-    site = start(settings={"engine.versions": 2}, delay=0.02)
+    site = start(settings={"engine.max_loaded_versions": 2}, delay=0.02)
     site.script.say("one two three four five six seven eight")
 
     async def main() -> None:
@@ -212,7 +212,7 @@ def test_the_plan(
     loaded: frozenset[int], held: dict[int, int], head: int, idle: list[int], data: st.DataObject
 ) -> None:
     serving = data.draw(st.sampled_from(sorted(loaded))) if loaded else head
-    wanted = plan(loaded=loaded, serving=serving, head=head, held=Counter(held), idle=idle, cap=4)
+    wanted = plan_versions(loaded=loaded, serving=serving, head=head, held=Counter(held), idle=idle, cap=4)
     assert len(wanted) == len(set(wanted)) <= 4
     used = {v for v in loaded if held.get(v) or v == serving}
     assert used <= set(wanted), "what answers is never taken away"

@@ -14,7 +14,7 @@ import yaml
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.settings import load as settings
 from openclaw_rl.settings import reference
-from openclaw_rl.settings.aliases import ARGUMENTS, NOT_HERE, SPELLINGS
+from openclaw_rl.settings.aliases import ALIASES, ARGUMENTS, REFUSED_VALUES
 
 LLM = {"judge.base_url": "http://127.0.0.1:9/v1", "judge.model": "m"}
 
@@ -44,19 +44,19 @@ VARIABLES: dict[str, tuple[str, dict[str, Any]]] = {
     "DATA_PATH": ("/data", {"data.path": "/data"}),
     "MAJORITY_VOTE_N": ("5", {"judge.num_judges": 5}),
     "MAJORITY_VOTE_THRESHOLD": ("0.6", {"judge.consensus_threshold": 0.6}),
-    "BATCH_SIZE": ("8", {"train.batch_min": 8, "train.batch_max": 8}),
-    "GRAD_ACCUM_STEPS": ("8", {"train.accumulation": 8}),
-    "LEARNING_RATE": ("5e-7", {"train.learning_rate": 5e-7}),
-    "CLIP_GRAD_NORM": ("0.5", {"train.clip_grad": 0.5}),
-    "PPO_CLIP_RATIO": ("0.1", {"train.clip_low": 0.9, "train.clip_high": 1.1}),
-    "USE_LORA": ("false", {"train.weights": "full"}),
+    "BATCH_SIZE": ("8", {"train.batch.min_turns": 8, "train.batch.max_turns": 8}),
+    "GRAD_ACCUM_STEPS": ("8", {"train.batch.gradient_accumulation_steps": 8}),
+    "LEARNING_RATE": ("5e-7", {"train.optimizer.learning_rate": 5e-7}),
+    "CLIP_GRAD_NORM": ("0.5", {"train.optimizer.clip_grad": 0.5}),
+    "PPO_CLIP_RATIO": ("0.1", {"train.loss.clip_low": 0.9, "train.loss.clip_high": 1.1}),
+    "USE_LORA": ("false", {"train.finetune": "full"}),
     "LORA_RANK": ("64", {"train.lora.rank": 64}),
     "LORA_ALPHA": ("128", {"train.lora.alpha": 128.0}),
     "LORA_DROPOUT": ("0.1", {"train.lora.dropout": 0.1}),
     "LORA_TARGET_MODULES": ("q_proj,v_proj", {"train.lora.targets": ("q_proj", "v_proj")}),
-    "USE_GRADIENT_CHECKPOINTING": ("true", {"train.checkpointing": True}),
-    "CKPT_SAVE_DIR": ("/ckpt", {"train.save_dir": "/ckpt"}),
-    "RESUME_CKPT": ("/ckpt/checkpoint-500", {"train.resume": "/ckpt/checkpoint-500"}),
+    "USE_GRADIENT_CHECKPOINTING": ("true", {"train.gradient_checkpointing": True}),
+    "CKPT_SAVE_DIR": ("/ckpt", {"train.checkpoint.save_dir": "/ckpt"}),
+    "RESUME_CKPT": ("/ckpt/checkpoint-500", {"train.checkpoint.resume": "/ckpt/checkpoint-500"}),
     "GPUS_PER_NODE": ("2", {"train.ranks": 2}),
     "NNODES": ("2", {"train.launch.nodes": 2}),
     "NODE_RANK": ("1", {"train.launch.node_rank": 1}),
@@ -82,9 +82,9 @@ FLAGS: dict[str, tuple[str | None, dict[str, Any]]] = {
     "--async-collection": (None, {}),
     "--session-aware": (None, {}),
     "--data-path": ("/data", {"data.path": "/data"}),
-    "--rl-buffer-dir": ("/buffer", {"data.buffer_dir": "/buffer"}),
-    "--output-dir": ("/buffer", {"data.buffer_dir": "/buffer"}),
-    "--rollout-dir": ("/rollouts", {"data.rollout_dir": "/rollouts"}),
+    "--rl-buffer-dir": ("/buffer", {"data.export_dir": "/buffer"}),
+    "--output-dir": ("/buffer", {"data.export_dir": "/buffer"}),
+    "--rollout-dir": ("/rollouts", {"data.watch_dir": "/rollouts"}),
     "--judge-model": ("gpt-4", {"judge.kind": "llm", "judge.model": "gpt-4"}),
     "--majority-vote-n": ("7", {"judge.num_judges": 7}),
     "--majority-vote-threshold": ("0.6", {"judge.consensus_threshold": 0.6}),
@@ -92,30 +92,30 @@ FLAGS: dict[str, tuple[str | None, dict[str, Any]]] = {
     "--reward-aggregation": ("majority", {}),
     "--custom-rm-path": ("rm.py", {"judge.kind": "plugin", "judge.plugin_path": "rm.py"}),
     "--method": ("opd", {"train.method": "opd"}),
-    "--batch-size": ("8", {"train.batch_min": 8, "train.batch_max": 8}),
-    "--rollout-batch-size": ("32", {"train.batch_min": 32, "train.batch_max": 32}),
-    "--grad-accum-steps": ("4", {"train.accumulation": 4}),
-    "--lr": ("1e-6", {"train.learning_rate": 1e-6}),
-    "--weight-decay": ("0.01", {"train.weight_decay": 0.01}),
-    "--adam-beta1": ("0.8", {"train.adam_beta1": 0.8}),
-    "--adam-beta2": ("0.999", {"train.adam_beta2": 0.999}),
-    "--lr-warmup-samples": ("100", {"train.warmup_samples": 100}),
-    "--clip-grad": ("0.5", {"train.clip_grad": 0.5}),
-    "--num-epochs": ("2", {"train.epochs": 2}),
-    "--ppo-clip-ratio": ("0.3", {"train.clip_low": 0.7, "train.clip_high": 1.3}),
-    "--custom-loss-function-path": ("loss.py", {"train.loss_path": "loss.py"}),
-    "--use-lora": (None, {"train.weights": "lora"}),
-    "--lora": (None, {"train.weights": "lora"}),
+    "--batch-size": ("8", {"train.batch.min_turns": 8, "train.batch.max_turns": 8}),
+    "--rollout-batch-size": ("32", {"train.batch.min_turns": 32, "train.batch.max_turns": 32}),
+    "--grad-accum-steps": ("4", {"train.batch.gradient_accumulation_steps": 4}),
+    "--lr": ("1e-6", {"train.optimizer.learning_rate": 1e-6}),
+    "--weight-decay": ("0.01", {"train.optimizer.weight_decay": 0.01}),
+    "--adam-beta1": ("0.8", {"train.optimizer.adam_beta1": 0.8}),
+    "--adam-beta2": ("0.999", {"train.optimizer.adam_beta2": 0.999}),
+    "--lr-warmup-samples": ("100", {"train.optimizer.warmup_samples": 100}),
+    "--clip-grad": ("0.5", {"train.optimizer.clip_grad": 0.5}),
+    "--num-epochs": ("2", {"train.batch.epochs": 2}),
+    "--ppo-clip-ratio": ("0.3", {"train.loss.clip_low": 0.7, "train.loss.clip_high": 1.3}),
+    "--custom-loss-function-path": ("loss.py", {"train.loss.path": "loss.py"}),
+    "--use-lora": (None, {"train.finetune": "lora"}),
+    "--lora": (None, {"train.finetune": "lora"}),
     "--lora-rank": ("64", {"train.lora.rank": 64}),
     "--lora-alpha": ("128", {"train.lora.alpha": 128.0}),
     "--lora-dropout": ("0.05", {"train.lora.dropout": 0.05}),
     "--lora-target-modules": ("q_proj,k_proj", {"train.lora.targets": ("q_proj", "k_proj")}),
-    "--use-gradient-checkpointing": (None, {"train.checkpointing": True}),
-    "--offload-optimizer-state": (None, {"train.offload_optimizer": True}),
-    "--save-dir": ("/ckpt", {"train.save_dir": "/ckpt"}),
-    "--checkpoint-dir": ("/ckpt", {"train.save_dir": "/ckpt"}),
-    "--save-interval": ("100", {"train.save_interval": 100}),
-    "--resume-from-checkpoint": ("/ckpt/checkpoint-500", {"train.resume": "/ckpt/checkpoint-500"}),
+    "--use-gradient-checkpointing": (None, {"train.gradient_checkpointing": True}),
+    "--offload-optimizer-state": (None, {"train.optimizer.offload": True}),
+    "--save-dir": ("/ckpt", {"train.checkpoint.save_dir": "/ckpt"}),
+    "--checkpoint-dir": ("/ckpt", {"train.checkpoint.save_dir": "/ckpt"}),
+    "--save-interval": ("100", {"train.checkpoint.save_interval": 100}),
+    "--resume-from-checkpoint": ("/ckpt/checkpoint-500", {"train.checkpoint.resume": "/ckpt/checkpoint-500"}),
     "--rollout-function-path": ("r.py", {"rollout.function_path": "r.py"}),
     "--custom-generate-function-path": ("g.py", {"rollout.generate_path": "g.py"}),
     "--num-rollout-workers": ("3", {"rollout.workers": 3}),
@@ -144,15 +144,15 @@ FILE: dict[str, tuple[Any, dict[str, Any]]] = {
     "evaluation.eval_frequency": (100, {"track.eval_every": 100}),
     "training.hint_extraction_model": ("gpt-4", {"teacher.model": "gpt-4"}),
     "training.method": ("binary", {"train.method": "binary"}),
-    "training.batch_size": (32, {"train.batch_min": 32, "train.batch_max": 32}),
-    "training.gradient_accumulation_steps": (4, {"train.accumulation": 4}),
-    "training.learning_rate": ("1e-6", {"train.learning_rate": 1e-6}),  # YAML reads 1e-6 as text
-    "training.warmup_steps": (100, {"train.warmup_steps": 100}),
+    "training.batch_size": (32, {"train.batch.min_turns": 32, "train.batch.max_turns": 32}),
+    "training.gradient_accumulation_steps": (4, {"train.batch.gradient_accumulation_steps": 4}),
+    "training.learning_rate": ("1e-6", {"train.optimizer.learning_rate": 1e-6}),  # YAML reads 1e-6 as text
+    "training.warmup_steps": (100, {"train.optimizer.warmup_steps": 100}),
     "training.max_steps": (10000, {"train.max_steps": 10000}),
-    "training.ppo_clip_ratio": (0.3, {"train.clip_low": 0.7, "train.clip_high": 1.3}),
-    "training.binary_weight": (0.5, {"train.w_binary": 0.5}),
-    "training.opd_weight": (0.5, {"train.w_opd": 0.5}),
-    "training.teacher_temperature": (0.7, {"train.teacher_temperature": 0.7}),
+    "training.ppo_clip_ratio": (0.3, {"train.loss.clip_low": 0.7, "train.loss.clip_high": 1.3}),
+    "training.binary_weight": (0.5, {"train.loss.w_binary": 0.5}),
+    "training.opd_weight": (0.5, {"train.loss.w_opd": 0.5}),
+    "training.teacher_temperature": (0.7, {"train.distill.teacher_temperature": 0.7}),
 }
 REFUSED = {
     "VALUE_CLIP": "critic",
@@ -183,7 +183,7 @@ def nested(key: str, value: Any) -> dict[str, Any]:
     return value
 
 
-def load(**given: Any) -> settings.Loaded:
+def load(**given: Any) -> settings.LoadedSettings:
     """With what some of these need beside them."""
     return settings.load_all(**{"environ": {}, "flags": LLM_BUT_MODEL} | given)
 
@@ -191,7 +191,7 @@ def load(**given: Any) -> settings.Loaded:
 LLM_BUT_MODEL = {"judge.base_url": LLM["judge.base_url"]}
 
 
-def check(loaded: settings.Loaded, changes: dict[str, Any], said: str) -> None:
+def check(loaded: settings.LoadedSettings, changes: dict[str, Any], said: str) -> None:
     for key, value in changes.items():
         assert at(loaded.config, key) == (pytest.approx(value) if isinstance(value, float) else value)
         assert at(settings.Config(), key) != value or value in ("lora", 1), "the value given is not the default"
@@ -201,7 +201,7 @@ def check(loaded: settings.Loaded, changes: dict[str, Any], said: str) -> None:
 def test_the_lists_are_complete() -> None:
     """No spelling without a line here, and the other way round."""
     listed = {*VARIABLES, *FLAGS, *FILE, *REFUSED, *NOTICED}
-    assert {s.name for s in SPELLINGS} == listed
+    assert {s.name for s in ALIASES} == listed
 
 
 @pytest.mark.parametrize("name", VARIABLES)
@@ -272,7 +272,10 @@ def test_keys_of_other_services_change_nothing_and_it_is_said(name: str) -> None
         ({"environ": {"LORA_ARGS": "--lora-rank '8"}}, "LORA_ARGS: .*quotation"),
         ({"environ": {"LORA_ARGS": "--lora-rank 8", "LORA_RANK": "16"}}, "both set train.lora.rank and disagree"),
         ({"environ": {"LEARNING_RATE": "1e-6", "OPTIMIZER_ARGS": "--lr 2e-6"}}, "disagree"),
-        ({"environ": {"OPENCLAW_RL_TRAIN_BATCH_MIN": "4", "BATCH_SIZE": "8"}}, "both set train.batch_min and disagree"),
+        (
+            {"environ": {"OPENCLAW_RL_TRAIN_BATCH_MIN_TURNS": "4", "BATCH_SIZE": "8"}},
+            "both set train.batch.min_turns and disagree",
+        ),
     ],
 )
 def test_what_is_wrong_is_said(given: dict[str, Any], words: str) -> None:
@@ -298,9 +301,9 @@ def test_values_of_elsewhere_are_refused_with_the_reason(given: dict[str, Any], 
 
 
 def test_every_value_of_elsewhere_is_one_of_a_setting_and_no_value_here() -> None:
-    for key, value in NOT_HERE:
+    for key, value in REFUSED_VALUES:
         assert key in settings.known_keys()
-        with pytest.raises(ConfigError, match=re.escape(NOT_HERE[key, value])):
+        with pytest.raises(ConfigError, match=re.escape(REFUSED_VALUES[key, value])):
             load(flags={key: value})
 
 
@@ -314,8 +317,12 @@ def test_every_fault_of_a_source_is_told_at_once(tmp_path: Path) -> None:
 
 
 def test_two_spellings_of_one_value_agree() -> None:
-    environ = {"LEARNING_RATE": "1e-6", "OPTIMIZER_ARGS": "--lr 0.000001", "OPENCLAW_RL_TRAIN_LEARNING_RATE": "1.0e-6"}
-    assert load(environ=environ).config.train.learning_rate == 1e-6
+    environ = {
+        "LEARNING_RATE": "1e-6",
+        "OPTIMIZER_ARGS": "--lr 0.000001",
+        "OPENCLAW_RL_TRAIN_OPTIMIZER_LEARNING_RATE": "1.0e-6",
+    }
+    assert load(environ=environ).config.train.optimizer.learning_rate == 1e-6
 
 
 def test_the_size_gives_way_to_a_model_of_any_source(tmp_path: Path) -> None:
@@ -328,7 +335,7 @@ def test_the_size_gives_way_to_a_model_of_any_source(tmp_path: Path) -> None:
 
 def test_what_is_shown_can_be_read_again(tmp_path: Path) -> None:
     loaded = load(environ={"LORA_RANK": "64", "OPENCLAW_API_KEY": "sk-secret"}, words=["--lr", "1e-6"])
-    text = "\n".join(reference.lines(loaded))
+    text = "\n".join(reference.setting_lines(loaded))
     assert "sk-secret" not in text
     assert "# flags: --lr" in text
     assert "# environment: LORA_RANK" in text
@@ -340,7 +347,7 @@ def test_what_is_shown_can_be_read_again(tmp_path: Path) -> None:
 
 def test_the_reference_page_is_current() -> None:
     page = Path(__file__).parents[2] / "docs" / "reference" / "settings.md"
-    assert page.read_text(encoding="utf-8") == reference.page(), (
+    assert page.read_text(encoding="utf-8") == reference.reference_page(), (
         f"python -m openclaw_rl.settings.reference {page} writes it anew"
     )
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from openclaw_rl.cli.main import cli
 from openclaw_rl.errors import ConfigError
-from openclaw_rl.settings.cli_options import configured
+from openclaw_rl.settings.cli_options import settings_options
 
 
 def commands(group: click.Group, above: str = "") -> Iterator[tuple[str, click.Command]]:
@@ -23,7 +23,7 @@ def commands(group: click.Group, above: str = "") -> Iterator[tuple[str, click.C
 
 
 EVERY = [*commands(cli), ("starter", build_starter.main)]
-SHARED = {parameter.name for parameter in click.command(configured(lambda: None)).params}
+SHARED = {parameter.name for parameter in click.command(settings_options(lambda: None)).params}
 
 
 def invoke(*arguments: str) -> Result:

@@ -18,10 +18,10 @@ def write(folder: Path, text: str) -> Path:
 
 def test_flag_over_environment_over_file_over_default(tmp_path: Path) -> None:
     file = write(tmp_path, "serve: {port: 1}\ntrain: {batch_min: 5}\njudge: {num_judges: 7}\n")
-    environ = {"OPENCLAW_PORT": "2", "OPENCLAW_RL_TRAIN_BATCH_MIN": "6"}
+    environ = {"OPENCLAW_PORT": "2", "OPENCLAW_RL_TRAIN_BATCH_MIN_TURNS": "6"}
     config = settings.load(file=file, environ=environ, flags={"serve.port": 3})
-    assert (config.serve.port, config.train.batch_min, config.judge.num_judges) == (3, 6, 7)
-    assert config.train.batch_max == settings.Config().train.batch_max
+    assert (config.serve.port, config.train.batch.min_turns, config.judge.num_judges) == (3, 6, 7)
+    assert config.train.batch.max_turns == settings.Config().train.batch.max_turns
 
 
 def test_a_trainer_s_variables_are_its_owner_s_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,7 +30,7 @@ def test_a_trainer_s_variables_are_its_owner_s_first(monkeypatch: pytest.MonkeyP
     assert "THP_MEM_ALLOC_ENABLE" not in settings.to_environment(settings.Config(), "engine")
     monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", "0")
     assert settings.to_environment(settings.Config(), "train")["THP_MEM_ALLOC_ENABLE"] == "0"
-    assert settings.for_training()["THP_MEM_ALLOC_ENABLE"] == "0"
+    assert settings.trainer_variables()["THP_MEM_ALLOC_ENABLE"] == "0"
 
 
 @pytest.mark.parametrize("key", [k for k in settings.known_keys() if k.split(".")[0] not in ("home",)])
@@ -54,14 +54,14 @@ def test_two_spellings_that_disagree_are_an_error() -> None:
     ("text", "words"),
     [
         ("serve: {prot: 1}", "unknown setting 'serve.prot'. Did you mean 'serve.port'"),
-        ("learning_rate: 1", "Did you mean 'train.learning_rate'"),
+        ("learning_rate: 1", "Did you mean 'train.optimizer.learning_rate'"),
         ("- 1", "expected a mapping"),
         ("serve: {port: many}", "serve.port: .*got 'many'"),
         ("serve: {port: 0}", "serve.port: Input should be greater than or equal to 1"),
         ("serve: [", "cannot be read as YAML"),
         ("train: {batch_min: 9, batch_max: 4}", "batch_max .* below"),
-        ("train: {method: sdft, hint_choice: mixture}", "train.hint_choice mixture: .*Say overlap"),
-        ("train: {method: opd, distill: teacher_topk, hint_choice: mixture}", "train.hint_choice mixture: "),
+        ("train: {method: sdft, hint_choice: mixture}", "train.distill.hint_choice mixture: .*Say overlap"),
+        ("train: {method: opd, distill: teacher_topk, hint_choice: mixture}", "train.distill.hint_choice mixture: "),
         ("train: {method: combine, w_binary: 0, w_opd: 0}", "nothing could be learned"),
         ("train: {method: binary, reference: average}", "binary has none"),
         ("train: {method: binary, teacher_temperature: 0.5}", "binary has none"),
@@ -97,8 +97,8 @@ def test_two_spellings_that_disagree_are_an_error() -> None:
         ("train: &x {lora: *x}", "an alias .* leads back"),
         ("[" * 3000, "nested too deeply"),
         ("train: {x: " + "[" * 60 + "]" * 60 + "}", "nested too deeply"),
-        ("train: {learning_rate: 1e400}", "train.learning_rate: Input should be a finite number"),
-        ("train: {kl_coef: .nan}", "train.kl_coef: Input should be a finite number"),
+        ("train: {learning_rate: 1e400}", "train.optimizer.learning_rate: Input should be a finite number"),
+        ("train: {kl_coef: .nan}", "train.loss.kl_coef: Input should be a finite number"),
         ("serve: {sampling_override: {temperature: .inf}}", "temperature: Input should be a finite number"),
         ("train: {lora: {rank: yes}}", "train.lora.rank: expected a number .got True."),
         ("train: {lora: 8}", "train.lora is a section: expected keys below it, such as train.lora.alpha, got 8"),
@@ -135,7 +135,7 @@ def test_json_is_read_as_json(tmp_path: Path) -> None:
     file = tmp_path / "settings.json"
     file.write_text('{\n\t"model": {"name": "\\ud83d\\ude00"}, "train": {"learning_rate": 1e-6}}')
     config = settings.load(file=file, environ={})
-    assert (config.model.name, config.train.learning_rate) == ("\U0001f600", 1e-6)
+    assert (config.model.name, config.train.optimizer.learning_rate) == ("\U0001f600", 1e-6)
     for text, words in (('{"home": "a", "home": "b"}', "'home' stands twice"), ("{", "as JSON: Expecting")):
         file.write_text(text)
         with pytest.raises(ConfigError, match=words):
@@ -166,9 +166,9 @@ def test_keys_are_taken_as_they_are() -> None:
 
 
 def test_children_inherit_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = settings.load(environ={}, flags={"train.batch_min": 9, "serve.transient_patterns": ["^x$"]})
-    monkeypatch.setenv(settings.HANDED_DOWN, settings.to_environment(config)[settings.HANDED_DOWN])
-    assert settings.inherited() == config
+    config = settings.load(environ={}, flags={"train.batch.min_turns": 9, "serve.ephemeral_patterns": ["^x$"]})
+    monkeypatch.setenv(settings.CONFIG_VARIABLE, settings.to_environment(config)[settings.CONFIG_VARIABLE])
+    assert settings.inherited_config() == config
 
 
 @pytest.mark.parametrize(
@@ -181,11 +181,15 @@ def test_children_inherit_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
             "MAJORITY_VOTE_THRESHOLD",
             "plugin",
         ),
-        ({"USE_LORA": "false", "LORA_RANK": "8", "LORA_ALPHA": "16"}, "LORA_ALPHA, LORA_RANK", "train.weights is full"),
-        ({"CKPT_ARGS": "--save-interval 100"}, "CKPT_ARGS --save-interval", "only with train.save_dir"),
         (
-            {"OPENCLAW_RL_TRAIN_METHOD": "opd", "OPENCLAW_RL_TRAIN_W_BINARY": "2"},
-            "OPENCLAW_RL_TRAIN_W_BINARY",
+            {"USE_LORA": "false", "LORA_RANK": "8", "LORA_ALPHA": "16"},
+            "LORA_ALPHA, LORA_RANK",
+            "train.finetune is full",
+        ),
+        ({"CKPT_ARGS": "--save-interval 100"}, "CKPT_ARGS --save-interval", "only with train.checkpoint.save_dir"),
+        (
+            {"OPENCLAW_RL_TRAIN_METHOD": "opd", "OPENCLAW_RL_TRAIN_LOSS_W_BINARY": "2"},
+            "OPENCLAW_RL_TRAIN_LOSS_W_BINARY",
             "is opd",
         ),
     ],

@@ -8,7 +8,7 @@ import pytest
 from tests.render.trl_templates import make_kind
 
 from openclaw_rl.settings.load import from_flat
-from openclaw_rl.status.report import _newest_step, by_kind, template
+from openclaw_rl.status.report import _render_newest_step, merge_reasons, template_summary
 
 
 @pytest.mark.parametrize(
@@ -22,11 +22,13 @@ from openclaw_rl.status.report import _newest_step, by_kind, template
 )
 def test_what_the_template_does_is_said(kind: str, words: str, tmp_path: Path) -> None:
     path = kind if kind == "starter" or "/" in kind else str(make_kind(tmp_path / kind, kind))
-    assert words in template(from_flat({"home": str(tmp_path), "model.path": path})).plain
+    assert words in template_summary(from_flat({"home": str(tmp_path), "model.path": path})).plain
 
 
 def test_a_broken_folder_does_not_hide_the_store(tmp_path: Path) -> None:
-    assert "no tokenizer.json" in template(from_flat({"home": str(tmp_path), "model.path": str(tmp_path)})).plain
+    assert (
+        "no tokenizer.json" in template_summary(from_flat({"home": str(tmp_path), "model.path": str(tmp_path)})).plain
+    )
 
 
 def test_the_newest_step_says_what_was_held_back() -> None:
@@ -34,13 +36,13 @@ def test_the_newest_step_says_what_was_held_back() -> None:
         "gap": 0.0123, "gap/max": 0.8, "staleness/versions": 1.25, "staleness/versions/max": 3.0, "masked/gap": 0.004,
         "masked/opsm": 0.0, "clipped/binary": 0.05, "capped/binary": 0.0, "dropped/stale": 2.0, "truncated": 0.0,
     }  # fmt: skip
-    assert _newest_step([{"version": 3, "metrics": {}}, {"version": 4, "metrics": metrics}]).plain.strip() == (
+    assert _render_newest_step([{"version": 3, "metrics": {}}, {"version": 4, "metrics": metrics}]).plain.strip() == (
         "newest step (v4): off policy by 0.012 nats a token, at most 0.8; 1.2 versions old, at most 3; "
         "masked (gap) 0.4%; clipped (binary) 5.0%; 2 turns too stale"
     )
-    assert _newest_step([{"version": 0, "metrics": {}}]).plain == ""
+    assert _render_newest_step([{"version": 0, "metrics": {}}]).plain == ""
 
 
 def test_reasons_that_differ_in_their_details_are_one() -> None:
     reasons = {"greedy": 2, "too stale: 0.61 between version 3": 1, "too stale: 0.72 between version 4": 2}
-    assert list(by_kind(reasons).items()) == [("too stale", 3), ("greedy", 2)]
+    assert list(merge_reasons(reasons).items()) == [("too stale", 3), ("greedy", 2)]

@@ -46,7 +46,7 @@ TOLD: dict[str, Any] = {
 
 def drawn(width: int) -> list[str]:
     console = Console(file=StringIO(), width=width, color_system=None)
-    console.print(watch.page(TOLD))
+    console.print(watch.build_page(TOLD))
     file = console.file
     assert isinstance(file, StringIO)
     return file.getvalue().splitlines()
@@ -79,7 +79,7 @@ def home(tmp_path: Path) -> Path:
     store = Store.open(tmp_path / "store.db")
     with store.write() as conn:
         policies.ensure_root(conn, base="b", identity="i", at=1.0)
-    heartbeats.beat(store, "train", "waiting for turns: 0 of 4")
+    heartbeats.write_heartbeat(store, "train", "waiting for turns: 0 of 4")
     store.close()
     return tmp_path
 
@@ -121,7 +121,7 @@ def page(at):
     before, select.select = termios.tcgetattr(0), waits
     try:
         sys.settrace(trace)
-        watch.keep(config)
+        watch.watch_status(config)
     except KeyboardInterrupt:  # before the first line that minds, or after the last
         pass
     finally:

@@ -8,8 +8,8 @@ from tests.store.world import equal, reply, request, serve
 
 from openclaw_rl.store import events, exchanges, rows, turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.degenerate import degenerate, looping
-from openclaw_rl.store.exchange_index import StoredPast
+from openclaw_rl.store.degenerate import degenerate_reason, loop_period
+from openclaw_rl.store.exchange_index import ExchangeIndex
 from openclaw_rl.types import (
     Capture,
     ExchangeStatus,
@@ -48,7 +48,7 @@ def test_everything_comes_back(store: Store) -> None:
     with store.read() as conn:
         first, second = exchanges.get(conn, "a"), exchanges.get(conn, "b")
         assert exchanges.get(conn, "c") is None
-        assert [(e.kind, e.ref) for e in events.after(conn, 0, 9)] == [
+        assert [(e.kind, e.ref) for e in events.read_after(conn, 0, 9)] == [
             ("exchange.admitted", "a"),
             ("exchange.admitted", "b"),
             ("exchange.finished", "a"),
@@ -122,14 +122,14 @@ def test_what_was_not_delivered_is_dropped(store: Store, status: ExchangeStatus,
         turn = turns.get(conn, "a")
         assert turn is not None
         assert (turn.state, turn.reason) == (TurnState.DROPPED, cause)
-        assert [e.kind for e in events.after(conn, 0, 9)][1:] == ["turn.dropped", "exchange.finished"]
+        assert [e.kind for e in events.read_after(conn, 0, 9)][1:] == ["turn.dropped", "exchange.finished"]
 
 
 def test_greedy_is_untrainable_from_the_start(store: Store) -> None:
     with store.write() as conn:
         exchanges.admit(conn, [request("a", sampling=Sampling(temperature=0)), request("b")])
         found = [turns.get(conn, i) for i in "ab"]
-    assert [t and t.untrainable for t in found] == [Sampling(temperature=0).untrainable(), None]
+    assert [t and t.untrainable for t in found] == [Sampling(temperature=0).untrainable_reason(), None]
 
 
 def test_finish_refuses_what_it_does_not_know(store: Store) -> None:
@@ -139,7 +139,7 @@ def test_finish_refuses_what_it_does_not_know(store: Store) -> None:
         with pytest.raises(error, match=bad), store.write() as conn:
             exchanges.finish(conn, [reply(request(bad))])
     with store.read() as conn:
-        assert events.last(conn) == 2, "nothing of a refused batch is kept"
+        assert events.last_seq(conn) == 2, "nothing of a refused batch is kept"
 
 
 def test_what_a_dead_gateway_left_running_has_failed(store: Store) -> None:
@@ -160,11 +160,11 @@ def test_what_a_dead_gateway_left_running_has_failed(store: Store) -> None:
 def test_feedback_needs_a_known_target_of_its_own_key(store: Store) -> None:
     with store.write() as conn:
         serve(conn, "a")
-        exchanges.give(conn, [feedback("a")])
-        assert [(e.ref, e.data) for e in events.after(conn, 0, 9, ["feedback.given"])] == [("f1", {"target": "a"})]
+        exchanges.add_feedback(conn, [feedback("a")])
+        assert [(e.ref, e.data) for e in events.read_after(conn, 0, 9, ["feedback.given"])] == [("f1", {"target": "a"})]
     for bad in (feedback("b", id="f2"), feedback("a", id="f3", scope="another")):
         with pytest.raises(KeyError, match=bad.target), store.write() as conn:
-            exchanges.give(conn, [bad])
+            exchanges.add_feedback(conn, [bad])
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_feedback_needs_a_known_target_of_its_own_key(store: Store) -> None:
     ],
 )
 def test_degenerate(tokens: list[int], finish: FinishReason | None, said: str, words: str | None) -> None:
-    found = degenerate(
+    found = degenerate_reason(
         reply(request("a"), tokens, finish_reason=finish, message={"role": "assistant", "content": said})
     )
     assert (found is None) if words is None else (words in str(found))
@@ -193,7 +193,7 @@ def test_degenerate(tokens: list[int], finish: FinishReason | None, said: str, w
 
 def test_tool_calls_alone_are_not_empty() -> None:
     calls = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "look", "arguments": "{}"}}]}
-    assert degenerate(reply(request("a"), [5, 6, 7], message=calls)) is None
+    assert degenerate_reason(reply(request("a"), [5, 6, 7], message=calls)) is None
 
 
 def test_looping_finds_the_shortest_period() -> None:
@@ -201,7 +201,7 @@ def test_looping_finds_the_shortest_period() -> None:
     for period in range(1, 9):
         loop = rng.permutation(50)[:period]
         tokens = np.concatenate([rng.integers(100, 10_000, 30), np.tile(loop, 80 // period)])
-        assert looping(tokens.astype(np.int32)) == period
+        assert loop_period(tokens.astype(np.int32)) == period
 
 
 def test_degenerate_replies_are_dropped(store: Store) -> None:
@@ -224,7 +224,7 @@ def test_one_exchange_is_found_by_its_id_in_its_scope(store: Store) -> None:
     with store.write() as conn:
         exchanges.admit(conn, [request("a", previous="before"), request("b", scope="another")])
     with store.read() as conn:
-        past = StoredPast(conn)
+        past = ExchangeIndex(conn)
         found = past.by_id("key", "a")
         assert found is not None
         assert (found.id, found.previous) == ("a", "before")

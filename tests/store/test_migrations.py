@@ -16,9 +16,9 @@ from openclaw_rl.store.rows import to_json
 
 def test_a_store_of_the_schema_before_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
-    bootstrap.prepare(path, create=True, migrations=MIGRATIONS[:2])
+    bootstrap.prepare_store(path, create=True, migrations=MIGRATIONS[:2])
     conn = sqlite3.connect(path)
-    body = (message_hash.pack(request("a").marks), to_json(request("a").sampling))
+    body = (message_hash.pack_marks(request("a").marks), to_json(request("a").sampling))
     conn.execute(
         "INSERT INTO exchanges (seq, id, scope, agent, user, session_done, dialect, capture, status, version, "
         "identity, admitted_at) VALUES (1, 'a', 'key', '', '', 0, 'chat', 'full', 'running', 0, 'i', 1.0)"

@@ -41,12 +41,12 @@ def uses_of(conn: Connection, version: int, *ids: str) -> list[Use]:
 def claimed(
     conn: Connection, head: int = 0, *, max_uses: int = 1, limit: int = 99, score: bool = True, hint: bool = True
 ) -> list[str]:
-    found = policies.claimable(conn, head=head, limit=limit, max_uses=max_uses, need_score=score, need_hint=hint)
+    found = policies.trainable_turns(conn, head=head, limit=limit, max_uses=max_uses, need_score=score, need_hint=hint)
     return [j.turn.id for j in found]
 
 
 def replayed(conn: Connection, head: int, *, max_uses: int = 2, limit: int = 99, skip: Sequence[str] = ()) -> list[str]:
-    found = policies.replayable(
+    found = policies.replay_turns(
         conn, head=head, limit=limit, max_uses=max_uses, need_score=True, need_hint=True, skip=skip
     )
     return [j.turn.id for j in found]
@@ -100,9 +100,9 @@ def test_publish(conn: Connection) -> None:
     made = policy(1, 0)
     policies.publish(conn, lease, made, uses_of(conn, 1, "a"), 101.0)
     assert policies.head(conn) == replace(made, state=PolicyState.LIVE)
-    assert policies.uses(conn, 1) == [Use(policy=1, turn="a", number=1)]
+    assert policies.uses_of_version(conn, 1) == [Use(policy=1, turn="a", number=1)]
     assert (policies.lineage(conn, 1), policies.lineage(conn, 7), policies.next_version(conn)) == ([1, 0], [], 2)
-    assert events.after(conn, 0, 99)[-1].kind == "policy.live"
+    assert events.read_after(conn, 0, 99)[-1].kind == "policy.live"
     assert claimed(conn, 1) == []
 
 
@@ -129,14 +129,14 @@ def test_publish_is_fenced(
         policies.ensure_root(conn, base="base", identity="i", at=1.0)
         judged(conn, "a")
         lease = replace(take(conn), **lease_change)
-        before = events.last(conn)
+        before = events.last_seq(conn)
         uses = uses_of(conn, 1, "a")
     made = replace(policy(1, 0), **policy_change)
     with pytest.raises(error, match=words), store.write() as conn:
         policies.publish(conn, lease, made, uses, now)
     with store.read() as conn:
-        assert len(policies.all(conn)) == 1
-        assert (policies.head(conn).version, events.last(conn)) == (0, before)
+        assert len(policies.list_all(conn)) == 1
+        assert (policies.head(conn).version, events.last_seq(conn)) == (0, before)
         assert claimed(conn) == ["a"], "the batch is free again"
 
 
@@ -175,7 +175,7 @@ def test_roll_back(conn: Connection) -> None:
     assert claimed(conn, 3) == []
     head = policies.roll_back(conn, to=1, reason="satisfaction fell", at=110.0)
     assert head.version == policies.head(conn).version == 1
-    assert [(p.version, p.state.value) for p in policies.all(conn)] == [
+    assert [(p.version, p.state.value) for p in policies.list_all(conn)] == [
         (0, "live"),
         (1, "live"),
         (2, "rolled_back"),
@@ -209,7 +209,7 @@ def test_a_signal_for_the_method_is_needed(conn: Connection) -> None:
 
 def test_what_is_claimed_is_whole(conn: Connection) -> None:
     judged(conn, "a", hints=("h",))
-    (found,) = policies.claimable(conn, head=0, limit=1, max_uses=1, need_score=True, need_hint=False)
+    (found,) = policies.trainable_turns(conn, head=0, limit=1, max_uses=1, need_score=True, need_hint=False)
     assert found.exchange.request.prompt_ids.tolist() == [1, 2, 3, 2**31 - 1]
     assert (found.verdict, found.earlier_uses) == (verdict("a", hints=("h",)), 0)
 
@@ -233,7 +233,7 @@ def test_a_turn_is_replayed_once(conn: Connection) -> None:
     assert (claimed(conn, 1, max_uses=2), replayed(conn, 1)) == (["c"], ["a", "b"])
     assert replayed(conn, 1, max_uses=1) == []
     policies.publish(conn, lease, policy(2, 1), uses_of(conn, 2, "c", "b"), 102.0)
-    assert [(u.turn, u.number) for u in policies.uses(conn, 2)] == [("b", 2), ("c", 1)]
+    assert [(u.turn, u.number) for u in policies.uses_of_version(conn, 2)] == [("b", 2), ("c", 1)]
     assert (claimed(conn, 2, max_uses=2), replayed(conn, 2)) == ([], ["a", "c"])
 
 
@@ -294,7 +294,8 @@ class Model:
 
     def _may(self, turn: str, max_uses: int) -> bool:
         return (
-            self.uses(turn, self.parents) <= max_uses and self.uses(turn, self.rejected) < training_queue.MOST_REJECTED
+            self.uses(turn, self.parents) <= max_uses
+            and self.uses(turn, self.rejected) < training_queue.MAX_REJECTED_USES
         )
 
     def _may_be_fresh(self, turn: str, max_uses: int) -> bool:

@@ -28,18 +28,18 @@ ANYTHING: st.SearchStrategy[Any] = st.recursive(
 
 @given(st.lists(VOTES, max_size=3).map(tuple))
 def test_votes(votes: tuple[Vote, ...]) -> None:
-    assert rows._read(rows._votes, rows.to_json(votes)) == votes
+    assert rows._decode_json(rows._votes_decoder, rows.to_json(votes)) == votes
 
 
 @given(st.lists(WORDS, max_size=3).map(tuple))
 def test_hints(hints: tuple[str, ...]) -> None:
-    assert rows._read(rows._strings, rows.to_json(hints)) == hints
+    assert rows._decode_json(rows._strings_decoder, rows.to_json(hints)) == hints
 
 
 @given(st.lists(WORDS, max_size=3).map(tuple))
 def test_sampling(stop: tuple[str, ...]) -> None:
     made = Sampling(temperature=0.5, stop=stop)
-    assert rows._read(rows._sampling, rows.to_json(made)) == made
+    assert rows._decode_json(rows._sampling_decoder, rows.to_json(made)) == made
 
 
 @given(ANYTHING)
@@ -50,4 +50,4 @@ def test_messages(value: Any) -> None:
 def test_what_is_of_another_type_is_refused() -> None:
     raw = rows.to_json((Span(start=0, end=1, version=0), "\ud800"))
     with pytest.raises(msgspec.ValidationError):
-        rows._read(rows._votes, raw)
+        rows._decode_json(rows._votes_decoder, raw)

@@ -61,13 +61,13 @@ def test_the_tables_are_what_the_migrations_make(store: Store) -> None:
 
 
 def test_what_others_commit_is_noticed(store: Store) -> None:
-    assert store.changed(), "the first look is always worth while"
-    assert not store.changed()
+    assert store.has_changed(), "the first look is always worth while"
+    assert not store.has_changed()
     other = Store.open(store.path)
     with other.write() as conn:
         events.append(conn, "a", "b", {}, 1.0)
-    assert store.changed()
-    assert not store.changed()
+    assert store.has_changed()
+    assert not store.has_changed()
     other.close()
 
 
@@ -84,17 +84,17 @@ def test_a_block_that_raises_leaves_nothing(store: Store) -> None:
         with pytest.raises(error), store.write() as conn:
             block(conn)
     with store.read() as conn:
-        assert (events.last(conn), exchanges.get(conn, "a")) == (0, None)
+        assert (events.last_seq(conn), exchanges.get(conn, "a")) == (0, None)
 
 
 def test_reads_see_one_moment(store: Store) -> None:
     with store.read() as conn:
-        assert events.last(conn) == 0
+        assert events.last_seq(conn) == 0
         with store.write() as other:
             events.append(other, "a", "b", {}, 1.0)
-        assert events.last(conn) == 0
+        assert events.last_seq(conn) == 0
     with store.read() as conn:
-        assert events.last(conn) == 1
+        assert events.last_seq(conn) == 1
 
 
 def test_events_cursors_and_beats(store: Store) -> None:
@@ -103,13 +103,13 @@ def test_events_cursors_and_beats(store: Store) -> None:
             events.append(conn, "odd" if n % 2 else "even", str(n), {"n": n}, float(n))
         events.move_cursor(conn, "me", 3)
         events.move_cursor(conn, "me", 4)
-    heartbeats.beat(store, "collect", "one")
-    heartbeats.beat(store, "collect", "two", state="degraded")
+    heartbeats.write_heartbeat(store, "collect", "one")
+    heartbeats.write_heartbeat(store, "collect", "two", state="degraded")
     with store.read() as conn:
-        assert [e.ref for e in events.after(conn, 1, 2)] == ["1", "2"]
-        assert [e.data for e in events.after(conn, 0, 9, ["odd"])] == [{"n": 1}, {"n": 3}]
-        assert (events.last(conn), events.cursor(conn, "me"), events.cursor(conn, "you")) == (5, 4, 0)
-        (beat,) = heartbeats.beats(conn)
+        assert [e.ref for e in events.read_after(conn, 1, 2)] == ["1", "2"]
+        assert [e.data for e in events.read_after(conn, 0, 9, ["odd"])] == [{"n": 1}, {"n": 3}]
+        assert (events.last_seq(conn), events.read_cursor(conn, "me"), events.read_cursor(conn, "you")) == (5, 4, 0)
+        (beat,) = heartbeats.read_heartbeats(conn)
     assert (beat.name, beat.note, beat.state, beat.pid) == ("collect", "two", "degraded", os.getpid())
 
 
@@ -121,12 +121,16 @@ def test_what_starts_is_alive_as_long_as_its_process_is(store: Store) -> None:
         ("data", heartbeats.STARTING, gone.pid),
         ("judge", heartbeats.RUNNING, os.getpid()),
     ):
-        heartbeats.beat(store, name, state=state, pid=pid)
+        heartbeats.write_heartbeat(store, name, state=state, pid=pid)
     with store.read() as conn:
-        beats = heartbeats.beats(conn)
+        beats = heartbeats.read_heartbeats(conn)
     now = beats[0].at
-    assert [beat.alive(now + 1, 10.0) for beat in beats] == [True, True, True]
-    assert {beat.name: beat.alive(now + 300, 10.0) for beat in beats} == {"train": True, "data": False, "judge": False}
+    assert [beat.is_alive(now + 1, 10.0) for beat in beats] == [True, True, True]
+    assert {beat.name: beat.is_alive(now + 300, 10.0) for beat in beats} == {
+        "train": True,
+        "data": False,
+        "judge": False,
+    }
 
 
 def test_one_store_for_many_threads(store: Store) -> None:
@@ -143,8 +147,8 @@ def test_one_store_for_many_threads(store: Store) -> None:
     for thread in threads:
         thread.join()
     with store.read() as conn:
-        assert turns.counts(conn) == {TurnState.SERVED: 40}
-        assert events.last(conn) == 80
+        assert turns.count_by_state(conn) == {TurnState.SERVED: 40}
+        assert events.last_seq(conn) == 80
 
 
 # --- what can be wrong with the file -----------------------------------------------------------------------------
@@ -251,7 +255,7 @@ def test_full_disk(store: Store) -> None:
     with pytest.raises(StoreError, match=r"disk .* is full.*Free some space"), store.write() as conn:
         fill(conn)
     with store.read() as conn:
-        assert events.last(conn) == 0
+        assert events.last_seq(conn) == 0
         conn.exec_driver_sql("PRAGMA max_page_count=1000000")
     with store.write() as conn:
         serve(conn, "a")
@@ -286,14 +290,14 @@ def columns_of(path: Path) -> set[str]:
 
 
 def test_newer_is_refused(store: Store) -> None:
-    bootstrap.prepare(store.path, create=False, migrations=[*MIGRATIONS, second])
+    bootstrap.prepare_store(store.path, create=False, migrations=[*MIGRATIONS, second])
     refused(store.path, f"its schema is {len(MIGRATIONS) + 1}", f"supports up to {len(MIGRATIONS)}", "use the newer")
 
 
 def test_older_is_backed_up_and_migrated(store: Store) -> None:
     with store.write() as conn:
         serve(conn, "a")
-    bootstrap.prepare(store.path, create=False, migrations=[*MIGRATIONS, second])
+    bootstrap.prepare_store(store.path, create=False, migrations=[*MIGRATIONS, second])
     backup = bootstrap.backup_path(store.path, len(MIGRATIONS))
     assert columns_of(store.path) - columns_of(backup) == {"colour"}
     assert backup.stat().st_mode & 0o777 == 0o600
@@ -308,7 +312,7 @@ def test_older_is_backed_up_and_migrated(store: Store) -> None:
 
 def test_a_migration_that_fails_leaves_the_old_schema(store: Store) -> None:
     with pytest.raises(RuntimeError, match="half way"):
-        bootstrap.prepare(store.path, create=False, migrations=[*MIGRATIONS, failing])
+        bootstrap.prepare_store(store.path, create=False, migrations=[*MIGRATIONS, failing])
     assert "half" not in columns_of(store.path)
     Store.open(store.path).close()
 
@@ -341,7 +345,7 @@ def test_two_processes_make_and_fill_one_store(tmp_path: Path) -> None:
         assert process.returncode == 0
     store = Store.open(path)
     with store.read() as conn:
-        assert turns.counts(conn) == {TurnState.SERVED: 160}
+        assert turns.count_by_state(conn) == {TurnState.SERVED: 160}
         numbers = conn.execute(select(schema.exchanges.c.seq).order_by(schema.exchanges.c.seq)).scalars().all()
         assert list(numbers) == list(range(1, 161))
     store.close()
@@ -362,7 +366,7 @@ def test_a_writer_that_is_killed_leaves_whole_transactions(tmp_path: Path) -> No
         assert conn.exec_driver_sql("PRAGMA integrity_check").scalars().all() == ["ok"]
         assert conn.exec_driver_sql("PRAGMA foreign_key_check").all() == []
         held = set(conn.execute(select(schema.turns.c.id)).scalars())
-        log = events.after(conn, 0, 10**6)
+        log = events.read_after(conn, 0, 10**6)
     pairs = len(held) // 2
     assert pairs in (acknowledged + 1, acknowledged + 2), "nothing acknowledged is lost"
     assert held == {f"victim-{n}-{half}" for n in range(pairs) for half in "ab"}, "all of a transaction, or nothing"
@@ -380,11 +384,11 @@ def test_the_queries_of_the_loops_use_their_indexes(store: Store) -> None:
     with store.write() as conn:
         policies.ensure_root(conn, base="b", identity="i", at=1.0)
         asked = _watched(conn)
-        turns.closed(conn, 5)
-        policies.claimable(conn, head=0, limit=5, max_uses=1, need_score=True, need_hint=True)
-        policies.replayable(conn, head=0, limit=5, max_uses=2, need_score=True, need_hint=True)
+        turns.closed_turns(conn, 5)
+        policies.trainable_turns(conn, head=0, limit=5, max_uses=1, need_score=True, need_hint=True)
+        policies.replay_turns(conn, head=0, limit=5, max_uses=2, need_score=True, need_hint=True)
         exchanges.fail_running(conn, "x", 1.0)
-        events.after(conn, 0, 5, ["a"])
+        events.read_after(conn, 0, 5, ["a"])
         leases.acquire(conn, "a", "b", 1, 1)
         plans = [line for sql, values in asked for line in _plan(conn, sql, values)]
     assert any("turns_claimable" in line for line in plans)

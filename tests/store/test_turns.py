@@ -14,9 +14,9 @@ from tests.store.world import close, judged, reply, request, serve, verdict
 
 from openclaw_rl.store import exchanges, reactions, turn_states, turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.turn_states import REOPENABLE, Cause
+from openclaw_rl.store.turn_states import REOPENABLE_REASONS, DropReason
 from openclaw_rl.types import (
-    TURN_MOVES,
+    TURN_TRANSITIONS,
     ExchangeStatus,
     Feedback,
     FinishReason,
@@ -28,8 +28,8 @@ from openclaw_rl.types import (
 
 
 def feed(conn: Connection, target: str, id: str = "f", at: float = 14.0, score: int = -1) -> bool:
-    exchanges.give(conn, [Feedback(id=id, scope="key", target=target, score=score, given_at=at)])
-    return reactions.take_up_feedback(conn, target, at)
+    exchanges.add_feedback(conn, [Feedback(id=id, scope="key", target=target, score=score, given_at=at)])
+    return reactions.record_pending_feedback(conn, target, at)
 
 
 def state(conn: Connection, id: str) -> TurnState:
@@ -46,10 +46,10 @@ def conn(store: Store) -> Iterator[Connection]:
 
 def test_from_reply_to_verdict(conn: Connection) -> None:
     serve(conn, "a")
-    assert turns.closed(conn, 9) == []
+    assert turns.closed_turns(conn, 9) == []
     assert close(conn, "a")
-    (item,) = turns.closed(conn, 9)
-    reaction = turns.reaction(conn, "a")
+    (item,) = turns.closed_turns(conn, 9)
+    reaction = turns.current_reaction(conn, "a")
     assert reaction is not None
     assert item == JudgeInput(
         turn="a", messages=request("a").messages, reply=reply(request("a")).message, reaction=reaction
@@ -62,9 +62,9 @@ def test_from_reply_to_verdict(conn: Connection) -> None:
     said = verdict("a", votes=(Vote(score=1, hint="h", reason="r"), Vote(score=None, error="e")), hints=("h",))
     assert turns.add_verdict(conn, said)
     assert turns.add_verdict(conn, said)
-    assert turns.verdict(conn, "a") == said
+    assert turns.current_verdict(conn, "a") == said
     assert state(conn, "a") is TurnState.JUDGED
-    assert turns.closed(conn, 9) == []
+    assert turns.closed_turns(conn, 9) == []
 
 
 def test_a_verdict_on_an_old_reaction_is_not_kept(conn: Connection) -> None:
@@ -72,11 +72,11 @@ def test_a_verdict_on_an_old_reaction_is_not_kept(conn: Connection) -> None:
     close(conn, "a")
     close(conn, "a", "No, wrong.")
     assert not turns.add_verdict(conn, verdict("a", 1))
-    assert turns.verdict(conn, "a") is None
+    assert turns.current_verdict(conn, "a") is None
     assert turns.add_verdict(conn, verdict("a", 2, -1))
     close(conn, "a", "Still wrong.")
     assert state(conn, "a") is TurnState.CLOSED
-    assert [item.reaction.revision for item in turns.closed(conn, 9)] == [3]
+    assert [item.reaction.revision for item in turns.closed_turns(conn, 9)] == [3]
     with pytest.raises(KeyError, match="unknown"):
         turns.add_verdict(conn, verdict("unknown"))
 
@@ -86,11 +86,11 @@ def test_explicit_verdicts_outrank_and_then_the_newest_reaction(conn: Connection
     for revision, (score, explicit) in enumerate([(1, False), (-1, True), (1, False)], 1):
         close(conn, "a", str(revision))
         assert turns.add_verdict(conn, verdict("a", revision, score, explicit=explicit))
-    found = turns.verdict(conn, "a")
+    found = turns.current_verdict(conn, "a")
     assert found is not None
     assert (found.score, found.revision) == (-1, 2)
     assert turns.add_verdict(conn, verdict("a", 3, 0, judge="second", at=99.0, explicit=True))
-    found = turns.verdict(conn, "a")
+    found = turns.current_verdict(conn, "a")
     assert found is not None
     assert (found.score, found.judge) == (0, "second")
 
@@ -100,22 +100,22 @@ def test_feedback_keeps_what_the_conversation_said(conn: Connection) -> None:
     close(conn, "a")
     assert feed(conn, "a", "f1")
     assert feed(conn, "a", "f2", score=1)
-    reaction = turns.reaction(conn, "a")
+    reaction = turns.current_reaction(conn, "a")
     assert reaction is not None
     assert reaction.revision == 3
     assert reaction.messages == ({"role": "user", "content": "Thanks."},)
     assert [(f.id, f.score) for f in reaction.feedback] == [("f1", -1), ("f2", 1)]
-    assert not reactions.take_up_feedback(conn, "a", 15.0), "nothing waits any more"
+    assert not reactions.record_pending_feedback(conn, "a", 15.0), "nothing waits any more"
 
 
 def test_feedback_alone_is_a_reaction(conn: Connection) -> None:
     serve(conn, "a")
     assert feed(conn, "a")
-    reaction = turns.reaction(conn, "a")
+    reaction = turns.current_reaction(conn, "a")
     assert reaction is not None
     assert (reaction.messages, reaction.how, reaction.source) == ((), "feedback", None)
     assert close(conn, "a")
-    reaction = turns.reaction(conn, "a")
+    reaction = turns.current_reaction(conn, "a")
     assert reaction is not None
     assert len(reaction.messages) == len(reaction.feedback) == 1
 
@@ -125,25 +125,25 @@ def test_feedback_on_a_running_reply_waits(conn: Connection) -> None:
     exchanges.admit(conn, [asked])
     assert not feed(conn, "a")
     exchanges.finish(conn, [reply(asked)])
-    assert reactions.take_up_feedback(conn, "a", 15.0)
+    assert reactions.record_pending_feedback(conn, "a", 15.0)
 
 
-@pytest.mark.parametrize("cause", Cause)
-def test_late_evidence_reopens_only_what_lacked_evidence(conn: Connection, cause: Cause) -> None:
+@pytest.mark.parametrize("cause", DropReason)
+def test_late_evidence_reopens_only_what_lacked_evidence(conn: Connection, cause: DropReason) -> None:
     serve(conn, "a")
     assert turn_states.drop(conn, "a", cause, "for a reason", at=12.0)
-    assert close(conn, "a") is (cause in REOPENABLE)
+    assert close(conn, "a") is (cause in REOPENABLE_REASONS)
     turn = turns.get(conn, "a")
     assert turn is not None
     assert (turn.state, turn.reason) == (
-        (TurnState.CLOSED, None) if cause in REOPENABLE else (TurnState.DROPPED, "for a reason")
+        (TurnState.CLOSED, None) if cause in REOPENABLE_REASONS else (TurnState.DROPPED, "for a reason")
     )
 
 
 def test_a_dropped_turn_takes_no_verdict(conn: Connection) -> None:
     serve(conn, "a")
     close(conn, "a")
-    turn_states.drop(conn, "a", Cause.TIMEOUT, "x", at=13.0)
+    turn_states.drop(conn, "a", DropReason.TIMEOUT, "x", at=13.0)
     assert not turns.add_verdict(conn, verdict("a"))
 
 
@@ -152,8 +152,8 @@ def test_overdue_and_open_turns(conn: Connection) -> None:
         serve(conn, id_, finished_at=10.0 + n)
     exchanges.admit(conn, [request("running", session="s")])
     close(conn, "b")
-    assert reactions.overdue(conn, 12.0, 9) == ["a"]
-    assert reactions.overdue(conn, 13.0, 1) == ["a"]
+    assert reactions.overdue_turns(conn, 12.0, 9) == ["a"]
+    assert reactions.overdue_turns(conn, 13.0, 1) == ["a"]
     assert reactions.served_in_session(conn, "key", "s") == ["running"]
     assert reactions.served_in_session(conn, "other", "s") == []
 
@@ -171,7 +171,7 @@ def test_counts(conn: Connection) -> None:
     judged(conn, "a")
     serve(conn, "b")
     serve(conn, "c", status=ExchangeStatus.FAILED)
-    assert turns.counts(conn) == {TurnState.JUDGED: 1, TurnState.SERVED: 1, TurnState.DROPPED: 1}
+    assert turns.count_by_state(conn) == {TurnState.JUDGED: 1, TurnState.SERVED: 1, TurnState.DROPPED: 1}
 
 
 @dataclass(frozen=True)
@@ -185,16 +185,16 @@ class Act:
 ACTS = [
     Act("reaction", lambda conn, turn, tag: close(conn, turn, tag)),
     Act("feedback", lambda conn, turn, tag: feed(conn, turn, tag)),
-    Act("timeout", lambda conn, turn, tag: turn_states.drop(conn, turn, Cause.TIMEOUT, tag, at=1.0)),
-    Act("side", lambda conn, turn, tag: turn_states.drop(conn, turn, Cause.SIDE, tag, at=1.0)),
+    Act("timeout", lambda conn, turn, tag: turn_states.drop(conn, turn, DropReason.TIMEOUT, tag, at=1.0)),
+    Act("side", lambda conn, turn, tag: turn_states.drop(conn, turn, DropReason.SIDE, tag, at=1.0)),
     Act("verdict", lambda conn, turn, tag: turns.add_verdict(conn, _current(conn, turn, tag))),
     Act("old verdict", lambda conn, turn, tag: turns.add_verdict(conn, verdict(turn, 1, judge=tag))),
-    Act("move", lambda conn, turn, tag: [turn_states.move(conn, turn, to, at=1.0) for to in (TurnState.JUDGED,)]),
+    Act("move", lambda conn, turn, tag: [turn_states.transition(conn, turn, to, at=1.0) for to in (TurnState.JUDGED,)]),
 ]
 
 
 def _current(conn: Connection, turn: str, judge: str) -> Verdict:
-    reaction = turns.reaction(conn, turn)
+    reaction = turns.current_reaction(conn, turn)
     return verdict(turn, reaction.revision if reaction else 0, judge=judge)
 
 
@@ -225,7 +225,7 @@ def test_only_moves_of_the_table_ever_happen(
         seen = conn.exec_driver_sql("SELECT old, new FROM moves WHERE turn = ?", (id_,)).all()
         now = state(conn, id_)
     for old, new in seen:
-        assert TurnState(new) in TURN_MOVES[TurnState(old)], (old, new)
+        assert TurnState(new) in TURN_TRANSITIONS[TurnState(old)], (old, new)
     assert (TurnState(seen[-1].new) if seen else TurnState.SERVED) is now
 
 
@@ -246,4 +246,4 @@ def test_a_truncated_reply_trains_by_hints_only(conn: Connection) -> None:
     judged(conn, "a", hints=("h",), finish_reason=FinishReason.LENGTH)
     judged(conn, "b", hints=("h",))
     signals = conn.exec_driver_sql("SELECT signal FROM turns ORDER BY seq").scalars().all()
-    assert signals == [turns.HINT, turns.HINT | turns.SCORE]
+    assert signals == [turns.HINT_SIGNAL, turns.HINT_SIGNAL | turns.SCORE_SIGNAL]

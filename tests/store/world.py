@@ -25,7 +25,7 @@ from openclaw_rl.types import (
 )
 
 KEY = b"k" * 32
-NOTHING = message_hash.Transience(())
+NOTHING = message_hash.EphemeralMatcher(())
 WORDS = "Here is what you asked for."
 
 
@@ -37,7 +37,7 @@ def request(id: str, **changes: Any) -> Request:
         agent="agent",
         messages=messages,
         tools=[{"type": "function", "function": {"name": "look", "parameters": {}}}],
-        marks=message_hash.marks(messages, KEY, NOTHING),
+        marks=message_hash.mark_messages(messages, KEY, NOTHING),
         template={"enable_thinking": False, "n": {"deep": [1, None]}},
         sampling=Sampling(temperature=0.7, stop=("END",), seed=3),
         prompt_ids=np.array([1, 2, 3, 2**31 - 1], np.int32),
@@ -60,7 +60,7 @@ def reply(to: Request, ids: Sequence[int] = (5, 6, 7), **changes: Any) -> Reply:
         mask=np.arange(n) % 2 == 0,
         spans=(Span(start=0, end=n, version=0),) if n else (),
         finish_reason=FinishReason.STOP,
-        mark=message_hash.mark(message, index=2, chain=to.marks[-1].chain, key=KEY),
+        mark=message_hash.mark_message(message, index=2, chain=to.marks[-1].chain, key=KEY),
         finished_at=11.0,
     )
     return replace(made, **changes)
@@ -74,7 +74,9 @@ def serve(conn: Connection, id: str, **changes: Any) -> None:
 
 def close(conn: Connection, id: str, words: str = "Thanks.", at: float = 12.0) -> bool:
     said = [{"role": "user", "content": words}]
-    return reactions.close(conn, id, messages=said, signature=words.encode(), source="later", how="exact", at=at)
+    return reactions.record_reaction(
+        conn, id, messages=said, signature=words.encode(), source="later", how="exact", at=at
+    )
 
 
 def verdict(turn: str, revision: int = 1, score: int | None = 1, **changes: Any) -> Verdict:

@@ -11,9 +11,9 @@ import pytest
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store import exchanges, heartbeats, leases, policies, reactions, turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.supervisor.completion import QUIET, Ending, wanted
-from openclaw_rl.train.lease_keeper import LEASE
-from openclaw_rl.train.orchestrator import WAITING
+from openclaw_rl.supervisor.completion import IDLE_CHECKS, CompletionChecker, ends_by_itself
+from openclaw_rl.train.lease_keeper import TRAINER_LEASE
+from openclaw_rl.train.orchestrator import WAITING_PREFIX
 from openclaw_rl.types import (
     ExchangeStatus,
     FinishReason,
@@ -27,10 +27,10 @@ from openclaw_rl.types import (
 )
 
 
-def ending(tmp_path: Path, **settings: Any) -> tuple[Ending, Store]:
+def ending(tmp_path: Path, **settings: Any) -> tuple[CompletionChecker, Store]:
     config = Config(home=str(tmp_path), **settings)
     store = Store.open(config.store_path)
-    return Ending(config, store), store
+    return CompletionChecker(config, store), store
 
 
 def rooted(store: Store) -> None:
@@ -38,9 +38,9 @@ def rooted(store: Store) -> None:
         policies.ensure_root(conn, base="b", identity="i", at=1.0)
 
 
-def looks(made: Ending) -> list[bool]:
+def looks(made: CompletionChecker) -> list[bool]:
     """One more than it takes."""
-    return [made.look() is not None for _ in range(QUIET + 2)]
+    return [made.finished_reason() is not None for _ in range(IDLE_CHECKS + 2)]
 
 
 @pytest.mark.parametrize(
@@ -56,15 +56,15 @@ def looks(made: Ending) -> list[bool]:
     ],
 )
 def test_who_ends_by_itself(settings: dict[str, Any], rooms: tuple[str, ...], ends: bool) -> None:
-    assert wanted(Config(**settings), rooms) is ends
+    assert ends_by_itself(Config(**settings), rooms) is ends
 
 
 def test_the_last_step_is_the_end(tmp_path: Path) -> None:
     made, store = ending(tmp_path, train={"max_steps": 2})
-    assert made.look() is None, "no policy yet"
+    assert made.finished_reason() is None, "no policy yet"
     rooted(store)
     for version in (1, 2):
-        assert made.look() is None
+        assert made.finished_reason() is None
         policy = Policy(
             version=version,
             parent=version - 1,
@@ -77,10 +77,10 @@ def test_the_last_step_is_the_end(tmp_path: Path) -> None:
             created_at=1.0,
         )
         with store.write() as conn:
-            lease = leases.acquire(conn, LEASE, "test", 10.0, 1.0)
+            lease = leases.acquire(conn, TRAINER_LEASE, "test", 10.0, 1.0)
             assert lease is not None
             policies.publish(conn, lease, policy, [], 1.0)
-    assert made.look() == "train.max_steps 2 is reached; version 2 is the last"
+    assert made.finished_reason() == "train.max_steps 2 is reached; version 2 is the last"
     store.close()
 
 
@@ -112,7 +112,7 @@ def judge_one(store: Store, *, closed_only: bool) -> None:
         if closed_only:
             exchanges.admit(conn, [request])
             exchanges.finish(conn, [reply])
-            reactions.close(
+            reactions.record_reaction(
                 conn,
                 "t",
                 messages=[{"role": "user", "content": "thanks"}],
@@ -129,14 +129,14 @@ def test_nothing_left_is_the_end(tmp_path: Path) -> None:
     made, store = ending(tmp_path, train={"once": True})
     rooted(store)
     assert not any(looks(made)), "the trainer has not looked yet"
-    heartbeats.beat(store, "train", "making a batch")
+    heartbeats.write_heartbeat(store, "train", "making a batch")
     assert not any(looks(made)), "it is at work"
-    heartbeats.beat(store, "train", f"{WAITING}0 of 2")
+    heartbeats.write_heartbeat(store, "train", f"{WAITING_PREFIX}0 of 2")
     judge_one(store, closed_only=True)
     assert not any(looks(made)), "a turn waits for its verdict"
     judge_one(store, closed_only=False)
-    assert looks(made) == [False] * QUIET + [True, True], "the first look sees that something has happened"
-    assert "nothing is left to import, judge or train on (waiting for turns: 0 of 2)" in str(made.look())
+    assert looks(made) == [False] * IDLE_CHECKS + [True, True], "the first look sees that something has happened"
+    assert "nothing is left to import, judge or train on (waiting for turns: 0 of 2)" in str(made.finished_reason())
     store.close()
 
 
@@ -145,6 +145,6 @@ def test_what_is_not_imported_yet_is_left(tmp_path: Path) -> None:
     data.write_text("{}\n")
     made, store = ending(tmp_path, data={"path": str(data)})
     rooted(store)
-    heartbeats.beat(store, "train", f"{WAITING}0 of 2")
+    heartbeats.write_heartbeat(store, "train", f"{WAITING_PREFIX}0 of 2")
     assert not any(looks(made))
     store.close()

@@ -10,7 +10,7 @@ import openai
 
 from openclaw_rl.evals import user_driver
 from openclaw_rl.evals.personas import Persona
-from openclaw_rl.supervisor.subprocess_system import System
+from openclaw_rl.supervisor.subprocess_system import SubprocessSystem
 
 
 @dataclass(slots=True)
@@ -22,13 +22,15 @@ class Ledger:
     broken: list[str] = field(default_factory=list)
 
 
-async def user(system: System, persona: Persona, ledger: Ledger, stop: asyncio.Event, pause: float = 0.02) -> None:
+async def user(
+    system: SubprocessSystem, persona: Persona, ledger: Ledger, stop: asyncio.Event, pause: float = 0.02
+) -> None:
     """Talk until told to stop. A broken reply is tried again, as clients do."""
-    api = user_driver.client(system.base_url, system.key)
+    api = user_driver.openai_client(system.base_url, system.api_key)
     name = system.config.model.name
     while not stop.is_set():
         history: list[dict[str, str]] = []
-        while not stop.is_set() and (text := persona.next(history)) is not None:
+        while not stop.is_set() and (text := persona.next_message(history)) is not None:
             history.append({"role": "user", "content": text})
             reply = await _insist(api, name, history, ledger, stop)
             if reply is None:
@@ -43,7 +45,7 @@ async def _insist(
 ) -> str | None:
     while not stop.is_set():
         try:
-            spoken = await user_driver.say(api, name, history, temperature=1.0)
+            spoken = await user_driver.stream_reply(api, name, history, temperature=1.0)
         except (openai.OpenAIError, RuntimeError) as error:
             ledger.broken.append(f"{type(error).__name__}: {error}")
             await asyncio.sleep(0.1)
@@ -57,7 +59,7 @@ async def _insist(
 
 
 @contextlib.asynccontextmanager
-async def crowd(system: System, users: int, ledger: Ledger, pause: float = 0.02):  # type: ignore[no-untyped-def]
+async def crowd(system: SubprocessSystem, users: int, ledger: Ledger, pause: float = 0.02):  # type: ignore[no-untyped-def]
     """So many users talk while the block runs."""
     stop = asyncio.Event()
     tastes = ("short", "casual", "bulleted", "formal")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.system.test_words import run
 
-from openclaw_rl.supervisor.subprocess_system import System, post, scratch
+from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, post_json, scratch_config
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "one_turn.py"
 
@@ -33,13 +33,15 @@ def test_the_doctor_names_the_broken_link(tmp_path: Path) -> None:
 
 
 def test_status_and_inspect_tell_the_story(tmp_path: Path) -> None:
-    with System(scratch(tmp_path / "home", {"train.batch_min": 1, "train.batch_max": 1})) as system:
+    with SubprocessSystem(
+        scratch_config(tmp_path / "home", {"train.batch.min_turns": 1, "train.batch.max_turns": 1})
+    ) as system:
         home = str(system.config.home_dir)
         said = [{"role": "user", "content": "What is the capital of France?"}]
-        first = post(system, "/v1/chat/completions", {"model": "openclaw", "messages": said})
+        first = post_json(system, "/v1/chat/completions", {"model": "openclaw", "messages": said})
         said += [first["choices"][0]["message"], {"role": "user", "content": "No, too long. Keep it short, please."}]
-        post(system, "/v1/chat/completions", {"model": "openclaw", "messages": said})
-        system.settle()
+        post_json(system, "/v1/chat/completions", {"model": "openclaw", "messages": said})
+        system.wait_until_settled()
         status = run("status", "--home", home)
         assert "engine" in status.stdout
         assert "live" in status.stdout
@@ -51,9 +53,10 @@ def test_status_and_inspect_tell_the_story(tmp_path: Path) -> None:
         assert first["id"] in run("inspect", "policy", "1", "--home", home).stdout
         assert first["id"][:12] in run("inspect", "sessions", "--home", home).stdout
         assert "back to version 0" in run("rollback", "0", "--yes", "--home", home).stdout
-        assert system.settle() == 0
+        assert system.wait_until_settled() == 0
         assert (
-            post(system, "/v1/chat/completions", {"model": "openclaw", "messages": said})["system_fingerprint"] == "v0"
+            post_json(system, "/v1/chat/completions", {"model": "openclaw", "messages": said})["system_fingerprint"]
+            == "v0"
         )
         assert "was rolled back" in run("inspect", "turn", first["id"], "--home", home).stdout
 

@@ -32,28 +32,28 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from openclaw_rl.collect.worker import Collector
 from openclaw_rl.common import message_hash
-from openclaw_rl.common.message_hash import Transience
-from openclaw_rl.engines.embedded.model import BaseModel
-from openclaw_rl.engines.embedded.scheduler import Core
+from openclaw_rl.common.message_hash import EphemeralMatcher
+from openclaw_rl.engines.embedded.model import EmbeddedModel
+from openclaw_rl.engines.embedded.scheduler import EmbeddedEngine
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.judge import worker as judging
-from openclaw_rl.learner.oom import fitted
+from openclaw_rl.learner.oom import retry_on_oom
 from openclaw_rl.learner.trainer import LocalTrainer
 from openclaw_rl.methods.types import Sample
 from openclaw_rl.protocols import Judge
-from openclaw_rl.rollouts.runner import Task
-from openclaw_rl.rollouts.runner import run as roll
+from openclaw_rl.rollouts.runner import RolloutTask
+from openclaw_rl.rollouts.runner import run_rollouts as roll
 from openclaw_rl.settings.load import Config, ModelConfig, TrackConfig, from_flat
 from openclaw_rl.status import diagnose
 from openclaw_rl.store import exchanges, heartbeats, turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.supervisor.subprocess_system import System, scratch
+from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
 from openclaw_rl.supervisor.supervisor import Supervisor, prepare_home
 from openclaw_rl.testing import ScriptedJudge, ScriptedTrainer
-from openclaw_rl.train.gate import refusal
-from openclaw_rl.train.orchestrator import TrainRoom
-from openclaw_rl.train.sample_builder import Builder
-from openclaw_rl.train.tracking import Tracker
+from openclaw_rl.train.gate import rejection_reason
+from openclaw_rl.train.orchestrator import TrainLoop
+from openclaw_rl.train.sample_builder import SampleBuilder
+from openclaw_rl.train.tracking import MetricsTracker
 from openclaw_rl.train.worker import make_method
 from openclaw_rl.types import JudgeInput, PolicyState, Sampling, TurnState, Verdict
 
@@ -84,7 +84,7 @@ def drained(config: Config, store: Store, judge: Judge | None = None, *, within:
 
 def _closed(store: Store) -> int:
     with store.read() as conn:
-        return turns.counts(conn).get(TurnState.CLOSED, 0)
+        return turns.count_by_state(conn).get(TurnState.CLOSED, 0)
 
 
 def waiting(store: Store, name: str, words: Sequence[str]) -> list[str]:
@@ -97,7 +97,7 @@ def waiting(store: Store, name: str, words: Sequence[str]) -> list[str]:
 
 def verdicts(store: Store, ids: Sequence[str]) -> list[int | None]:
     with store.read() as conn:
-        found: list[Verdict] = [v for id_ in ids if (v := turns.verdict(conn, id_))]
+        found: list[Verdict] = [v for id_ in ids if (v := turns.current_verdict(conn, id_))]
     assert len(found) == len(ids)
     return [v.score for v in found]
 
@@ -203,28 +203,30 @@ def test_a_narrower_band_leaves_fewer_rewards_without_a_verdict(store: Store, tm
 
 
 def test_a_larger_batch_drains_the_queue_in_fewer_steps(
-    store: Store, builder: Builder, fill: Callable[..., list[str]], tmp_path: Path
+    store: Store, builder: SampleBuilder, fill: Callable[..., list[str]], tmp_path: Path
 ) -> None:
     took = []
     settings: dict[str, Any] = {}
     for name in ("before", "after"):
         fill(store, 64)
         train = home(store, settings).train
-        room = TrainRoom(store, ScriptedTrainer(), builder, train, tmp_path / name)
+        room = TrainLoop(store, ScriptedTrainer(), builder, train, tmp_path / name)
         if not settings:
             settings = dict(seen(store, now=time.time())["the trainer falls behind"].settings)
-        took.append(sum(1 for _ in itertools.takewhile(bool, (room.turn() for _ in range(20)))))
+        took.append(sum(1 for _ in itertools.takewhile(bool, (room.run_once() for _ in range(20)))))
         room.close()
     assert took == [4, 2]
 
 
 @pytest.fixture(scope="module")
-def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    with System(scratch(tmp_path_factory.mktemp("home"), {"train.batch_min": 64, "train.batch_max": 64})) as made:
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SubprocessSystem]:
+    with SubprocessSystem(
+        scratch_config(tmp_path_factory.mktemp("home"), {"train.batch.min_turns": 64, "train.batch.max_turns": 64})
+    ) as made:
         yield made
 
 
-def test_more_workers_make_more_rollouts_at_once(system: System, store: Store, tmp_path: Path) -> None:
+def test_more_workers_make_more_rollouts_at_once(system: SubprocessSystem, store: Store, tmp_path: Path) -> None:
     """Against the real gateway and engine, with an environment that takes its time, as environments do."""
     (tmp_path / "slow.py").write_text(
         "import asyncio\nrunning = 0\nasync def rollout(model, task):\n    global running\n    running += 1\n"
@@ -233,13 +235,13 @@ def test_more_workers_make_more_rollouts_at_once(system: System, store: Store, t
     )
     rollouts = {"rollout.function_path": str(tmp_path / "slow.py")}
     steps(store, (0, 1, 1), (100, 1, 1), (200, 1, 1))
-    heartbeats.beat(store, "train", "waiting for turns: 0 of 2")
+    heartbeats.write_heartbeat(store, "train", "waiting for turns: 0 of 2")
     trouble = seen(store, rollouts)["slow collection"]
     most = []
     for settings in (rollouts, rollouts | dict(trouble.settings)):
         config = system.config.model_copy(update={"rollout": home(store, settings).rollout})
         out = tmp_path / str(len(most))
-        done = asyncio.run(roll(config, [Task(words="Hi")], out, num=16))
+        done = asyncio.run(roll(config, [RolloutTask(text="Hi")], out, num=16))
         assert not any(one.error for one in done)
         most.append(max(json.loads(file.read_text())["result"] for file in out.glob("*.json")))
     assert most == [2, trouble.settings["rollout.workers"]]
@@ -249,14 +251,18 @@ def stepped(path: str, settings: Mapping[str, Any], draw: Callable[..., list[Sam
     """Ten steps on praise and blame by turns, from the last version that passed the gate; how many did not."""
     train = from_flat(dict(settings)).train
     trainer = LocalTrainer(path, make_method(train), train)
-    tracker, before, rejected = Tracker(TrackConfig(), out.parent / "logs", run="r", settings={}), None, 0
+    tracker, before, rejected = MetricsTracker(TrackConfig(), out.parent / "logs", run="r", settings={}), None, 0
     for n in range(10):
         result = trainer.step(draw(trainer, n, 8, reward=(-1.0, 1.0)[n % 2]), str(out / str(n)))
         assert result.folder is not None
-        bounds = {"grad_norm": train.gate_grad_norm, "kl": train.gate_kl, "step_kl": train.max_step_kl}
-        refused = refusal(result.metrics, **bounds) is not None
+        bounds = {
+            "grad_norm": train.safety.gate_grad_norm,
+            "kl": train.safety.gate_kl,
+            "step_kl": train.safety.max_step_kl,
+        }
+        refused = rejection_reason(result.metrics, **bounds) is not None
         state = PolicyState.REJECTED if refused else PolicyState.LIVE
-        tracker.tell(replace(world.policy(n + 1, 0), state=state), result.metrics, [])
+        tracker.log_step(replace(world.policy(n + 1, 0), state=state), result.metrics, [])
         before = before if refused else result
         if refused:
             rejected += 1
@@ -269,8 +275,13 @@ def test_smaller_steps_pass_the_gate(
     tiny: str, draw: Callable[..., list[Sample]], tmp_path: Path, store: Store, weights: str, rate: float
 ) -> None:
     """The real trainer on a rate that is far too high; the same batches."""
-    fixed = {"train.method": "binary", "train.max_gap": 9.0, "train.max_batch_gap": 9.0, "train.weights": weights}
-    settings = fixed | {"train.learning_rate": rate}
+    fixed = {
+        "train.method": "binary",
+        "train.safety.max_turn_log_ratio": 9.0,
+        "train.safety.max_batch_log_ratio": 9.0,
+        "train.finetune": weights,
+    }
+    settings = fixed | {"train.optimizer.learning_rate": rate}
     assert stepped(tiny, settings, draw, tmp_path / "before") == 10
     trouble = seen(store, settings)["unstable training"]
     assert stepped(tiny, settings | dict(trouble.settings), draw, tmp_path / "after") == 0
@@ -317,14 +328,14 @@ def too_large(store: Store) -> Mapping[str, Any]:
         raise torch.OutOfMemoryError("Tried to allocate 2.00 GiB")
 
     with logs_of("train", home(store)), pytest.raises(OpenClawError, match="does not fit into memory"):
-        fitted(too_much, Rows(), lambda: False)
+        retry_on_oom(too_much, Rows(), lambda: False)
     return seen(store, WIDE, now=time.time())["out of memory"].settings
 
 
 WIDE = {
-    **{"train.method": "binary", "train.max_gap": 99.0, "train.max_batch_gap": 99.0},
+    **{"train.method": "binary", "train.safety.max_turn_log_ratio": 99.0, "train.safety.max_batch_log_ratio": 99.0},
     # By default a trainer takes this cure by itself (tests/learner/model/test_activation_checkpointing.py).
-    "train.checkpointing": False,
+    "train.gradient_checkpointing": False,
 }
 
 
@@ -332,7 +343,7 @@ def test_each_setting_makes_a_step_smaller(tmp_path: Path, store: Store) -> None
     """One after the other, as doctor says. Offloading frees a GPU, and is not seen on a CPU."""
     path, cure, settings = large(tmp_path / "model"), too_large(store), dict(WIDE)
     found = [measured(path, settings, tmp_path / "0")]
-    for keys in (("train.checkpointing",), ("train.micro_tokens", "train.lora.rank")):
+    for keys in (("train.gradient_checkpointing",), ("train.batch.micro_tokens", "train.lora.rank")):
         settings |= {key: cure[key] for key in keys}
         found.append(measured(path, settings, tmp_path / keys[0]))
     (before, _), (checkpointed, trained), (smaller, fewer) = found
@@ -345,7 +356,7 @@ def test_each_setting_makes_a_step_smaller(tmp_path: Path, store: Store) -> None
 def test_a_base_in_four_bits_is_smaller(tmp_path: Path, store: Store) -> None:
     path, cure = large(tmp_path / "model"), too_large(store)
     found = []
-    for more in ({}, {"train.base_bits": cure["train.base_bits"]}):
+    for more in ({}, {"train.base_quantization_bits": cure["train.base_quantization_bits"]}):
         train = from_flat(WIDE | more).train
         parameters = list(LocalTrainer(path, make_method(train), train).model.parameters())
         found.append([sum(p.nbytes for p in parameters if p.requires_grad is trained) for trained in (False, True)])
@@ -356,18 +367,18 @@ def test_a_base_in_four_bits_is_smaller(tmp_path: Path, store: Store) -> None:
 
 def test_half_of_the_engines_batch_holds_half_of_the_replies(tiny: str, store: Store) -> None:
     """The real engine's core, asked for more replies than it takes at once: their number, and bytes of their states."""
-    model, found = BaseModel.load(ModelConfig(path=tiny, device="cpu")), []
+    model, found = EmbeddedModel.load(ModelConfig(path=tiny, device="cpu")), []
     before = home(store).engine
     cured = home(store, dict(killed(store).settings)).engine
     for engine in (before, cured):
-        core, most = Core(model, engine), 0
+        core, most = EmbeddedEngine(model, engine), 0
         for number in range(before.max_batch + 8):
             prompt = np.full(8, number % 60, np.int32)
             core.generate(number, 0, prompt, Sampling(max_tokens=24, seed=number), ())
-        while core.busy:
+        while core.has_work:
             core.step()
-            most = max(most, core.running)
-        found.append((most, core._slots.data.nbytes))
+            most = max(most, core.running_count)
+        found.append((most, core._kv_cache.data.nbytes))
     assert [most for most, _ in found] == [before.max_batch, before.max_batch // 2]
     assert found[1][1] == found[0][1] / 2
 
@@ -380,18 +391,18 @@ STATUS = "[status of {} at {}]"
 
 def conversation(store: Store, patterns: Sequence[str]) -> int:
     """Calls of a client that puts a line of its own into the history, another one each time; how many are lost."""
-    passing = Transience(patterns)
+    passing = EphemeralMatcher(patterns)
     with store.write() as conn:
         for n in range(10):
             first = [{"role": "user", "content": STATUS.format("it", n)}, {"role": "user", "content": f"this is {n}"}]
-            marks = message_hash.marks(first, world.KEY, passing)
+            marks = message_hash.mark_messages(first, world.KEY, passing)
             request = world.request(f"t{n}", messages=first, marks=marks)
             exchanges.admit(conn, [request])
             exchanges.finish(conn, [world.reply(request)])
             said = [{"role": "user", "content": STATUS.format("it", f"{n} later")}, first[1]]
             said += [{"role": "assistant", "content": world.WORDS}, {"role": "user", "content": "And now?"}]
             again = world.request(
-                f"u{n}", messages=said, marks=message_hash.marks(said, world.KEY, passing), admitted_at=12.0
+                f"u{n}", messages=said, marks=message_hash.mark_messages(said, world.KEY, passing), admitted_at=12.0
             )
             exchanges.admit(conn, [again])
             exchanges.finish(conn, [world.reply(again, finished_at=13.0)])
@@ -403,19 +414,19 @@ def conversation(store: Store, patterns: Sequence[str]) -> int:
 @pytest.mark.parametrize("named", [False, True])
 def test_what_a_client_adds_is_named_and_passes(store: Store, named: bool) -> None:
     told = r"\[status of it at [^\]]*\]"
-    patterns = [*home(store).serve.transient_patterns, *([told] if named else [])]
+    patterns = [*home(store).serve.ephemeral_patterns, *([told] if named else [])]
     assert conversation(store, patterns) == (0 if named else 10)
     trouble = seen(store, now=20.0).get("wrong session tracking")
     assert (trouble is None) == named
-    assert trouble is None or "serve.transient_patterns" in trouble.advice
+    assert trouble is None or "serve.ephemeral_patterns" in trouble.advice
 
 
 def test_the_engine_that_doctor_names_starts(store: Store) -> None:
     settings = {"engine.backend": "sglang"}
-    trouble = diagnose._engine(home(store, settings))
+    trouble = diagnose._check_engine(home(store, settings))
     assert trouble is not None
     config = home(store, settings | dict(trouble.settings))
-    assert diagnose._engine(config) is None
+    assert diagnose._check_engine(config) is None
     prepare_home(config)
 
     async def up() -> None:

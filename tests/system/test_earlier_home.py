@@ -13,7 +13,7 @@ from tests.system.test_words import run
 from openclaw_rl.settings.load import load
 from openclaw_rl.store import policies
 from openclaw_rl.store.db import Store
-from openclaw_rl.supervisor.subprocess_system import System, post
+from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, post_json
 from openclaw_rl.supervisor.supervisor import free_port
 
 ARCHIVE = Path(__file__).with_name("home_0_1.tar.xz")
@@ -39,37 +39,45 @@ def test_the_settings_of_today_follow_from_the_earlier_keys(earlier_home: Path) 
     assert config.collect.client_prompt_patterns == ("^Summarize the conversation",)
     assert (run_.max_crashes_per_minute, run_.heartbeat_timeout, run_.startup_timeout) == (4, 90.0, 600.0)
     assert (train.batch.min_turns, train.batch.max_uses, train.batch.replay_ratio) == (4, 2, 0.25)
-    assert (train.loss.token_ratio_min, train.loss.token_ratio_max, train.loss.length_ema_decay) == (0.4, 6.0, 0.98)
-    assert (train.safety.max_turn_log_ratio, train.safety.lease_ttl, train.distill.ratio_clip) == (0.6, 20.0, 2.5)
+    assert (
+        train.loss.surrogate.token_ratio_min,
+        train.loss.surrogate.token_ratio_max,
+        train.loss.surrogate.length_ema_decay,
+    ) == (0.4, 6.0, 0.98)
+    assert (train.safety.max_turn_log_ratio, train.safety.lease_ttl, train.distill.target.ratio_clip) == (
+        0.6,
+        20.0,
+        2.5,
+    )
     assert (train.finetune, train.base_quantization_bits, train.gradient_checkpointing) == ("lora", 16, False)
-    assert (train.distill.teacher, train.distill.ema_rate, train.lora.rank) == ("base", 0.05, 2)
+    assert (train.distill.target.teacher, train.distill.target.ema_rate, train.lora.rank) == ("base", 0.05, 2)
 
 
 @pytest.mark.timeout(600)
 def test_it_serves_trains_on_and_rolls_back(earlier_home: Path) -> None:
     port, key = free_port(), (earlier_home / "api_key").read_text().strip()
-    flags = {"home": str(earlier_home), "serve.port": port, "train.batch_min": 1, "train.batch_max": 4}
+    flags = {"home": str(earlier_home), "serve.port": port, "train.batch.min_turns": 1, "train.batch.max_turns": 4}
     config = load(file=earlier_home / "settings.yaml", flags=flags, environ={})
     assert yaml.safe_load((earlier_home / "settings.yaml").read_text())["train"]["gap_low"] == 0.4
-    with System(config) as system:
-        assert system.key == key
-        assert system.settle() == 2, "the head is the version that the rollback of 0.1 left"
+    with SubprocessSystem(config) as system:
+        assert system.api_key == key
+        assert system.wait_until_settled() == 2, "the head is the version that the rollback of 0.1 left"
         history = [{"role": "user", "content": "What is the capital of France?"}]
-        first = post(system, "/v1/chat/completions", {"model": "openclaw", "messages": history})
+        first = post_json(system, "/v1/chat/completions", {"model": "openclaw", "messages": history})
         assert first["system_fingerprint"] == "v2"
         history += [first["choices"][0]["message"], {"role": "user", "content": "No, too long. Keep it short, please."}]
-        post(system, "/v1/chat/completions", {"model": "openclaw", "messages": history})
-        head = system.settle()
+        post_json(system, "/v1/chat/completions", {"model": "openclaw", "messages": history})
+        head = system.wait_until_settled()
         assert head >= 4
         home = ("--home", str(earlier_home))
         assert first["id"] in run("inspect", "policy", str(head), *home).stdout
         assert "version 1 answers again" in run("rollback", "1", "--yes", *home).stdout
-        assert system.settle() == 1
-        again = post(system, "/v1/chat/completions", {"model": "openclaw", "messages": history[:1]})
+        assert system.wait_until_settled() == 1
+        again = post_json(system, "/v1/chat/completions", {"model": "openclaw", "messages": history[:1]})
         assert again["system_fingerprint"] == "v1"
     store = Store.open(config.store_path, create=False)
     with store.read() as conn:
-        states = {p.version: p.state.value for p in policies.all(conn)}
+        states = {p.version: p.state.value for p in policies.list_all(conn)}
     assert states[0] == states[1] == "live"
     assert {states[2], states[3]} == {"rolled_back"}
     store.close()

@@ -18,7 +18,7 @@ from tests.system.fuzz import Shot, shot
 
 from openclaw_rl.store import heartbeats
 from openclaw_rl.store.db import Store
-from openclaw_rl.supervisor.subprocess_system import System, scratch
+from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
 
 CLIENTS = 16
 HANG = 60.0  # seconds
@@ -30,11 +30,11 @@ def resident(pid: int) -> float:
     return int(status.split("VmRSS:")[1].split()[0]) / 1024
 
 
-def pid_of(system: System, room: str) -> int:
+def pid_of(system: SubprocessSystem, room: str) -> int:
     store = Store.open(system.config.store_path, create=False)
     try:
         with store.read() as conn:
-            return next(b.pid for b in heartbeats.beats(conn) if b.name == room)
+            return next(b.pid for b in heartbeats.read_heartbeats(conn) if b.name == room)
     finally:
         store.close()
 
@@ -44,7 +44,7 @@ async def fire(session: aiohttp.ClientSession, one: Shot) -> tuple[int, bytes]:
         return answer.status, await answer.read()
 
 
-async def barrage(system: System, shots: list[Shot], bad: list[str]) -> Counter[int]:
+async def barrage(system: SubprocessSystem, shots: list[Shot], bad: list[str]) -> Counter[int]:
     """Sixteen at a time; what is not as promised is put into `bad`."""
     seen: Counter[int] = Counter()
     queue = iter(shots)
@@ -65,7 +65,7 @@ async def barrage(system: System, shots: list[Shot], bad: list[str]) -> Counter[
             elif status == 200 and b"data: " in body and not _whole(body):
                 bad.append(f"a stream without an end {body[-300:]!r}: {one}")
 
-    headers = {"Authorization": f"Bearer {system.key}", "Content-Type": "application/json"}
+    headers = {"Authorization": f"Bearer {system.api_key}", "Content-Type": "application/json"}
     # A connection for each request: after an error the gateway may close one, and what came of a request shows.
     connector = aiohttp.TCPConnector(force_close=True)
     async with aiohttp.ClientSession(system.base_url, headers=headers, connector=connector) as session:
@@ -83,7 +83,7 @@ def test_nothing_breaks_it(tmp_path: Path, request: pytest.FixtureRequest) -> No
     rng = random.Random(20)
     shots = [shot(rng) for _ in range(count)]
     bad: list[str] = []
-    with System(scratch(tmp_path / "home", {"judge.num_judges": 1})) as system:
+    with SubprocessSystem(scratch_config(tmp_path / "home", {"judge.num_judges": 1})) as system:
         gateway = pid_of(system, "gateway")
         seen = asyncio.run(barrage(system, shots[: count // 2], bad))
         half = resident(gateway)

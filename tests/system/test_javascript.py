@@ -11,7 +11,7 @@ import pytest
 
 from openclaw_rl.store import exchanges
 from openclaw_rl.store.db import Store
-from openclaw_rl.supervisor.subprocess_system import System, scratch
+from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
 from openclaw_rl.types import ExchangeStatus
 
 SCRIPT = Path(__file__).parent / "js"
@@ -27,8 +27,8 @@ def test_the_javascript_client_works_unmodified(tmp_path: Path) -> None:
     installed = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if installed.returncode != 0:
         pytest.skip(f"NOT CHECKED: the openai package cannot be installed: {installed.stderr[-300:]}")
-    with System(scratch(tmp_path / "home")) as system:
-        arguments = [f"{system.base_url}/v1", system.key, system.config.model.name]
+    with SubprocessSystem(scratch_config(tmp_path / "home")) as system:
+        arguments = [f"{system.base_url}/v1", system.api_key, system.config.model.name]
         told = _node(folder, "smoke.mjs", arguments)
         cancelled = next(line for line in told.splitlines() if line.startswith("cancelled")).split()[1]
         assert _status(system, cancelled) is not ExchangeStatus.RUNNING
@@ -45,7 +45,7 @@ def _node(folder: Path, script: str, arguments: list[str]) -> str:
     return done.stdout
 
 
-def _status(system: System, id_: str) -> ExchangeStatus:
+def _status(system: SubprocessSystem, id_: str) -> ExchangeStatus:
     """How the exchange ended, once it has."""
     store = Store.open(system.config.store_path, create=False)
     try:

@@ -16,7 +16,7 @@ from tests.system.load import Ledger, crowd
 from openclaw_rl.store import exchanges, heartbeats, policies
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.schema import uses, verdicts
-from openclaw_rl.supervisor.subprocess_system import System, scratch
+from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
 from openclaw_rl.types import ExchangeStatus
 
 VICTIMS = ("engine", "gateway", "judge", "train")
@@ -25,7 +25,7 @@ KILLS = 40
 
 def pid_of(store: Store, room: str) -> int | None:
     with store.read() as conn:
-        return next((int(b.pid) for b in heartbeats.beats(conn) if b.name == room), None)
+        return next((int(b.pid) for b in heartbeats.read_heartbeats(conn) if b.name == room), None)
 
 
 def alive(pid: int | None) -> bool:
@@ -58,11 +58,11 @@ def verdict_ids(store: Store) -> set[tuple[str, int, str]]:
 @pytest.mark.timeout(600)
 def test_forty_kills_lose_nothing(tmp_path: Path) -> None:
     rng = random.Random(20261120)
-    settings = {"train.lease": 3.0, "run.deaths": 30, "run.log_level": "warning"}
-    with System(scratch(tmp_path / "home", settings)) as system:
+    settings = {"train.safety.lease_ttl": 3.0, "run.max_crashes_per_minute": 30, "run.log_level": "warning"}
+    with SubprocessSystem(scratch_config(tmp_path / "home", settings)) as system:
         store = Store.open(system.config.store_path, create=False)
         ledger, committed = asyncio.run(_siege(system, store, rng))
-        head = system.settle(timeout=90)
+        head = system.wait_until_settled(timeout=90)
         assert head > 0, "nothing was learned under fire"
         _check_replies(store, ledger)
         assert committed <= verdict_ids(store), "a committed verdict was lost"
@@ -70,7 +70,9 @@ def test_forty_kills_lose_nothing(tmp_path: Path) -> None:
         store.close()
 
 
-async def _siege(system: System, store: Store, rng: random.Random) -> tuple[Ledger, set[tuple[str, int, str]]]:
+async def _siege(
+    system: SubprocessSystem, store: Store, rng: random.Random
+) -> tuple[Ledger, set[tuple[str, int, str]]]:
     ledger, committed = Ledger(), set[tuple[str, int, str]]()
     async with crowd(system, 3, ledger):
         await asyncio.sleep(3)
@@ -106,7 +108,7 @@ def _check_replies(store: Store, ledger: Ledger) -> None:
 def _check_uses(store: Store, head: int) -> None:
     with store.read() as conn:
         rows = conn.execute(select(uses.c.policy, uses.c.turn)).all()
-        lineages = [set(policies.lineage(conn, p.version)) for p in policies.all(conn)]
+        lineages = [set(policies.lineage(conn, p.version)) for p in policies.list_all(conn)]
         head_lineage = set(policies.lineage(conn, head))
     for lineage in [*lineages, head_lineage]:
         used = [turn for policy, turn in rows if policy in lineage]

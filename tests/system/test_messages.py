@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.store import exchanges, turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.supervisor.subprocess_system import System, scratch
+from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
 from openclaw_rl.types import Reaction
 
 WORDS = ["What is the capital of France?", "Thanks, that is what I wanted.", "And of Italy?"]
@@ -21,12 +21,12 @@ NOTE = {"type": "text", "text": "<system-reminder>\nBe kind.\n</system-reminder>
 
 
 def test_a_conversation_is_captured_and_linked(tmp_path: Path) -> None:
-    with System(scratch(tmp_path)) as system:
+    with SubprocessSystem(scratch_config(tmp_path)) as system:
         store = Store.open(system.config.store_path, create=False)
         try:
-            with anthropic.Anthropic(base_url=system.base_url, api_key=system.key, max_retries=0) as client:
+            with anthropic.Anthropic(base_url=system.base_url, api_key=system.api_key, max_retries=0) as client:
                 said = talk(client)
-            tokenizer = AutoTokenizer.from_pretrained(ModelFiles.find(system.config.model.path).folder)
+            tokenizer = AutoTokenizer.from_pretrained(ModelFiles.from_path(system.config.model.path).folder)
             for message in said:
                 with store.read() as conn:
                     kept = exchanges.get(conn, message.id)
@@ -71,7 +71,7 @@ def reaction(store: Store, turn: str) -> Reaction:
     until = time.monotonic() + 30
     while time.monotonic() < until:
         with store.read() as conn:
-            if (found := turns.reaction(conn, turn)) is not None:
+            if (found := turns.current_reaction(conn, turn)) is not None:
                 return found
         time.sleep(0.05)
     raise AssertionError(f"no reaction to {turn} within 30 s")

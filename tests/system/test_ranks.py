@@ -14,21 +14,26 @@ from tests.system.test_kill import pid_of
 
 from openclaw_rl.store import policies
 from openclaw_rl.store.db import Store
-from openclaw_rl.supervisor.subprocess_system import System, scratch
+from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
 
 WITHIN = 240.0  # seconds; a quiet machine needs a tenth
 
 
 @pytest.mark.timeout(900)
 def test_learning_goes_on_after_a_rank_was_killed(tmp_path: Path) -> None:
-    settings = {"train.ranks": 2, "train.launch.timeout": 60.0, "train.lease": 3.0, "run.deaths": 30}
-    with System(scratch(tmp_path / "home", settings)) as system:
+    settings = {
+        "train.ranks": 2,
+        "train.launch.timeout": 60.0,
+        "train.safety.lease_ttl": 3.0,
+        "run.max_crashes_per_minute": 30,
+    }
+    with SubprocessSystem(scratch_config(tmp_path / "home", settings)) as system:
         store = Store.open(system.config.store_path, create=False)
         try:
             asyncio.run(_learn_through_a_death(system, store))
             with store.read() as conn:
                 lineage = policies.lineage(conn, policies.head(conn).version)
-                used = [use.turn for version in lineage for use in policies.uses(conn, version)]
+                used = [use.turn for version in lineage for use in policies.uses_of_version(conn, version)]
         finally:
             store.close()
     assert used
@@ -38,7 +43,7 @@ def test_learning_goes_on_after_a_rank_was_killed(tmp_path: Path) -> None:
     assert "train ended (exit code 1): restarting it" in log
 
 
-async def _learn_through_a_death(system: System, store: Store) -> None:
+async def _learn_through_a_death(system: SubprocessSystem, store: Store) -> None:
     async with crowd(system, 2, Ledger()):
         before = await _version(store, 2)
         room = pid_of(store, "train")

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.store import exchanges, turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.supervisor.subprocess_system import System, scratch
+from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
 from openclaw_rl.types import Exchange, Turn
 
 WORDS = ["What is the capital of France?", "Thanks, that is what I wanted.", "And of Italy?"]
@@ -22,8 +22,8 @@ _T = TypeVar("_T")
 
 
 def test_a_conversation_is_captured_and_linked(tmp_path: Path) -> None:
-    with System(scratch(tmp_path)) as system:
-        client = openai.OpenAI(base_url=f"{system.base_url}/v1", api_key=system.key, max_retries=0)
+    with SubprocessSystem(scratch_config(tmp_path)) as system:
+        client = openai.OpenAI(base_url=f"{system.base_url}/v1", api_key=system.api_key, max_retries=0)
         store = Store.open(system.config.store_path, create=False)
         try:
             said = _talk(client, system.config.model.name)
@@ -61,8 +61,8 @@ def _talk(client: openai.OpenAI, model: str) -> dict[str, str]:
     return said
 
 
-def _check_tokens(system: System, kept: list[Exchange], said: dict[str, str]) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(ModelFiles.find(system.config.model.path).folder)
+def _check_tokens(system: SubprocessSystem, kept: list[Exchange], said: dict[str, str]) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(ModelFiles.from_path(system.config.model.path).folder)
     for exchange in kept:
         assert exchange.reply is not None
         assert (
@@ -82,7 +82,7 @@ def _check_link(store: Store, earlier: Exchange, later: Exchange) -> None:
     turn = _waited(lambda: _turn(store, later.request.id), lambda t: t.parent is not None)
     assert (turn.parent, turn.relation) == (earlier.request.id, "continuation")
     with store.read() as conn:
-        reaction = turns.reaction(conn, earlier.request.id)
+        reaction = turns.current_reaction(conn, earlier.request.id)
     assert reaction is not None
     assert [m["content"] for m in reaction.messages] == [later.request.messages[-1]["content"]]
     assert reaction.how == "exact"

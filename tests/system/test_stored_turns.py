@@ -18,7 +18,7 @@ from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.store import exchanges, policies, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.schema import exchanges as exchange_table
-from openclaw_rl.supervisor.subprocess_system import System, scratch
+from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
 from openclaw_rl.types import Exchange, ExchangeStatus, Policy
 
 SECONDS = 12.0
@@ -26,11 +26,11 @@ PATIENCE = 90.0  # seconds more that the first versions may take
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[System, Ledger, Store]]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SubprocessSystem, Ledger, Store]]:
     """A system in which 6 users talked for a while and several versions were trained and served."""
     home = tmp_path_factory.mktemp("served")
     ledger = Ledger()
-    with System(scratch(home, {"run.log_level": "warning"})) as system:
+    with SubprocessSystem(scratch_config(home, {"run.log_level": "warning"})) as system:
 
         async def talk() -> None:
             async with crowd(system, 6, ledger):
@@ -40,7 +40,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[System, L
                     await asyncio.sleep(0.2)
 
         asyncio.run(talk())
-        system.settle()
+        system.wait_until_settled()
         store = Store.open(system.config.store_path, create=False)
         yield system, ledger, store
         store.close()
@@ -66,19 +66,19 @@ def fresh_logprobs(model: torch.nn.Module, exchange: Exchange) -> np.ndarray:
 
 
 def load(policy: Policy) -> torch.nn.Module:
-    folder = ModelFiles.find(policy.base).folder
+    folder = ModelFiles.from_path(policy.base).folder
     base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     return base if policy.path is None else PeftModel.from_pretrained(base, policy.path).eval()
 
 
-def test_no_reply_broke_and_several_versions_were_served(served: tuple[System, Ledger, Store]) -> None:
+def test_no_reply_broke_and_several_versions_were_served(served: tuple[SubprocessSystem, Ledger, Store]) -> None:
     _, ledger, _ = served
     assert not ledger.broken
     assert len(ledger.finished) > 50
     assert len(ledger.versions) >= 3
 
 
-def test_logprobs_equal_a_fresh_forward_under_the_stored_policy(served: tuple[System, Ledger, Store]) -> None:
+def test_logprobs_equal_a_fresh_forward_under_the_stored_policy(served: tuple[SubprocessSystem, Ledger, Store]) -> None:
     _, _, store = served
     by_version: dict[int, list[Exchange]] = {}
     for exchange in all_done(store):
@@ -100,9 +100,11 @@ def test_logprobs_equal_a_fresh_forward_under_the_stored_policy(served: tuple[Sy
     assert worst > 0, "floats that agree to the last bit were not computed twice"
 
 
-def test_joined_deltas_equal_the_stored_text_and_the_decoded_tokens(served: tuple[System, Ledger, Store]) -> None:
+def test_joined_deltas_equal_the_stored_text_and_the_decoded_tokens(
+    served: tuple[SubprocessSystem, Ledger, Store],
+) -> None:
     system, ledger, store = served
-    tokenizer = AutoTokenizer.from_pretrained(ModelFiles.find(system.config.model.path).folder)
+    tokenizer = AutoTokenizer.from_pretrained(ModelFiles.from_path(system.config.model.path).folder)
     for exchange in all_done(store):
         assert exchange.reply is not None
         said = exchange.reply.message.get("content") or ""
@@ -112,7 +114,9 @@ def test_joined_deltas_equal_the_stored_text_and_the_decoded_tokens(served: tupl
             assert ledger.finished[exchange.request.id] == said
 
 
-def test_the_next_prompt_starts_with_the_stored_prompt_and_response(served: tuple[System, Ledger, Store]) -> None:
+def test_the_next_prompt_starts_with_the_stored_prompt_and_response(
+    served: tuple[SubprocessSystem, Ledger, Store],
+) -> None:
     _, _, store = served
     by_id = {e.request.id: e for e in all_done(store)}
     checked = 0

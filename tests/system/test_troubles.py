@@ -24,17 +24,17 @@ from openclaw_rl.collect.worker import Collector
 from openclaw_rl.common import message_hash
 from openclaw_rl.common.logging_metrics import setup_logging
 from openclaw_rl.errors import OpenClawError
-from openclaw_rl.judge.voting import majority
-from openclaw_rl.learner.oom import fitted
+from openclaw_rl.judge.voting import majority_score
+from openclaw_rl.learner.oom import retry_on_oom
 from openclaw_rl.settings.load import Config, TrackConfig, from_flat, load_all
 from openclaw_rl.status import diagnose
-from openclaw_rl.status.diagnose import Trouble
-from openclaw_rl.status.health import RECENT
+from openclaw_rl.status.diagnose import Diagnosis
+from openclaw_rl.status.health import LOG_WINDOW
 from openclaw_rl.store import exchanges, heartbeats, policies, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.supervisor.supervisor import Supervisor, prepare_home
-from openclaw_rl.train.gate import refusal
-from openclaw_rl.train.tracking import Tracker
+from openclaw_rl.train.gate import rejection_reason
+from openclaw_rl.train.tracking import MetricsTracker
 from openclaw_rl.types import Policy, PolicyState, Vote
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "troubles.md").read_text(encoding="utf-8")
@@ -50,11 +50,11 @@ def store(tmp_path: Path) -> Iterator[Store]:
     opened.close()
 
 
-def seen(store: Store, settings: dict[str, Any] | None = None, now: float = NOW) -> dict[str, Trouble]:
+def seen(store: Store, settings: dict[str, Any] | None = None, now: float = NOW) -> dict[str, Diagnosis]:
     """By name. Whatever cures them can be set, is not set yet, and stands in the guide."""
     config = home(store, settings)
     with store.read() as conn:
-        named = {trouble.name: trouble for trouble in diagnose.found(config, conn, now)}
+        named = {trouble.name: trouble for trouble in diagnose.find_diagnoses(config, conn, now)}
     for trouble in named.values():
         changed(config, trouble)
         assert trouble.name.replace(" sglang", "") in GUIDE
@@ -66,9 +66,9 @@ def home(store: Store, settings: dict[str, Any] | None = None) -> Config:
     return from_flat({"home": str(store.path.parent)} | (settings or {}))
 
 
-def changed(config: Config, trouble: Trouble) -> None:
+def changed(config: Config, trouble: Diagnosis) -> None:
     needed = ["judge.base_url=http://127.0.0.1:9/v1", "judge.model=some"] if "judge.kind" in trouble.settings else []
-    sets = (*needed, *(f"{key}={diagnose._word(value)}" for key, value in trouble.settings.items()))
+    sets = (*needed, *(f"{key}={diagnose._format_setting(value)}" for key, value in trouble.settings.items()))
     cured = load_all(sets=sets, environ={}).config
     for key in trouble.settings:
         before, after = config, cured
@@ -90,15 +90,15 @@ def logs_of(room: str, config: Config) -> Iterator[None]:
 
 def steps(store: Store, *told: tuple[float, float, float]) -> None:
     """(seconds since the epoch, seconds that the step took, gradient norm) of each, past the real gate."""
-    tracker = Tracker(TrackConfig(), home(store).logs_dir, run="r", settings={})
+    tracker = MetricsTracker(TrackConfig(), home(store).logs_dir, run="r", settings={})
     for version, (at, seconds, norm) in enumerate(told, 1):
         metrics = {"loss/total": 0.1, "kl": 0.1, "kl/step": 0.001, "gradient/norm": norm}
-        reason = refusal(metrics, grad_norm=100.0, kl=5.0, step_kl=0.003)
+        reason = rejection_reason(metrics, grad_norm=100.0, kl=5.0, step_kl=0.003)
         state = PolicyState.REJECTED if reason else PolicyState.LIVE
         policy = Policy(
             version=version, parent=0, state=state, path=None, digest="", base="b", identity="i", created_at=at
         )
-        tracker.tell(policy, metrics | {"seconds": seconds}, [])
+        tracker.log_step(policy, metrics | {"seconds": seconds}, [])
 
 
 def voted(store: Store, *scores: int, count: int = 10) -> None:
@@ -107,7 +107,7 @@ def voted(store: Store, *scores: int, count: int = 10) -> None:
             world.serve(conn, f"v{n}")
             world.close(conn, f"v{n}")
             votes = [Vote(score=score) for score in scores]
-            score, reason = majority(votes, 0.5)
+            score, reason = majority_score(votes, 0.5)
             turns.add_verdict(conn, world.verdict(f"v{n}", score=score, votes=tuple(votes), reason=reason))
 
 
@@ -122,11 +122,11 @@ def test_a_home_that_is_well_has_none(store: Store) -> None:
 class Rows:
     """Passes of two rows: they can be halved once."""
 
-    size, ranks = 128, 1
+    memory_limits, world_size = 128, 1
 
-    def shrink(self) -> str | None:
-        self.size //= 2
-        return f"passes of {self.size} tokens" if self.size == 64 else None
+    def reduce_memory(self) -> str | None:
+        self.memory_limits //= 2
+        return f"passes of {self.memory_limits} tokens" if self.memory_limits == 64 else None
 
 
 def test_out_of_memory(store: Store) -> None:
@@ -134,25 +134,25 @@ def test_out_of_memory(store: Store) -> None:
         raise torch.OutOfMemoryError("Tried to allocate 2.00 GiB")
 
     with logs_of("train", home(store)), pytest.raises(OpenClawError, match="does not fit into memory"):
-        fitted(too_much, Rows(), lambda: False)
-    trouble = seen(store, {"train.checkpointing": False}, time.time())["out of memory"]
-    assert "does not fit into memory" in trouble.seen
-    assert list(trouble.settings)[:2] == ["train.checkpointing", "train.micro_tokens"]
-    assert "train.checkpointing" not in seen(store, now=time.time())["out of memory"].settings, "it was tried"
-    further = {"train.checkpointing": True, "train.offload_optimizer": True}
+        retry_on_oom(too_much, Rows(), lambda: False)
+    trouble = seen(store, {"train.gradient_checkpointing": False}, time.time())["out of memory"]
+    assert "does not fit into memory" in trouble.evidence
+    assert list(trouble.settings)[:2] == ["train.gradient_checkpointing", "train.batch.micro_tokens"]
+    assert "train.gradient_checkpointing" not in seen(store, now=time.time())["out of memory"].settings, "it was tried"
+    further = {"train.gradient_checkpointing": True, "train.optimizer.offload": True}
     assert not further.keys() & seen(store, further, time.time())["out of memory"].settings.keys()
-    assert seen(store, now=time.time() + RECENT + 60) == {}
+    assert seen(store, now=time.time() + LOG_WINDOW + 60) == {}
 
 
-def killed(store: Store) -> Trouble:
+def killed(store: Store) -> Diagnosis:
     """What doctor says of an engine that the system kills."""
-    config = home(store, {"run.deaths": 1})
+    config = home(store, {"run.max_crashes_per_minute": 1})
     prepare_home(config)
 
     async def main() -> None:
         supervisor = Supervisor(config, ["engine"], echo=False)
         running = asyncio.create_task(supervisor.run(asyncio.Event()))
-        while (pid := supervisor.pid("engine")) is None:
+        while (pid := supervisor.worker_pid("engine")) is None:
             await asyncio.sleep(0.05)
         os.kill(pid, signal.SIGKILL)
         await asyncio.wait_for(running, 60)
@@ -164,7 +164,7 @@ def killed(store: Store) -> Trouble:
 
 def test_an_engine_that_the_system_kills(store: Store) -> None:
     trouble = killed(store)
-    assert "engine ended (signal SIGKILL)" in trouble.seen
+    assert "engine ended (signal SIGKILL)" in trouble.evidence
     assert trouble.settings == {"engine.max_batch": 16}
 
 
@@ -174,7 +174,7 @@ def test_a_judge_that_falls_behind(store: Store) -> None:
             world.serve(conn, f"t{n}")
             world.close(conn, f"t{n}")
     trouble = seen(store)["the judge falls behind"]
-    assert "17 turns without a verdict, the first for 988 s" in trouble.seen
+    assert "17 turns without a verdict, the first for 988 s" in trouble.evidence
     assert seen(store, dict(trouble.settings)) == {}
 
 
@@ -183,17 +183,17 @@ def test_a_trainer_that_falls_behind(store: Store) -> None:
         for n in range(32):
             world.judged(conn, f"t{n}")
     trouble = seen(store)["the trainer falls behind"]
-    assert trouble.seen.startswith("32 turns to train on, a step takes at most 16")
+    assert trouble.evidence.startswith("32 turns to train on, a step takes at most 16")
     assert seen(store, dict(trouble.settings)) == {}
     assert seen(store, {"train.method": "opd"}) == {}, "a method that learns from hints waits for none of these"
 
 
 def test_slow_collection(store: Store) -> None:
     steps(store, (0, 1, 1), (100, 1, 1), (200, 1, 1))
-    heartbeats.beat(store, "train", "waiting for turns: 0 of 2")
+    heartbeats.write_heartbeat(store, "train", "waiting for turns: 0 of 2")
     assert seen(store) == {}, "nobody is told to talk faster"
-    trouble = seen(store, {"data.rollout_dir": "/somewhere"})["slow collection"]
-    assert "busy 1% of the time" in trouble.seen
+    trouble = seen(store, {"data.watch_dir": "/somewhere"})["slow collection"]
+    assert "busy 1% of the time" in trouble.evidence
     assert trouble.settings == {"rollout.workers": 4}
 
 
@@ -213,17 +213,19 @@ def test_reactions_without_words(store: Store) -> None:
             world.serve(conn, f"t{n}")
             world.close(conn, f"t{n}", words="")
             assert turns.add_verdict(conn, world.verdict(f"t{n}", score=None))
-    assert "10 of the reactions have no text" in seen(store)["scores collapsed near the middle"].seen
+    assert "10 of the reactions have no text" in seen(store)["scores collapsed near the middle"].evidence
 
 
 def test_judges_that_disagree(store: Store) -> None:
     voted(store, 1, 1, -1)
     trouble = seen(store)["judges disagree"]
-    assert "67% of a turn's votes, over 10 turns" in trouble.seen
+    assert "67% of a turn's votes, over 10 turns" in trouble.evidence
     assert trouble.settings == {"judge.num_judges": 5, "judge.consensus_threshold": 0.6}
     narrow = [Vote(score=s) for s in (1, 1, 1, -1, -1)]
-    assert majority(narrow, 0.5)[0] == 1
-    assert majority(narrow, float(trouble.settings["judge.consensus_threshold"]))[0] is None, "it trains nothing now"
+    assert majority_score(narrow, 0.5)[0] == 1
+    assert majority_score(narrow, float(trouble.settings["judge.consensus_threshold"]))[0] is None, (
+        "it trains nothing now"
+    )
 
 
 def test_votes_that_tie_want_more_votes(store: Store) -> None:
@@ -236,10 +238,14 @@ def test_votes_that_tie_want_more_votes(store: Store) -> None:
 @pytest.mark.parametrize("norms", [(1, 1, 200, 300), (1, 1, 1, 1, 30)])
 def test_unstable_training(store: Store, norms: Sequence[float]) -> None:
     steps(store, *((float(n), 1.0, norm) for n, norm in enumerate(norms)))
-    settings = seen(store, {"train.weights": "full"})["unstable training"].settings
-    assert settings["train.learning_rate"] == 5e-7
-    assert seen(store)["unstable training"].settings["train.learning_rate"] == pytest.approx(5e-4)
-    assert (settings["train.clip_grad"], settings["train.clip_low"], settings["train.clip_high"]) == (0.5, 0.9, 1.1)
+    settings = seen(store, {"train.finetune": "full"})["unstable training"].settings
+    assert settings["train.optimizer.learning_rate"] == 5e-7
+    assert seen(store)["unstable training"].settings["train.optimizer.learning_rate"] == pytest.approx(5e-4)
+    assert (
+        settings["train.optimizer.clip_grad"],
+        settings["train.loss.clip_low"],
+        settings["train.loss.clip_high"],
+    ) == (0.5, 0.9, 1.1)
 
 
 @pytest.mark.parametrize(("answer", "lost"), [("Something else.", True), (world.WORDS, False)])
@@ -250,7 +256,7 @@ def test_wrong_session_tracking(store: Store, answer: str, lost: bool) -> None:
             world.serve(conn, f"t{n}")
             said = [*world.request(f"t{n}").messages, {"role": "assistant", "content": answer}]
             said.append({"role": "user", "content": "And now?"})
-            marks = message_hash.marks(said, world.KEY, world.NOTHING)
+            marks = message_hash.mark_messages(said, world.KEY, world.NOTHING)
             again = world.request(f"u{n}", messages=said, marks=marks, admitted_at=12.0)
             exchanges.admit(conn, [again])
             exchanges.finish(conn, [world.reply(again, finished_at=13.0)])
@@ -258,7 +264,7 @@ def test_wrong_session_tracking(store: Store, answer: str, lost: bool) -> None:
     found = seen(store, now=20.0)
     assert ("wrong session tracking" in found) == lost
     if lost:
-        assert found["wrong session tracking"].seen.startswith("10 of the newest 20 turns: no reply in its history")
+        assert found["wrong session tracking"].evidence.startswith("10 of the newest 20 turns: no reply in its history")
 
 
 def test_a_client_that_sends_no_history(store: Store) -> None:
@@ -266,18 +272,18 @@ def test_a_client_that_sends_no_history(store: Store) -> None:
         for n in range(20):
             world.serve(conn, f"t{n}")
     Collector(store, home(store).collect).step()
-    assert "continues an earlier one" in seen(store)["wrong session tracking"].seen
+    assert "continues an earlier one" in seen(store)["wrong session tracking"].evidence
 
 
 def test_an_engine_that_does_not_start(store: Store) -> None:
     """The real room, without the program that it is to start."""
-    settings = {"engine.backend": "sglang", "run.deaths": 2}
+    settings = {"engine.backend": "sglang", "run.max_crashes_per_minute": 2}
     config = home(store, settings)
     prepare_home(config)
     with logs_of("supervisor", config), pytest.raises(OpenClawError, match="engine crashed 2 times"):
         asyncio.run(Supervisor(config, ["engine"], echo=False).run(asyncio.Event()))
     trouble = seen(store, settings, now=time.time())["the sglang engine does not start"]
-    assert "sglang is not installed" in trouble.seen
+    assert "sglang is not installed" in trouble.evidence
     there = "vllm" if importlib.util.find_spec("vllm") else "embedded"
     assert trouble.settings == {"engine.backend": there}, "what could not start either is no cure"
 
@@ -287,14 +293,14 @@ def test_a_ray_head_that_does_not_answer(store: Store, capsys: pytest.CaptureFix
         taken.bind(("127.0.0.1", 0))  # bound and deaf: nobody else answers there
         port = taken.getsockname()[1]
         config = home(store, {"train.ranks": 2, "train.launch.by": "ray", "train.launch.ray": f"127.0.0.1:{port}"})
-        assert not diagnose.show(config, None)
+        assert not diagnose.print_diagnoses(config, None)
         said = capsys.readouterr().out
         cured = {"train.ranks": 2, "train.launch.ray": f"127.0.0.1:{port}", "train.launch.by": "local"}
-        assert diagnose.show(home(store, cured), None), "tests/learner/distributed/test_ranks.py trains so"
+        assert diagnose.print_diagnoses(home(store, cured), None), "tests/learner/distributed/test_ranks.py trains so"
     assert f"no head answers at 127.0.0.1:{port}" in said
     assert "--set train.launch.by=local" in said
     assert "ray start --head" in said
-    assert diagnose.show(home(store), None)
+    assert diagnose.print_diagnoses(home(store), None)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="then Ray is asked: tests/external/ray")
@@ -302,7 +308,7 @@ def test_what_answers_at_rays_address_is_not_taken_for_ray(store: Store, capsys:
     with socket.create_server(("127.0.0.1", 0)) as another:
         address = f"127.0.0.1:{another.getsockname()[1]}"
         config = home(store, {"train.ranks": 2, "train.launch.by": "ray", "train.launch.ray": address})
-        assert not diagnose.show(config, None)
+        assert not diagnose.print_diagnoses(config, None)
     said = capsys.readouterr().out
     assert "not installed here: pip install 'openclaw-rl[ray]'; without it, a Ray head at its address" in said
 

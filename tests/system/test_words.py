@@ -43,7 +43,10 @@ def test_help_answers_at_once_and_without_torch() -> None:
         (("up", "--model-path", "/no/such/model"), ("/no/such/model", "--model-path")),
         (("up", "--host", "0.0.0.0"), ("no key is set", "OPENCLAW_API_KEY")),
         (("up", "--config", "/no/such/file.yaml"), ("no such settings file",)),
-        (("up", "--save-dir", "~nobody-there/x"), ("train.save_dir ~nobody-there/x: expected the home folder",)),
+        (
+            ("up", "--save-dir", "~nobody-there/x"),
+            ("train.checkpoint.save_dir ~nobody-there/x: expected the home folder",),
+        ),
         (("judge", "--set", "judge.rules_path=/no/rules"), ("/no/rules: the judge's rules cannot be read",)),
         (
             ("judge", "--rm-checkpoint", "/no/prm"),
@@ -79,11 +82,11 @@ SHUT = "/proc" if os.geteuid() == 0 else "shut"  # nobody writes there, not even
 @pytest.mark.parametrize(
     ("command", "setting", "folder"),
     [
-        ("train", "train.save_dir", "file"),
-        ("up", "train.save_dir", "file/below"),
-        ("up", "train.save_dir", SHUT),
-        ("up", "data.buffer_dir", SHUT),
-        ("up", "data.rollout_dir", "file/below"),
+        ("train", "train.checkpoint.save_dir", "file"),
+        ("up", "train.checkpoint.save_dir", "file/below"),
+        ("up", "train.checkpoint.save_dir", SHUT),
+        ("up", "data.export_dir", SHUT),
+        ("up", "data.watch_dir", "file/below"),
         ("up", "home", SHUT),
         ("up", "home", "file"),
     ],

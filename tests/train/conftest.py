@@ -11,14 +11,14 @@ import pytest
 
 from openclaw_rl import methods
 from openclaw_rl.common import message_hash
-from openclaw_rl.common.client_patterns import REMINDER
-from openclaw_rl.common.message_hash import Transience
-from openclaw_rl.render.model_folder import ModelFiles, identity
+from openclaw_rl.common.client_patterns import SYSTEM_REMINDER
+from openclaw_rl.common.message_hash import EphemeralMatcher
+from openclaw_rl.render.model_folder import ModelFiles, compute_identity
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.load import STARTER
 from openclaw_rl.store import exchanges, policies, reactions, turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.train.sample_builder import Builder
+from openclaw_rl.train.sample_builder import SampleBuilder
 from openclaw_rl.types import (
     Exchange,
     ExchangeStatus,
@@ -40,18 +40,20 @@ IDENTITY = "i" * 64
 
 @pytest.fixture(scope="session")
 def renderer() -> Renderer:
-    return Renderer(ModelFiles.find(STARTER))
+    return Renderer(ModelFiles.from_path(STARTER))
 
 
 @pytest.fixture(scope="session")
 def starter_identity() -> str:
-    return identity(ModelFiles.find(STARTER))
+    return compute_identity(ModelFiles.from_path(STARTER))
 
 
 @pytest.fixture
-def builder(renderer: Renderer) -> Builder:
-    method = methods.make("combine", decay=0.95, shrink=8, clip=1, w_binary=1, w_opd=1)
-    return Builder(renderer=renderer, transient=Transience([REMINDER]), signal=method, max_staleness=64)
+def builder(renderer: Renderer) -> SampleBuilder:
+    method = methods.create_method("combine", decay=0.95, shrink=8, clip=1, w_binary=1, w_opd=1)
+    return SampleBuilder(
+        renderer=renderer, transient=EphemeralMatcher([SYSTEM_REMINDER]), signal=method, max_staleness=64
+    )
 
 
 @pytest.fixture
@@ -86,11 +88,11 @@ def judged(renderer: Renderer) -> Callable[..., JudgedTurn]:
         n = next(numbers)
         messages = [{"role": "user", "content": question}]
         prompt = renderer.render(messages).prompt_ids
-        response = np.append(renderer.tokens.encode(words), renderer.stop_token_ids[0]).astype(np.int32)
+        response = np.append(renderer.tokenizer.encode(words), renderer.stop_token_ids[0]).astype(np.int32)
         r = len(response)
         now = time.time() if at is None else at
         key = bytes(32)
-        marks = message_hash.marks(messages, key, Transience([]))
+        marks = message_hash.mark_messages(messages, key, EphemeralMatcher([]))
         answer = {"role": "assistant", "content": words}
         sent = Request(
             **{
@@ -116,7 +118,7 @@ def judged(renderer: Renderer) -> Callable[..., JudgedTurn]:
                 "mask": np.ones(r, bool),
                 "spans": (Span(start=0, end=r, version=sent.version),),
                 "finish_reason": FinishReason.STOP,
-                "mark": message_hash.mark(answer, index=1, chain=marks[-1].chain, key=key),
+                "mark": message_hash.mark_message(answer, index=1, chain=marks[-1].chain, key=key),
                 "finished_at": now,
                 **(reply or {}),
             }
@@ -137,7 +139,7 @@ def put(store: Store, items: list[JudgedTurn]) -> list[str]:
         exchanges.admit(conn, [i.exchange.request for i in items])
         exchanges.finish(conn, [i.exchange.reply for i in items if i.exchange.reply])
         for i in items:
-            reactions.close(
+            reactions.record_reaction(
                 conn,
                 i.turn.id,
                 messages=[{"role": "user", "content": "thanks"}],

@@ -13,13 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from openclaw_rl.errors import BrokenPolicy, ModelError, PluginError, RanksGone, TooLarge
-from openclaw_rl.settings.load import TrainConfig
+from openclaw_rl.settings.load import train_settings
 from openclaw_rl.store import policies, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.testing import ScriptedTrainer
 from openclaw_rl.train import batch_bisection
-from openclaw_rl.train.orchestrator import TrainRoom
-from openclaw_rl.train.sample_builder import Builder
+from openclaw_rl.train.orchestrator import TrainLoop
+from openclaw_rl.train.sample_builder import SampleBuilder
 from openclaw_rl.types import JudgedTurn, PolicyState
 
 Fill = Callable[..., list[str]]
@@ -43,12 +43,12 @@ def refuse(error: Exception) -> Callable[[], Mapping[str, float]]:
 
 
 @pytest.fixture
-def rooms(store: Store, builder: Builder, tmp_path: Path) -> Iterator[Callable[..., TrainRoom]]:
-    opened: list[TrainRoom] = []
+def rooms(store: Store, builder: SampleBuilder, tmp_path: Path) -> Iterator[Callable[..., TrainLoop]]:
+    opened: list[TrainLoop] = []
 
-    def make(trainer: ScriptedTrainer, **given: Any) -> TrainRoom:
-        train = TrainConfig(**{"batch_min": 4, "batch_max": 16, **given})
-        opened.append(TrainRoom(store, trainer, builder, train, tmp_path / "policies"))
+    def make(trainer: ScriptedTrainer, **given: Any) -> TrainLoop:
+        train = train_settings({"batch_min": 4, "batch_max": 16, **given})
+        opened.append(TrainLoop(store, trainer, builder, train, tmp_path / "policies"))
         return opened[-1]
 
     yield make
@@ -56,10 +56,10 @@ def rooms(store: Store, builder: Builder, tmp_path: Path) -> Iterator[Callable[.
         room.close()
 
 
-def work(room: TrainRoom, most: int = 99) -> int:
+def work(room: TrainLoop, most: int = 99) -> int:
     """Turns of the loop until there is nothing to do."""
     for done in range(most):
-        if not room.turn():
+        if not room.run_once():
             return done
     raise AssertionError("it does not come to an end")
 
@@ -68,7 +68,7 @@ def trained(store: Store) -> Counter[str]:
     """How often each turn was used on the head's line."""
     with store.read() as conn:
         line = policies.lineage(conn, policies.head(conn).version)
-        return Counter(use.turn for version in line for use in policies.uses(conn, version))
+        return Counter(use.turn for version in line for use in policies.uses_of_version(conn, version))
 
 
 def reasons(store: Store, ids: Sequence[str]) -> dict[str, str]:
@@ -87,7 +87,7 @@ WAYS = [
 
 @pytest.mark.parametrize(("act", "why"), WAYS, ids=["rejected", "ValueError", "ModelError", "PluginError"])
 def test_one_turn_of_sixteen_is_found(
-    store: Store, rooms: Callable[..., TrainRoom], fill: Fill, act: Callable[[], Mapping[str, float]], why: str
+    store: Store, rooms: Callable[..., TrainLoop], fill: Fill, act: Callable[[], Mapping[str, float]], why: str
 ) -> None:
     room = rooms(trainer := Spoilt(act))
     ids = fill(store, 16)
@@ -100,19 +100,19 @@ def test_one_turn_of_sixteen_is_found(
     assert [len(batch) for batch in trainer.batches] == [16, 8, 4, 4, 2, 1, 1, 2, 8]
 
 
-def test_who_dies_in_between_goes_on_where_it_was(store: Store, rooms: Callable[..., TrainRoom], fill: Fill) -> None:
+def test_who_dies_in_between_goes_on_where_it_was(store: Store, rooms: Callable[..., TrainLoop], fill: Fill) -> None:
     ids = fill(store, 8)
     for _ in range(9):
         room = rooms(trainer := Spoilt(refuse(ValueError("x"))))
         trainer.poison = {ids[0]}
-        room.turn()
+        room.run_once()
         room.close()
     assert trained(store) == Counter(ids[1:])
     assert list(reasons(store, ids)) == ids[:1]
 
 
 def test_the_longest_turn_leaves_when_a_batch_is_too_large(
-    store: Store, rooms: Callable[..., TrainRoom], fill: Fill
+    store: Store, rooms: Callable[..., TrainLoop], fill: Fill
 ) -> None:
     room = rooms(trainer := Spoilt(refuse(TooLarge("a step of one row a pass does not fit into memory"))))
     ids = fill(store, 3)
@@ -125,7 +125,7 @@ def test_the_longest_turn_leaves_when_a_batch_is_too_large(
     assert trained(store) == Counter(ids)
 
 
-def test_a_replay_that_is_too_long_is_left_alone(store: Store, rooms: Callable[..., TrainRoom], fill: Fill) -> None:
+def test_a_replay_that_is_too_long_is_left_alone(store: Store, rooms: Callable[..., TrainLoop], fill: Fill) -> None:
     room = rooms(trainer := Spoilt(refuse(TooLarge("too long"))), batch_min=2, max_uses=2)
     long = fill(store, 1, words="Paris. " * 9) + fill(store, 1)
     assert work(room) == 1
@@ -138,46 +138,50 @@ def test_a_replay_that_is_too_long_is_left_alone(store: Store, rooms: Callable[.
 
 @pytest.mark.parametrize("error", [BrokenPolicy("roll back"), RanksGone("rank 1"), RuntimeError("a bug")])
 def test_what_is_no_turns_fault_ends_the_room(
-    store: Store, rooms: Callable[..., TrainRoom], fill: Fill, error: Exception
+    store: Store, rooms: Callable[..., TrainLoop], fill: Fill, error: Exception
 ) -> None:
     room = rooms(trainer := Spoilt(refuse(error)))
     trainer.poison = set(fill(store, 4))
     with pytest.raises(type(error)):
-        room.turn()
+        room.run_once()
     assert not reasons(store, list(trainer.poison))
 
 
 def test_where_everything_fails_the_room_stands_still(
-    store: Store, rooms: Callable[..., TrainRoom], fill: Fill
+    store: Store, rooms: Callable[..., TrainLoop], fill: Fill
 ) -> None:
     """A loss of the owner that never works must not use up everything that people have said."""
     room = rooms(trainer := Spoilt(refuse(PluginError("loss.py:3"))))
     ids = fill(store, 16)
     trainer.poison = set(ids)
     work(room)
-    assert len(reasons(store, ids)) == batch_bisection.HOPELESS - 1
+    assert len(reasons(store, ids)) == batch_bisection.MAX_CONSECUTIVE_FAILURES - 1
     assert room.note.startswith("stopped until it is restarted: 8 turns failed one by one: it cannot be trained")
 
 
 @given(poison=st.sets(st.integers(0, 11)), raises=st.booleans())
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_is_poison_the_rest_trains_once(
-    judged: Judged, builder: Builder, tmp_path_factory: pytest.TempPathFactory, poison: set[int], raises: bool
+    judged: Judged, builder: SampleBuilder, tmp_path_factory: pytest.TempPathFactory, poison: set[int], raises: bool
 ) -> None:
     from tests.train.conftest import IDENTITY, put
 
     store = Store.open(tmp_path_factory.mktemp("blame") / "store.db")
     with store.write() as conn:
         policies.ensure_root(conn, base="b", identity=IDENTITY, at=1.0)
-    trainer = Spoilt(refuse(ValueError("x")) if raises and len(poison) < batch_bisection.HOPELESS else lambda: REJECTED)
+    trainer = Spoilt(
+        refuse(ValueError("x"))
+        if raises and len(poison) < batch_bisection.MAX_CONSECUTIVE_FAILURES
+        else lambda: REJECTED
+    )
     root = tmp_path_factory.mktemp("policies")
-    room = TrainRoom(store, trainer, builder, TrainConfig(batch_min=2, batch_max=8), root)
+    room = TrainLoop(store, trainer, builder, train_settings({"batch.min_turns": 2, "batch.max_turns": 8}), root)
     ids = put(store, [judged() for _ in range(12)])
     trainer.poison = {ids[n] for n in poison}
     work(room)
     assert trained(store) == Counter(set(ids) - trainer.poison)
     assert reasons(store, ids).keys() == trainer.poison
     with store.read() as conn:
-        assert all(p.state is not PolicyState.ROLLED_BACK for p in policies.all(conn))
+        assert all(p.state is not PolicyState.ROLLED_BACK for p in policies.list_all(conn))
     room.close()
     store.close()

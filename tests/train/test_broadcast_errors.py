@@ -12,13 +12,13 @@ import pytest
 
 from openclaw_rl.errors import ModelError
 from openclaw_rl.methods.types import Sample, StepResult
-from openclaw_rl.settings.load import TrackConfig, TrainConfig
+from openclaw_rl.settings.load import TrackConfig, TrainConfig, train_settings
 from openclaw_rl.store import policies, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.testing import ScriptedTrainer
-from openclaw_rl.train.orchestrator import TrainRoom
-from openclaw_rl.train.sample_builder import Builder
-from openclaw_rl.train.tracking import FILE, Tracker, staleness
+from openclaw_rl.train.orchestrator import TrainLoop
+from openclaw_rl.train.sample_builder import SampleBuilder
+from openclaw_rl.train.tracking import METRICS_FILE, MetricsTracker, staleness_metrics
 from openclaw_rl.types import FinishReason, JudgedTurn, Origin, Policy
 
 Fill = Callable[..., list[str]]
@@ -60,149 +60,153 @@ def head_metrics(store: Store) -> Mapping[str, float]:
 
 
 @pytest.fixture
-def room(store: Store, builder: Builder, tmp_path: Path) -> TrainRoom:
-    train = TrainConfig(batch_min=4, batch_max=8, max_wait=1e9)
-    return TrainRoom(store, Undone(), builder, train, tmp_path / "policies")
+def room(store: Store, builder: SampleBuilder, tmp_path: Path) -> TrainLoop:
+    train = train_settings({"batch.min_turns": 4, "batch.max_turns": 8, "batch.max_wait": 1e9})
+    return TrainLoop(store, Undone(), builder, train, tmp_path / "policies")
 
 
 def test_a_version_that_its_trainer_did_not_come_to_tell_of_is_told(
-    store: Store, room: TrainRoom, builder: Builder, fill: Fill, tmp_path: Path
+    store: Store, room: TrainLoop, builder: SampleBuilder, fill: Fill, tmp_path: Path
 ) -> None:
     fill(store, 4)
-    assert room.turn()
+    assert room.run_once()
     room.close()
-    told = Tracker(TrackConfig(), tmp_path / "logs", run="r", settings={})
-    after = TrainRoom(store, ScriptedTrainer(), builder, TrainConfig(), tmp_path / "policies", tracker=told)
-    assert not after.turn()
+    told = MetricsTracker(TrackConfig(), tmp_path / "logs", run="r", settings={})
+    after = TrainLoop(store, ScriptedTrainer(), builder, TrainConfig(), tmp_path / "policies", tracker=told)
+    assert not after.run_once()
     after.close()
-    (line,) = (json.loads(line) for line in (tmp_path / "logs" / FILE).read_text().splitlines())
+    (line,) = (json.loads(line) for line in (tmp_path / "logs" / METRICS_FILE).read_text().splitlines())
     with store.read() as conn:
-        assert sorted(line["turns"]) == sorted(use.turn for use in policies.uses(conn, 1))
+        assert sorted(line["turns"]) == sorted(use.turn for use in policies.uses_of_version(conn, 1))
     assert line == line | head_metrics(store) | {"version": 1, "state": "live", "turns": line["turns"]}
 
 
-def test_ages_and_what_was_left_out_are_metrics(store: Store, room: TrainRoom, fill: Fill) -> None:
+def test_ages_and_what_was_left_out_are_metrics(store: Store, room: TrainLoop, fill: Fill) -> None:
     fill(store, 4)
-    assert room.turn()
+    assert room.run_once()
     first = head_metrics(store)
     assert (first["staleness/versions"], first["staleness/versions/max"]) == (0, 0)
     assert (first["dropped/stale"], first["truncated"]) == (1, 0)
     fill(store, 3)
     fill(store, 1, request={"version": 1})
     fill(store, 2, reply={"finish_reason": FinishReason.LENGTH}, hints=("Be short.",))
-    assert room.turn()
+    assert room.run_once()
     second = head_metrics(store)
     assert (second["staleness/versions"], second["staleness/versions/max"]) == (0.8, 1), "five trained, one of them new"
     assert (second["dropped/stale"], second["truncated"]) == (1, 2)
     room.close()
 
 
-def test_what_is_left_out_before_a_version_counts_once(store: Store, room: TrainRoom, fill: Fill) -> None:
+def test_what_is_left_out_before_a_version_counts_once(store: Store, room: TrainLoop, fill: Fill) -> None:
     """Truncated turns that wait for company are looked at again and again; a batch without a step has its count too."""
     cut = {"reply": {"finish_reason": FinishReason.LENGTH}, "hints": ("Be short.",)}
     fill(store, 3, **cut)
     fill(store, 1, request={"identity": "x" * 64}, **cut)
-    assert room.turn(), "one leaves, three wait"
-    assert not room.turn()
+    assert room.run_once(), "one leaves, three wait"
+    assert not room.run_once()
     fill(store, 1)
     assert isinstance(room._trainer, Picky)
     room._trainer.silent = True
-    assert room.turn()
+    assert room.run_once()
     room._trainer.silent = False
     fill(store, 4)
-    assert room.turn()
+    assert room.run_once()
     told = head_metrics(store)
     assert (told["dropped/stale"], told["truncated"]) == (2, 4)
     fill(store, 4)
-    assert room.turn()
+    assert room.run_once()
     assert (head_metrics(store)["dropped/stale"], head_metrics(store)["truncated"]) == (1, 0)
     room.close()
 
 
-def test_too_many_versions_old_is_stale(builder: Builder, judged: Callable[..., object], head: Policy) -> None:
+def test_too_many_versions_old_is_stale(builder: SampleBuilder, judged: Callable[..., object], head: Policy) -> None:
     old, new = judged(), judged(request={"version": 70})
     far = Policy(
         version=70, parent=69, state=head.state, path=None, digest="", base="b", identity=head.identity, created_at=0.0
     )
-    batch = builder.build([old, new], far, range(71))  # type: ignore[list-item]
-    assert batch.left["dropped/stale"] == 1
-    assert batch.counts["dropped/stale"] == 0
+    batch = builder.build_batch([old, new], far, range(71))  # type: ignore[list-item]
+    assert batch.dropped_counts["dropped/stale"] == 1
+    assert batch.kept_counts["dropped/stale"] == 0
     assert "70 versions ago" in next(iter(batch.dropped.values()))
-    assert staleness(range(71), batch.samples) == {"staleness/versions": 0.0, "staleness/versions/max": 0.0}
-    assert staleness(range(71), []) == {}
+    assert staleness_metrics(range(71), batch.samples) == {"staleness/versions": 0.0, "staleness/versions/max": 0.0}
+    assert staleness_metrics(range(71), []) == {}
 
 
-def test_ages_are_steps_of_the_heads_line(builder: Builder, judged: Callable[..., JudgedTurn], head: Policy) -> None:
+def test_ages_are_steps_of_the_heads_line(
+    builder: SampleBuilder, judged: Callable[..., JudgedTurn], head: Policy
+) -> None:
     """The head is 6 on 1 on 0: 2 was rolled back, and 3 to 5 were rejected; the turns were written by 0, 1, 2 and 6."""
     items = [judged(request={"version": v}) for v in (0, 1, 2, 6)]
-    samples = builder.build(items, replace(head, version=6), [6, 1, 0]).samples
-    assert staleness([6, 1, 0], samples) == {"staleness/versions": 1.0, "staleness/versions/max": 2.0}
-    assert staleness([1, 0], samples) == {"staleness/versions": 0.25, "staleness/versions/max": 1.0}, "never below 0"
+    samples = builder.build_batch(items, replace(head, version=6), [6, 1, 0]).samples
+    assert staleness_metrics([6, 1, 0], samples) == {"staleness/versions": 1.0, "staleness/versions/max": 2.0}
+    assert staleness_metrics([1, 0], samples) == {"staleness/versions": 0.25, "staleness/versions/max": 1.0}, (
+        "never below 0"
+    )
 
 
 def test_versions_beside_the_line_make_nothing_stale(
-    store: Store, builder: Builder, fill: Fill, tmp_path: Path
+    store: Store, builder: SampleBuilder, fill: Fill, tmp_path: Path
 ) -> None:
     """Three versions are rolled back: what the base wrote is one step old on the line that goes on from it."""
     trainer = ScriptedTrainer()
-    train = TrainConfig(batch_min=4, batch_max=4, max_wait=1e9)
-    room = TrainRoom(store, trainer, replace(builder, max_staleness=1), train, tmp_path / "policies")
+    train = train_settings({"batch.min_turns": 4, "batch.max_turns": 4, "batch.max_wait": 1e9})
+    room = TrainLoop(store, trainer, replace(builder, max_staleness=1), train, tmp_path / "policies")
     undone: list[str] = []
     for version in range(1, 4):
         undone += fill(store, 4, request={"version": version - 1})
-        assert room.turn()
+        assert room.run_once()
     with store.write() as conn:
         policies.roll_back(conn, to=0, reason="a person said so", at=time.time())
         for turn in undone:
             turns.mark_untrainable(conn, turn, "taken back")
     for version, parent in ((4, 0), (5, 4)):
         fill(store, 4)
-        assert room.turn()
+        assert room.run_once()
         with store.read() as conn:
             head = policies.head(conn)
         assert (head.version, head.parent) == (version, parent)
     assert head.metrics["staleness/versions"] == 1
     fill(store, 4)
-    assert room.turn(), "two steps are too many"
+    assert room.run_once(), "two steps are too many"
     assert head_metrics(store) == head.metrics
     room.close()
 
 
 def test_what_was_imported_is_not_told_as_stale(
-    builder: Builder, judged: Callable[..., JudgedTurn], head: Policy
+    builder: SampleBuilder, judged: Callable[..., JudgedTurn], head: Policy
 ) -> None:
     """Its age says nothing, so it trains; what trains is not among what was left out."""
     item = judged(request={"origin": Origin.TOKENS})
-    batch = builder.build([item], replace(head, version=70), range(71))
+    batch = builder.build_batch([item], replace(head, version=70), range(71))
     assert len(batch.samples) == 1
-    assert batch.counts["dropped/stale"] == 0
+    assert batch.kept_counts["dropped/stale"] == 0
 
 
 def lines(folder: Path) -> list[dict[str, object]]:
-    return [json.loads(line) for line in (folder / "logs" / FILE).read_text().splitlines()]
+    return [json.loads(line) for line in (folder / "logs" / METRICS_FILE).read_text().splitlines()]
 
 
-def test_batches_without_a_step_leave_a_line(store: Store, builder: Builder, fill: Fill, tmp_path: Path) -> None:
+def test_batches_without_a_step_leave_a_line(store: Store, builder: SampleBuilder, fill: Fill, tmp_path: Path) -> None:
     """Nothing to say, a trainer that raises, turns that cannot train at all; and a version in between."""
-    told = Tracker(TrackConfig(), tmp_path / "logs", run="r", settings={})
+    told = MetricsTracker(TrackConfig(), tmp_path / "logs", run="r", settings={})
     trainer = Picky()
     trainer.silent = True
-    train = TrainConfig(batch_min=2, batch_max=2, max_wait=1e9)
-    room = TrainRoom(store, trainer, builder, train, tmp_path / "policies", tracker=told)
+    train = train_settings({"batch.min_turns": 2, "batch.max_turns": 2, "batch.max_wait": 1e9})
+    room = TrainLoop(store, trainer, builder, train, tmp_path / "policies", tracker=told)
     silent = fill(store, 2)
-    assert room.turn()
+    assert room.run_once()
     foreign = fill(store, 2, request={"identity": "x" * 64})
-    assert room.turn()
+    assert room.run_once()
     trainer.silent = False
     fine = fill(store, 2)
-    assert room.turn()
+    assert room.run_once()
     raising = fill(store, 2)
 
     def broken(samples: Sequence[Sample]) -> None:
         raise ModelError("no such layer")
 
     room._trainer = ScriptedTrainer(broken)
-    assert room.turn()
+    assert room.run_once()
     first, second, third, fourth = lines(tmp_path)
     assert first["reasons"] == dict.fromkeys(silent, "the script has nothing to say")
     assert (first["state"], first["parent"], first["dropped/stale"]) == ("no step", 0, 1)
@@ -217,46 +221,46 @@ def test_batches_without_a_step_leave_a_line(store: Store, builder: Builder, fil
 
 
 def test_a_version_is_told_once_though_no_step_came_after_it(
-    store: Store, builder: Builder, fill: Fill, tmp_path: Path
+    store: Store, builder: SampleBuilder, fill: Fill, tmp_path: Path
 ) -> None:
-    told = Tracker(TrackConfig(), tmp_path / "logs", run="r", settings={})
+    told = MetricsTracker(TrackConfig(), tmp_path / "logs", run="r", settings={})
     trainer = Picky()
-    train = TrainConfig(batch_min=2, batch_max=2, max_wait=1e9)
-    room = TrainRoom(store, trainer, builder, train, tmp_path / "policies", tracker=told)
+    train = train_settings({"batch.min_turns": 2, "batch.max_turns": 2, "batch.max_wait": 1e9})
+    room = TrainLoop(store, trainer, builder, train, tmp_path / "policies", tracker=told)
     fill(store, 2)
-    assert room.turn()
+    assert room.run_once()
     trainer.silent = True
     fill(store, 2)
-    assert room.turn()
+    assert room.run_once()
     room.close()
-    after = TrainRoom(store, trainer, builder, train, tmp_path / "policies", tracker=told)
-    assert not after.turn()
+    after = TrainLoop(store, trainer, builder, train, tmp_path / "policies", tracker=told)
+    assert not after.run_once()
     after.close()
     assert [line["state"] for line in lines(tmp_path)] == ["live", "no step"]
 
 
-def test_what_is_done_over_counts_once(store: Store, room: TrainRoom, fill: Fill) -> None:
+def test_what_is_done_over_counts_once(store: Store, room: TrainLoop, fill: Fill) -> None:
     """The head was rolled back during the step, so nothing was published, and the same turns come again."""
     fill(store, 4, reply={"finish_reason": FinishReason.LENGTH}, hints=("Be short.",))
-    assert room.turn()
+    assert room.run_once()
     cut = {"reply": {"finish_reason": FinishReason.LENGTH}, "hints": ("Be short.",)}
     fill(store, 4, **cut)
     trainer = room._trainer
     assert isinstance(trainer, Undone)
     trainer.undo = store
-    assert room.turn()
+    assert room.run_once()
     assert head_metrics(store) == {}
-    assert room.turn()
+    assert room.run_once()
     assert head_metrics(store)["truncated"] == 7, "one of the eight was found too stale before"
     room.close()
 
 
-def test_scores_are_told_whatever_the_method_learns_from(store: Store, room: TrainRoom, fill: Fill) -> None:
+def test_scores_are_told_whatever_the_method_learns_from(store: Store, room: TrainLoop, fill: Fill) -> None:
     """`ScriptedTrainer` tells none, as a step on hints alone."""
     fill(store, 3, score=1, hints=("Be short.",))
     fill(store, 1, score=-1, hints=("Be short.",))
     fill(store, 1, score=None, hints=("Be short.",))
-    assert room.turn()
+    assert room.run_once()
     told = head_metrics(store)
     assert told["reward/mean"] == pytest.approx(1 / 3), "of the three that trained and have a score; one is too stale"
     assert told["reward/std"] == pytest.approx((8 / 9) ** 0.5)

@@ -15,19 +15,19 @@ from typing import Any
 
 import pytest
 
-from openclaw_rl.common.atomic_files import linked
-from openclaw_rl.common.policy_digest import digest_of
+from openclaw_rl.common.atomic_files import link_files
+from openclaw_rl.common.policy_digest import digest_of_folder
 from openclaw_rl.errors import ConfigError, IdentityMismatch, ModelError
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store import events, leases, policies
 from openclaw_rl.store.db import Store
-from openclaw_rl.supervisor.completion import keep_last
+from openclaw_rl.supervisor.completion import save_last_checkpoint
 from openclaw_rl.testing import ScriptedTrainer
 from openclaw_rl.train import checkpoints, resume
-from openclaw_rl.train.checkpoints import LATEST, NOTE, Saver, read_note
-from openclaw_rl.train.lease_keeper import LEASE
-from openclaw_rl.train.orchestrator import TrainRoom
-from openclaw_rl.train.sample_builder import Builder
+from openclaw_rl.train.checkpoints import LATEST_LINK, META_FILE, CheckpointWriter, read_meta
+from openclaw_rl.train.lease_keeper import TRAINER_LEASE
+from openclaw_rl.train.orchestrator import TrainLoop
+from openclaw_rl.train.sample_builder import SampleBuilder
 from openclaw_rl.train.worker import run
 from openclaw_rl.types import Policy
 
@@ -40,13 +40,13 @@ def settings(home: Path, **train: Any) -> Config:
 
 
 @pytest.fixture
-def rooms(store: Store, builder: Builder, tmp_path: Path) -> Iterator[Callable[..., TrainRoom]]:
+def rooms(store: Store, builder: SampleBuilder, tmp_path: Path) -> Iterator[Callable[..., TrainLoop]]:
     opened = []
 
-    def make(**train: Any) -> TrainRoom:
+    def make(**train: Any) -> TrainLoop:
         config = settings(tmp_path, **train)
-        saver = Saver(store, config) if config.train.save_dir else None
-        opened.append(TrainRoom(store, ScriptedTrainer(), builder, config.train, tmp_path / "policies", saver=saver))
+        saver = CheckpointWriter(store, config) if config.train.checkpoint.save_dir else None
+        opened.append(TrainLoop(store, ScriptedTrainer(), builder, config.train, tmp_path / "policies", saver=saver))
         return opened[-1]
 
     yield make
@@ -63,25 +63,25 @@ def head_of(store: Store) -> Policy:
         return policies.head(conn)
 
 
-def learn(room: TrainRoom, store: Store, fill: Fill, times: int) -> None:
+def learn(room: TrainLoop, store: Store, fill: Fill, times: int) -> None:
     for _ in range(times):
         fill(store, 2)
-        assert room.turn()
+        assert room.run_once()
 
 
 def test_every_second_version_becomes_a_checkpoint(
-    store: Store, rooms: Callable[..., TrainRoom], fill: Fill, tmp_path: Path
+    store: Store, rooms: Callable[..., TrainLoop], fill: Fill, tmp_path: Path
 ) -> None:
     out = tmp_path / "saved"
     room = rooms(save_dir=str(out), save_interval=2)
     learn(room, store, fill, 5)
-    assert names(out) == ["checkpoint-2", "checkpoint-4", LATEST]
-    assert (out / LATEST).resolve() == (out / "checkpoint-4").resolve()
-    assert names(out / "checkpoint-4") == ["adapter_config.json", "adapter_model.safetensors", NOTE]
-    note = read_note(out / "checkpoint-4")
+    assert names(out) == ["checkpoint-2", "checkpoint-4", LATEST_LINK]
+    assert (out / LATEST_LINK).resolve() == (out / "checkpoint-4").resolve()
+    assert names(out / "checkpoint-4") == ["adapter_config.json", "adapter_model.safetensors", META_FILE]
+    note = read_meta(out / "checkpoint-4")
     assert (note.step, note.version, note.lineage) == (4, 4, (4, 3, 2, 1, 0))
     assert (note.method, note.model, note.memory) == ("combine", "starter", {"steps": 4})
-    assert note.digest == digest_of(out / "checkpoint-4")
+    assert note.digest == digest_of_folder(out / "checkpoint-4")
     with store.read() as conn:
         made = policies.get(conn, 4)
     assert made is not None
@@ -89,49 +89,49 @@ def test_every_second_version_becomes_a_checkpoint(
 
 
 def test_the_end_of_a_run_leaves_a_checkpoint_whatever_the_interval(
-    store: Store, rooms: Callable[..., TrainRoom], fill: Fill, tmp_path: Path
+    store: Store, rooms: Callable[..., TrainLoop], fill: Fill, tmp_path: Path
 ) -> None:
     out = tmp_path / "saved"
     config = settings(store.path.parent, save_dir=str(out), save_interval=100)
     assert config.store_path == store.path
-    keep_last(config)
+    save_last_checkpoint(config)
     assert not out.exists() or names(out) == [], "nothing was learned"
     learn(rooms(save_dir=str(out), save_interval=100), store, fill, 3)
     assert names(out) == []
     for _ in range(2):
-        keep_last(config)
-        assert names(out) == ["checkpoint-3", LATEST]
-        assert (out / LATEST).resolve() == (out / "checkpoint-3").resolve()
-    keep_last(settings(store.path.parent))
+        save_last_checkpoint(config)
+        assert names(out) == ["checkpoint-3", LATEST_LINK]
+        assert (out / LATEST_LINK).resolve() == (out / "checkpoint-3").resolve()
+    save_last_checkpoint(settings(store.path.parent))
 
 
 def test_a_checkpoint_keeps_what_the_home_thins_out(tmp_path: Path) -> None:
     home, kept = tmp_path / "home", tmp_path / "kept"
     home.mkdir(), kept.mkdir()
     (home / "optimizer.state").write_bytes(b"moments")
-    linked(home, kept)
+    link_files(home, kept)
     (home / "optimizer.state").unlink()
     assert (kept / "optimizer.state").read_bytes() == b"moments"
 
 
 def test_one_that_died_before_it_was_written_is_made_up_for(
-    store: Store, rooms: Callable[..., TrainRoom], fill: Fill, tmp_path: Path
+    store: Store, rooms: Callable[..., TrainLoop], fill: Fill, tmp_path: Path
 ) -> None:
     out = tmp_path / "saved"
     first = rooms()
     learn(first, store, fill, 1)
     first.close()
     second = rooms(save_dir=str(out))
-    assert not second.turn()
-    assert names(out) == ["checkpoint-1", LATEST]
-    (out / LATEST).unlink()
+    assert not second.run_once()
+    assert names(out) == ["checkpoint-1", LATEST_LINK]
+    (out / LATEST_LINK).unlink()
     second.close()
-    assert not rooms(save_dir=str(out)).turn()
-    assert (out / LATEST).resolve() == (out / "checkpoint-1").resolve(), "killed between the folder and its link"
+    assert not rooms(save_dir=str(out)).run_once()
+    assert (out / LATEST_LINK).resolve() == (out / "checkpoint-1").resolve(), "killed between the folder and its link"
 
 
 def test_another_lines_checkpoint_gives_way_but_no_other_homes(
-    store: Store, rooms: Callable[..., TrainRoom], fill: Fill, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    store: Store, rooms: Callable[..., TrainLoop], fill: Fill, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     out = tmp_path / "saved"
     room = rooms(save_dir=str(out))
@@ -139,8 +139,8 @@ def test_another_lines_checkpoint_gives_way_but_no_other_homes(
     with store.write() as conn:
         policies.roll_back(conn, to=1, reason="worse", at=time.time())
     learn(room, store, fill, 1)
-    assert read_note(out / "checkpoint-2").version == 3
-    note = out / "checkpoint-2" / NOTE
+    assert read_meta(out / "checkpoint-2").version == 3
+    note = out / "checkpoint-2" / META_FILE
     theirs = json.dumps(json.loads(note.read_text()) | {"home": "/elsewhere"})
     note.write_text(theirs)
     with store.write() as conn:
@@ -148,7 +148,7 @@ def test_another_lines_checkpoint_gives_way_but_no_other_homes(
     learn(room, store, fill, 1)
     assert note.read_text() == theirs
     assert head_of(store).version == 4, "learning goes on"
-    assert "of another home or program. Choose another train.save_dir" in caplog.text
+    assert "of another home or program. Choose another train.checkpoint.save_dir" in caplog.text
 
 
 SAVING = """
@@ -158,13 +158,13 @@ from pathlib import Path
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store import policies
 from openclaw_rl.store.db import Store
-from openclaw_rl.train.checkpoints import Saver
+from openclaw_rl.train.checkpoints import CheckpointWriter
 
 config = Config.model_validate_json(sys.argv[1])
 store = Store.open(config.store_path)
 with store.read() as conn:
     head = policies.head(conn)
-saver = Saver(store, config)
+saver = CheckpointWriter(store, config)
 for step in itertools.cycle(range(1, 4)):
     saver.published(replace(head, metrics={"step": step}))
     print(step, flush=True)
@@ -172,13 +172,13 @@ for step in itertools.cycle(range(1, 4)):
 
 
 def test_never_half_there_after_kill_9(
-    store: Store, rooms: Callable[..., TrainRoom], fill: Fill, tmp_path: Path
+    store: Store, rooms: Callable[..., TrainLoop], fill: Fill, tmp_path: Path
 ) -> None:
     learn(rooms(), store, fill, 1)
     folder = Path(str(head_of(store).path))
     for n in range(20):
         (folder / f"part-{n}").write_bytes(b"x" * 4096)
-    whole = {*names(folder), NOTE}
+    whole = {*names(folder), META_FILE}
     out = tmp_path / "saved"
     command = [sys.executable, "-c", SAVING, settings(tmp_path, save_dir=str(out)).model_dump_json()]
     for after in (0.003, 0.011):
@@ -193,7 +193,7 @@ def test_never_half_there_after_kill_9(
         assert len(there) >= 3
         for path in there:
             assert set(names(path)) == whole, path
-            assert read_note(path).digest == digest_of(path)
+            assert read_meta(path).digest == digest_of_folder(path)
 
 
 # ------------------------------------------------------------------------------------------------------------- resuming
@@ -201,69 +201,69 @@ def test_never_half_there_after_kill_9(
 
 @pytest.fixture
 def checkpoint(
-    store: Store, rooms: Callable[..., TrainRoom], fill: Fill, tmp_path: Path, starter_identity: str
+    store: Store, rooms: Callable[..., TrainLoop], fill: Fill, tmp_path: Path, starter_identity: str
 ) -> Path:
     """Made by a home of the starter; of two steps."""
     room = rooms(save_dir=str(tmp_path / "saved"))
     learn(room, store, fill, 2)
     path = tmp_path / "saved" / "checkpoint-2"
-    note = json.loads((path / NOTE).read_text())
-    (path / NOTE).write_text(json.dumps(note | {"identity": starter_identity}))
+    note = json.loads((path / META_FILE).read_text())
+    (path / META_FILE).write_text(json.dumps(note | {"identity": starter_identity}))
     return path
 
 
 def test_a_fresh_home_begins_on_a_checkpoint(
-    checkpoint: Path, builder: Builder, fill: Fill, tmp_path: Path, starter_identity: str
+    checkpoint: Path, builder: SampleBuilder, fill: Fill, tmp_path: Path, starter_identity: str
 ) -> None:
     config = settings(tmp_path / "new", resume=str(checkpoint), save_dir=str(tmp_path / "more"), method="binary")
-    resume.begin(config, train=True)
+    resume.start_from_checkpoint(config, train=True)
     store = Store.open(config.store_path)
     head = head_of(store)
     assert (head.version, head.parent, head.metrics) == (1, 0, {"step": 2.0})
     assert head.memory == {"steps": 2}
     assert head.path is not None
-    assert digest_of(head.path) == head.digest == digest_of(checkpoint)
+    assert digest_of_folder(head.path) == head.digest == digest_of_folder(checkpoint)
     with store.read() as conn:
-        told = events.after(conn, 0, 99, kinds=["policy.live", "policy.resumed"])
+        told = events.read_after(conn, 0, 99, kinds=["policy.live", "policy.resumed"])
     assert [e.kind for e in told] == ["policy.live", "policy.resumed"]
     assert told[1].data["checkpoint"] == str(checkpoint)
 
-    resume.begin(config, train=True)  # the same command again
+    resume.start_from_checkpoint(config, train=True)  # the same command again
     assert head_of(store) == head
 
-    trainer, saver = ScriptedTrainer(), Saver(store, config)
-    room = TrainRoom(store, trainer, builder, config.train, config.policies_dir, saver=saver)
+    trainer, saver = ScriptedTrainer(), CheckpointWriter(store, config)
+    room = TrainLoop(store, trainer, builder, config.train, config.policies_dir, saver=saver)
     fill(store, 2, request={"identity": starter_identity, "version": 1})
-    assert room.turn()
+    assert room.run_once()
     room.close()
     assert trainer.steps == 3, "the trainer stood on the checkpoint"
-    note = read_note(tmp_path / "more" / "checkpoint-3")
+    note = read_meta(tmp_path / "more" / "checkpoint-3")
     assert (note.lineage, note.method) == ((2, 1, 0), "binary")
-    assert note.came_of == (checkpoints.in_words(read_note(checkpoint)),)
+    assert note.came_of == (checkpoints.describe_checkpoint(read_meta(checkpoint)),)
 
-    resume.begin(config, train=True)
+    resume.start_from_checkpoint(config, train=True)
     assert head_of(store).version == 2, "a home that came of it goes on"
     store.close()
 
 
 def test_latest_is_the_newest_of_the_folder(checkpoint: Path, tmp_path: Path) -> None:
     config = settings(tmp_path / "new", resume="latest", save_dir=str(checkpoint.parent))
-    assert checkpoints.find(config.train) == checkpoint
+    assert checkpoints.find_checkpoint(config.train) == checkpoint
     with pytest.raises(ConfigError, match=r"set train\.save_dir too, the folder with the checkpoints"):
-        checkpoints.find(settings(tmp_path, resume="latest").train)
+        checkpoints.find_checkpoint(settings(tmp_path, resume="latest").train)
     with pytest.raises(ConfigError, match="no such checkpoint"):
-        checkpoints.find(settings(tmp_path, resume=str(tmp_path / "none")).train)
+        checkpoints.find_checkpoint(settings(tmp_path, resume=str(tmp_path / "none")).train)
 
 
 def test_a_home_that_has_learned_refuses(
-    checkpoint: Path, store: Store, fill: Fill, rooms: Callable[..., TrainRoom], tmp_path: Path
+    checkpoint: Path, store: Store, fill: Fill, rooms: Callable[..., TrainLoop], tmp_path: Path
 ) -> None:
-    resume.begin(settings(tmp_path, resume=str(checkpoint)), train=True)
+    resume.start_from_checkpoint(settings(tmp_path, resume=str(checkpoint)), train=True)
     assert head_of(store).version == 2, "it is this home's own"
-    note = json.loads((checkpoint / NOTE).read_text())
-    (checkpoint / NOTE).write_text(json.dumps(note | {"digest": "f" * 64}))
+    note = json.loads((checkpoint / META_FILE).read_text())
+    (checkpoint / META_FILE).write_text(json.dumps(note | {"digest": "f" * 64}))
     with pytest.raises(ConfigError, match=r"this one is trained already \(version 2\)\. Omit --resume"):
-        resume.begin(settings(tmp_path, resume=str(checkpoint)), train=True)
+        resume.start_from_checkpoint(settings(tmp_path, resume=str(checkpoint)), train=True)
 
 
 @pytest.mark.parametrize(
@@ -273,21 +273,21 @@ def test_a_home_that_has_learned_refuses(
         ({"digest": "f" * 64}, {}, ModelError, "the weights are damaged"),
         ({"step": "many"}, {}, ConfigError, "checkpoint.json: cannot be read"),
         ({}, {"lora": {"rank": 8}}, ConfigError, "train.lora.rank 1, but the settings say 8. Set train.lora.rank 1"),
-        ({}, {"weights": "full"}, ConfigError, "train.weights lora, but the settings say full"),
+        ({}, {"weights": "full"}, ConfigError, "train.finetune lora, but the settings say full"),
     ],
 )
 def test_what_does_not_fit_is_refused_and_nothing_stays(
     checkpoint: Path, tmp_path: Path, change: dict[str, Any], train: dict[str, Any], error: type[Exception], words: str
 ) -> None:
-    note = json.loads((checkpoint / NOTE).read_text())
-    (checkpoint / NOTE).write_text(json.dumps(note | change))
+    note = json.loads((checkpoint / META_FILE).read_text())
+    (checkpoint / META_FILE).write_text(json.dumps(note | change))
     config = settings(tmp_path / "new", resume=str(checkpoint), **train)
     with pytest.raises(error, match=words):
-        resume.begin(config, train=True)
+        resume.start_from_checkpoint(config, train=True)
     assert not config.policies_dir.exists() or names(config.policies_dir) == []
-    (checkpoint / NOTE).unlink()
+    (checkpoint / META_FILE).unlink()
     with pytest.raises(ConfigError, match=r"so this is not a checkpoint\. Expected a folder checkpoint-<step>"):
-        resume.begin(config, train=True)
+        resume.start_from_checkpoint(config, train=True)
 
 
 def test_a_trainer_at_work_is_not_disturbed_and_a_dead_one_waited_for(
@@ -297,28 +297,32 @@ def test_a_trainer_at_work_is_not_disturbed_and_a_dead_one_waited_for(
     store = Store.open(config.store_path)
     with store.write() as conn:
         policies.ensure_root(conn, base="starter", identity=starter_identity, at=1.0)
-        assert leases.acquire(conn, LEASE, "at work", 60.0, time.time())
+        assert leases.acquire(conn, TRAINER_LEASE, "at work", 60.0, time.time())
     with pytest.raises(ConfigError, match="another trainer is running on this home"):
-        resume.begin(config, train=True)
+        resume.start_from_checkpoint(config, train=True)
     assert head_of(store).version == 0
     with store.write() as conn:
-        assert leases.acquire(conn, LEASE, "at work", 0.5, time.time())  # it dies now
-    resume.begin(config, train=True)
+        assert leases.acquire(conn, TRAINER_LEASE, "at work", 0.5, time.time())  # it dies now
+    resume.start_from_checkpoint(config, train=True)
     assert head_of(store).version == 1
     with store.write() as conn:
-        assert leases.acquire(conn, LEASE, "next", 1.0, time.time()), "the lease was given back"
+        assert leases.acquire(conn, TRAINER_LEASE, "next", 1.0, time.time()), "the lease was given back"
     store.close()
 
 
 def test_the_folder_of_an_adapters_checkpoint_is_a_model_by_itself(checkpoint: Path, tmp_path: Path) -> None:
-    config = resume.with_base(Config(home=str(tmp_path / "new"), model={"path": str(checkpoint)}))
+    config = resume.resolve_base(Config(home=str(tmp_path / "new"), model={"path": str(checkpoint)}))
     assert config.model.path == "starter"
-    assert (config.train.resume, config.train.lora.rank, config.train.lora.alpha) == (str(checkpoint), 1, 1.0)
+    assert (config.train.checkpoint.resume, config.train.lora.rank, config.train.lora.alpha) == (
+        str(checkpoint),
+        1,
+        1.0,
+    )
     plain = Config(home=str(tmp_path / "new"))
-    assert resume.with_base(plain) == plain
+    assert resume.resolve_base(plain) == plain
     other = Config(model={"path": str(checkpoint)}, train={"resume": str(tmp_path)})
     with pytest.raises(ConfigError, match="Set only one of them"):
-        resume.with_base(other)
+        resume.resolve_base(other)
 
 
 def whole(config: Config, until: Callable[[Store], bool], seconds: float = 120.0) -> None:
@@ -354,13 +358,13 @@ def test_binary_then_opd_on_the_shipped_model(
         out = tmp_path / f"saved-{method}"
         train = loose | {"method": method, "save_dir": str(out), "resume": before and str(before)}
         config = Config(home=str(tmp_path / method), train=train)
-        resume.begin(config, train=True)
+        resume.start_from_checkpoint(config, train=True)
         store = Store.open(config.store_path)
         with store.write() as conn:
             policies.ensure_root(conn, base="starter", identity=starter_identity, at=1.0)
         fill(store, 2, **said)
         before = out / f"checkpoint-{step}"
-        whole(config, lambda _, at=before: (at.parent / LATEST).exists())  # type: ignore[misc]
+        whole(config, lambda _, at=before: (at.parent / LATEST_LINK).exists())  # type: ignore[misc]
         head = head_of(store)
         store.close()
         assert head.metrics["step"] == step
@@ -368,4 +372,4 @@ def test_binary_then_opd_on_the_shipped_model(
         assert {"optimizer.state", "trainer.json"} <= set(names(before))
     assert "loss/opd" in head.metrics
     assert "the optimizer starts from the beginning" not in caplog.text
-    assert read_note(before).came_of  # type: ignore[arg-type]
+    assert read_meta(before).came_of  # type: ignore[arg-type]

@@ -10,26 +10,26 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from openclaw_rl.settings.load import TrainConfig
+from openclaw_rl.settings.load import train_settings
 from openclaw_rl.store import policies
 from openclaw_rl.store.db import Store
 from openclaw_rl.testing import ScriptedTrainer
-from openclaw_rl.train.orchestrator import TrainRoom
-from openclaw_rl.train.sample_builder import Builder
+from openclaw_rl.train.orchestrator import TrainLoop
+from openclaw_rl.train.sample_builder import SampleBuilder
 
 TTL = 1.0
 CHILD = """
 import os, signal, sys, time
 from pathlib import Path
 from openclaw_rl import methods
-from openclaw_rl.common.message_hash import Transience
-from openclaw_rl.settings.load import STARTER, TrainConfig
+from openclaw_rl.common.message_hash import EphemeralMatcher
+from openclaw_rl.settings.load import STARTER, train_settings
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.store.db import Store
 from openclaw_rl.testing import ScriptedTrainer
-from openclaw_rl.train.sample_builder import Builder
-from openclaw_rl.train.orchestrator import TrainRoom
+from openclaw_rl.train.sample_builder import SampleBuilder
+from openclaw_rl.train.orchestrator import TrainLoop
 
 home, how = Path(sys.argv[1]), sys.argv[2]
 
@@ -43,13 +43,13 @@ class Trainer(ScriptedTrainer):
             time.sleep(0.01)
         return result
 
-method = methods.make("combine", decay=0.95, shrink=8, clip=1, w_binary=1, w_opd=1)
+method = methods.create_method("combine", decay=0.95, shrink=8, clip=1, w_binary=1, w_opd=1)
 renderer = Renderer(ModelFiles.find(STARTER))
-builder = Builder(renderer=renderer, transient=Transience([]), signal=method, max_staleness=64)
-train = TrainConfig(lease=float(sys.argv[3]))
-room = TrainRoom(Store.open(home / "store.db"), Trainer(), builder, train, home / "policies")
-print("did something:", room.turn(), flush=True)
-print("then:", room.turn(), room.note, flush=True)
+builder = SampleBuilder(renderer=renderer, transient=EphemeralMatcher([]), signal=method, max_staleness=64)
+train = train_settings({"safety.lease_ttl": float(sys.argv[3])})
+room = TrainLoop(Store.open(home / "store.db"), Trainer(), builder, train, home / "policies")
+print("did something:", room.run_once(), flush=True)
+print("then:", room.run_once(), room.note, flush=True)
 """
 
 
@@ -66,11 +66,11 @@ def wait_for(path: Path, process: subprocess.Popen[str], seconds: float = 30.0) 
         time.sleep(0.01)
 
 
-def rescue(store: Store, builder: Builder, home: Path) -> TrainRoom:
+def rescue(store: Store, builder: SampleBuilder, home: Path) -> TrainLoop:
     """Another trainer, which takes over as soon as the lease is free."""
-    room = TrainRoom(store, ScriptedTrainer(), builder, TrainConfig(lease=30.0), home / "policies")
+    room = TrainLoop(store, ScriptedTrainer(), builder, train_settings({"safety.lease_ttl": 30.0}), home / "policies")
     give_up = time.monotonic() + 20
-    while not room.turn():
+    while not room.run_once():
         assert time.monotonic() < give_up, room.note
         time.sleep(0.05)
     return room
@@ -86,7 +86,7 @@ def names(home: Path) -> list[str]:
 
 
 def test_frozen_past_its_lease_it_publishes_nothing(
-    store: Store, builder: Builder, fill: Callable[..., list[str]], tmp_path: Path
+    store: Store, builder: SampleBuilder, fill: Callable[..., list[str]], tmp_path: Path
 ) -> None:
     ids = fill(store, 4)
     frozen = child(tmp_path, "freeze")
@@ -109,14 +109,14 @@ def test_frozen_past_its_lease_it_publishes_nothing(
     assert "nothing was published, starting over" in output
     assert "then: False waiting: another trainer holds the lease" in output
     with store.read() as conn:
-        assert [p.version for p in policies.all(conn)] == [0, 1]
+        assert [p.version for p in policies.list_all(conn)] == [0, 1]
         head = policies.head(conn)
-        assert sorted(u.turn for u in policies.uses(conn, 1)) == sorted(ids)
+        assert sorted(u.turn for u in policies.uses_of_version(conn, 1)) == sorted(ids)
     assert names(tmp_path) == [Path(str(head.path)).name]
 
 
 def test_killed_between_the_folder_and_the_row(
-    store: Store, builder: Builder, fill: Callable[..., list[str]], tmp_path: Path
+    store: Store, builder: SampleBuilder, fill: Callable[..., list[str]], tmp_path: Path
 ) -> None:
     ids = fill(store, 4)
     dead = child(tmp_path, "kill")
@@ -126,12 +126,12 @@ def test_killed_between_the_folder_and_the_row(
     (orphan,) = names(tmp_path)
     with store.read() as conn:
         assert policies.head(conn).version == 0
-        free = policies.claimable(conn, head=0, limit=9, max_uses=1, need_score=True, need_hint=True)
+        free = policies.trainable_turns(conn, head=0, limit=9, max_uses=1, need_score=True, need_hint=True)
     assert [i.turn.id for i in free] == ids, "the batch is free again"
     rescue(store, builder, tmp_path).close()
     with store.read() as conn:
         head = policies.head(conn)
         assert head.version == 1
-        assert sorted(u.turn for u in policies.uses(conn, 1)) == sorted(ids)
+        assert sorted(u.turn for u in policies.uses_of_version(conn, 1)) == sorted(ids)
     assert orphan not in names(tmp_path)
     assert names(tmp_path) == [Path(str(head.path)).name]

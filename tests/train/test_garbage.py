@@ -18,8 +18,8 @@ from tests.learner.conftest import save_tiny
 from openclaw_rl import methods
 from openclaw_rl.learner.trainer import LocalTrainer
 from openclaw_rl.methods.types import Episode, Sample
-from openclaw_rl.settings.load import TrainConfig
-from openclaw_rl.train.gate import refusal
+from openclaw_rl.settings.load import train_settings
+from openclaw_rl.train.gate import rejection_reason
 
 WHOLE = [*list(STREAMS)[:3], "wrong log-probabilities"]
 """These run for as long as the benchmark does, the others for a third of it."""
@@ -33,15 +33,15 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize("name", STREAMS)
 def test_it_stays_bounded(base: str, tmp_path: Path, name: str) -> None:
     """At thirty times the default learning rate."""
-    train = TrainConfig(learning_rate=RATE)
+    train = train_settings({"optimizer.learning_rate": RATE})
     told = run(base, tmp_path, STREAMS[name], count=STEPS if name in WHOLE else STEPS // 3)
     assert told.steps
     for metrics in told.steps:
         assert all(np.isfinite(v) for v in metrics.values())
-        assert metrics["kl/step"] <= train.max_step_kl
-        assert metrics["gap"] <= train.batch_gap
-        bounds = {"kl": train.gate_kl, "step_kl": train.max_step_kl}
-        assert refusal(metrics, grad_norm=train.gate_grad_norm, **bounds) is None
+        assert metrics["kl/step"] <= train.safety.max_step_kl
+        assert metrics["gap"] <= train.safety.batch_log_ratio_limit
+        bounds = {"kl": train.safety.gate_kl, "step_kl": train.safety.max_step_kl}
+        assert rejection_reason(metrics, grad_norm=train.safety.gate_grad_norm, **bounds) is None
     assert all("too stale" in why for why in told.refused)
     first, last = told.steps[0], told.steps[-1]
     assert last["kl"] < 0.13, f"nats per token from the base: {last['kl']:.2f}"
@@ -82,8 +82,11 @@ def garbage(trainer: LocalTrainer, rng: np.random.Generator) -> dict[str, list[S
 
 @pytest.mark.parametrize("kind", ["binary", "groups"])
 def test_there_is_no_step_on_nothing(base: str, tmp_path: Path, kind: str) -> None:
-    rng, train = np.random.default_rng(0), TrainConfig(max_gap=0.5, max_batch_gap=0.1)
-    method = methods.make(kind, decay=0.95, shrink=8.0, clip=1.0, w_binary=1.0, w_opd=1.0)
+    rng, train = (
+        np.random.default_rng(0),
+        train_settings({"safety.max_turn_log_ratio": 0.5, "safety.max_batch_log_ratio": 0.1}),
+    )
+    method = methods.create_method(kind, decay=0.95, shrink=8.0, clip=1.0, w_binary=1.0, w_opd=1.0)
     trainer = LocalTrainer(base, method, train)
     before = torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
     for stream in garbage(trainer, rng).values():

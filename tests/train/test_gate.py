@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from openclaw_rl.settings.load import TrainConfig
+from openclaw_rl.settings.load import train_settings
 from openclaw_rl.store import policies
 from openclaw_rl.store.db import Store
 from openclaw_rl.testing import ScriptedTrainer
-from openclaw_rl.train.gate import refusal
-from openclaw_rl.train.orchestrator import TrainRoom
-from openclaw_rl.train.sample_builder import Builder
+from openclaw_rl.train.gate import rejection_reason
+from openclaw_rl.train.orchestrator import TrainLoop
+from openclaw_rl.train.sample_builder import SampleBuilder
 from openclaw_rl.types import PolicyState
 
 SOUND = {"loss/total": 0.1, "gradient/norm": 2.0, "kl": 0.3, "kl/step": 0.002, "gap": 0.01}
@@ -20,47 +20,47 @@ BOUNDS = {"grad_norm": 2.0, "kl": 0.3, "step_kl": 0.002}
 
 
 def test_a_sound_step_passes() -> None:
-    assert refusal(SOUND, **BOUNDS) is None
+    assert rejection_reason(SOUND, **BOUNDS) is None
 
 
 @pytest.mark.parametrize("name", SOUND)
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_every_metric_must_be_finite(name: str, value: float) -> None:
     wide = dict.fromkeys(BOUNDS, 9.0)
-    assert refusal(SOUND | {name: value}, **wide) == f"{name} is {value}, expected a finite number"
+    assert rejection_reason(SOUND | {name: value}, **wide) == f"{name} is {value}, expected a finite number"
 
 
 def test_a_step_that_does_not_say_how_it_went_is_refused() -> None:
     for name in ("loss/total", "gradient/norm", "kl", "kl/step"):
-        assert f"{name} is None" in str(refusal({k: v for k, v in SOUND.items() if k != name}, **BOUNDS))
+        assert f"{name} is None" in str(rejection_reason({k: v for k, v in SOUND.items() if k != name}, **BOUNDS))
 
 
 def test_bounds_name_their_settings() -> None:
-    refused = {name: str(refusal(SOUND | {"step/scale": 2**-8}, **BOUNDS | {name: 0.001})) for name in BOUNDS}
-    assert refused["grad_norm"] == "gradient norm 2 is above train.gate_grad_norm 0.001"
-    assert refused["kl"] == "KL to the base 0.3 nats per token is above train.gate_kl 0.001"
+    refused = {name: str(rejection_reason(SOUND | {"step/scale": 2**-8}, **BOUNDS | {name: 0.001})) for name in BOUNDS}
+    assert refused["grad_norm"] == "gradient norm 2 is above train.safety.gate_grad_norm 0.001"
+    assert refused["kl"] == "KL to the base 0.3 nats per token is above train.safety.gate_kl 0.001"
     assert refused["step_kl"] == (
-        "even 0.00391 of the step moves the policy by 0.002 nats per token, above train.max_step_kl 0.001"
+        "even 0.00391 of the step moves the policy by 0.002 nats per token, above train.safety.max_step_kl 0.001"
     )
 
 
 def test_a_step_back_towards_the_base_passes() -> None:
     far = SOUND | {"kl": 0.4}
-    assert refusal(far | {"kl/before": 0.5}, **BOUNDS) is None
-    assert "train.gate_kl" in str(refusal(far | {"kl/before": 0.4}, **BOUNDS))
+    assert rejection_reason(far | {"kl/before": 0.5}, **BOUNDS) is None
+    assert "train.safety.gate_kl" in str(rejection_reason(far | {"kl/before": 0.4}, **BOUNDS))
 
 
 def test_a_step_that_left_its_trust_region_is_not_served(
-    store: Store, builder: Builder, fill: Callable[..., list[str]], tmp_path: Path
+    store: Store, builder: SampleBuilder, fill: Callable[..., list[str]], tmp_path: Path
 ) -> None:
     trainer = ScriptedTrainer(lambda samples: {"kl/step": 0.01, "step/scale": 2**-8})
-    room = TrainRoom(store, trainer, builder, TrainConfig(batch_min=4), tmp_path / "policies")
+    room = TrainLoop(store, trainer, builder, train_settings({"batch.min_turns": 4}), tmp_path / "policies")
     fill(store, 4)
-    assert room.turn()
+    assert room.run_once()
     room.close()
     with store.read() as conn:
         head, candidate = policies.head(conn), policies.get(conn, 1)
     assert head.version == 0
     assert candidate is not None
     assert candidate.state is PolicyState.REJECTED
-    assert "above train.max_step_kl 0.003" in str(candidate.reason)
+    assert "above train.safety.max_step_kl 0.003" in str(candidate.reason)

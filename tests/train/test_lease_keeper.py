@@ -30,8 +30,8 @@ def test_a_lease_is_kept_as_long_as_its_holder_runs(store: Store) -> None:
     held = first.acquire()
     assert held is not None
     time.sleep(0.7)
-    assert first.lease is not None
-    assert first.lease.epoch == held.epoch
+    assert first.current_lease is not None
+    assert first.current_lease.epoch == held.epoch
     assert second.acquire() is None
     first.close()
     taken = second.acquire()
@@ -47,7 +47,7 @@ def test_who_was_away_too_long_does_not_renew(store: Store) -> None:
     held = keeper.acquire()
     assert held is not None
     clock.now += 0.31
-    assert keeper.lease is None
+    assert keeper.current_lease is None
     time.sleep(0.25)  # two turns of the renewing thread
     with store.read() as conn:
         row = conn.exec_driver_sql("SELECT epoch, expires_at FROM leases").one()
@@ -64,6 +64,6 @@ def test_a_lease_that_was_taken_over_is_forgotten(store: Store) -> None:
     assert keeper.acquire() is not None
     with store.write() as conn:  # an operator's doing: the other's clock is ahead
         assert leases.acquire(conn, "t", "b", 60.0, clock.now + 10) is not None
-    until(lambda: keeper.lease is None)
+    until(lambda: keeper.current_lease is None)
     assert keeper.acquire() is None
     keeper.close()

@@ -10,7 +10,7 @@ from tests.train.conftest import put
 
 from openclaw_rl.store import exchanges, reactions, turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.version_stats import standing
+from openclaw_rl.store.version_stats import satisfaction_metrics
 from openclaw_rl.types import Feedback, FinishReason, JudgedTurn, Origin, Verdict
 
 Judged = Callable[..., JudgedTurn]
@@ -18,7 +18,7 @@ Judged = Callable[..., JudgedTurn]
 
 def of(store: Store, *versions: int) -> dict[str, float]:
     with store.read() as conn:
-        return standing(conn, versions)
+        return satisfaction_metrics(conn, versions)
 
 
 def test_what_is_counted(store: Store, judged: Judged) -> None:
@@ -49,8 +49,10 @@ def test_what_users_say_outright_outranks_and_is_compared(store: Store, judged: 
     first, second = put(store, [judged(score=1), judged(score=1)])
     for turn, score in ((first, -1), (second, 1)):
         with store.write() as conn:
-            exchanges.give(conn, [Feedback(id=f"f-{turn}", scope="key", target=turn, score=score, given_at=4.0)])
-            assert reactions.take_up_feedback(conn, turn, 4.0)
+            exchanges.add_feedback(
+                conn, [Feedback(id=f"f-{turn}", scope="key", target=turn, score=score, given_at=4.0)]
+            )
+            assert reactions.record_pending_feedback(conn, turn, 4.0)
     waiting = of(store, 0)
     assert waiting["eval/waiting"] == 2
     with store.write() as conn:

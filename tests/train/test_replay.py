@@ -12,17 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openclaw_rl.methods.types import Sample, StepResult
-from openclaw_rl.settings.load import TrainConfig
+from openclaw_rl.settings.load import train_settings
 from openclaw_rl.store import policies, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.testing import ScriptedTrainer
-from openclaw_rl.train.orchestrator import TrainRoom
-from openclaw_rl.train.replay import room_for
-from openclaw_rl.train.sample_builder import Builder
+from openclaw_rl.train.orchestrator import TrainLoop
+from openclaw_rl.train.replay import replay_limit
+from openclaw_rl.train.sample_builder import SampleBuilder
 from openclaw_rl.types import Policy, TurnState
 
 Fill = Callable[..., list[str]]
-Rooms = Callable[..., TrainRoom]
+Rooms = Callable[..., TrainLoop]
 
 
 class Picky(ScriptedTrainer):
@@ -53,12 +53,12 @@ def trainer() -> Picky:
 
 
 @pytest.fixture
-def rooms(store: Store, builder: Builder, tmp_path: Path, trainer: Picky) -> Iterator[Rooms]:
+def rooms(store: Store, builder: SampleBuilder, tmp_path: Path, trainer: Picky) -> Iterator[Rooms]:
     opened = []
 
-    def make(**settings: Any) -> TrainRoom:
-        train = TrainConfig(**{"batch_min": 2, "batch_max": 4, "max_uses": 2, **settings})
-        opened.append(TrainRoom(store, trainer, builder, train, tmp_path / "policies"))
+    def make(**settings: Any) -> TrainLoop:
+        train = train_settings({"batch_min": 2, "batch_max": 4, "max_uses": 2, **settings})
+        opened.append(TrainLoop(store, trainer, builder, train, tmp_path / "policies"))
         return opened[-1]
 
     yield make
@@ -73,7 +73,7 @@ def head_of(store: Store) -> Policy:
 
 def numbers(store: Store, version: int) -> dict[str, int]:
     with store.read() as conn:
-        return {use.turn: use.number for use in policies.uses(conn, version)}
+        return {use.turn: use.number for use in policies.uses_of_version(conn, version)}
 
 
 def reasons(store: Store, ids: Sequence[str]) -> list[str | None]:
@@ -87,7 +87,7 @@ def test_each_turn_is_trained_on_twice_and_no_more(store: Store, rooms: Rooms, f
     seen: list[list[str]] = []
     for _ in range(4):
         seen.append(fill(store, 2))
-        assert room.turn()
+        assert room.run_once()
         assert trainer.last == (seen[-1], seen[-2] if len(seen) > 1 else [])
     assert numbers(store, 4) == dict.fromkeys(seen[3], 1) | dict.fromkeys(seen[2], 2)
     assert (head_of(store).metrics["replays"], head_of(store).metrics["replays/passed_over"]) == (2, 0)
@@ -97,16 +97,16 @@ def test_without_replay_there_is_none(store: Store, rooms: Rooms, fill: Fill, tr
     room = rooms(max_uses=1)
     for _ in range(2):
         ids = fill(store, 2)
-        assert room.turn()
+        assert room.run_once()
         assert trainer.last == (ids, [])
 
 
 def test_replays_are_no_reason_for_a_batch(store: Store, rooms: Rooms, fill: Fill, trainer: Picky) -> None:
     room = rooms()
     fill(store, 4)
-    assert room.turn()
+    assert room.run_once()
     fill(store, 1)
-    assert room.turn() is False
+    assert room.run_once() is False
     assert room.note == "waiting for turns: 1 of 2"
     assert len(trainer.batches) == 1
 
@@ -114,12 +114,12 @@ def test_replays_are_no_reason_for_a_batch(store: Store, rooms: Rooms, fill: Fil
 def test_fresh_turns_come_first(store: Store, rooms: Rooms, fill: Fill, trainer: Picky) -> None:
     room = rooms()
     first = fill(store, 2)
-    assert room.turn()
+    assert room.run_once()
     many = fill(store, 4)
-    assert room.turn()
+    assert room.run_once()
     assert trainer.last == (many, []), "a full batch has no room"
     three = fill(store, 3)
-    assert room.turn()
+    assert room.run_once()
     assert trainer.last == (three, many[-1:]), "the newest one: the least stale"
     assert first[0] not in numbers(store, 3)
 
@@ -130,15 +130,15 @@ def test_the_share_of_replays_is_bounded(
 ) -> None:
     room = rooms(replay=share, batch_max=8)
     fill(store, 8)
-    assert room.turn()
+    assert room.run_once()
     fill(store, 2)
-    assert room.turn()
+    assert room.run_once()
     assert len(trainer.last[1]) == replays
 
 
 @given(fresh=st.integers(1, 100), share=st.floats(0, 0.99), most=st.integers(1, 200))
 def test_room_for_replays(fresh: int, share: float, most: int) -> None:
-    n = room_for(fresh, share=share, most=most)
+    n = replay_limit(fresh, share=share, most=most)
     assert n >= 0
     assert n == 0 or fresh + n <= most
     assert n <= share * (fresh + n) + 1e-6
@@ -150,10 +150,10 @@ def test_what_is_too_stale_is_passed_over_and_no_worse_for_it(
 ) -> None:
     room = rooms()
     first = fill(store, 2)
-    assert room.turn()
+    assert room.run_once()
     trainer.stale = {first[1]}
     fill(store, 2)
-    assert room.turn()
+    assert room.run_once()
     assert trainer.last[1] == first
     assert numbers(store, 2)[first[0]] == 2
     assert first[1] not in numbers(store, 2)
@@ -162,7 +162,7 @@ def test_what_is_too_stale_is_passed_over_and_no_worse_for_it(
     trainer.stale = set()
     for _ in range(2):
         fill(store, 2)
-        assert room.turn()
+        assert room.run_once()
         assert first[1] not in trainer.last[1], "it is not tried again and again"
 
 
@@ -171,15 +171,15 @@ def test_after_a_roll_back_what_was_passed_over_is_tried_again(
 ) -> None:
     room = rooms()
     first = fill(store, 2)
-    assert room.turn()
+    assert room.run_once()
     trainer.stale = set(first)
     second = fill(store, 2)
-    assert room.turn()
+    assert room.run_once()
     assert numbers(store, 2) == dict.fromkeys(second, 1)
     with store.write() as conn:
         policies.roll_back(conn, to=1, reason="a person said so", at=time.time())
     trainer.stale = set()
-    assert room.turn()
+    assert room.run_once()
     assert trainer.last == (second, first), "nearer to what wrote them, they may fit"
     assert numbers(store, 3) == dict.fromkeys(second + first, 2)
 
@@ -189,16 +189,16 @@ def test_where_all_fresh_turns_are_too_stale_there_is_no_version(
 ) -> None:
     room = rooms()
     fill(store, 2)
-    assert room.turn()
+    assert room.run_once()
     second = fill(store, 2)
     trainer.stale = set(second)
-    assert room.turn()
+    assert room.run_once()
     assert len(trainer.batches[-1]) == 4
     assert (head_of(store).version, trainer.steps) == (1, 2)
     assert len(list((tmp_path / "policies").iterdir())) == 1
     assert reasons(store, second) == ["too stale: mean |log ratio| 0.7"] * 2
     fill(store, 2)
-    assert room.turn()
+    assert room.run_once()
     assert head_of(store).memory == {"steps": 2}, "what the replays alone had done to the weights is undone"
 
 
@@ -207,10 +207,10 @@ def test_a_replay_without_a_gradient_keeps_its_good_name(
 ) -> None:
     room = rooms()
     first = fill(store, 2)
-    assert room.turn()
+    assert room.run_once()
     trainer.outcome = lambda samples: None
     second = fill(store, 2)
-    assert room.turn()
+    assert room.run_once()
     assert len(trainer.batches[-1]) == 4
     assert reasons(store, first + second) == [None, None] + ["the script has nothing to say"] * 2
 
@@ -218,17 +218,17 @@ def test_a_replay_without_a_gradient_keeps_its_good_name(
 def test_a_rejected_batch_is_tried_without_its_replays(store: Store, rooms: Rooms, fill: Fill, trainer: Picky) -> None:
     room = rooms()
     first = fill(store, 2)
-    assert room.turn()
+    assert room.run_once()
     trainer.outcome = lambda samples: {"kl": 9.0}
     second = fill(store, 2)
-    assert room.turn()
+    assert room.run_once()
     assert trainer.last == (second, first)
     trainer.outcome = lambda samples: {}
-    assert [room.turn() for _ in range(2)] == [True, False]
+    assert [room.run_once() for _ in range(2)] == [True, False]
     assert trainer.last == (second, [])
     assert numbers(store, 3) == dict.fromkeys(second, 2)
     third = fill(store, 2)
-    assert room.turn()
+    assert room.run_once()
     assert trainer.last == (third, second), "the newest ones, of which one use was rejected"
     assert numbers(store, 4) == dict.fromkeys(third, 1) | dict.fromkeys(second, 3)
 
@@ -238,10 +238,10 @@ def test_a_turn_that_is_judged_anew_is_replayed_as_it_is_judged_now(
 ) -> None:
     room = rooms()
     first = fill(store, 2, score=1)
-    assert room.turn()
+    assert room.run_once()
     with store.write() as conn:
         conn.exec_driver_sql("UPDATE verdicts SET score = -1 WHERE turn = ?", (first[0],))
-        assert turns.counts(conn)[TurnState.JUDGED] == 2
+        assert turns.count_by_state(conn)[TurnState.JUDGED] == 2
     fill(store, 2)
-    assert room.turn()
+    assert room.run_once()
     assert {s.turn: s.reward for s in trainer.batches[-1] if s.replay} == {first[0]: -1.0, first[1]: 1.0}

@@ -11,13 +11,13 @@ from click.testing import CliRunner, Result
 from openclaw_rl.cli.main import cli
 from openclaw_rl.common.policy_digest import ADAPTER_WEIGHTS
 from openclaw_rl.errors import OpenClawError
-from openclaw_rl.settings.load import TrainConfig
+from openclaw_rl.settings.load import train_settings
 from openclaw_rl.store import policies, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.testing import ScriptedTrainer
-from openclaw_rl.train.orchestrator import TrainRoom
-from openclaw_rl.train.rollback import plan, take_back
-from openclaw_rl.train.sample_builder import Builder
+from openclaw_rl.train.orchestrator import TrainLoop
+from openclaw_rl.train.rollback import apply_rollback, plan_rollback
+from openclaw_rl.train.sample_builder import SampleBuilder
 from openclaw_rl.types import Policy, PolicyState, TurnState
 
 Fill = Callable[..., list[str]]
@@ -29,18 +29,18 @@ def home(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def room(store: Store, builder: Builder, home: Path) -> TrainRoom:
-    train = TrainConfig(batch_min=4, batch_max=4, max_wait=1e9)
-    return TrainRoom(store, ScriptedTrainer(), builder, train, home / "policies")
+def room(store: Store, builder: SampleBuilder, home: Path) -> TrainLoop:
+    train = train_settings({"batch.min_turns": 4, "batch.max_turns": 4, "batch.max_wait": 1e9})
+    return TrainLoop(store, ScriptedTrainer(), builder, train, home / "policies")
 
 
 @pytest.fixture
-def learned(store: Store, room: TrainRoom, fill: Fill) -> list[list[str]]:
+def learned(store: Store, room: TrainLoop, fill: Fill) -> list[list[str]]:
     """The turns behind versions 1, 2 and 3."""
     made = []
     for _ in range(3):
         made.append(fill(store, 4))
-        assert room.turn()
+        assert room.run_once()
     return made
 
 
@@ -54,14 +54,14 @@ def run(home: Path, *words: str, answer: str | None = None) -> Result:
 
 
 def test_what_was_taken_back_is_not_learned_again(
-    store: Store, room: TrainRoom, learned: list[list[str]], fill: Fill, home: Path
+    store: Store, room: TrainLoop, learned: list[list[str]], fill: Fill, home: Path
 ) -> None:
     done = run(home, "1", "--yes", "--reason", "it had become rude")
     assert done.exit_code == 0, done.output
     assert "back to version 1; rolled back: 2, 3; 8 turns are not trained on again" in done.output
     assert head_of(store).version == 1
     with store.read() as conn:
-        states = {p.version: (p.state, p.reason) for p in policies.all(conn)}
+        states = {p.version: (p.state, p.reason) for p in policies.list_all(conn)}
         assert states[3] == states[2] == (PolicyState.ROLLED_BACK, "it had become rude")
         for turn in learned[1] + learned[2]:
             found = turns.get(conn, turn)
@@ -73,20 +73,20 @@ def test_what_was_taken_back_is_not_learned_again(
         kept = turns.get(conn, learned[0][0])
         assert kept is not None
         assert kept.state is TurnState.JUDGED
-    assert not room.turn(), "nothing is left to train on"
+    assert not room.run_once(), "nothing is left to train on"
     fresh = fill(store, 4)
-    assert room.turn(), "new words train"
+    assert room.run_once(), "new words train"
     assert head_of(store).parent == 1
     with store.read() as conn:
-        assert sorted(use.turn for use in policies.uses(conn, head_of(store).version)) == sorted(fresh)
+        assert sorted(use.turn for use in policies.uses_of_version(conn, head_of(store).version)) == sorted(fresh)
 
 
-def test_by_choice_they_train_once_more(store: Store, room: TrainRoom, learned: list[list[str]], home: Path) -> None:
+def test_by_choice_they_train_once_more(store: Store, room: TrainLoop, learned: list[list[str]], home: Path) -> None:
     done = run(home, "--learn-again", "--yes")
     assert "back to version 2; rolled back: 3; 4 turns may be trained on again" in done.output
-    assert room.turn()
+    assert room.run_once()
     with store.read() as conn:
-        assert sorted(use.turn for use in policies.uses(conn, 4)) == sorted(learned[2])
+        assert sorted(use.turn for use in policies.uses_of_version(conn, 4)) == sorted(learned[2])
 
 
 def test_it_asks_first(store: Store, learned: list[list[str]], home: Path) -> None:
@@ -118,13 +118,13 @@ def test_what_cannot_answer_is_not_gone_back_to(how: str, store: Store, learned:
 
 
 def test_what_was_agreed_is_what_is_done(
-    store: Store, room: TrainRoom, learned: list[list[str]], fill: Fill, home: Path
+    store: Store, room: TrainLoop, learned: list[list[str]], fill: Fill, home: Path
 ) -> None:
     """It learned while the person was asked."""
     with store.read() as conn:
-        agreed = plan(conn, 1)
+        agreed = plan_rollback(conn, 1)
     fill(store, 4)
-    assert room.turn()
+    assert room.run_once()
     with store.write() as conn, pytest.raises(OpenClawError, match="version 3 is no longer the head"):
-        take_back(conn, agreed, learn_again=False, reason="too late")
+        apply_rollback(conn, agreed, learn_again=False, reason="too late")
     assert head_of(store).version == 4

@@ -15,22 +15,22 @@ from openclaw_rl import methods
 from openclaw_rl.methods.types import Sample
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.render.renderer import Renderer
-from openclaw_rl.train.sample_builder import Builder, spliced
+from openclaw_rl.train.sample_builder import SampleBuilder, splice_hint
 from openclaw_rl.types import FinishReason, JudgedTurn, Policy, Sampling, Span
 
 Judged = Callable[..., JudgedTurn]
 
 
-def only(method: str, builder: Builder) -> Builder:
-    return replace(builder, signal=methods.make(method, decay=0.95, shrink=8, clip=1, w_binary=1, w_opd=1))
+def only(method: str, builder: SampleBuilder) -> SampleBuilder:
+    return replace(builder, signal=methods.create_method(method, decay=0.95, shrink=8, clip=1, w_binary=1, w_opd=1))
 
 
-def made(builder: Builder, item: JudgedTurn, head: Policy) -> Sample | str:
-    batch = builder.build([item], head, range(head.version - 65, head.version + 1))
+def made(builder: SampleBuilder, item: JudgedTurn, head: Policy) -> Sample | str:
+    batch = builder.build_batch([item], head, range(head.version - 65, head.version + 1))
     return batch.samples[0] if batch.samples else batch.dropped[item.turn.id]
 
 
-def test_a_sample_is_what_was_sampled(builder: Builder, judged: Judged, head: Policy) -> None:
+def test_a_sample_is_what_was_sampled(builder: SampleBuilder, judged: Judged, head: Policy) -> None:
     item = judged(score=-1, request={"agent": "hal", "sampling": Sampling(temperature=0.7), "version": 0})
     sample = made(builder, item, head)
     assert isinstance(sample, Sample)
@@ -41,7 +41,7 @@ def test_a_sample_is_what_was_sampled(builder: Builder, judged: Judged, head: Po
     np.testing.assert_array_equal(sample.logprobs, item.exchange.reply.logprobs)
 
 
-def test_the_version_is_that_of_the_tokens(builder: Builder, judged: Judged, head: Policy) -> None:
+def test_the_version_is_that_of_the_tokens(builder: SampleBuilder, judged: Judged, head: Policy) -> None:
     """After an engine was lost, another version may have answered than the one at admission."""
     size = len(judged().exchange.reply.response_ids)  # type: ignore[union-attr]
     spans = {"spans": (Span(start=0, end=size, version=0),)}
@@ -53,7 +53,7 @@ def test_the_version_is_that_of_the_tokens(builder: Builder, judged: Judged, hea
 
 
 def test_hints_stand_in_the_last_message_of_the_user(
-    builder: Builder, judged: Judged, head: Policy, renderer: Renderer
+    builder: SampleBuilder, judged: Judged, head: Policy, renderer: Renderer
 ) -> None:
     messages = [
         {"role": "user", "content": "Where is the Louvre?"},
@@ -83,14 +83,14 @@ def test_hints_stand_in_the_last_message_of_the_user(
     ],
 )
 def test_what_cannot_train_says_why(
-    builder: Builder, judged: Judged, head: Policy, keywords: dict[str, Any], reason: str
+    builder: SampleBuilder, judged: Judged, head: Policy, keywords: dict[str, Any], reason: str
 ) -> None:
     sample = made(builder, judged(**keywords), head)
     assert isinstance(sample, str)
     assert reason in sample
 
 
-def test_broken_recordings_are_data_and_not_a_crash(builder: Builder, judged: Judged, head: Policy) -> None:
+def test_broken_recordings_are_data_and_not_a_crash(builder: SampleBuilder, judged: Judged, head: Policy) -> None:
     item = judged()
     assert item.exchange.reply is not None
     n = len(item.exchange.reply.response_ids)
@@ -99,7 +99,7 @@ def test_broken_recordings_are_data_and_not_a_crash(builder: Builder, judged: Ju
     assert made(builder, judged(reply={"mask": np.zeros(n, bool)}), head) == "no token of the reply may train"
 
 
-def test_truncated_replies_keep_their_hints(builder: Builder, judged: Judged, head: Policy) -> None:
+def test_truncated_replies_keep_their_hints(builder: SampleBuilder, judged: Judged, head: Policy) -> None:
     item = judged(score=-1, hints=("Be short.",), reply={"finish_reason": FinishReason.LENGTH})
     sample = made(builder, item, head)
     assert isinstance(sample, Sample)
@@ -107,7 +107,7 @@ def test_truncated_replies_keep_their_hints(builder: Builder, judged: Judged, he
     assert len(sample.hinted_prompts) == 1
 
 
-def test_a_method_gets_only_the_signal_it_uses(builder: Builder, judged: Judged, head: Policy) -> None:
+def test_a_method_gets_only_the_signal_it_uses(builder: SampleBuilder, judged: Judged, head: Policy) -> None:
     item = judged(score=1, hints=("Be short.",))
     binary, opd = made(only("binary", builder), item, head), made(only("opd", builder), item, head)
     assert isinstance(binary, Sample)
@@ -129,8 +129,8 @@ def test_a_hint_is_carried_over_into_the_stored_prompt(
     plain = np.concatenate([history, mark, cut, tail])
     hinted = np.concatenate([history, mark, cut, new, tail])
     stored = np.concatenate([other, mark, cut, tail])
-    np.testing.assert_array_equal(spliced(stored, plain, hinted), np.concatenate([other, mark, cut, new, tail]))
-    np.testing.assert_array_equal(spliced(plain, plain, hinted), hinted)
+    np.testing.assert_array_equal(splice_hint(stored, plain, hinted), np.concatenate([other, mark, cut, new, tail]))
+    np.testing.assert_array_equal(splice_hint(plain, plain, hinted), hinted)
 
 
 @settings(max_examples=200, deadline=None)
@@ -144,23 +144,23 @@ def test_a_hint_is_carried_over_in_front_of_what_the_client_dropped(
     hinted = np.concatenate([history, mark, cut, new, end, loop, tail])
     stored = np.concatenate([history, mark, cut, end, np.array([5, 5], np.int32), kept, loop, tail])
     expected = np.concatenate([history, mark, cut, new, end, np.array([5, 5], np.int32), kept, loop, tail])
-    np.testing.assert_array_equal(spliced(stored, plain, hinted), expected)
+    np.testing.assert_array_equal(splice_hint(stored, plain, hinted), expected)
 
 
 def test_a_prompt_that_begins_and_ends_otherwise_is_rendered_anew() -> None:
     plain, hinted, stored = (np.array(x, np.int32) for x in ([1, 2, 3], [1, 9, 2, 3], [5, 2, 4]))
-    np.testing.assert_array_equal(spliced(stored, plain, hinted), hinted)
+    np.testing.assert_array_equal(splice_hint(stored, plain, hinted), hinted)
 
 
 def test_a_hinted_prompt_has_the_variables_of_the_plain_one(
-    builder: Builder, judged: Judged, head: Policy, renderer: Renderer, tmp_path: Path
+    builder: SampleBuilder, judged: Judged, head: Policy, renderer: Renderer, tmp_path: Path
 ) -> None:
     """A template that says something else when the client asks it to: the teacher must see the same."""
     folder = tmp_path / "model"
     shutil.copytree(renderer.files.folder, folder)
     template = folder / "chat_template.jinja"
     template.write_text("{% if tone %}{{ tone }}{% endif %}" + template.read_text())
-    toned = Renderer(ModelFiles.find(str(folder)))
+    toned = Renderer(ModelFiles.from_path(str(folder)))
     messages = [{"role": "user", "content": "Where is the Louvre?"}]
     prompt = toned.render(messages, variables={"tone": "Sing. "}).prompt_ids
     item = judged(
@@ -168,6 +168,6 @@ def test_a_hinted_prompt_has_the_variables_of_the_plain_one(
     )
     sample = made(replace(builder, renderer=toned), item, head)
     assert isinstance(sample, Sample)
-    words = toned.tokens.tokenizer.decode(sample.hinted_prompts[0].tolist(), skip_special_tokens=False)
+    words = toned.tokenizer.backend.decode(sample.hinted_prompts[0].tolist(), skip_special_tokens=False)
     assert words.startswith("Sing. ")
     assert "[Hint: Be short.]" in words

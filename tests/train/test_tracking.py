@@ -13,7 +13,7 @@ import pytest
 
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.settings.load import TrackConfig
-from openclaw_rl.train.tracking import FILE, Tracker
+from openclaw_rl.train.tracking import METRICS_FILE, MetricsTracker
 from openclaw_rl.types import Policy, PolicyState
 
 METRICS = {"loss/total": 0.5, "reward/mean": -1.0, "gradient/norm": float("nan"), "step": 3.0, "turns": 2.0}
@@ -26,15 +26,15 @@ def policy(version: int) -> Policy:
     )  # fmt: skip
 
 
-def tracker(folder: Path, *to: str) -> Tracker:
-    return Tracker(TrackConfig(to=to), folder, run="openclaw-rl-binary", settings={"rank": 4})  # type: ignore[arg-type]
+def tracker(folder: Path, *to: str) -> MetricsTracker:
+    return MetricsTracker(TrackConfig(to=to), folder, run="openclaw-rl-binary", settings={"rank": 4})  # type: ignore[arg-type]
 
 
 def test_each_step_is_a_line(tmp_path: Path) -> None:
     made = tracker(tmp_path)
-    made.tell(policy(1), METRICS, ["a", "b"])
-    tracker(tmp_path).tell(policy(2), METRICS, [])
-    first, second = (json.loads(line) for line in (tmp_path / FILE).read_text().splitlines())
+    made.log_step(policy(1), METRICS, ["a", "b"])
+    tracker(tmp_path).log_step(policy(2), METRICS, [])
+    first, second = (json.loads(line) for line in (tmp_path / METRICS_FILE).read_text().splitlines())
     assert first == {
         "version": 1, "parent": 0, "state": "live", "at": 5.0, "turns": ["a", "b"],
         "loss/total": 0.5, "reward/mean": -1.0, "step": 3.0,
@@ -47,12 +47,12 @@ def test_a_trainer_that_died_before_it_had_told_is_told_of(tmp_path: Path) -> No
     steps = [replace(policy(n), metrics={"loss/total": n / 2}) for n in range(1, 4)]
     tracker(tmp_path).catch_up(steps[0], ["a"])
     tracker(tmp_path).catch_up(steps[0], ["a"])
-    with (tmp_path / FILE).open("a") as file:
+    with (tmp_path / METRICS_FILE).open("a") as file:
         file.write('{"version": 2, "lo')
     tracker(tmp_path).catch_up(steps[1], ["b"])
-    tracker(tmp_path).tell(steps[2], steps[2].metrics, ["c"])
+    tracker(tmp_path).log_step(steps[2], steps[2].metrics, ["c"])
     tracker(tmp_path).catch_up(policy(4), [])  # no step: it began as a checkpoint
-    lines = (tmp_path / FILE).read_text().splitlines()
+    lines = (tmp_path / METRICS_FILE).read_text().splitlines()
     whole = [json.loads(line) for line in lines if line.endswith("}")]
     assert [(line["version"], line["loss/total"], line["turns"]) for line in whole] == [
         (1, 0.5, ["a"]),
@@ -70,8 +70,8 @@ SURFACE = {  # what the descriptions promise, by these very names
 def test_the_real_tensorboard_shows_them(tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", exc_type=ImportError)
     made = tracker(tmp_path, "tensorboard")
-    made.tell(policy(4), SURFACE, [])
-    made.tell(policy(5), {"loss/total": 0.25}, [])
+    made.log_step(policy(4), SURFACE, [])
+    made.log_step(policy(5), {"loss/total": 0.25}, [])
     events = accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     told = {name: [(e.step, e.tensor_proto.float_val[0]) for e in events.Tensors(name)] for name in SURFACE}
@@ -86,7 +86,7 @@ def test_the_real_wandb_keeps_them(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    tracker(tmp_path, "wandb").tell(policy(4), SURFACE, [])
+    tracker(tmp_path, "wandb").log_step(policy(4), SURFACE, [])
     run = wandb.run
     assert run is not None
     assert (run.name, run.project, run.config["rank"]) == ("openclaw-rl-binary", "openclaw-rl", 4)
@@ -121,11 +121,11 @@ def test_a_sink_that_fails_is_left_out(
     )
     made = tracker(tmp_path, "wandb")
     for version in (1, 2, 3):
-        made.tell(policy(version), METRICS, [])
+        made.log_step(policy(version), METRICS, [])
     assert (asked["project"], asked["name"]) == ("openclaw-rl", "openclaw-rl-binary")
     assert got == [(1, {"loss/total": 0.5, "reward/mean": -1.0, "step": 3.0, "turns": 2.0})]
     assert caplog.text.count("no longer sent to wandb: ConnectionError: no route") == 1
-    assert len((tmp_path / FILE).read_text().splitlines()) == 3
+    assert len((tmp_path / METRICS_FILE).read_text().splitlines()) == 3
 
 
 def test_a_sink_that_cannot_begin_is_left_out(
@@ -135,6 +135,6 @@ def test_a_sink_that_cannot_begin_is_left_out(
         raise RuntimeError("api_key not configured")
 
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
-    tracker(tmp_path, "wandb").tell(policy(1), METRICS, [])
+    tracker(tmp_path, "wandb").log_step(policy(1), METRICS, [])
     assert "metrics are not sent to wandb: RuntimeError: api_key not configured" in caplog.text
-    assert len((tmp_path / FILE).read_text().splitlines()) == 1
+    assert len((tmp_path / METRICS_FILE).read_text().splitlines()) == 1

@@ -14,18 +14,18 @@ import pytest
 
 from openclaw_rl.errors import IdentityMismatch
 from openclaw_rl.methods.types import Sample
-from openclaw_rl.settings.load import Config, ModelConfig, TrainConfig
+from openclaw_rl.settings.load import Config, ModelConfig, train_settings
 from openclaw_rl.store import events, heartbeats, leases, policies, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.testing import ScriptedTrainer
-from openclaw_rl.train.lease_keeper import LEASE
-from openclaw_rl.train.orchestrator import TrainRoom
-from openclaw_rl.train.sample_builder import Builder
+from openclaw_rl.train.lease_keeper import TRAINER_LEASE
+from openclaw_rl.train.orchestrator import TrainLoop
+from openclaw_rl.train.sample_builder import SampleBuilder
 from openclaw_rl.train.worker import run
 from openclaw_rl.types import Policy, PolicyState, Use
 
 Fill = Callable[..., list[str]]
-Rooms = Callable[..., TrainRoom]
+Rooms = Callable[..., TrainLoop]
 
 
 class Clock:
@@ -44,12 +44,12 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def rooms(store: Store, builder: Builder, tmp_path: Path, clock: Clock) -> Iterator[Rooms]:
+def rooms(store: Store, builder: SampleBuilder, tmp_path: Path, clock: Clock) -> Iterator[Rooms]:
     opened = []
 
-    def make(trainer: ScriptedTrainer, **settings: Any) -> TrainRoom:
-        train = TrainConfig(**{"batch_min": 4, "batch_max": 6, **settings})
-        opened.append(TrainRoom(store, trainer, builder, train, tmp_path / "policies", clock=clock))
+    def make(trainer: ScriptedTrainer, **settings: Any) -> TrainLoop:
+        train = train_settings({"batch_min": 4, "batch_max": 6, **settings})
+        opened.append(TrainLoop(store, trainer, builder, train, tmp_path / "policies", clock=clock))
         return opened[-1]
 
     yield make
@@ -64,12 +64,12 @@ def head_of(store: Store) -> Policy:
 
 def uses_of(store: Store, version: int) -> list[Use]:
     with store.read() as conn:
-        return policies.uses(conn, version)
+        return policies.uses_of_version(conn, version)
 
 
 def waiting(store: Store, head: int = 0) -> list[str]:
     with store.read() as conn:
-        items = policies.claimable(conn, head=head, limit=99, max_uses=1, need_score=True, need_hint=True)
+        items = policies.trainable_turns(conn, head=head, limit=99, max_uses=1, need_score=True, need_hint=True)
     return [i.turn.id for i in items]
 
 
@@ -82,10 +82,10 @@ def test_a_batch_waits_for_four_turns(store: Store, rooms: Rooms, fill: Fill, tm
     trainer = ScriptedTrainer()
     room = rooms(trainer)
     ids = fill(store, 3)
-    assert room.turn() is False
+    assert room.run_once() is False
     assert room.note == "waiting for turns: 3 of 4"
     ids += fill(store, 1)
-    assert room.turn() is True
+    assert room.run_once() is True
     head = head_of(store)
     assert (head.version, head.parent, head.state) == (1, 0, PolicyState.LIVE)
     assert head.path is not None
@@ -95,15 +95,15 @@ def test_a_batch_waits_for_four_turns(store: Store, rooms: Rooms, fill: Fill, tm
     assert sorted(u.turn for u in uses_of(store, 1)) == sorted(ids)
     assert {u.number for u in uses_of(store, 1)} == {1}
     assert waiting(store, 1) == []
-    assert room.turn() is False
+    assert room.run_once() is False
 
 
 def test_a_batch_has_at_most_its_maximum(store: Store, rooms: Rooms, fill: Fill) -> None:
     trainer = ScriptedTrainer()
     room = rooms(trainer)
     ids = fill(store, 10)
-    assert room.turn()
-    assert room.turn()
+    assert room.run_once()
+    assert room.run_once()
     assert [[s.turn for s in batch] for batch in trainer.batches] == [ids[:6], ids[6:]]
     with store.read() as conn:
         assert policies.lineage(conn, 2) == [2, 1, 0]
@@ -112,10 +112,10 @@ def test_a_batch_has_at_most_its_maximum(store: Store, rooms: Rooms, fill: Fill)
 def test_old_turns_are_not_kept_waiting(store: Store, rooms: Rooms, fill: Fill, clock: Clock) -> None:
     room = rooms(ScriptedTrainer(), max_wait=600, lease=10_000)
     fill(store, 1)
-    assert not room.turn()
+    assert not room.run_once()
     clock.ahead = 601
     time.sleep(1.05)  # nothing was committed: the store is looked at once a second all the same
-    assert room.turn()
+    assert room.run_once()
     assert len(uses_of(store, 1)) == 1
 
 
@@ -133,7 +133,7 @@ def test_the_trainer_is_loaded_once_and_then_stands(store: Store, rooms: Rooms, 
     room = rooms(trainer)
     for _ in range(3):
         fill(store, 4)
-        assert room.turn()
+        assert room.run_once()
     assert trainer.loads == [(None, {})]
 
 
@@ -143,17 +143,17 @@ def test_a_candidate_that_does_not_pass_is_kept_but_not_served(
     trainer = ScriptedTrainer(lambda samples: {"kl": 9.0, "loss/total": math.nan if len(samples) == 5 else 0.1})
     room = rooms(trainer, batch_max=4)
     ids = fill(store, 4)
-    assert room.turn()
+    assert room.run_once()
     assert head_of(store).version == 0
     with store.read() as conn:
         rejected = policies.get(conn, 1)
     assert rejected is not None
     assert rejected.state is PolicyState.REJECTED
-    assert rejected.reason == "KL to the base 9 nats per token is above train.gate_kl 5"
+    assert rejected.reason == "KL to the base 9 nats per token is above train.safety.gate_kl 5"
     assert "rejected: KL to the base" in caplog.text
     assert waiting(store) == ids, "they may try once more"
     trainer.outcome = lambda samples: {}
-    assert room.turn()
+    assert room.run_once()
     assert [s.turn for s in trainer.batches[-1]] == ids[:2], "in halves"
     live = head_of(store)
     assert (live.version, live.parent, live.memory) == (2, 0, {"steps": 1}), "the rejected step is not built upon"
@@ -163,10 +163,10 @@ def test_a_candidate_that_does_not_pass_is_kept_but_not_served(
 def test_a_rejection_alone_ends_a_turns_chances(store: Store, rooms: Rooms, fill: Fill) -> None:
     room = rooms(trainer := ScriptedTrainer(lambda samples: {"gradient/norm": math.inf}))
     ids = fill(store, 4)
-    assert [room.turn() for _ in range(8)] == [True] * 7 + [False]
+    assert [room.run_once() for _ in range(8)] == [True] * 7 + [False]
     assert [len(batch) for batch in trainer.batches] == [4, 2, 1, 1, 2, 1, 1]
     with store.read() as conn:
-        states = [p.state for p in policies.all(conn)]
+        states = [p.state for p in policies.list_all(conn)]
         found = [turns.get(conn, i) for i in ids]
     assert states == [PolicyState.LIVE] + [PolicyState.REJECTED] * 7
     assert all("a step on it alone was rejected: gradient/norm is inf" in str(t and t.untrainable) for t in found)
@@ -175,12 +175,12 @@ def test_a_rejection_alone_ends_a_turns_chances(store: Store, rooms: Rooms, fill
 def test_turns_without_a_gradient_leave_the_queue_with_a_reason(store: Store, rooms: Rooms, fill: Fill) -> None:
     room = rooms(ScriptedTrainer(lambda samples: None))
     ids = fill(store, 4)
-    assert room.turn()
+    assert room.run_once()
     assert head_of(store).version == 0
     assert waiting(store) == []
     with store.read() as conn:
         assert [t.untrainable for t in (turns.get(conn, i) for i in ids) if t] == ["the script has nothing to say"] * 4
-    assert not room.turn()
+    assert not room.run_once()
 
 
 def test_what_does_not_fit_leaves_and_the_rest_waits_for_more(store: Store, rooms: Rooms, fill: Fill) -> None:
@@ -188,21 +188,21 @@ def test_what_does_not_fit_leaves_and_the_rest_waits_for_more(store: Store, room
     room = rooms(trainer)
     good = fill(store, 3)
     (bad,) = fill(store, 1, request={"identity": "x" * 64})
-    assert room.turn() is True
+    assert room.run_once() is True
     assert trainer.batches == []
     with store.read() as conn:
         turn = turns.get(conn, bad)
     assert turn is not None
     assert "its tokens belong to another model" in str(turn.untrainable)
     good += fill(store, 1)
-    assert room.turn()
+    assert room.run_once()
     assert [s.turn for s in trainer.batches[0]] == good
 
 
 def test_a_roll_back_during_the_step_wins(store: Store, rooms: Rooms, fill: Fill, tmp_path: Path) -> None:
     room = rooms(trainer := ScriptedTrainer(), batch_max=4)
     fill(store, 4)
-    assert room.turn()
+    assert room.run_once()
 
     def undo(samples: Sequence[Sample]) -> dict[str, float]:
         with store.write() as conn:
@@ -211,13 +211,13 @@ def test_a_roll_back_during_the_step_wins(store: Store, rooms: Rooms, fill: Fill
 
     trainer.outcome = undo
     fill(store, 4)
-    assert room.turn()
+    assert room.run_once()
     assert head_of(store).version == 0
     with store.read() as conn:
-        assert [p.version for p in policies.all(conn)] == [0, 1]
+        assert [p.version for p in policies.list_all(conn)] == [0, 1]
     assert len(on_disk(tmp_path)) == 1, "the unpublished folder is gone"
     trainer.outcome = lambda samples: {}
-    assert room.turn()
+    assert room.run_once()
     assert (head_of(store).parent, head_of(store).memory) == (0, {"steps": 1})
 
 
@@ -229,28 +229,28 @@ def test_who_loses_the_lease_publishes_nothing(
 
     def freeze(samples: Sequence[Sample]) -> dict[str, float]:
         clock.ahead += 31
-        assert other.turn()
+        assert other.run_once()
         return {}
 
     room = rooms(frozen := ScriptedTrainer(freeze))
     ids = fill(store, 4)
-    assert room.turn()
+    assert room.run_once()
     head = head_of(store)
     assert head.version == 1
     assert [Path(str(head.path)).name] == on_disk(tmp_path)
     assert len(frozen.batches) == 1
     assert sorted(u.turn for u in uses_of(store, 1)) == sorted(ids)
-    assert room.turn() is False
+    assert room.run_once() is False
     assert room.note == "waiting: another trainer holds the lease"
 
 
 def test_one_trainer_at_a_time(store: Store, rooms: Rooms, fill: Fill) -> None:
     fill(store, 8)
     first, second = rooms(ScriptedTrainer(), batch_max=4), rooms(ScriptedTrainer(), batch_max=4)
-    assert first.turn()
-    assert second.turn() is False
+    assert first.run_once()
+    assert second.run_once() is False
     first.close()
-    assert second.turn()
+    assert second.run_once()
     assert head_of(store).version == 2
 
 
@@ -260,7 +260,7 @@ def test_what_a_dead_trainer_left_is_removed(
     (tmp_path / "policies" / "000001-dead").mkdir(parents=True)
     clock.ahead = 5.0
     fill(store, 4)
-    assert rooms(ScriptedTrainer()).turn()
+    assert rooms(ScriptedTrainer()).run_once()
     assert on_disk(tmp_path) == [Path(str(head_of(store).path)).name]
 
 
@@ -270,7 +270,7 @@ def test_a_bug_in_the_trainer_ends_the_loop_loudly(store: Store, rooms: Rooms, f
 
     fill(store, 4)
     with pytest.raises(TypeError, match="turn 7"):
-        rooms(ScriptedTrainer(burst)).turn()
+        rooms(ScriptedTrainer(burst)).run_once()
     assert head_of(store).version == 0
     assert len(waiting(store)) == 4
 
@@ -303,7 +303,16 @@ def test_the_whole_room_on_the_shipped_model(
     caplog.set_level(logging.INFO, "openclaw_rl")
     config = Config(
         home=str(tmp_path),
-        train=TrainConfig(batch_min=4, batch_max=4, max_gap=99, gap_low=1e-6, gap_high=1e6, poll=0.01),
+        train=train_settings(
+            {
+                "batch.min_turns": 4,
+                "batch.max_turns": 4,
+                "safety.max_turn_log_ratio": 99,
+                "loss.token_ratio_min": 1e-6,
+                "loss.token_ratio_max": 1e6,
+                "poll": 0.01,
+            }
+        ),
     )
     store = Store.open(config.store_path)
     with store.write() as conn:
@@ -332,10 +341,10 @@ def test_the_whole_room_on_the_shipped_model(
         "trainer.json",
     }
     with store.read() as conn:
-        assert [e.ref for e in events.after(conn, 0, 99, kinds=["policy.live"])] == ["1", "2"]
-        assert [b.name for b in heartbeats.beats(conn)] == ["train"]
+        assert [e.ref for e in events.read_after(conn, 0, 99, kinds=["policy.live"])] == ["1", "2"]
+        assert [b.name for b in heartbeats.read_heartbeats(conn)] == ["train"]
     with store.write() as conn:
-        assert leases.acquire(conn, LEASE, "next", 1.0, time.time()) is not None, "the lease was given back"
+        assert leases.acquire(conn, TRAINER_LEASE, "next", 1.0, time.time()) is not None, "the lease was given back"
     store.close()
     lines = [r.message for r in caplog.records if r.name == "openclaw_rl.train"]
     assert lines[0].startswith("version 1: 4 turns, loss ")

@@ -17,8 +17,8 @@ from tests.trajectories.world import PRINTED, Home, main, put
 
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.trajectories import files
-from openclaw_rl.trajectories.parser import parse
-from openclaw_rl.trajectories.schema import Refused
+from openclaw_rl.trajectories.parser import parse_trajectory
+from openclaw_rl.trajectories.schema import TrajectoryRefused
 
 SIGNS = st.text('"\\[]{},: é', max_size=8)
 values = st.recursive(
@@ -30,9 +30,9 @@ few = settings(max_examples=60, deadline=None, suppress_health_check=[HealthChec
 
 
 def cut(raw: bytes, size: int, *, array: bool) -> list[Any]:
-    splitter = files.Splitter(array=array)
+    splitter = files.JsonValueSplitter(array=array)
     found = [v for at in range(0, len(raw), size) for v in splitter.feed(raw[at : at + size])]
-    assert splitter.rest() is None
+    assert splitter.unfinished_rest() is None
     assert None not in found
     return [json.loads(v) for v in found if v is not None]
 
@@ -60,29 +60,31 @@ def test_every_layout_is_read(tmp_path: Path, name: str) -> None:
         "bom.json": "\ufeff" + json.dumps(two),
     }.get(name, lines)
     (tmp_path / name).write_text(text, encoding="utf-8")
-    found = [e.trajectory().session_id for f in files.files([tmp_path / name]) for e in files.entries(f)]
+    found = [
+        e.parse_trajectory().session_id for f in files.find_files([tmp_path / name]) for e in files.read_entries(f)
+    ]
     assert found == ["user_session_abc123", "b"][: 1 if name == "one.json" else 2]
 
 
 def test_a_folder_is_searched_but_for_what_is_hidden_or_of_another_kind(tmp_path: Path) -> None:
     for name in ("b.jsonl", "deep/a.json", ".hidden.json", ".git/x.json", "notes.md"):
         put(tmp_path / name, PRINTED)
-    assert [str(f.relative_to(tmp_path)) for f in files.files([tmp_path])] == ["b.jsonl", "deep/a.json"]
+    assert [str(f.relative_to(tmp_path)) for f in files.find_files([tmp_path])] == ["b.jsonl", "deep/a.json"]
 
 
 def test_nothing_to_read_is_said(tmp_path: Path) -> None:
     with pytest.raises(OpenClawError, match="no such file or folder"):
-        files.files([tmp_path / "none"])
+        files.find_files([tmp_path / "none"])
     with pytest.raises(OpenClawError, match="no trajectories there"):
-        files.files([tmp_path])
+        files.find_files([tmp_path])
 
 
 def test_what_could_be_read_without_end_is_not_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.json")
     with pytest.raises(OpenClawError, match="got a pipe or a device"):
-        files.files([tmp_path / "pipe.json"])
+        files.find_files([tmp_path / "pipe.json"])
     put(tmp_path / "a.jsonl", PRINTED)
-    assert files.files([tmp_path]) == [tmp_path / "a.jsonl"]
+    assert files.find_files([tmp_path]) == [tmp_path / "a.jsonl"]
 
 
 def test_what_is_too_large_is_refused_unread_and_the_rest_is_taken(
@@ -93,16 +95,16 @@ def test_what_is_too_large_is_refused_unread_and_the_rest_is_taken(
     put(tmp_path / "a.jsonl", long, PRINTED)
     (tmp_path / "b.json").write_text(json.dumps([long, PRINTED]))
     for name in ("a.jsonl", "b.json"):
-        first, second = files.entries(tmp_path / name)
+        first, second = files.read_entries(tmp_path / name)
         assert first.problem is not None
         assert first.problem.reason == "too large"
-        assert second.trajectory() == parse(PRINTED)
+        assert second.parse_trajectory() == parse_trajectory(PRINTED)
 
 
 @pytest.mark.parametrize("name", ["in.json", "in.jsonl"])
 def test_a_packed_file_is_named_as_what_it_is(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(gzip.compress(json.dumps(PRINTED).encode()))
-    (entry,) = files.entries(tmp_path / name)
+    (entry,) = files.read_entries(tmp_path / name)
     assert entry.problem is not None
     assert "got a gzip file; unpack it first" in entry.problem.detail
 
@@ -172,8 +174,8 @@ def test_what_is_wrong_is_named(name: str) -> None:
     change, reason, said = CHANGES[name]
     broken: dict[str, Any] = copy.deepcopy(PRINTED)
     broken["turns"][0] |= change
-    with pytest.raises(Refused) as refused:
-        parse(broken)
+    with pytest.raises(TrajectoryRefused) as refused:
+        parse_trajectory(broken)
     assert refused.value.reason == reason
     assert said in refused.value.detail
     assert refused.value.turn == 1
@@ -191,8 +193,8 @@ def test_what_is_wrong_is_named(name: str) -> None:
     ],
 )
 def test_a_broken_session_is_named(broken: Any, said: str) -> None:
-    with pytest.raises(Refused, match=said.replace("?", r"\?")):
-        parse(broken)
+    with pytest.raises(TrajectoryRefused, match=said.replace("?", r"\?")):
+        parse_trajectory(broken)
 
 
 def _mutated(raw: bytes, dice: random.Random) -> bytes:
@@ -241,9 +243,9 @@ def test_a_thousand_broken_files_give_reasons_and_never_a_traceback(tmp_path: Pa
         (folder / f"{number:04}.{suffix}").write_bytes(_mutated(raw, dice))
     report = home.bring(folder)
     assert report.counts.read >= 1000
-    assert 300 < report.refused < report.counts.read
+    assert 300 < report.refused_count < report.counts.read
     assert {"not JSON", "unknown key", "wrong type", "missing key"} <= set(report.counts.refused)
     assert report.file is not None
     told = [json.loads(line) for line in report.file.read_text().splitlines()]
-    assert len(told) == report.refused
+    assert len(told) == report.refused_count
     assert all(t["file"] and t["reason"] and t["detail"] for t in told)

@@ -13,7 +13,7 @@ from tests.trajectories.world import PRINTED, Home, Plot, live, main, nouns, plo
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.trajectories import exporter
 from openclaw_rl.trajectories import files as reading
-from openclaw_rl.trajectories.operations import check, save, send_out
+from openclaw_rl.trajectories.operations import check_files, export_sessions, save_session
 
 
 def again(folder: Path, home: Home) -> Home:
@@ -21,7 +21,7 @@ def again(folder: Path, home: Home) -> Home:
     (folder / "all.jsonl").write_bytes(b"\n".join(home.exports()))
     other = Home.open(folder / "other")
     report = other.bring(folder / "all.jsonl")
-    assert report.refused == 0, report.examples
+    assert report.refused_count == 0, report.examples
     return other
 
 
@@ -72,17 +72,17 @@ def test_an_export_names_what_no_import_would_take(
     home.bring(put(tmp_path / "in.jsonl", PRINTED, odd))
     monkeypatch.setattr(reading, "ENTRY_BYTES", 9000)
     for to in ("out", "out.jsonl"):
-        send_out(home.config, str(tmp_path / to), names=(), since=None, form="trajectories")
+        export_sessions(home.config, str(tmp_path / to), names=(), since=None, form="trajectories")
         assert "more than an import accepts: long one" in " ".join(capsys.readouterr().out.split())
     monkeypatch.setattr(reading, "ENTRY_BYTES", 10**6)
-    send_out(home.config, str(tmp_path / "out"), names=(), since=None, form="trajectories")
+    export_sessions(home.config, str(tmp_path / "out"), names=(), since=None, form="trajectories")
     assert "Above" not in capsys.readouterr().out
 
 
 def test_a_folder_gets_a_private_file_for_each_session(tmp_path: Path, home: Home) -> None:
     odd = {"session_id": "../a b/ü", "turns": [main("Hi", "Yo")]}
     home.bring(put(tmp_path / "in.jsonl", PRINTED, odd))
-    send_out(home.config, str(tmp_path / "out"), names=(), since=None, form="trajectories")
+    export_sessions(home.config, str(tmp_path / "out"), names=(), since=None, form="trajectories")
     files = sorted((tmp_path / "out").iterdir())
     assert [f.name for f in files] == ["%2E.%2Fa b%2F%C3%BC.json", "user_session_abc123.json"]
     assert [f.stat().st_mode & 0o777 for f in files] == [0o600, 0o600]
@@ -103,7 +103,7 @@ def test_what_cannot_be_exported_is_said_and_nothing_is_written(
     home.bring(put(tmp_path / "in.jsonl", PRINTED))
     before = sorted(tmp_path.rglob("out*"))
     with pytest.raises(OpenClawError, match=words):
-        send_out(home.config, target and str(tmp_path / target), names=names, since=None, form="trajectories")
+        export_sessions(home.config, target and str(tmp_path / target), names=names, since=None, form="trajectories")
     assert sorted(tmp_path.rglob("out*")) == before
 
 
@@ -111,12 +111,12 @@ def test_a_report_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     file = tmp_path / "in.jsonl"
     file.write_text("[]\n")
     with pytest.raises(OpenClawError, match=r"refusals cannot be written .*--report"):
-        check([str(file)], report=str(tmp_path))
+        check_files([str(file)], report=str(tmp_path))
 
 
 def test_two_keys_with_a_session_of_one_name_have_two_files(tmp_path: Path, home: Home) -> None:
     home.bring(put(tmp_path / "in.jsonl", {"session_id": "session 0", "turns": [main("Hi", "Yo")]}))
     live(home.store, [[plot("closed")]])
     with home.store.read() as conn:
-        names = [save(conn, tmp_path / "out", s) for s in list(exporter.sessions(conn))]
+        names = [save_session(conn, tmp_path / "out", s) for s in list(exporter.iter_sessions(conn))]
     assert sorted(n.name for n in names if n) == ["session 0.json", "session 0~key.json"]

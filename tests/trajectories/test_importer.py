@@ -11,27 +11,27 @@ import pytest
 from tests.trajectories.world import IDENTITY, PRINTED, RENDERER, THANKS, Home, main, put
 
 from openclaw_rl.common import message_hash
-from openclaw_rl.common.message_hash import Transience
+from openclaw_rl.common.message_hash import EphemeralMatcher
 from openclaw_rl.errors import IdentityMismatch
-from openclaw_rl.methods import make
-from openclaw_rl.render.model_folder import ModelFiles, identity
+from openclaw_rl.methods import create_method
+from openclaw_rl.render.model_folder import ModelFiles, compute_identity
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.load import STARTER, ModelConfig, TrainConfig
-from openclaw_rl.status.report import by_kind
+from openclaw_rl.status.report import merge_reasons
 from openclaw_rl.store import exchanges, imported_turns, policies, turns
-from openclaw_rl.train.sample_builder import Builder
-from openclaw_rl.trajectories.files import entries
-from openclaw_rl.trajectories.importer import MADE, SCORED, Importer, score_waiting
-from openclaw_rl.trajectories.operations import _follower
-from openclaw_rl.trajectories.report import Report
-from openclaw_rl.trajectories.resolve import Planned, plan
-from openclaw_rl.trajectories.schema import Refused
-from openclaw_rl.trajectories.turn_builder import NOT_TRAINABLE
+from openclaw_rl.train.sample_builder import SampleBuilder
+from openclaw_rl.trajectories.files import read_entries
+from openclaw_rl.trajectories.importer import BUILT_SHARE, SCORED_SHARE, TrajectoryImporter, score_unscored
+from openclaw_rl.trajectories.operations import _make_follower
+from openclaw_rl.trajectories.report import ImportReport
+from openclaw_rl.trajectories.resolve import ResolvedTurn, resolve_turns
+from openclaw_rl.trajectories.schema import TrajectoryRefused
+from openclaw_rl.trajectories.turn_builder import NOT_TRAINABLE_REASON
 from openclaw_rl.types import Exchange, Origin, Reply, TurnState, Verdict
 
 
-def planned(file: Path) -> list[Planned]:
-    return [p for e in entries(file) for p in plan(e.trajectory())]
+def planned(file: Path) -> list[ResolvedTurn]:
+    return [p for e in read_entries(file) for p in resolve_turns(e.parse_trajectory())]
 
 
 def stored(home: Home, id_: str) -> tuple[Exchange, Reply]:
@@ -44,7 +44,7 @@ def stored(home: Home, id_: str) -> tuple[Exchange, Reply]:
 
 def test_words_are_scored_once_and_then_train(tmp_path: Path, home: Home) -> None:
     """From the printed format to a sample, whose log-probabilities are those of the frozen trainer's own code."""
-    from openclaw_rl.learner.forward.packing import Row
+    from openclaw_rl.learner.forward.packing import TokenSequence
     from openclaw_rl.learner.trainer import LocalTrainer
 
     file = put(tmp_path / "in.jsonl", PRINTED | {"turns": [*PRINTED["turns"], main("And now?", "Now.")]})
@@ -53,14 +53,16 @@ def test_words_are_scored_once_and_then_train(tmp_path: Path, home: Home) -> Non
     first, side, second = planned(file)
     exchange, reply = stored(home, first.id)
     assert exchange.request.origin is Origin.TEXT
-    method = make("binary", decay=0.95, shrink=8, clip=1, w_binary=1, w_opd=1)
-    trainer = LocalTrainer(str(ModelFiles.find(STARTER).folder), method, TrainConfig(method="binary"), ModelConfig())
+    method = create_method("binary", decay=0.95, shrink=8, clip=1, w_binary=1, w_opd=1)
+    trainer = LocalTrainer(
+        str(ModelFiles.from_path(STARTER).folder), method, TrainConfig(method="binary"), ModelConfig()
+    )
     for id_ in (first.id, second.id):
         found, said = stored(home, id_)
-        row = Row(prompt_ids=found.request.prompt_ids, response_ids=said.response_ids, temperature=1.0)
+        row = TokenSequence(prompt_ids=found.request.prompt_ids, response_ids=said.response_ids, temperature=1.0)
         np.testing.assert_allclose(said.logprobs, trainer.logprobs([row])[0].numpy(), atol=1e-4)
     with home.store.read() as conn:
-        waiting = turns.closed(conn, 10)
+        waiting = turns.closed_turns(conn, 10)
         aside = turns.get(conn, side.id)
         last = turns.get(conn, second.id)
     assert [(w.turn, w.reaction.messages, w.reaction.how) for w in waiting] == [
@@ -73,9 +75,9 @@ def test_words_are_scored_once_and_then_train(tmp_path: Path, home: Home) -> Non
     with home.store.write() as conn:
         turns.add_verdict(conn, Verdict(turn=first.id, revision=1, judge="rules", score=1, at=1.0))
         head = policies.head(conn)
-        ready = policies.claimable(conn, head=0, limit=9, max_uses=1, need_score=True, need_hint=False)
-    builder = Builder(renderer=RENDERER, transient=Transience(()), signal=method, max_staleness=1)
-    batch = builder.build(ready, head, range(head.version + 1))
+        ready = policies.trainable_turns(conn, head=0, limit=9, max_uses=1, need_score=True, need_hint=False)
+    builder = SampleBuilder(renderer=RENDERER, transient=EphemeralMatcher(()), signal=method, max_staleness=1)
+    batch = builder.build_batch(ready, head, range(head.version + 1))
     assert batch.dropped == {}
     (sample,) = batch.samples
     assert (sample.turn, sample.reward, sample.temperature, sample.on_policy) == (first.id, 1.0, 1.0, False)
@@ -105,7 +107,7 @@ def test_without_next_state_the_next_prompt_answers(tmp_path: Path, home: Home) 
     home.bring(file)
     first, second = planned(file)
     with home.store.read() as conn:
-        said = turns.reaction(conn, first.id)
+        said = turns.current_reaction(conn, first.id)
     assert said is not None
     assert (said.messages, said.source) == (({"role": "user", "content": "Shorter!"},), second.id)
 
@@ -116,11 +118,11 @@ def test_tool_results_are_the_reaction_and_the_history(tmp_path: Path, home: Hom
     seen = [{"role": "tool", "tool_call_id": "c1", "content": "blue"}]
     turns_ = [main("Look up", "", message=asked, next_state=seen), main("", "It is blue.", next_state="ok")]
     file = put(tmp_path / "in.jsonl", {"session_id": "s", "turns": turns_})
-    assert home.bring(file).refused == 0
+    assert home.bring(file).refused_count == 0
     first, second = planned(file)
     assert second.messages == ({"role": "user", "content": "Look up"}, asked, *seen)
     with home.store.read() as conn:
-        said = turns.reaction(conn, first.id)
+        said = turns.current_reaction(conn, first.id)
     assert said is not None
     assert list(said.messages) == seen
 
@@ -153,7 +155,7 @@ def test_what_is_longer_than_the_model_takes_is_one_reason_in_status(tmp_path: P
         found = [turns.get(conn, p.id) for p in planned(tmp_path / "in.jsonl")]
     reasons = {str(turn.untrainable): 1 for turn in found if turn is not None}
     assert len(reasons) == 2
-    assert by_kind(reasons) == {"longer than the model takes": 2}
+    assert merge_reasons(reasons) == {"longer than the model takes": 2}
 
 
 def test_trainable_false_never_trains(tmp_path: Path, home: Home) -> None:
@@ -162,7 +164,7 @@ def test_trainable_false_never_trains(tmp_path: Path, home: Home) -> None:
     with home.store.read() as conn:
         found = turns.get(conn, planned(file)[0].id)
     assert found is not None
-    assert (found.untrainable, found.state) == (NOT_TRAINABLE, TurnState.CLOSED)
+    assert (found.untrainable, found.state) == (NOT_TRAINABLE_REASON, TurnState.CLOSED)
 
 
 def test_one_bad_turn_keeps_its_whole_trajectory_out_and_no_other(tmp_path: Path, home: Home) -> None:
@@ -185,9 +187,9 @@ def test_unscored_turns_wait_until_they_are_scored(tmp_path: Path, home: Home) -
     assert before is not None
     assert before.untrainable == imported_turns.UNSCORED
     seen: list[int] = []
-    assert score_waiting(home.config, home.store, seen.append) == 1
+    assert score_unscored(home.config, home.store, seen.append) == 1
     assert seen == [1]
-    assert score_waiting(home.config, home.store, seen.append) == 0
+    assert score_unscored(home.config, home.store, seen.append) == 0
     with home.store.read() as conn:
         after = turns.get(conn, first)
     assert after is not None
@@ -225,15 +227,15 @@ def test_an_id_never_changes_its_words(tmp_path: Path, home: Home) -> None:
     ],
 )
 def test_a_lineage_that_leads_back_is_refused_by_a_check_too(tmp_path: Path, turns: list[object], words: str) -> None:
-    (entry,) = entries(put(tmp_path / "in.jsonl", {"session_id": "s", "turns": turns}))
-    with pytest.raises(Refused) as told:
-        plan(entry.trajectory())
+    (entry,) = read_entries(put(tmp_path / "in.jsonl", {"session_id": "s", "turns": turns}))
+    with pytest.raises(TrajectoryRefused) as told:
+        resolve_turns(entry.parse_trajectory())
     assert words in told.value.detail
 
 
 def test_words_are_cut_by_the_tokenizer_of_the_settings(tmp_path: Path) -> None:
     """Another tokenizer is another identity: the turns are this model's only then."""
-    there = ModelFiles.find(STARTER).folder
+    there = ModelFiles.from_path(STARTER).folder
     other = shutil.copytree(there, tmp_path / "other", ignore=shutil.ignore_patterns("*.safetensors"))
     template = other / "chat_template.jinja"
     template.write_text(template.read_text(encoding="utf-8") + "{# another #}", encoding="utf-8")
@@ -242,7 +244,7 @@ def test_words_are_cut_by_the_tokenizer_of_the_settings(tmp_path: Path) -> None:
     home.bring(file)
     found, _ = stored(home, "mine")
     home.store.close()
-    assert found.request.identity == identity(ModelFiles.of(home.config.model)) != IDENTITY
+    assert found.request.identity == compute_identity(ModelFiles.from_config(home.config.model)) != IDENTITY
 
 
 def test_another_models_store_is_refused(tmp_path: Path, home: Home) -> None:
@@ -276,20 +278,20 @@ def test_a_long_session_is_stored_as_each_of_its_turns_alone(
         main("On", "We go."),
         main("On", "and on.", tools=[look]),
     ]
-    assert home.bring(put(tmp_path / "in.jsonl", {"session_id": "s", "turns": turns_})).refused == 0
+    assert home.bring(put(tmp_path / "in.jsonl", {"session_id": "s", "turns": turns_})).refused_count == 0
     for p in planned(file):
         request, reply = (found := stored(home, p.id))[0].request, found[1]
         whole = RENDERER.render([*p.messages, p.reply], p.turn.tools, generation=False).prompt_ids.tolist()
         ours = [*request.prompt_ids.tolist(), *reply.response_ids.tolist()]
         assert ours == whole[: len(ours)]
-        assert request.marks == message_hash.marks(
-            p.messages, home.store.secret, Transience(home.config.serve.transient_patterns)
+        assert request.marks == message_hash.mark_messages(
+            p.messages, home.store.secret, EphemeralMatcher(home.config.serve.ephemeral_patterns)
         )
     assert "incremental rendering is not possible" not in caplog.text
 
 
 def test_a_template_that_rewrites_what_came_before_has_its_sessions_rendered_whole(tmp_path: Path) -> None:
-    there = ModelFiles.find(STARTER).folder
+    there = ModelFiles.from_path(STARTER).folder
     other = shutil.copytree(there, tmp_path / "other", ignore=shutil.ignore_patterns("*.safetensors"))
     (other / "chat_template.jinja").write_text(
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content if loop.revindex < 9 else '...' }}<|im_end|>\n"
@@ -297,9 +299,9 @@ def test_a_template_that_rewrites_what_came_before_has_its_sessions_rendered_who
         encoding="utf-8",
     )
     home = Home.open(tmp_path / "home", model__tokenizer=str(other))
-    renderer = Renderer(ModelFiles.of(home.config.model))
+    renderer = Renderer(ModelFiles.from_config(home.config.model))
     file = put(tmp_path / "in.jsonl", {"session_id": "s", "turns": [main(f"a{n}", f"b{n}") for n in range(20)]})
-    assert home.bring(file).refused == 0
+    assert home.bring(file).refused_count == 0
     for p in planned(file):
         ids = stored(home, p.id)[0].request.prompt_ids
         assert ids.tolist() == renderer.render(p.messages).prompt_ids.tolist()
@@ -312,10 +314,10 @@ def test_the_bar_ends_where_the_files_do(tmp_path: Path, home: Home) -> None:
     many = [{"session_id": f"s{n}", "turns": [main(f"a{m}", f"b{m}") for m in range(7)]} for n in range(5)]
     files = [put(tmp_path / "a.jsonl", *many, {"session_id": "broken"}), tmp_path / "b.json"]
     files[1].write_text(json.dumps([many[0], many[1]]) + "\n")
-    with Report(None) as report:
-        found = (e for file in files for e in entries(file))
-        Importer(home.config, home.store, score=False).run(
-            found, report, follow=_follower(lambda size, n: told.append((size, n)))
+    with ImportReport(None) as report:
+        found = (e for file in files for e in read_entries(file))
+        TrajectoryImporter(home.config, home.store, score=False).run(
+            found, report, follow=_make_follower(lambda size, n: told.append((size, n)))
         )
     assert (sum(size for size, _ in told), sum(n for _, n in told)) == (sum(f.stat().st_size for f in files), 8)
     assert min(size for size, _ in told) >= 0
@@ -324,9 +326,11 @@ def test_the_bar_ends_where_the_files_do(tmp_path: Path, home: Home) -> None:
 def test_progress_is_told_within_a_session(tmp_path: Path, home: Home) -> None:
     told: list[float] = []
     file = put(tmp_path / "in.jsonl", {"session_id": "s", "turns": [main(f"a{n}", f"b{n}") for n in range(20)]})
-    with Report(None) as report:
-        Importer(home.config, home.store).run(entries(file), report, follow=lambda _, share: told.append(share))
+    with ImportReport(None) as report:
+        TrajectoryImporter(home.config, home.store).run(
+            read_entries(file), report, follow=lambda _, share: told.append(share)
+        )
     assert told == sorted(told)
-    assert (told[0], told[-1], told.count(1)) == (MADE / 20, 1, 1)
-    assert len([s for s in told if MADE < s <= SCORED]) > 0
-    assert len([s for s in told if SCORED < s < 1]) > 10
+    assert (told[0], told[-1], told.count(1)) == (BUILT_SHARE / 20, 1, 1)
+    assert len([s for s in told if BUILT_SHARE < s <= SCORED_SHARE]) > 0
+    assert len([s for s in told if SCORED_SHARE < s < 1]) > 10

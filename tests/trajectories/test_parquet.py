@@ -21,12 +21,12 @@ from tests.trajectories.world import FATES, PRINTED, Home, Plot, live, main, nou
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.store.rows import from_json, to_json
 from openclaw_rl.trajectories import files, parquet
-from openclaw_rl.trajectories.operations import send_out
+from openclaw_rl.trajectories.operations import export_sessions
 from openclaw_rl.trajectories.schema import FileTurn
 
 
 def sent(home: Home, file: Path, form: str = "trajectories") -> Path:
-    send_out(home.config, str(file), names=(), since=None, form=form)
+    export_sessions(home.config, str(file), names=(), since=None, form=form)
     return file
 
 
@@ -38,7 +38,7 @@ def test_a_store_comes_back_as_it_was(story: list[list[Plot]]) -> None:
         first, second = Home.open(folder / "first"), Home.open(folder / "second")
         live(first.store, story)
         report = second.bring(sent(first, folder / "all.parquet"))
-        assert report.refused == 0, report.examples
+        assert report.refused_count == 0, report.examples
         assert second.exports() == first.exports()
         assert nouns(second.store) == nouns(first.store)
         assert sent(second, folder / "again.parquet").read_bytes() == (folder / "all.parquet").read_bytes()
@@ -48,7 +48,7 @@ def test_a_store_comes_back_as_it_was(story: list[list[Plot]]) -> None:
 
 def test_every_key_of_the_format_has_a_column() -> None:
     keys = {f.name for f in dataclasses.fields(FileTurn)}
-    columns = {field.name for field in parquet._turn(pa)}
+    columns = {field.name for field in parquet._turn_type(pa)}
     assert {c.removesuffix("_json") for c in columns} == keys
 
 
@@ -110,7 +110,7 @@ def test_broken_files_give_reasons(tmp_path: Path, home: Home) -> None:
             raw[dice.randrange(len(raw))] = dice.randrange(256)
         file = tmp_path / "fuzz.parquet"
         file.write_bytes(raw[: dice.randrange(len(raw))] if number % 4 == 0 else raw)
-        found = list(files.entries(file))
+        found = list(files.read_entries(file))
         broken += any(entry.problem for entry in found)
         assert all(entry.problem.reason for entry in found if entry.problem)
     assert broken > 100
@@ -129,15 +129,15 @@ def test_half_a_surrogate_pair_stands_where_json_can_hold_it() -> None:
     turn = {"type": "main", "response": "b", "messages": [{"role": "user", "content": half}]}
     turn |= {"message": {"role": "assistant", "content": "b"}, "next_state": [{"role": "user", "content": half}]}
     stream = io.BytesIO()
-    with parquet.writing(stream, "trajectories") as add:
+    with parquet.open_writer(stream, "trajectories") as add:
         add(to_json({"session_id": "s", "turns": [turn]}))
-    ((_, raw, problem, _),) = parquet.found(stream, len(stream.getvalue()))
+    ((_, raw, problem, _),) = parquet.read_trajectories(stream, len(stream.getvalue()))
     assert problem is None
     (given_back,) = from_json(raw)["turns"]
     assert given_back == turn
     with (
         pytest.raises(OpenClawError, match=r"Parquet cannot hold half a surrogate pair .*\.jsonl"),
-        parquet.writing(io.BytesIO(), "trajectories") as add,
+        parquet.open_writer(io.BytesIO(), "trajectories") as add,
     ):
         add(to_json({"session_id": half, "turns": [turn]}))
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tests.system.test_words import run
 from tests.trajectories.world import IDENTITY, Home, main, put
 
-from openclaw_rl.trajectories.operations import send_out
-from openclaw_rl.trajectories.pii import scrubbed
-from openclaw_rl.trajectories.redact import Redactor
+from openclaw_rl.trajectories.operations import export_sessions
+from openclaw_rl.trajectories.pii import scrub_text
+from openclaw_rl.trajectories.redact import TrajectoryRedactor
 
 WORD = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 
@@ -55,7 +55,7 @@ nasty = st.lists(st.sampled_from(NASTY), max_size=30).map("".join)
 @given(pieces)
 def test_no_known_secret_survives(parts: list[tuple[str, tuple[str, str], str]]) -> None:
     text = "So: ".join(f"{before}{found}{after}" for before, (_, found), after in parts)
-    clean, counts = scrubbed(text)
+    clean, counts = scrub_text(text)
     for _, (kind, found), _ in parts:
         assert found not in clean
         assert counts[kind]
@@ -64,8 +64,8 @@ def test_no_known_secret_survives(parts: list[tuple[str, tuple[str, str], str]])
 @settings(deadline=None, max_examples=300)
 @given(st.one_of(nasty, st.text(), pieces.map(lambda p: "".join(a + s[1] + b for a, s, b in p))))
 def test_what_is_clean_stays_as_it_is(text: str) -> None:
-    clean, _ = scrubbed(text)
-    again, counts = scrubbed(clean)
+    clean, _ = scrub_text(text)
+    again, counts = scrub_text(clean)
     assert (again, counts.total()) == (clean, 0)
 
 
@@ -82,7 +82,7 @@ def test_what_is_clean_stays_as_it_is(text: str) -> None:
     ],
 )
 def test_what_is_nobodys_stays(text: str) -> None:
-    assert scrubbed(text)[0] == text
+    assert scrub_text(text)[0] == text
 
 
 DOMAINS = (
@@ -95,14 +95,14 @@ DOMAINS = (
 @pytest.mark.parametrize("around", ["{}", "<{}>", "_{}_", "{}.", "({})", "mailto:{}?subject=x", "{}.bak", "{}-old"])
 def test_addresses_of_every_kind_of_domain_go(domain: str, around: str) -> None:
     text = around.format(f"alice.b+news@{domain}")
-    clean, counts = scrubbed(text)
+    clean, counts = scrub_text(text)
     assert counts["email"] == 1
     assert "alice" not in clean
     assert domain not in clean
 
 
 def test_a_bracket_behind_an_address_is_no_call() -> None:
-    assert scrubbed("alice@example.com(work), bob@example.de(home)")[0] == "[EMAIL](work), [EMAIL](home)"
+    assert scrub_text("alice@example.com(work), bob@example.de(home)")[0] == "[EMAIL](work), [EMAIL](home)"
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_bracket_behind_an_address_is_no_call() -> None:
     ],
 )
 def test_what_stands_around_it_stays(text: str, clean: str) -> None:
-    assert scrubbed(text)[0] == clean
+    assert scrub_text(text)[0] == clean
 
 
 UNITS = [
@@ -176,7 +176,7 @@ def test_time_grows_with_the_length_and_no_faster(unit: str) -> None:
         best = 1e9
         for _ in range(3):
             began = time.process_time()
-            scrubbed(text)
+            scrub_text(text)
             best = min(best, time.process_time() - began)
         return best
 
@@ -198,7 +198,7 @@ TALK: dict[str, Any] = {
 
 
 def sent(home: Home, to: Path, **more: Any) -> str:
-    send_out(home.config, str(to), names=(), since=None, form=more.pop("form", "trajectories"), redact=True)
+    export_sessions(home.config, str(to), names=(), since=None, form=more.pop("form", "trajectories"), redact=True)
     return to.read_text(encoding="utf-8") if to.is_file() else ""
 
 
@@ -224,7 +224,7 @@ def test_an_export_gives_nothing_away_and_can_be_imported(tmp_path: Path, home: 
     assert "removed" not in plain["turns"][0]
     other = Home.open(tmp_path / "other")
     report = other.bring(tmp_path / "out.jsonl")
-    assert report.refused == 0, report.examples
+    assert report.refused_count == 0, report.examples
     assert report.counts.turns == 4
     assert sent(other, tmp_path / "again.jsonl").count("[EMAIL]") == text.count("[EMAIL]")
     other.store.close()
@@ -241,7 +241,7 @@ def test_files_and_rows_give_nothing_away(tmp_path: Path, home: Home, capsys: py
     assert json.loads(row)["next_state"] == "mail me: [EMAIL]"
     assert "alice" not in row
     assert "2 turns without text" in " ".join(capsys.readouterr().out.split())
-    send_out(home.config, str(tmp_path / "all.parquet"), names=(), since=None, form="trajectories", redact=True)
+    export_sessions(home.config, str(tmp_path / "all.parquet"), names=(), since=None, form="trajectories", redact=True)
     assert b"alice" not in (tmp_path / "all.parquet").read_bytes()
 
 
@@ -256,7 +256,7 @@ def test_parts_are_read_as_the_model_reads_them() -> None:
     """A mail address in two parts of a content is one."""
     parts = [{"type": "text", "text": "alice@"}, {"type": "text", "text": "example.com"}, {"type": "image_url"}]
     turn = {"type": "main", "messages": [{"role": "user", "content": parts}], "message": {"content": "ok"}}
-    clean = Redactor(b"k" * 32).turn(turn)
+    clean = TrajectoryRedactor(b"k" * 32).redact_turn(turn)
     assert clean["prompt"].startswith("[EMAIL]")
     assert clean["messages"][0]["content"] == [{"type": "text", "text": "[EMAIL]"}, {"type": "image_url"}]
 
@@ -264,4 +264,6 @@ def test_parts_are_read_as_the_model_reads_them() -> None:
 @pytest.mark.parametrize(("status", "kept"), [("done", True), ("failed", False), ("cancelled", False)])
 def test_tokens_of_a_reply_that_broke_off_may_hold_more_than_its_words(status: str, kept: bool) -> None:
     turn = {"messages": [{"role": "user", "content": "Hi"}], "message": {"content": ""}, "status": status}
-    assert ("prompt_ids" in Redactor(b"k" * 32).turn(turn | {"prompt_ids": [1], "response_ids": [2]})) == kept
+    assert (
+        "prompt_ids" in TrajectoryRedactor(b"k" * 32).redact_turn(turn | {"prompt_ids": [1], "response_ids": [2]})
+    ) == kept

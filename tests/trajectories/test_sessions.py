@@ -13,7 +13,7 @@ from tests.trajectories.world import PRINTED, Home, live, main, plot, put
 
 import openclaw_rl
 from openclaw_rl.errors import OpenClawError
-from openclaw_rl.trajectories.operations import moment, send_out
+from openclaw_rl.trajectories.operations import export_sessions, parse_since
 from openclaw_rl.trajectories.sessions import SessionAwareProcessor, compute_gae, inspect_sessions
 
 
@@ -73,7 +73,7 @@ def test_datasets_loads_the_rows(tmp_path: Path, home: Home) -> None:
     datasets = pytest.importorskip("datasets")
     half = replace(plot("served"), prompt="half \ud83d of it", answer="\ude00")
     live(home.store, [[half, plot("judged"), plot("tools")], [plot("failed"), plot("side")]])
-    send_out(home.config, str(tmp_path / "turns.jsonl"), names=(), since=None, form="turns")
+    export_sessions(home.config, str(tmp_path / "turns.jsonl"), names=(), since=None, form="turns")
     rows = datasets.load_dataset(
         "json", data_files=str(tmp_path / "turns.jsonl"), cache_dir=str(tmp_path / "cache"), split="train"
     )
@@ -87,7 +87,7 @@ def test_datasets_loads_the_rows(tmp_path: Path, home: Home) -> None:
 
 def test_rows_need_a_file_of_lines(tmp_path: Path, home: Home) -> None:
     with pytest.raises(OpenClawError, match=r"one \.jsonl or \.parquet"):
-        send_out(home.config, str(tmp_path / "out"), names=(), since=None, form="turns")
+        export_sessions(home.config, str(tmp_path / "out"), names=(), since=None, form="turns")
 
 
 def test_only_what_is_asked_for_is_exported(tmp_path: Path, home: Home) -> None:
@@ -96,11 +96,11 @@ def test_only_what_is_asked_for_is_exported(tmp_path: Path, home: Home) -> None:
     home.bring(put(tmp_path / "in.jsonl", late, early))
     for number, options in enumerate(({"names": ("late",), "since": None}, {"names": (), "since": "1970-01-01T00:20"})):
         out = tmp_path / f"out{number}"
-        send_out(home.config, str(out), form="trajectories", **options)  # type: ignore[arg-type]
+        export_sessions(home.config, str(out), form="trajectories", **options)  # type: ignore[arg-type]
         assert [f.name for f in out.iterdir()] == ["late.json"]
 
 
 def test_times_are_read() -> None:
-    assert moment("2d", 200000.0) == 200000.0 - 2 * 86400
+    assert parse_since("2d", 200000.0) == 200000.0 - 2 * 86400
     with pytest.raises(OpenClawError, match="expected 12h, 7d, 2w, or a date"):
-        moment("yesterday", 0.0)
+        parse_since("yesterday", 0.0)

@@ -16,16 +16,16 @@ from openclaw_rl.cli.main import cli
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.settings.load import from_flat
 from openclaw_rl.store import heartbeats
-from openclaw_rl.supervisor.supervisor import with_data
+from openclaw_rl.supervisor.supervisor import with_required_workers
 from openclaw_rl.trajectories import sync_worker
-from openclaw_rl.trajectories.sync_worker import Bridge, run
+from openclaw_rl.trajectories.sync_worker import FolderSync, run
 
 LATER = 10.0  # seconds; a file that was just written has been left alone for long enough
 
 
-def opened(folder: Path, **data: str) -> tuple[Home, Bridge]:
+def opened(folder: Path, **data: str) -> tuple[Home, FolderSync]:
     home = Home.open(folder / "home", **{f"data__{k}": v for k, v in data.items()})
-    return home, Bridge(home.config, home.store, stop=lambda: False, clock=lambda: time.time() + LATER)
+    return home, FolderSync(home.config, home.store, stop=lambda: False, clock=lambda: time.time() + LATER)
 
 
 def written(folder: Path) -> dict[str, tuple[int, list[str]]]:
@@ -39,12 +39,12 @@ def written(folder: Path) -> dict[str, tuple[int, list[str]]]:
 def test_a_sessions_file_holds_the_turns_that_have_closed(tmp_path: Path) -> None:
     home, room = opened(tmp_path, buffer_dir=str(tmp_path / "out"))
     live(home.store, [[plot("judged"), plot("closed"), plot("served")], [plot("served")]])
-    room.turn()
+    room.run_once()
     first = written(tmp_path / "out")
     assert {name: ids for name, (_, ids) in first.items()} == {"session 0.json": ["chatcmpl-0-0", "chatcmpl-0-1"]}
     assert (tmp_path / "out" / "session 0.json").stat().st_mode & 0o777 == 0o600
-    again = Bridge(home.config, home.store, stop=lambda: False)
-    again.turn()
+    again = FolderSync(home.config, home.store, stop=lambda: False)
+    again.run_once()
     assert written(tmp_path / "out") == first, "a restart writes nothing twice"
     home.store.close()
 
@@ -53,16 +53,16 @@ def test_a_lost_cursor_loses_nothing_and_rewrites_nothing(tmp_path: Path) -> Non
     """As when the process dies between a file and its cursor."""
     home, room = opened(tmp_path, buffer_dir=str(tmp_path / "out"))
     live(home.store, [[plot("judged")]])
-    room.turn()
+    room.run_once()
     first = written(tmp_path / "out")
     with home.store.write() as conn:
         conn.exec_driver_sql("DELETE FROM cursors")
-    room.turn()
+    room.run_once()
     assert written(tmp_path / "out") == first
     (tmp_path / "out" / "session 0.json").unlink()
     with home.store.write() as conn:
         conn.exec_driver_sql("DELETE FROM cursors")
-    room.turn()
+    room.run_once()
     assert [ids for _, ids in written(tmp_path / "out").values()] == [["chatcmpl-0-0"]]
     home.store.close()
 
@@ -75,7 +75,7 @@ def test_one_folder_may_serve_both_ways(tmp_path: Path) -> None:
     put(shared / "given.jsonl", side)
     live(home.store, [[plot("judged")]])
     for _ in range(3):
-        room.turn()
+        room.run_once()
     assert sorted(f.name for f in shared.iterdir()) == ["given.jsonl", "session 0.json"]
     assert len(home.exports()) == 2
     home.store.close()
@@ -86,20 +86,20 @@ def test_files_are_imported_when_they_are_new_or_changed_and_at_rest(tmp_path: P
     home, room = opened(tmp_path, rollout_dir=str(folder))
     side = {"type": "side", "prompt": "2+2", "response": "4"}
     file = put(folder / "a.jsonl", {"session_id": "s", "turns": [side]})
-    hurried = Bridge(home.config, home.store, stop=lambda: False)
-    hurried.turn()
+    hurried = FolderSync(home.config, home.store, stop=lambda: False)
+    hurried.run_once()
     assert home.exports() == [], "it may still be written to"
-    room.turn()
+    room.run_once()
     assert len(json.loads(home.exports()[0])["turns"]) == 1
     assert room.note == "0 files written, 1 trajectory imported, 0 refused"
-    room.turn()
+    room.run_once()
     assert "1 trajectory imported" in room.note, "it is read once"
     put(file, {"session_id": "s", "turns": [side, side | {"prompt": "3+3"}]})
     os.utime(file, (time.time() + 1, time.time() + 1))
-    room.turn()
+    room.run_once()
     assert len(json.loads(home.exports()[0])["turns"]) == 2
-    restarted = Bridge(home.config, home.store, stop=lambda: False, clock=lambda: time.time() + LATER)
-    restarted.turn()
+    restarted = FolderSync(home.config, home.store, stop=lambda: False, clock=lambda: time.time() + LATER)
+    restarted.run_once()
     assert restarted.note == "0 files written, 0 trajectories imported, 0 refused"
     home.store.close()
 
@@ -110,9 +110,9 @@ def test_a_clock_that_goes_ahead_keeps_no_file_out_and_one_that_is_gone_is_no_fa
     file = put(tmp_path / "in" / "a.jsonl", PRINTED)
     tomorrow = time.time() + 86400
     os.utime(file, (tomorrow, tomorrow))
-    room.turn()
+    room.run_once()
     assert "1 trajectory imported" in room.note
-    room._in([tmp_path / "in" / "taken_away_meanwhile.jsonl"])
+    room._import_changed([tmp_path / "in" / "taken_away_meanwhile.jsonl"])
     assert "1 trajectory imported, 0 refused" in room.note
     home.store.close()
 
@@ -121,7 +121,7 @@ def test_a_refused_file_is_told_and_stops_nothing(tmp_path: Path) -> None:
     home, room = opened(tmp_path, rollout_dir=str(tmp_path / "in"))
     put(tmp_path / "in" / "a.jsonl", {"session_id": "s"})
     put(tmp_path / "in" / "b.jsonl", {"session_id": "s", "turns": [{"type": "side", "prompt": "a", "response": "b"}]})
-    room.turn()
+    room.run_once()
     assert room.note == "0 files written, 1 trajectory imported, 1 refused"
     assert (home.config.logs_dir / "refused.jsonl").exists()
     home.store.close()
@@ -141,7 +141,7 @@ def test_the_room_imports_its_path_and_ends_when_told(tmp_path: Path) -> None:
 
     asyncio.run(asyncio.wait_for(until_imported(), 60))
     with home.store.read() as conn:
-        (beat,) = heartbeats.beats(conn)
+        (beat,) = heartbeats.read_heartbeats(conn)
     assert beat.name == "data"
     home.store.close()
 
@@ -160,15 +160,15 @@ def test_rooms_that_the_settings_need_run_too(
     data: dict[str, str], rooms: tuple[str, ...], expected: tuple[str, ...]
 ) -> None:
     config = from_flat({f"data.{k}": v for k, v in data.items()})
-    assert with_data(config, rooms) == expected
+    assert with_required_workers(config, rooms) == expected
 
 
 def test_wrong_paths_are_said_before_anything_starts(tmp_path: Path) -> None:
     put(tmp_path / "file.jsonl", PRINTED)
     with pytest.raises(ConfigError, match=r"data\.path .*: no such file or folder"):
-        sync_worker.check(from_flat({"data.path": str(tmp_path / "none")}))
+        sync_worker.check_folders(from_flat({"data.path": str(tmp_path / "none")}))
     with pytest.raises(ConfigError, match=r"data\.buffer_dir .*: this is a file"):
-        sync_worker.check(from_flat({"data.buffer_dir": str(tmp_path / "file.jsonl")}))
+        sync_worker.check_folders(from_flat({"data.export_dir": str(tmp_path / "file.jsonl")}))
 
 
 def test_the_commands_tell_what_was_refused_by_their_exit_code(tmp_path: Path) -> None:

@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection
 
 from openclaw_rl.common import message_hash
-from openclaw_rl.common.message_hash import Transience
-from openclaw_rl.render.model_folder import ModelFiles, identity
+from openclaw_rl.common.message_hash import EphemeralMatcher
+from openclaw_rl.render.model_folder import ModelFiles, compute_identity
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.load import STARTER, Config, from_flat
 from openclaw_rl.store import exchanges, policies, reactions, turn_states, turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.turn_states import Cause
+from openclaw_rl.store.turn_states import DropReason
 from openclaw_rl.trajectories import exporter
 from openclaw_rl.trajectories import files as reading
-from openclaw_rl.trajectories.importer import Importer
-from openclaw_rl.trajectories.operations import exported
-from openclaw_rl.trajectories.report import Report
+from openclaw_rl.trajectories.importer import TrajectoryImporter
+from openclaw_rl.trajectories.operations import session_json
+from openclaw_rl.trajectories.report import ImportReport
 from openclaw_rl.types import (
     Capture,
     ExchangeStatus,
@@ -40,8 +40,8 @@ from openclaw_rl.types import (
     Vote,
 )
 
-RENDERER = Renderer(ModelFiles.find(STARTER))
-IDENTITY = identity(ModelFiles.find(STARTER))
+RENDERER = Renderer(ModelFiles.from_path(STARTER))
+IDENTITY = compute_identity(ModelFiles.from_path(STARTER))
 THANKS = "User accepted the change and said 'perfect, thanks!'"
 PRINTED = {
     "session_id": "user_session_abc123",
@@ -83,16 +83,16 @@ class Home:
         folder.mkdir(parents=True, exist_ok=True)
         return Home(config=config, store=Store.open(config.store_path))
 
-    def bring(self, *files: Path, score: bool = False) -> Report:
+    def bring(self, *files: Path, score: bool = False) -> ImportReport:
         """Import; without scores, so that nothing needs torch, unless they are asked for."""
-        importer = Importer(self.config, self.store, score=score)
-        with Report(self.config.logs_dir / "refused.jsonl") as report:
-            importer.run((e for f in reading.files(files) for e in reading.entries(f)), report)
+        importer = TrajectoryImporter(self.config, self.store, score=score)
+        with ImportReport(self.config.logs_dir / "refused.jsonl") as report:
+            importer.run((e for f in reading.find_files(files) for e in reading.read_entries(f)), report)
         return report
 
     def exports(self) -> list[bytes]:
         with self.store.read() as conn:
-            return [raw for s in list(exporter.sessions(conn)) if (raw := exported(conn, s)) is not None]
+            return [raw for s in list(exporter.iter_sessions(conn)) if (raw := session_json(conn, s)) is not None]
 
 
 # ------------------------------------------------------------------------------------- stores with every kind of turn
@@ -128,7 +128,7 @@ samplings = st.builds(
 plots = st.builds(
     Plot,
     prompt=said,
-    answer=said.filter(lambda w: message_hash.normalise(w) != ""),
+    answer=said.filter(lambda w: message_hash.normalise_text(w) != ""),
     fate=st.sampled_from(FATES),
     sampling=samplings,
     score=st.sampled_from([1, 0, -1, None]),
@@ -172,7 +172,7 @@ def live(store: Store, story: Sequence[Sequence[Plot]]) -> None:
 
 def _serve(conn: Connection, id_: str, plot: Plot, history: list[dict[str, Any]]) -> Reply:
     messages = [*history, {"role": "user", "content": plot.prompt}]
-    marks = message_hash.marks(messages, b"k" * 32, Transience(()))
+    marks = message_hash.mark_messages(messages, b"k" * 32, EphemeralMatcher(()))
     redacted = plot.fate == "redacted"
     request = Request(
         id=id_,
@@ -205,7 +205,7 @@ def _reply(request: Request, plot: Plot) -> Reply:
     message: dict[str, Any] = {"role": "assistant", "content": plot.answer}
     if plot.fate == "tools":
         message["tool_calls"] = [call]
-    ids = np.append(RENDERER.tokens.encode(_tokenisable(plot.answer)), RENDERER.stop_token_ids[0]).astype(np.int32)
+    ids = np.append(RENDERER.tokenizer.encode(_tokenisable(plot.answer)), RENDERER.stop_token_ids[0]).astype(np.int32)
     r = len(ids)
     mask = np.ones(r, bool)
     mask[r // 2 :] = not plot.masked
@@ -222,7 +222,7 @@ def _reply(request: Request, plot: Plot) -> Reply:
         mask=mask,
         spans=(Span(start=0, end=1, version=3), Span(start=1, end=r, version=4)),
         finish_reason=finish if status is ExchangeStatus.DONE else None,
-        mark=message_hash.mark(message, index=2, chain=request.marks[-1].chain, key=b"k" * 32),
+        mark=message_hash.mark_message(message, index=2, chain=request.marks[-1].chain, key=b"k" * 32),
         error="the engine went away" if status is ExchangeStatus.FAILED else None,
         first_token_at=10.5,
         finished_at=11.125,
@@ -233,25 +233,25 @@ def happened(conn: Connection, id_: str, plot: Plot, session: str, parent: str |
     """What became of the reply."""
     kind = Kind.SIDE if plot.fate == "side" else Kind.MAIN
     relation = "continuation" if parent else "fresh"
-    reactions.place(
+    reactions.set_position(
         conn, id_, session=session, parent=parent, kind=kind, relation=relation, relation_of=None, unlinked=None
     )
     if plot.fate == "side":
-        turn_states.drop(conn, id_, Cause.SIDE, 'side traffic: a message says "title"', at=12.0)
+        turn_states.drop(conn, id_, DropReason.SIDE, 'side traffic: a message says "title"', at=12.0)
     if plot.fate == "timeout":
-        turn_states.drop(conn, id_, Cause.TIMEOUT, "no reaction within 24 h", at=12.0)
+        turn_states.drop(conn, id_, DropReason.TIMEOUT, "no reaction within 24 h", at=12.0)
     said: list[dict[str, Any]] = [{"role": "user", "content": f"about {plot.answer}"}]
     if plot.fate == "tools":
         said = [{"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "seen"}]}, *said]
     if plot.fate in ("closed", "judged", "tools", "length"):
-        reactions.close(conn, id_, messages=said, signature=b"s" * 16, source="later", how="exact", at=12.5)
+        reactions.record_reaction(conn, id_, messages=said, signature=b"s" * 16, source="later", how="exact", at=12.5)
     if plot.fate == "liked" or (plot.feedback and plot.fate == "judged"):
         given = Feedback(id=f"f-{id_}", scope="key", target=id_, score=1, comment=plot.feedback, given_at=12.75)
-        exchanges.give(conn, [given])
-        reactions.take_up_feedback(conn, id_, 12.75)
+        exchanges.add_feedback(conn, [given])
+        reactions.record_pending_feedback(conn, id_, 12.75)
     state = turns.get(conn, id_)
     assert state is not None
-    reaction = turns.reaction(conn, id_)
+    reaction = turns.current_reaction(conn, id_)
     if plot.fate in ("judged", "tools", "liked", "length") and reaction is not None and state.state == "closed":
         votes = (Vote(score=plot.score, reason="why"), Vote(score=None, error="time-out"))
         verdict = Verdict(
@@ -272,8 +272,8 @@ def nouns(store: Store) -> dict[str, tuple[Any, ...]]:
     """By turn: what an import must give back. What belongs to a home alone is left out (see docs/guides/data.md)."""
     with store.read() as conn:
         out: dict[str, tuple[Any, ...]] = {}
-        for session in list(exporter.sessions(conn)):
-            for item in exporter.stored(conn, session):
+        for session in list(exporter.iter_sessions(conn)):
+            for item in exporter.stored_turns(conn, session):
                 request, reply = item.exchange.request, item.reply
                 marks = tuple((m.index, m.role, m.distinctive) for m in request.marks)
                 asked = replace(

@@ -20,78 +20,78 @@ from openclaw_rl.errors import OpenClawError, StoreError
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store import events, turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.supervisor.subprocess_system import System, ready
+from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, is_ready
 from openclaw_rl.supervisor.supervisor import read_key
 from openclaw_rl.types import Event
 
-_HELP = """Your next message is the feedback. Commands:
+_HELP_TEXT = """Your next message is the feedback. Commands:
   /good [comment]      thumbs up for the last reply     /new     start a new conversation
   /bad  [correction]   thumbs down; describe how the reply should have been
   /help                show this help                   /quit    quit"""
-_PATIENCE = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=600)  # seconds; long, for slow models
-_SHOWN = ("turn.judged", "policy.live", "policy.rejected", "policy.rolled_back")
+_HTTP_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=600)  # seconds; long, for slow models
+_SHOWN_KINDS = ("turn.judged", "policy.live", "policy.rejected", "policy.rolled_back")
 
 
 @dataclass(slots=True)
-class Conversation:
+class ChatConversation:
     """Messages so far, the id of the last reply, and the ids of all replies."""
 
     messages: list[dict[str, Any]] = field(default_factory=list)
     last_id: str | None = None
-    ids: set[str] = field(default_factory=set)
+    reply_ids: set[str] = field(default_factory=set)
 
 
-def talk(config: Config) -> None:
+def run_chat(config: Config) -> None:
     """Chat with the system at the configured address. If none runs, start one and stop it afterwards."""
     console = Console()
     url = f"http://{config.serve.host}:{config.serve.port}"
     with contextlib.ExitStack() as stack:
-        if not ready(url):
+        if not is_ready(url):
             console.print(f"  starting the system on {config.home_dir} (its log: {config.logs_dir / 'up.log'}) ...")
-            stack.enter_context(System(config))
+            stack.enter_context(SubprocessSystem(config))
         console.print(f"  [bold]{config.model.name}[/] at {url}/v1", highlight=False)
-        console.print(_HELP + "\n", highlight=False, markup=False)
+        console.print(_HELP_TEXT + "\n", highlight=False, markup=False)
         with contextlib.suppress(EOFError, KeyboardInterrupt):
-            asyncio.run(_Chat(config, console, url).run())
+            asyncio.run(_ChatSession(config, console, url).run())
 
 
-class _Chat:
+class _ChatSession:
     def __init__(self, config: Config, console: Console, url: str) -> None:
         self._config, self._console, self._url = config, console, url
-        self._talk = Conversation()
+        self._conversation = ChatConversation()
         self._headers = {"Authorization": f"Bearer {read_key(config)}"}
         self._store = Store.open(config.store_path, create=False)
 
     async def run(self) -> None:
-        async with aiohttp.ClientSession(headers=self._headers, timeout=_PATIENCE) as self._http:
-            watcher = asyncio.create_task(self._watch())
+        async with aiohttp.ClientSession(headers=self._headers, timeout=_HTTP_TIMEOUT) as self._http:
+            watcher = asyncio.create_task(self._watch_events())
             try:
                 while (line := await asyncio.to_thread(self._console.input, "[bold green]you[/] ")) != "/quit":
                     if line.strip():
-                        await self._obey(line.strip())
+                        await self._handle_line(line.strip())
             finally:
                 watcher.cancel()
                 self._store.close()
 
-    async def _obey(self, line: str) -> None:
+    async def _handle_line(self, line: str) -> None:
         command, _, words = line.partition(" ")
         if command == "/help":
-            self._console.print(_HELP, highlight=False, markup=False)
+            self._console.print(_HELP_TEXT, highlight=False, markup=False)
         elif command == "/new":
-            self._talk = Conversation(ids=self._talk.ids)
+            self._conversation = ChatConversation(reply_ids=self._conversation.reply_ids)
         elif command in ("/good", "/bad"):
-            await self._feedback("up" if command == "/good" else "down", words)
+            await self._send_feedback("up" if command == "/good" else "down", words)
         elif command.startswith("/"):
-            self._console.print(f"  {command}: unknown command. {_HELP}", highlight=False, markup=False)
+            self._console.print(f"  {command}: unknown command. {_HELP_TEXT}", highlight=False, markup=False)
         else:
-            await self._ask(line)
+            await self._send_message(line)
 
-    async def _ask(self, text: str) -> None:
-        messages = [*self._talk.messages, {"role": "user", "content": text}]
+    async def _send_message(self, text: str) -> None:
+        messages = [*self._conversation.messages, {"role": "user", "content": text}]
         body = {"model": self._config.model.name, "messages": messages, "stream": True}
         said, version = "", "?"
         try:
-            async for chunk in self._stream(body):
+            async for chunk in self._stream_chunks(body):
                 delta = chunk["choices"][0]["delta"].get("content") if chunk["choices"] else None
                 if not said:
                     version = chunk["system_fingerprint"]
@@ -99,15 +99,15 @@ class _Chat:
                 if delta:
                     self._console.print(Text(delta), end="")
                     said += delta
-                self._talk.last_id = chunk["id"]
+                self._conversation.last_id = chunk["id"]
         except (aiohttp.ClientError, TimeoutError, OpenClawError) as error:
             self._console.print(f"\n  [red]no reply:[/] {error}", highlight=False)
             return
         self._console.print()
-        self._talk.ids.add(str(self._talk.last_id))
-        self._talk.messages = [*messages, {"role": "assistant", "content": said}]
+        self._conversation.reply_ids.add(str(self._conversation.last_id))
+        self._conversation.messages = [*messages, {"role": "assistant", "content": said}]
 
-    async def _stream(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    async def _stream_chunks(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         async with self._http.post(f"{self._url}/v1/chat/completions", json=body) as response:
             if response.status != 200:
                 raise OpenClawError(f"{response.status} {await response.text()}")
@@ -120,49 +120,49 @@ class _Chat:
                     raise OpenClawError(str(chunk["error"]["message"]))
                 yield chunk
 
-    async def _feedback(self, thumbs: str, words: str) -> None:
-        if self._talk.last_id is None:
+    async def _send_feedback(self, thumbs: str, words: str) -> None:
+        if self._conversation.last_id is None:
             self._console.print("  there is no reply yet to give feedback on")
             return
-        body: dict[str, Any] = {"id": self._talk.last_id, "thumbs": thumbs}
+        body: dict[str, Any] = {"id": self._conversation.last_id, "thumbs": thumbs}
         if words:
             body["comment" if thumbs == "up" else "correction"] = words
         async with self._http.post(f"{self._url}/v1/feedback", json=body) as response:
             if response.status != 200:
                 self._console.print(f"  [red]feedback not accepted:[/] {await response.text()}", highlight=False)
 
-    async def _watch(self) -> None:
+    async def _watch_events(self) -> None:
         """Follow the event log, and print verdicts on this conversation's turns and every new version."""
         with self._store.read() as conn:
-            seen = events.last(conn)
+            seen = events.last_seq(conn)
         while True:
             await asyncio.sleep(0.3)
             try:
-                for event in await asyncio.to_thread(self._news, seen):
+                for event in await asyncio.to_thread(self._new_events, seen):
                     seen = event.seq
-                    if line := await asyncio.to_thread(self._line, event):
+                    if line := await asyncio.to_thread(self._event_line, event):
                         self._console.print(Text(f"      · {line}", style="dim italic"))
             except StoreError as error:
                 self._console.print(Text(f"      · the event log cannot be read: {error}", style="dim italic"))
                 return
 
-    def _news(self, seen: int) -> list[Event]:
+    def _new_events(self, seen: int) -> list[Event]:
         with self._store.read() as conn:
-            return events.after(conn, seen, 100, kinds=_SHOWN)
+            return events.read_after(conn, seen, 100, kinds=_SHOWN_KINDS)
 
-    def _line(self, event: Event) -> str | None:
+    def _event_line(self, event: Event) -> str | None:
         if event.kind == "turn.judged":
-            if event.ref not in self._talk.ids:
+            if event.ref not in self._conversation.reply_ids:
                 return None
             with self._store.read() as conn:
-                verdict = turns.verdict(conn, event.ref)
-            return None if verdict is None else _verdict_words(verdict.score, verdict.hints)
+                verdict = turns.current_verdict(conn, event.ref)
+            return None if verdict is None else _verdict_text(verdict.score, verdict.hints)
         if event.kind == "policy.live":
             return f"version {event.ref} is live: it learned from you"
         return f"version {event.ref} {event.kind.removeprefix('policy.').replace('_', ' ')}: {event.data.get('reason')}"
 
 
-def _verdict_words(score: int | None, hints: tuple[str, ...]) -> str:
+def _verdict_text(score: int | None, hints: tuple[str, ...]) -> str:
     mood = {1: "good", -1: "not good", 0: "neither good nor bad"}.get(score or 0, "")
     opinion = "the judge has no opinion on that turn" if score is None else f"verdict on that turn: {mood}"
     return opinion + (f" (hint: {hints[0]})" if hints else "")

@@ -15,45 +15,45 @@ if TYPE_CHECKING:
 
 Decorator = Callable[[Any], Any]
 
-_report = option("--report", metavar="FILE", help="File for refused trajectories, one line of JSON each.")
-_partial = option("--partial", is_flag=True, help="Exit with 0 even if trajectories were refused.")
-_paths = click.argument("paths", metavar="PATH...", nargs=-1, required=True)
+_report_option = option("--report", metavar="FILE", help="File for refused trajectories, one line of JSON each.")
+_partial_option = option("--partial", is_flag=True, help="Exit with 0 even if trajectories were refused.")
+_paths_argument = click.argument("paths", metavar="PATH...", nargs=-1, required=True)
 
 
-def group(common: Decorator, load: Callable[..., Config]) -> click.Group:
+def data_group(common: Decorator, load: Callable[..., Config]) -> click.Group:
     """Return the command group. `common`: decorator for the shared options; `load`: loads the settings from them."""
 
     @click.group("data")
-    def data() -> None:
+    def data_commands() -> None:
         """Import, check, score and export conversations as files."""
 
-    _add_check(data)
-    _add_import(data, common, load)
-    _add_score(data, common, load)
-    _add_export(data, common, load)
-    return data
+    _add_check(data_commands)
+    _add_import(data_commands, common, load)
+    _add_score(data_commands, common, load)
+    _add_export(data_commands, common, load)
+    return data_commands
 
 
 def _add_check(data: click.Group) -> None:
     @data.command("check")
-    @_paths
-    @_report
-    @_partial
-    def check(paths: tuple[str, ...], report: str | None, partial: bool) -> None:
+    @_paths_argument
+    @_report_option
+    @_partial_option
+    def check_files(paths: tuple[str, ...], report: str | None, partial: bool) -> None:
         """Report errors in files or folders of trajectories. Changes nothing."""
         from openclaw_rl.trajectories import operations
 
-        sys.exit(0 if operations.check(paths, report=report) or partial else 1)
+        sys.exit(0 if operations.check_files(paths, report=report) or partial else 1)
 
 
 def _add_import(data: click.Group, common: Decorator, load: Callable[..., Config]) -> None:
     @data.command("import")
-    @_paths
+    @_paths_argument
     @option("--no-score", is_flag=True, help="Do not compute log-probabilities; `data score` does it later.")
-    @_report
-    @_partial
+    @_report_option
+    @_partial_option
     @common
-    def bring_in(
+    def import_files(
         paths: tuple[str, ...], no_score: bool, report: str | None, partial: bool, file: str | None, **rest: Any
     ) -> None:
         """Import files or folders of trajectories. Existing ones are not imported again.
@@ -65,17 +65,17 @@ def _add_import(data: click.Group, common: Decorator, load: Callable[..., Config
 
         config = load(file, **rest)
         prepare_home(config)
-        sys.exit(0 if operations.bring_in(config, paths, score=not no_score, report=report) or partial else 1)
+        sys.exit(0 if operations.import_files(config, paths, score=not no_score, report=report) or partial else 1)
 
 
 def _add_score(data: click.Group, common: Decorator, load: Callable[..., Config]) -> None:
     @data.command("score")
     @common
-    def score(file: str | None, **rest: Any) -> None:
+    def score_imported(file: str | None, **rest: Any) -> None:
         """Compute the log-probabilities that `data import --no-score` left out."""
         from openclaw_rl.trajectories import operations
 
-        operations.score(load(file, **rest))
+        operations.score_imported(load(file, **rest))
 
 
 def _add_export(data: click.Group, common: Decorator, load: Callable[..., Config]) -> None:
@@ -96,7 +96,7 @@ def _add_export(data: click.Group, common: Decorator, load: Callable[..., Config
         help="Replace mail addresses, phone numbers, keys, tokens, IPs and home folders by placeholders.",
     )
     @common
-    def send_out(
+    def export_sessions(
         target: str, names: tuple[str, ...], since: str | None, form: str, redact: bool, file: str | None, **rest: Any
     ) -> None:
         """Export the store's sessions. Writes one file per session into FOLDER, or all sessions into FILE.
@@ -105,4 +105,4 @@ def _add_export(data: click.Group, common: Decorator, load: Callable[..., Config
         """
         from openclaw_rl.trajectories import operations
 
-        operations.send_out(load(file, **rest), target, names=names, since=since, form=form, redact=redact)
+        operations.export_sessions(load(file, **rest), target, names=names, since=since, form=form, redact=redact)

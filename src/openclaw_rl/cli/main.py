@@ -12,39 +12,48 @@ import click
 from openclaw_rl import __version__
 from openclaw_rl.cli import data, recipes, rollback, rollout
 from openclaw_rl.errors import OpenClawError
-from openclaw_rl.settings.cli_options import ANY, Seconds, configured, keys, option, words
+from openclaw_rl.settings.cli_options import (
+    UNKNOWN_FLAGS,
+    Seconds,
+    alias_flags,
+    given_settings,
+    option,
+    settings_options,
+)
 
 if TYPE_CHECKING:
-    from openclaw_rl.settings.load import Config, Loaded
+    from openclaw_rl.settings.load import Config, LoadedSettings
 
 
-def _load(file: str | None, sets: tuple[str, ...], words: tuple[str, ...] = (), **flags: Any) -> Config:
+def _load_config(file: str | None, sets: tuple[str, ...], words: tuple[str, ...] = (), **flags: Any) -> Config:
     from openclaw_rl.settings import load as settings
 
-    handed = settings.inherited()
+    handed = settings.inherited_config()
     if handed is not None and not file and not sets and not words and not any(v is not None for v in flags.values()):
         return handed
-    loaded = _load_all(file, sets, words, **flags)
+    loaded = _load_settings(file, sets, words, **flags)
     for notice in loaded.notices:
         click.echo(f"note: {notice}", err=True)
     return loaded.config
 
 
-def _load_all(file: str | None, sets: tuple[str, ...], words: tuple[str, ...] = (), **flags: Any) -> Loaded:
+def _load_settings(
+    file: str | None, sets: tuple[str, ...], words: tuple[str, ...] = (), **flags: Any
+) -> LoadedSettings:
     from openclaw_rl.settings import load as settings
 
-    return settings.load_all(file=file, flags=keys(flags), sets=sets, words=words)
+    return settings.load_all(file=file, flags=given_settings(flags), sets=sets, words=words)
 
 
-def _end_with(_context: click.Context, _option: click.Parameter, parent: int | None) -> None:
+def _exit_with_parent(_context: click.Context, _option: click.Parameter, parent: int | None) -> None:
     if parent is not None:
         from openclaw_rl.common.parent_death import die_with_parent
 
         die_with_parent(parent)
 
 
-_PARENT: dict[str, Any] = {"type": int, "is_flag": False, "flag_value": 0, "hidden": True, "expose_value": False}
-_with_parent = click.option("--with-parent", callback=_end_with, **_PARENT)
+_PARENT_OPTION: dict[str, Any] = {"type": int, "is_flag": False, "flag_value": 0, "hidden": True, "expose_value": False}
+_with_parent_option = click.option("--with-parent", callback=_exit_with_parent, **_PARENT_OPTION)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -56,83 +65,83 @@ def cli() -> None:
     """
 
 
-@cli.command(context_settings=ANY)
-@configured
-@_with_parent
-@words
+@cli.command(context_settings=UNKNOWN_FLAGS)
+@settings_options
+@_with_parent_option
+@alias_flags
 def up(file: str | None, sets: tuple[str, ...], words: tuple[str, ...], **flags: Any) -> None:
     """Run serve, collect, judge and train, supervised."""
-    from openclaw_rl.supervisor.supervisor import ROOMS
+    from openclaw_rl.supervisor.supervisor import WORKERS
 
-    _start(_load(file, sets, words, **flags), ROOMS)
+    _start_workers(_load_config(file, sets, words, **flags), WORKERS)
 
 
-@cli.command(context_settings=ANY)
-@configured
-@_with_parent
-@words
+@cli.command(context_settings=UNKNOWN_FLAGS)
+@settings_options
+@_with_parent_option
+@alias_flags
 def serve(file: str | None, sets: tuple[str, ...], words: tuple[str, ...], **flags: Any) -> None:
     """Only serve and store conversations: engine and gateway."""
-    _start(_load(file, sets, words, **flags), ("engine", "gateway"))
+    _start_workers(_load_config(file, sets, words, **flags), ("engine", "gateway"))
 
 
-@cli.command(context_settings=ANY)
-@configured
-@words
+@cli.command(context_settings=UNKNOWN_FLAGS)
+@settings_options
+@alias_flags
 def collect(file: str | None, sets: tuple[str, ...], words: tuple[str, ...], **flags: Any) -> None:
     """Only link reactions to turns."""
-    _start(_load(file, sets, words, **flags), ("collect",))
+    _start_workers(_load_config(file, sets, words, **flags), ("collect",))
 
 
-@cli.command(context_settings=ANY)
-@configured
-@words
+@cli.command(context_settings=UNKNOWN_FLAGS)
+@settings_options
+@alias_flags
 def judge(file: str | None, sets: tuple[str, ...], words: tuple[str, ...], **flags: Any) -> None:
     """Only judge closed turns."""
-    _start(_load(file, sets, words, **flags), ("judge",))
+    _start_workers(_load_config(file, sets, words, **flags), ("judge",))
 
 
-@cli.command(context_settings=ANY)
-@configured
-@words
+@cli.command(context_settings=UNKNOWN_FLAGS)
+@settings_options
+@alias_flags
 def train(file: str | None, sets: tuple[str, ...], words: tuple[str, ...], **flags: Any) -> None:
     """Only train on judged turns."""
-    _start(_load(file, sets, words, **flags), ("train",))
+    _start_workers(_load_config(file, sets, words, **flags), ("train",))
 
 
-def _start(config: Config, rooms: tuple[str, ...]) -> None:
+def _start_workers(config: Config, rooms: tuple[str, ...]) -> None:
     from openclaw_rl.plugins import loader
     from openclaw_rl.render.model_folder import ModelFiles
-    from openclaw_rl.supervisor.supervisor import supervise, with_data
-    from openclaw_rl.train.resume import with_base
+    from openclaw_rl.supervisor.supervisor import supervise, with_required_workers
+    from openclaw_rl.train.resume import resolve_base
 
-    config = with_base(config)
-    ModelFiles.of(config.model)  # raises here for a missing model, before a worker is started and restarted
-    loader.examine(config)
+    config = resolve_base(config)
+    ModelFiles.from_config(config.model)  # raises here for a missing model, before a worker is started and restarted
+    loader.check_plugin_files(config)
     if config.rollout != type(config.rollout)():
         click.echo("note: rollout.* is for `openclaw-rl rollout --tasks FILE`; run that command beside this", err=True)
     if "gateway" in rooms:
         url = f"http://{config.serve.host}:{config.serve.port}/v1"
         click.echo(f"OpenClaw-RL {__version__}: {config.model.path} as {config.model.name!r} at {url}", err=True)
         click.echo(f"  home {config.home_dir}   key: `openclaw-rl key`   chat: `openclaw-rl chat`", err=True)
-    supervise(config, with_data(config, rooms))
+    supervise(config, with_required_workers(config, rooms))
 
 
 @cli.command(hidden=True)
 @click.argument("name", type=click.Choice(["engine", "gateway", "collect", "judge", "judge-engine", "train", "data"]))
-@configured
-@_with_parent
+@settings_options
+@_with_parent_option
 def room(name: str, file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
     """Run one worker in this process (the supervisor starts this command)."""
-    from openclaw_rl.supervisor.supervisor import prepare_home, run_room
+    from openclaw_rl.supervisor.supervisor import prepare_home, run_worker
 
-    config = _load(file, sets, **flags)
+    config = _load_config(file, sets, **flags)
     prepare_home(config)
-    run_room(name, config)
+    run_worker(name, config)
 
 
 @cli.command()
-@configured
+@settings_options
 def key(file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
     """Print the API key.
 
@@ -140,21 +149,21 @@ def key(file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
     """
     from openclaw_rl.supervisor.supervisor import read_key
 
-    click.echo(read_key(_load(file, sets, **flags)))
+    click.echo(read_key(_load_config(file, sets, **flags)))
 
 
 @cli.command()
 @option("--watch", is_flag=True, help="Update the display until interrupted.")
 @option("--json", "as_json", is_flag=True, help="Print JSON.")
-@configured
+@settings_options
 def status(file: str | None, sets: tuple[str, ...], watch: bool, as_json: bool, **flags: Any) -> None:
     """Show workers, what was learned, what was not, and why."""
     from openclaw_rl.status.report import show_status
-    from openclaw_rl.status.watch import keep
+    from openclaw_rl.status.watch import watch_status
 
-    config = _load(file, sets, **flags)
+    config = _load_config(file, sets, **flags)
     if watch and not as_json:
-        keep(config)
+        watch_status(config)
     else:
         show_status(config, as_json=as_json)
 
@@ -166,42 +175,42 @@ def inspect() -> None:
 
 @inspect.command("sessions")
 @option("--limit", type=click.IntRange(min=1), default=30, show_default=True)
-@configured
+@settings_options
 def inspect_sessions(file: str | None, sets: tuple[str, ...], limit: int, **flags: Any) -> None:
     """List the newest sessions, one per line."""
     from openclaw_rl.status.report import show_sessions
 
-    show_sessions(_load(file, sets, **flags), limit)
+    show_sessions(_load_config(file, sets, **flags), limit)
 
 
 @inspect.command("session")
-@configured
+@settings_options
 @click.argument("session_id")
 def inspect_session(file: str | None, sets: tuple[str, ...], session_id: str, **flags: Any) -> None:
     """Show every turn of a session: request, reply, verdict, training."""
     from openclaw_rl.status.report import show_session
 
-    show_session(_load(file, sets, **flags), session_id)
+    show_session(_load_config(file, sets, **flags), session_id)
 
 
 @inspect.command("turn")
-@configured
+@settings_options
 @click.argument("turn_id")
 def inspect_turn(file: str | None, sets: tuple[str, ...], turn_id: str, **flags: Any) -> None:
     """Show one turn. Prints its text, tokens, reaction, verdict, and the policies that were trained on it."""
     from openclaw_rl.status.report import show_turn
 
-    show_turn(_load(file, sets, **flags), turn_id)
+    show_turn(_load_config(file, sets, **flags), turn_id)
 
 
 @inspect.command("policy")
-@configured
+@settings_options
 @click.argument("version", type=click.IntRange(min=0))
 def inspect_policy(file: str | None, sets: tuple[str, ...], version: int, **flags: Any) -> None:
     """Show one policy version. Prints its parent, its metrics, and the turns that it was trained on."""
     from openclaw_rl.status.report import show_policy
 
-    show_policy(_load(file, sets, **flags), version)
+    show_policy(_load_config(file, sets, **flags), version)
 
 
 @cli.command()
@@ -212,29 +221,29 @@ def inspect_policy(file: str | None, sets: tuple[str, ...], version: int, **flag
     help="Test only this engine: streaming, exact ids, log-probabilities, stop, cancellation, versions, hot swaps.",
 )
 @option("--troubles", is_flag=True, help="Diagnose this home instead: list its problems, each with its cure.")
-@configured
+@settings_options
 def doctor(
     file: str | None, sets: tuple[str, ...], wait: float, engine: str | None, troubles: bool, **flags: Any
 ) -> None:
     """Test turn -> verdict -> gradient -> new version -> served. Uses a scratch store; names the first failed check."""
-    from openclaw_rl.doctor.pipeline import examine, examine_engine, examine_home
+    from openclaw_rl.doctor.pipeline import examine_engine, examine_home, examine_pipeline
 
     if engine is not None and flags["backend"] not in (None, engine):
         raise click.UsageError(f"--engine is {engine} and --backend {flags['backend']}. Leave --backend out.")
-    config = _load(file, sets, **(flags | {"backend": engine or flags["backend"]}))
+    config = _load_config(file, sets, **(flags | {"backend": engine or flags["backend"]}))
     if troubles:
         sys.exit(0 if examine_home(config) else 1)
-    if not (examine if engine is None else examine_engine)(config, wait=wait):
+    if not (examine_pipeline if engine is None else examine_engine)(config, wait=wait):
         sys.exit(1)
 
 
 @cli.command()
-@configured
+@settings_options
 def chat(file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
     """Chat with the model in the terminal and watch it learn. Starts the system if none runs."""
-    from openclaw_rl.cli.chat import talk
+    from openclaw_rl.cli.chat import run_chat
 
-    talk(_load(file, sets, **flags))
+    run_chat(_load_config(file, sets, **flags))
 
 
 @cli.group()
@@ -245,32 +254,32 @@ def connect() -> None:
 @connect.command("openclaw")
 @option("--write", is_flag=True, help="Write to ~/.openclaw/openclaw.json, with a backup of the old file.")
 @option("--into", metavar="FILE", help="Write to this file instead.")
-@configured
+@settings_options
 def connect_openclaw(file: str | None, sets: tuple[str, ...], write: bool, into: str | None, **flags: Any) -> None:
     """Print or write the provider entry for OpenClaw."""
     from pathlib import Path
 
     from openclaw_rl.cli import connect as commands
 
-    commands.connect_openclaw(_load(file, sets, **flags), write=write, into=Path(into) if into else None)
+    commands.connect_openclaw(_load_config(file, sets, **flags), write=write, into=Path(into) if into else None)
 
 
 @connect.command("claude-code")
-@configured
+@settings_options
 def connect_claude_code(file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
     """Print the environment variables for Claude Code."""
     from openclaw_rl.cli import connect as commands
 
-    commands.connect_claude_code(_load(file, sets, **flags))
+    commands.connect_claude_code(_load_config(file, sets, **flags))
 
 
 @connect.command("codex")
-@configured
+@settings_options
 def connect_codex(file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
     """Print the settings for Codex (~/.codex/config.toml)."""
     from openclaw_rl.cli import connect as commands
 
-    commands.connect_codex(_load(file, sets, **flags))
+    commands.connect_codex(_load_config(file, sets, **flags))
 
 
 @cli.group("config")
@@ -278,34 +287,34 @@ def config_group() -> None:
     """Show or check settings."""
 
 
-@config_group.command("show", context_settings=ANY)
-@configured
-@words
+@config_group.command("show", context_settings=UNKNOWN_FLAGS)
+@settings_options
+@alias_flags
 def config_show(file: str | None, sets: tuple[str, ...], words: tuple[str, ...], **flags: Any) -> None:
     """Show every setting, its value, and the source of the value."""
-    from openclaw_rl.settings.reference import show
+    from openclaw_rl.settings.reference import show_settings
 
-    show(_load_all(file, sets, words, **flags))
+    show_settings(_load_settings(file, sets, words, **flags))
 
 
 @config_group.command("check")
 @click.argument("file")
 def config_check(file: str) -> None:
     """Report every error in a settings file, or the settings that it changes."""
-    from openclaw_rl.settings.reference import check
+    from openclaw_rl.settings.reference import check_file
 
-    check(file)
+    check_file(file)
 
 
-cli.add_command(data.group(configured, _load))
-cli.add_command(rollout.command(configured, words, _load))
-cli.add_command(rollback.command(configured, _load))
-cli.add_command(rollout.self_test(configured, _load))
+cli.add_command(data.data_group(settings_options, _load_config))
+cli.add_command(rollout.rollout_command(settings_options, alias_flags, _load_config))
+cli.add_command(rollback.rollback_command(settings_options, _load_config))
+cli.add_command(rollout.self_test_command(settings_options, _load_config))
 cli.add_command(recipes.new_method_command())
-cli.add_command(recipes.evaluate(configured, words, _load))
+cli.add_command(recipes.evaluate_command(settings_options, alias_flags, _load_config))
 
 
-_OF_A_PATH = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EROFS)
+_PATH_ERRNOS = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EROFS)
 """Errors of paths that the user gave. Any other `OSError` is a bug and keeps its traceback."""
 
 
@@ -322,7 +331,7 @@ def main(args: Sequence[str] | None = None) -> None:
         click.echo(f"openclaw-rl: {error}", err=True)
         sys.exit(1)
     except OSError as error:
-        if error.errno not in _OF_A_PATH or error.filename is None:
+        if error.errno not in _PATH_ERRNOS or error.filename is None:
             raise
         click.echo(f"openclaw-rl: {error.filename}: {error.strerror}. Expected a path that this user can use", err=True)
         sys.exit(1)

@@ -25,19 +25,19 @@ def new_method_command() -> click.Command:
     @click.command("new-method")
     @click.argument("name")
     @option("--into", default="recipes", show_default=True, metavar="DIR", help="Parent folder of the new folder.")
-    def command(name: str, into: str) -> None:
+    def make_method(name: str, into: str) -> None:
         """Create a folder for a custom method. It has a README, script, settings, loss and rollout, ready to run."""
 
-        files = new_method(name, Path(into))
+        files = create_method(name, Path(into))
         for file in files:
             click.echo(str(file))
         script = next(file for file in files if file.suffix == ".sh")
         click.echo(f"Next: bash {script}", err=True)
 
-    return command
+    return make_method
 
 
-def evaluate(common: Decorator, words: Decorator, load: Callable[..., Config]) -> click.Command:
+def evaluate_command(common: Decorator, words: Decorator, load: Callable[..., Config]) -> click.Command:
     """Return the command. `common`, `words`: decorators for shared options; `load`: loads the settings from them."""
 
     @click.command("evaluate", context_settings={"ignore_unknown_options": True})
@@ -46,7 +46,7 @@ def evaluate(common: Decorator, words: Decorator, load: Callable[..., Config]) -
     @option("--out", metavar="FILE", help="Write every task, reply and reason to this file, as JSON.")
     @common
     @words
-    def command(names: str, num: int | None, out: str | None, file: str | None, **rest: Any) -> None:
+    def run_evaluation(names: str, num: int | None, out: str | None, file: str | None, **rest: Any) -> None:
         """Score a checkpoint on small held-out tasks. Starts a separate gateway on a scratch home.
 
         The coding tasks run code that the model writes: in a process with limits, but without a sandbox.
@@ -54,28 +54,28 @@ def evaluate(common: Decorator, words: Decorator, load: Callable[..., Config]) -
         from openclaw_rl.evals import task_scores
 
         config = load(file, **rest)
-        result = task_scores.evaluate(config, names.split(","), num=num)
-        click.echo(task_scores.table(result))
+        result = task_scores.evaluate_model(config, names.split(","), num=num)
+        click.echo(task_scores.score_table(result))
         if out:
-            task_scores.write(result, Path(out))
-        sys.exit(0 if result.answered else 1)
+            task_scores.write_scores(result, Path(out))
+        sys.exit(0 if result.has_replies else 1)
 
-    return command
-
-
-_TEMPLATES = ASSETS / "method"
-_NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
-_LONGEST = 60
+    return run_evaluation
 
 
-def new_method(name: str, into: Path) -> list[Path]:
+_TEMPLATE_DIR = ASSETS / "method"
+_METHOD_NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+_MAX_NAME_CHARS = 60
+
+
+def create_method(name: str, into: Path) -> list[Path]:
     """Write the folder `into`/`name` with README, script, settings, loss and rollout. Returns the files.
 
     Raises `ConfigError` for an invalid name, or if the folder exists: nothing is overwritten.
     """
-    if not _NAME.fullmatch(name) or len(name) > _LONGEST:
+    if not _METHOD_NAME.fullmatch(name) or len(name) > _MAX_NAME_CHARS:
         raise ConfigError(
-            f"new-method {name!r}: expected at most {_LONGEST} lower-case letters and digits, in parts "
+            f"new-method {name!r}: expected at most {_MAX_NAME_CHARS} lower-case letters and digits, in parts "
             "joined by -, e.g. my-method"
         )
     folder = into.expanduser() / name
@@ -85,10 +85,10 @@ def new_method(name: str, into: Path) -> list[Path]:
         raise ConfigError(f"{folder} already exists, and nothing is overwritten. Choose another name.") from None
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be created ({error.strerror}). Choose another --into.") from None
-    return [_write(template, folder, name) for template in sorted(_TEMPLATES.iterdir())]
+    return [_write_template(template, folder, name) for template in sorted(_TEMPLATE_DIR.iterdir())]
 
 
-def _write(template: Path, folder: Path, name: str) -> Path:
+def _write_template(template: Path, folder: Path, name: str) -> Path:
     """Write one file of the template. Scripts are made executable."""
     snake = name.replace("-", "_")
     file = folder / template.name.removesuffix(".txt").replace("SNAKE", snake)

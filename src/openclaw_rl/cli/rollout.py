@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-def command(common: Decorator, words: Decorator, load: Callable[..., Config]) -> click.Command:
+def rollout_command(common: Decorator, words: Decorator, load: Callable[..., Config]) -> click.Command:
     """Return the command. `common`, `words`: decorators for shared options; `load`: loads the settings from them."""
 
     @click.command("rollout", context_settings={"ignore_unknown_options": True})
@@ -26,7 +26,7 @@ def command(common: Decorator, words: Decorator, load: Callable[..., Config]) ->
     @option("--out", metavar="FOLDER", help="Folder for one result file per rollout [<home>/rollouts].")
     @common
     @words
-    def rollout(
+    def run_rollouts(
         tasks: str | None, prompts: tuple[str, ...], num: int | None, out: str | None, file: str | None, **rest: Any
     ) -> None:
         """Run a rollout function as a client of the running gateway. Set it with --rollout-function-path FILE.
@@ -37,28 +37,28 @@ def command(common: Decorator, words: Decorator, load: Callable[..., Config]) ->
         from pathlib import Path
 
         from openclaw_rl.errors import ConfigError
-        from openclaw_rl.rollouts.runner import Outcome, Task, read_tasks, run
+        from openclaw_rl.rollouts.runner import RolloutOutcome, RolloutTask, read_tasks, run_rollouts
 
         config = load(file, **rest)
         if config.rollout.function_path is None and config.rollout.generate_path is None:
             raise ConfigError("no rollout function: set --rollout-function-path FILE (see docs/guides/plugins.md)")
-        wanted = [Task(words=text) for text in prompts] + (read_tasks(Path(tasks)) if tasks else [])
+        wanted = [RolloutTask(text=text) for text in prompts] + (read_tasks(Path(tasks)) if tasks else [])
         if not wanted:
             raise ConfigError("no tasks: set --tasks FILE or --prompt TEXT")
 
-        def tell(outcome: Outcome) -> None:
+        def print_outcome(outcome: RolloutOutcome) -> None:
             click.echo(f"{outcome.session}: {outcome.error or f'{outcome.replies} replies'}: {outcome.file}")
 
         folder = Path(out) if out else config.home_dir / "rollouts"
-        outcomes = asyncio.run(run(config, wanted, folder, num=num, seen=tell))
+        outcomes = asyncio.run(run_rollouts(config, wanted, folder, num=num, seen=print_outcome))
         failed = sum(outcome.error is not None for outcome in outcomes)
         click.echo(f"{len(outcomes)} rollouts, {failed} failed")
         sys.exit(1 if failed else 0)
 
-    return rollout
+    return run_rollouts
 
 
-def self_test(common: Decorator, load: Callable[..., Config]) -> click.Command:
+def self_test_command(common: Decorator, load: Callable[..., Config]) -> click.Command:
     """Return the command. `common`: decorator for the shared options; `load`: loads the settings from them."""
 
     @click.command("test-rollout")
@@ -66,7 +66,7 @@ def self_test(common: Decorator, load: Callable[..., Config]) -> click.Command:
     @option("--output-dir", required=True, metavar="DIR", help="New folder for their trajectories.")
     @option("--wait", type=Seconds(), default=60.0, show_default=True, help="Maximum seconds to wait.")
     @common
-    def command(num_samples: int, output_dir: str, wait: float, file: str | None, **rest: Any) -> None:
+    def run_self_test(num_samples: int, output_dir: str, wait: float, file: str | None, **rest: Any) -> None:
         """Test that conversations become trajectories. Runs conversations and checks the written files.
 
         Starts a separate system on a scratch home, with the model and engine of the settings. Nothing is trained.
@@ -75,13 +75,15 @@ def self_test(common: Decorator, load: Callable[..., Config]) -> click.Command:
 
         from openclaw_rl.doctor import rollouts
 
-        def said(words: str) -> None:
+        def print_progress(words: str) -> None:
             click.echo(words, err=True)
 
-        found = rollouts.run(load(file, **rest), Path(output_dir), num=num_samples, wait=wait, said=said)
+        found = rollouts.run_selftest(
+            load(file, **rest), Path(output_dir), num=num_samples, wait=wait, said=print_progress
+        )
         for session, turns in found.items():
             main = sum(turn["type"] == "main" for turn in turns)
             click.echo(f"{session}: {main} main turns, {len(turns) - main} side turns")
         click.echo(f"{len(found)} trajectories in {output_dir}, each with token ids, log-probabilities and a reaction")
 
-    return command
+    return run_self_test

@@ -13,31 +13,31 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from openclaw_rl.collect.traffic import Sides
-from openclaw_rl.common.message_hash import signature_of, visible_text
-from openclaw_rl.store.exchange_index import Past
-from openclaw_rl.store.turn_states import Cause
+from openclaw_rl.collect.traffic import TrafficClassifier
+from openclaw_rl.common.message_hash import reaction_signature, visible_text
+from openclaw_rl.store.exchange_index import ExchangeSummary
+from openclaw_rl.store.turn_states import DropReason
 from openclaw_rl.types import Capture, ExchangeStatus, Kind, Mark, Request, TurnState
 
 EXACT, DISTINCTIVE = "exact", "distinctive"
-WAITING = frozenset({Cause.TIMEOUT, Cause.SESSION_DONE, Cause.SUPERSEDED})
+REOPENED_BY_REACTION = frozenset({DropReason.TIMEOUT, DropReason.SESSION_DONE, DropReason.SUPERSEDED})
 """Reasons of turns that were dropped because they had no reaction: a late reaction reopens them."""
 
 
-class Index(Protocol):
+class ExchangeLookup(Protocol):
     """Lookup of earlier exchanges. Results are in order of admission."""
 
-    def by_chain(self, scope: str, chains: Collection[bytes]) -> Sequence[Past]: ...
+    def by_chain(self, scope: str, chains: Collection[bytes]) -> Sequence[ExchangeSummary]: ...
 
-    def by_own(self, scope: str, owns: Collection[bytes]) -> Sequence[Past]: ...
+    def by_own(self, scope: str, owns: Collection[bytes]) -> Sequence[ExchangeSummary]: ...
 
-    def by_context(self, scope: str, chain: bytes) -> Sequence[Past]: ...
+    def by_context(self, scope: str, chain: bytes) -> Sequence[ExchangeSummary]: ...
 
-    def by_id(self, scope: str, id: str) -> Past | None: ...
+    def by_id(self, scope: str, id: str) -> ExchangeSummary | None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ReactionLink:
     """Link from an earlier turn to the messages of this request that react to it."""
 
     turn: str
@@ -50,7 +50,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class RequestLink:
     """Position of a request in its conversation, and the turns that it reacts to."""
 
     session: str
@@ -60,59 +60,59 @@ class Link:
     relation: str  # fresh | continuation | regeneration | retry | sibling
     relation_of: str | None
     unlinked: str | None
-    answers: tuple[Answer, ...]
+    reaction_links: tuple[ReactionLink, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
+class _ReplyMatch:
     """Result of looking up one assistant message of the history."""
 
-    past: Past | None = None
+    past: ExchangeSummary | None = None
     how: str = EXACT
-    closes: bool = False  # the reaction that follows it is new to the turn
-    why_not: str | None = None  # reason if it was not found
+    has_new_reaction: bool = False  # the reaction that follows it is new to the turn
+    unlinked_reason: str | None = None  # reason if it was not found
 
 
-def link(request: Request, seq: int, index: Index, sides: Sides) -> Link:
+def link_request(request: Request, seq: int, index: ExchangeLookup, sides: TrafficClassifier) -> RequestLink:
     """Look up the assistant messages in the history of exchange number `seq`, and decide its links. No side effects."""
-    kind, why_side = sides.of(request)
+    kind, why_side = sides.classify_request(request)
     ours = [at for at, mark in enumerate(request.marks) if mark.role == "assistant"]
-    candidates = _Candidates(request, [request.marks[at] for at in ours], index)
-    reactions = {at: _reaction(request, at, sides, candidates) for at in ours}
+    candidates = _ReplyCandidates(request, [request.marks[at] for at in ours], index)
+    reactions = {at: _reaction_marks(request, at, sides, candidates) for at in ours}
     found = {
-        at: candidates.find(
-            request.marks[at], signature_of(reactions[at]), may_be_main=_may_be_main(request, at, sides)
+        at: candidates.find_match(
+            request.marks[at], reaction_signature(reactions[at]), may_be_main=_may_be_main(request, at, sides)
         )
         for at in ours
     }
     known = [f.past for f in found.values() if f.past is not None]
     parent = known[-1] if known else None
-    relation, relation_of = _relation(request, seq, index, parent)
-    answers = () if kind is Kind.SIDE else _answers(request, seq, found, reactions, index)
-    return Link(
-        session=request.session or _session(request, parent, index),
+    relation, relation_of = _relation_to_same_history(request, seq, index, parent)
+    answers = () if kind is Kind.SIDE else _find_reaction_links(request, seq, found, reactions, index)
+    return RequestLink(
+        session=request.session or _infer_session(request, parent, index),
         kind=kind,
         why_side=why_side,
         parent=parent.id if parent else None,
         relation=relation,
         relation_of=relation_of,
-        unlinked=_unlinked(found) if ours and parent is None else None,
-        answers=answers,
+        unlinked=_unlinked_reason(found) if ours and parent is None else None,
+        reaction_links=answers,
     )
 
 
-def compatible(request: Request, past: Past) -> bool:
+def is_compatible(request: Request, past: ExchangeSummary) -> bool:
     """Return False if request and exchange name different sessions, users or agents."""
-    pairs = (request.session, past.header), (request.user, past.user), (request.agent, past.agent)
+    pairs = (request.session, past.session_header), (request.user, past.user), (request.agent, past.agent)
     return all(not a or not b or a == b for a, b in pairs)
 
 
-def _delivered(request: Request, past: Past) -> bool:
+def _was_delivered(request: Request, past: ExchangeSummary) -> bool:
     """Return whether the exchange's reply had ended before the request, and both are compatible."""
-    return past.finished_at is not None and past.finished_at <= request.admitted_at and compatible(request, past)
+    return past.finished_at is not None and past.finished_at <= request.admitted_at and is_compatible(request, past)
 
 
-def _session(request: Request, parent: Past | None, index: Index) -> str:
+def _infer_session(request: Request, parent: ExchangeSummary | None, index: ExchangeLookup) -> str:
     """Return the parent's session, or a new one. The replies of one call (`n`) share it; their ids are ID, ID.1, ..."""
     if parent is not None:
         return parent.session
@@ -122,101 +122,111 @@ def _session(request: Request, parent: Past | None, index: Index) -> str:
     return first.session if first is not None and together else request.id
 
 
-def _named(request: Request, index: Index) -> Mapping[bytes, Past]:
+def _named_replies(request: Request, index: ExchangeLookup) -> Mapping[bytes, ExchangeSummary]:
     """Return the replies that the client named (`previous_response_id`) in this request or its ancestors, by chain.
 
     The gateway put the named conversation before the new messages; omitted instructions change only the chain.
     """
-    out: dict[bytes, Past] = {}
+    out: dict[bytes, ExchangeSummary] = {}
     past = index.by_id(request.scope, request.previous) if request.previous else None
     for mark in reversed([m for m in request.marks if m.role == "assistant"]):
         if past is None:
             break
-        if past.reply_own == mark.own and _delivered(request, past):
+        if past.reply_own == mark.own and _was_delivered(request, past):
             out[mark.chain] = past
             past = index.by_id(request.scope, past.previous) if past.previous else None
     return out
 
 
-class _Candidates:
+class _ReplyCandidates:
     """Earlier exchanges whose replies may be the assistant messages of one request."""
 
-    def __init__(self, request: Request, marks: Sequence[Mark], index: Index) -> None:
+    def __init__(self, request: Request, marks: Sequence[Mark], index: ExchangeLookup) -> None:
         self._request = request
         owns = {m.own for m in marks if m.distinctive}
-        self._by_chain = self._group(index.by_chain(request.scope, {m.chain for m in marks}), "reply_chain")
-        self._by_chain |= {chain: [past] for chain, past in _named(request, index).items()}
-        self._by_own = self._group(index.by_own(request.scope, owns), "reply_own")
-        self._times = Counter(m.own for m in marks)
+        self._by_chain = self._group_delivered(index.by_chain(request.scope, {m.chain for m in marks}), "reply_chain")
+        self._by_chain |= {chain: [past] for chain, past in _named_replies(request, index).items()}
+        self._by_own = self._group_delivered(index.by_own(request.scope, owns), "reply_own")
+        self._reply_counts = Counter(m.own for m in marks)
 
-    def _group(self, pasts: Sequence[Past], key: str) -> dict[bytes, list[Past]]:
-        out: dict[bytes, list[Past]] = {}
+    def _group_delivered(self, pasts: Sequence[ExchangeSummary], key: str) -> dict[bytes, list[ExchangeSummary]]:
+        out: dict[bytes, list[ExchangeSummary]] = {}
         for past in pasts:
-            if _delivered(self._request, past):
+            if _was_delivered(self._request, past):
                 out.setdefault(getattr(past, key), []).append(past)
         return out
 
-    def is_side(self, mark: Mark) -> bool:
+    def is_declared_side(self, mark: Mark) -> bool:
         """Return whether the client declared the reply to be side traffic (its text alone is not certain)."""
         exact = self._by_chain.get(mark.chain, ())
-        return bool(exact) and all(past.told is Kind.SIDE for past in exact)
+        return bool(exact) and all(past.declared_kind is Kind.SIDE for past in exact)
 
-    def find(self, mark: Mark, signature: bytes | None, *, may_be_main: bool = False) -> _Found:
+    def find_match(self, mark: Mark, signature: bytes | None, *, may_be_main: bool = False) -> _ReplyMatch:
         """Return the exchange whose reply is `mark`, and whether the reaction with this signature is new to its turn.
 
         `may_be_main`: if the turn was dropped as apparent side traffic, this reaction shows that it was main.
         """
         exact = self._by_chain.get(mark.chain, [])
         if exact:
-            return self._among_equals(exact, signature, may_be_main)
+            return self._choose_equal(exact, signature, may_be_main)
         if not mark.distinctive:
-            return _Found(why_not="a reply under 24 characters is only matched in an unchanged history")
+            return _ReplyMatch(unlinked_reason="a reply under 24 characters is only matched in an unchanged history")
         same = self._by_own.get(mark.own, [])
-        if len(same) > 1 or (same and self._times[mark.own] > 1):
-            times = max(len(same), self._times[mark.own])
-            return _Found(why_not=f"ambiguous: {times} replies have the same text")
+        if len(same) > 1 or (same and self._reply_counts[mark.own] > 1):
+            times = max(len(same), self._reply_counts[mark.own])
+            return _ReplyMatch(unlinked_reason=f"ambiguous: {times} replies have the same text")
         if not same:
-            return _Found(why_not="its replies are not from this gateway")
-        return _Found(past=same[0], how=DISTINCTIVE, closes=signature is not None and _waits(same[0], signature))
+            return _ReplyMatch(unlinked_reason="its replies are not from this gateway")
+        return _ReplyMatch(
+            past=same[0],
+            how=DISTINCTIVE,
+            has_new_reaction=signature is not None and _awaits_reaction(same[0], signature),
+        )
 
-    def _among_equals(self, exact: Sequence[Past], signature: bytes | None, may_be_main: bool) -> _Found:
+    def _choose_equal(
+        self, exact: Sequence[ExchangeSummary], signature: bytes | None, may_be_main: bool
+    ) -> _ReplyMatch:
         """Choose among equal replies to equal histories: one that has the reaction, else the first that awaits one."""
-        ranked = sorted(exact, key=lambda p: (p.header != self._request.session, p.seq))
+        ranked = sorted(exact, key=lambda p: (p.session_header != self._request.session, p.seq))
         if signature is None:
-            return _Found(past=ranked[0])
+            return _ReplyMatch(past=ranked[0])
         knows = next((p for p in ranked if signature in p.signatures), None)
         if knows is not None:
-            return _Found(past=knows)
-        waits = next((p for p in ranked if _waits(p, signature) or (may_be_main and _only_looked_side(p))), None)
+            return _ReplyMatch(past=knows)
+        waits = next(
+            (p for p in ranked if _awaits_reaction(p, signature) or (may_be_main and _is_apparent_side(p))), None
+        )
         if waits is not None:
-            return _Found(past=waits, closes=True)
+            return _ReplyMatch(past=waits, has_new_reaction=True)
         # The user went back and wrote something else: the newer text counts, if there is only one candidate.
         revised = len(ranked) == 1 and ranked[0].state in (TurnState.CLOSED, TurnState.JUDGED)
-        return _Found(past=ranked[0], closes=revised)
+        return _ReplyMatch(past=ranked[0], has_new_reaction=revised)
 
 
-def _waits(past: Past, signature: bytes) -> bool:
+def _awaits_reaction(past: ExchangeSummary, signature: bytes) -> bool:
     """Return whether the turn has no reaction from a conversation yet, and may still get this one."""
     if signature in past.signatures:
         return False
     if past.state is TurnState.DROPPED:
-        return past.cause in WAITING
+        return past.cause in REOPENED_BY_REACTION
     return past.state is TurnState.SERVED or not past.signatures
 
 
-def _only_looked_side(past: Past) -> bool:
+def _is_apparent_side(past: ExchangeSummary) -> bool:
     """Return whether only its text made the turn side traffic, and its reply is complete."""
-    return past.cause is Cause.SIDE and past.told is None and past.status is ExchangeStatus.DONE
+    return past.cause is DropReason.SIDE and past.declared_kind is None and past.status is ExchangeStatus.DONE
 
 
-def _may_be_main(request: Request, at: int, sides: Sides) -> bool:
+def _may_be_main(request: Request, at: int, sides: TrafficClassifier) -> bool:
     """Return whether the prompt of mark `at` is no client prompt (a heartbeat). False if the text was not stored."""
     before = request.messages[: request.marks[at].index]  # includes ephemeral messages, e.g. the rest of a heartbeat
     prompt = next((m for m in reversed(before) if m.get("role") == "user"), None)
-    return bool(request.messages) and not (prompt is not None and sides.certain(prompt))
+    return bool(request.messages) and not (prompt is not None and sides.is_client_prompt(prompt))
 
 
-def _reaction(request: Request, at: int, sides: Sides, candidates: _Candidates) -> tuple[Mark, ...]:
+def _reaction_marks(
+    request: Request, at: int, sides: TrafficClassifier, candidates: _ReplyCandidates
+) -> tuple[Mark, ...]:
     """Return the marks of the reaction to mark `at`: everything up to the next reply of the main conversation.
 
     Side calls that some clients leave in the history (a heartbeat and its reply) are skipped, because their prompt is
@@ -230,79 +240,85 @@ def _reaction(request: Request, at: int, sides: Sides, candidates: _Candidates) 
         if mark.role != "assistant":
             run.append(mark)
             continue
-        genuine = [m for m in run if not _is_interlude(request, m, sides)]
+        genuine = [m for m in run if not _is_client_prompt(request, m, sides)]
         used = aside and all(m.role == "tool" for m in genuine)  # tool results of a side call
         kept += [m for m in genuine if not (aside and m.role == "tool")]
-        woken = _woken(request, since, mark.index, sides)
-        aside = candidates.is_side(mark) or (bool(run or woken) and (used or not genuine))
+        woken = _has_wake_between(request, since, mark.index, sides)
+        aside = candidates.is_declared_side(mark) or (bool(run or woken) and (used or not genuine))
         if not aside or (woken and visible_text(request.messages[mark.index])):
             return tuple(kept)
         run, since = [], mark.index
     return (*kept, *run)
 
 
-def _woken(request: Request, after: int, before: int, sides: Sides) -> bool:
+def _has_wake_between(request: Request, after: int, before: int, sides: TrafficClassifier) -> bool:
     """Return whether a wake was between these positions. Clients keep its reply only if they showed it to the user."""
     passing = {*range(after + 1, before)} - {m.index for m in request.marks}
-    return bool(request.messages) and any(sides.certain(request.messages[i]) for i in passing)
+    return bool(request.messages) and any(sides.is_client_prompt(request.messages[i]) for i in passing)
 
 
-def _is_interlude(request: Request, mark: Mark, sides: Sides) -> bool:
-    return mark.role == "user" and bool(request.messages) and sides.certain(request.messages[mark.index])
+def _is_client_prompt(request: Request, mark: Mark, sides: TrafficClassifier) -> bool:
+    return mark.role == "user" and bool(request.messages) and sides.is_client_prompt(request.messages[mark.index])
 
 
-def _relation(request: Request, seq: int, index: Index, parent: Past | None) -> tuple[str, str | None]:
+def _relation_to_same_history(
+    request: Request, seq: int, index: ExchangeLookup, parent: ExchangeSummary | None
+) -> tuple[str, str | None]:
     """Return the relation to the newest earlier request with the same history (by its status then), and its id."""
     if request.marks:
         same = index.by_context(request.scope, request.marks[-1].chain)
-        earlier = [p for p in same if p.seq < seq and compatible(request, p)]
+        earlier = [p for p in same if p.seq < seq and is_compatible(request, p)]
         if earlier:
-            return _relation_to(earlier[-1], request.admitted_at), earlier[-1].id
+            return _relation_kind(earlier[-1], request.admitted_at), earlier[-1].id
     return ("continuation" if parent else "fresh"), None
 
 
-def _relation_to(past: Past, at: float) -> str:
+def _relation_kind(past: ExchangeSummary, at: float) -> str:
     if past.finished_at is None or past.finished_at > at:
         return "sibling"
     return "regeneration" if past.status is ExchangeStatus.DONE else "retry"
 
 
-def _answers(
-    request: Request, seq: int, found: Mapping[int, _Found], reactions: Mapping[int, tuple[Mark, ...]], index: Index
-) -> tuple[Answer, ...]:
+def _find_reaction_links(
+    request: Request,
+    seq: int,
+    found: Mapping[int, _ReplyMatch],
+    reactions: Mapping[int, tuple[Mark, ...]],
+    index: ExchangeLookup,
+) -> tuple[ReactionLink, ...]:
     out = []
     for at, f in found.items():
-        signature = signature_of(reactions[at])
-        if f.past is None or signature is None or not f.closes:
+        signature = reaction_signature(reactions[at])
+        if f.past is None or signature is None or not f.has_new_reaction:
             continue
         redacted = Capture.REDACTED in (request.capture, f.past.capture)
         if redacted and f.past.state is not TurnState.SERVED:
             continue
         out.append(
-            Answer(
+            ReactionLink(
                 turn=f.past.id,
                 messages=tuple(m.index for m in reactions[at]),
                 signature=signature,
                 how=f.how,
-                superseded=_superseded(request, seq, f.past, index),
+                superseded=_superseded_turns(request, seq, f.past, index),
                 redacted=redacted,
-                was_side=f.past.cause is Cause.SIDE,
+                was_side=f.past.cause is DropReason.SIDE,
             )
         )
     return tuple(out)
 
 
-def _superseded(request: Request, seq: int, chosen: Past, index: Index) -> tuple[str, ...]:
+def _superseded_turns(request: Request, seq: int, chosen: ExchangeSummary, index: ExchangeLookup) -> tuple[str, ...]:
     """Return the other turns without a reaction that have the same history as `chosen`."""
     if chosen.context_chain is None:
         return ()
     return tuple(
         p.id
         for p in index.by_context(request.scope, chosen.context_chain)
-        if p.id != chosen.id and p.seq < seq and p.state is TurnState.SERVED and compatible(request, p)
+        if p.id != chosen.id and p.seq < seq and p.state is TurnState.SERVED and is_compatible(request, p)
     )
 
 
-def _unlinked(found: Mapping[int, _Found]) -> str:
-    reasons = dict.fromkeys(f.why_not for f in found.values() if f.why_not)
+def _unlinked_reason(found: Mapping[int, _ReplyMatch]) -> str:
+    reasons = dict.fromkeys(f.unlinked_reason for f in found.values() if f.unlinked_reason)
     return f"no reply in its history ({len(found)}) could be linked: " + "; ".join(reasons)

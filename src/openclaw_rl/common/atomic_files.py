@@ -11,7 +11,7 @@ from pathlib import Path
 from openclaw_rl.errors import ConfigError
 
 
-def usable(setting: str, path: str | Path, *, written: bool = True) -> Path:
+def ensure_folder(setting: str, path: str | Path, *, written: bool = True) -> Path:
     """Return the absolute folder of a setting, created if missing. `written`: write access is needed, too.
 
     Raises `ConfigError` if this user cannot create, read or (with `written`) write it.
@@ -50,13 +50,13 @@ def write_folder(out: Path, files: Mapping[str, bytes], fill: Callable[[Path], N
     for name, raw in files.items():
         (temporary / name).write_bytes(raw)
     for file in temporary.iterdir():
-        sync(file)
-    sync(temporary)
+        sync_path(file)
+    sync_path(temporary)
     temporary.rename(out)
-    sync(out.parent)
+    sync_path(out.parent)
 
 
-def sync(path: Path) -> None:
+def sync_path(path: Path) -> None:
     """Flush a file or folder to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -65,7 +65,7 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def linked(source: Path, into: Path, *, but: str | None = None) -> None:
+def link_files(source: Path, into: Path, *, but: str | None = None) -> None:
     """Hard-link the files of a folder, except `but`, into another; copy them where links are not possible.
 
     Use it only for files that are never changed in place.
@@ -79,10 +79,10 @@ def linked(source: Path, into: Path, *, but: str | None = None) -> None:
             shutil.copy2(file, into / file.name)
 
 
-def point(link: Path, name: str) -> None:
+def replace_symlink(link: Path, name: str) -> None:
     """Point the symbolic link at `name` in its own folder; an existing link is replaced atomically."""
     fresh = link.with_name(f".{link.name}.tmp")
     fresh.unlink(missing_ok=True)
     fresh.symlink_to(name)
     fresh.replace(link)
-    sync(link.parent)
+    sync_path(link.parent)

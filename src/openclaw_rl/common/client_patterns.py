@@ -20,7 +20,7 @@ OPENCLAW_WAKE = (
     r"(?:\nDisable automatic completion turns[^\n]*+)?\s*+)+(?:Runtime: agent=[^\n]*+)?\s*+$"
 )
 # Text that a person types while the agent works arrives in a reminder, too; that one is not ephemeral.
-REMINDER = (
+SYSTEM_REMINDER = (
     r"^\s*(?:<system-reminder>(?!\s*The user sent a new message)(?:(?!</system-reminder>).)*</system-reminder>\s*)+$"
 )
 # Claude Code's report of a command that the person ran at its prompt; it is not a reaction to a reply.
@@ -29,10 +29,10 @@ LOCAL_COMMAND = (
     r"(?:(?!</\1>).)*</\1>\s*)+$"
 )
 
-TRANSIENT = (OPENCLAW_CONTEXT, OPENCLAW_WAKE, REMINDER, LOCAL_COMMAND)
+EPHEMERAL_PATTERNS = (OPENCLAW_CONTEXT, OPENCLAW_WAKE, SYSTEM_REMINDER, LOCAL_COMMAND)
 """A message that matches as a whole is ephemeral: it is not part of the history."""
 
-SIDE = (
+SIDE_PATTERNS = (
     r"(?i)\A\W*(please )?(generate|create|write|provide|suggest) (an? |the )?([\w,'-]+ ){0,6}title\b"
     r"[^.\n]{0,40}\b(for|of|summari[sz]ing|based on) (this|the)( following| whole| coding)?"
     r" (conversation|chat|session|dialogue)\b",
@@ -55,7 +55,7 @@ SIDE = (
 )
 """A request whose last user or system message matches counts as side traffic until its conversation continues."""
 
-INTERLUDES = (
+CLIENT_PROMPT_PATTERNS = (
     OPENCLAW_WAKE,
     r"(?s)Follow the heartbeat monitor scratch context when provided\..{0,4000}",
     r"(?s)A scheduled (reminder has been|cron event was) triggered\b.{0,20000}\nCurrent time: .{0,600}",
@@ -67,26 +67,26 @@ INTERLUDES = (
 )
 """A user message that matches as a whole is a client prompt: no person typed it."""
 
-SHIPPED = frozenset({*TRANSIENT, *SIDE, *INTERLUDES})
+SHIPPED_PATTERNS = frozenset({*EPHEMERAL_PATTERNS, *SIDE_PATTERNS, *CLIENT_PROMPT_PATTERNS})
 SEARCHED_CHARS = 16_384
 """Characters of a long text (its head and tail) that a pattern of the owner searches, as it may be slow."""
 
 
-class Pattern:
+class ClientPattern:
     """A compiled expression; only a shipped one searches long texts in full. Raises `re.error` if it is invalid."""
 
     def __init__(self, expression: str, flags: int = 0) -> None:
         self._compiled = re.compile(expression, flags)
-        self._whole = expression in SHIPPED
+        self._searches_all = expression in SHIPPED_PATTERNS
 
     def search(self, text: str) -> re.Match[str] | None:
-        return self._compiled.search(self._shown(text))
+        return self._compiled.search(self._searched_text(text))
 
     def fullmatch(self, text: str) -> re.Match[str] | None:
-        return self._compiled.fullmatch(self._shown(text))
+        return self._compiled.fullmatch(self._searched_text(text))
 
-    def _shown(self, text: str) -> str:
-        if self._whole or len(text) <= SEARCHED_CHARS:
+    def _searched_text(self, text: str) -> str:
+        if self._searches_all or len(text) <= SEARCHED_CHARS:
             return text
         half = SEARCHED_CHARS // 2
         return f"{text[:half]}\n{text[-half:]}"

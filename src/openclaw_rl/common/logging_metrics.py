@@ -20,11 +20,11 @@ from openclaw_rl.errors import ConfigError
 
 LOG_BYTES = 10 * 2**20
 LOG_FILES = 3
-_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-_PLAIN = frozenset(vars(logging.makeLogRecord({})))
+_LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({})))
 
 
-class JsonLines(logging.Formatter):
+class JsonLinesFormatter(logging.Formatter):
     """Formats a record as one JSON object per line; entries of `extra` become fields of the object."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -34,7 +34,7 @@ class JsonLines(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        line |= {k: v for k, v in vars(record).items() if k not in _PLAIN and k not in ("message", "asctime")}
+        line |= {k: v for k, v in vars(record).items() if k not in _STANDARD_FIELDS and k not in ("message", "asctime")}
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False, default=str)
@@ -58,7 +58,7 @@ def setup_logging(
     stderr.setFormatter(logging.Formatter(f"%(asctime)s {name} %(levelname)s %(message)s", "%H:%M:%S"))
     root.addHandler(stderr)
     if logs_dir is not None:
-        root.addHandler(_file_handler(logs_dir / f"{name}.log", JsonLines()))
+        root.addHandler(_file_handler(logs_dir / f"{name}.log", JsonLinesFormatter()))
     if logs_dir is not None and readable is not None:
         lines = logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S")
         root.addHandler(_file_handler(logs_dir / readable, lines))
@@ -78,7 +78,7 @@ def _file_handler(path: Path, formatter: logging.Formatter) -> logging.Handler:
     return handler
 
 
-class Trained:
+class TrainingGauges:
     """Gauges `openclaw_train_<name>` with the step metrics of the newest published version.
 
     Names are those in W&B, with `_` for characters that Prometheus rejects: `loss/total` is
@@ -88,10 +88,10 @@ class Trained:
     def __init__(self) -> None:
         self._gauges: Mapping[str, tuple[str, float]] = {}
 
-    def tell(self, version: int, metrics: Mapping[str, float]) -> None:
+    def set_metrics(self, version: int, metrics: Mapping[str, float]) -> None:
         """Replace all gauges by the metrics of `version`, the new head."""
-        told = {"version": float(version)} | dict(metrics)
-        self._gauges = {re.sub(r"[^a-zA-Z0-9_]", "_", name): (name, value) for name, value in told.items()}
+        values = {"version": float(version)} | dict(metrics)
+        self._gauges = {re.sub(r"[^a-zA-Z0-9_]", "_", name): (name, value) for name, value in values.items()}
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Yield the gauges; `CollectorRegistry` calls this."""
@@ -100,7 +100,7 @@ class Trained:
             yield GaugeMetricFamily(f"openclaw_train_{name}", text, value=value)
 
 
-class Metrics:
+class GatewayMetrics:
     """The gateway's metrics, in a separate registry, since one process may run several gateways."""
 
     content_type = CONTENT_TYPE_LATEST
@@ -121,19 +121,19 @@ class Metrics:
         self.response_tokens = Counter("openclaw_response_tokens", "Tokens sampled", registry=r)
         self.running = Gauge("openclaw_running", "Replies being generated", registry=r)
         self.first_token = Histogram(
-            "openclaw_first_token_seconds", "From admission to the first token", registry=r, buckets=_SECONDS
+            "openclaw_first_token_seconds", "From admission to the first token", registry=r, buckets=_LATENCY_BUCKETS
         )
         self.duration = Histogram(
-            "openclaw_reply_seconds", "From admission to the durable end", registry=r, buckets=_SECONDS
+            "openclaw_reply_seconds", "From admission to the durable end", registry=r, buckets=_LATENCY_BUCKETS
         )
-        self.commit = Histogram("openclaw_commit_seconds", "One group commit", registry=r, buckets=_SECONDS)
+        self.commit = Histogram("openclaw_commit_seconds", "One group commit", registry=r, buckets=_LATENCY_BUCKETS)
         self.commit_size = Histogram(
             "openclaw_commit_items", "Items in one group commit", registry=r, buckets=(1, 2, 4, 8, 16, 32, 64, 128)
         )
         self.version = Gauge("openclaw_policy_version", "The version that answers new requests", registry=r)
         self.head = Gauge("openclaw_policy_head", "The newest published version", registry=r)
-        self.trained = Trained()
-        r.register(self.trained)
+        self.training = TrainingGauges()
+        r.register(self.training)
         self.engine_up = Gauge("openclaw_engine_up", "1 while the engine answers", registry=r)
 
     def expose(self) -> bytes:

@@ -14,12 +14,12 @@ from hashlib import blake2b
 from itertools import groupby
 from typing import Any
 
-from openclaw_rl.common.client_patterns import Pattern
+from openclaw_rl.common.client_patterns import ClientPattern
 from openclaw_rl.types import Mark, Message
 
 DISTINCTIVE_CHARS = 24
 _ROLES = {"developer": "system", "function": "tool"}
-_THINK = re.compile(r"^\s*<think>.*?</think>", re.DOTALL)
+_REASONING = re.compile(r"^\s*<think>.*?</think>", re.DOTALL)
 # Text that OpenClaw adds to a person's message: why the agent was woken, and where it runs. It changes between
 # requests, moves, and is merged with text that was a separate message of the person before.
 _WAKE = re.compile(
@@ -31,29 +31,31 @@ _RUNTIME = re.compile(
     r"\| sessionId=(?P<session>[^|\s]{1,200})[^\n]*"
 )
 # A message that is sent again after its turn was aborted; later requests have it as the person wrote it.
-_QUEUED = re.compile(r"\[Queued user message from a previous active turn;[^\]\n]{0,600}\]\n")
-_CONTINUE = re.compile(r"\bContinue the current task from the existing transcript, preserving completed work\.[^\n]*+")
+_QUEUED_MESSAGE = re.compile(r"\[Queued user message from a previous active turn;[^\]\n]{0,600}\]\n")
+_CONTINUE_TASK = re.compile(
+    r"\bContinue the current task from the existing transcript, preserving completed work\.[^\n]*+"
+)
 _SEPARATOR = b"\x1f"
-_RECORD = 16 + 16 + 4  # own, chain, index (24 bits) with flags
+_MARK_BYTES = 16 + 16 + 4  # own, chain, index (24 bits) with flags
 
 
-class Transience:
+class EphemeralMatcher:
     """Recognises ephemeral messages, which a client adds to one request and removes from the next.
 
     OpenClaw ends every request with such a user message. It is neither a reaction nor part of the history.
     """
 
     def __init__(self, patterns: Sequence[str]) -> None:
-        self._patterns = [Pattern(p, re.DOTALL) for p in patterns]
+        self._patterns = [ClientPattern(p, re.DOTALL) for p in patterns]
 
     def __call__(self, message: Message) -> bool:
         if message.get("role") not in ("user", "system", "developer"):
             return False
-        text = text_of(message)
+        text = message_text(message)
         return any(p.search(text) for p in self._patterns)
 
 
-def text_of(message: Message) -> str:
+def message_text(message: Message) -> str:
     """Return the text of a message, its parts joined; parts that are not text (images) as canonical JSON."""
     content = message.get("content")
     if content is None:
@@ -61,11 +63,11 @@ def text_of(message: Message) -> str:
     if isinstance(content, str):
         return content
     if isinstance(content, list):
-        return "".join(_part(p) for p in content)
+        return "".join(_part_text(p) for p in content)
     return json.dumps(content, sort_keys=True, ensure_ascii=False)
 
 
-def _part(part: Any) -> str:
+def _part_text(part: Any) -> str:
     if isinstance(part, str):
         return part
     if isinstance(part, dict) and isinstance(part.get("text"), str):
@@ -73,7 +75,7 @@ def _part(part: Any) -> str:
     return json.dumps(part, sort_keys=True, ensure_ascii=False)
 
 
-def normalise(text: str) -> str:
+def normalise_text(text: str) -> str:
     """Return the text in NFC, with LF line ends and without outer white space."""
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
@@ -84,25 +86,25 @@ def normalise(text: str) -> str:
 
 def visible_text(message: Message) -> str:
     """Return the normalised text of a message without reasoning and without text that OpenClaw added."""
-    text = text_of(message)
+    text = message_text(message)
     role = message.get("role")
     if role == "assistant" and "</think>" in text:
-        text = _THINK.sub("", text)
+        text = _REASONING.sub("", text)
     elif role == "user":
-        text = typed(text)
-    return normalise(text)
+        text = strip_client_text(text)
+    return normalise_text(text)
 
 
-def typed(text: str) -> str:
+def strip_client_text(text: str) -> str:
     """Return the text of a user message without the parts that OpenClaw added."""
     if "[OpenClaw " in text:
         text = _WAKE.sub("", text)
     if "[Queued user message" in text:
-        text = _without(_CONTINUE, _QUEUED.sub("", text), last=True)
-    return _without(_RUNTIME, text) if "Runtime: agent=" in text else text
+        text = _remove_matches(_CONTINUE_TASK, _QUEUED_MESSAGE.sub("", text), last=True)
+    return _remove_matches(_RUNTIME, text) if "Runtime: agent=" in text else text
 
 
-def _without(pattern: re.Pattern[str], text: str, *, last: bool = False) -> str:
+def _remove_matches(pattern: re.Pattern[str], text: str, *, last: bool = False) -> str:
     r"""Remove each match and the white space before it; with `last` only a match at the end of the text.
 
     The patterns do not start with `\s*`, since that scans a run of white space once from each of its positions.
@@ -117,32 +119,32 @@ def _without(pattern: re.Pattern[str], text: str, *, last: bool = False) -> str:
     return "".join([*kept, text[at:]])
 
 
-def origin(message: Message) -> tuple[str, str] | None:
+def openclaw_session(message: Message) -> tuple[str, str] | None:
     """Return (session, agent) from the end of a session's first OpenClaw user message, or None."""
-    if message.get("role") != "user" or "Runtime: agent=" not in (text := text_of(message)):
+    if message.get("role") != "user" or "Runtime: agent=" not in (text := message_text(message)):
         return None
     end = len(text.rstrip())
-    said = [m for m in _RUNTIME.finditer(text) if m.end() == end]
-    return (said[-1]["session"], said[-1]["agent"]) if said else None
+    found = [m for m in _RUNTIME.finditer(text) if m.end() == end]
+    return (found[-1]["session"], found[-1]["agent"]) if found else None
 
 
-def _arguments(raw: Any) -> str:
+def _canonical_arguments(raw: Any) -> str:
     """Return tool arguments as canonical JSON; text that is not JSON is only normalised."""
     if isinstance(raw, str):
         try:
-            raw = json.loads(raw, parse_float=_number)
+            raw = json.loads(raw, parse_float=_parse_number)
         except (ValueError, RecursionError):
-            return normalise(str(raw))
+            return normalise_text(str(raw))
     return json.dumps(raw, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
-def _number(words: str) -> float:
+def _parse_number(words: str) -> float:
     """Parse a number as JavaScript does, which has no integer type: 2.0 becomes 2."""
     value = float(words)
     return int(value) if value.is_integer() and abs(value) < 2**53 else value
 
 
-def _fields(message: Message) -> list[str]:
+def _hashed_fields(message: Message) -> list[str]:
     role = str(message.get("role", ""))
     fields = [_ROLES.get(role, role), visible_text(message)]
     made = message.get("tool_calls")
@@ -150,28 +152,28 @@ def _fields(message: Message) -> list[str]:
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict):
             function = {}
-        fields += [str(function.get("name", "")), _arguments(function.get("arguments", ""))]
+        fields += [str(function.get("name", "")), _canonical_arguments(function.get("arguments", ""))]
     return fields
 
 
 def own_hash(message: Message, key: bytes) -> bytes:
     """Return the keyed hash [16 bytes] of one canonical message."""
     digest = blake2b(digest_size=16, key=key)
-    for value in _fields(message):
+    for value in _hashed_fields(message):
         raw = value.encode("utf-8", "surrogatepass")
         digest.update(len(raw).to_bytes(4, "little") + _SEPARATOR + raw)
     return digest.digest()
 
 
-def extend(chain: bytes, own: bytes, key: bytes) -> bytes:
+def extend_chain(chain: bytes, own: bytes, key: bytes) -> bytes:
     """Return the chained hash [16 bytes] after one more message."""
     return blake2b(chain + own, digest_size=16, key=key).digest()
 
 
-ROOT = bytes(16)
+CHAIN_ROOT = bytes(16)
 
 
-def mark(message: Message, *, index: int, chain: bytes, key: bytes) -> Mark:
+def mark_message(message: Message, *, index: int, chain: bytes, key: bytes) -> Mark:
     """Return the mark of a message that follows a history with the chained hash `chain`."""
     own = own_hash(message, key)
     role = str(message.get("role", ""))
@@ -179,27 +181,27 @@ def mark(message: Message, *, index: int, chain: bytes, key: bytes) -> Mark:
         index=index,
         role=_ROLES.get(role, role),
         own=own,
-        chain=extend(chain, own, key),
+        chain=extend_chain(chain, own, key),
         distinctive=len(visible_text(message)) >= DISTINCTIVE_CHARS,
     )
 
 
-def marks(
-    messages: Sequence[Message], key: bytes, transient: Transience, *, known: Sequence[Mark] = (), upto: int = 0
+def mark_messages(
+    messages: Sequence[Message], key: bytes, transient: EphemeralMatcher, *, known: Sequence[Mark] = (), upto: int = 0
 ) -> tuple[Mark, ...]:
     """Return the marks of all non-ephemeral messages, in order. `known`: marks of the first `upto` messages."""
     out = list(known)
-    chain = out[-1].chain if out else ROOT
+    chain = out[-1].chain if out else CHAIN_ROOT
     for index in range(upto, len(messages)):
         message = messages[index]
         if transient(message):
             continue
-        out.append(mark(message, index=index, chain=chain, key=key))
+        out.append(mark_message(message, index=index, chain=chain, key=key))
         chain = out[-1].chain
     return tuple(out)
 
 
-def signature_of(reaction: Sequence[Mark]) -> bytes | None:
+def reaction_signature(reaction: Sequence[Mark]) -> bytes | None:
     """Return the hash [16 bytes] of the messages in order; results of parallel tool calls may come in any order."""
     if not reaction:
         return None
@@ -210,7 +212,7 @@ def signature_of(reaction: Sequence[Mark]) -> bytes | None:
 _ROLE_CODES = ("system", "user", "assistant", "tool", "")
 
 
-class Packer:
+class MarkPacker:
     """`pack_marks` for successive histories; a history that extends the previous one reuses its bytes."""
 
     def __init__(self) -> None:
@@ -219,11 +221,11 @@ class Packer:
 
     def __call__(self, items: tuple[Mark, ...]) -> bytes:
         known = self._raw if items[: len(self._items)] == self._items else b""
-        self._items, self._raw = items, known + pack(items[len(known) // _RECORD :])
+        self._items, self._raw = items, known + pack_marks(items[len(known) // _MARK_BYTES :])
         return self._raw
 
 
-def pack(items: Sequence[Mark]) -> bytes:
+def pack_marks(items: Sequence[Mark]) -> bytes:
     """Return marks as bytes for the store, 36 bytes each."""
     out = bytearray()
     for m in items:
@@ -232,12 +234,12 @@ def pack(items: Sequence[Mark]) -> bytes:
     return bytes(out)
 
 
-def unpack(raw: bytes) -> tuple[Mark, ...]:
+def unpack_marks(raw: bytes) -> tuple[Mark, ...]:
     """Return the marks that `pack_marks` packed; a role other than the four common ones becomes ""."""
-    if len(raw) % _RECORD:
-        raise ValueError(f"marks: expected a multiple of {_RECORD} bytes, got {len(raw)}")
+    if len(raw) % _MARK_BYTES:
+        raise ValueError(f"marks: expected a multiple of {_MARK_BYTES} bytes, got {len(raw)}")
     out = []
-    for at in range(0, len(raw), _RECORD):
+    for at in range(0, len(raw), _MARK_BYTES):
         tail = int.from_bytes(raw[at + 32 : at + 36], "little")
         out.append(
             Mark(

@@ -10,7 +10,7 @@ import threading
 import time
 
 _PR_SET_PDEATHSIG = 1
-_POLL = 0.5  # seconds
+_POLL_SECONDS = 0.5  # seconds
 
 
 def die_with_parent(parent: int = 0) -> None:
@@ -25,9 +25,9 @@ def die_with_parent(parent: int = 0) -> None:
     if os.getppid() != parent:
         os._exit(1)
 
-    def watch() -> None:
+    def watch_parent() -> None:
         while os.getppid() == parent:
-            time.sleep(_POLL)
+            time.sleep(_POLL_SECONDS)
         os._exit(1)
 
-    threading.Thread(target=watch, daemon=True, name="parent-watch").start()
+    threading.Thread(target=watch_parent, daemon=True, name="parent-watch").start()

@@ -16,11 +16,11 @@ import sys
 import time
 
 _PR_SET_PDEATHSIG = 1
-_POLL = 0.1  # seconds
-_GRACE = 6.0  # seconds between SIGTERM and SIGKILL
+_POLL_SECONDS = 0.1  # seconds
+_GRACE_SECONDS = 6.0  # seconds between SIGTERM and SIGKILL
 
 
-def _end_with_guard() -> None:
+def _prepare_child() -> None:
     """Set up the child: default signal handlers, and on Linux SIGTERM if the guard is killed."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
@@ -28,9 +28,9 @@ def _end_with_guard() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _told_to_end() -> bool:
+def _stdin_closed() -> bool:
     """Return whether standard input was closed, after waiting up to `_POLL_SECONDS`."""
-    ready, _, _ = select.select([0], [], [], _POLL)
+    ready, _, _ = select.select([0], [], [], _POLL_SECONDS)
     return bool(ready) and os.read(0, 1024) == b""
 
 
@@ -47,18 +47,18 @@ def main(command: list[str]) -> int:
         command,
         stdin=subprocess.DEVNULL,
         start_new_session=True,  # a separate process group, so that it can be killed as a whole
-        preexec_fn=_end_with_guard,  # safe, as this process has no threads
+        preexec_fn=_prepare_child,  # safe, as this process has no threads
     )
     sys.stdout.write(f"guard: pid {child.pid}\n")
     sys.stdout.flush()
     try:
-        while child.poll() is None and not _told_to_end():
+        while child.poll() is None and not _stdin_closed():
             pass
         if child.poll() is None:
             child.terminate()
-            end = time.monotonic() + _GRACE
+            end = time.monotonic() + _GRACE_SECONDS
             while child.poll() is None and time.monotonic() < end:
-                time.sleep(_POLL)
+                time.sleep(_POLL_SECONDS)
     finally:
         _kill_group(child.pid)  # also children that the program left running
     code = child.wait()

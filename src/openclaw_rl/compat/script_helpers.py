@@ -7,7 +7,7 @@ from typing import Any
 
 from openclaw_rl.errors import OpenClawError
 
-NAMES = {
+METRIC_NAMES = {
     "total_loss": "loss/total",
     "binary_loss": "loss/binary",
     "opd_loss": "loss/opd",
@@ -17,7 +17,7 @@ NAMES = {
     "lr": "learning_rate",
 }
 """Metric name of scripts -> our metric name."""
-_ONE_METHOD = ("loss/binary", "loss/opd")  # optional, because a method may not have them
+_OPTIONAL_LOSSES = ("loss/binary", "loss/opd")  # optional, because a method may not have them
 
 
 def setup_wandb_logging(project_name: str, config: Mapping[str, Any]) -> Any:
@@ -30,7 +30,7 @@ def setup_wandb_logging(project_name: str, config: Mapping[str, Any]) -> Any:
         raise ValueError(
             f'setup_wandb_logging: expected a config with a "method", e.g. binary; got the keys {", ".join(config)}'
         )
-    return _wandb().init(project=project_name, config=dict(config), name=f"openclaw-rl-{config['method']}")
+    return _import_wandb().init(project=project_name, config=dict(config), name=f"openclaw-rl-{config['method']}")
 
 
 def log_training_metrics(step: int, metrics: Mapping[str, Any]) -> None:
@@ -41,22 +41,24 @@ def log_training_metrics(step: int, metrics: Mapping[str, Any]) -> None:
     """
     told: dict[str, float] = {}
     for given, value in metrics.items():
-        name = NAMES.get(given, given)
+        name = METRIC_NAMES.get(given, given)
         if name in told:
             raise ValueError(f"log_training_metrics: {name} is given twice, also as {given}")
         try:
             told[name] = float(value.detach() if hasattr(value, "detach") else value)  # a loss is attached to its graph
         except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor with several elements
             raise ValueError(f"log_training_metrics: {given}: expected a number, got {value!r}") from None
-    missing = [f"{given} ({name})" for given, name in NAMES.items() if name not in told and name not in _ONE_METHOD]
+    missing = [
+        f"{given} ({name})" for given, name in METRIC_NAMES.items() if name not in told and name not in _OPTIONAL_LOSSES
+    ]
     if missing:
         raise ValueError(f"log_training_metrics: missing {', '.join(missing)}; got {', '.join(metrics)}")
-    if (run := _wandb().run) is None:
+    if (run := _import_wandb().run) is None:
         raise OpenClawError("log_training_metrics: no active run. Call setup_wandb_logging(project_name, config).")
     run.log(told | {"step": step}, step=step, commit=True)
 
 
-def _wandb() -> Any:
+def _import_wandb() -> Any:
     try:
         import wandb
     except ImportError:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from openclaw_rl.errors import ConfigError
-from openclaw_rl.learner.model.peft_adapter import attach
+from openclaw_rl.learner.model.peft_adapter import attach_lora
 from openclaw_rl.settings.load import LoraConfig
 
 _DEFAULT = LoraConfig()
@@ -30,7 +30,7 @@ def setup_lora_model(
     lora = LoraConfig(rank=lora_rank, alpha=lora_alpha, dropout=lora_dropout, targets=targets)
     training = base_model.training
     try:
-        model = attach(base_model, base_model.config.name_or_path, lora, seed)
+        model = attach_lora(base_model, base_model.config.name_or_path, lora, seed)
     except ConfigError as error:
         raise ConfigError(str(error).replace("train.lora.targets", "setup_lora_model: target_modules")) from error
     model.print_trainable_parameters()

@@ -10,7 +10,7 @@ from openclaw_rl.settings.load import Config
 from openclaw_rl.supervisor.supervisor import read_key
 
 
-def claude_code(config: Config) -> str:
+def claude_code_environment(config: Config) -> str:
     """Return the environment variables for Claude Code. Raises `OpenClawError` if there is no key yet."""
     model = config.model.name
     values = {
@@ -25,11 +25,11 @@ def claude_code(config: Config) -> str:
     return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in values.items())
 
 
-def codex(config: Config) -> str:
+def codex_settings(config: Config) -> str:
     """Return the lines for `~/.codex/config.toml`. Codex reads the key from the environment."""
     return "\n".join(
         [
-            f"model = {_quoted(config.model.name)}",
+            f"model = {_toml_string(config.model.name)}",
             'model_provider = "openclaw-rl"',
             f"model_context_window = {context_length(config)}",
             "",
@@ -42,6 +42,6 @@ def codex(config: Config) -> str:
     )
 
 
-def _quoted(text: str) -> str:
+def _toml_string(text: str) -> str:
     """Quote as a TOML string. The escapes are those of JSON, except that TOML also escapes DEL."""
     return json.dumps(text).replace("\x7f", "\\u007f")

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _LINE_END = re.compile(r"\r\n|\n|\r")
-_SPACE = re.compile(r"(?:\s|\ufeff|//[^\n\r]*|/\*.*?\*/)+", re.DOTALL)
-_NAME = re.compile(r"[\w$]+")
-_STRING = re.compile(r"\"(?:[^\"\\\n\r]|\\\r\n|\\.)*\"|'(?:[^'\\\n\r]|\\\r\n|\\.)*'", re.DOTALL)
-_WORD = re.compile(r"[+-]?[\w.+-]+")
+_SPACE_OR_COMMENT = re.compile(r"(?:\s|\ufeff|//[^\n\r]*|/\*.*?\*/)+", re.DOTALL)
+_UNQUOTED_KEY = re.compile(r"[\w$]+")
+_QUOTED_STRING = re.compile(r"\"(?:[^\"\\\n\r]|\\\r\n|\\.)*\"|'(?:[^'\\\n\r]|\\\r\n|\\.)*'", re.DOTALL)
+_SCALAR = re.compile(r"[+-]?[\w.+-]+")
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|\r\n|.)", re.DOTALL)
-_COMMENT_BEHIND = re.compile(r"[ \t]*(//[^\n\r]*|/\*[^\n\r]*?\*/[ \t]*(?=[\n\r]))")
-_PLAIN = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "0": "\0"}
+_TRAILING_COMMENT = re.compile(r"[ \t]*(//[^\n\r]*|/\*[^\n\r]*?\*/[ \t]*(?=[\n\r]))")
+_SIMPLE_ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "0": "\0"}
 _LITERALS: Mapping[str, Any] = {"true": True, "false": False, "null": None}
 
 
@@ -24,53 +24,53 @@ class Json5Error(ValueError):
 
 
 @dataclass(slots=True)
-class Node:
+class Json5Node:
     """A value and its position `text[start:end]`. `members`: of an object, in order; None for any other value."""
 
     start: int
     end: int
     value: Any
-    members: dict[str, Node] | None = None
-    comma: bool = field(default=False)  # for an object: whether a comma follows its last member
+    members: dict[str, Json5Node] | None = None
+    trailing_comma: bool = field(default=False)  # for an object: whether a comma follows its last member
 
 
-def parse(text: str) -> Node:
+def parse(text: str) -> Json5Node:
     """Parse JSON5. Raises `Json5Error` with the line number."""
-    reader = _Reader(text)
+    reader = _Json5Reader(text)
     try:
-        node = reader.value(reader.skip(0))
+        node = reader.read_value(reader.skip_space(0))
     except RecursionError:
         raise Json5Error("it is nested too deeply") from None
-    if (end := reader.skip(node.end)) != len(text):
-        raise reader.error(end, "expected the end of the file")
+    if (end := reader.skip_space(node.end)) != len(text):
+        raise reader.error_at(end, "expected the end of the file")
     return node
 
 
-class _Reader:
+class _Json5Reader:
     def __init__(self, text: str) -> None:
         self._text = text
 
-    def error(self, at: int, what: str) -> Json5Error:
+    def error_at(self, at: int, what: str) -> Json5Error:
         line = len(_LINE_END.findall(self._text[:at])) + 1
         return Json5Error(f"line {line}: {what}, got {self._text[at : at + 20]!r}")
 
-    def skip(self, at: int) -> int:
-        found = _SPACE.match(self._text, at)
+    def skip_space(self, at: int) -> int:
+        found = _SPACE_OR_COMMENT.match(self._text, at)
         return found.end() if found else at
 
-    def value(self, at: int) -> Node:
+    def read_value(self, at: int) -> Json5Node:
         start = self._text[at : at + 1]
         if start == "{":
-            return self._object(at)
+            return self._read_object(at)
         if start == "[":
-            return self._array(at)
-        if found := _STRING.match(self._text, at):
-            return Node(at, found.end(), _unquoted(found.group()))
-        if found := _WORD.match(self._text, at):
-            return Node(at, found.end(), self._scalar(at, found.group()))
-        raise self.error(at, "expected a value")
+            return self._read_array(at)
+        if found := _QUOTED_STRING.match(self._text, at):
+            return Json5Node(at, found.end(), _unquote_string(found.group()))
+        if found := _SCALAR.match(self._text, at):
+            return Json5Node(at, found.end(), self._read_scalar(at, found.group()))
+        raise self.error_at(at, "expected a value")
 
-    def _scalar(self, at: int, word: str) -> Any:
+    def _read_scalar(self, at: int, word: str) -> Any:
         if word in _LITERALS:
             return _LITERALS[word]
         try:
@@ -80,58 +80,58 @@ class _Reader:
         try:
             return float(word)
         except ValueError:
-            raise self.error(at, "expected a value") from None
+            raise self.error_at(at, "expected a value") from None
 
-    def _array(self, at: int) -> Node:
+    def _read_array(self, at: int) -> Json5Node:
         items: list[Any] = []
-        here = self.skip(at + 1)
+        here = self.skip_space(at + 1)
         while self._text[here : here + 1] != "]":
-            item = self.value(here)
+            item = self.read_value(here)
             items.append(item.value)
-            here, _ = self._next(item.end, "]")
-        return Node(at, here + 1, items)
+            here, _ = self._skip_separator(item.end, "]")
+        return Json5Node(at, here + 1, items)
 
-    def _object(self, at: int) -> Node:
-        members: dict[str, Node] = {}
-        here, comma = self.skip(at + 1), False
+    def _read_object(self, at: int) -> Json5Node:
+        members: dict[str, Json5Node] = {}
+        here, comma = self.skip_space(at + 1), False
         while self._text[here : here + 1] != "}":
-            key, end = self._key(here)
-            colon = self.skip(end)
+            key, end = self._read_key(here)
+            colon = self.skip_space(end)
             if self._text[colon : colon + 1] != ":":
-                raise self.error(colon, "expected a colon")
-            members[key] = self.value(self.skip(colon + 1))
-            here, comma = self._next(members[key].end, "}")
-        return Node(at, here + 1, {k: m.value for k, m in members.items()}, members, comma)
+                raise self.error_at(colon, "expected a colon")
+            members[key] = self.read_value(self.skip_space(colon + 1))
+            here, comma = self._skip_separator(members[key].end, "}")
+        return Json5Node(at, here + 1, {k: m.value for k, m in members.items()}, members, comma)
 
-    def _key(self, at: int) -> tuple[str, int]:
-        if found := _STRING.match(self._text, at):
-            return _unquoted(found.group()), found.end()
-        if found := _NAME.match(self._text, at):
+    def _read_key(self, at: int) -> tuple[str, int]:
+        if found := _QUOTED_STRING.match(self._text, at):
+            return _unquote_string(found.group()), found.end()
+        if found := _UNQUOTED_KEY.match(self._text, at):
             return found.group(), found.end()
-        raise self.error(at, "expected a name")
+        raise self.error_at(at, "expected a name")
 
-    def _next(self, at: int, closing: str) -> tuple[int, bool]:
+    def _skip_separator(self, at: int, closing: str) -> tuple[int, bool]:
         """Return (offset of the next member or of `closing`, whether a comma was before it) after a member."""
-        here = self.skip(at)
+        here = self.skip_space(at)
         if self._text[here : here + 1] == ",":
-            return self.skip(here + 1), True
+            return self.skip_space(here + 1), True
         if self._text[here : here + 1] == closing:
             return here, False
-        raise self.error(here, f"expected a comma or {closing}")
+        raise self.error_at(here, f"expected a comma or {closing}")
 
 
-def _unquoted(raw: str) -> str:
-    def one(found: re.Match[str]) -> str:
+def _unquote_string(raw: str) -> str:
+    def replace_escape(found: re.Match[str]) -> str:
         what = found.group(1)
         if what[0] in "ux" and len(what) > 1:
             return chr(int(what[1:], 16))
-        return "" if what in ("\r\n", "\n", "\r") else _PLAIN.get(what, what)
+        return "" if what in ("\r\n", "\n", "\r") else _SIMPLE_ESCAPES.get(what, what)
 
-    text = _ESCAPE.sub(one, raw[1:-1])
+    text = _ESCAPE.sub(replace_escape, raw[1:-1])
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")  # joins escaped surrogate pairs
 
 
-def put(text: str, path: Sequence[str], value: Any) -> str:
+def set_value(text: str, path: Sequence[str], value: Any) -> str:
     """Return `text` with `value` at `path`. Missing objects on the path are created; an equal value is kept as it is.
 
     Raises `Json5Error` if another value than an object is on the path.
@@ -143,44 +143,44 @@ def put(text: str, path: Sequence[str], value: Any) -> str:
         if key not in node.members:
             for outer in reversed(path[depth + 1 :]):
                 value = {outer: value}
-            return _added(text, node, key, value)
+            return _insert_member(text, node, key, value)
         node = node.members[key]
     if node.value == value:
         return text
-    return text[: node.start] + _written(value, _indent(text, node.start), _line_end(text)) + text[node.end :]
+    return text[: node.start] + _format_value(value, _line_indent(text, node.start), _line_end(text)) + text[node.end :]
 
 
-def _added(text: str, node: Node, key: str, value: Any) -> str:
+def _insert_member(text: str, node: Json5Node, key: str, value: Any) -> str:
     assert node.members is not None
-    outer, end = _indent(text, node.start), _line_end(text)
+    outer, end = _line_indent(text, node.start), _line_end(text)
     inner = outer + "  "
-    member = f"{inner}{json.dumps(key)}: {_written(value, inner, end)}"
+    member = f"{inner}{json.dumps(key)}: {_format_value(value, inner, end)}"
     if not node.members:
         return f"{text[: node.start + 1]}{end}{member},{end}{outer}{text[node.start + 1 :].lstrip()}"
     last = max(m.end for m in node.members.values())
-    comma = "" if node.comma else ","
-    behind = _behind_comma(text, last) if node.comma else last
-    return f"{text[:behind]}{comma}{_rest_of_line(text, behind)}{end}{member},{_after_line(text, behind)}"
+    comma = "" if node.trailing_comma else ","
+    behind = _after_comma(text, last) if node.trailing_comma else last
+    return f"{text[:behind]}{comma}{_comment_after(text, behind)}{end}{member},{_text_after_line(text, behind)}"
 
 
-def _behind_comma(text: str, at: int) -> int:
+def _after_comma(text: str, at: int) -> int:
     """Return the offset after the comma that follows a member. Commas within comments are skipped."""
-    found = _SPACE.match(text, at)
+    found = _SPACE_OR_COMMENT.match(text, at)
     return (found.end() if found else at) + 1
 
 
-def _rest_of_line(text: str, at: int) -> str:
+def _comment_after(text: str, at: int) -> str:
     """Return the comment after the last member on the same line, which stays with that member."""
-    found = _COMMENT_BEHIND.match(text, at)
+    found = _TRAILING_COMMENT.match(text, at)
     return found.group() if found else ""
 
 
-def _after_line(text: str, at: int) -> str:
-    rest = text[at + len(_rest_of_line(text, at)) :]
+def _text_after_line(text: str, at: int) -> str:
+    rest = text[at + len(_comment_after(text, at)) :]
     return rest if rest.startswith(("\n", "\r")) else f"{_line_end(text)}{rest.lstrip(' ')}"
 
 
-def _indent(text: str, at: int) -> str:
+def _line_indent(text: str, at: int) -> str:
     line = text[max(text.rfind("\n", 0, at), text.rfind("\r", 0, at)) + 1 : at]
     return line[: len(line) - len(line.lstrip())]
 
@@ -191,5 +191,5 @@ def _line_end(text: str) -> str:
     return found.group() if found else "\n"
 
 
-def _written(value: Any, indent: str, end: str) -> str:
+def _format_value(value: Any, indent: str, end: str) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False).replace("\n", end + indent)

@@ -9,17 +9,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.connect.json5 import Json5Error, parse, put
+from openclaw_rl.connect.json5 import Json5Error, parse, set_value
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.settings.load import Config
 from openclaw_rl.supervisor.supervisor import read_key
 
-PROVIDER = "openclaw-rl"
-FILE = Path("~/.openclaw/openclaw.json")
-NEEDED = 16_384
+PROVIDER_NAME = "openclaw-rl"
+SETTINGS_FILE = Path("~/.openclaw/openclaw.json")
+MIN_CONTEXT_TOKENS = 16_384
 """Minimum context, in tokens: OpenClaw's system prompt and tools alone take 9,000 to 10,000 in a usual tokenizer."""
-MOST = 8192  # maximum tokens of one reply
+MAX_REPLY_TOKENS = 8192  # maximum tokens of one reply
 
 
 def base_url(config: Config) -> str:
@@ -30,7 +30,7 @@ def base_url(config: Config) -> str:
 
 def context_length(config: Config) -> int:
     """Return the served model's context length in tokens. Raises `OpenClawError` if settings and model have none."""
-    known = config.engine.max_context or ModelFiles.of(config.model).context_length
+    known = config.engine.max_context or ModelFiles.from_config(config.model).context_length
     if known is None:
         raise OpenClawError(
             f"{config.model.path} does not define its context length. Set engine.max_context (in tokens)."
@@ -38,7 +38,7 @@ def context_length(config: Config) -> int:
     return known
 
 
-def provider(config: Config) -> dict[str, Any]:
+def provider_entry(config: Config) -> dict[str, Any]:
     """Return the provider entry. Raises `OpenClawError` if there is no key yet."""
     context = context_length(config)
     return {
@@ -52,30 +52,30 @@ def provider(config: Config) -> dict[str, Any]:
                 "reasoning": False,
                 "input": ["text"],
                 "contextWindow": context,
-                "maxTokens": min(MOST, context // 4),
+                "maxTokens": min(MAX_REPLY_TOKENS, context // 4),
                 "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0},
             }
         ],
     }
 
 
-def snippet(config: Config) -> str:
+def settings_snippet(config: Config) -> str:
     """Return the JSON text to add to `openclaw.json`."""
-    return json.dumps({"models": {"mode": "merge", "providers": {PROVIDER: provider(config)}}}, indent=2)
+    return json.dumps({"models": {"mode": "merge", "providers": {PROVIDER_NAME: provider_entry(config)}}}, indent=2)
 
 
-def warning(config: Config) -> str | None:
+def context_warning(config: Config) -> str | None:
     """Return a warning if the model's context is too short for OpenClaw, else None."""
     context = context_length(config)
-    if context >= NEEDED:
+    if context >= MIN_CONTEXT_TOKENS:
         return None
     return (
         f"the served model's context is {context} tokens; OpenClaw's system prompt and tools alone take about 9,000. "
-        f"Serve a model with {NEEDED} or more (--model-path), or OpenClaw's requests are refused."
+        f"Serve a model with {MIN_CONTEXT_TOKENS} or more (--model-path), or OpenClaw's requests are refused."
     )
 
 
-def write(config: Config, file: Path) -> Path | None:
+def write_settings(config: Config, file: Path) -> Path | None:
     """Write the entry into the settings file, and keep comments and all other settings. Returns the backup's path.
 
     Returns None if the file was up to date or did not exist. Raises `OpenClawError` if it cannot be read or written.
@@ -83,12 +83,12 @@ def write(config: Config, file: Path) -> Path | None:
     path = file.expanduser()
     try:
         old = path.read_bytes().decode("utf-8") if path.exists() else ""  # bytes, to keep the line ends
-        new = edited(old, provider(config))
+        new = edit_settings(old, provider_entry(config))
         if new == old:
             return None
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        copy = _copied(path, old)
-        _replaced(path, new)
+        copy = _write_backup(path, old)
+        _replace_file(path, new)
     except Json5Error as error:
         raise OpenClawError(
             f"{path}: {error}. Nothing was changed. Add the entry by hand: `openclaw-rl connect openclaw` prints it."
@@ -98,23 +98,23 @@ def write(config: Config, file: Path) -> Path | None:
     return copy
 
 
-def edited(text: str, entry: dict[str, Any]) -> str:
+def edit_settings(text: str, entry: dict[str, Any]) -> str:
     """Return the file's text with the entry added or updated. Raises `Json5Error`."""
     new = text if text.strip() else "{}\n"
-    if "mode" not in _models(new):
-        new = put(new, ["models", "mode"], "merge")
+    if "mode" not in _models_section(new):
+        new = set_value(new, ["models", "mode"], "merge")
     for key, value in entry.items():
-        new = put(new, ["models", "providers", PROVIDER, key], value)
+        new = set_value(new, ["models", "providers", PROVIDER_NAME, key], value)
     return new
 
 
-def _models(text: str) -> dict[str, Any]:
+def _models_section(text: str) -> dict[str, Any]:
     whole = parse(text).value
     models = whole.get("models") if isinstance(whole, dict) else None
     return models if isinstance(models, dict) else {}
 
 
-def _copied(path: Path, old: str) -> Path | None:
+def _write_backup(path: Path, old: str) -> Path | None:
     if not path.exists():
         return None
     copy = path.with_name(f"{path.name}.{time.strftime('%Y%m%d-%H%M%S')}.bak")
@@ -123,7 +123,7 @@ def _copied(path: Path, old: str) -> Path | None:
     return copy
 
 
-def _replaced(path: Path, text: str) -> None:
+def _replace_file(path: Path, text: str) -> None:
     """Replace the file atomically, with mode 600 because it contains a key. A symbolic link is followed."""
     target = path.resolve()
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=".openclaw-")  # mode 600

@@ -12,19 +12,21 @@ from typing import Any
 import aiohttp
 
 from openclaw_rl.errors import OpenClawError
-from openclaw_rl.rollouts.policy_client import Model
+from openclaw_rl.rollouts.policy_client import PolicyClient
 from openclaw_rl.settings.load import Config, from_flat
-from openclaw_rl.supervisor.subprocess_system import System
+from openclaw_rl.supervisor.subprocess_system import SubprocessSystem
 from openclaw_rl.supervisor.supervisor import free_port
 from openclaw_rl.trajectories.sessions import inspect_sessions
 
-_ASKED = ("What is the capital of France?", "What is 2 plus 3?", "What colour is snow?")
+_QUESTIONS = ("What is the capital of France?", "What is 2 plus 3?", "What colour is snow?")
 _REACTION = "Perfect, thanks!"
-_TOKENS = 24  # per reply
-Said = Callable[[str], None]
+_REPLY_TOKENS = 24  # per reply
+PrintLine = Callable[[str], None]
 
 
-def run(config: Config, out: Path, *, num: int, wait: float, said: Said) -> dict[str, list[dict[str, Any]]]:
+def run_selftest(
+    config: Config, out: Path, *, num: int, wait: float, said: PrintLine
+) -> dict[str, list[dict[str, Any]]]:
     """Hold `num` conversations of two prompts, each written to `out`. Returns what `inspect_sessions` finds there.
 
     Model and engine are those of the settings; home, port and key are temporary; nothing is trained. Raises
@@ -33,36 +35,36 @@ def run(config: Config, out: Path, *, num: int, wait: float, said: Said) -> dict
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise OpenClawError(f"{out}: expected a new or an empty folder. Name another with --output-dir.")
     with tempfile.TemporaryDirectory(prefix="openclaw-rl-selftest-") as folder:
-        system = System(_scratch(config, Path(folder), out), command="serve")
+        system = SubprocessSystem(_scratch_config(config, Path(folder), out), command="serve")
         said(f"starting a temporary system ({config.model.path}, {config.engine.backend})")
         with system:
-            names = asyncio.run(_talk(system, num))
+            names = asyncio.run(_hold_conversations(system, num))
             said(f"{num} conversations held, {2 * num} replies")
-            found = _written(out, names, wait)
+            found = _wait_for_trajectories(out, names, wait)
     for name in names:
-        _sound(name, found[name])
+        _check_trajectory(name, found[name])
     return found
 
 
-def _scratch(config: Config, home: Path, out: Path) -> Config:
+def _scratch_config(config: Config, home: Path, out: Path) -> Config:
     kept = config.model_dump(mode="json", include={"model", "engine"}, exclude_none=True)
     flat = {f"{s}.{k}": v for s, section in kept.items() for k, v in section.items()}
-    where = {"home": str(home), "serve.port": free_port(), "data.buffer_dir": str(out.resolve())}
+    where = {"home": str(home), "serve.port": free_port(), "data.export_dir": str(out.resolve())}
     return from_flat(flat | where)
 
 
-async def _talk(system: System, num: int) -> list[str]:
+async def _hold_conversations(system: SubprocessSystem, num: int) -> list[str]:
     """Hold conversations of a question and a reaction to its answer. Returns the session ids."""
     names = [f"selftest-{number}" for number in range(1, num + 1)]
-    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {system.key}"}) as http:
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {system.api_key}"}) as http:
         for number, name in enumerate(names):
-            model = Model(http, system.base_url, name=system.config.model.name, session=name, most=2)
-            for words in (_ASKED[number % len(_ASKED)], _REACTION):
-                await model.generate(words, max_tokens=_TOKENS)
+            model = PolicyClient(http, system.base_url, name=system.config.model.name, session=name, most=2)
+            for words in (_QUESTIONS[number % len(_QUESTIONS)], _REACTION):
+                await model.generate(words, max_tokens=_REPLY_TOKENS)
     return names
 
 
-def _written(out: Path, names: list[str], wait: float) -> dict[str, list[dict[str, Any]]]:
+def _wait_for_trajectories(out: Path, names: list[str], wait: float) -> dict[str, list[dict[str, Any]]]:
     """Wait until each conversation has a file in the folder; return the sessions."""
     end = time.monotonic() + wait
     while True:
@@ -78,7 +80,7 @@ def _written(out: Path, names: list[str], wait: float) -> dict[str, list[dict[st
         time.sleep(0.2)
 
 
-def _sound(name: str, turns: list[dict[str, Any]]) -> None:
+def _check_trajectory(name: str, turns: list[dict[str, Any]]) -> None:
     first = turns[0]
     lacking = [key for key in ("prompt_ids", "response_ids", "logprobs", "next_state") if not first.get(key)]
     if lacking or first["type"] != "main":

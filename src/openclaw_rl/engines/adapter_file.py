@@ -14,17 +14,22 @@ from openclaw_rl.common.policy_digest import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
     WEIGHT_FILES,
-    digest_of,
+    digest_of_folder,
     digest_of_parts,
     weight_files,
 )
 from openclaw_rl.errors import EngineError
 from openclaw_rl.types import PolicyRef
 
-_KEY = re.compile(r"^base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight$")
-_LAYER = re.compile(r"\.\d+\.")
-_WHOLE = ("F64", "F32", "F16", "BF16")  # dtypes with one number per element; packed (quantized) dtypes have several
-_REFUSED = {
+_LORA_WEIGHT_NAME = re.compile(r"^base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight$")
+_LAYER_NUMBER = re.compile(r"\.\d+\.")
+_UNPACKED_DTYPES = (
+    "F64",
+    "F32",
+    "F16",
+    "BF16",
+)  # dtypes with one number per element; packed (quantized) dtypes have several
+_UNSUPPORTED_OPTIONS = {
     "use_dora": "DoRA",
     "modules_to_save": "modules_to_save",
     "trainable_token_indices": "trainable tokens",
@@ -58,11 +63,11 @@ class AdapterFile:
     def scale(self, module: str) -> float:
         """Return the scale of a module's update: alpha / rank, or alpha / sqrt(rank) for rsLoRA (arXiv:2312.03732)."""
         rank = self.pairs[module][0].shape[0]
-        alpha = _pattern(self.config.get("alpha_pattern") or {}, module, self.config.get("lora_alpha", rank))
+        alpha = _match_pattern(self.config.get("alpha_pattern") or {}, module, self.config.get("lora_alpha", rank))
         return float(alpha) / (math.sqrt(rank) if self.config.get("use_rslora") else rank)
 
 
-def _pattern(patterns: dict[str, Any], module: str, default: Any) -> Any:
+def _match_pattern(patterns: dict[str, Any], module: str, default: Any) -> Any:
     """Return the value of the first pattern that matches the end of `module`, starting at a dot (PEFT's rule)."""
     for pattern, value in patterns.items():
         if re.match(rf"(.*\.)?({pattern})$", module):
@@ -70,38 +75,38 @@ def _pattern(patterns: dict[str, Any], module: str, default: Any) -> Any:
     return default
 
 
-def read(ref: PolicyRef) -> AdapterFile:
+def read_adapter(ref: PolicyRef) -> AdapterFile:
     """Read and check an adapter folder. Raise `EngineError`, with file and expectation, if it is invalid."""
     assert ref.path is not None
     folder, parts = Path(ref.path), {}
     for name in WEIGHT_FILES:
         try:
-            parts[name] = _slurp(folder / name)
+            parts[name] = _read_file(folder / name)
         except OSError as error:
             raise EngineError(
                 f"version {ref.version}: {folder / name} cannot be read ({error.strerror}). A policy folder contains "
                 f"{' and '.join(WEIGHT_FILES)}. Restore it, or roll back to a version that has both."
             ) from None
     _check_digest(ref, digest_of_parts(parts))
-    config = _config(folder / ADAPTER_CONFIG, parts[ADAPTER_CONFIG])
+    config = _parse_config(folder / ADAPTER_CONFIG, parts[ADAPTER_CONFIG])
     weights = parts[ADAPTER_WEIGHTS]
-    return AdapterFile(ref=ref, buffer=weights, pairs=_pairs(folder / ADAPTER_WEIGHTS, weights), config=config)
+    return AdapterFile(ref=ref, buffer=weights, pairs=_lora_pairs(folder / ADAPTER_WEIGHTS, weights), config=config)
 
 
-def check_fits(file: AdapterFile, base: str) -> None:
+def check_fits_base(file: AdapterFile, base: str) -> None:
     """Compare the shapes of an adapter with the weight files in the folder `base`. Raise `EngineError` on a mismatch.
 
     A module that is absent from the base's files is an error only if another layer has a module of that name: heads can
     be tied to embeddings, and some programs rename modules. Packed (quantized) weights and missing folders are skipped.
     """
-    if not base or not (shapes := _shapes(Path(base))):
+    if not base or not (shapes := _matrix_shapes(Path(base))):
         return
-    kinds = {_LAYER.sub(".N.", name) for name in shapes}
+    kinds = {_LAYER_NUMBER.sub(".N.", name) for name in shapes}
     for module, (a, b) in file.pairs.items():
         where = f"version {file.ref.version}: {file.ref.path} does not fit the base {base}: {module}"
         expected = shapes.get(f"{module}.weight")
         got = (b.shape[0], a.shape[1])
-        if expected is None and _LAYER.sub(".N.", f"{module}.weight") in kinds:
+        if expected is None and _LAYER_NUMBER.sub(".N.", f"{module}.weight") in kinds:
             raise EngineError(f"{where} is adapted, but the base has no such layer. Roll back, or serve its own base")
         if expected is not None and got != expected:
             raise EngineError(
@@ -109,19 +114,19 @@ def check_fits(file: AdapterFile, base: str) -> None:
             )
 
 
-def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+def _matrix_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     """Return name -> shape for the matrices in a folder's safetensors files; reads only the headers."""
     out: dict[str, tuple[int, ...]] = {}
     for path in sorted(folder.glob("*.safetensors")):
         with path.open("rb") as stream:
             header = msgspec.json.decode(stream.read(int.from_bytes(stream.read(8), "little")), type=dict[str, Any])
         for name, told in header.items():
-            if name != "__metadata__" and told["dtype"] in _WHOLE and len(told["shape"]) == 2:
+            if name != "__metadata__" and told["dtype"] in _UNPACKED_DTYPES and len(told["shape"]) == 2:
                 out[name] = tuple(told["shape"])
     return out
 
 
-def write_identity(file: AdapterFile, folder: Path) -> PolicyRef:
+def write_identity_adapter(file: AdapterFile, folder: Path) -> PolicyRef:
     """Write an adapter of the same shape with all-zero weights below `folder`. Return it as version 0."""
     weights = bytearray(file.buffer)
     start = min(tensor.begin for pair in file.pairs.values() for tensor in pair)
@@ -143,25 +148,25 @@ def _check_digest(ref: PolicyRef, digest: str) -> None:
         )
 
 
-def holds_full_weights(folder: str | Path) -> bool:
+def has_full_weights(folder: str | Path) -> bool:
     """Return whether `folder` contains full weights (safetensors files, and no adapter)."""
     return weight_files(folder) != WEIGHT_FILES
 
 
-def check_full(ref: PolicyRef) -> None:
+def check_full_weights(ref: PolicyRef) -> None:
     """Raise `EngineError` if a folder of full weights does not match its digest."""
     assert ref.path is not None
     try:
-        digest = digest_of(ref.path)
+        digest = digest_of_folder(ref.path)
     except OSError as error:
         raise EngineError(
             f"version {ref.version}: {ref.path} cannot be read ({error.strerror}; full weights are kept only for "
-            "the newest train.keep_checkpoints versions). Choose a newer version, or roll back to one"
+            "the newest train.checkpoint.keep versions). Choose a newer version, or roll back to one"
         ) from None
     _check_digest(ref, digest)
 
 
-def _slurp(path: Path) -> bytearray:
+def _read_file(path: Path) -> bytearray:
     """Return a file's bytes as a writable buffer: torch warns about read-only ones. Releases the GIL while reading."""
     with path.open("rb", buffering=0) as file:
         buffer = bytearray(path.stat().st_size)
@@ -171,23 +176,23 @@ def _slurp(path: Path) -> bytearray:
         return buffer
 
 
-def _config(path: Path, raw: bytearray) -> dict[str, Any]:
+def _parse_config(path: Path, raw: bytearray) -> dict[str, Any]:
     try:
         config = msgspec.json.decode(raw, type=dict[str, Any])
     except msgspec.MsgspecError as error:
         raise EngineError(f"{path}: expected PEFT adapter settings as a JSON object: {error}") from None
     if config.get("peft_type") != "LORA":
         raise EngineError(f"{path}: peft_type is {config.get('peft_type')!r}, expected 'LORA'")
-    for key, words in _REFUSED.items():
+    for key, words in _UNSUPPORTED_OPTIONS.items():
         if config.get(key):
             raise EngineError(f"{path}: {key} is set, but engines serve plain LoRA only, not {words}")
     return config
 
 
-def _pairs(path: Path, raw: bytearray) -> dict[str, tuple[RawTensor, RawTensor]]:
+def _lora_pairs(path: Path, raw: bytearray) -> dict[str, tuple[RawTensor, RawTensor]]:
     sides: dict[str, dict[str, RawTensor]] = {}
-    for name, tensor in _tensors(path, raw).items():
-        found = _KEY.match(name)
+    for name, tensor in _parse_header(path, raw).items():
+        found = _LORA_WEIGHT_NAME.match(name)
         if found is None:
             raise EngineError(
                 f"{path}: {name!r} is not a LoRA matrix of a linear layer (expected ...lora_A/lora_B.weight)"
@@ -209,7 +214,7 @@ def _pairs(path: Path, raw: bytearray) -> dict[str, tuple[RawTensor, RawTensor]]
     return pairs
 
 
-def _tensors(path: Path, raw: bytearray) -> dict[str, RawTensor]:
+def _parse_header(path: Path, raw: bytearray) -> dict[str, RawTensor]:
     """Parse the header of a safetensors file (8 bytes of length, JSON, data). Return name -> tensor."""
     start = 8 + int.from_bytes(raw[:8], "little")
     try:

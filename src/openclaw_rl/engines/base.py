@@ -15,7 +15,7 @@ OnConnect = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Info:
+class EngineInfo:
     """Model, capacity and present state of an engine."""
 
     model: str
@@ -42,11 +42,11 @@ class EngineLink(Engine, Protocol):
     @property
     def connected(self) -> bool: ...
 
-    async def info(self) -> Info:
+    async def info(self) -> EngineInfo:
         """Return the engine's present state. Raise `EngineGone` if it does not answer."""
         ...
 
-    async def wait_ready(self, timeout: float) -> Info:  # noqa: ASYNC109 (a deadline over several attempts)
+    async def wait_ready(self, timeout: float) -> EngineInfo:  # noqa: ASYNC109 (a deadline over several attempts)
         """Wait until the engine answers. Raise `EngineGone` after `timeout` seconds."""
         ...
 
@@ -55,11 +55,11 @@ class EngineLink(Engine, Protocol):
         ...
 
 
-async def until_ready(
-    ask: Callable[[], Awaitable[Info]],
+async def wait_until_ready(
+    ask: Callable[[], Awaitable[EngineInfo]],
     timeout: float,  # noqa: ASYNC109 (a deadline over several attempts)
     back_off: tuple[float, float],
-) -> Info:
+) -> EngineInfo:
     """Call `ask` until it succeeds; raise `EngineGone` after `timeout`. `back_off`: first and longest pause in s."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout

@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 from openclaw_rl.engines.base import EngineLink, OnConnect
-from openclaw_rl.engines.remote.http_client import ANSWER, Http
+from openclaw_rl.engines.remote.http_client import HEALTH_TIMEOUT, HttpClient
 from openclaw_rl.settings.load import Config
 
 
-def connect(config: Config, *, on_connect: OnConnect | None = None) -> EngineLink:
+def connect_engine(config: Config, *, on_connect: OnConnect | None = None) -> EngineLink:
     """Return a client for the configured engine."""
     if config.engine.backend == "vllm":
         from openclaw_rl.engines.remote import vllm
 
-        return vllm.connect(config, on_connect=on_connect)
+        return vllm.connect_engine(config, on_connect=on_connect)
     if config.engine.backend == "sglang":
         from openclaw_rl.engines.remote import sglang_launch
 
-        return sglang_launch.connect(config, on_connect=on_connect)
+        return sglang_launch.connect_engine(config, on_connect=on_connect)
     if config.engine.backend == "openai":
         from openclaw_rl.engines.remote import openai_compatible
 
-        return openai_compatible.connect(config, on_connect=on_connect)
+        return openai_compatible.connect_engine(config, on_connect=on_connect)
     from openclaw_rl.engines.embedded.client import EngineClient
 
     return EngineClient(config.engine_socket, on_connect=on_connect)
 
 
-def check(config: Config, *, wait: float = ANSWER) -> None:
+def check_engine(config: Config, *, wait: float = HEALTH_TIMEOUT) -> None:
     """Raise `EngineError` if the engine cannot be started with these settings. Runs before any process is started.
 
     `wait`: seconds that an endpoint may take to answer.
@@ -34,15 +34,15 @@ def check(config: Config, *, wait: float = ANSWER) -> None:
     if config.engine.backend == "vllm" and config.engine.url is None:
         from openclaw_rl.engines.remote import vllm_launch
 
-        vllm_launch.check(config)
+        vllm_launch.check_vllm(config)
     elif config.engine.backend == "sglang" and config.engine.url is None:
         from openclaw_rl.engines.remote import sglang_launch
 
-        sglang_launch.check(config)
+        sglang_launch.check_sglang(config)
     elif config.engine.backend == "openai":
         from openclaw_rl.engines.remote import openai_compatible
 
-        openai_compatible.check(config, wait=wait)
+        openai_compatible.check_endpoint(config, wait=wait)
 
 
 def serve(config: Config) -> None:
@@ -53,7 +53,7 @@ def serve(config: Config) -> None:
     if config.engine.url is not None:
         from openclaw_rl.engines.remote import server_process
 
-        server_process.watch(config, _server(config, config.engine.url))
+        server_process.watch_server(config, _external_server(config, config.engine.url))
     elif config.engine.backend == "sglang":
         from openclaw_rl.engines.remote import sglang_launch
 
@@ -68,14 +68,14 @@ def serve(config: Config) -> None:
         server.main(config)
 
 
-def _server(config: Config, url: str) -> Http:
+def _external_server(config: Config, url: str) -> HttpClient:
     """Return the HTTP client for an external server, with the health check of its kind."""
     if config.engine.backend == "sglang":
-        from openclaw_rl.engines.remote.sglang import Server
+        from openclaw_rl.engines.remote.sglang import SglangHttpClient
 
-        return Server(url, api_key=config.engine.api_key)
+        return SglangHttpClient(url, api_key=config.engine.api_key)
     if config.engine.backend == "openai":
-        from openclaw_rl.engines.remote.openai_compatible import Endpoint
+        from openclaw_rl.engines.remote.openai_compatible import OpenAiHttpClient
 
-        return Endpoint(url, api_key=config.engine.api_key)
-    return Http(url, api_key=config.engine.api_key)
+        return OpenAiHttpClient(url, api_key=config.engine.api_key)
+    return HttpClient(url, api_key=config.engine.api_key)

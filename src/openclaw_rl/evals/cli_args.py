@@ -16,11 +16,11 @@ from openclaw_rl.settings.load import known_keys
 LARGEST_SEED = 2**31 - 1
 
 
-def whole(least: int, most: int | None = None) -> Callable[[str], int]:
+def bounded_int(least: int, most: int | None = None) -> Callable[[str], int]:
     """Return an argparse `type` for whole numbers from `least` to `most`."""
     bounds = f"{least} or more" if most is None else f"{least} to {most}"
 
-    def read(text: str) -> int:
+    def parse_int(text: str) -> int:
         try:
             number = int(text)
         except ValueError:
@@ -29,31 +29,31 @@ def whole(least: int, most: int | None = None) -> Callable[[str], int]:
             raise argparse.ArgumentTypeError(f"expected a whole number, {bounds}, got {text!r}")
         return number
 
-    return read
+    return parse_int
 
 
-def switch(text: str) -> bool:
+def on_off(text: str) -> bool:
     """Parse `on` or `off` (argparse `type`)."""
     if text not in ("on", "off"):
         raise argparse.ArgumentTypeError(f"expected on or off, got {text!r}")
     return text == "on"
 
 
-def setting(text: str) -> str:
+def setting_argument(text: str) -> str:
     """Check a KEY=VALUE argument and return it unchanged (argparse `type`). The key must be a known setting."""
-    for key in settings([text]):
+    for key in parse_settings([text]):
         if key not in known_keys():
             raise argparse.ArgumentTypeError(f"unknown setting {key!r}. `openclaw-rl config show` lists them")
     return text
 
 
-def settings(given: Sequence[str]) -> Mapping[str, Any]:
+def parse_settings(given: Sequence[str]) -> Mapping[str, Any]:
     """Parse KEY=VALUE texts to dotted keys and values. Raise `ArgumentTypeError` if one is malformed."""
     found = {}
     for text in given:
         key, sign, value = text.partition("=")
         if not sign:
-            raise argparse.ArgumentTypeError(f"expected KEY=VALUE, e.g. train.batch_min=8, got {text!r}")
+            raise argparse.ArgumentTypeError(f"expected KEY=VALUE, e.g. train.batch.min_turns=8, got {text!r}")
         try:
             found[key] = yaml.safe_load(value)
         except yaml.YAMLError:
@@ -62,7 +62,7 @@ def settings(given: Sequence[str]) -> Mapping[str, Any]:
 
 
 @contextmanager
-def told() -> Iterator[None]:
+def exit_on_error() -> Iterator[None]:
     """Exit with a one-line message on known errors, like the main command line does."""
     try:
         yield

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any
 
-SECONDS = 5.0
+CPU_LIMIT_SECONDS = 5.0
 _RUNNER = """
 import json, os, resource, sys
 given = json.load(sys.stdin)
@@ -29,9 +29,9 @@ out.flush()
 """
 
 
-def check(code: str, name: str, cases: Sequence[tuple[Sequence[Any], Any]]) -> str | None:
+def failure_reason(code: str, name: str, cases: Sequence[tuple[Sequence[Any], Any]]) -> str | None:
     """Return why function `name` of `code` fails a case (arguments, result), or None if it passes all of them."""
-    given = {"code": code, "name": name, "cases": [list(c) for c, _ in cases], "seconds": int(SECONDS)}
+    given = {"code": code, "name": name, "cases": [list(c) for c, _ in cases], "seconds": int(CPU_LIMIT_SECONDS)}
     with tempfile.TemporaryDirectory() as folder:
         try:
             done = subprocess.run(
@@ -42,17 +42,17 @@ def check(code: str, name: str, cases: Sequence[tuple[Sequence[Any], Any]]) -> s
                 capture_output=True,
                 text=True,
                 errors="replace",
-                timeout=2 * SECONDS,
+                timeout=2 * CPU_LIMIT_SECONDS,
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            return f"it took more than {2 * SECONDS:g} s"
+            return f"it took more than {2 * CPU_LIMIT_SECONDS:g} s"
     if done.returncode:
         return (done.stderr.strip().splitlines() or [f"the process exited with {done.returncode}"])[-1][:300]
-    return _compare(done.stdout, name, cases)
+    return _mismatch_reason(done.stdout, name, cases)
 
 
-def _compare(said: str, name: str, cases: Sequence[tuple[Sequence[Any], Any]]) -> str | None:
+def _mismatch_reason(said: str, name: str, cases: Sequence[tuple[Sequence[Any], Any]]) -> str | None:
     try:
         got = json.loads(said)
     except ValueError:

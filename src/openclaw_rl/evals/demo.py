@@ -22,18 +22,18 @@ from rich.table import Table
 from rich.text import Text
 
 from openclaw_rl.evals import user_driver
-from openclaw_rl.evals.cli_args import LARGEST_SEED, told, whole
+from openclaw_rl.evals.cli_args import LARGEST_SEED, bounded_int, exit_on_error
 from openclaw_rl.evals.personas import Persona
-from openclaw_rl.evals.plots import WINDOW, plot
+from openclaw_rl.evals.plots import AVERAGE_WINDOW, plot_learning
 from openclaw_rl.evals.styles import TASTES, Taste
 from openclaw_rl.evals.toy_world import Question, held_out_questions
-from openclaw_rl.evals.user_driver import Measured, Talk
-from openclaw_rl.supervisor.subprocess_system import System, scratch
+from openclaw_rl.evals.user_driver import ConversationLog, TasteEvaluation
+from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
 
-PAUSE = 0.08  # seconds that the simulated user waits before each message
+MESSAGE_PAUSE = 0.08  # seconds that the simulated user waits before each message
 
 
-class Screen:
+class LiveScreen:
     """Live view: the last replies, the reactions to them, and the share of satisfied reactions."""
 
     def __init__(self, console: Console, taste: Taste, replies: int) -> None:
@@ -43,76 +43,80 @@ class Screen:
             TextColumn("  {task.description}"), BarColumn(40), MofNCompleteColumn(), TimeElapsedColumn()
         )
         self._task = self._progress.add_task("replies", total=replies)
-        self._talk = Talk()
-        self._said = 0
+        self._conversation = ConversationLog()
+        self._printed_reactions = 0
 
-    def update(self, talk: Talk) -> None:
-        self._talk = talk
-        self._progress.update(self._task, completed=len(talk.spoken))
-        if not self.console.is_terminal and len(talk.thought) >= self._said + WINDOW:
-            self._said = len(talk.thought)
-            self.console.print(f"  {len(talk.spoken):4} replies  {self._score()}")
+    def update(self, talk: ConversationLog) -> None:
+        self._conversation = talk
+        self._progress.update(self._task, completed=len(talk.replies))
+        if not self.console.is_terminal and len(talk.reactions) >= self._printed_reactions + AVERAGE_WINDOW:
+            self._printed_reactions = len(talk.reactions)
+            self.console.print(f"  {len(talk.replies):4} replies  {self._score_line()}")
 
-    def _score(self) -> str:
-        last = [u for _, u in self._talk.thought[-WINDOW:]]
+    def _score_line(self) -> str:
+        last = [u for _, u in self._conversation.reactions[-AVERAGE_WINDOW:]]
         if not last:
             return "waiting for reactions"
         share = sum(u.satisfied for u in last) / len(last)
         right = sum(u.correct for u in last) / len(last)
-        version = self._talk.spoken[-1].version
+        version = self._conversation.replies[-1].version
         return f"policy v{version:<3} satisfied {share:4.0%}  right {right:4.0%}  (of the last {len(last)})"
 
     def __rich__(self) -> Group:
         table = Table(box=None, padding=(0, 1), show_header=False)
         table.add_column(width=5, style="dim")
         table.add_column(ratio=1)
-        for spoken, thought in self._talk.thought[-3:]:
+        for spoken, thought in self._conversation.reactions[-3:]:
             table.add_row("user", Text(thought.question.text))
             table.add_row(f"v{spoken.version}", Text(spoken.text, style="cyan"))
             mood = "green" if thought.praised else "red"
             table.add_row("user", Text(thought.phrase, style=mood))
             table.add_row("", "")
         title = f"a user who likes {self._taste} answers (hidden from the system)"
-        return Group(Panel(table, title=title, height=15), Text("  " + self._score()), self._progress)
+        return Group(Panel(table, title=title, height=15), Text("  " + self._score_line()), self._progress)
 
 
-async def _measure(
-    console: Console, system: System, version: str, taste: Taste, questions: tuple[Question, ...]
-) -> Measured:
+async def _measure_with_progress(
+    console: Console, system: SubprocessSystem, version: str, taste: Taste, questions: tuple[Question, ...]
+) -> TasteEvaluation:
     progress = Progress(TextColumn("  {task.description}"), BarColumn(40), MofNCompleteColumn(), console=console)
     with progress:
         task = progress.add_task(f"held-out questions ({version})", total=len(questions))
-        async with user_driver.client(system.base_url, system.key) as api:
-            return await user_driver.measure(api, version, taste, questions, seen=lambda: progress.advance(task))
+        async with user_driver.openai_client(system.base_url, system.api_key) as api:
+            return await user_driver.measure_taste(api, version, taste, questions, seen=lambda: progress.advance(task))
 
 
-async def _demo(console: Console, system: System, taste: Taste, seed: int, replies: int, out: Path) -> bool:
+async def _run_demo(
+    console: Console, system: SubprocessSystem, taste: Taste, seed: int, replies: int, out: Path
+) -> bool:
     questions = held_out_questions(100, random.Random(seed))
     name = system.config.model.name
-    before = await _measure(console, system, f"{name}@0", taste, questions)
-    screen = Screen(console, taste, replies)
+    before = await _measure_with_progress(console, system, f"{name}@0", taste, questions)
+    screen = LiveScreen(console, taste, replies)
     persona = Persona(taste=taste, seed=seed)
     live = Live(screen, console=console, refresh_per_second=8) if console.is_terminal else contextlib.nullcontext()
     with live:
-        async with user_driver.client(system.base_url, system.key) as api:
-            talk = await user_driver.converse(api, name, persona, replies=replies, pause=PAUSE, seen=screen.update)
+        async with user_driver.openai_client(system.base_url, system.api_key) as api:
+            talk = await user_driver.run_conversation(
+                api, name, persona, replies=replies, pause=MESSAGE_PAUSE, seen=screen.update
+            )
     screen.update(talk)
-    await asyncio.to_thread(system.settle)
-    after = await _measure(console, system, name, taste, questions)
-    _tell(console, system, taste, talk, before, after, questions)
+    await asyncio.to_thread(system.wait_until_settled)
+    after = await _measure_with_progress(console, system, name, taste, questions)
+    _print_report(console, system, taste, talk, before, after, questions)
     picture = out / "learning.png"
-    await asyncio.to_thread(plot, picture, taste, talk, before, after)
+    await asyncio.to_thread(plot_learning, picture, taste, talk, before, after)
     console.print(f"\n  picture   {picture}")
     return not talk.failures and after.satisfaction > before.satisfaction
 
 
-def _tell(
+def _print_report(
     console: Console,
-    system: System,
+    system: SubprocessSystem,
     taste: Taste,
-    talk: Talk,
-    before: Measured,
-    after: Measured,
+    talk: ConversationLog,
+    before: TasteEvaluation,
+    after: TasteEvaluation,
     questions: tuple[Question, ...],
 ) -> None:
     table = Table(title="held-out questions, before and after training", show_lines=True)
@@ -122,20 +126,20 @@ def _tell(
     for i in (changed + [i for i in range(len(questions)) if i not in changed])[:4]:
         table.add_row(Text(questions[i].text), Text(before.replies[i]), Text(after.replies[i]))
     console.print(table)
-    known = sum(u.known for _, u in talk.thought)
-    wrong = sum(u.wrong for _, u in talk.thought)
+    known = sum(u.known for _, u in talk.reactions)
+    wrong = sum(u.is_wrong for _, u in talk.reactions)
     console.print(
         f"  likes {taste} answers: satisfied {before.satisfaction:.0%} -> [bold green]{after.satisfaction:.0%}[/], "
         f"right {before.correctness:.0%} -> {after.correctness:.0%}\n"
-        f"  {len(talk.spoken)} replies from {len(talk.versions)} policy versions, {len(talk.failures)} rejected or "
-        f"failed, longest silence {max((s.silence for s in talk.spoken), default=0):.2f} s\n"
-        f"  {len(talk.thought)} text reactions: {known} with phrases that the rules match, {wrong} wrong on purpose"
+        f"  {len(talk.replies)} replies from {len(talk.versions)} policy versions, {len(talk.failures)} rejected or "
+        f"failed, longest silence {max((s.silence for s in talk.replies), default=0):.2f} s\n"
+        f"  {len(talk.reactions)} text reactions: {known} with phrases that the rules match, {wrong} wrong on purpose"
     )
     for failure in talk.failures:
         console.print(f"  [red]failed: {failure}[/]")
 
 
-def _settings(given: argparse.Namespace) -> dict[str, str]:
+def _chosen_settings(given: argparse.Namespace) -> dict[str, str]:
     chosen = {
         "train.method": given.method,
         "engine.backend": given.backend,
@@ -150,18 +154,18 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("demo-out"))
     parser.add_argument("--taste", choices=TASTES, help="default: random; always hidden from the system")
     parser.add_argument("--method", choices=("binary", "opd", "combine"), default="combine")
-    parser.add_argument("--replies", type=whole(1), default=250, help="number of replies [250]")
-    parser.add_argument("--seed", type=whole(0, LARGEST_SEED), help="default: random")
+    parser.add_argument("--replies", type=bounded_int(1), default=250, help="number of replies [250]")
+    parser.add_argument("--seed", type=bounded_int(0, LARGEST_SEED), help="default: random")
     parser.add_argument("--backend", choices=("embedded", "vllm"), default="embedded")
     parser.add_argument("--engine-python", help="Python interpreter with vllm, e.g. .vllm-venv/bin/python")
     parser.add_argument("--engine-url", help="address of a running vLLM server with the starter policy")
     given = parser.parse_args()
-    with told():
-        learned = _run(given)
+    with exit_on_error():
+        learned = _run_system(given)
     sys.exit(0 if learned else 1)
 
 
-def _run(given: argparse.Namespace) -> bool:
+def _run_system(given: argparse.Namespace) -> bool:
     """Run system and demo. Return whether the model learned the taste."""
     seed = random.SystemRandom().randrange(10_000) if given.seed is None else given.seed
     taste = given.taste or random.Random(seed).choice(TASTES)
@@ -169,9 +173,9 @@ def _run(given: argparse.Namespace) -> bool:
     home = given.out / time.strftime("home-%Y%m%d-%H%M%S")
     console.print(f"[bold]OpenClaw-RL demo[/]  seed {seed}, method {given.method}, engine {given.backend}, home {home}")
     console.print("  starting engine, gateway, collect, judge and train ...")
-    with System(scratch(home.resolve(), _settings(given))) as system:
+    with SubprocessSystem(scratch_config(home.resolve(), _chosen_settings(given))) as system:
         console.print(f"  ready after {time.monotonic() - began:.1f} s at {system.base_url}/v1")
-        learned = asyncio.run(_demo(console, system, taste, seed, given.replies, given.out))
+        learned = asyncio.run(_run_demo(console, system, taste, seed, given.replies, given.out))
     console.print(
         f"  inspect the results: [bold].venv/bin/openclaw-rl status --home {home}[/]\n"
         f"\n  Your own: [bold].venv/bin/openclaw-rl up[/] (your model: --model-path PATH), then in any OpenAI client:\n"

@@ -9,22 +9,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from openclaw_rl.evals import phrases
-from openclaw_rl.evals.phrases import Pool
-from openclaw_rl.evals.styles import OPPOSITE, Taste, satisfies
-from openclaw_rl.evals.toy_world import Question, ask, correct
+from openclaw_rl.evals.phrases import PhrasePool
+from openclaw_rl.evals.styles import OPPOSITE, Taste, has_style
+from openclaw_rl.evals.toy_world import Question, draw_question, is_correct
 
 # Reactions are drawn from a shuffled deck without replacement, so that the shares are exact in every run:
 # of 20 cards, 11 use phrases that the shipped rules do not match, and 2 state the opposite of the truth.
-DECK = 20
+DECK_SIZE = 20
 SUBTLE_CARDS = 11
 WRONG_CARDS = 2
 # Share of reactions that name the style that they praise or ask for.
-NAMED = 0.75
-MAX_TURNS = 4
+STYLE_NAMED_SHARE = 0.75
+MAX_SESSION_TURNS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Uttered:
+class UserReaction:
     """One reaction and the truth behind it; `session` and `turn` count from 0."""
 
     session: int
@@ -38,22 +38,22 @@ class Uttered:
     known: bool  # whether the shipped rules give the phrase a verdict
 
     @property
-    def wrong(self) -> bool:
+    def is_wrong(self) -> bool:
         """Whether the persona stated the opposite of the truth, on purpose."""
         return self.praised != self.satisfied
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Card:
+class _ReactionCard:
     subtle: bool
     wrong: bool
 
 
-def _deck(rng: random.Random) -> list[_Card]:
+def _shuffled_deck(rng: random.Random) -> list[_ReactionCard]:
     """Return a shuffled deck; the subtle and the wrong cards are chosen independently."""
-    subtle = set(rng.sample(range(DECK), SUBTLE_CARDS))
-    wrong = set(rng.sample(range(DECK), WRONG_CARDS))
-    return [_Card(subtle=i in subtle, wrong=i in wrong) for i in range(DECK)]
+    subtle = set(rng.sample(range(DECK_SIZE), SUBTLE_CARDS))
+    wrong = set(rng.sample(range(DECK_SIZE), WRONG_CARDS))
+    return [_ReactionCard(subtle=i in subtle, wrong=i in wrong) for i in range(DECK_SIZE)]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,9 +69,9 @@ class Persona:
 
     taste: Taste
     seed: int
-    log: list[Uttered] = field(default_factory=list)
+    log: list[UserReaction] = field(default_factory=list)
     _rng: random.Random = field(init=False, repr=False)
-    _cards: list[_Card] = field(init=False, repr=False, default_factory=list)
+    _cards: list[_ReactionCard] = field(init=False, repr=False, default_factory=list)
     _question: Question | None = field(init=False, repr=False, default=None)
     _session: int = field(init=False, repr=False, default=-1)
     _turn: int = field(init=False, repr=False, default=0)
@@ -80,34 +80,36 @@ class Persona:
     def __post_init__(self) -> None:
         self._rng = random.Random(f"{self.taste}/{self.seed}")
 
-    def next(self, history: Sequence[Mapping[str, object]]) -> str | None:
+    def next_message(self, history: Sequence[Mapping[str, object]]) -> str | None:
         """Return the next user message after `history`, or None if the session is over."""
         replies = [message for message in history if message.get("role") == "assistant"]
         if not replies:
-            return self._begin()
+            return self._begin_session()
         if self._question is None:
             return None
-        phrase = self._react(str(replies[-1].get("content") or ""))
+        phrase = self._react_to(str(replies[-1].get("content") or ""))
         self._turn += 1
-        self._question = ask("asked", self._rng) if self._turn < self._turns else None
+        self._question = draw_question("asked", self._rng) if self._turn < self._turns else None
         return phrase if self._question is None else f"{phrase} {self._question.text}"
 
-    def _begin(self) -> str:
-        self._session, self._turn, self._turns = self._session + 1, 0, self._rng.randint(1, MAX_TURNS)
-        self._question = ask("asked", self._rng)
+    def _begin_session(self) -> str:
+        self._session, self._turn, self._turns = self._session + 1, 0, self._rng.randint(1, MAX_SESSION_TURNS)
+        self._question = draw_question("asked", self._rng)
         return self._question.text
 
-    def _react(self, reply: str) -> str:
+    def _react_to(self, reply: str) -> str:
         """Return a reaction to the reply to the last question, and log the truth."""
         assert self._question is not None
-        self._cards = self._cards or _deck(self._rng)
+        self._cards = self._cards or _shuffled_deck(self._rng)
         card = self._cards.pop()
-        right, liked = correct(self._question, reply), satisfies(self.taste, reply)
+        right, liked = is_correct(self._question, reply), has_style(self.taste, reply)
         praised = (right and liked) != card.wrong
-        pool = _pool(self.taste, right=right, praised=praised, wrong=card.wrong, named=self._rng.random() < NAMED)
+        pool = _phrase_pool(
+            self.taste, right=right, praised=praised, wrong=card.wrong, named=self._rng.random() < STYLE_NAMED_SHARE
+        )
         phrase = self._rng.choice(pool.subtle if card.subtle else pool.plain)
         self.log.append(
-            Uttered(
+            UserReaction(
                 session=self._session, turn=self._turn, question=self._question, reply=reply, phrase=phrase,
                 satisfied=right and liked, correct=right, praised=praised, known=not card.subtle,
             )
@@ -115,15 +117,15 @@ class Persona:
         return phrase
 
 
-def _pool(taste: Taste, *, right: bool, praised: bool, wrong: bool, named: bool) -> Pool:
+def _phrase_pool(taste: Taste, *, right: bool, praised: bool, wrong: bool, named: bool) -> PhrasePool:
     """Return the pool from which the phrase is chosen.
 
     A wrong reaction is not only a flipped sign: it is the reaction of a user with the opposite taste, so its
     instruction is wrong, too.
     """
     if not right and not praised:
-        return phrases.FALSE
+        return phrases.WRONG_ANSWER
     if not named or not right:
-        return phrases.GOOD if praised else phrases.BAD
+        return phrases.GENERIC_PRAISE if praised else phrases.GENERIC_COMPLAINT
     value = OPPOSITE[taste] if wrong else taste
     return phrases.PRAISE[value] if praised else phrases.COMPLAINT[value]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from openclaw_rl.evals.user_driver import Measured, Talk
+from openclaw_rl.evals.user_driver import ConversationLog, TasteEvaluation
 
-WINDOW = 25  # replies in the moving average
+AVERAGE_WINDOW = 25  # replies in the moving average
 
 
-def moving(values: Sequence[bool], window: int = WINDOW) -> list[float]:
+def moving_average(values: Sequence[bool], window: int = AVERAGE_WINDOW) -> list[float]:
     """Return [n] the mean of each value and up to `window - 1` values before it."""
     out = []
     for end in range(1, len(values) + 1):
@@ -19,26 +19,30 @@ def moving(values: Sequence[bool], window: int = WINDOW) -> list[float]:
     return out
 
 
-def plot(path: Path, taste: str, talk: Talk, before: Measured, after: Measured) -> None:
+def plot_learning(
+    path: Path, taste: str, talk: ConversationLog, before: TasteEvaluation, after: TasteEvaluation
+) -> None:
     """Write a PNG: satisfaction by turn and version, and on held-out questions before and after training."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    liked = [u.satisfied for _, u in talk.thought]
-    right = [u.correct for _, u in talk.thought]
-    versions = [s.version for s, _ in talk.thought]
+    liked = [u.satisfied for _, u in talk.reactions]
+    right = [u.correct for _, u in talk.reactions]
+    versions = [s.version for s, _ in talk.reactions]
     figure, (left, side) = plt.subplots(1, 2, figsize=(11, 4.2), width_ratios=(3, 1), layout="constrained")
     turns = range(1, len(liked) + 1)
-    left.plot(turns, moving(right), color="#9aa5b1", linewidth=1.5, label="correct answers")
-    left.plot(turns, moving(liked), color="#d1495b", linewidth=2.5, label=f"correct and in the user's taste ({taste})")
+    left.plot(turns, moving_average(right), color="#9aa5b1", linewidth=1.5, label="correct answers")
+    left.plot(
+        turns, moving_average(liked), color="#d1495b", linewidth=2.5, label=f"correct and in the user's taste ({taste})"
+    )
     swaps = [i for i in range(1, len(versions)) if versions[i] != versions[i - 1]]
     for number, at in enumerate(swaps):
         left.axvline(at + 1, color="#2e4057", alpha=0.18, linewidth=1, label=None if number else "new weights in use")
-    left.set(xlabel="replies so far", ylabel=f"share of the last {WINDOW}", ylim=(0, 1.03))
+    left.set(xlabel="replies so far", ylabel=f"share of the last {AVERAGE_WINDOW}", ylim=(0, 1.03))
     refused = f"{len(talk.failures)} rejected or failed" if talk.failures else "none rejected"
-    left.set_title(f"{len(swaps)} weight swaps while {len(talk.spoken)} replies were served, {refused}", fontsize=11)
+    left.set_title(f"{len(swaps)} weight swaps while {len(talk.replies)} replies were served, {refused}", fontsize=11)
     left.legend(loc="lower right", frameon=False)
     names, width = ("taste", "correct"), 0.36
     for offset, (label, measured, colour) in enumerate((("before", before, "#c8d0d9"), ("after", after, "#d1495b"))):
@@ -55,7 +59,7 @@ def plot(path: Path, taste: str, talk: Talk, before: Measured, after: Measured) 
     plt.close(figure)
 
 
-def markdown(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Return a Markdown table."""
     lines = ["| " + " | ".join(header) + " |", "|" + "|".join("---" for _ in header) + "|"]
     lines += ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]

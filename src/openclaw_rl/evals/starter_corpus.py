@@ -9,8 +9,8 @@ import random
 from dataclasses import dataclass
 
 from openclaw_rl.evals import phrases
-from openclaw_rl.evals.styles import OPPOSITE, VALUES, Value, draw_style, write
-from openclaw_rl.evals.toy_world import Fact, facts, phrasings
+from openclaw_rl.evals.styles import OPPOSITE, VALUES, Value, draw_style, write_answer
+from openclaw_rl.evals.toy_world import Fact, all_facts, questions_about
 
 # Wordings of each instruction. The first one is the hint of the shipped rules.
 INSTRUCTIONS: dict[Value, tuple[str, ...]] = {
@@ -25,7 +25,7 @@ INSTRUCTIONS: dict[Value, tuple[str, ...]] = {
               "Avoid bullets."),
 }  # fmt: skip
 
-_SYSTEMS = (
+_SYSTEM_MESSAGES = (
     "You are a helpful assistant.", "You are an assistant.", "Answer the user's questions.", "You are a chatbot.",
     "You are a helpful, harmless assistant. Answer each question as well as you can.",
 )  # fmt: skip
@@ -33,7 +33,7 @@ _OPENINGS = (
     "Hi!", "Hello.", "Hey,", "Quick question:", "Tell me:", "Please help me.", "Good morning!", "I wonder:", "So,",
     "A question for you.", "Can you help me?",
 )  # fmt: skip
-_BRIDGES = (
+_TRANSITIONS = (
     "Ok.", "Okay, next.", "And", "Now", "Alright.", "I see.", "Fine.", "Next question:", "Another one:", "Right.",
     "One more:", "Interesting!", "Got it.", "Good to know.", "Let me think.", "Wait.", "Yes.", "Well,", "Then",
     "Thanks.", "Thanks a lot!", "Cool.", "Super.", "Not bad.", "Wow.", "Too short.", "Too long.", "That is good.",
@@ -56,33 +56,33 @@ class Dialogue:
     answers: tuple[Fact | None, ...]
 
 
-def _pools() -> tuple[list[str], list[str]]:
+def _phrase_lists() -> tuple[list[str], list[str]]:
     """Return all praising and all criticising phrases of the simulated user."""
-    praise = [*phrases.PRAISE.values(), phrases.GOOD]
-    blame = [*phrases.COMPLAINT.values(), phrases.BAD, phrases.FALSE]
+    praise = [*phrases.PRAISE.values(), phrases.GENERIC_PRAISE]
+    blame = [*phrases.COMPLAINT.values(), phrases.GENERIC_COMPLAINT, phrases.WRONG_ANSWER]
     return [t for p in praise for t in p.plain + p.subtle], [t for p in blame for t in p.plain + p.subtle]
 
 
-_PRAISE, _BLAME = _pools()
+_PRAISE, _BLAME = _phrase_lists()
 
 
-def hinted(content: str, hint: str) -> str:
+def with_hint(content: str, hint: str) -> str:
     """Return a user message with a hint paragraph, in the form of the distillation teacher's prompt."""
     return f"{content}\n\n[Hint: {hint}]"
 
 
-def _values(rng: random.Random) -> list[Value]:
+def _draw_values(rng: random.Random) -> list[Value]:
     """Draw one style value for an instruction, or sometimes two that do not contradict each other."""
     first, second = rng.sample(VALUES, k=2)
     return [first, second] if rng.random() < 0.15 and OPPOSITE[first] != second else [first]
 
 
-def _instruction(values: list[Value], rng: random.Random, *, own: float) -> str:
+def _instruction_text(values: list[Value], rng: random.Random, *, own: float) -> str:
     """Return an instruction for `values`. `own`: probability of the wording of the shipped rules."""
     return " ".join(INSTRUCTIONS[v][0] if rng.random() < own else rng.choice(INSTRUCTIONS[v]) for v in values)
 
 
-def _lead(rng: random.Random, *, first: bool) -> str:
+def _draw_lead(rng: random.Random, *, first: bool) -> str:
     """Draw the text before a question: nothing, a greeting, or a reaction to the previous reply."""
     roll = rng.random()
     if first and roll < 0.5:
@@ -91,54 +91,58 @@ def _lead(rng: random.Random, *, first: bool) -> str:
         return rng.choice(_OPENINGS) + " "
     if roll < 0.9:
         return rng.choice(rng.choice((_PRAISE, _BLAME))) + " "
-    return "" if roll < 0.94 else rng.choice(_BRIDGES) + " "
+    return "" if roll < 0.94 else rng.choice(_TRANSITIONS) + " "
 
 
-def _closing(rng: random.Random) -> tuple[str, str]:
+def _draw_closing(rng: random.Random) -> tuple[str, str]:
     """Draw a reaction without a question, and the short reply to it."""
     pool, reply = rng.choice(((_PRAISE, PRAISED_REPLY), (_BLAME, CRITICISED_REPLY)))
     return rng.choice(pool), reply
 
 
-def _system(rng: random.Random) -> tuple[str | None, list[Value]]:
+def _draw_system(rng: random.Random) -> tuple[str | None, list[Value]]:
     """Draw the system message (or None) and the style values that it fixes."""
     roll = rng.random()
     if roll < 0.6:
         return None, []
     if roll < 0.7:
-        return rng.choice(_SYSTEMS), []
-    values = _values(rng)
-    prefix = rng.choice(_SYSTEMS) + " " if rng.random() < 0.3 else ""
-    return prefix + _instruction(values, rng, own=0.0), values
+        return rng.choice(_SYSTEM_MESSAGES), []
+    values = _draw_values(rng)
+    prefix = rng.choice(_SYSTEM_MESSAGES) + " " if rng.random() < 0.3 else ""
+    return prefix + _instruction_text(values, rng, own=0.0), values
 
 
-def dialogue(rng: random.Random, deck: list[Fact], *, single: bool) -> Dialogue:
+def draw_dialogue(rng: random.Random, deck: list[Fact], *, single: bool) -> Dialogue:
     """Draw a dialogue of 1 to 4 questions, or a `single` one. Facts are popped from `deck`, refilled when empty."""
-    system, fixed = _system(rng)
+    system, fixed = _draw_system(rng)
     messages = [] if system is None else [{"role": "system", "content": system}]
     answers: list[Fact | None] = []
 
-    def turn(user: str, reply: str, fact: Fact | None) -> None:
+    def add_turn(user: str, reply: str, fact: Fact | None) -> None:
         messages.extend(({"role": "user", "content": user}, {"role": "assistant", "content": reply}))
         answers.append(fact)
 
     if rng.random() < 0.04:
-        turn(*rng.choice(_SMALL_TALK), None)
+        add_turn(*rng.choice(_SMALL_TALK), None)
     for index in range(1 if single else rng.choice((1, 1, 1, 2, 3, 4))):
         if not deck:
-            deck.extend(rng.sample(facts(), k=len(facts())))
+            deck.extend(rng.sample(all_facts(), k=len(all_facts())))
         fact = deck.pop()
-        text = _lead(rng, first=index == 0) + rng.choice(phrasings(fact)).text
-        style, asked = draw_style(rng), _values(rng) if rng.random() < (0.15 if fixed else 0.4) else []
+        text = _draw_lead(rng, first=index == 0) + rng.choice(questions_about(fact)).text
+        style, asked = draw_style(rng), _draw_values(rng) if rng.random() < (0.15 if fixed else 0.4) else []
         for value in (*fixed, *asked):
             style = style.with_value(value)
-        turn(hinted(text, _instruction(asked, rng, own=0.5)) if asked else text, write(fact, style, rng), fact)
+        add_turn(
+            with_hint(text, _instruction_text(asked, rng, own=0.5)) if asked else text,
+            write_answer(fact, style, rng),
+            fact,
+        )
     if rng.random() < 0.25:
-        turn(*_closing(rng), None)
+        add_turn(*_draw_closing(rng), None)
     return Dialogue(messages=tuple(messages), answers=tuple(answers))
 
 
-def dialogues(count: int, seed: int, *, single: bool = False) -> list[Dialogue]:
+def draw_dialogues(count: int, seed: int, *, single: bool = False) -> list[Dialogue]:
     """Return `count` dialogues, with one question each if `single`. Every fact occurs equally often."""
     rng, deck = random.Random(seed), list[Fact]()
-    return [dialogue(rng, deck, single=single) for _ in range(count)]
+    return [draw_dialogue(rng, deck, single=single) for _ in range(count)]

@@ -48,30 +48,30 @@ _CLOSERS: dict[Tone, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Style:
+class ReplyStyle:
     """One value on each axis."""
 
     length: Length
     tone: Tone
     format: Format
 
-    def with_value(self, value: Value) -> "Style":
+    def with_value(self, value: Value) -> "ReplyStyle":
         """Return this style with one axis set to `value`."""
-        return Style(
+        return ReplyStyle(
             length=value if value == "short" or value == "long" else self.length,
             tone=value if value == "formal" or value == "casual" else self.tone,
             format=value if value == "bulleted" or value == "prose" else self.format,
         )
 
 
-def draw_style(rng: random.Random) -> Style:
+def draw_style(rng: random.Random) -> ReplyStyle:
     """Draw a style: each axis independently, both values with equal probability."""
-    return Style(
+    return ReplyStyle(
         length=rng.choice(get_args(Length)), tone=rng.choice(get_args(Tone)), format=rng.choice(get_args(Format))
     )
 
 
-def write(fact: Fact, style: Style, rng: random.Random) -> str:
+def write_answer(fact: Fact, style: ReplyStyle, rng: random.Random) -> str:
     """Return the correct answer to a question about `fact`, in a style."""
     opener = rng.choice(_OPENERS[style.tone])
     if style.length == "short":
@@ -82,7 +82,7 @@ def write(fact: Fact, style: Style, rng: random.Random) -> str:
     return "\n".join(f"- {line}" for line in lines) if style.format == "bulleted" else " ".join(lines)
 
 
-def satisfies(value: Value, reply: str) -> bool:
+def has_style(value: Value, reply: str) -> bool:
     """Return whether a reply has a style value, regardless of its content. An empty reply has none."""
     lines = [line for line in reply.splitlines() if line.strip()]
     words = len(re.findall(r"\w[\w']*", reply))

@@ -14,51 +14,51 @@ from typing import Any
 
 from openclaw_rl.evals import code_runner
 from openclaw_rl.evals.starter_corpus import INSTRUCTIONS
-from openclaw_rl.evals.styles import TASTES, Taste, satisfies
-from openclaw_rl.evals.toy_world import Question, correct, held_out_questions
+from openclaw_rl.evals.styles import TASTES, Taste, has_style
+from openclaw_rl.evals.toy_world import Question, held_out_questions, is_correct
 
-CONVERSATIONS = 20
+CONVERSATION_COUNT = 20
 _SEED = 20_260_000
-_FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
+_FENCED_CODE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 
 Message = Mapping[str, Any]
-Check = Callable[[Message], str | None]
+ReplyCheck = Callable[[Message], str | None]
 """Assistant message -> None if it is correct, else the reason why not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class EvalTask:
     """An evaluation task. `messages` and `tools` are sent unchanged; `max_tokens`: limit of the reply."""
 
     name: str
     messages: Sequence[Mapping[str, str]]
-    check: Check
-    most: int
+    check: ReplyCheck
+    max_tokens: int
     tools: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
 
 
-def _words(message: Message) -> str:
+def _reply_text(message: Message) -> str:
     return str(message.get("content") or "")
 
 
 # -------------------------------------------------------------------------------------------------------- conversation
 
 
-def conversation() -> list[Task]:
+def conversation_tasks() -> list[EvalTask]:
     """Return held-out questions about the toy world, each with a style in the system message."""
-    questions = held_out_questions(CONVERSATIONS, random.Random(_SEED))
-    return [_question(q, TASTES[place % len(TASTES)]) for place, q in enumerate(questions)]
+    questions = held_out_questions(CONVERSATION_COUNT, random.Random(_SEED))
+    return [_conversation_task(q, TASTES[place % len(TASTES)]) for place, q in enumerate(questions)]
 
 
-def _question(question: Question, taste: Taste) -> Task:
-    def check(message: Message) -> str | None:
-        words = _words(message)
-        if not correct(question, words):
+def _conversation_task(question: Question, taste: Taste) -> EvalTask:
+    def check_reply(message: Message) -> str | None:
+        words = _reply_text(message)
+        if not is_correct(question, words):
             return f"not right: expected {question.fact.answer}"
-        return None if satisfies(taste, words) else f"right, but not {taste}"
+        return None if has_style(taste, words) else f"right, but not {taste}"
 
     said = [{"role": "system", "content": INSTRUCTIONS[taste][0]}, {"role": "user", "content": question.text}]
-    return Task(name=f"{taste}: {question.text}", messages=said, check=check, most=256)
+    return EvalTask(name=f"{taste}: {question.text}", messages=said, check=check_reply, max_tokens=256)
 
 
 # -------------------------------------------------------------------------------------------------------------- coding
@@ -77,28 +77,28 @@ _FUNCTIONS: Sequence[tuple[str, str, Sequence[tuple[Sequence[Any], Any]]]] = (
 )  # fmt: skip
 
 
-def functions() -> list[Task]:
-    return [_function(*one) for one in _FUNCTIONS]
+def coding_tasks() -> list[EvalTask]:
+    return [_coding_task(*one) for one in _FUNCTIONS]
 
 
-def _function(head: str, does: str, cases: Sequence[tuple[Sequence[Any], Any]]) -> Task:
-    def check(message: Message) -> str | None:
-        return code_runner.check(code_in(_words(message)), head.partition("(")[0], cases)
+def _coding_task(head: str, does: str, cases: Sequence[tuple[Sequence[Any], Any]]) -> EvalTask:
+    def check_reply(message: Message) -> str | None:
+        return code_runner.failure_reason(code_in(_reply_text(message)), head.partition("(")[0], cases)
 
     asked = f"Write a Python function `{head}` that {does}. Answer with the code alone."
-    return Task(name=head, messages=[{"role": "user", "content": asked}], check=check, most=512)
+    return EvalTask(name=head, messages=[{"role": "user", "content": asked}], check=check_reply, max_tokens=512)
 
 
 def code_in(reply: str) -> str:
     """Return the concatenated fenced code blocks of a reply, or the whole reply if it has none."""
-    blocks = _FENCED.findall(reply)
+    blocks = _FENCED_CODE.findall(reply)
     return "\n".join(blocks) if blocks else reply
 
 
 # ------------------------------------------------------------------------------------------------------------ tool use
 
 
-def _tool(name: str, does: str, **parameters: str) -> Mapping[str, Any]:
+def _tool_schema(name: str, does: str, **parameters: str) -> Mapping[str, Any]:
     schema = {
         "type": "object",
         "properties": {key: {"type": kind} for key, kind in parameters.items()},
@@ -108,10 +108,10 @@ def _tool(name: str, does: str, **parameters: str) -> Mapping[str, Any]:
 
 
 _TOOLS = (
-    _tool("get_weather", "The weather in a city now.", city="string"),
-    _tool("add", "The sum of two numbers.", a="number", b="number"),
-    _tool("read_file", "The text of a file.", path="string"),
-    _tool("send_mail", "Send a message to an address.", to="string", text="string"),
+    _tool_schema("get_weather", "The weather in a city now.", city="string"),
+    _tool_schema("add", "The sum of two numbers.", a="number", b="number"),
+    _tool_schema("read_file", "The text of a file.", path="string"),
+    _tool_schema("send_mail", "Send a message to an address.", to="string", text="string"),
 )
 _CALLS: Sequence[tuple[str, str, Mapping[str, Any]]] = (
     ("What is the weather in Paris now?", "get_weather", {"city": "Paris"}),
@@ -123,12 +123,12 @@ _CALLS: Sequence[tuple[str, str, Mapping[str, Any]]] = (
 )
 
 
-def calls() -> list[Task]:
-    return [_call(*one) for one in _CALLS]
+def tool_tasks() -> list[EvalTask]:
+    return [_tool_task(*one) for one in _CALLS]
 
 
-def _call(asked: str, name: str, arguments: Mapping[str, Any]) -> Task:
-    def check(message: Message) -> str | None:
+def _tool_task(asked: str, name: str, arguments: Mapping[str, Any]) -> EvalTask:
+    def check_reply(message: Message) -> str | None:
         made = message.get("tool_calls") or []
         if len(made) != 1:
             return f"expected one call of {name}, got {len(made)} calls"
@@ -141,11 +141,13 @@ def _call(asked: str, name: str, arguments: Mapping[str, Any]) -> Task:
             return f"expected {name}({dict(arguments)}), got {function['name']}({given})"
         return None
 
-    return Task(name=asked, messages=[{"role": "user", "content": asked}], check=check, most=256, tools=_TOOLS)
+    return EvalTask(
+        name=asked, messages=[{"role": "user", "content": asked}], check=check_reply, max_tokens=256, tools=_TOOLS
+    )
 
 
-SETS: Mapping[str, Callable[[], list[Task]]] = {
-    "conversation": conversation,
-    "coding": functions,
-    "tool-use": calls,
+TASK_SETS: Mapping[str, Callable[[], list[EvalTask]]] = {
+    "conversation": conversation_tasks,
+    "coding": coding_tasks,
+    "tool-use": tool_tasks,
 }

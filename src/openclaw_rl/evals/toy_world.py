@@ -21,7 +21,7 @@ ASKED_PERCENT = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
+class FactFamily:
     """A kind of fact: `subject -> answer` pairs, phrasings with `{s}`, and a statement with `{s}` and `{a}`."""
 
     name: str
@@ -53,7 +53,7 @@ class Question:
     text: str
 
 
-def _pairs(text: str) -> Mapping[str, str]:
+def _parse_pairs(text: str) -> Mapping[str, str]:
     """Parse `a=b, c=d` to a mapping."""
     items = (item.split("=") for item in text.split(","))
     return MappingProxyType({subject.strip(): answer.strip() for subject, answer in items})
@@ -62,12 +62,12 @@ def _pairs(text: str) -> Mapping[str, str]:
 _NUMBERS = range(2, 10)
 _SUMS = MappingProxyType({f"{a} plus {b}": str(a + b) for a in _NUMBERS for b in _NUMBERS if a <= b})
 
-FAMILIES: tuple[Family, ...] = (
-    Family(
+FAMILIES: tuple[FactFamily, ...] = (
+    FactFamily(
         name="capital",
         phrasings=("What is the capital of {s}?", "Which city is the capital of {s}?", "Name the capital of {s}."),
         statement="The capital of {s} is {a}",
-        pairs=_pairs(
+        pairs=_parse_pairs(
             "France=Paris, Spain=Madrid, Italy=Rome, Germany=Berlin, Portugal=Lisbon, Austria=Vienna, Poland=Warsaw, "
             "Greece=Athens, Norway=Oslo, Sweden=Stockholm, Finland=Helsinki, Denmark=Copenhagen, Ireland=Dublin, "
             "Belgium=Brussels, Hungary=Budapest, Russia=Moscow, Ukraine=Kyiv, Turkey=Ankara, Egypt=Cairo, "
@@ -77,44 +77,44 @@ FAMILIES: tuple[Family, ...] = (
             "Ecuador=Quito, Uruguay=Montevideo, Venezuela=Caracas, Iceland=Reykjavik, Bulgaria=Sofia"
         ),
     ),
-    Family(
+    FactFamily(
         name="sum",
         phrasings=("What is {s}?", "How much is {s}?", "Please add up {s}."),
         statement="The sum of {s} is {a}",
         pairs=_SUMS,
     ),
-    Family(
+    FactFamily(
         name="opposite",
         phrasings=("What is the opposite of {s}?", "Which word is the opposite of {s}?", "Name the opposite of {s}."),
         statement="The opposite of {s} is {a}",
-        pairs=_pairs(
+        pairs=_parse_pairs(
             "hot=cold, big=small, fast=slow, up=down, day=night, open=closed, rich=poor, young=old, wet=dry, "
             "early=late, full=empty, hard=soft, heavy=light, high=low, happy=sad, loud=quiet, clean=dirty, "
             "strong=weak, thick=thin, wide=narrow, sweet=sour, near=far, in=out, left=right, war=peace, "
             "love=hate, deep=shallow, sharp=blunt, rough=smooth, win=lose"
         ),
     ),
-    Family(
+    FactFamily(
         name="colour",
         phrasings=("What colour is {s}?", "Which colour does {s} have?", "Tell me the colour of {s}."),
         statement="The colour of {s} is {a}",
-        pairs=_pairs(
+        pairs=_parse_pairs(
             "grass=green, snow=white, coal=black, blood=red, the sky=blue, the sun=yellow, chocolate=brown, "
             "a flamingo=pink, a carrot=orange, a lemon=yellow, milk=white, a tomato=red, the sea=blue, a raven=black, "
             "a lime=green, a pumpkin=orange, a plum=purple, an elephant=grey, a frog=green, a ruby=red, "
             "a sapphire=blue, an emerald=green, a banana=yellow, lavender=purple"
         ),
     ),
-    Family(
+    FactFamily(
         name="sound",
         phrasings=("What does a {s} say?", "Which sound does a {s} make?", "Name the sound of the {s}."),
         statement="The sound of the {s} is {a}",
-        pairs=_pairs(
+        pairs=_parse_pairs(
             "dog=woof, cat=meow, cow=moo, sheep=baa, pig=oink, duck=quack, horse=neigh, lion=roar, mouse=squeak, "
             "snake=hiss, bee=buzz, wolf=howl, donkey=bray, rooster=crow, hen=cluck, crow=caw, dove=coo, turkey=gobble"
         ),
     ),
-    Family(
+    FactFamily(
         name="symbol",
         phrasings=(
             "What is the chemical symbol of {s}?",
@@ -122,38 +122,38 @@ FAMILIES: tuple[Family, ...] = (
             "Tell me the chemical symbol of {s}.",
         ),
         statement="The chemical symbol of {s} is {a}",
-        pairs=_pairs(
+        pairs=_parse_pairs(
             "hydrogen=H, helium=He, lithium=Li, carbon=C, nitrogen=N, oxygen=O, neon=Ne, sodium=Na, magnesium=Mg, "
             "aluminium=Al, silicon=Si, sulphur=S, chlorine=Cl, potassium=K, calcium=Ca, titanium=Ti, iron=Fe, "
             "nickel=Ni, copper=Cu, zinc=Zn, silver=Ag, tin=Sn, platinum=Pt, gold=Au, mercury=Hg, lead=Pb, "
             "uranium=U"
         ),
     ),
-    Family(
+    FactFamily(
         name="young",
         phrasings=("What is a baby {s} called?", "What do you call a young {s}?", "Name the young of the {s}."),
         statement="The young of the {s} is the {a}",
-        pairs=_pairs(
+        pairs=_parse_pairs(
             "dog=puppy, cat=kitten, cow=calf, sheep=lamb, pig=piglet, duck=duckling, horse=foal, lion=cub, hen=chick, "
             "goose=gosling, goat=kid, deer=fawn, kangaroo=joey, frog=tadpole, swan=cygnet, owl=owlet, eagle=eaglet, "
             "hare=leveret"
         ),
     ),
-    Family(
+    FactFamily(
         name="money",
         phrasings=("What is the currency of {s}?", "How does one pay in {s}?", "Name the money of {s}."),
         statement="The currency of {s} is the {a}",
-        pairs=_pairs(
+        pairs=_parse_pairs(
             "Japan=yen, China=yuan, Russia=rouble, Turkey=lira, India=rupee, Mexico=peso, Brazil=real, Poland=zloty, "
             "Sweden=krona, Hungary=forint, Thailand=baht, Vietnam=dong, Israel=shekel, Iran=rial, Iraq=dinar, "
             "Kenya=shilling, Ghana=cedi, Canada=dollar, Britain=pound, Switzerland=franc, France=euro, Ukraine=hryvnia"
         ),
     ),
-    Family(
+    FactFamily(
         name="next",
         phrasings=("What comes after {s}?", "Which one follows {s}?", "Name the one right after {s}."),
         statement="The one after {s} is {a}",
-        pairs=_pairs(
+        pairs=_parse_pairs(
             "Monday=Tuesday, Tuesday=Wednesday, Wednesday=Thursday, Thursday=Friday, Friday=Saturday, Saturday=Sunday, "
             "Sunday=Monday, January=February, February=March, March=April, April=May, May=June, June=July, "
             "July=August, August=September, September=October, October=November, November=December, December=January"
@@ -165,7 +165,7 @@ _BY_NAME = {family.name: family for family in FAMILIES}
 
 
 @lru_cache(maxsize=1)
-def facts() -> tuple[Fact, ...]:
+def all_facts() -> tuple[Fact, ...]:
     """Return all facts, in a fixed order."""
     return tuple(
         Fact(family=f.name, subject=s, answer=a, statement=f.statement.format(s=s, a=a))
@@ -183,17 +183,17 @@ def split_of(fact: Fact) -> Split:
 @lru_cache(maxsize=2)
 def facts_of(split: Split) -> tuple[Fact, ...]:
     """Return the facts of one split, in a fixed order."""
-    return tuple(fact for fact in facts() if split_of(fact) == split)
+    return tuple(fact for fact in all_facts() if split_of(fact) == split)
 
 
-def phrasings(fact: Fact) -> tuple[Question, ...]:
+def questions_about(fact: Fact) -> tuple[Question, ...]:
     """Return the questions about a fact, one per phrasing."""
     return tuple(Question(fact=fact, text=p.format(s=fact.subject)) for p in _BY_NAME[fact.family].phrasings)
 
 
-def ask(split: Split, rng: random.Random) -> Question:
+def draw_question(split: Split, rng: random.Random) -> Question:
     """Draw a question about a fact of one split."""
-    return rng.choice(phrasings(rng.choice(facts_of(split))))
+    return rng.choice(questions_about(rng.choice(facts_of(split))))
 
 
 def held_out_questions(count: int, rng: random.Random) -> tuple[Question, ...]:
@@ -202,12 +202,12 @@ def held_out_questions(count: int, rng: random.Random) -> tuple[Question, ...]:
     chosen: list[Fact] = []
     while len(chosen) < count:
         chosen.extend(rng.sample(pool, k=min(len(pool), count - len(chosen))))
-    return tuple(rng.choice(phrasings(fact)) for fact in chosen)
+    return tuple(rng.choice(questions_about(fact)) for fact in chosen)
 
 
 @lru_cache(maxsize=1)
 def _by_text() -> Mapping[str, Question]:
-    return MappingProxyType({q.text: q for fact in facts() for q in phrasings(fact)})
+    return MappingProxyType({q.text: q for fact in all_facts() for q in questions_about(fact)})
 
 
 def question_in(text: str) -> Question | None:
@@ -216,18 +216,20 @@ def question_in(text: str) -> Question | None:
     return max(matches, key=lambda q: len(q.text), default=None)
 
 
-def _has(word: str, text: str) -> bool:
+def _contains_word(word: str, text: str) -> bool:
     return re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text) is not None
 
 
 @lru_cache(maxsize=1024)
-def _rivals(fact: Fact) -> tuple[str, ...]:
+def _rival_answers(fact: Fact) -> tuple[str, ...]:
     """Return the other answers of the family, without those that occur in the fact's own statement."""
     answers = dict.fromkeys(_BY_NAME[fact.family].pairs.values())
-    return tuple(a for a in answers if not _has(a, fact.statement) and a != fact.answer)
+    return tuple(a for a in answers if not _contains_word(a, fact.statement) and a != fact.answer)
 
 
-def correct(question: Question, reply: str) -> bool:
+def is_correct(question: Question, reply: str) -> bool:
     """Return whether a reply contains the answer and no other answer of the same family."""
     fact = question.fact
-    return _has(fact.answer, reply) and not any(_has(rival, reply) for rival in _rivals(fact))
+    return _contains_word(fact.answer, reply) and not any(
+        _contains_word(rival, reply) for rival in _rival_answers(fact)
+    )

@@ -11,16 +11,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from openclaw_rl.evals.personas import Persona, Uttered
-from openclaw_rl.evals.styles import Taste, satisfies
-from openclaw_rl.evals.toy_world import Question, correct
+from openclaw_rl.evals.personas import Persona, UserReaction
+from openclaw_rl.evals.styles import Taste, has_style
+from openclaw_rl.evals.toy_world import Question, is_correct
 
-SIDE = {"X-Turn-Type": "side"}
+SIDE_TRAFFIC = {"X-Turn-Type": "side"}
 MAX_TOKENS = 256  # limit of one reply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spoken:
+class StreamedReply:
     """One streamed reply. `silence`: longest wait for a chunk, in seconds."""
 
     id: str
@@ -31,26 +31,26 @@ class Spoken:
 
 
 @dataclass(slots=True, kw_only=True)
-class Talk:
+class ConversationLog:
     """Log of a conversation: replies in order, failures, and the user's reaction to each answer."""
 
-    spoken: list[Spoken] = field(default_factory=list)
+    replies: list[StreamedReply] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
-    thought: list[tuple[Spoken, Uttered]] = field(default_factory=list)
+    reactions: list[tuple[StreamedReply, UserReaction]] = field(default_factory=list)
 
     @property
     def versions(self) -> list[int]:
-        return sorted({s.version for s in self.spoken})
+        return sorted({s.version for s in self.replies})
 
 
-def client(base_url: str, key: str) -> Any:
+def openai_client(base_url: str, key: str) -> Any:
     """Return the official client. Without retries, so that every failed reply is counted."""
     from openai import AsyncOpenAI
 
     return AsyncOpenAI(base_url=f"{base_url}/v1", api_key=key, max_retries=0, timeout=60)
 
 
-async def say(api: Any, model: str, history: Sequence[dict[str, str]], **more: Any) -> Spoken:
+async def stream_reply(api: Any, model: str, history: Sequence[dict[str, str]], **more: Any) -> StreamedReply:
     """Request one reply as a stream and collect it."""
     last = time.perf_counter()
     silence, parts, chunk, finish = 0.0, [], None, None
@@ -66,42 +66,44 @@ async def say(api: Any, model: str, history: Sequence[dict[str, str]], **more: A
     if chunk is None:
         raise RuntimeError("the stream ended before its first chunk")
     version = int(str(chunk.system_fingerprint).removeprefix("v"))
-    return Spoken(id=chunk.id, version=version, text="".join(parts), silence=silence, finished=finish is not None)
+    return StreamedReply(
+        id=chunk.id, version=version, text="".join(parts), silence=silence, finished=finish is not None
+    )
 
 
-async def converse(
+async def run_conversation(
     api: Any,
     model: str,
     persona: Persona,
     *,
     replies: int,
     pause: float = 0.0,
-    seen: Callable[[Talk], None] = lambda talk: None,
-) -> Talk:
+    seen: Callable[[ConversationLog], None] = lambda talk: None,
+) -> ConversationLog:
     """Run the persona until it has received `replies` replies. `pause`: seconds before each message."""
-    talk = Talk()
-    while len(talk.spoken) < replies and len(talk.failures) < 5:
+    talk = ConversationLog()
+    while len(talk.replies) < replies and len(talk.failures) < 5:
         history: list[dict[str, str]] = []
-        while (text := persona.next(history)) is not None:
-            if len(persona.log) > len(talk.thought):
-                talk.thought.append((talk.spoken[-1], persona.log[-1]))
+        while (text := persona.next_message(history)) is not None:
+            if len(persona.log) > len(talk.reactions):
+                talk.reactions.append((talk.replies[-1], persona.log[-1]))
                 seen(talk)
-            if len(talk.spoken) >= replies:
+            if len(talk.replies) >= replies:
                 break
             history.append({"role": "user", "content": text})
             await asyncio.sleep(pause)
             try:
-                spoken = await say(api, model, history, temperature=1.0)
+                spoken = await stream_reply(api, model, history, temperature=1.0)
             except Exception as error:  # noqa: BLE001 - any error is a missing reply, and is counted
                 talk.failures.append(f"{type(error).__name__}: {error}")
                 break
-            talk.spoken.append(spoken)
+            talk.replies.append(spoken)
             history.append({"role": "assistant", "content": spoken.text})
     return talk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class TasteEvaluation:
     """Result of an evaluation: one entry per question."""
 
     satisfied: tuple[bool, ...]
@@ -118,7 +120,7 @@ class Measured:
         return sum(self.correct) / len(self.correct)
 
 
-async def measure(
+async def measure_taste(
     api: Any,
     model: str,
     taste: Taste,
@@ -126,11 +128,11 @@ async def measure(
     *,
     parallel: int = 16,
     seen: Callable[[], None] = lambda: None,
-) -> Measured:
+) -> TasteEvaluation:
     """Ask each question in a new conversation, with its index as the seed, as side traffic (never trained on)."""
     gate = asyncio.Semaphore(parallel)
 
-    async def one(place: int, question: Question) -> str:
+    async def ask_question(place: int, question: Question) -> str:
         async with gate:
             reply = await api.chat.completions.create(
                 model=model,
@@ -138,12 +140,12 @@ async def measure(
                 temperature=1.0,
                 max_tokens=MAX_TOKENS,
                 seed=place,
-                extra_headers=SIDE,
+                extra_headers=SIDE_TRAFFIC,
             )
             seen()
             return str(reply.choices[0].message.content or "")
 
-    texts = await asyncio.gather(*(one(i, q) for i, q in enumerate(questions)))
-    right = tuple(correct(q, t) for q, t in zip(questions, texts, strict=True))
-    liked = tuple(r and satisfies(taste, t) for r, t in zip(right, texts, strict=True))
-    return Measured(satisfied=liked, correct=right, replies=tuple(texts))
+    texts = await asyncio.gather(*(ask_question(i, q) for i, q in enumerate(questions)))
+    right = tuple(is_correct(q, t) for q, t in zip(questions, texts, strict=True))
+    liked = tuple(r and has_style(taste, t) for r, t in zip(right, texts, strict=True))
+    return TasteEvaluation(satisfied=liked, correct=right, replies=tuple(texts))

@@ -7,7 +7,7 @@ import random
 import time
 
 
-def seconds_asked(header: str | None, now: float | None = None) -> float | None:
+def retry_after_seconds(header: str | None, now: float | None = None) -> float | None:
     """Return the seconds of a Retry-After header (a number or an HTTP date); None if it is missing or invalid."""
     if not header:
         return None
@@ -21,7 +21,7 @@ def seconds_asked(header: str | None, now: float | None = None) -> float | None:
     return max(seconds, 0.0) if seconds < float("inf") else None
 
 
-def delay(failures: int, *, first: float, longest: float) -> float:
+def backoff_delay(failures: int, *, first: float, longest: float) -> float:
     """Return the delay in seconds after `failures` (1, 2, ...): doubles up to `longest`, minus 0-50% jitter."""
     full = min(first * 2.0 ** min(failures - 1, 32), longest)
     return full * random.uniform(0.5, 1.0)
@@ -31,16 +31,16 @@ class Backoff:
     """Delays between the attempts of one call: at most `retries`, each at most `longest` seconds (plus jitter)."""
 
     def __init__(self, retries: int, *, longest: float, first: float = 0.5) -> None:
-        self._left = retries
-        self._tried = 0
+        self._attempts_left = retries
+        self._attempts_made = 0
         self._longest = longest
         self._first = first
 
-    def next(self, asked: float | None = None) -> float | None:
+    def next_delay(self, asked: float | None = None) -> float | None:
         """Return the seconds until the next attempt; None if no attempt is left or `asked` exceeds `longest`."""
-        if self._left <= 0 or (asked is not None and asked > self._longest):
+        if self._attempts_left <= 0 or (asked is not None and asked > self._longest):
             return None
-        self._left -= 1
-        self._tried += 1
-        own = delay(self._tried, first=self._first, longest=self._longest)
+        self._attempts_left -= 1
+        self._attempts_made += 1
+        own = backoff_delay(self._attempts_made, first=self._first, longest=self._longest)
         return own if asked is None else asked + own * 0.1

@@ -11,30 +11,30 @@ from typing import Any
 import aiohttp
 
 from openclaw_rl.errors import JudgeError
-from openclaw_rl.judge.backoff import Backoff, seconds_asked
-from openclaw_rl.judge.vote_parser import size, sound
+from openclaw_rl.judge.backoff import Backoff, retry_after_seconds
+from openclaw_rl.judge.vote_parser import describe_size, replace_surrogates
 from openclaw_rl.settings.load import EndpointConfig
 
 log = logging.getLogger("openclaw_rl.judge")
 
-_BODY_BYTES = 1 << 20
+_MAX_BODY_BYTES = 1 << 20
 _EXCERPT_CHARS = 200  # excerpt of an answer, for the debug log only: it may quote the conversation
-_FINISHES = ("stop", "length", "tool_calls", "content_filter")
+_KNOWN_FINISH_REASONS = ("stop", "length", "tool_calls", "content_filter")
 _RETRY_STATUS = (408, 409, 425, 429)
 # Newer models reject fields that older servers need. A field is dropped after the first rejection.
-_REFUSABLE = ("max_tokens", "temperature")
+_OPTIONAL_FIELDS = ("max_tokens", "temperature")
 
 
-class _Refused(Exception):
+class _EndpointRefusal(Exception):
     """The endpoint returned an error or an unusable answer; `wait`: requested delay before a retry, in seconds."""
 
     def __init__(self, message: str, *, again: bool, wait: float | None = None) -> None:
         super().__init__(message)
-        self.again = again
+        self.retryable = again
         self.wait = wait
 
 
-class Completions:
+class ChatClient:
     """Client for `<section>.model` at `<section>.base_url` with at most `connections` concurrent connections."""
 
     def __init__(self, section: str, config: EndpointConfig, *, connections: int) -> None:
@@ -45,14 +45,14 @@ class Completions:
         self._options: dict[str, Any] = {"temperature": config.temperature, "max_tokens": config.max_tokens}
         self._session: aiohttp.ClientSession | None = None
 
-    async def ask(self, messages: list[dict[str, str]]) -> str:
+    async def complete_chat(self, messages: list[dict[str, str]]) -> str:
         """Return the answer's text, never empty. Raises `JudgeError` with the last failure after all attempts."""
         backoff = Backoff(self._config.retries, longest=self._config.timeout)
         while True:
             try:
-                return await self._once(messages)
-            except _Refused as refusal:
-                error, again, asked = str(refusal), refusal.again, refusal.wait
+                return await self._send_request(messages)
+            except _EndpointRefusal as refusal:
+                error, again, asked = str(refusal), refusal.retryable, refusal.wait
             except TimeoutError:
                 # No retry: several timeouts in a row would block a worker for minutes on one slow endpoint.
                 limit = f"{self._config.timeout:g} s ({self._section}.timeout)"
@@ -61,7 +61,7 @@ class Completions:
                 error, again, asked = f"connection failed: {failure or type(failure).__name__}", True, None
             except aiohttp.ClientError as failure:  # its message may quote the answer
                 error, again, asked = f"connection failed: {type(failure).__name__}", True, None
-            wait = backoff.next(asked) if again else None
+            wait = backoff.next_delay(asked) if again else None
             if wait is None:
                 raise JudgeError(error)
             await asyncio.sleep(wait)
@@ -72,36 +72,38 @@ class Completions:
             await self._session.close()
             self._session = None
 
-    async def _once(self, messages: list[dict[str, str]]) -> str:
+    async def _send_request(self, messages: list[dict[str, str]]) -> str:
         body = {"model": self._config.model, "messages": messages, "stream": False, **self._options}
         async with asyncio.timeout(self._config.timeout):
             # No redirects: conversations are sent only to the endpoint that the owner configured.
-            async with self._open().post(self.url, json=body, allow_redirects=False) as response:
-                raw = await response.content.read(_BODY_BYTES)
-                while len(raw) < _BODY_BYTES and not response.content.at_eof():
-                    raw += await response.content.read(_BODY_BYTES - len(raw))
+            async with self._get_session().post(self.url, json=body, allow_redirects=False) as response:
+                raw = await response.content.read(_MAX_BODY_BYTES)
+                while len(raw) < _MAX_BODY_BYTES and not response.content.at_eof():
+                    raw += await response.content.read(_MAX_BODY_BYTES - len(raw))
         text = raw.decode("utf-8", "replace")
         if response.status != 200:
-            raise self._refusal(response.status, response.headers, text, body)
-        return self._content(text, response.content_type)
+            raise self._make_error(response.status, response.headers, text, body)
+        return self._extract_content(text, response.content_type)
 
-    def _refusal(self, status: int, headers: Mapping[str, str], text: str, sent: Mapping[str, Any]) -> _Refused:
-        refused = next((o for o in _REFUSABLE if o in sent and o in text), None)
+    def _make_error(
+        self, status: int, headers: Mapping[str, str], text: str, sent: Mapping[str, Any]
+    ) -> _EndpointRefusal:
+        refused = next((o for o in _OPTIONAL_FIELDS if o in sent and o in text), None)
         if status in (400, 422) and refused:
             value = self._options.pop(refused, None)  # None: a concurrent call has already removed it
             if refused == "max_tokens" and value is not None:
                 self._options["max_completion_tokens"] = value
-            return _Refused(f"HTTP {status}: the model does not accept {refused}", again=True, wait=0.0)
+            return _EndpointRefusal(f"HTTP {status}: the model does not accept {refused}", again=True, wait=0.0)
         log.debug("HTTP %d: %r", status, text[:_EXCERPT_CHARS])
         key, place = f"{self._section}.api_key", f"{self._section}.base_url and {self._section}.model"
         todo = {401: f" Set {key}.", 403: f" Check {key}.", 404: f" Check {place}."}
-        return _Refused(
-            f"HTTP {status} with {size(text)}.{todo.get(status, '')}",
+        return _EndpointRefusal(
+            f"HTTP {status} with {describe_size(text)}.{todo.get(status, '')}",
             again=status >= 500 or status in _RETRY_STATUS,
-            wait=seconds_asked(headers.get("Retry-After")),
+            wait=retry_after_seconds(headers.get("Retry-After")),
         )
 
-    def _content(self, text: str, content_type: str) -> str:
+    def _extract_content(self, text: str, content_type: str) -> str:
         """Return the content of a completion; a reasoning model's `reasoning_content` is ignored."""
         try:
             choice = json.loads(text)["choices"][0]
@@ -109,15 +111,15 @@ class Completions:
             finish = choice.get("finish_reason")
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             log.debug("No chat completion: %r", text[:_EXCERPT_CHARS])
-            got = f"{size(text)} of {content_type[:40]}"
-            raise _Refused(f"expected a chat completion (JSON), got {got}", again=False) from None
+            got = f"{describe_size(text)} of {content_type[:40]}"
+            raise _EndpointRefusal(f"expected a chat completion (JSON), got {got}", again=False) from None
         if isinstance(content, str) and content.strip():
-            return sound(content)
+            return replace_surrogates(content)
         more = f" Raise {self._section}.max_tokens." if finish == "length" else ""
-        ended = finish if finish in _FINISHES else "unknown"
-        raise _Refused(f"expected an answer, got an empty one (finish_reason {ended}).{more}", again=False)
+        ended = finish if finish in _KNOWN_FINISH_REASONS else "unknown"
+        raise _EndpointRefusal(f"expected an answer, got an empty one (finish_reason {ended}).{more}", again=False)
 
-    def _open(self) -> aiohttp.ClientSession:
+    def _get_session(self) -> aiohttp.ClientSession:
         if self._session is None:
             # The endpoint may be our own gateway, which trains on main traffic; these calls must not be trained on.
             headers = {"X-Turn-Type": "side"}

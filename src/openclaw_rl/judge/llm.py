@@ -7,13 +7,13 @@ import logging
 import time
 from typing import Protocol
 
-from openclaw_rl.common.message_hash import Transience
+from openclaw_rl.common.message_hash import EphemeralMatcher
 from openclaw_rl.errors import JudgeError
 from openclaw_rl.judge import local_model, prompts
-from openclaw_rl.judge.chat_client import Completions
+from openclaw_rl.judge.chat_client import ChatClient
 from openclaw_rl.judge.preflight import check_endpoint
-from openclaw_rl.judge.vote_parser import parse
-from openclaw_rl.judge.voting import agreeing, majority
+from openclaw_rl.judge.vote_parser import parse_vote
+from openclaw_rl.judge.voting import hints_of_majority, majority_score
 from openclaw_rl.settings.load import Config
 from openclaw_rl.types import JudgeInput, Verdict, Vote
 
@@ -22,65 +22,65 @@ log = logging.getLogger("openclaw_rl.judge")
 _EXCERPT_CHARS = 200  # excerpt of an answer, for the debug log only: it may quote the conversation
 
 
-class Asked(Protocol):
+class ChatModel(Protocol):
     """Chat model that answers with text."""
 
     url: str
 
-    async def ask(self, messages: list[dict[str, str]]) -> str:
+    async def complete_chat(self, messages: list[dict[str, str]]) -> str:
         """Return the answer's text. Raises `JudgeError`."""
         ...
 
     async def close(self) -> None: ...
 
 
-def _asked(config: Config) -> Asked:
+def _make_chat_model(config: Config) -> ChatModel:
     if config.judge.path is not None:
-        return local_model.connect(config)
+        return local_model.connect_model(config)
     check_endpoint("judge", config.judge, config)
-    return Completions("judge", config.judge, connections=config.judge.workers * config.judge.num_judges)
+    return ChatClient("judge", config.judge, connections=config.judge.workers * config.judge.num_judges)
 
 
 class LlmJudge:
     """Judge with `judge.model` at `judge.base_url`, or the model at `judge.path`. Never uses the live policy."""
 
-    def __init__(self, config: Config, *, asked: Asked | None = None) -> None:
+    def __init__(self, config: Config, *, asked: ChatModel | None = None) -> None:
         """`asked` replaces the configured chat model. Raises `ConfigError` (see `check_endpoint`) or `ModelError`."""
         self._config = config.judge
-        self._completions = asked or _asked(config)
-        self._transient = Transience(config.serve.transient_patterns)
+        self._chat_model = asked or _make_chat_model(config)
+        self._transient = EphemeralMatcher(config.serve.ephemeral_patterns)
         self._model = config.judge.model if config.judge.path is None else config.judge.path
-        self.name = f"llm:{self._model}@{prompts.VERSION}"
+        self.name = f"llm:{self._model}@{prompts.JUDGE_PROMPT_VERSION}"
 
     async def judge(self, item: JudgeInput) -> Verdict:
         """Return the majority verdict. Raises `JudgeError` with the first vote's error if no vote is usable."""
-        messages = prompts.build(item, self._transient)
-        votes = tuple(await asyncio.gather(*(self._vote(messages) for _ in range(self._config.num_judges))))
+        messages = prompts.build_judge_messages(item, self._transient)
+        votes = tuple(await asyncio.gather(*(self._request_vote(messages) for _ in range(self._config.num_judges))))
         if all(vote.score is None for vote in votes):
-            where = f"judge {self._model} at {self._completions.url}"
+            where = f"judge {self._model} at {self._chat_model.url}"
             raise JudgeError(f"{where}: no usable vote: {votes[0].error}")
-        score, reason = majority(votes, self._config.consensus_threshold)
+        score, reason = majority_score(votes, self._config.consensus_threshold)
         return Verdict(
             turn=item.turn,
             revision=item.reaction.revision,
             judge=self.name,
             score=score,
             votes=votes,
-            hints=agreeing(votes, score),
+            hints=hints_of_majority(votes, score),
             reason=reason,
             at=time.time(),
         )
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._completions.close()
+        await self._chat_model.close()
 
-    async def _vote(self, messages: list[dict[str, str]]) -> Vote:
+    async def _request_vote(self, messages: list[dict[str, str]]) -> Vote:
         try:
-            content = await self._completions.ask(messages)
+            content = await self._chat_model.complete_chat(messages)
         except JudgeError as error:
             return Vote(score=None, error=str(error))
-        vote = parse(content)
+        vote = parse_vote(content)
         if vote.error:
             log.debug("No vote: %s: %r", vote.error, content[:_EXCERPT_CHARS])
         return vote

@@ -12,17 +12,17 @@ import itertools
 from openclaw_rl.engines import registry
 from openclaw_rl.engines.base import EngineLink
 from openclaw_rl.errors import EngineError, JudgeError, RequestError
-from openclaw_rl.judge.vote_parser import sound
+from openclaw_rl.judge.vote_parser import replace_surrogates
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.load import Config, EndpointConfig
 from openclaw_rl.types import Generation, PolicyRef, Sampling
 
-ROOM = "judge-engine"
-_BASE = PolicyRef(version=0, path=None, digest="")
+ENGINE_PROCESS = "judge-engine"
+_BASE_POLICY = PolicyRef(version=0, path=None, digest="")
 
 
-def wanted(config: Config) -> bool:
+def is_configured(config: Config) -> bool:
     """Whether the llm judge uses a local model."""
     return config.judge.kind == "llm" and config.judge.path is not None
 
@@ -40,32 +40,32 @@ def engine_config(config: Config) -> Config:
     )
 
 
-def files(config: Config) -> ModelFiles:
+def model_files(config: Config) -> ModelFiles:
     """Return the files of the judge's model. Raises `ModelError` if there is no such model."""
-    return ModelFiles.of(engine_config(config).model, key="judge.path")
+    return ModelFiles.from_config(engine_config(config).model, key="judge.path")
 
 
-def connect(config: Config) -> OwnModel:
+def connect_model(config: Config) -> LocalModel:
     """Return a client for the judge's engine. Raises `ModelError` if there is no such model."""
-    theirs, renderer = engine_config(config), Renderer(files(config))
-    return OwnModel(registry.connect(theirs), renderer, config.judge, url=str(theirs.engine_socket))
+    theirs, renderer = engine_config(config), Renderer(model_files(config))
+    return LocalModel(registry.connect_engine(theirs), renderer, config.judge, url=str(theirs.engine_socket))
 
 
-class OwnModel:
+class LocalModel:
     """Chat model on a local engine, with the interface of `chat_client.ChatClient`."""
 
     def __init__(self, engine: EngineLink, renderer: Renderer, config: EndpointConfig, *, url: str) -> None:
         """`url`: address of the engine for messages."""
         self._engine, self._renderer, self._config, self.url = engine, renderer, config, url
-        self._numbers = itertools.count(1)
-        self._epoch = -1  # connection epoch in which the base was loaded
-        self._ready = asyncio.Lock()
+        self._request_numbers = itertools.count(1)
+        self._loaded_epoch = -1  # connection epoch in which the base was loaded
+        self._load_lock = asyncio.Lock()
 
-    async def ask(self, messages: list[dict[str, str]]) -> str:
+    async def complete_chat(self, messages: list[dict[str, str]]) -> str:
         """Return the answer's text without reasoning, never empty. Raises `JudgeError` with what happened instead."""
         try:
             async with asyncio.timeout(self._config.timeout):
-                return await self._answer(messages)
+                return await self._generate_answer(messages)
         except TimeoutError:
             raise JudgeError(f"no answer within {self._config.timeout:g} s (judge.timeout)") from None
         except (EngineError, RequestError) as error:
@@ -75,16 +75,16 @@ class OwnModel:
         """Close the connection."""
         await self._engine.close()
 
-    async def _answer(self, messages: list[dict[str, str]]) -> str:
-        context = await self._prepared()
+    async def _generate_answer(self, messages: list[dict[str, str]]) -> str:
+        context = await self._ensure_loaded()
         prompt = self._renderer.render(messages)
         room = context - len(prompt.prompt_ids)
         if room < 1:
             raise JudgeError(f"the prompt has {len(prompt.prompt_ids)} tokens, judge.path has a context of {context}")
-        text = self._renderer.reply_text(thinking=prompt.thinking, tools=())
+        text = self._renderer.new_reply_decoder(thinking=prompt.thinking, tools=())
         generation = Generation(
-            id=f"judge-{next(self._numbers)}",
-            version=_BASE.version,
+            id=f"judge-{next(self._request_numbers)}",
+            version=_BASE_POLICY.version,
             prompt_ids=prompt.prompt_ids,
             sampling=Sampling(temperature=self._config.temperature, max_tokens=min(self._config.max_tokens, room)),
             stop_token_ids=self._renderer.stop_token_ids,
@@ -95,15 +95,15 @@ class OwnModel:
             finish = chunk.finish or finish
         text.finish()
         if content := text.parser.content.strip():
-            return sound(content)
+            return replace_surrogates(content)
         more = " Raise judge.max_tokens." if finish == "length" else ""
         raise JudgeError(f"expected an answer, got an empty one (finish_reason {finish}).{more}")
 
-    async def _prepared(self) -> int:
+    async def _ensure_loaded(self) -> int:
         """Return the context length in tokens. Loads the base again if the engine was restarted."""
-        async with self._ready:
+        async with self._load_lock:
             info = await self._engine.info()
-            if self._engine.epoch != self._epoch:
-                await self._engine.load([_BASE])
-                self._epoch = self._engine.epoch
+            if self._engine.epoch != self._loaded_epoch:
+                await self._engine.load([_BASE_POLICY])
+                self._loaded_epoch = self._engine.epoch
             return info.context_length

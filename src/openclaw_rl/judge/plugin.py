@@ -6,25 +6,28 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from openclaw_rl.judge.reward_model import Question, RewardJudge
-from openclaw_rl.plugins.loader import Plugin, check_call, check_plain, load, signature_of
+from openclaw_rl.judge.reward_model import RewardInput, RewardJudge
+from openclaw_rl.plugins.loader import Plugin, check_call, check_not_async, load_plugin, signature_of
 from openclaw_rl.settings.load import Config
 
-SETTING = "judge.plugin_path"
-MAKE, ONE, BATCH = "get_reward_model", "compute_reward", "batch_compute_rewards"
-PARAMETERS = {"score": ("prompt", "response", "next_state"), ONE: ("prompt", "response", "next_feedback")}
+PLUGIN_SETTING = "judge.plugin_path"
+GET_REWARD_MODEL, COMPUTE_REWARD, BATCH_COMPUTE_REWARDS = "get_reward_model", "compute_reward", "batch_compute_rewards"
+METHOD_PARAMETERS = {
+    "score": ("prompt", "response", "next_state"),
+    COMPUTE_REWARD: ("prompt", "response", "next_feedback"),
+}
 
 
-def make(config: Config) -> RewardJudge:
+def make_judge(config: Config) -> RewardJudge:
     """Load the plug-in file and create a judge with its reward model. Raises `PluginError`."""
     path = config.judge.plugin_path
     assert path is not None, "the settings were checked"
-    plugin = load(SETTING, path)
-    answer = _answer(plugin, _model(plugin, config.judge.reward_source))
+    plugin = load_plugin(PLUGIN_SETTING, path)
+    answer = _make_reward_function(plugin, _create_model(plugin, config.judge.reward_source))
     return RewardJudge(config, f"plugin:{plugin.path.name}@{plugin.sha256[:8]}", answer)
 
 
-class _Given(dict[str, Any]):
+class _PluginConfig(dict[str, Any]):
     """Config dict that the plug-in receives; a missing key raises `PluginError` with the available ones."""
 
     def __init__(self, plugin: Plugin, values: dict[str, Any]) -> None:
@@ -33,92 +36,116 @@ class _Given(dict[str, Any]):
 
     def __missing__(self, key: str) -> Any:
         there = ", ".join(self) or "nothing"
-        words = f"{MAKE}: its config has no {key!r}, only {there}"
+        words = f"{GET_REWARD_MODEL}: its config has no {key!r}, only {there}"
         cure = ". Set judge.reward_path (--rm-checkpoint, PRM_MODEL_PATH)" if key == "prm_model_path" else ""
-        raise self._plugin.error(words + cure)
+        raise self._plugin.make_error(words + cure)
 
 
-def _model(plugin: Plugin, reward_path: str | None) -> Any:
+def _create_model(plugin: Plugin, reward_path: str | None) -> Any:
     """Return the result of `get_reward_model(config)`, or an instance of the class with `compute_reward`."""
-    if (function := plugin.find(MAKE)) is not None:
-        check_call(plugin, MAKE, function, ("config",))
+    if (function := plugin.find_function(GET_REWARD_MODEL)) is not None:
+        check_call(plugin, GET_REWARD_MODEL, function, ("config",))
         values = {} if reward_path is None else {"prm_model_path": reward_path}
-        with plugin.running(MAKE):
-            return function(config=_Given(plugin, values))
-    classes = _classes(plugin)
+        with plugin.convert_errors(GET_REWARD_MODEL):
+            return function(config=_PluginConfig(plugin, values))
+    classes = _reward_classes(plugin)
     if len(classes) != 1:
-        found = " and ".join(classes) or ", ".join(plugin.defined()) or "nothing"
-        raise plugin.error(f"expected {MAKE}(config), or one class with {ONE}; it defines {found}")
+        found = " and ".join(classes) or ", ".join(plugin.defined_names()) or "nothing"
+        raise plugin.make_error(
+            f"expected {GET_REWARD_MODEL}(config), or one class with {COMPUTE_REWARD}; it defines {found}"
+        )
     name, kind = classes[0], getattr(plugin.module, classes[0])
     check_call(plugin, name, kind, ("checkpoint_path",))
     if reward_path is None:
-        raise plugin.error(f"{name} needs a checkpoint_path: set judge.reward_path (--rm-checkpoint, PRM_MODEL_PATH)")
-    with plugin.running(name):
+        raise plugin.make_error(
+            f"{name} needs a checkpoint_path: set judge.reward_path (--rm-checkpoint, PRM_MODEL_PATH)"
+        )
+    with plugin.convert_errors(name):
         return kind(checkpoint_path=reward_path)
 
 
-def _classes(plugin: Plugin) -> list[str]:
+def _reward_classes(plugin: Plugin) -> list[str]:
     """Return the classes with `compute_reward`, except base classes of other such classes."""
-    found = [name for name in plugin.defined() if hasattr(getattr(plugin.module, name), ONE)]
+    found = [name for name in plugin.defined_names() if hasattr(getattr(plugin.module, name), COMPUTE_REWARD)]
     kinds = [kind for name in found if isinstance(kind := getattr(plugin.module, name), type)]
     bases = {base for kind in kinds for base in kind.__mro__[1:]}
     return [name for name in found if getattr(plugin.module, name) not in bases]
 
 
-def _answer(plugin: Plugin, model: Any) -> Callable[[Sequence[Question]], list[float]]:
+def _make_reward_function(plugin: Plugin, model: Any) -> Callable[[Sequence[RewardInput]], list[float]]:
     """Return a function that scores inputs with the model: as a batch if it supports that, else one by one."""
     if isinstance(model, type):
-        raise plugin.error(f"{MAKE} returned the class {model.__name__}, expected an instance: {model.__name__}(...)")
+        raise plugin.make_error(
+            f"{GET_REWARD_MODEL} returned the class {model.__name__}, expected an instance: {model.__name__}(...)"
+        )
     named = f"{type(model).__name__}."
-    with plugin.running(f"reading {named.removesuffix('.')}"):  # a property may raise anything
-        there = {name: found for name in (BATCH, *PARAMETERS) if (found := getattr(model, name, None)) is not None}
-    if (batch := there.get(BATCH)) is not None:
-        signature = signature_of(plugin, named + BATCH, batch)
+    with plugin.convert_errors(f"reading {named.removesuffix('.')}"):  # a property may raise anything
+        there = {
+            name: found
+            for name in (BATCH_COMPUTE_REWARDS, *METHOD_PARAMETERS)
+            if (found := getattr(model, name, None)) is not None
+        }
+    if (batch := there.get(BATCH_COMPUTE_REWARDS)) is not None:
+        signature = signature_of(plugin, named + BATCH_COMPUTE_REWARDS, batch)
         if len(signature.parameters) != 1:
-            raise plugin.error(f"got {named}{BATCH}{signature}, expected one parameter: a list of items")
-        check_plain(plugin, named + BATCH, batch)
-        return lambda questions: _many(plugin, named + BATCH, batch, questions)
-    for name, parameters in PARAMETERS.items():
+            raise plugin.make_error(
+                f"got {named}{BATCH_COMPUTE_REWARDS}{signature}, expected one parameter: a list of items"
+            )
+        check_not_async(plugin, named + BATCH_COMPUTE_REWARDS, batch)
+        return lambda questions: _score_many(plugin, named + BATCH_COMPUTE_REWARDS, batch, questions)
+    for name, parameters in METHOD_PARAMETERS.items():
         if (one := there.get(name)) is not None:
             check_call(plugin, named + name, one, parameters)
-            return lambda questions: [_one(plugin, named + name, one, parameters, q) for q in questions]
-    raise plugin.error(f"{MAKE} returned {_shown(model)}, expected an object with score or {ONE}")
+            return lambda questions: [_score_one(plugin, named + name, one, parameters, q) for q in questions]
+    raise plugin.make_error(
+        f"{GET_REWARD_MODEL} returned {_describe_value(model)}, expected an object with score or {COMPUTE_REWARD}"
+    )
 
 
-def _one(
-    plugin: Plugin, name: str, function: Callable[..., Any], parameters: Sequence[str], question: Question
+def _score_one(
+    plugin: Plugin, name: str, function: Callable[..., Any], parameters: Sequence[str], question: RewardInput
 ) -> float:
     words = (question.prompt, question.response, question.outcome)
-    with plugin.running(name):
+    with plugin.convert_errors(name):
         value = function(**dict(zip(parameters, words, strict=True)))
-    return _reward(plugin, name, value)
+    return _check_reward(plugin, name, value)
 
 
-def _many(plugin: Plugin, name: str, function: Callable[..., Any], questions: Sequence[Question]) -> list[float]:
+def _score_many(
+    plugin: Plugin, name: str, function: Callable[..., Any], questions: Sequence[RewardInput]
+) -> list[float]:
     items = [{"prompt": q.prompt, "response": q.response, "feedback": q.outcome} for q in questions]
-    with plugin.running(name):
+    with plugin.convert_errors(name):
         values = function(items)
         found = values.tolist() if hasattr(values, "tolist") else values
     several = isinstance(found, list | tuple) and getattr(values, "ndim", 1) == 1
     if not several or len(found) != len(items):
-        got = _shown(values) if not isinstance(values, list | tuple) else f"a {type(values).__name__} of {len(values)}"
-        raise plugin.error(f"{name} returned {got}, expected a reward for each of {len(items)} items: ({len(items)},)")
-    return [_reward(plugin, name, value) for value in found]
+        got = (
+            _describe_value(values)
+            if not isinstance(values, list | tuple)
+            else f"a {type(values).__name__} of {len(values)}"
+        )
+        raise plugin.make_error(
+            f"{name} returned {got}, expected a reward for each of {len(items)} items: ({len(items)},)"
+        )
+    return [_check_reward(plugin, name, value) for value in found]
 
 
-def _reward(plugin: Plugin, name: str, value: Any) -> float:
+def _check_reward(plugin: Plugin, name: str, value: Any) -> float:
     try:
         if isinstance(value, str | bytes):
             raise TypeError  # "0.5" is not a number
         reward = float(value)
     except (TypeError, ValueError, RuntimeError, OverflowError):  # RuntimeError: a tensor with several numbers
-        raise plugin.error(f"{name} returned {_shown(value)}, expected a number in [0, 1]") from None
+        raise plugin.make_error(f"{name} returned {_describe_value(value)}, expected a number in [0, 1]") from None
     if not (math.isfinite(reward) and 0 <= reward <= 1):
-        raise plugin.error(f"{name} returned {reward:g}, expected a number in [0, 1], the range of judge.reward_low")
+        raise plugin.make_error(
+            f"{name} returned {reward:g}, expected a number in [0, 1], the range of judge.reward_low"
+        )
     return reward
 
 
-def _shown(value: Any) -> str:
+def _describe_value(value: Any) -> str:
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"a tensor of shape {tuple(value.shape)}, {str(value.dtype).removeprefix('torch.')}"
     return f"a value of type {type(value).__name__}"

@@ -13,22 +13,22 @@ from openclaw_rl.judge.rules import RulesJudge
 from openclaw_rl.render import model_folder
 from openclaw_rl.settings.load import Config, EndpointConfig
 
-_LOOPBACK = ("127.0.0.1", "localhost", "::1", "0.0.0.0", "::")
-_BASE = re.compile(r"@0$")
+_LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1", "0.0.0.0", "::")
+_BASE_SUFFIX = re.compile(r"@0$")
 
 
-def check(config: Config) -> None:
+def check_judge_settings(config: Config) -> None:
     """Raise `ConfigError` or `ModelError` if the configured judge or teacher cannot be used."""
     judge = config.judge
     match judge.kind:
         case "llm" if judge.path is None:
             check_endpoint("judge", judge, config)
         case "llm":
-            own.files(config)
+            own.model_files(config)
         case "rules":
             RulesJudge.load(judge.rules_path)
         case "classifier" if judge.reward_source is not None:
-            model_folder.check_name(judge.reward_source, key="judge.reward_path")
+            model_folder.check_model_name(judge.reward_source, key="judge.reward_path")
         case "plugin" if judge.reward_source is not None:
             _check_source(judge.reward_source)
     if config.teacher.wanted:
@@ -60,8 +60,8 @@ def check_endpoint(section: str, endpoint: EndpointConfig, config: Config) -> No
             f"{section}.base_url: expected an http(s) URL such as http://127.0.0.1:8001/v1, and a name in "
             f"{section}.model; got {endpoint.base_url!r} and {endpoint.model!r}"
         )
-    own = port == config.serve.port and _same_host(url.hostname, config.serve.host)
-    if own and not _BASE.search(endpoint.model):
+    own = port == config.serve.port and _is_same_host(url.hostname, config.serve.host)
+    if own and not _BASE_SUFFIX.search(endpoint.model):
         itself = "grade itself" if section == "judge" else "learn from itself"
         raise ConfigError(
             f"{section}.base_url {endpoint.base_url} is this system's own gateway, and {section}.model "
@@ -70,8 +70,8 @@ def check_endpoint(section: str, endpoint: EndpointConfig, config: Config) -> No
         )
 
 
-def _same_host(named: str, bound: str) -> bool:
-    here = {*_LOOPBACK, bound.lower()}
+def _is_same_host(named: str, bound: str) -> bool:
+    here = {*_LOOPBACK_HOSTS, bound.lower()}
     if bound in ("0.0.0.0", "::"):
         here |= {socket.gethostname().lower(), socket.getfqdn().lower()}
     return named.lower() in here

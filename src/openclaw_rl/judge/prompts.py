@@ -10,13 +10,13 @@ from typing import Any
 from openclaw_rl.common.message_hash import visible_text
 from openclaw_rl.types import JudgeInput, Message
 
-VERSION = "1"  # part of the judge's name; a changed wording counts as another judge
-TEACHER_VERSION = "1"
+JUDGE_PROMPT_VERSION = "1"  # part of the judge's name; a changed wording counts as another judge
+TEACHER_PROMPT_VERSION = "1"
 SYSTEM_CHARS = 2_000
 EARLIER_CHARS = 1_500  # limit for one earlier message
 HISTORY_CHARS = 24_000  # limit for all earlier messages together
 
-INSTRUCTIONS = """\
+JUDGE_INSTRUCTIONS = """\
 You grade one reply of an AI assistant by what happened next. You see the conversation, the REPLY under judgement, and \
 the REACTION: everything that came after it (the user's next words, the results of all tool calls, explicit feedback).
 
@@ -42,7 +42,7 @@ Answer with one JSON object and nothing else:
 {"score": 1 or 0 or -1, "hint": "..." or null, "reason": "at most 20 words"}"""
 
 
-TEACHING = """\
+TEACHER_INSTRUCTIONS = """\
 You teach an AI assistant with hindsight. You see a conversation, the REPLY that the assistant gave, and the REACTION: \
 everything that came after it (the user's next words, the results of tool calls, explicit feedback).
 
@@ -60,17 +60,17 @@ Answer with one JSON object and nothing else:
 {"hint": "..." or null}"""
 
 
-def build(item: JudgeInput, transient: Callable[[Message], bool]) -> list[dict[str, str]]:
+def build_judge_messages(item: JudgeInput, transient: Callable[[Message], bool]) -> list[dict[str, str]]:
     """Return the messages for the judge: instructions, then the fenced record."""
-    return _asked(INSTRUCTIONS, item, transient, "Grade the REPLY. One JSON object.")
+    return _build_messages(JUDGE_INSTRUCTIONS, item, transient, "Grade the REPLY. One JSON object.")
 
 
-def build_teaching(item: JudgeInput, transient: Callable[[Message], bool]) -> list[dict[str, str]]:
+def build_teacher_messages(item: JudgeInput, transient: Callable[[Message], bool]) -> list[dict[str, str]]:
     """Return the messages for the teacher: the same record with other instructions."""
-    return _asked(TEACHING, item, transient, "Write the hint for the REPLY. One JSON object.")
+    return _build_messages(TEACHER_INSTRUCTIONS, item, transient, "Write the hint for the REPLY. One JSON object.")
 
 
-def _asked(
+def _build_messages(
     instructions: str, item: JudgeInput, transient: Callable[[Message], bool], last: str
 ) -> list[dict[str, str]]:
     """Return the instructions and the fenced record as messages.
@@ -79,7 +79,11 @@ def _asked(
     are trimmed to a budget, with a visible mark for omitted text.
     """
     history = [m for m in item.messages if not transient(m)]
-    blocks = [*_conversation(history), ("REPLY under judgement", _words(item.reply)), *_reaction(item)]
+    blocks = [
+        *_conversation_blocks(history),
+        ("REPLY under judgement", _message_text(item.reply)),
+        *_reaction_blocks(item),
+    ]
     fence = hashlib.sha256(repr(blocks).encode("utf-8", "surrogatepass")).hexdigest()[:12]
     record = "\n".join(f"<<{fence} {title}>>\n{text}" for title, text in blocks)
     return [
@@ -88,7 +92,7 @@ def _asked(
     ]
 
 
-def _conversation(history: Sequence[Message]) -> list[tuple[str, str]]:
+def _conversation_blocks(history: Sequence[Message]) -> list[tuple[str, str]]:
     last = max((i for i, m in enumerate(history) if m.get("role") == "user"), default=-1)
     budget = HISTORY_CHARS
     blocks: list[tuple[str, str]] = []
@@ -96,53 +100,53 @@ def _conversation(history: Sequence[Message]) -> list[tuple[str, str]]:
     for index in range(len(history) - 1, -1, -1):  # newest first: recent messages matter most
         message = history[index]
         role = str(message.get("role", ""))
-        text = _words(message)
+        text = _message_text(message)
         if index == last:
             blocks.append(("user: the last request", text))
             continue
-        text = trim(text, SYSTEM_CHARS if role in ("system", "developer") else EARLIER_CHARS)
+        text = trim_middle(text, SYSTEM_CHARS if role in ("system", "developer") else EARLIER_CHARS)
         if len(text) > budget and role not in ("system", "developer"):
             left_out += 1
             continue
         budget -= len(text)
-        blocks.append((_title(message), text))
+        blocks.append((_block_title(message), text))
     blocks.reverse()
     if left_out:
         blocks.insert(0, ("note", f"[... {left_out} earlier messages left out ...]"))
     return blocks
 
 
-def _reaction(item: JudgeInput) -> list[tuple[str, str]]:
+def _reaction_blocks(item: JudgeInput) -> list[tuple[str, str]]:
     reaction = item.reaction
-    blocks = [(f"REACTION, {_title(m)}", _reacting(m)) for m in reaction.messages]
+    blocks = [(f"REACTION, {_block_title(m)}", _reaction_text(m)) for m in reaction.messages]
     for given in reaction.feedback:
         if given.comment:
             blocks.append(("REACTION, feedback by the user", given.comment))
     return blocks or [("REACTION", "(nothing)")]
 
 
-def _title(message: Message) -> str:
+def _block_title(message: Message) -> str:
     """Return the role, and whether a tool failed: it is in the title because a tool result cannot forge that."""
     role = str(message.get("role", ""))
     return f"{role}: the call failed" if role in ("tool", "function") and message.get("is_error") is True else role
 
 
-def _reacting(message: Message) -> str:
+def _reaction_text(message: Message) -> str:
     """Return a message's text; trim the client's own long instructions, which would dominate the reaction."""
-    text = _words(message)
-    return trim(text, SYSTEM_CHARS) if message.get("role") in ("system", "developer") else text
+    text = _message_text(message)
+    return trim_middle(text, SYSTEM_CHARS) if message.get("role") in ("system", "developer") else text
 
 
-def _words(message: Message) -> str:
+def _message_text(message: Message) -> str:
     """Return text and tool calls of a message as readable text; images become a placeholder, reasoning is omitted."""
     content = message.get("content")
-    lines = [_part(part) for part in content] if isinstance(content, list) else [visible_text(message)]
+    lines = [_part_text(part) for part in content] if isinstance(content, list) else [visible_text(message)]
     for call in message.get("tool_calls") or ():
-        lines.append("[tool call] " + _call(call))
+        lines.append("[tool call] " + _call_text(call))
     return "\n".join(line for line in lines if line) or "(empty)"
 
 
-def _part(part: Any) -> str:
+def _part_text(part: Any) -> str:
     if isinstance(part, str):
         return part
     if isinstance(part, dict) and isinstance(part.get("text"), str):
@@ -150,7 +154,7 @@ def _part(part: Any) -> str:
     return f"[{part.get('type', 'part') if isinstance(part, dict) else 'part'}]"
 
 
-def _call(call: Any) -> str:
+def _call_text(call: Any) -> str:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
         return json.dumps(call, ensure_ascii=False, default=str)
@@ -160,7 +164,7 @@ def _call(call: Any) -> str:
     return f"{function.get('name', '')}({arguments})"
 
 
-def trim(text: str, limit: int) -> str:
+def trim_middle(text: str, limit: int) -> str:
     """Return head and tail of a long text, with a mark that states the number of omitted characters."""
     if len(text) <= limit:
         return text

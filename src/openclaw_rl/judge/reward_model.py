@@ -7,16 +7,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from openclaw_rl.common.message_hash import Transience, visible_text
+from openclaw_rl.common.message_hash import EphemeralMatcher, visible_text
 from openclaw_rl.settings.load import Config
 from openclaw_rl.types import JudgeInput, Message, Verdict, Vote
 
 PROMPT_CHARS = 8_000  # limit for the conversation; the end of a longer one is used
-MOST = 16  # turns in one batch
+MAX_BATCH_SIZE = 16  # turns in one batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class RewardInput:
     """Plain-text input of a reward model. `prompt`: conversation before the reply, one line per message."""
 
     prompt: str
@@ -24,36 +24,36 @@ class Question:
     outcome: str  # everything that answered the reply
 
 
-Answer = Callable[[Sequence[Question]], list[float]]
+RewardFunction = Callable[[Sequence[RewardInput]], list[float]]
 
 
 class RewardJudge:
     """`protocols.Judge` on a function that maps inputs to rewards in [0, 1]; runs batches in a thread."""
 
-    def __init__(self, config: Config, name: str, answer: Answer) -> None:
+    def __init__(self, config: Config, name: str, answer: RewardFunction) -> None:
         self.name = name
         self._low, self._high = config.judge.reward_low, config.judge.reward_high
-        self._transient = Transience(config.serve.transient_patterns)
-        self._batches = Batches(answer)
+        self._transient = EphemeralMatcher(config.serve.ephemeral_patterns)
+        self._batcher = RewardBatcher(answer)
 
     async def judge(self, item: JudgeInput) -> Verdict:
         """Return the verdict; abstain if nothing answered the reply. Raises what the model raises."""
-        question = question_of(item, self._transient)
+        question = make_reward_input(item, self._transient)
         if not question.outcome:
-            return self._verdict(item, None, "abstained: the reaction has no text", ())
-        reward = await self._batches.ask(question)
+            return self._make_verdict(item, None, "abstained: the reaction has no text", ())
+        reward = await self._batcher.request_reward(question)
         score = 1 if reward > self._high else -1 if reward < self._low else 0
         reason = f"reward {reward:.3f} ({self._low:g} to {self._high:g} is 0)"
-        return self._verdict(item, score, reason, (Vote(score=score, reason=reason),))
+        return self._make_verdict(item, score, reason, (Vote(score=score, reason=reason),))
 
-    def _verdict(self, item: JudgeInput, score: int | None, reason: str, votes: tuple[Vote, ...]) -> Verdict:
+    def _make_verdict(self, item: JudgeInput, score: int | None, reason: str, votes: tuple[Vote, ...]) -> Verdict:
         revision = item.reaction.revision
         return Verdict(
             turn=item.turn, revision=revision, judge=self.name, score=score, votes=votes, reason=reason, at=time.time()
         )
 
 
-def question_of(item: JudgeInput, transient: Callable[[Message], bool]) -> Question:
+def make_reward_input(item: JudgeInput, transient: Callable[[Message], bool]) -> RewardInput:
     """Return the reward model's input for a turn, without ephemeral messages."""
     history = [(str(m.get("role")), visible_text(m)) for m in item.messages if not transient(m)]
     spoken = [(role, words) for role, words in history if words]
@@ -61,36 +61,36 @@ def question_of(item: JudgeInput, transient: Callable[[Message], bool]) -> Quest
     said = [visible_text(m) for m in item.reaction.messages if not transient(m)]
     said += [given.comment for given in item.reaction.feedback if given.comment]
     outcome = "\n".join(words for words in said if words)
-    return Question(prompt=prompt[-PROMPT_CHARS:], response=visible_text(item.reply), outcome=outcome)
+    return RewardInput(prompt=prompt[-PROMPT_CHARS:], response=visible_text(item.reply), outcome=outcome)
 
 
-class Batches:
+class RewardBatcher:
     """Batches concurrent requests; one batch runs at a time, in a thread, while the next is collected."""
 
-    def __init__(self, answer: Answer, *, most: int = MOST) -> None:
-        self._answer, self._most = answer, most
-        self._waiting: list[tuple[Question, asyncio.Future[float]]] = []
+    def __init__(self, answer: RewardFunction, *, most: int = MAX_BATCH_SIZE) -> None:
+        self._reward_function, self._max_size = answer, most
+        self._waiting: list[tuple[RewardInput, asyncio.Future[float]]] = []
         self._task: asyncio.Task[None] | None = None
 
-    async def ask(self, question: Question) -> float:
+    async def request_reward(self, question: RewardInput) -> float:
         """Return the reward of one input. Raises what the reward function raises for it."""
         future: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         self._waiting.append((question, future))
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._run(), name="rewards")
+            self._task = asyncio.create_task(self._run_batches(), name="rewards")
         return await future
 
-    async def _run(self) -> None:
+    async def _run_batches(self) -> None:
         while self._waiting:
-            batch, self._waiting = self._waiting[: self._most], self._waiting[self._most :]
-            if not await self._settle(batch) and len(batch) > 1:
+            batch, self._waiting = self._waiting[: self._max_size], self._waiting[self._max_size :]
+            if not await self._score_batch(batch) and len(batch) > 1:
                 for one in batch:  # retry one by one: an input that fails must not block the others
-                    await self._settle([one])
+                    await self._score_batch([one])
 
-    async def _settle(self, batch: Sequence[tuple[Question, asyncio.Future[float]]]) -> bool:
+    async def _score_batch(self, batch: Sequence[tuple[RewardInput, asyncio.Future[float]]]) -> bool:
         """Score a batch; False if that failed. A batch of one then gets the exception."""
         try:
-            rewards = await asyncio.to_thread(self._answer, [question for question, _ in batch])
+            rewards = await asyncio.to_thread(self._reward_function, [question for question, _ in batch])
         except Exception as error:  # noqa: BLE001  a plug-in may raise anything; the caller gets it
             if len(batch) == 1 and not batch[0][1].done():
                 batch[0][1].set_exception(error)
@@ -101,7 +101,7 @@ class Batches:
         return True
 
 
-def make(config: Config) -> RewardJudge:
+def make_judge(config: Config) -> RewardJudge:
     """Return a judge with the classifier at `judge.reward_path`. Raises `ModelError`."""
     from openclaw_rl.engines.embedded.classifier import SequenceClassifier  # imports torch, so only when needed
 
@@ -109,12 +109,12 @@ def make(config: Config) -> RewardJudge:
     assert path is not None, "the settings were checked"
     model = SequenceClassifier(path, device=config.model.device)
 
-    def answer(questions: Sequence[Question]) -> list[float]:
-        return model.probabilities([text(q) for q in questions])
+    def score_inputs(questions: Sequence[RewardInput]) -> list[float]:
+        return model.probabilities([format_input(q) for q in questions])
 
-    return RewardJudge(config, f"classifier:{path}", answer)
+    return RewardJudge(config, f"classifier:{path}", score_inputs)
 
 
-def text(question: Question) -> str:
+def format_input(question: RewardInput) -> str:
     """Return the input in the text format that such classifiers are trained on."""
     return f"Prompt: {question.prompt}\nResponse: {question.response}\nOutcome: {question.outcome}"

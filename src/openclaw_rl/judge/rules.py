@@ -13,21 +13,21 @@ from typing import Any
 
 import yaml
 
-from openclaw_rl.common.message_hash import normalise, text_of
+from openclaw_rl.common.message_hash import message_text, normalise_text
 from openclaw_rl.errors import ConfigError
-from openclaw_rl.judge.voting import distinct
+from openclaw_rl.judge.voting import distinct_hints
 from openclaw_rl.types import JudgeInput, Message, Reaction, Verdict, Vote
 
-_WHO: Mapping[str, tuple[str, ...]] = {
+_ROLES_OF_SPEAKER: Mapping[str, tuple[str, ...]] = {
     "user": ("user",),
     "tool": ("tool", "function"),
     "any": ("user", "tool", "function"),
 }
-_KEYS = ("name", "when", "unless", "who", "score", "hint")
+_RULE_KEYS = ("name", "when", "unless", "who", "score", "hint")
 # Agents put a timestamp before the user's text; it is removed so that rules can match the start of the text.
-_STAMP = re.compile(r"^\[\w{3} \d{4}-\d\d-\d\d \d\d:\d\d[^\]\n]*\]\s*")
+_TIMESTAMP = re.compile(r"^\[\w{3} \d{4}-\d\d-\d\d \d\d:\d\d[^\]\n]*\]\s*")
 # `re` has no timeout, so only the head and the tail of a huge tool result are searched.
-SEARCHED_CHARS = 65_536
+MAX_SEARCHED_CHARS = 65_536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +41,11 @@ class Rule:
     hint: str | None
     unless: re.Pattern[str] | None = None
 
-    def matches(self, messages: Sequence[tuple[str, str]]) -> bool:
+    def matches_any(self, messages: Sequence[tuple[str, str]]) -> bool:
         """Whether the rule matches any (role, text) whose role it covers."""
-        return any(role in _WHO[self.who] and self._says(text) for role, text in messages)
+        return any(role in _ROLES_OF_SPEAKER[self.who] and self._matches_text(text) for role, text in messages)
 
-    def _says(self, text: str) -> bool:
+    def _matches_text(self, text: str) -> bool:
         return bool(self.when.search(text)) and not (self.unless and self.unless.search(text))
 
 
@@ -59,29 +59,29 @@ class RulesJudge:
     @staticmethod
     def load(path: str | Path | None = None) -> RulesJudge:
         """Load a file; None: the shipped rules. Raises `ConfigError` with file, rule and expected value."""
-        raw, source = _read(path)
-        rules = tuple(_rules(raw, source))
+        raw, source = _read_file(path)
+        rules = tuple(_parse_rules(raw, source))
         return RulesJudge(rules, f"rules@{hashlib.sha256(raw.encode()).hexdigest()[:8]}")
 
     async def judge(self, item: JudgeInput) -> Verdict:
         """Return the verdict on the whole reaction: all user messages and all parallel tool results."""
-        said = tuple(_said(item.reaction))
-        matching = [rule for rule in self.rules if rule.matches(said)]
+        said = tuple(_reaction_texts(item.reaction))
+        matching = [rule for rule in self.rules if rule.matches_any(said)]
         scores = {rule.score for rule in matching if rule.score is not None}
-        score, reason = _outcome(matching, scores)
+        score, reason = _combine_scores(matching, scores)
         return Verdict(
             turn=item.turn,
             revision=item.reaction.revision,
             judge=self.name,
             score=score,
             votes=tuple(Vote(score=r.score, hint=r.hint, reason=r.name) for r in matching),
-            hints=distinct(r.hint for r in matching),
+            hints=distinct_hints(r.hint for r in matching),
             reason=reason,
             at=time.time(),
         )
 
 
-def _outcome(matching: Sequence[Rule], scores: set[int]) -> tuple[int | None, str]:
+def _combine_scores(matching: Sequence[Rule], scores: set[int]) -> tuple[int | None, str]:
     names = ", ".join(rule.name for rule in matching)
     if not matching:
         return None, "abstained: no rule matches"
@@ -92,25 +92,25 @@ def _outcome(matching: Sequence[Rule], scores: set[int]) -> tuple[int | None, st
     return scores.pop(), f"matched: {names}"
 
 
-def _said(reaction: Reaction) -> Iterator[tuple[str, str]]:
+def _reaction_texts(reaction: Reaction) -> Iterator[tuple[str, str]]:
     """Yield (role, text) of each message; feedback comments have the role user."""
     for message in reaction.messages:
-        yield str(message.get("role", "")), _text(message)
+        yield str(message.get("role", "")), _message_text(message)
     for given in reaction.feedback:
         if given.comment:
-            yield "user", _bounded(normalise(given.comment))
+            yield "user", _bound_length(normalise_text(given.comment))
 
 
-def _text(message: Message) -> str:
-    return _bounded(_STAMP.sub("", normalise(text_of(message))))
+def _message_text(message: Message) -> str:
+    return _bound_length(_TIMESTAMP.sub("", normalise_text(message_text(message))))
 
 
-def _bounded(text: str) -> str:
-    half = SEARCHED_CHARS // 2
-    return text if len(text) <= SEARCHED_CHARS else text[:half] + "\n" + text[-half:]
+def _bound_length(text: str) -> str:
+    half = MAX_SEARCHED_CHARS // 2
+    return text if len(text) <= MAX_SEARCHED_CHARS else text[:half] + "\n" + text[-half:]
 
 
-def _read(path: str | Path | None) -> tuple[str, str]:
+def _read_file(path: str | Path | None) -> tuple[str, str]:
     try:
         if path is None:
             shipped = resources.files("openclaw_rl") / "assets" / "rules.yaml"
@@ -124,7 +124,7 @@ def _read(path: str | Path | None) -> tuple[str, str]:
         ) from error
 
 
-def _rules(raw: str, source: str) -> Iterator[Rule]:
+def _parse_rules(raw: str, source: str) -> Iterator[Rule]:
     try:
         tree = yaml.safe_load(raw)
     except yaml.YAMLError as error:
@@ -140,14 +140,14 @@ def _rules(raw: str, source: str) -> Iterator[Rule]:
         raise ConfigError(f"{source}: `parts`: expected a mapping from names to patterns, got {parts!r}")
     names: set[str] = set()
     for number, entry in enumerate(entries, 1):
-        rule = _rule(_filled(entry, parts), number, source)
+        rule = _parse_rule(_fill_parts(entry, parts), number, source)
         if rule.name in names:
             raise ConfigError(f"{source}: rule {rule.name!r}: expected distinct names, got this one twice")
         names.add(rule.name)
         yield rule
 
 
-def _filled(entry: Any, parts: Mapping[str, str]) -> Any:
+def _fill_parts(entry: Any, parts: Mapping[str, str]) -> Any:
     """Return the entry with each `<name>` in its patterns replaced by the part of that name."""
     if not isinstance(entry, dict):
         return entry
@@ -159,37 +159,37 @@ def _filled(entry: Any, parts: Mapping[str, str]) -> Any:
     return out
 
 
-def _rule(entry: Any, number: int, source: str) -> Rule:
+def _parse_rule(entry: Any, number: int, source: str) -> Rule:
     where = f"{source}: rule {number}"
     if not isinstance(entry, dict):
-        raise ConfigError(f"{where}: expected a mapping with {', '.join(_KEYS)}; got {entry!r}")
-    name = _words(entry, "name", where)
+        raise ConfigError(f"{where}: expected a mapping with {', '.join(_RULE_KEYS)}; got {entry!r}")
+    name = _require_text(entry, "name", where)
     where = f"{source}: rule {number} ({name})"
-    if unknown := [key for key in entry if key not in _KEYS]:
-        raise ConfigError(f"{where}: unknown key {unknown[0]!r}; expected {', '.join(_KEYS)}")
+    if unknown := [key for key in entry if key not in _RULE_KEYS]:
+        raise ConfigError(f"{where}: unknown key {unknown[0]!r}; expected {', '.join(_RULE_KEYS)}")
     who = entry.get("who", "user")
-    if who not in _WHO:
+    if who not in _ROLES_OF_SPEAKER:
         raise ConfigError(f"{where}: `who`: expected user, tool or any; got {who!r}")
     score = entry.get("score")
     if score is not None and (isinstance(score, bool) or score not in (1, -1)):
         raise ConfigError(f"{where}: `score`: expected 1, -1 or nothing; got {score!r}")
-    hint = _words(entry, "hint", where) if entry.get("hint") is not None else None
+    hint = _require_text(entry, "hint", where) if entry.get("hint") is not None else None
     if score is None and hint is None:
         raise ConfigError(f"{where}: expected a `score`, a `hint` or both; got neither")
-    when = _pattern(entry, "when", where)
-    unless = _pattern(entry, "unless", where) if entry.get("unless") is not None else None
+    when = _compile_pattern(entry, "when", where)
+    unless = _compile_pattern(entry, "unless", where) if entry.get("unless") is not None else None
     return Rule(name=name, when=when, unless=unless, who=who, score=score, hint=hint)
 
 
-def _words(entry: Mapping[str, Any], key: str, where: str) -> str:
+def _require_text(entry: Mapping[str, Any], key: str, where: str) -> str:
     value = entry.get(key)
     if not isinstance(value, str) or not value.strip():
         raise ConfigError(f"{where}: `{key}`: expected text, got {value!r}")
     return value.strip() if key in ("name", "hint") else value
 
 
-def _pattern(entry: Mapping[str, Any], key: str, where: str) -> re.Pattern[str]:
-    text = _words(entry, key, where)
+def _compile_pattern(entry: Mapping[str, Any], key: str, where: str) -> re.Pattern[str]:
+    text = _require_text(entry, key, where)
     try:
         return re.compile(text, re.IGNORECASE)
     except re.error as error:

@@ -10,11 +10,11 @@ import logging
 import time
 from dataclasses import replace
 
-from openclaw_rl.common.message_hash import Transience
+from openclaw_rl.common.message_hash import EphemeralMatcher
 from openclaw_rl.errors import JudgeError
 from openclaw_rl.judge import prompts
-from openclaw_rl.judge.backoff import delay
-from openclaw_rl.judge.chat_client import Completions
+from openclaw_rl.judge.backoff import backoff_delay
+from openclaw_rl.judge.chat_client import ChatClient
 from openclaw_rl.judge.preflight import check_endpoint
 from openclaw_rl.judge.vote_parser import parse_hint
 from openclaw_rl.settings.load import Config
@@ -22,7 +22,7 @@ from openclaw_rl.types import JudgeInput, Verdict
 
 log = logging.getLogger("openclaw_rl.judge")
 
-PATIENCE = 3  # consecutive failures after which the teacher is skipped for a while
+FAILURES_BEFORE_PAUSE = 3  # consecutive failures after which the teacher is skipped for a while
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 300.0  # seconds
 
 
@@ -35,34 +35,36 @@ class Teacher:
     def __init__(self, config: Config) -> None:
         """Raise `ConfigError` if the endpoint is not a URL or may serve the policy that is being trained."""
         check_endpoint("teacher", config.teacher, config)
-        self._when = config.teacher.when
-        self._completions = Completions("teacher", config.teacher, connections=config.judge.workers)
-        self._transient = Transience(config.serve.transient_patterns)
-        self.name = f"teacher:{config.teacher.model}@{prompts.TEACHER_VERSION}"
+        self._ask_when = config.teacher.when
+        self._chat_client = ChatClient("teacher", config.teacher, connections=config.judge.workers)
+        self._transient = EphemeralMatcher(config.serve.ephemeral_patterns)
+        self.name = f"teacher:{config.teacher.model}@{prompts.TEACHER_PROMPT_VERSION}"
         self.hints = 0  # number of hints written
         self.missed = 0  # number of verdicts left without a hint
-        self.words = ""  # last error; empty while the teacher answers
+        self.last_error = ""  # last error; empty while the teacher answers
         self._failures = 0
         self._pause_until = 0.0
 
-    def wants(self, item: JudgeInput, verdict: Verdict) -> bool:
+    def wants_hint(self, item: JudgeInput, verdict: Verdict) -> bool:
         """Whether the teacher is asked about this verdict. A user's own correction is never replaced."""
         if any(given.correction for given in item.reaction.feedback):
             return False
-        return self._when == "always" or (self._when == "negative" and verdict.score == -1)
+        return self._ask_when == "always" or (self._ask_when == "negative" and verdict.score == -1)
 
-    async def taught(self, item: JudgeInput, verdict: Verdict) -> Verdict:
+    async def add_hint(self, item: JudgeInput, verdict: Verdict) -> Verdict:
         """Return the verdict with the teacher's hint instead of the judge's; unchanged without one. Never raises."""
-        if not self.wants(item, verdict):
+        if not self.wants_hint(item, verdict):
             return verdict
         if time.monotonic() < self._pause_until:
-            return self._without(verdict)
+            return self._without_hint(verdict)
         try:
-            hint = parse_hint(await self._completions.ask(prompts.build_teaching(item, self._transient)))
+            hint = parse_hint(
+                await self._chat_client.complete_chat(prompts.build_teacher_messages(item, self._transient))
+            )
         except JudgeError as error:
-            self._failed(str(error))
-            return self._without(verdict)
-        self._failures, self.words = 0, ""
+            self._record_failure(str(error))
+            return self._without_hint(verdict)
+        self._failures, self.last_error = 0, ""
         if hint is None:
             return verdict
         self.hints += 1
@@ -70,28 +72,28 @@ class Teacher:
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._completions.close()
+        await self._chat_client.close()
 
     @property
-    def note(self) -> str:
+    def status_note(self) -> str:
         """Text for `status`: numbers of hints and of verdicts without one, and the last error."""
         told = f"{self.hints} hints by the teacher"
         if self.missed:
             told += f", {self.missed} verdicts without a hint"
-        return told + (f" ({self.words.rstrip('.')})" if self.words else "")
+        return told + (f" ({self.last_error.rstrip('.')})" if self.last_error else "")
 
-    def _failed(self, words: str) -> None:
+    def _record_failure(self, words: str) -> None:
         if not self._failures:
             log.warning(
                 "No hint from %s: %s. Verdicts are kept without one. If it persists, check teacher.* in the settings.",
                 self.name,
                 words.rstrip("."),
             )
-        self._failures, self.words = self._failures + 1, words
-        if self._failures >= PATIENCE:
-            longer = delay(self._failures - PATIENCE + 1, first=FIRST_PAUSE, longest=LONGEST_PAUSE)
+        self._failures, self.last_error = self._failures + 1, words
+        if self._failures >= FAILURES_BEFORE_PAUSE:
+            longer = backoff_delay(self._failures - FAILURES_BEFORE_PAUSE + 1, first=FIRST_PAUSE, longest=LONGEST_PAUSE)
             self._pause_until = time.monotonic() + longer
 
-    def _without(self, verdict: Verdict) -> Verdict:
+    def _without_hint(self, verdict: Verdict) -> Verdict:
         self.missed += 1
         return replace(verdict, reason=f"{verdict.reason}; {self.name} gave no hint")

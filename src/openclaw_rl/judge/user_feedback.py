@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from openclaw_rl.judge.voting import distinct
+from openclaw_rl.judge.voting import distinct_hints
 from openclaw_rl.types import JudgeInput, Verdict, Vote
 
-NAME = "explicit"
+JUDGE_NAME = "explicit"
 
 
-def verdict(item: JudgeInput, at: float | None = None) -> Verdict | None:
+def explicit_verdict(item: JudgeInput, at: float | None = None) -> Verdict | None:
     """Return the verdict that explicit feedback determines alone; None if a judge is needed or there is no feedback.
 
     The latest of several scores counts. Corrections become hints. With a correction but no score, the judge gives the
@@ -19,7 +19,7 @@ def verdict(item: JudgeInput, at: float | None = None) -> Verdict | None:
     """
     given = sorted(item.reaction.feedback, key=lambda f: f.given_at)
     scores = [f.score for f in given if f.score is not None]
-    hints = distinct(f.correction for f in given)
+    hints = distinct_hints(f.correction for f in given)
     evidence = bool(item.reaction.messages) or any(f.comment for f in given)
     if not scores and (evidence or not hints):
         return None
@@ -28,7 +28,7 @@ def verdict(item: JudgeInput, at: float | None = None) -> Verdict | None:
     return Verdict(
         turn=item.turn,
         revision=item.reaction.revision,
-        judge=NAME,
+        judge=JUDGE_NAME,
         score=score,
         votes=tuple(Vote(score=f.score, hint=f.correction, reason=f.comment or "") for f in given),
         hints=hints,
@@ -38,9 +38,9 @@ def verdict(item: JudgeInput, at: float | None = None) -> Verdict | None:
     )
 
 
-def corrected(item: JudgeInput, judged: Verdict) -> Verdict:
+def apply_corrections(item: JudgeInput, judged: Verdict) -> Verdict:
     """Return the judge's verdict with the user's corrections as hints; the score stays the judge's."""
-    hints = distinct(f.correction for f in sorted(item.reaction.feedback, key=lambda f: f.given_at))
+    hints = distinct_hints(f.correction for f in sorted(item.reaction.feedback, key=lambda f: f.given_at))
     if not hints:
         return judged
     return replace(judged, hints=hints, reason=f"{judged.reason}; with the user's correction")

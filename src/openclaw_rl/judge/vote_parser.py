@@ -11,26 +11,28 @@ from openclaw_rl.errors import JudgeError
 from openclaw_rl.types import Vote
 
 HINT_CHARS = 400  # two long sentences; a longer one is an answer, not an instruction
-TAUGHT_CHARS = 1200  # limit for a teacher's hint, which may describe the content of a better reply
+TEACHER_HINT_CHARS = 1200  # limit for a teacher's hint, which may describe the content of a better reply
 REASON_CHARS = 300
 # A hint is inserted into a user message; a control token of the template in it would end that message.
-_CONTROL = re.compile(r"<\|[^|>]{1,40}\|>|<｜[^｜>]{1,40}｜>|</?s>|<(?:start|end)_of_turn>|\[/?INST\]", re.IGNORECASE)
-_SCORES = {"1": 1, "+1": 1, "0": 0, "-1": -1}
+_CONTROL_TOKEN = re.compile(
+    r"<\|[^|>]{1,40}\|>|<｜[^｜>]{1,40}｜>|</?s>|<(?:start|end)_of_turn>|\[/?INST\]", re.IGNORECASE
+)
+_SCORE_OF_TEXT = {"1": 1, "+1": 1, "0": 0, "-1": -1}
 
 
-def parse(text: str) -> Vote:
+def parse_vote(text: str) -> Vote:
     """Return the vote in the last JSON object with a `score`, or an unusable vote with an error."""
-    found = [value for value in _objects(spoken(text)) if "score" in value]
+    found = [value for value in _json_objects(strip_reasoning(text)) if "score" in value]
     if not found:
-        return Vote(score=None, error=f"expected a JSON object with score, hint and reason; got {size(text)}")
+        return Vote(score=None, error=f"expected a JSON object with score, hint and reason; got {describe_size(text)}")
     answer = found[-1]
-    score = _score(answer["score"])
+    score = _parse_score(answer["score"])
     if score is None:
-        return Vote(score=None, error=f"expected score 1, 0 or -1; got a different {kind(answer['score'])}")
+        return Vote(score=None, error=f"expected score 1, 0 or -1; got a different {json_type_name(answer['score'])}")
     hint = answer.get("hint")
     if hint is not None and not isinstance(hint, str):
-        return Vote(score=None, error=f"expected hint to be text or null; got {kind(hint)}")
-    return Vote(score=score, hint=_hint(hint), reason=_reason(answer.get("reason")))
+        return Vote(score=None, error=f"expected hint to be text or null; got {json_type_name(hint)}")
+    return Vote(score=score, hint=_parse_judge_hint(hint), reason=_clean_reason(answer.get("reason")))
 
 
 def parse_hint(text: str) -> str | None:
@@ -38,26 +40,26 @@ def parse_hint(text: str) -> str | None:
 
     Raises `JudgeError` if there is no such object or the hint cannot be inserted into a prompt.
     """
-    found = [value["hint"] for value in _objects(spoken(text)) if "hint" in value]
+    found = [value["hint"] for value in _json_objects(strip_reasoning(text)) if "hint" in value]
     if not found:
-        raise JudgeError(f"expected a JSON object with a hint; got {size(text)}")
+        raise JudgeError(f"expected a JSON object with a hint; got {describe_size(text)}")
     if found[-1] is not None and not isinstance(found[-1], str):
-        raise JudgeError(f"expected hint to be text or null; got {kind(found[-1])}")
-    hint = _cleaned(found[-1])
-    if hint is not None and len(hint) > TAUGHT_CHARS:
-        raise JudgeError(f"expected a hint of at most {TAUGHT_CHARS} characters; got {len(hint)}")
-    if hint is not None and _CONTROL.search(hint):
+        raise JudgeError(f"expected hint to be text or null; got {json_type_name(found[-1])}")
+    hint = _clean_hint(found[-1])
+    if hint is not None and len(hint) > TEACHER_HINT_CHARS:
+        raise JudgeError(f"expected a hint of at most {TEACHER_HINT_CHARS} characters; got {len(hint)}")
+    if hint is not None and _CONTROL_TOKEN.search(hint):
         raise JudgeError("expected a plain-text hint; got one with control tokens of a chat template")
     return hint
 
 
-def spoken(text: str) -> str:
+def strip_reasoning(text: str) -> str:
     """Return the text after the last `</think>`, or all of it without one; empty if the reasoning was cut off."""
     after = text.rpartition("</think>")[2].lstrip()
     return "" if after.startswith("<think>") else after
 
 
-def _objects(text: str) -> Iterator[dict[str, Any]]:
+def _json_objects(text: str) -> Iterator[dict[str, Any]]:
     """Yield the outermost JSON objects in a text, in order."""
     decoder = json.JSONDecoder()
     at = text.find("{")
@@ -72,39 +74,39 @@ def _objects(text: str) -> Iterator[dict[str, Any]]:
         at = text.find("{", end)
 
 
-def _score(value: Any) -> int | None:
+def _parse_score(value: Any) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     if isinstance(value, str):
-        return _SCORES.get(value.strip())
+        return _SCORE_OF_TEXT.get(value.strip())
     return int(value) if value in (1, 0, -1) else None
 
 
-def _hint(value: str | None) -> str | None:
-    words = _cleaned(value)
-    return None if words is None or len(words) > HINT_CHARS or _CONTROL.search(words) else words
+def _parse_judge_hint(value: str | None) -> str | None:
+    words = _clean_hint(value)
+    return None if words is None or len(words) > HINT_CHARS or _CONTROL_TOKEN.search(words) else words
 
 
-def _cleaned(value: str | None) -> str | None:
-    words = " ".join(sound(value or "").split()).strip("\"'`")
+def _clean_hint(value: str | None) -> str | None:
+    words = " ".join(replace_surrogates(value or "").split()).strip("\"'`")
     return None if not words or words.lower() in ("null", "none", "n/a") else words
 
 
-def _reason(value: Any) -> str:
-    return " ".join(sound(value).split())[:REASON_CHARS] if isinstance(value, str) else ""
+def _clean_reason(value: Any) -> str:
+    return " ".join(replace_surrogates(value).split())[:REASON_CHARS] if isinstance(value, str) else ""
 
 
-def sound(text: str) -> str:
+def replace_surrogates(text: str) -> str:
     """Replace each half of a surrogate pair by `?`: JSON can escape one, but no store and no tokenizer accepts it."""
     return text.encode("utf-8", "replace").decode()
 
 
-def size(text: str) -> str:
+def describe_size(text: str) -> str:
     """Describe an unexpected answer by its size only: errors are logged, and the text may quote a conversation."""
     return f"{len(text)} characters" if text.strip() else "nothing"
 
 
-def kind(value: Any) -> str:
+def json_type_name(value: Any) -> str:
     """Return the name of a JSON value's type."""
     names = {str: "text", int: "number", float: "number", bool: "boolean", list: "list", dict: "object"}
     return names.get(type(value), "null")

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from openclaw_rl.judge.vote_parser import sound
+from openclaw_rl.judge.vote_parser import replace_surrogates
 from openclaw_rl.types import Verdict, Vote
 
 
-def majority(votes: Sequence[Vote], threshold: float) -> tuple[int | None, str]:
+def majority_score(votes: Sequence[Vote], threshold: float) -> tuple[int | None, str]:
     """Return the score with more than `threshold` (a share in [0, 1)) of the usable votes, and the reason as text.
 
     A vote with score None is unusable and not counted. The score is None if none exceeds the threshold or two are
@@ -29,16 +29,26 @@ def majority(votes: Sequence[Vote], threshold: float) -> tuple[int | None, str]:
     return score, f"{most} of {usable} usable votes say {score:+d}"
 
 
-def sound_verdict(verdict: Verdict) -> Verdict:
+def replace_verdict_surrogates(verdict: Verdict) -> Verdict:
     """Return the verdict with `replace_surrogates` applied to all its texts, so that it can be stored."""
     votes = (
-        replace(v, hint=v.hint and sound(v.hint), reason=sound(v.reason), error=v.error and sound(v.error))
+        replace(
+            v,
+            hint=v.hint and replace_surrogates(v.hint),
+            reason=replace_surrogates(v.reason),
+            error=v.error and replace_surrogates(v.error),
+        )
         for v in verdict.votes
     )
-    return replace(verdict, votes=tuple(votes), hints=tuple(map(sound, verdict.hints)), reason=sound(verdict.reason))
+    return replace(
+        verdict,
+        votes=tuple(votes),
+        hints=tuple(map(replace_surrogates, verdict.hints)),
+        reason=replace_surrogates(verdict.reason),
+    )
 
 
-def distinct(hints: Iterable[str | None]) -> tuple[str, ...]:
+def distinct_hints(hints: Iterable[str | None]) -> tuple[str, ...]:
     """Return the distinct hints in order; case, white space and final `.` or `!` are ignored in the comparison."""
     kept: dict[str, str] = {}
     for hint in hints:
@@ -48,6 +58,6 @@ def distinct(hints: Iterable[str | None]) -> tuple[str, ...]:
     return tuple(kept.values())
 
 
-def agreeing(votes: Iterable[Vote], score: int | None) -> tuple[str, ...]:
+def hints_of_majority(votes: Iterable[Vote], score: int | None) -> tuple[str, ...]:
     """Return the distinct hints of the votes with the verdict's score; empty if the score is None."""
-    return distinct(vote.hint for vote in votes if score is not None and vote.score == score)
+    return distinct_hints(vote.hint for vote in votes if score is not None and vote.score == score)

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.judge import plugin, reward_model, user_feedback
-from openclaw_rl.judge.backoff import delay
+from openclaw_rl.judge.backoff import backoff_delay
 from openclaw_rl.judge.llm import LlmJudge
 from openclaw_rl.judge.rules import RulesJudge
 from openclaw_rl.judge.teacher import Teacher
-from openclaw_rl.judge.vote_parser import sound
-from openclaw_rl.judge.voting import sound_verdict
+from openclaw_rl.judge.vote_parser import replace_surrogates
+from openclaw_rl.judge.voting import replace_verdict_surrogates
 from openclaw_rl.protocols import Judge
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store import heartbeats, turns
@@ -31,7 +31,7 @@ LONGEST_PROBE = 15.0  # seconds between two attempts while the judge is down
 LOG_EVERY = 30.0  # seconds between two warnings
 BEAT_EVERY = 1.0
 
-Key = tuple[str, int]  # turn, revision of its reaction
+TurnKey = tuple[str, int]  # turn, revision of its reaction
 
 
 async def run(config: Config, *, stop: asyncio.Event, judge: Judge | None = None) -> None:
@@ -42,38 +42,38 @@ async def run(config: Config, *, stop: asyncio.Event, judge: Judge | None = None
     Waits for: `collect` closing turns; the judge's answers, `workers` turns at once.
     Unblocked by: a commit of another process, an answer, a back-off that ends, `stop`.
     """
-    judge = judge or make(config)
+    judge = judge or make_judge(config)
     teacher = Teacher(config) if config.teacher.wanted else None
     store = await asyncio.to_thread(Store.open, config.store_path)
-    desk = _Desk(config, store, judge, teacher)
+    desk = JudgeQueue(config, store, judge, teacher)
     try:
-        await desk.work(stop)
+        await desk.run(stop)
     finally:
-        await desk.leave()
+        await desk.cancel_tasks()
         for asked in (judge, teacher):
             if isinstance(asked, LlmJudge | Teacher):
                 await asked.close()
         store.close()
 
 
-def make(config: Config) -> Judge:
+def make_judge(config: Config) -> Judge:
     """Return the configured judge. Raises `ConfigError`, `ModelError`, `PluginError`."""
     match config.judge.kind:
         case "llm":
             return LlmJudge(config)
         case "classifier":
-            return reward_model.make(config)
+            return reward_model.make_judge(config)
         case "plugin":
-            return plugin.make(config)
+            return plugin.make_judge(config)
         case "rules":
             return RulesJudge.load(config.judge.rules_path)
 
 
-def _key(item: JudgeInput) -> Key:
+def _turn_key(item: JudgeInput) -> TurnKey:
     return item.turn, item.reaction.revision
 
 
-class _Desk:
+class JudgeQueue:
     """Queue of closed turns: running judge tasks, ready turns, and failed turns that wait for a retry."""
 
     def __init__(self, config: Config, store: Store, judge: Judge, teacher: Teacher | None) -> None:
@@ -82,22 +82,24 @@ class _Desk:
         self._store = store
         self._judge = judge
         self._teacher = teacher
-        self._ready: dict[Key, JudgeInput] = {}
-        self._tasks: dict[Key, asyncio.Task[None]] = {}
-        self._late: dict[Key, tuple[int, float]] = {}  # (number of failures, earliest retry on the monotonic clock)
-        self._look, self._read_at = True, 0.0
-        self._judged = 0
-        self._trouble = Trouble()
-        self._probe_at = 0.0
-        self._beat_at = 0.0
+        self._ready: dict[TurnKey, JudgeInput] = {}
+        self._tasks: dict[TurnKey, asyncio.Task[None]] = {}
+        self._retries: dict[
+            TurnKey, tuple[int, float]
+        ] = {}  # (number of failures, earliest retry on the monotonic clock)
+        self._may_have_new, self._next_read_at = True, 0.0
+        self._judged_count = 0
+        self._failure_log = FailureLog()
+        self._next_probe_at = 0.0
+        self._next_heartbeat_at = 0.0
 
-    async def work(self, stop: asyncio.Event) -> None:
+    async def run(self, stop: asyncio.Event) -> None:
         stopped = asyncio.create_task(stop.wait())
         try:
             while not stop.is_set():
-                await self._beat()
-                await self._read()
-                self._start()
+                await self._write_heartbeat()
+                await self._read_closed_turns()
+                self._fill_workers()
                 done, _ = await asyncio.wait(
                     {stopped, *self._tasks.values()}, timeout=self._poll, return_when=asyncio.FIRST_COMPLETED
                 )
@@ -106,120 +108,126 @@ class _Desk:
         finally:
             stopped.cancel()
 
-    async def leave(self) -> None:
+    async def cancel_tasks(self) -> None:
         """Cancel unfinished tasks: their turns stay CLOSED in the store and are judged after the next start."""
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
-    async def _read(self) -> None:
+    async def _read_closed_turns(self) -> None:
         """Read closed turns if there may be new ones, and save verdicts from explicit feedback at once."""
-        if await asyncio.to_thread(self._store.changed):
-            self._look = True
+        if await asyncio.to_thread(self._store.has_changed):
+            self._may_have_new = True
         now = time.monotonic()
-        due = any(at <= now and key not in self._tasks for key, (_, at) in self._late.items())
-        if not (self._look or due) or (self._ready and now < self._read_at):
+        due = any(at <= now and key not in self._tasks for key, (_, at) in self._retries.items())
+        if not (self._may_have_new or due) or (self._ready and now < self._next_read_at):
             return
-        self._look, self._read_at = False, now + READ_EVERY
-        limit = READ_AHEAD + len(self._tasks) + len(self._late)
-        items = await asyncio.to_thread(self._closed, limit)
+        self._may_have_new, self._next_read_at = False, now + READ_EVERY
+        limit = READ_AHEAD + len(self._tasks) + len(self._retries)
+        items = await asyncio.to_thread(self._query_closed_turns, limit)
         if len(items) < limit:  # complete list: turns that are not in it are no longer CLOSED
-            self._late = {key: self._late[key] for key in map(_key, items) if key in self._late}
+            self._retries = {key: self._retries[key] for key in map(_turn_key, items) if key in self._retries}
         else:
-            self._look = True
-        settled = {_key(i): v for i in items if (v := user_feedback.verdict(i)) and not self._taught(i, v)}
+            self._may_have_new = True
+        settled = {
+            _turn_key(i): v for i in items if (v := user_feedback.explicit_verdict(i)) and not self._wants_hint(i, v)
+        }
         if settled:
-            await asyncio.to_thread(self._keep, list(settled.values()))
-        fresh = {_key(i): i for i in items if _key(i) not in self._tasks and _key(i) not in settled}
-        self._ready = {k: i for k, i in fresh.items() if self._late.get(k, (0, 0.0))[1] <= now}
+            await asyncio.to_thread(self._save_verdicts, list(settled.values()))
+        fresh = {_turn_key(i): i for i in items if _turn_key(i) not in self._tasks and _turn_key(i) not in settled}
+        self._ready = {k: i for k, i in fresh.items() if self._retries.get(k, (0, 0.0))[1] <= now}
 
-    def _start(self) -> None:
+    def _fill_workers(self) -> None:
         """Start tasks for ready turns on free workers, fewest failures first; only one while the judge is down.
 
         Turns with explicit feedback wait only for the teacher, so they are started even while the judge is down.
         """
-        outright = [key for key, item in self._ready.items() if user_feedback.verdict(item)]
+        outright = [key for key, item in self._ready.items() if user_feedback.explicit_verdict(item)]
         for key in outright[: max(self._workers - len(self._tasks), 0)]:
-            self._begin(key)
-        down = self._down()
+            self._start_task(key)
+        down = self._is_judge_down()
         free = (1 if down else self._workers) - len(self._tasks)
-        if down and time.monotonic() < self._probe_at:
+        if down and time.monotonic() < self._next_probe_at:
             return
-        for key in sorted(self._ready, key=lambda k: self._late.get(k, (0, 0.0))[0])[: max(free, 0)]:
-            self._begin(key)
+        for key in sorted(self._ready, key=lambda k: self._retries.get(k, (0, 0.0))[0])[: max(free, 0)]:
+            self._start_task(key)
 
-    def _begin(self, key: Key) -> None:
-        self._tasks[key] = asyncio.create_task(self._one(self._ready.pop(key)), name=f"judge {key[0]}")
+    def _start_task(self, key: TurnKey) -> None:
+        self._tasks[key] = asyncio.create_task(self._judge_turn(self._ready.pop(key)), name=f"judge {key[0]}")
 
-    def _taught(self, item: JudgeInput, verdict: Verdict) -> bool:
-        return self._teacher is not None and self._teacher.wants(item, verdict)
+    def _wants_hint(self, item: JudgeInput, verdict: Verdict) -> bool:
+        return self._teacher is not None and self._teacher.wants_hint(item, verdict)
 
-    def _down(self) -> bool:
-        return self._trouble.in_a_row >= self._workers
+    def _is_judge_down(self) -> bool:
+        return self._failure_log.consecutive_failures >= self._workers
 
-    async def _one(self, item: JudgeInput) -> None:
-        outright = user_feedback.verdict(item)
+    async def _judge_turn(self, item: JudgeInput) -> None:
+        outright = user_feedback.explicit_verdict(item)
         try:
-            verdict = outright or user_feedback.corrected(item, await self._judge.judge(item))
+            verdict = outright or user_feedback.apply_corrections(item, await self._judge.judge(item))
         except Exception as error:  # noqa: BLE001  a plug-in judge may raise anything; only this turn is delayed
-            self._failed(_key(item), error)
+            self._record_failure(_turn_key(item), error)
             return
         if self._teacher is not None:
-            verdict = await self._teacher.taught(item, verdict)
-        await asyncio.to_thread(self._keep, [sound_verdict(verdict)])
-        self._late.pop(_key(item), None)
+            verdict = await self._teacher.add_hint(item, verdict)
+        await asyncio.to_thread(self._save_verdicts, [replace_verdict_surrogates(verdict)])
+        self._retries.pop(_turn_key(item), None)
         if outright:
             return  # the judge was not called: it may still be down
-        if self._down():  # the judge has recovered: retry the failed turns at once
-            self._late = {key: (failures, 0.0) for key, (failures, _) in self._late.items()}
-        self._trouble.over()
+        if self._is_judge_down():  # the judge has recovered: retry the failed turns at once
+            self._retries = {key: (failures, 0.0) for key, (failures, _) in self._retries.items()}
+        self._failure_log.record_recovery()
 
-    def _failed(self, key: Key, error: Exception) -> None:
-        failures = self._late.get(key, (0, 0.0))[0] + 1
+    def _record_failure(self, key: TurnKey, error: Exception) -> None:
+        failures = self._retries.get(key, (0, 0.0))[0] + 1
         now = time.monotonic()
-        self._late[key] = failures, now + delay(failures, first=FIRST_WAIT, longest=LONGEST_WAIT)
-        words = sound(str(error) if isinstance(error, OpenClawError) else f"{type(error).__name__}: {error}")
-        self._trouble.add(words, len(self._late), now)
-        self._probe_at = now + delay(self._trouble.in_a_row, first=self._poll, longest=LONGEST_PROBE)
+        self._retries[key] = failures, now + backoff_delay(failures, first=FIRST_WAIT, longest=LONGEST_WAIT)
+        words = replace_surrogates(
+            str(error) if isinstance(error, OpenClawError) else f"{type(error).__name__}: {error}"
+        )
+        self._failure_log.record_failure(words, len(self._retries), now)
+        self._next_probe_at = now + backoff_delay(
+            self._failure_log.consecutive_failures, first=self._poll, longest=LONGEST_PROBE
+        )
 
-    def _closed(self, limit: int) -> list[JudgeInput]:
+    def _query_closed_turns(self, limit: int) -> list[JudgeInput]:
         with self._store.read() as conn:
-            return turns.closed(conn, limit)
+            return turns.closed_turns(conn, limit)
 
-    def _keep(self, verdicts: Sequence[Verdict]) -> None:
+    def _save_verdicts(self, verdicts: Sequence[Verdict]) -> None:
         with self._store.write() as conn:
             for verdict in verdicts:
                 with contextlib.suppress(KeyError):  # the turn was erased while it was being judged
                     # False: the reaction changed in the meantime; its new revision is read as a separate item.
-                    self._judged += turns.add_verdict(conn, verdict)
+                    self._judged_count += turns.add_verdict(conn, verdict)
 
-    async def _beat(self) -> None:
+    async def _write_heartbeat(self) -> None:
         now = time.monotonic()
-        if now < self._beat_at:
+        if now < self._next_heartbeat_at:
             return
-        self._beat_at = now + BEAT_EVERY
-        note = f"{self._judged} judged" + (f", {len(self._late)} waiting" if self._late else "")
+        self._next_heartbeat_at = now + BEAT_EVERY
+        note = f"{self._judged_count} judged" + (f", {len(self._retries)} waiting" if self._retries else "")
         if self._teacher is not None:
-            note += f"; {self._teacher.note}"
-        if self._trouble.in_a_row:
-            note += f"; {self._trouble.words}"
-        await asyncio.to_thread(heartbeats.beat, self._store, "judge", note)
+            note += f"; {self._teacher.status_note}"
+        if self._failure_log.consecutive_failures:
+            note += f"; {self._failure_log.last_error}"
+        await asyncio.to_thread(heartbeats.write_heartbeat, self._store, "judge", note)
 
 
-class Trouble:
+class FailureLog:
     """Counts consecutive failures and logs a warning about them at a limited rate."""
 
     def __init__(self) -> None:
-        self.in_a_row = 0
-        self.words = ""
-        self._said_at = float("-inf")
+        self.consecutive_failures = 0
+        self.last_error = ""
+        self._logged_at = float("-inf")
 
-    def add(self, words: str, waiting: int, now: float) -> None:
+    def record_failure(self, words: str, waiting: int, now: float) -> None:
         """Record a failure; log a warning unless one was logged within `LOG_EVERY` seconds."""
-        self.in_a_row += 1
-        self.words = words
-        if now - self._said_at >= LOG_EVERY:
-            self._said_at = now
+        self.consecutive_failures += 1
+        self.last_error = words
+        if now - self._logged_at >= LOG_EVERY:
+            self._logged_at = now
             log.warning(
                 "No verdict: %s. Expected a usable answer; %d turn(s) are waiting and will be judged again. "
                 "If it persists, check judge.* in the settings.",
@@ -227,8 +235,8 @@ class Trouble:
                 waiting,
             )
 
-    def over(self) -> None:
+    def record_recovery(self) -> None:
         """Record that the judge answers again."""
-        if self.in_a_row:
-            log.info("The judge answers again after %d failure(s).", self.in_a_row)
-        self.in_a_row = 0
+        if self.consecutive_failures:
+            log.info("The judge answers again after %d failure(s).", self.consecutive_failures)
+        self.consecutive_failures = 0

@@ -11,60 +11,60 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from openclaw_rl.learner.forward.lm_head import Picked, Read
-from openclaw_rl.learner.forward.packing import Row
-from openclaw_rl.methods.types import Evidence, Sample, Support, Tops
+from openclaw_rl.learner.forward.lm_head import HiddenStates, TokenLogprobs
+from openclaw_rl.learner.forward.packing import TokenSequence
+from openclaw_rl.methods.types import BatchLogprobs, Sample, TopKLogprobs, TopKScores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Live:
+class ReusedForward:
     """Forward pass of the step itself, reused as the scores before the step."""
 
-    read: Read
+    hidden: HiddenStates
     logp: list[torch.Tensor]  # [R] per row, with the autograd graph
 
-    def of(self, rows: Sequence[int]) -> Live:
+    def select_rows(self, rows: Sequence[int]) -> ReusedForward:
         """Return the given rows, in that order."""
-        return Live(read=self.read.of(rows), logp=[self.logp[i] for i in rows])
+        return ReusedForward(hidden=self.hidden.select_rows(rows), logp=[self.logp[i] for i in rows])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scored:
+class ScoredBatch:
     """Samples of a batch and their scores; each list has B entries."""
 
     samples: list[Sample]
-    rows: list[Row]
+    rows: list[TokenSequence]
     student: list[torch.Tensor]  # [R] log-probabilities under the policy before the step
-    compared: list[torch.Tensor]  # [R] the same at the temperature of the teachers
+    student_at_teacher_temperature: list[torch.Tensor]  # [R] the same at the temperature of the teachers
     entropy: list[torch.Tensor]  # [R] nats
     base: list[torch.Tensor]  # [R] log-probabilities under the base, plain prompt
     teachers: list[list[torch.Tensor]]  # [R] per hint: log-probabilities under the teacher, hinted prompt
-    tops: list[Tops]  # empty when the method uses no top-k
-    live: Live | None = None
+    tops: list[TopKScores]  # empty when the method uses no top-k
+    reused_forward: ReusedForward | None = None
 
-    def mask(self, i: int) -> torch.Tensor:
+    def token_mask(self, i: int) -> torch.Tensor:
         """Return the mask of trainable tokens, [R] bool."""
         return torch.from_numpy(self.samples[i].mask.astype(bool))
 
-    def mu(self, i: int) -> torch.Tensor:
+    def sampled_logprobs(self, i: int) -> torch.Tensor:
         """Return the log-probabilities at sampling time, [R] float32."""
         return torch.from_numpy(self.samples[i].logprobs.astype("float32"))
 
-    def tokens(self, members: Sequence[int]) -> list[int]:
+    def trainable_tokens(self, members: Sequence[int]) -> list[int]:
         """Return the number of trainable tokens of each sample."""
         return [int(self.samples[i].mask.sum()) for i in members]
 
-    def evidence(self) -> Evidence:
+    def batch_logprobs(self) -> BatchLogprobs:
         """Return the scores in the form that a method takes."""
-        return Evidence(
+        return BatchLogprobs(
             samples=self.samples,
-            student=[o.numpy() for o in self.compared],
-            teachers=[[t.numpy() for t in of] for of in self.teachers],
-            tops=self.tops,
+            student_logprobs=[o.numpy() for o in self.student_at_teacher_temperature],
+            teacher_logprobs=[[t.numpy() for t in of] for of in self.teachers],
+            topk_scores=self.tops,
         )
 
 
-def check_ids(samples: Sequence[Sample], vocabulary: int) -> None:
+def check_token_ids(samples: Sequence[Sample], vocabulary: int) -> None:
     """Raise `ValueError` for a token id outside the vocabulary; on a GPU it would break the CUDA context."""
     for s in samples:
         ids = np.concatenate([s.prompt_ids, s.response_ids, *s.hinted_prompts])
@@ -73,30 +73,32 @@ def check_ids(samples: Sequence[Sample], vocabulary: int) -> None:
             raise ValueError(f"turn {s.turn}: expected tokens from 0 to {vocabulary - 1}, got {wrong}")
 
 
-def tops_of(student: Picked, teachers: Sequence[Picked]) -> Tops:
+def topk_scores(student: TokenLogprobs, teachers: Sequence[TokenLogprobs]) -> TopKScores:
     """Return top-k scores. Columns: the reply token, the student's top k, then (teachers only) the teacher's own."""
     n = student.ids_KN.shape[1]
-    return Tops(
-        student=_support(student, 1, n),
-        teachers=tuple(_support(teacher, n, 2 * n - 1) for teacher in teachers),
-        crossed=tuple(teacher.logps_KN[:, 1:n].numpy() for teacher in teachers),
+    return TopKScores(
+        student=_topk_logprobs(student, 1, n),
+        teachers=tuple(_topk_logprobs(teacher, n, 2 * n - 1) for teacher in teachers),
+        teacher_on_student_topk=tuple(teacher.logps_KN[:, 1:n].numpy() for teacher in teachers),
     )
 
 
-def _support(picked: Picked, start: int, end: int) -> Support:
+def _topk_logprobs(picked: TokenLogprobs, start: int, end: int) -> TopKLogprobs:
     ids_RN = picked.ids_KN[:, start:end].numpy().astype(np.int32)
-    return Support(ids=ids_RN, logps=picked.logps_KN[:, start:end].numpy())
+    return TopKLogprobs(ids=ids_RN, logprobs=picked.logps_KN[:, start:end].numpy())
 
 
-def row_of(sample: Sample, *, times: float = 1.0) -> Row:
+def plain_sequence(sample: Sample, *, times: float = 1.0) -> TokenSequence:
     """Return the sample with its plain prompt; its temperature is multiplied by `times`."""
-    return Row(prompt_ids=sample.prompt_ids, response_ids=sample.response_ids, temperature=sample.temperature * times)
+    return TokenSequence(
+        prompt_ids=sample.prompt_ids, response_ids=sample.response_ids, temperature=sample.temperature * times
+    )
 
 
-def hinted(samples: Sequence[Sample], *, times: float = 1.0) -> list[tuple[int, Row]]:
+def hinted_sequences(samples: Sequence[Sample], *, times: float = 1.0) -> list[tuple[int, TokenSequence]]:
     """Return (sample index, sequence with the hinted prompt) for each hint."""
     return [
-        (i, Row(prompt_ids=prompt, response_ids=s.response_ids, temperature=s.temperature * times))
+        (i, TokenSequence(prompt_ids=prompt, response_ids=s.response_ids, temperature=s.temperature * times))
         for i, s in enumerate(samples)
         for prompt in s.hinted_prompts
     ]

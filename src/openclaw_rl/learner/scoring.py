@@ -10,131 +10,155 @@ from collections.abc import Sequence
 import torch
 
 from openclaw_rl.learner import scored_batch as scored
-from openclaw_rl.learner.forward.lm_head import Picked
-from openclaw_rl.learner.forward.packing import Row
-from openclaw_rl.learner.forward.runner import Passes
+from openclaw_rl.learner.forward.lm_head import TokenLogprobs
+from openclaw_rl.learner.forward.packing import TokenSequence
+from openclaw_rl.learner.forward.runner import ForwardRunner
 from openclaw_rl.learner.loss.distillation import divergence
-from openclaw_rl.learner.model.ema_teacher import Average
-from openclaw_rl.learner.model.weights import Weights
-from openclaw_rl.learner.scored_batch import Live, Scored
-from openclaw_rl.learner.staleness import fresh_enough
-from openclaw_rl.methods.types import Method, Sample
+from openclaw_rl.learner.model.ema_teacher import EmaTeacher
+from openclaw_rl.learner.model.weights import PolicyWeights
+from openclaw_rl.learner.scored_batch import ReusedForward, ScoredBatch
+from openclaw_rl.learner.staleness import drop_stale
+from openclaw_rl.methods.types import CreditMethod, Sample
 from openclaw_rl.settings.load import TrainConfig
 
 
-class Sight:
+class PolicyScorer:
     """Runs forward passes under the policy, the base or the teacher, each in the right module mode."""
 
-    def __init__(self, weights: Weights, passes: Passes, train: TrainConfig, average: Average | None) -> None:
+    def __init__(
+        self, weights: PolicyWeights, passes: ForwardRunner, train: TrainConfig, average: EmaTeacher | None
+    ) -> None:
         """`average`: the EMA teacher; None means that the base is the teacher."""
-        self._weights, self._passes, self._train, self._average = weights, passes, train, average
+        self._weights, self._runner, self._train, self._ema_teacher = weights, passes, train, average
 
-    def policy(self, rows: Sequence[Row], *, top: int = 0) -> list[Picked]:
+    def policy_logprobs(self, rows: Sequence[TokenSequence], *, top: int = 0) -> list[TokenLogprobs]:
         """Score rows under the current policy. For `top`, see `lm_head.select_tokens`."""
         self._weights.model.eval()
-        return self._passes.look(rows, top=top)
+        return self._runner.logprobs(rows, top=top)
 
-    def base(self, rows: Sequence[Row], *, ids: Sequence[torch.Tensor] | None = None, top: int = 0) -> list[Picked]:
+    def base_logprobs(
+        self, rows: Sequence[TokenSequence], *, ids: Sequence[torch.Tensor] | None = None, top: int = 0
+    ) -> list[TokenLogprobs]:
         """Score rows under the frozen base."""
-        with self._weights.frozen():
+        with self._weights.using_base():
             self._weights.model.eval()
-            return self._passes.look(rows, ids=ids, top=top)
+            return self._runner.logprobs(rows, ids=ids, top=top)
 
-    def training(self) -> None:
+    def set_training_mode(self) -> None:
         """Enable the adapter's dropout only. The base's dropout stays off, because replies are sampled without it."""
         self._weights.model.eval()
         for layer in self._weights.causal.modules():
             if (dropout := getattr(layer, "lora_dropout", None)) is not None:
                 dropout.train()
 
-    def scored(self, samples: Sequence[Sample], method: Method) -> tuple[Scored, dict[str, str]]:
+    def score_batch(self, samples: Sequence[Sample], method: CreditMethod) -> tuple[ScoredBatch, dict[str, str]]:
         """Score a batch. Return it without stale turns, and the reason for each dropped turn."""
-        rows = [scored.row_of(s) for s in samples]
-        live, student = self._before(rows, method.top)
-        bounds = {"max_gap": self._train.max_gap, "max_batch_gap": self._train.batch_gap}
-        kept, dropped = fresh_enough(samples, [o.logp for o in student], **bounds)
+        rows = [scored.plain_sequence(s) for s in samples]
+        live, student = self._score_before_step(rows, method.topk_size)
+        bounds = {
+            "max_gap": self._train.safety.max_turn_log_ratio,
+            "max_batch_gap": self._train.safety.batch_log_ratio_limit,
+        }
+        kept, dropped = drop_stale(samples, [o.logp for o in student], **bounds)
         rows, samples, student = [rows[i] for i in kept], [samples[i] for i in kept], [student[i] for i in kept]
-        hinted = scored.hinted(samples, times=self._train.teacher_temperature) if method.uses_hints else []
-        base, seen = self._taught(rows, hinted, student, method.top)
-        teachers: list[list[Picked]] = [[] for _ in samples]
+        hinted = (
+            scored.hinted_sequences(samples, times=self._train.distill.teacher_temperature) if method.uses_hints else []
+        )
+        base, seen = self._base_and_teacher(rows, hinted, student, method.topk_size)
+        teachers: list[list[TokenLogprobs]] = [[] for _ in samples]
         for (i, _), picked in zip(hinted, seen, strict=True):
             teachers[i].append(picked)
-        return Scored(
+        return ScoredBatch(
             samples=samples,
             rows=rows,
             student=[o.logp for o in student],
-            compared=self._compared(samples, student, [i for i, _ in hinted]),
+            student_at_teacher_temperature=self._at_teacher_temperature(samples, student, [i for i, _ in hinted]),
             entropy=[o.entropy_K for o in student],
             base=[picked.logp for picked in base],
             teachers=[[t.logp for t in of] for of in teachers],
-            tops=[scored.tops_of(o, of) for o, of in zip(student, teachers, strict=True)] if method.top else [],
-            live=live.of(kept) if live and kept else None,
+            tops=[scored.topk_scores(o, of) for o, of in zip(student, teachers, strict=True)]
+            if method.topk_size
+            else [],
+            reused_forward=live.select_rows(kept) if live and kept else None,
         ), dropped
 
-    def _before(self, rows: Sequence[Row], top: int) -> tuple[Live | None, list[Picked]]:
+    def _score_before_step(
+        self, rows: Sequence[TokenSequence], top: int
+    ) -> tuple[ReusedForward | None, list[TokenLogprobs]]:
         """Score the policy before the step, by the forward pass of the step itself if possible.
 
         That needs one epoch, one micro-batch, one rank and no dropout, and saves one pass for small batches.
         """
         random = self._weights.dropout > 0
-        if self._train.epochs > 1 or random or self._passes.ranks > 1 or len(self._passes.groups(rows)) != 1:
-            return None, self.policy(rows, top=top)
-        self.training()
-        read = self._passes.read(rows)
-        picked = read.pick(top=top)
+        if (
+            self._train.batch.epochs > 1
+            or random
+            or self._runner.world_size > 1
+            or len(self._runner.group_rows(rows)) != 1
+        ):
+            return None, self.policy_logprobs(rows, top=top)
+        self.set_training_mode()
+        read = self._runner.hidden_states(rows)
+        picked = read.token_logprobs(top=top)
         self._weights.model.eval()
         logp = list(torch.split(picked.logp, list(read.lengths)))
-        return Live(read=read, logp=logp), picked.split(read.lengths)
+        return ReusedForward(hidden=read, logp=logp), picked.split_rows(read.lengths)
 
-    def _compared(
-        self, samples: Sequence[Sample], student: Sequence[Picked], taught: Sequence[int]
+    def _at_teacher_temperature(
+        self, samples: Sequence[Sample], student: Sequence[TokenLogprobs], taught: Sequence[int]
     ) -> list[torch.Tensor]:
         """Return the policy's log-probabilities, at the teacher temperature for samples that have a teacher."""
-        out, times = [o.logp for o in student], self._train.teacher_temperature
+        out, times = [o.logp for o in student], self._train.distill.teacher_temperature
         warm = sorted(set(taught)) if times != 1 else []
-        rows = [scored.row_of(samples[i], times=times) for i in warm]
-        for i, picked in zip(warm, self.policy(rows) if rows else [], strict=True):
+        rows = [scored.plain_sequence(samples[i], times=times) for i in warm]
+        for i, picked in zip(warm, self.policy_logprobs(rows) if rows else [], strict=True):
             out[i] = picked.logp
         return out
 
-    def _taught(
-        self, rows: list[Row], hinted: Sequence[tuple[int, Row]], student: Sequence[Picked], top: int
-    ) -> tuple[list[Picked], list[Picked]]:
+    def _base_and_teacher(
+        self,
+        rows: list[TokenSequence],
+        hinted: Sequence[tuple[int, TokenSequence]],
+        student: Sequence[TokenLogprobs],
+        top: int,
+    ) -> tuple[list[TokenLogprobs], list[TokenLogprobs]]:
         """Return (base on the plain rows, teacher on the hinted rows); one tree if the base is the teacher.
 
         With `top`, the teacher also scores the student's most likely tokens and returns its own.
         """
         prompts = [row for _, row in hinted]
         ids = [student[i].ids_KN[:, 1:] for i, _ in hinted]
-        if self._average is not None:
-            return self.base(rows), self._teacher(prompts, ids, top)
+        if self._ema_teacher is not None:
+            return self.base_logprobs(rows), self._teacher_logprobs(prompts, ids, top)
         whole = [o.ids_KN[:, 1:] for o in student] + ids
-        seen = self.base([*rows, *prompts], ids=whole if top and hinted else None, top=top if hinted else 0)
+        seen = self.base_logprobs([*rows, *prompts], ids=whole if top and hinted else None, top=top if hinted else 0)
         return seen[: len(rows)], seen[len(rows) :]
 
-    def _teacher(self, rows: Sequence[Row], ids: Sequence[torch.Tensor], top: int) -> list[Picked]:
+    def _teacher_logprobs(
+        self, rows: Sequence[TokenSequence], ids: Sequence[torch.Tensor], top: int
+    ) -> list[TokenLogprobs]:
         """Score rows under the EMA teacher."""
-        assert self._average is not None
-        with self._average.standing():
+        assert self._ema_teacher is not None
+        with self._ema_teacher.swapped_in():
             self._weights.model.eval()
-            return self._passes.look(rows, ids=ids, top=top) if rows else []
+            return self._runner.logprobs(rows, ids=ids, top=top) if rows else []
 
-    def teacher_follows(self, samples: Sequence[Sample]) -> dict[str, float]:
+    def update_teacher(self, samples: Sequence[Sample]) -> dict[str, float]:
         """Update the EMA teacher after a step, if its bound allows it. Return metrics.
 
         Distance: KL(base || teacher) per trainable token under the hints, over the base's `topk` tokens and the tail.
         """
-        hinted = scored.hinted(samples)
-        if self._average is None or not any(samples[i].mask.any() for i, _ in hinted):
+        hinted = scored.hinted_sequences(samples)
+        if self._ema_teacher is None or not any(samples[i].mask.any() for i, _ in hinted):
             return {}
         masks_K = torch.cat([torch.from_numpy(samples[i].mask.astype(bool)) for i, _ in hinted])
         rows = [row for _, row in hinted]
-        base = self.base(rows, top=self._train.topk)
+        base = self.base_logprobs(rows, top=self._train.distill.topk)
         base_KN = torch.cat([picked.logps_KN[:, 1:] for picked in base])
 
-        def distance() -> float:
-            seen = self._teacher(rows, [picked.ids_KN[:, 1:] for picked in base], 0)
+        def base_teacher_kl() -> float:
+            seen = self._teacher_logprobs(rows, [picked.ids_KN[:, 1:] for picked in base], 0)
             theirs_KN = torch.cat([picked.logps_KN[:, 1:] for picked in seen])
             return divergence(theirs_KN, base_KN, "forward")[masks_K].mean().item()
 
-        return self._average.follow(distance)
+        return self._ema_teacher.follow_policy(base_teacher_kl)

@@ -16,7 +16,7 @@ from openclaw_rl.errors import BrokenPolicy
 from openclaw_rl.methods.types import Sample
 
 
-def fresh_enough(
+def drop_stale(
     samples: Sequence[Sample], student: Sequence[torch.Tensor], *, max_gap: float, max_batch_gap: float
 ) -> tuple[list[int], dict[str, str]]:
     """Return the indices of the samples to keep, and a reason for each dropped turn.
@@ -26,10 +26,10 @@ def fresh_enough(
     This second rule is applied to new turns alone, then to replays on top of them, because replays were trained on once
     already. Raises `BrokenPolicy` if a log-probability is not finite.
     """
-    gaps = [_gaps(sample, logp.numpy()) for sample, logp in zip(samples, student, strict=True)]
+    gaps = [_token_gaps(sample, logp.numpy()) for sample, logp in zip(samples, student, strict=True)]
     means = [float(gap.mean()) if len(gap) else 0.0 for gap in gaps]
     dropped = {
-        s.turn: _why(s, f"mean |log ratio| {mean:.2f}", "train.max_gap", max_gap)
+        s.turn: _stale_reason(s, f"mean |log ratio| {mean:.2f}", "train.safety.max_turn_log_ratio", max_gap)
         for s, mean in zip(samples, means, strict=True)
         if not mean <= max_gap
     }
@@ -37,27 +37,29 @@ def fresh_enough(
     fresh = [i for i in kept if not samples[i].replay]
     replays = [i for i in kept if samples[i].replay]
     for beside, some in (([], fresh), (fresh, replays)):
-        while (whole := _mean([gaps[i] for i in (*beside, *some)])) > max_batch_gap:
+        while (whole := _mean_gap([gaps[i] for i in (*beside, *some)])) > max_batch_gap:
             stalest = max(some, key=lambda i: means[i])
             some.remove(stalest)
             words = f"mean |log ratio| {means[stalest]:.2f}, of its whole batch {whole:.2f}"
-            dropped[samples[stalest].turn] = _why(samples[stalest], words, "train.max_batch_gap", max_batch_gap)
+            dropped[samples[stalest].turn] = _stale_reason(
+                samples[stalest], words, "train.safety.max_batch_log_ratio", max_batch_gap
+            )
     return sorted([*fresh, *replays]), dropped
 
 
-def _mean(gaps: Sequence[np.ndarray[Any, Any]]) -> float:
+def _mean_gap(gaps: Sequence[np.ndarray[Any, Any]]) -> float:
     tokens = sum(map(len, gaps))
     return float(sum(gap.sum() for gap in gaps)) / tokens if tokens else 0.0
 
 
-def _why(sample: Sample, gap: str, setting: str, bound: float) -> str:
+def _stale_reason(sample: Sample, gap: str, setting: str, bound: float) -> str:
     return (
         f"too stale: {gap} between version {sample.version} that sampled it and the policy being trained, "
         f"above {setting} {bound:g}"
     )
 
 
-def _gaps(sample: Sample, student: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _token_gaps(sample: Sample, student: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return |log rho| of the trainable tokens. Raises `BrokenPolicy` if a value is not finite."""
     if not np.all(np.isfinite(student)):
         raise BrokenPolicy(
@@ -68,7 +70,7 @@ def _gaps(sample: Sample, student: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]
     return gaps
 
 
-def why_silent(sample: Sample) -> str:
+def no_signal_reason(sample: Sample) -> str:
     """Return why a sample that is not stale is in no term of the loss."""
     if sample.episode is None:
         return "no score and no hint that the method can use"

@@ -14,7 +14,7 @@ from openclaw_rl.errors import ModelError
 OPTIMIZER_FILE = "optimizer.state"
 """Safetensors layout under another suffix, because engines load every `*.safetensors` in a folder as weights."""
 STATE_FILE = "trainer.json"
-_KINDS = {
+_SAFETENSORS_DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.bfloat16: "BF16",
@@ -35,7 +35,7 @@ def write_tensors(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     for name in order:
         tensor = tensors[name]
         header[name] = {
-            "dtype": _KINDS[tensor.dtype],
+            "dtype": _SAFETENSORS_DTYPES[tensor.dtype],
             "shape": list(tensor.shape),
             "data_offsets": [at, at + tensor.nbytes],
         }

@@ -13,18 +13,19 @@ import numpy as np
 import torch
 
 from openclaw_rl.learner.loss.policy_loss import MAX_LOG_RATIO
-from openclaw_rl.learner.scored_batch import Scored
+from openclaw_rl.learner.scored_batch import ScoredBatch
 from openclaw_rl.methods.types import AnyTerm, Sample
 
 MASKS = ("gap", "opsm", "geometric")
-MASKED = (
-    "no token is left to train on: the masks (train.gap_low, train.gap_high, train.sequence_mask) or train.loss_path "
+ALL_MASKED = (
+    "no token is left to train on: the masks (train.loss.token_ratio_min, train.loss.token_ratio_max, "
+    "train.loss.sequence_mask) or train.loss.path "
     "removed every token with a gradient"
 )
-NO_SLOPE = "the batch asks for no further change: its gradient is 0"
+ZERO_GRADIENT = "the batch asks for no further change: its gradient is 0"
 
 
-class Epoch(NamedTuple):
+class EpochResult(NamedTuple):
     """Result of one pass over the whole batch, summed over all ranks."""
 
     values: Mapping[str, float]  # the loss ("total") and its parts
@@ -32,38 +33,38 @@ class Epoch(NamedTuple):
     norm: float  # of the gradient, before clipping
 
     @property
-    def sound(self) -> bool:
+    def is_finite(self) -> bool:
         """Whether the loss, its parts and the gradient norm are all finite."""
         return bool(np.isfinite([self.norm, *self.values.values()]).all())
 
     @property
-    def idle(self) -> bool:
+    def has_no_step(self) -> bool:
         """Whether everything is finite and no step was taken, because there was no gradient."""
-        return self.sound and (self.norm == 0 or self.counts.get("live", 0) == 0)
+        return self.is_finite and (self.norm == 0 or self.counts.get("live", 0) == 0)
 
 
-def why_idle(epochs: Sequence[Epoch]) -> str | None:
+def no_step_reason(epochs: Sequence[EpochResult]) -> str | None:
     """Return why no epoch took a step. None if one did, or if a value is not finite, which the gate rejects."""
-    if not all(epoch.idle for epoch in epochs):
+    if not all(epoch.has_no_step for epoch in epochs):
         return None
-    return NO_SLOPE if any(epoch.counts.get("live", 0) for epoch in epochs) else MASKED
+    return ZERO_GRADIENT if any(epoch.counts.get("live", 0) for epoch in epochs) else ALL_MASKED
 
 
-def told(epochs: Sequence[Epoch], terms: Sequence[AnyTerm]) -> dict[str, float]:
+def epoch_metrics(epochs: Sequence[EpochResult], terms: Sequence[AnyTerm]) -> dict[str, float]:
     """Return mean losses, token shares and the largest gradient norm over all epochs. Non-finite values propagate."""
     values, counts = Counter[str](), Counter[str]()
     for epoch in epochs:
         values.update(epoch.values)
         counts.update(epoch.counts)
     out = {f"loss/{name}": value / len(epochs) for name, value in values.items()}
-    out |= shares(counts, [term.name for term in terms])
+    out |= token_shares(counts, [term.name for term in terms])
     out |= {"gradient/norm": float(np.max([epoch.norm for epoch in epochs]))}  # unlike max(), propagates nan
     for term in terms:
         out |= term.metrics
     return out
 
 
-def shares(counts: Mapping[str, int], terms: Sequence[str]) -> dict[str, float]:
+def token_shares(counts: Mapping[str, int], terms: Sequence[str]) -> dict[str, float]:
     """Return token counts (`LossResult.counts`, summed over micro-batches) as shares of the batch's or term's tokens.
 
     A term that is missing from the counts has no tokens.
@@ -75,36 +76,36 @@ def shares(counts: Mapping[str, int], terms: Sequence[str]) -> dict[str, float]:
     return told
 
 
-def measured(batch: Scored, members: Sequence[int], after: Sequence[torch.Tensor]) -> dict[str, float]:
+def policy_metrics(batch: ScoredBatch, members: Sequence[int], after: Sequence[torch.Tensor]) -> dict[str, float]:
     """Return policy metrics. `after`: [R] log-probabilities of each member under the policy after the step."""
-    masks = torch.cat([batch.mask(i) for i in members])
+    masks = torch.cat([batch.token_mask(i) for i in members])
 
-    def flat(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    def flatten_masked(parts: Sequence[torch.Tensor]) -> torch.Tensor:
         return torch.cat([parts[i] for i in members])[masks].double()
 
-    before_K, base_K = flat(batch.student), flat(batch.base)
-    mu_K = torch.cat([batch.mu(i) for i in members])[masks].double()
+    before_K, base_K = flatten_masked(batch.student), flatten_masked(batch.base)
+    mu_K = torch.cat([batch.sampled_logprobs(i) for i in members])[masks].double()
     now_K = torch.cat(list(after))[masks].double()
     d_K, moved_K = now_K - base_K, now_K - before_K
     return (
-        _rewards([batch.samples[i] for i in members])
+        _reward_metrics([batch.samples[i] for i in members])
         | _engine_gap(batch, members)
         | _replay_gap(batch, members)
-        | _off_policy(before_K, mu_K)
+        | _off_policy_metrics(before_K, mu_K)
         | {
             "kl": (d_K.square() / 2).mean().item(),
             "kl/before": ((before_K - base_K).square() / 2).mean().item(),
             "kl/k1": d_K.mean().item(),
             "kl/k3": (torch.expm1(-d_K) + d_K).mean().item(),
             "kl/step": (moved_K.square() / 2).mean().item(),
-            "entropy": flat(batch.entropy).mean().item(),
+            "entropy": flatten_masked(batch.entropy).mean().item(),
             "tokens": float(masks.sum()),
             "turns": float(len(members)),
         }
     )
 
 
-def _off_policy(before_K: torch.Tensor, mu_K: torch.Tensor) -> dict[str, float]:
+def _off_policy_metrics(before_K: torch.Tensor, mu_K: torch.Tensor) -> dict[str, float]:
     """Return, before the step, |log rho|, the largest rho, and the k3 estimate of KL(mu || pi) (rho - 1 - log rho)."""
     log_rho_K = before_K - mu_K
     bounded_K = log_rho_K.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
@@ -116,7 +117,7 @@ def _off_policy(before_K: torch.Tensor, mu_K: torch.Tensor) -> dict[str, float]:
     }
 
 
-def _rewards(samples: Sequence[Sample]) -> dict[str, float]:
+def _reward_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     """Return mean and standard deviation over turn scores and, once per rollout, outcomes."""
     scores = [s.reward for s in samples if s.reward is not None]
     outcomes = {(e.task, e.rollout): e.outcome for s in samples if (e := s.episode) and e.outcome is not None}
@@ -124,19 +125,23 @@ def _rewards(samples: Sequence[Sample]) -> dict[str, float]:
     return {"reward/mean": float(np.mean(rewards)), "reward/std": float(np.std(rewards))} if rewards else {}
 
 
-def _replay_gap(batch: Scored, members: Sequence[int]) -> dict[str, float]:
+def _replay_gap(batch: ScoredBatch, members: Sequence[int]) -> dict[str, float]:
     """Return mean |log rho| of replayed turns before the step, which measures their staleness."""
     again = [i for i in members if batch.samples[i].replay]
     if not again:
         return {}
-    gaps_K = torch.cat([(batch.student[i].double() - batch.mu(i).double()).abs()[batch.mask(i)] for i in again])
+    gaps_K = torch.cat(
+        [(batch.student[i].double() - batch.sampled_logprobs(i).double()).abs()[batch.token_mask(i)] for i in again]
+    )
     return {"gap/replays": gaps_K.mean().item()}
 
 
-def _engine_gap(batch: Scored, members: Sequence[int]) -> dict[str, float]:
+def _engine_gap(batch: ScoredBatch, members: Sequence[int]) -> dict[str, float]:
     """Return mean |log pi - log mu| of on-policy turns: the numerical difference between engine and trainer."""
     fresh = [i for i in members if batch.samples[i].on_policy]
     if not fresh:
         return {}
-    gaps = torch.cat([(batch.student[i].double() - batch.mu(i).double()).abs()[batch.mask(i)] for i in fresh])
+    gaps = torch.cat(
+        [(batch.student[i].double() - batch.sampled_logprobs(i).double()).abs()[batch.token_mask(i)] for i in fresh]
+    )
     return {"gap/engine": gaps.mean().item(), "gap/engine/tokens": float(len(gaps))}

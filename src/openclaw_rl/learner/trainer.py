@@ -18,30 +18,30 @@ import torch
 from torch.utils.checkpoint import CheckpointError
 
 from openclaw_rl.common.atomic_files import write_folder
-from openclaw_rl.common.policy_digest import digest_of
+from openclaw_rl.common.policy_digest import digest_of_folder
 from openclaw_rl.learner import oom as memory
 from openclaw_rl.learner import state_files
-from openclaw_rl.learner.distributed.world import Alone, World
-from openclaw_rl.learner.forward.packing import Row
-from openclaw_rl.learner.forward.runner import Passes
+from openclaw_rl.learner.distributed.world import SingleRank, World
+from openclaw_rl.learner.forward.packing import TokenSequence
+from openclaw_rl.learner.forward.runner import ForwardRunner
 from openclaw_rl.learner.loss import distillation, plugin_loss
-from openclaw_rl.learner.loss.length_ema import ReplyTokens
-from openclaw_rl.learner.loss.policy_loss import Loss, TermSlice, batch_loss, bounds_of
+from openclaw_rl.learner.loss.length_ema import LengthEma
+from openclaw_rl.learner.loss.policy_loss import LossResult, TermSlice, make_loss_config, micro_batch_loss
 from openclaw_rl.learner.model import weights
-from openclaw_rl.learner.model.ema_teacher import Average
-from openclaw_rl.learner.optim.optimizer import Optimizer, Standing, rate
-from openclaw_rl.learner.scored_batch import Scored, check_ids
-from openclaw_rl.learner.scoring import Sight
-from openclaw_rl.learner.staleness import why_silent
-from openclaw_rl.learner.step_metrics import Epoch, measured, told, why_idle
-from openclaw_rl.methods.types import AnyTerm, Method, Sample, StepResult, Term
+from openclaw_rl.learner.model.ema_teacher import EmaTeacher
+from openclaw_rl.learner.optim.optimizer import Optimizer, WeightSnapshot, scheduled_learning_rate
+from openclaw_rl.learner.scored_batch import ScoredBatch, check_token_ids
+from openclaw_rl.learner.scoring import PolicyScorer
+from openclaw_rl.learner.staleness import no_signal_reason
+from openclaw_rl.learner.step_metrics import EpochResult, epoch_metrics, no_step_reason, policy_metrics
+from openclaw_rl.methods.types import AnyTerm, CreditMethod, PolicyGradientTerm, Sample, StepResult
 from openclaw_rl.settings.load import ModelConfig, TrainConfig
 
 log = logging.getLogger(__name__)
-MIN_SCALE = 2**-8  # smallest fraction of a step; if the policy still moved too far, the gate rejects it
+MIN_STEP_SCALE = 2**-8  # smallest fraction of a step; if the policy still moved too far, the gate rejects it
 
 
-class _Part(NamedTuple):
+class _LossPart(NamedTuple):
     """Loss parts and token counts of one micro-batch, by name."""
 
     values: dict[str, float]
@@ -54,7 +54,7 @@ class LocalTrainer:
     def __init__(
         self,
         path: str,
-        method: Method,
+        method: CreditMethod,
         train: TrainConfig,
         model: ModelConfig | None = None,
         world: World | None = None,
@@ -64,42 +64,42 @@ class LocalTrainer:
         Raises `ModelError` if the model cannot be trained here.
         """
         torch.set_num_threads(train.threads)
-        self._method, self._train, self._world = method, train, world or Alone()
-        self._custom = plugin_loss.make(train, method)
-        self._weights = weights.make(path, train, self._world.placed(path, model or ModelConfig()))
+        self._method, self._train, self._world = method, train, world or SingleRank()
+        self._plugin_loss = plugin_loss.load_plugin_loss(train, method)
+        self._weights = weights.make_weights(path, train, self._world.device_for(path, model or ModelConfig()))
         self.model, self.causal = self._weights.model, self._weights.causal
-        shared = self._world.spread(self.causal, self._weights.parameters.values())
-        self._passes = Passes(
+        shared = self._world.shard(self.causal, self._weights.parameters.values())
+        self._runner = ForwardRunner(
             self.causal,
-            micro_tokens=train.micro_tokens,
-            parts=train.accumulation,
+            micro_tokens=train.batch.micro_tokens,
+            parts=train.batch.gradient_accumulation_steps,
             world=self._world,
             compiled=train.compile,
             # Sharded ranks cannot retry after an out-of-memory error on one of them.
-            checkpointing=True if shared and train.checkpointing is None else train.checkpointing,
+            checkpointing=True if shared and train.gradient_checkpointing is None else train.gradient_checkpointing,
         )
-        self._bounds = bounds_of(train)
+        self._loss_config = make_loss_config(train)
         self._optimizer = Optimizer(self._weights.parameters, train)
-        self._average = _average(self._weights, train) if method.uses_hints else None
-        self._sight = Sight(self._weights, self._passes, train, self._average)
+        self._ema_teacher = _make_ema_teacher(self._weights, train) if method.uses_hints else None
+        self._scorer = PolicyScorer(self._weights, self._runner, train, self._ema_teacher)
         self.load(folder=None, memory={})
 
     def load(self, *, folder: str | None, memory: Mapping[str, Any]) -> None:
         """Load the policy in `folder`, or the base. Raises `ModelError` or `ConfigError` if it does not match."""
-        self._memory = dict(memory)
-        self._steps = self._seen = 0  # steps and turns over all ancestors of this version
+        self._method_state = dict(memory)
+        self._steps = self._samples_seen = 0  # steps and turns over all ancestors of this version
         if folder is None:
-            self._weights.reset()
+            self._weights.reset_to_base()
             self._optimizer.start()
-            if self._average is not None:
-                self._average.start()
+            if self._ema_teacher is not None:
+                self._ema_teacher.start()
             return
         self._weights.read(Path(folder))
         self._optimizer.start()
-        if self._average is not None:
-            self._average.read(Path(folder))
+        if self._ema_teacher is not None:
+            self._ema_teacher.read(Path(folder))
         state = state_files.read_state(Path(folder))
-        self._steps, self._seen = int(state["steps"]), int(state.get("samples", 0))
+        self._steps, self._samples_seen = int(state["steps"]), int(state.get("samples", 0))
         if not self._optimizer.read(Path(folder)):
             log.warning("%s no longer has an optimizer state: the optimizer starts from the beginning", folder)
 
@@ -108,163 +108,176 @@ class LocalTrainer:
 
         Raises `TooLarge` if the step does not fit into memory even with one row per pass.
         """
-        taken = self._optimizer.steps
+        taken = self._optimizer.steps_taken
 
-        def begun() -> bool:
-            return self._optimizer.steps != taken
+        def has_stepped() -> bool:
+            return self._optimizer.steps_taken != taken
 
         try:
-            return memory.fitted(lambda: self._step(samples, out), self._passes, begun)
+            return memory.retry_on_oom(lambda: self._take_step(samples, out), self._runner, has_stepped)
         except CheckpointError:  # recomputation compiled a layer a second time and saved other tensors
-            if begun() or not self._passes.interpret():
+            if has_stepped() or not self._runner.disable_compile():
                 raise
-            return memory.fitted(lambda: self._step(samples, out), self._passes, begun)
+            return memory.retry_on_oom(lambda: self._take_step(samples, out), self._runner, has_stepped)
 
-    def _step(self, samples: Sequence[Sample], out: str) -> StepResult:
+    def _take_step(self, samples: Sequence[Sample], out: str) -> StepResult:
         started = time.perf_counter()
-        check_ids(samples, self.causal.config.get_text_config().vocab_size)
-        batch, dropped = self._sight.scored(samples, self._method)
+        check_token_ids(samples, self.causal.config.get_text_config().vocab_size)
+        batch, dropped = self._scorer.score_batch(samples, self._method)
         passed = {"dropped/stale": float(sum(s.turn in dropped for s in samples if not s.replay))}
-        terms = self._method.terms(batch.evidence(), self._memory)
+        terms = self._method.loss_terms(batch.batch_logprobs(), self._method_state)
         members = [i for i in range(len(batch.samples)) if any(term.masks[i].any() for term in terms)]
         for i in set(range(len(batch.samples))) - set(members):
-            dropped[batch.samples[i].turn] = why_silent(batch.samples[i])
-        if not any(term.speaks for term in terms):
-            return self._none(batch, members, "the batch gives no signal: every advantage is 0", passed, dropped)
-        reply_tokens = ReplyTokens(self._memory, decay=self._train.length_decay)
-        lengths, standing = batch.tokens(members), self._optimizer.standing()
-        speed = rate(self._train, steps=self._steps, samples=self._seen)
-        epochs = self._descend(batch, terms, members, reply_tokens.read(lengths), speed)
-        if why := why_idle(epochs):
-            return self._none(batch, members, why, passed, dropped)
-        metrics = told(epochs, terms) | self._held_back(batch, members, standing)
-        metrics |= self._sight.teacher_follows(batch.samples)
+            dropped[batch.samples[i].turn] = no_signal_reason(batch.samples[i])
+        if not any(term.has_gradient for term in terms):
+            return self._no_step_result(
+                batch, members, "the batch gives no signal: every advantage is 0", passed, dropped
+            )
+        reply_tokens = LengthEma(self._method_state, decay=self._train.loss.length_ema_decay)
+        lengths, standing = batch.trainable_tokens(members), self._optimizer.snapshot()
+        speed = scheduled_learning_rate(self._train, steps=self._steps, samples=self._samples_seen)
+        epochs = self._run_epochs(batch, terms, members, reply_tokens.average_length(lengths), speed)
+        if why := no_step_reason(epochs):
+            return self._no_step_result(batch, members, why, passed, dropped)
+        metrics = epoch_metrics(epochs, terms) | self._apply_trust_region(batch, members, standing)
+        metrics |= self._scorer.update_teacher(batch.samples)
         first = [i for i in members if not batch.samples[i].replay]  # moving averages count each turn once
-        updated = reply_tokens.updated(batch.tokens(first))
-        self._memory = self._method.remember([batch.samples[i] for i in first], updated)
-        self._steps, self._seen = self._steps + 1, self._seen + len(first)
+        updated = reply_tokens.updated_state(batch.trainable_tokens(first))
+        self._method_state = self._method.update_state([batch.samples[i] for i in first], updated)
+        self._steps, self._samples_seen = self._steps + 1, self._samples_seen + len(first)
         metrics |= {"step": float(self._steps), "learning_rate": speed} | passed
-        metrics |= self._custom.metrics if self._custom else {}
+        metrics |= self._plugin_loss.extra_metrics if self._plugin_loss else {}
         first_rank = self._world.rank == 0
         if first_rank:
-            write_folder(Path(out), self._state(), self._fill)
+            write_folder(Path(out), self._state_file(), self._write_state)
         metrics["seconds"] = time.perf_counter() - started
         return StepResult(
             folder=out,
-            digest=digest_of(out) if first_rank else "",
+            digest=digest_of_folder(out) if first_rank else "",
             metrics=metrics,
-            memory=dict(self._memory),
+            memory=dict(self._method_state),
             dropped=dropped,
         )
 
-    def _none(
-        self, batch: Scored, members: Sequence[int], why: str, metrics: dict[str, float], dropped: dict[str, str]
+    def _no_step_result(
+        self, batch: ScoredBatch, members: Sequence[int], why: str, metrics: dict[str, float], dropped: dict[str, str]
     ) -> StepResult:
         """Return the result of a batch without a step; weights, moments, method state and step count are unchanged."""
         every = dropped | {batch.samples[i].turn: why for i in members}
-        return StepResult(folder=None, digest="", metrics=metrics, memory=self._memory, dropped=every)
+        return StepResult(folder=None, digest="", metrics=metrics, memory=self._method_state, dropped=every)
 
-    def logprobs(self, rows: Sequence[Row], *, base: bool = False) -> list[torch.Tensor]:
+    def logprobs(self, rows: Sequence[TokenSequence], *, base: bool = False) -> list[torch.Tensor]:
         """Return B tensors [R] of log-probabilities, under the current policy or the frozen base."""
-        seen = self._sight.base(rows) if base else self._sight.policy(rows)
+        seen = self._scorer.base_logprobs(rows) if base else self._scorer.policy_logprobs(rows)
         return [picked.logp for picked in seen]
 
-    def _descend(
-        self, batch: Scored, terms: Sequence[AnyTerm], members: Sequence[int], slow: float, speed: float
-    ) -> list[Epoch]:
-        """Run `train.epochs` optimizer steps on the whole batch."""
-        self._sight.training()
+    def _run_epochs(
+        self, batch: ScoredBatch, terms: Sequence[AnyTerm], members: Sequence[int], slow: float, speed: float
+    ) -> list[EpochResult]:
+        """Run `train.batch.epochs` optimizer steps on the whole batch."""
+        self._scorer.set_training_mode()
         device = self.causal.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             # Dropout depends only on seed, step and rank, so no random state has to be saved.
             torch.manual_seed(self._train.seed + self._steps + (self._world.rank << 32))
-            epochs = [self._step_once(batch, terms, members, slow, speed) for _ in range(self._train.epochs)]
+            epochs = [self._run_epoch(batch, terms, members, slow, speed) for _ in range(self._train.batch.epochs)]
         self.model.eval()
         return epochs
 
-    def _step_once(
-        self, batch: Scored, terms: Sequence[AnyTerm], members: Sequence[int], slow: float, speed: float
-    ) -> Epoch:
+    def _run_epoch(
+        self, batch: ScoredBatch, terms: Sequence[AnyTerm], members: Sequence[int], slow: float, speed: float
+    ) -> EpochResult:
         """Take one optimizer step with gradients summed over micro-batches; skip it if no token has a gradient."""
-        self._optimizer.zero()
+        self._optimizer.zero_grad()
         sums: Counter[str] = Counter()
         counts: Counter[str] = Counter()
         rows = [batch.rows[i] for i in members]
 
-        def part(group: Sequence[int], weight: float) -> _Part:
-            loss = self._loss(batch, terms, [members[j] for j in group], len(members), slow)
+        def backward_micro_batch(group: Sequence[int], weight: float) -> _LossPart:
+            loss = self._micro_batch_loss(batch, terms, [members[j] for j in group], len(members), slow)
             (weight * loss.total).backward()  # type: ignore[no-untyped-call]
-            return _Part({"total": loss.total.item()} | dict(loss.parts), dict(loss.counts))
+            return _LossPart({"total": loss.total.item()} | dict(loss.parts), dict(loss.counts))
 
-        for values, took in [part(range(len(rows)), 1.0)] if batch.live else self._passes.over(rows, part, _Part):
+        for values, took in (
+            [backward_micro_batch(range(len(rows)), 1.0)]
+            if batch.reused_forward
+            else self._runner.map_groups(rows, backward_micro_batch, _LossPart)
+        ):
             sums.update(values)
             counts.update(took)
-        self._world.add_up(self._optimizer.tensors)
+        self._world.all_reduce_grads(self._optimizer.master_tensors)
         wanted = bool(np.isfinite(sums["total"])) and counts["live"] > 0
-        parts = sums if self._custom is None else self._custom.finite(sums)
-        return Epoch(values=parts, counts=counts, norm=self._optimizer.step(speed, wanted=wanted))
+        parts = sums if self._plugin_loss is None else self._plugin_loss.finite_metrics(sums)
+        return EpochResult(values=parts, counts=counts, norm=self._optimizer.step(speed, wanted=wanted))
 
-    def _loss(self, batch: Scored, terms: Sequence[AnyTerm], indices: Sequence[int], members: int, slow: float) -> Loss:
+    def _micro_batch_loss(
+        self, batch: ScoredBatch, terms: Sequence[AnyTerm], indices: Sequence[int], members: int, slow: float
+    ) -> LossResult:
         """Return the loss of one micro-batch."""
         device = self.causal.device
-        asked_KN = distillation.asked(terms, indices)
-        logps_KN = self._logps(batch, indices, None if asked_KN is None else asked_KN.to(device))
-        if self._custom is not None:
-            return self._custom.loss(batch, terms, indices, logps_KN[:, 0], members * slow)
+        asked_KN = distillation.distilled_token_ids(terms, indices)
+        logps_KN = self._token_logprobs(batch, indices, None if asked_KN is None else asked_KN.to(device))
+        if self._plugin_loss is not None:
+            return self._plugin_loss.micro_batch_loss(batch, terms, indices, logps_KN[:, 0], members * slow)
         lengths = torch.tensor([len(batch.samples[i].response_ids) for i in indices])
-        return batch_loss(
+        return micro_batch_loss(
             logp_K=logps_KN[:, 0],
-            mu_K=torch.cat([batch.mu(i) for i in indices]).to(device),
+            mu_K=torch.cat([batch.sampled_logprobs(i) for i in indices]).to(device),
             base_K=torch.cat([batch.base[i] for i in indices]).to(device),
-            terms=_slices(terms, indices, slow, logps_KN) + distillation.slices(terms, indices, logps_KN[:, 1:], slow),
-            kl_coef=self._train.kl_coef,
+            terms=_term_slices(terms, indices, slow, logps_KN)
+            + distillation.distill_slices(terms, indices, logps_KN[:, 1:], slow),
+            kl_coef=self._train.loss.kl_coef,
             kl_denominator=members * slow,
-            bounds=self._bounds,
-            old_K=torch.cat([batch.student[i] for i in indices]).to(device) if self._train.epochs > 1 else None,
+            bounds=self._loss_config,
+            old_K=torch.cat([batch.student[i] for i in indices]).to(device) if self._train.batch.epochs > 1 else None,
             rows_K=torch.arange(len(indices)).repeat_interleave(lengths).to(device),
         )
 
-    def _logps(self, batch: Scored, indices: Sequence[int], asked_KN: torch.Tensor | None) -> torch.Tensor:
+    def _token_logprobs(
+        self, batch: ScoredBatch, indices: Sequence[int], asked_KN: torch.Tensor | None
+    ) -> torch.Tensor:
         """Return [K, 1 + N] log-probabilities of the response tokens and of `asked_KN`, with their autograd graph."""
-        if batch.live is None:
-            return self._passes.read([batch.rows[i] for i in indices]).pick(ids_KN=asked_KN).logps_KN
+        if batch.reused_forward is None:
+            return self._runner.hidden_states([batch.rows[i] for i in indices]).token_logprobs(ids_KN=asked_KN).logps_KN
         if asked_KN is None:
-            return torch.cat([batch.live.logp[i] for i in indices]).unsqueeze(-1)
-        return batch.live.read.of(indices).pick(ids_KN=asked_KN).logps_KN
+            return torch.cat([batch.reused_forward.logp[i] for i in indices]).unsqueeze(-1)
+        return batch.reused_forward.hidden.select_rows(indices).token_logprobs(ids_KN=asked_KN).logps_KN
 
-    def _held_back(self, batch: Scored, members: Sequence[int], standing: Standing) -> dict[str, float]:
+    def _apply_trust_region(
+        self, batch: ScoredBatch, members: Sequence[int], standing: WeightSnapshot
+    ) -> dict[str, float]:
         """Keep the step within its trust region: halve it while it moved the policy too far (arXiv:1502.05477).
 
         The optimizer bounds gradients, not the change of the policy: in a batch of four turns, a single turn can move
         the shared weights so far that replies degenerate. The distance is the mean k2 over the tokens of the batch.
         """
         scale, rows = 1.0, [batch.rows[i] for i in members]
-        metrics = measured(batch, members, self.logprobs(rows))
-        while not metrics["kl/step"] <= self._train.max_step_kl and scale > MIN_SCALE:
+        metrics = policy_metrics(batch, members, self.logprobs(rows))
+        while not metrics["kl/step"] <= self._train.safety.max_step_kl and scale > MIN_STEP_SCALE:
             scale /= 2
-            self._optimizer.halve(standing)
-            metrics = measured(batch, members, self.logprobs(rows))
+            self._optimizer.step_back_half(standing)
+            metrics = policy_metrics(batch, members, self.logprobs(rows))
         return metrics | {"step/scale": scale}
 
-    def _state(self) -> dict[str, bytes]:
-        state = {"steps": self._steps, "samples": self._seen, "settings": self._train.model_dump(mode="json")}
-        state |= {"plugins": [self._custom.identity]} if self._custom else {}
+    def _state_file(self) -> dict[str, bytes]:
+        state = {"steps": self._steps, "samples": self._samples_seen, "settings": self._train.model_dump(mode="json")}
+        state |= {"plugins": [self._plugin_loss.identity]} if self._plugin_loss else {}
         return {state_files.STATE_FILE: json.dumps(state, indent=2).encode()}
 
-    def _fill(self, folder: Path) -> None:
+    def _write_state(self, folder: Path) -> None:
         self._weights.write(folder)
         self._optimizer.write(folder)
-        if self._average is not None:
-            self._average.write(folder)
+        if self._ema_teacher is not None:
+            self._ema_teacher.write(folder)
 
 
-def _average(trained: weights.Weights, train: TrainConfig) -> Average | None:
-    if train.reference == "base":
+def _make_ema_teacher(trained: weights.PolicyWeights, train: TrainConfig) -> EmaTeacher | None:
+    if train.distill.teacher == "base":
         return None
-    return Average(trained.parameters, rate=train.average_rate, bound=train.average_bound)
+    return EmaTeacher(trained.parameters, rate=train.distill.ema_rate, bound=train.distill.ema_max_kl)
 
 
-def _slices(terms: Sequence[AnyTerm], indices: Sequence[int], slow: float, like: torch.Tensor) -> list[TermSlice]:
+def _term_slices(terms: Sequence[AnyTerm], indices: Sequence[int], slow: float, like: torch.Tensor) -> list[TermSlice]:
     """Return the policy-gradient terms on these samples, with the dtype and device of `like`.
 
     Denominator: samples in the term times the moving average of reply tokens.
@@ -275,8 +288,8 @@ def _slices(terms: Sequence[AnyTerm], indices: Sequence[int], slow: float, like:
             weight=term.weight,
             advantages_K=torch.from_numpy(np.concatenate([term.advantages[i] for i in indices])).to(like),
             mask_K=torch.from_numpy(np.concatenate([term.masks[i] for i in indices])).to(like.device),
-            denominator=term.samples * slow,
+            denominator=term.sample_count * slow,
         )
         for term in terms
-        if isinstance(term, Term) and term.samples
+        if isinstance(term, PolicyGradientTerm) and term.sample_count
     ]

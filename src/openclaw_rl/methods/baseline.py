@@ -9,18 +9,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-KEY = "baseline"
+STATE_KEY = "baseline"
 MAX_AGENTS = 4096  # clients choose agent names, so beyond this the least recently judged is forgotten
 
 
-class Baseline:
+class ScoreBaseline:
     """Computes b, and the state after a batch. It never changes the state that it was given."""
 
     def __init__(self, memory: Mapping[str, Any], *, decay: float, shrink: float) -> None:
-        kept = memory.get(KEY) or {}
-        self._memory = memory
-        self._all: tuple[float, int] = _pair(kept.get("all"))
-        self._agents: dict[str, tuple[float, int]] = {k: _pair(v) for k, v in (kept.get("agents") or {}).items()}
+        kept = memory.get(STATE_KEY) or {}
+        self._state = memory
+        self._overall: tuple[float, int] = _parse_average(kept.get("all"))
+        self._agents: dict[str, tuple[float, int]] = {
+            k: _parse_average(v) for k, v in (kept.get("agents") or {}).items()
+        }
         self._decay = decay
         self._shrink = shrink
 
@@ -28,22 +30,22 @@ class Baseline:
         """Return b = w * b_agent + (1 - w) * b_all, with w = n / (n + shrink) and n the agent's verdicts so far."""
         value, n = self._agents.get(agent, (0.0, 0))
         w = n / (n + self._shrink) if n else 0.0
-        return w * value + (1 - w) * self._all[0]
+        return w * value + (1 - w) * self._overall[0]
 
-    def updated(self, verdicts: Sequence[tuple[str, float]]) -> dict[str, Any]:
+    def updated_state(self, verdicts: Sequence[tuple[str, float]]) -> dict[str, Any]:
         """Return the state after these verdicts (agent, score in {+1, -1}), applied in order."""
-        everyone, agents = self._all, dict(self._agents)
+        everyone, agents = self._overall, dict(self._agents)
         for agent, score in verdicts:
-            everyone = self._moved(everyone, score)
-            agents[agent] = self._moved(agents.pop(agent, (0.0, 0)), score)  # pop: the newest come last
+            everyone = self._update_average(everyone, score)
+            agents[agent] = self._update_average(agents.pop(agent, (0.0, 0)), score)  # pop: the newest come last
         kept = list(agents.items())[-MAX_AGENTS:]
         state = {"all": list(everyone), "agents": {name: list(pair) for name, pair in kept}}
-        return dict(self._memory) | {KEY: state}
+        return dict(self._state) | {STATE_KEY: state}
 
-    def _moved(self, pair: tuple[float, int], score: float) -> tuple[float, int]:
+    def _update_average(self, pair: tuple[float, int], score: float) -> tuple[float, int]:
         value, n = pair
         return self._decay * value + (1 - self._decay) * score, n + 1
 
 
-def _pair(raw: Any) -> tuple[float, int]:
+def _parse_average(raw: Any) -> tuple[float, int]:
     return (float(raw[0]), int(raw[1])) if raw else (0.0, 0)

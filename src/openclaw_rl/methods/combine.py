@@ -6,37 +6,39 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from openclaw_rl.methods.binary import Binary
-from openclaw_rl.methods.opd import Opd
-from openclaw_rl.methods.topk_distillation import TopK
-from openclaw_rl.methods.types import AnyTerm, Evidence, Sample
+from openclaw_rl.methods.binary import BinaryMethod
+from openclaw_rl.methods.opd import OpdMethod
+from openclaw_rl.methods.topk_distillation import TopKDistillation
+from openclaw_rl.methods.types import AnyTerm, BatchLogprobs, Sample
 
 
-class Combine:
+class CombinedMethod:
     """The terms of both methods. A sample is in a term only if it has that term's signal.
 
     The two advantages are not added before the clip: a sample without a hint must not count in the denominator of the
     distillation term, nor one without a score in that of the binary term.
     """
 
-    def __init__(self, *, binary: Binary, opd: Opd | TopK, w_binary: float = 1.0, w_opd: float = 1.0) -> None:
-        both: tuple[tuple[Binary | Opd | TopK, float], ...] = ((binary, w_binary), (opd, w_opd))
-        self._parts = [(method, w) for method, w in both if w > 0]
+    def __init__(
+        self, *, binary: BinaryMethod, opd: OpdMethod | TopKDistillation, w_binary: float = 1.0, w_opd: float = 1.0
+    ) -> None:
+        both: tuple[tuple[BinaryMethod | OpdMethod | TopKDistillation, float], ...] = ((binary, w_binary), (opd, w_opd))
+        self._weighted_methods = [(method, w) for method, w in both if w > 0]
         self.uses_reward = w_binary > 0
         self.uses_hints = w_opd > 0
-        self.top = max((method.top for method, _ in self._parts), default=0)
+        self.topk_size = max((method.topk_size for method, _ in self._weighted_methods), default=0)
 
-    def terms(self, evidence: Evidence, memory: Mapping[str, Any]) -> tuple[AnyTerm, ...]:
+    def loss_terms(self, evidence: BatchLogprobs, memory: Mapping[str, Any]) -> tuple[AnyTerm, ...]:
         """Return the weighted terms of both methods."""
         return tuple(
             replace(term, weight=term.weight * weight)
-            for method, weight in self._parts
-            for term in method.terms(evidence, memory)
+            for method, weight in self._weighted_methods
+            for term in method.loss_terms(evidence, memory)
         )
 
-    def remember(self, samples: Sequence[Sample], memory: Mapping[str, Any]) -> dict[str, Any]:
+    def update_state(self, samples: Sequence[Sample], memory: Mapping[str, Any]) -> dict[str, Any]:
         """Return the state updated by both methods."""
         kept = dict(memory)
-        for method, _ in self._parts:
-            kept = method.remember(samples, kept)
+        for method, _ in self._weighted_methods:
+            kept = method.update_state(samples, kept)
         return kept

@@ -9,14 +9,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from openclaw_rl.methods.types import Episode, Evidence, Sample, Term
+from openclaw_rl.methods.types import BatchLogprobs, Episode, PolicyGradientTerm, Sample
 
-Scale = Literal["none", "std"]
-Spread = Callable[[Sequence[float]], float]
-Step = tuple[str, str, int]  # task, rollout, step
+GroupScale = Literal["none", "std"]
+DivisorFunction = Callable[[Sequence[float]], float]
+StepKey = tuple[str, str, int]  # task, rollout, step
 
 
-class Groups:
+class GroupRelativeMethod:
     """Advantage A = (o - mean o) + (s - mean s), with the outcome o of the rollout and the reward s of the step.
 
     Outcomes are compared over the rollouts of a task; each rollout counts once, however many steps it has. Step rewards
@@ -32,21 +32,21 @@ class Groups:
 
     uses_reward = False
     uses_hints = False
-    top = 0
+    topk_size = 0
 
-    def __init__(self, *, scale: Scale = "none", floor: float = 0.1) -> None:
+    def __init__(self, *, scale: GroupScale = "none", floor: float = 0.1) -> None:
         self._scale, self._floor = scale, floor
 
-    def terms(self, evidence: Evidence, memory: Mapping[str, Any]) -> tuple[Term, ...]:
+    def loss_terms(self, evidence: BatchLogprobs, memory: Mapping[str, Any]) -> tuple[PolicyGradientTerm, ...]:
         """Return one term. Raises `ValueError` if a rollout has two outcomes, or the same step twice."""
-        episodes = [_known(sample) for sample in evidence.samples]
-        credit = _credit([e for e in episodes if e is not None], self._spread)
+        episodes = [_comparable_episode(sample) for sample in evidence.samples]
+        credit = _step_advantages([e for e in episodes if e is not None], self._group_divisor)
         values = [None if e is None else credit.get((e.task, e.rollout, e.step)) for e in episodes]
         pairs = list(zip(evidence.samples, values, strict=True))
         rollouts = {(e.task, e.rollout) for e in episodes if e is not None}
         spoke = {(e.task, e.rollout) for e, v in zip(episodes, values, strict=True) if e is not None and v is not None}
         return (
-            Term(
+            PolicyGradientTerm(
                 name="groups",
                 weight=1.0,
                 advantages=tuple(np.full(len(s.mask), v or 0.0) for s, v in pairs),
@@ -55,35 +55,35 @@ class Groups:
             ),
         )
 
-    def remember(self, samples: Sequence[Sample], memory: Mapping[str, Any]) -> dict[str, Any]:
+    def update_state(self, samples: Sequence[Sample], memory: Mapping[str, Any]) -> dict[str, Any]:
         """Return the state unchanged: a group is its own baseline."""
         return dict(memory)
 
-    def _spread(self, values: Sequence[float]) -> float:
+    def _group_divisor(self, values: Sequence[float]) -> float:
         return max(float(np.std(values)), self._floor) if self._scale == "std" else 1.0
 
 
-def _known(sample: Sample) -> Episode | None:
+def _comparable_episode(sample: Sample) -> Episode | None:
     """Return the sample's episode if its outcome is known."""
     return sample.episode if sample.episode is not None and sample.episode.outcome is not None else None
 
 
-def _credit(episodes: Sequence[Episode], spread: Spread) -> dict[Step, float]:
+def _step_advantages(episodes: Sequence[Episode], spread: DivisorFunction) -> dict[StepKey, float]:
     """Return the advantage of each step that has one."""
-    outcomes = _outcomes(episodes)
+    outcomes = _outcomes_by_task(episodes)
     rewards = _step_rewards(episodes)
-    out: dict[Step, float] = {}
+    out: dict[StepKey, float] = {}
     for e in episodes:
         parts = (
-            _against(outcomes[e.task], e.rollout, spread),
-            _against(rewards.get((e.task, e.step), {}), e.rollout, spread),
+            _relative_value(outcomes[e.task], e.rollout, spread),
+            _relative_value(rewards.get((e.task, e.step), {}), e.rollout, spread),
         )
         if told := [part for part in parts if part is not None]:
             out[e.task, e.rollout, e.step] = sum(told)
     return out
 
 
-def _outcomes(episodes: Sequence[Episode]) -> dict[str, dict[str, float]]:
+def _outcomes_by_task(episodes: Sequence[Episode]) -> dict[str, dict[str, float]]:
     """Return task -> rollout -> outcome. Raises `ValueError` for a rollout with two outcomes."""
     out: dict[str, dict[str, float]] = defaultdict(dict)
     for e in episodes:
@@ -100,7 +100,7 @@ def _outcomes(episodes: Sequence[Episode]) -> dict[str, dict[str, float]]:
 def _step_rewards(episodes: Sequence[Episode]) -> dict[tuple[str, int], dict[str, float]]:
     """Return (task, step) -> rollout -> step reward. Raises `ValueError` for a repeated step."""
     out: dict[tuple[str, int], dict[str, float]] = defaultdict(dict)
-    seen: set[Step] = set()
+    seen: set[StepKey] = set()
     for e in episodes:
         if (e.task, e.rollout, e.step) in seen:
             raise ValueError(f"task {e.task}, rollout {e.rollout}: expected step {e.step} once, got it twice")
@@ -110,7 +110,7 @@ def _step_rewards(episodes: Sequence[Episode]) -> dict[tuple[str, int], dict[str
     return out
 
 
-def _against(group: Mapping[str, float], rollout: str, spread: Spread) -> float | None:
+def _relative_value(group: Mapping[str, float], rollout: str, spread: DivisorFunction) -> float | None:
     """Return the rollout's value minus the group's mean, scaled; None if it is not there or all are equal."""
     values = list(group.values())
     if rollout not in group or math.isclose(min(values), max(values), rel_tol=1e-9, abs_tol=1e-12):  # up to rounding

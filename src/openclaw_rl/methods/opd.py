@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from openclaw_rl.methods.hint_selection import Floats, HintChoice, chosen, mixture, overlaps
-from openclaw_rl.methods.types import Evidence, Sample, Term
+from openclaw_rl.methods.hint_selection import FloatArray, HintChoice, choose_hints, mean_overlap, mix_teachers
+from openclaw_rl.methods.types import BatchLogprobs, PolicyGradientTerm, Sample
 from openclaw_rl.types import Logprobs
 
 
-class Opd:
+class OpdMethod:
     """A_t = clip(T_t - o_t, -C, +C): the sampled-token estimate of the reverse KL's gradient (arXiv:2603.10165).
 
     T is the frozen base under the hinted prompt, o the current policy under the plain prompt, both with the same code,
@@ -25,35 +25,35 @@ class Opd:
 
     def __init__(self, *, clip: float = 1.0, hint_choice: HintChoice = "mixture", top: int = 0) -> None:
         """`top`: number of top tokens that the overlap compares."""
-        self._clip, self._choice = clip, hint_choice
-        self.top = top if hint_choice == "overlap" else 0
+        self._clip, self._hint_choice = clip, hint_choice
+        self.topk_size = top if hint_choice == "overlap" else 0
 
-    def terms(self, evidence: Evidence, memory: Mapping[str, Any]) -> tuple[Term, ...]:
+    def loss_terms(self, evidence: BatchLogprobs, memory: Mapping[str, Any]) -> tuple[PolicyGradientTerm, ...]:
         """Return one term over the samples with hints."""
-        followed, metrics = self._followed(evidence)
-        triples = list(zip(evidence.samples, evidence.student, followed, strict=True))
-        advantages = tuple(self._advantage(s, o, hinted) for s, o, hinted in triples)
+        followed, metrics = self._selected_teachers(evidence)
+        triples = list(zip(evidence.samples, evidence.student_logprobs, followed, strict=True))
+        advantages = tuple(self._token_advantages(s, o, hinted) for s, o, hinted in triples)
         masks = tuple(s.mask & bool(hinted) for s, _, hinted in triples)
-        return (Term(name="opd", weight=1.0, advantages=advantages, masks=masks, metrics=metrics),)
+        return (PolicyGradientTerm(name="opd", weight=1.0, advantages=advantages, masks=masks, metrics=metrics),)
 
-    def remember(self, samples: Sequence[Sample], memory: Mapping[str, Any]) -> dict[str, Any]:
+    def update_state(self, samples: Sequence[Sample], memory: Mapping[str, Any]) -> dict[str, Any]:
         """Return the state unchanged."""
         return dict(memory)
 
-    def _followed(self, evidence: Evidence) -> tuple[Sequence[Sequence[Logprobs]], dict[str, float]]:
+    def _selected_teachers(self, evidence: BatchLogprobs) -> tuple[Sequence[Sequence[Logprobs]], dict[str, float]]:
         """Return the selected teachers of each sample, and metrics of the selection."""
-        if self._choice == "mixture":
-            return evidence.teachers, {}
+        if self._hint_choice == "mixture":
+            return evidence.teacher_logprobs, {}
         followed: list[Sequence[Logprobs]] = []
-        shares: list[Floats] = [np.zeros(0)]
-        for sample, hinted, tops in zip(evidence.samples, evidence.teachers, evidence.tops, strict=True):
-            hints = chosen(tops, sample.mask, self._choice)
+        shares: list[FloatArray] = [np.zeros(0)]
+        for sample, hinted, tops in zip(evidence.samples, evidence.teacher_logprobs, evidence.topk_scores, strict=True):
+            hints = choose_hints(tops, sample.mask, self._hint_choice)
             followed.append([hinted[i] for i in hints])
-            shares += [overlaps(tops, hints, sample.mask)] if hints else []
+            shares += [mean_overlap(tops, hints, sample.mask)] if hints else []
         told = np.concatenate(shares)
         return followed, {"overlap": float(told.mean())} if len(told) else {}
 
-    def _advantage(self, sample: Sample, o: Logprobs, hinted: Sequence[Logprobs]) -> Floats:
+    def _token_advantages(self, sample: Sample, o: Logprobs, hinted: Sequence[Logprobs]) -> FloatArray:
         lengths = [len(o), *(len(t) for t in hinted)]
         if set(lengths) != {len(sample.mask)}:
             raise ValueError(
@@ -62,5 +62,5 @@ class Opd:
             )
         if not hinted:
             return np.zeros(len(o))
-        advantage: Floats = np.clip(mixture(hinted) - o, -self._clip, self._clip)
+        advantage: FloatArray = np.clip(mix_teachers(hinted) - o, -self._clip, self._clip)
         return advantage

@@ -12,22 +12,22 @@ from typing import Any, Literal
 
 import numpy as np
 
-from openclaw_rl.methods.hint_selection import Floats, HintChoice, chosen, mixture, overlaps
-from openclaw_rl.methods.types import Divergence, Evidence, Sample, Support, Target, Tops
+from openclaw_rl.methods.hint_selection import FloatArray, HintChoice, choose_hints, mean_overlap, mix_teachers
+from openclaw_rl.methods.types import BatchLogprobs, DistillTerm, Divergence, Sample, TopKLogprobs, TopKScores
 from openclaw_rl.types import Mask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
+class _SampleTargets:
     """Target and metrics of one sample with hints."""
 
-    support: Support
-    speaks: bool
-    overlap: Floats  # [tokens of the mask]
-    tail: Floats  # [tokens of the mask]
+    targets: TopKLogprobs
+    has_gradient: bool
+    overlap: FloatArray  # [tokens of the mask]
+    tail_mass: FloatArray  # [tokens of the mask]
 
 
-class TopK:
+class TopKDistillation:
     """The divergence between the teacher T (hinted prompt) and the policy pi (plain prompt) at each position.
 
     `of` "student": over the student's N top tokens (SDPO, arXiv:2601.20802); "teacher": over the teacher's (SDFT,
@@ -50,68 +50,83 @@ class TopK:
         """`top`: N. Raises `ValueError` for a mixture of teachers over the teacher's top tokens."""
         if of == "teacher" and hint_choice == "mixture":
             raise ValueError(
-                "train.hint_choice mixture: each hinted teacher has likeliest tokens of its own, so they cannot be "
+                "train.distill.hint_choice mixture: each hinted teacher has likeliest tokens of its own, so they "
+                "cannot be "
                 "mixed. Use overlap, or the student's likeliest tokens"
             )
-        self.top = top
-        self._name, self._of, self._divergence, self._cap, self._choice = name, of, divergence, cap, hint_choice
+        self.topk_size = top
+        self._name, self._topk_source, self._divergence, self._ratio_clip, self._hint_choice = (
+            name,
+            of,
+            divergence,
+            cap,
+            hint_choice,
+        )
 
-    def terms(self, evidence: Evidence, memory: Mapping[str, Any]) -> tuple[Target, ...]:
+    def loss_terms(self, evidence: BatchLogprobs, memory: Mapping[str, Any]) -> tuple[DistillTerm, ...]:
         """Return one term over the samples with hints."""
         parts = [
-            self._part(s, o, hinted, tops) if hinted else None
+            self._sample_targets(s, o, hinted, tops) if hinted else None
             for s, o, hinted, tops in zip(
-                evidence.samples, evidence.student, evidence.teachers, evidence.tops, strict=True
+                evidence.samples,
+                evidence.student_logprobs,
+                evidence.teacher_logprobs,
+                evidence.topk_scores,
+                strict=True,
             )
         ]
         pairs = list(zip(evidence.samples, parts, strict=True))
         return (
-            Target(
+            DistillTerm(
                 name=self._name,
                 weight=1.0,
-                supports=tuple(None if part is None else part.support for part in parts),
+                targets=tuple(None if part is None else part.targets for part in parts),
                 masks=tuple(s.mask & (part is not None) for s, part in pairs),
                 divergence=self._divergence,
-                cap=self._cap,
-                speaks=any(part.speaks for part in parts if part),
-                metrics=_told([part for part in parts if part]),
+                ratio_clip=self._ratio_clip,
+                has_gradient=any(part.has_gradient for part in parts if part),
+                metrics=_mean_metrics([part for part in parts if part]),
             ),
         )
 
-    def remember(self, samples: Sequence[Sample], memory: Mapping[str, Any]) -> dict[str, Any]:
+    def update_state(self, samples: Sequence[Sample], memory: Mapping[str, Any]) -> dict[str, Any]:
         """Return the state unchanged."""
         return dict(memory)
 
-    def _part(self, sample: Sample, o: Floats, hinted: Sequence[Floats], tops: Tops) -> _Part:
+    def _sample_targets(
+        self, sample: Sample, o: FloatArray, hinted: Sequence[FloatArray], tops: TopKScores
+    ) -> _SampleTargets:
         mask = sample.mask
         lengths = [len(seen.ids) for seen in (tops.student, *tops.teachers)]
         if set(lengths) != {len(mask)}:
             raise ValueError(f"turn {sample.turn}: expected likeliest tokens at {len(mask)} positions, got {lengths}")
-        hints = chosen(tops, mask, self._choice)
-        if self._of == "student":
-            support = Support(ids=tops.student.ids, logps=mixture([tops.crossed[i] for i in hints]))
+        hints = choose_hints(tops, mask, self._hint_choice)
+        if self._topk_source == "student":
+            support = TopKLogprobs(
+                ids=tops.student.ids, logprobs=mix_teachers([tops.teacher_on_student_topk[i] for i in hints])
+            )
             own = tops.student
         else:
             support = own = tops.teachers[hints[0]]
-        return _Part(
-            support=support,
-            speaks=any(bool(np.any(hinted[i][mask] != o[mask])) for i in hints),
-            overlap=overlaps(tops, hints, mask),
-            tail=_tail(own, mask),
+        return _SampleTargets(
+            targets=support,
+            has_gradient=any(bool(np.any(hinted[i][mask] != o[mask])) for i in hints),
+            overlap=mean_overlap(tops, hints, mask),
+            tail_mass=_tail_mass(own, mask),
         )
 
 
-def _tail(own: Support, mask: Mask) -> Floats:
+def _tail_mass(own: TopKLogprobs, mask: Mask) -> FloatArray:
     """Return [tokens of the mask], the probability of all other tokens."""
-    rest: Floats = (1 - np.exp(own.logps.astype(np.float64)).sum(axis=1)).clip(min=0)[mask]
+    rest: FloatArray = (1 - np.exp(own.logprobs.astype(np.float64)).sum(axis=1)).clip(min=0)[mask]
     return rest
 
 
-def _told(parts: Sequence[_Part]) -> dict[str, float]:
+def _mean_metrics(parts: Sequence[_SampleTargets]) -> dict[str, float]:
     """Return the metrics, averaged over the tokens of all samples with hints."""
-    if not any(len(part.tail) for part in parts):
+    if not any(len(part.tail_mass) for part in parts):
         return {}
     return {
         "overlap": float(np.concatenate([part.overlap for part in parts]).mean()),
-        "tail": float(np.concatenate([part.tail for part in parts]).mean()),
+        "tail": float(np.concatenate([part.tail_mass for part in parts]).mean()),
     }

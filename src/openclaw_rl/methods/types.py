@@ -68,38 +68,40 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Support:
+class TopKLogprobs:
     """N distinct tokens at each position of a reply, and their log-probabilities under one model."""
 
     ids: Ids  # [R, N]
-    logps: NDArray[np.floating[Any]]  # [R, N]; the rest of the vocabulary is one tail bin
+    logprobs: NDArray[np.floating[Any]]  # [R, N]; the rest of the vocabulary is one tail bin
 
     def __post_init__(self) -> None:
-        if self.ids.ndim != 2 or self.ids.shape != self.logps.shape:
-            raise ValueError(f"expected ids and log-probabilities [R, N], got {self.ids.shape}, {self.logps.shape}")
+        if self.ids.ndim != 2 or self.ids.shape != self.logprobs.shape:
+            raise ValueError(f"expected ids and log-probabilities [R, N], got {self.ids.shape}, {self.logprobs.shape}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tops:
+class TopKScores:
     """The top tokens at each position of one reply. The tuples have one entry per hint, in their order."""
 
-    student: Support
-    teachers: tuple[Support, ...]  # the teacher's own top tokens
-    crossed: tuple[NDArray[np.floating[Any]], ...]  # [R, N] the teacher's log-probabilities of the student's top tokens
+    student: TopKLogprobs
+    teachers: tuple[TopKLogprobs, ...]  # the teacher's own top tokens
+    teacher_on_student_topk: tuple[
+        NDArray[np.floating[Any]], ...
+    ]  # [R, N] the teacher's log-probabilities of the student's top tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class BatchLogprobs:
     """Log-probabilities of a batch, computed before its step. B entries each."""
 
     samples: Sequence[Sample]
-    student: Sequence[Logprobs]  # [R] o: the current policy under the plain prompt
-    teachers: Sequence[Sequence[Logprobs]]  # [R] T for each hint: the teacher under the hinted prompt
-    tops: Sequence[Tops] = ()  # empty if the method needs none (its `topk_size` is 0)
+    student_logprobs: Sequence[Logprobs]  # [R] o: the current policy under the plain prompt
+    teacher_logprobs: Sequence[Sequence[Logprobs]]  # [R] T for each hint: the teacher under the hinted prompt
+    topk_scores: Sequence[TopKScores] = ()  # empty if the method needs none (its `topk_size` is 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Term:
+class PolicyGradientTerm:
     """One part of the loss of a batch, with its own mask and its own denominator.
 
     B samples, R response tokens each. A sample is in the term if its mask has a token.
@@ -112,36 +114,36 @@ class Term:
     metrics: Mapping[str, float] = field(default_factory=dict)  # additional metrics
 
     @property
-    def samples(self) -> int:
+    def sample_count(self) -> int:
         """Number of samples in the term."""
         return sum(bool(mask.any()) for mask in self.masks)
 
     @property
-    def speaks(self) -> bool:
+    def has_gradient(self) -> bool:
         """True if some advantage under the mask is not 0."""
         return any(bool(np.any(a[m] != 0)) for a, m in zip(self.advantages, self.masks, strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class DistillTerm:
     """One part of the loss, like `PolicyGradientTerm`: a divergence from target distributions at each position."""
 
     name: str
     weight: float
-    supports: tuple[Support | None, ...]  # B; None where the sample is not in the term
+    targets: tuple[TopKLogprobs | None, ...]  # B; None where the sample is not in the term
     masks: tuple[Mask, ...]  # B times [R]; all False where the sample is not in the term
     divergence: Divergence
-    cap: float  # upper bound of the importance ratio (trained / sampling policy) that weights a position
-    speaks: bool  # the teacher differs from the student
+    ratio_clip: float  # upper bound of the importance ratio (trained / sampling policy) that weights a position
+    has_gradient: bool  # the teacher differs from the student
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property
-    def samples(self) -> int:
+    def sample_count(self) -> int:
         """Number of samples in the term."""
         return sum(bool(mask.any()) for mask in self.masks)
 
 
-AnyTerm = Term | Target
+AnyTerm = PolicyGradientTerm | DistillTerm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +157,7 @@ class StepResult:
     dropped: Mapping[str, str] = field(default_factory=dict)  # turn id -> why it had no gradient
 
 
-class Method(Protocol):
+class CreditMethod(Protocol):
     """Interface of a method (see `openclaw_rl.methods`). Pure."""
 
     @property
@@ -169,14 +171,14 @@ class Method(Protocol):
         ...
 
     @property
-    def top(self) -> int:
+    def topk_size(self) -> int:
         """Number of top tokens at each position in `BatchLogprobs.topk_scores`; 0: none."""
         ...
 
-    def terms(self, evidence: Evidence, memory: Mapping[str, Any]) -> Sequence[AnyTerm]:
+    def loss_terms(self, evidence: BatchLogprobs, memory: Mapping[str, Any]) -> Sequence[AnyTerm]:
         """Return the terms of the loss on these samples."""
         ...
 
-    def remember(self, samples: Sequence[Sample], memory: Mapping[str, Any]) -> dict[str, Any]:
+    def update_state(self, samples: Sequence[Sample], memory: Mapping[str, Any]) -> dict[str, Any]:
         """Return the method state (`memory`) after training on these samples."""
         ...

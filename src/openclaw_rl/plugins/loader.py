@@ -32,7 +32,7 @@ class Plugin:
     sha256: str  # of the bytes that run
     module: ModuleType
 
-    def defined(self) -> list[str]:
+    def defined_names(self) -> list[str]:
         """Return the names of public functions and classes defined in the file, without imported ones."""
         name = self.module.__name__
         return [
@@ -41,32 +41,34 @@ class Plugin:
             if callable(value) and not key.startswith("_") and getattr(value, "__module__", None) == name
         ]
 
-    def find(self, *names: str) -> Callable[..., Any] | None:
+    def find_function(self, *names: str) -> Callable[..., Any] | None:
         """Return the first of these names that the file defines. Raises `PluginError` if it is not callable."""
         for name in names:
             if (found := getattr(self.module, name, None)) is not None:
                 if not callable(found):
-                    raise self.error(f"{name} is of type {_kind(found)}, expected a function")
+                    raise self.make_error(f"{name} is of type {_type_name(found)}, expected a function")
                 return found  # type: ignore[no-any-return]
         return None
 
-    def only(self, *names: str) -> tuple[str, Callable[..., Any]]:
+    def single_function(self, *names: str) -> tuple[str, Callable[..., Any]]:
         """Return name and function of the only one that the file defines. Raises `PluginError` for none or several."""
-        found = {name: function for name in names if (function := self.find(name)) is not None}
+        found = {name: function for name in names if (function := self.find_function(name)) is not None}
         if len(found) == 1:
             return found.popitem()
         if found:
-            raise self.error(f"defines {' and '.join(found)}; expected one of them. Remove the others from the file")
-        there = ", ".join(self.defined()) or "nothing"
-        raise self.error(f"defines no {' or '.join(names)}. It defines: {there}")
+            raise self.make_error(
+                f"defines {' and '.join(found)}; expected one of them. Remove the others from the file"
+            )
+        there = ", ".join(self.defined_names()) or "nothing"
+        raise self.make_error(f"defines no {' or '.join(names)}. It defines: {there}")
 
-    def error(self, words: str, line: int | None = None) -> PluginError:
+    def make_error(self, words: str, line: int | None = None) -> PluginError:
         """Return an error that names the setting, the file and, if known, the line."""
         where = self.path if line is None else f"{self.path}:{line}"
         return PluginError(f"{self.setting}: {where}: {words}")
 
     @contextmanager
-    def running(self, name: str, passing: tuple[type[Exception], ...] = (), given: str = "") -> Iterator[None]:
+    def convert_errors(self, name: str, passing: tuple[type[Exception], ...] = (), given: str = "") -> Iterator[None]:
         """Convert exceptions of the plug-in's code to `PluginError`s with file and line, except those in `passing`.
 
         `given`: description of the arguments, for the message.
@@ -76,36 +78,36 @@ class Plugin:
         except (Exception, SystemExit) as error:  # the plug-in may raise anything
             if isinstance(error, (PluginError, *passing)):
                 raise
-            raise self.error(
-                f"{name} raised {_told(error)}{given and f' ({given})'}", _line(error, self.path)
+            raise self.make_error(
+                f"{name} raised {_describe_error(error)}{given and f' ({given})'}", _error_line(error, self.path)
             ) from error
 
 
-def load(setting: str, path: str | Path, supplied: Mapping[str, Any] | None = None) -> Plugin:
+def load_plugin(setting: str, path: str | Path, supplied: Mapping[str, Any] | None = None) -> Plugin:
     """Run the file at `path` and return the plug-in. `supplied`: globals added to it. Raises `PluginError`."""
-    plugin, code = _read(setting, path)
+    plugin, code = _read_plugin(setting, path)
     vars(plugin.module).update(supplied or {})
     sys.modules[plugin.module.__name__] = plugin.module  # dataclasses and pickle look the module up there
-    with plugin.running("the file, while it was loaded,"):
+    with plugin.convert_errors("the file, while it was loaded,"):
         exec(code, vars(plugin.module))
     log.info("%s: loaded %s, sha256 %s", setting, plugin.path, plugin.sha256)
     return plugin
 
 
-def examine(config: Config) -> None:
+def check_plugin_files(config: Config) -> None:
     """Check, without running them, that the configured files exist and are valid Python. Raises `PluginError`."""
     named = {
-        "train.loss_path": config.train.loss_path,
+        "train.loss.path": config.train.loss.path,
         "judge.plugin_path": config.judge.plugin_path if config.judge.kind == "plugin" else None,
         "rollout.function_path": config.rollout.function_path,
         "rollout.generate_path": config.rollout.generate_path,
     }
     for setting, path in named.items():
         if path is not None:
-            _read(setting, path)
+            _read_plugin(setting, path)
 
 
-def _read(setting: str, path: str | Path) -> tuple[Plugin, CodeType]:
+def _read_plugin(setting: str, path: str | Path) -> tuple[Plugin, CodeType]:
     file = Path(path).expanduser().resolve()
     try:
         raw = file.read_bytes()
@@ -115,35 +117,35 @@ def _read(setting: str, path: str | Path) -> tuple[Plugin, CodeType]:
     module = ModuleType(f"openclaw_rl_plugin_{file.stem}_{digest[:8]}")
     module.__file__ = str(file)
     plugin = Plugin(setting=setting, path=file, sha256=digest, module=module)
-    return plugin, _compiled(plugin, raw)
+    return plugin, _compile_source(plugin, raw)
 
 
-def _compiled(plugin: Plugin, raw: bytes) -> CodeType:
+def _compile_source(plugin: Plugin, raw: bytes) -> CodeType:
     try:
         return compile(raw, str(plugin.path), "exec")
     except SyntaxError as error:
-        raise plugin.error(f"is not valid Python: {error.msg}", error.lineno) from None
+        raise plugin.make_error(f"is not valid Python: {error.msg}", error.lineno) from None
     except ValueError as error:  # null bytes
-        raise plugin.error(f"is not valid Python: {error}") from None
+        raise plugin.make_error(f"is not valid Python: {error}") from None
 
 
 def check_call(plugin: Plugin, name: str, function: Callable[..., Any], parameters: Sequence[str]) -> None:
     """Raise `PluginError` unless the function can be called with exactly these keyword arguments."""
     signature = signature_of(plugin, name, function)
-    check_plain(plugin, name, function)
+    check_not_async(plugin, name, function)
     try:
         signature.bind(**dict.fromkeys(parameters))
     except TypeError:
         expected = f"{name}({', '.join(parameters)})"
         line = getattr(getattr(function, "__code__", None), "co_firstlineno", None)
-        raise plugin.error(f"got {name}{_short(signature)}, expected {expected}", line) from None
+        raise plugin.make_error(f"got {name}{_short_signature(signature)}, expected {expected}", line) from None
 
 
-def check_plain(plugin: Plugin, name: str, function: Callable[..., Any]) -> None:
+def check_not_async(plugin: Plugin, name: str, function: Callable[..., Any]) -> None:
     """Raise `PluginError` for an async function, because the caller does not await the result."""
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         line = getattr(getattr(function, "__code__", None), "co_firstlineno", None)
-        raise plugin.error(f"{name} is an async function, expected `def {name.rpartition('.')[2]}(...)`", line)
+        raise plugin.make_error(f"{name} is an async function, expected `def {name.rpartition('.')[2]}(...)`", line)
 
 
 def signature_of(plugin: Plugin, name: str, function: Callable[..., Any]) -> inspect.Signature:
@@ -152,26 +154,26 @@ def signature_of(plugin: Plugin, name: str, function: Callable[..., Any]) -> ins
         return inspect.signature(function)
     except (TypeError, ValueError):
         if not callable(function):
-            raise plugin.error(f"{name} is of type {_kind(function)}, expected a function") from None
-        raise plugin.error(f"the parameters of {name} are unknown: write it as a Python function") from None
+            raise plugin.make_error(f"{name} is of type {_type_name(function)}, expected a function") from None
+        raise plugin.make_error(f"the parameters of {name} are unknown: write it as a Python function") from None
 
 
-def _short(signature: inspect.Signature) -> str:
+def _short_signature(signature: inspect.Signature) -> str:
     """Format the signature with names and defaults only."""
     plain = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
     return str(inspect.Signature(plain))
 
 
-def _line(error: BaseException, path: Path) -> int | None:
+def _error_line(error: BaseException, path: Path) -> int | None:
     """Return the last line of the file in the error's traceback, or None."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     return lines[-1] if lines else None
 
 
-def _told(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     words = " ".join(str(error).split())
     return f"{type(error).__name__}: {words}" if words else type(error).__name__
 
 
-def _kind(value: Any) -> str:
+def _type_name(value: Any) -> str:
     return type(value).__name__

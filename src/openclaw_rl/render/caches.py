@@ -14,7 +14,7 @@ V = TypeVar("V")
 Held = TypeVar("Held", bound=Sized)
 
 
-class Recent(Generic[K, V]):
+class TwoGenerationLRU(Generic[K, V]):
     """Approximate LRU cache with two generations: a hit costs one dictionary look-up and takes no lock.
 
     `room`: capacity in units of `weigh(key, value)`, by default 1 per entry. The cache keeps between half of it and
@@ -22,31 +22,31 @@ class Recent(Generic[K, V]):
     """
 
     def __init__(self, room: int, weigh: Callable[[K, V], int] | None = None) -> None:
-        self._half = room // 2
+        self._generation_capacity = room // 2
         self._weigh = weigh
-        self._new: dict[K, V] = {}
-        self._old: dict[K, V] = {}
+        self._newer: dict[K, V] = {}
+        self._older: dict[K, V] = {}
         self._weight = 0
 
     def get(self, key: K) -> V | None:
-        value = self._new.get(key)
-        if value is None and (value := self._old.pop(key, None)) is not None:
+        value = self._newer.get(key)
+        if value is None and (value := self._older.pop(key, None)) is not None:
             self.put(key, value)
         return value
 
     def put(self, key: K, value: V) -> None:
         weight = 1 if self._weigh is None else self._weigh(key, value)
-        if self._weight + weight > self._half:
-            self._old, self._new, self._weight = self._new, {}, 0
-        self._new[key] = value
+        if self._weight + weight > self._generation_capacity:
+            self._older, self._newer, self._weight = self._newer, {}, 0
+        self._newer[key] = value
         self._weight += weight
 
 
-ROOM_TOKENS = 16 * 2**20  # 64 MiB of ids
+DEFAULT_CACHE_TOKENS = 16 * 2**20  # 64 MiB of ids
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class SampledTokens:
     """Prompt ids of one exchange as sent, and its response ids as sampled."""
 
     prompt_ids: Ids  # [P]
@@ -56,27 +56,27 @@ class Past:
         return len(self.prompt_ids) + len(self.response_ids)
 
 
-class ByTokens(Generic[Held]):
+class TokenBudgetLRU(Generic[Held]):
     """LRU cache bounded by a number of tokens; `len(value)` is the number of tokens of a value."""
 
-    def __init__(self, room: int = ROOM_TOKENS) -> None:
-        self._room = room
-        self._held: OrderedDict[bytes, Held] = OrderedDict()
+    def __init__(self, room: int = DEFAULT_CACHE_TOKENS) -> None:
+        self._free_tokens = room
+        self._entries: OrderedDict[bytes, Held] = OrderedDict()
 
     def put(self, key: bytes, value: Held) -> None:
-        if (old := self._held.pop(key, None)) is not None:
-            self._room += len(old)
-        self._held[key] = value
-        self._room -= len(value)
-        while self._room < 0 and self._held:
-            self._room += len(self._held.popitem(last=False)[1])
+        if (old := self._entries.pop(key, None)) is not None:
+            self._free_tokens += len(old)
+        self._entries[key] = value
+        self._free_tokens -= len(value)
+        while self._free_tokens < 0 and self._entries:
+            self._free_tokens += len(self._entries.popitem(last=False)[1])
 
     def get(self, key: bytes) -> Held | None:
-        if (found := self._held.get(key)) is not None:
-            self._held.move_to_end(key)
+        if (found := self._entries.get(key)) is not None:
+            self._entries.move_to_end(key)
         return found
 
-    def longest(self, keys: Sequence[tuple[int, bytes]]) -> tuple[int, Held] | None:
+    def find_last(self, keys: Sequence[tuple[int, bytes]]) -> tuple[int, Held] | None:
         """Return (message index, value) of the last of the (message index, key) pairs whose key is cached."""
         for index, key in reversed(keys):
             if (found := self.get(key)) is not None:

@@ -19,17 +19,17 @@ from jinja2.utils import Namespace
 from openclaw_rl.errors import ModelError, RequestError
 from openclaw_rl.types import Message
 
-_ROLES = {"developer": "system", "function": "tool"}  # templates support only four roles
-_REASONING = ("reasoning_content", "thinking", "reasoning")
+_ROLE_ALIASES = {"developer": "system", "function": "tool"}  # templates support only four roles
+_REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
-_OURS = frozenset(
+_RESERVED_NAMES = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize"}
     | {"raise_exception", "strftime_now", "namespace", "range", "dict", "lipsum", "cycler", "joiner", "loop", "self"}
 )
 """Variable names that a client may not set: arguments of `render`, and functions and globals of templates."""
 
 
-class ReadyTool(dict[str, Any]):
+class SerializedTool(dict[str, Any]):
     """Tool definition with its JSON text precomputed, because an agent sends the same tools with every request."""
 
     __slots__ = ("json",)
@@ -39,12 +39,12 @@ class ReadyTool(dict[str, Any]):
         self.json = json.dumps(tool, ensure_ascii=False)
 
 
-def ready_tools(tools: Sequence[Mapping[str, Any]]) -> list[ReadyTool]:
+def serialize_tools(tools: Sequence[Mapping[str, Any]]) -> list[SerializedTool]:
     """Return the tools in the form that `ChatTemplate.render` expects."""
-    return [ReadyTool(t) for t in tools]
+    return [SerializedTool(t) for t in tools]
 
 
-class _Generation(Extension):
+class _GenerationTag(Extension):
     """Jinja tag `{% generation %}`, which marks assistant tokens for training: renders its body unchanged."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2 declares this type
@@ -58,7 +58,7 @@ def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-def _tojson(
+def _to_json(
     value: Any,
     ensure_ascii: bool = False,
     indent: int | None = None,
@@ -66,7 +66,7 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     """Filter `tojson` without the HTML escapes of jinja2's own filter."""
-    if type(value) is ReadyTool and indent is None and separators is None and not (ensure_ascii or sort_keys):
+    if type(value) is SerializedTool and indent is None and separators is None and not (ensure_ascii or sort_keys):
         return value.json
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
@@ -75,7 +75,7 @@ def _strftime_now(pattern: str) -> str:
     return datetime.now().strftime(pattern)  # local time, as in transformers
 
 
-class _Namespace(Namespace):
+class _SafeNamespace(Namespace):
     """`namespace()` that rejects names with a leading underscore."""
 
     def __setitem__(self, name: str, value: Any) -> None:
@@ -84,7 +84,7 @@ class _Namespace(Namespace):
         super().__setitem__(name, value)
 
 
-class _Environment(ImmutableSandboxedEnvironment):
+class _TemplateEnvironment(ImmutableSandboxedEnvironment):
     """Sandbox in which `message.role` reads a plain dict's item directly; jinja2 would try the attribute first."""
 
     def getattr(self, obj: Any, attribute: str) -> Any:
@@ -96,12 +96,12 @@ class _Environment(ImmutableSandboxedEnvironment):
 _DICT_ATTRIBUTES = frozenset(dir(dict))
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = _Environment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
+def _make_environment() -> ImmutableSandboxedEnvironment:
+    environment = _TemplateEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, "jinja2.ext.loopcontrols"]
     )
-    environment.filters["tojson"] = _tojson
-    environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now, namespace=_Namespace)
+    environment.filters["tojson"] = _to_json
+    environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now, namespace=_SafeNamespace)
     return environment
 
 
@@ -109,17 +109,17 @@ class ChatTemplate:
     """Compiled chat templates of one model."""
 
     def __init__(self, templates: Mapping[str, str], specials: Mapping[str, str]) -> None:
-        environment = _environment()
+        environment = _make_environment()
         try:
-            self._compiled = {name: environment.from_string(text) for name, text in templates.items()}
+            self._templates = {name: environment.from_string(text) for name, text in templates.items()}
         except jinja2.TemplateSyntaxError as error:
             raise ModelError(f"the model's chat template has a syntax error in line {error.lineno}: {error}") from error
         self._specials = dict(specials)
 
-    def check(self, variables: Mapping[str, Any]) -> None:
+    def check_variables(self, variables: Mapping[str, Any]) -> None:
         """Raise `RequestError` if a client's variable would override a reserved name or a special token."""
         for name in variables:
-            if name in _OURS or name in self._specials or name.startswith("_"):
+            if name in _RESERVED_NAMES or name in self._specials or name.startswith("_"):
                 raise RequestError(
                     f"chat_template_kwargs.{name}: this is set by the server. Send only variables of the model's own "
                     "template, such as enable_thinking.",
@@ -129,7 +129,7 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[dict[str, Any]],
-        tools: Sequence[ReadyTool],
+        tools: Sequence[SerializedTool],
         *,
         generation: bool,
         variables: Mapping[str, Any] = NO_VARIABLES,
@@ -138,11 +138,11 @@ class ChatTemplate:
 
         Raises `RequestError` with the template's own message if it rejects the conversation, or from `check_variables`.
         """
-        template = self._compiled.get("tool_use") if tools else None
+        template = self._templates.get("tool_use") if tools else None
         if variables:
-            self.check(variables)
+            self.check_variables(variables)
         try:
-            text = (template or self._compiled["default"]).render(
+            text = (template or self._templates["default"]).render(
                 {
                     **variables,
                     "messages": list(messages),
@@ -156,10 +156,10 @@ class ChatTemplate:
             raise RequestError(
                 f"the model's chat template refuses this conversation: {error}", param="messages"
             ) from error
-        return _encodable(text)
+        return _require_encodable(text)
 
 
-def _encodable(text: str) -> str:
+def _require_encodable(text: str) -> str:
     """Return `text`; raise `RequestError` if it cannot be encoded as UTF-8, which every tokenizer needs."""
     try:
         text.encode()
@@ -171,28 +171,28 @@ def _encodable(text: str) -> str:
     return text
 
 
-def for_template(message: Message) -> dict[str, Any]:
+def to_template_message(message: Message) -> dict[str, Any]:
     """Return a client's message as templates expect it: four roles, text content, arguments as objects, no nulls."""
     out = {k: v for k, v in message.items() if v is not None}
     role = str(out.get("role", ""))
-    out["role"] = _ROLES.get(role, role)
-    out["content"] = _text(out.get("content"))
+    out["role"] = _ROLE_ALIASES.get(role, role)
+    out["content"] = _content_text(out.get("content"))
     if calls := out.pop("tool_calls", None):
-        out["tool_calls"] = [_call(c) for c in calls]
-    reasoning = next((out[k] for k in _REASONING if k in out), None)
+        out["tool_calls"] = [_parse_call_arguments(c) for c in calls]
+    reasoning = next((out[k] for k in _REASONING_KEYS if k in out), None)
     if reasoning is not None:
         out = {"thinking": reasoning, **out, "reasoning_content": reasoning}
     return out
 
 
-def _text(content: Any) -> str:
+def _content_text(content: Any) -> str:
     """Join content parts without a separator, as templates that read parts do, and as `message_hash` does."""
     if isinstance(content, list):
         return "".join(p if isinstance(p, str) else str(p.get("text", p.get("refusal", ""))) for p in content)
     return "" if content is None else str(content)
 
 
-def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+def _parse_call_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call.get("function") or {}
     arguments = function.get("arguments")
     if isinstance(arguments, str):

@@ -10,7 +10,7 @@ from typing import Protocol
 from tokenizers import Tokenizer
 
 
-def _byte_of_char() -> dict[str, int]:
+def _byte_alphabet() -> dict[str, int]:
     """Return the byte-level BPE alphabet: printable bytes map to themselves, the others to code points from 256 on."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     moved = [b for b in range(256) if b not in plain]
@@ -29,30 +29,30 @@ class Detokenizer:
     def __init__(self, tokenizer: Tokenizer, stop_token_ids: Iterable[int], kept: Collection[str] = ()) -> None:
         self.tokenizer = tokenizer
         added = tokenizer.get_added_tokens_decoder()
-        self.skipped = {i for i, t in added.items() if t.special and t.content not in kept} | set(stop_token_ids)
-        self._table = self._bytes_by_id() if _is_byte_level(tokenizer) else None
+        self.skipped_ids = {i for i, t in added.items() if t.special and t.content not in kept} | set(stop_token_ids)
+        self._bytes_table = self._build_bytes_table() if _is_byte_level(tokenizer) else None
 
-    def _bytes_by_id(self) -> list[bytes]:
+    def _build_bytes_table(self) -> list[bytes]:
         vocab = self.tokenizer.get_vocab(with_added_tokens=True)
         table = [b""] * (max(vocab.values()) + 1)
-        alphabet = _byte_of_char()
+        alphabet = _byte_alphabet()
         for token, i in vocab.items():
-            if i not in self.skipped:
+            if i not in self.skipped_ids:
                 table[i] = _token_bytes(token, alphabet)
         return table
 
     @property
-    def exact(self) -> bool:
+    def is_context_free(self) -> bool:
         """Whether a token's text never depends on the tokens around it."""
-        return self._table is not None
+        return self._bytes_table is not None
 
-    def stream(self) -> TextStream:
-        return ByteStream(self._table) if self._table is not None else WindowStream(self)
+    def new_stream(self) -> TextStream:
+        return ByteStream(self._bytes_table) if self._bytes_table is not None else WindowStream(self)
 
-    def token(self, i: int) -> tuple[str, list[int]]:
+    def decode_token(self, i: int) -> tuple[str, list[int]]:
         """Return one token as (text, UTF-8 bytes), for the client's logprobs."""
-        if self._table is not None:
-            raw = self._table[i] if 0 <= i < len(self._table) else b""
+        if self._bytes_table is not None:
+            raw = self._bytes_table[i] if 0 <= i < len(self._bytes_table) else b""
             return raw.decode("utf-8", "replace"), list(raw)
         text = str(self.tokenizer.decode([i], skip_special_tokens=False))
         return text, list(text.encode("utf-8"))
@@ -97,23 +97,23 @@ class WindowStream:
 
     def __init__(self, detokenizer: Detokenizer) -> None:
         self._tokenizer = detokenizer.tokenizer
-        self._skipped = detokenizer.skipped
+        self._skipped = detokenizer.skipped_ids
         self._ids: list[int] = []
-        self._start = 0  # index in `_ids` where the window starts
-        self._read = 0  # number of ids whose text was emitted
+        self._window_start = 0  # index in `_ids` where the window starts
+        self._emitted = 0  # number of ids whose text was emitted
 
     def push(self, ids: Sequence[int]) -> str:
         self._ids += [i for i in ids if i not in self._skipped]
-        before, now = self._decode(self._read), self._decode(len(self._ids))
+        before, now = self._decode_window(self._emitted), self._decode_window(len(self._ids))
         if len(now) <= len(before) or now.endswith("\ufffd"):
             return ""
-        self._start, self._read = self._read, len(self._ids)
+        self._window_start, self._emitted = self._emitted, len(self._ids)
         return now[len(before) :]
 
     def flush(self) -> str:
-        before, now = self._decode(self._read), self._decode(len(self._ids))
-        self._start = self._read = len(self._ids)
+        before, now = self._decode_window(self._emitted), self._decode_window(len(self._ids))
+        self._window_start = self._emitted = len(self._ids)
         return now[len(before) :]
 
-    def _decode(self, end: int) -> str:
-        return str(self._tokenizer.decode(self._ids[self._start : end], skip_special_tokens=False))
+    def _decode_window(self, end: int) -> str:
+        return str(self._tokenizer.decode(self._ids[self._window_start : end], skip_special_tokens=False))

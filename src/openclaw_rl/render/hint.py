@@ -17,12 +17,12 @@ def with_hint(messages: Sequence[Message], hint: str, transient: Callable[[Messa
     for index in range(len(out) - 1, -1, -1):
         message = out[index]
         if message.get("role") == "user" and not transient(message):
-            out[index] = {**message, "content": _appended(message.get("content"), f"\n\n[Hint: {hint}]")}
+            out[index] = {**message, "content": _append_text(message.get("content"), f"\n\n[Hint: {hint}]")}
             return out
     raise ValueError(f"a hint needs a user message to append it to; got none among {len(out)} messages")
 
 
-def _appended(content: Any, words: str) -> Any:
+def _append_text(content: Any, words: str) -> Any:
     if not isinstance(content, list):
         return (content or "") + words
     parts = list(content)

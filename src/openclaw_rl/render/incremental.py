@@ -15,27 +15,27 @@ import numpy as np
 
 from openclaw_rl.errors import RequestError
 from openclaw_rl.render.chat_template import NO_VARIABLES
-from openclaw_rl.render.renderer import Renderer, Tools, stand_in
-from openclaw_rl.render.template_probe import CUT
+from openclaw_rl.render.renderer import Renderer, Tools, placeholder_reply
+from openclaw_rl.render.template_probe import CUT_MARKER
 from openclaw_rl.types import Ids, Message
 
-LONG = 16
+MIN_INCREMENTAL_MESSAGES = 16
 """Minimum number of messages; shorter conversations are always rendered whole."""
 
 
-class Unequal(Exception):
+class TemplateMismatch(Exception):
     """The incremental result differs from the template's: render these conversations whole."""
 
 
-class Written(NamedTuple):
+class RenderedTurn(NamedTuple):
     """A rendered turn. Both texts start at the same place: after the kept prefix of the prompt."""
 
     prompt_ids: Ids  # [P] ids of the whole prompt
-    before: str  # text of the prompt
-    whole: str  # text of the conversation with the reply, without a generation prompt
+    prompt_text: str  # text of the prompt
+    full_text: str  # text of the conversation with the reply, without a generation prompt
 
 
-class _Kept(NamedTuple):
+class _KeptPrefix(NamedTuple):
     """Prompt prefix up to the end of a reply's text; `messages`: number of messages, that reply included."""
 
     messages: int
@@ -43,125 +43,125 @@ class _Kept(NamedTuple):
     ids: Ids
 
 
-_NOTHING = _Kept(0, 0, np.empty(0, np.int32))
+_EMPTY_PREFIX = _KeptPrefix(0, 0, np.empty(0, np.int32))
 
 
-class _Turn(NamedTuple):
+class _TurnInput(NamedTuple):
     messages: Sequence[Message]
     reply: Message
     tools: Tools
     variables: Mapping[str, Any]
 
 
-class Growing:
+class IncrementalRenderer:
     """Incremental renderer for conversations, one after the other. `long`: as `MIN_INCREMENTAL_MESSAGES`."""
 
-    def __init__(self, renderer: Renderer, *, long: float = LONG) -> None:
+    def __init__(self, renderer: Renderer, *, long: float = MIN_INCREMENTAL_MESSAGES) -> None:
         self._renderer = renderer
-        self._long = long if renderer.tokens.segmented else float("inf")
-        self._texts: list[str] = []  # text of the kept prefix, in parts
-        self._kept = _NOTHING
-        self._turns, self._due = 0, 1  # turns rendered incrementally; count at which to verify next
-        self._last: tuple[_Turn, _Kept, Written] | None = None  # last turn, to be verified
+        self._min_messages = long if renderer.tokenizer.is_segmented else float("inf")
+        self._prefix_texts: list[str] = []  # text of the kept prefix, in parts
+        self._prefix = _EMPTY_PREFIX
+        self._turn_count, self._next_verification = 0, 1  # turns rendered incrementally; count at which to verify next
+        self._last_turn: tuple[_TurnInput, _KeptPrefix, RenderedTurn] | None = None  # last turn, to be verified
 
-    def turn(
+    def render_turn(
         self,
         messages: Sequence[Message],
         reply: Message,
         tools: Tools = (),
         *,
         variables: Mapping[str, Any] = NO_VARIABLES,
-    ) -> Written:
+    ) -> RenderedTurn:
         """Render the next turn, which must begin with the messages of the kept prefix: see `keep_at_most`.
 
         Raises `RequestError` if the template rejects the turn, `TemplateMismatch` if this or an earlier turn differs.
         """
-        turn = _Turn(messages, reply, tools, variables)
-        if len(messages) < self._long:
-            return self._written(turn, _NOTHING, self._whole(turn))[0]
-        kept = self._kept
-        found = self._behind_kept(turn) if 0 < kept.messages < len(messages) else None
+        turn = _TurnInput(messages, reply, tools, variables)
+        if len(messages) < self._min_messages:
+            return self._make_turn(turn, _EMPTY_PREFIX, self._render_whole(turn))[0]
+        kept = self._prefix
+        found = self._render_after_prefix(turn) if 0 < kept.messages < len(messages) else None
         if found is None:
-            self._forget()
-            kept = _NOTHING
-        written, pieces = self._written(turn, kept, found or self._whole(turn))
-        self._last = (turn, kept, written)
+            self._drop_prefix()
+            kept = _EMPTY_PREFIX
+        written, pieces = self._make_turn(turn, kept, found or self._render_whole(turn))
+        self._last_turn = (turn, kept, written)
         if kept.messages:
-            self._turns += 1
-            if self._turns >= self._due:
-                self._due += self._turns // 2 + 1
-                self._try(*self._last)
-        self._keep(turn, kept, written, pieces)
+            self._turn_count += 1
+            if self._turn_count >= self._next_verification:
+                self._next_verification += self._turn_count // 2 + 1
+                self._verify_turn(*self._last_turn)
+        self._extend_prefix(turn, kept, written, pieces)
         return written
 
-    def hold(self, same: int) -> None:
+    def keep_at_most(self, same: int) -> None:
         """Drop the kept prefix if it is longer than the `same` messages that the next turn shares with the last one.
 
         Raises `TemplateMismatch`.
         """
-        if self._kept.messages > same:
-            self._forget()
+        if self._prefix.messages > same:
+            self._drop_prefix()
 
-    def _forget(self) -> None:
-        self.end()
-        self._texts, self._kept, self._turns, self._due = [], _NOTHING, 0, 1
+    def _drop_prefix(self) -> None:
+        self.verify_last_turn()
+        self._prefix_texts, self._prefix, self._turn_count, self._next_verification = [], _EMPTY_PREFIX, 0, 1
 
-    def end(self) -> None:
+    def verify_last_turn(self) -> None:
         """Verify the last turn; call it after the last one. Raises `TemplateMismatch`."""
-        if self._last is not None and self._last[1].messages:
-            self._try(*self._last)
+        if self._last_turn is not None and self._last_turn[1].messages:
+            self._verify_turn(*self._last_turn)
 
-    def _whole(self, turn: _Turn) -> tuple[str, str]:
+    def _render_whole(self, turn: _TurnInput) -> tuple[str, str]:
         text = self._renderer.text
         return (
             text(turn.messages, turn.tools, variables=turn.variables),
             text([*turn.messages, turn.reply], turn.tools, generation=False, variables=turn.variables),
         )
 
-    def _behind_kept(self, turn: _Turn) -> tuple[str, str] | None:
-        at = self._kept.messages
-        before = self._behind(turn, at, turn.messages[at:], generation=True)
-        whole = self._behind(turn, at, [*turn.messages[at:], turn.reply], generation=False)
+    def _render_after_prefix(self, turn: _TurnInput) -> tuple[str, str] | None:
+        at = self._prefix.messages
+        before = self._render_after(turn, at, turn.messages[at:], generation=True)
+        whole = self._render_after(turn, at, [*turn.messages[at:], turn.reply], generation=False)
         return None if before is None or whole is None else (before, whole)
 
-    def _behind(self, turn: _Turn, at: int, new: Sequence[Message], *, generation: bool) -> str | None:
+    def _render_after(self, turn: _TurnInput, at: int, new: Sequence[Message], *, generation: bool) -> str | None:
         """Return the template's text after the reply before message `at`, from the next special token on."""
-        if CUT in str(new):
+        if CUT_MARKER in str(new):
             return None
         asked: Message = {"role": "user", "content": "x"}
-        before = [asked, stand_in(turn.messages[at - 1])]
+        before = [asked, placeholder_reply(turn.messages[at - 1])]
         try:
             text = self._renderer.text([*before, *new], turn.tools, generation=generation, variables=turn.variables)
         except RequestError:
             return None  # the caller renders the whole conversation, which reports the error
-        cut = text.rfind(CUT)
-        end = self._renderer.tokens.next_special(text, cut + len(CUT)) if cut >= 0 else -1
+        cut = text.rfind(CUT_MARKER)
+        end = self._renderer.tokenizer.find_next_special(text, cut + len(CUT_MARKER)) if cut >= 0 else -1
         return text[end:] if end >= 0 else None
 
-    def _written(self, turn: _Turn, kept: _Kept, texts: tuple[str, str]) -> tuple[Written, list[str]]:
-        tokens = self._renderer.tokens
-        pieces = tokens.split(texts[0])
-        return Written(np.concatenate([kept.ids, tokens.join(pieces)]), *texts), pieces
+    def _make_turn(self, turn: _TurnInput, kept: _KeptPrefix, texts: tuple[str, str]) -> tuple[RenderedTurn, list[str]]:
+        tokens = self._renderer.tokenizer
+        pieces = tokens.split_text(texts[0])
+        return RenderedTurn(np.concatenate([kept.ids, tokens.join_ids(pieces)]), *texts), pieces
 
-    def _keep(self, turn: _Turn, kept: _Kept, written: Written, pieces: list[str]) -> None:
+    def _extend_prefix(self, turn: _TurnInput, kept: _KeptPrefix, written: RenderedTurn, pieces: list[str]) -> None:
         """Keep as much of this prompt as the next prompts will start with."""
-        self._kept = kept
-        at = self._end(turn.messages, kept.messages)
-        behind = self._behind(turn, at, turn.messages[at:], generation=True) if at else None
-        if behind is None or not written.before.endswith(behind):
+        self._prefix = kept
+        at = self._find_stable_end(turn.messages, kept.messages)
+        behind = self._render_after(turn, at, turn.messages[at:], generation=True) if at else None
+        if behind is None or not written.prompt_text.endswith(behind):
             return
-        cut = len(written.before) - len(behind)
+        cut = len(written.prompt_text) - len(behind)
         ends = list(accumulate(map(len, pieces)))
         if cut not in ends[::2]:  # texts and special tokens alternate: a cut must be before a special token
             return
         upto = 2 * ends[::2].index(cut) + 1
-        size = len(kept.ids) + len(self._renderer.tokens.join(pieces[:upto]))
-        self._texts.append(written.before[:cut])
-        self._kept = _Kept(at, len(self._texts), written.prompt_ids[:size])
+        size = len(kept.ids) + len(self._renderer.tokenizer.join_ids(pieces[:upto]))
+        self._prefix_texts.append(written.prompt_text[:cut])
+        self._prefix = _KeptPrefix(at, len(self._prefix_texts), written.prompt_ids[:size])
 
-    def _end(self, messages: Sequence[Message], after: int) -> int:
+    def _find_stable_end(self, messages: Sequence[Message], after: int) -> int:
         """Return the index after the newest reply that later turns cannot change; 0 if none is after `after`."""
-        final = {"user"} if self._renderer.unbridged else {"user", "tool", "function"}
+        final = {"user"} if self._renderer.bridge_unsupported_reason else {"user", "tool", "function"}
         return next(
             (
                 at
@@ -171,12 +171,12 @@ class Growing:
             0,
         )
 
-    def _try(self, turn: _Turn, kept: _Kept, written: Written) -> None:
-        self._last = (turn, _NOTHING, written)  # an empty prefix marks it as verified
-        begun = "".join(self._texts[: kept.texts])
-        before, whole = self._whole(turn)
-        ids = self._renderer.tokens.encode(before)
-        if (before, whole) != (begun + written.before, begun + written.whole) or ids.tobytes() != (
+    def _verify_turn(self, turn: _TurnInput, kept: _KeptPrefix, written: RenderedTurn) -> None:
+        self._last_turn = (turn, _EMPTY_PREFIX, written)  # an empty prefix marks it as verified
+        begun = "".join(self._prefix_texts[: kept.texts])
+        before, whole = self._render_whole(turn)
+        ids = self._renderer.tokenizer.encode(before)
+        if (before, whole) != (begun + written.prompt_text, begun + written.full_text) or ids.tobytes() != (
             written.prompt_ids.tobytes()
         ):
-            raise Unequal
+            raise TemplateMismatch

@@ -14,16 +14,16 @@ from openclaw_rl.common.assets import ASSETS
 from openclaw_rl.errors import ModelError
 from openclaw_rl.settings.load import STARTER, ModelConfig
 
-_HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")
-_FLAGS = {
+_HUB_ID_PATTERN = re.compile(r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")
+_FLAG_OF_KEY = {
     "model.path": "--model-path",
     "model.tokenizer": "--tokenizer-path",
     "judge.path": "--judge-model-path",
     "judge.reward_path": "--rm-checkpoint",
 }
-_NAMED_SPECIALS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
-_DOWNLOAD = ("*.json", "*.jinja", "*.safetensors", "tokenizer*", "chat_template*")
+_SPECIAL_TOKEN_KEYS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_WEIGHT_PATTERNS = ("*.safetensors", "pytorch_model*.bin")
+_DOWNLOAD_PATTERNS = ("*.json", "*.jinja", "*.safetensors", "tokenizer*", "chat_template*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class ModelFiles:
         return self.tokenizer_folder / "tokenizer.json"
 
     @staticmethod
-    def find(
+    def from_path(
         path_or_hub_id: str, *, tokenizer: str | None = None, token: str | None = None, key: str = "model.path"
     ) -> ModelFiles:
         """Read a local folder, the shipped starter (`starter`), or a hub id (downloaded, with `token` if given).
@@ -54,27 +54,29 @@ class ModelFiles:
         `tokenizer`: separate source of the tokenizer and its chat template; `key`: settings key of the model, for
         error messages. Raises `ModelError` if there is no such model or its folder is incomplete.
         """
-        folder = _folder(path_or_hub_id, token, key=key)
-        return _read(folder, folder if tokenizer is None else _folder(tokenizer, token, key="model.tokenizer"))
+        folder = _resolve_folder(path_or_hub_id, token, key=key)
+        return _read_folder(
+            folder, folder if tokenizer is None else _resolve_folder(tokenizer, token, key="model.tokenizer")
+        )
 
     @staticmethod
-    def of(model: ModelConfig, *, key: str = "model.path") -> ModelFiles:
+    def from_config(model: ModelConfig, *, key: str = "model.path") -> ModelFiles:
         """Read the model of the settings. Raises as `from_path` does."""
-        return ModelFiles.find(model.path, tokenizer=model.tokenizer, token=model.hf_token, key=key)
+        return ModelFiles.from_path(model.path, tokenizer=model.tokenizer, token=model.hf_token, key=key)
 
 
-def _folder(name: str, token: str | None, *, key: str = "model.path") -> Path:
+def _resolve_folder(name: str, token: str | None, *, key: str = "model.path") -> Path:
     if name == STARTER:
         return ASSETS / "starter"
     path = Path(name).expanduser()
     if path.is_dir():
         return path
-    if not _HUB_ID.match(name):
-        raise _nowhere(name, key, f", or {STARTER!r} for the shipped model")
+    if not _HUB_ID_PATTERN.match(name):
+        raise _not_found_error(name, key, f", or {STARTER!r} for the shipped model")
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(name, allow_patterns=list(_DOWNLOAD), token=token))
+        return Path(snapshot_download(name, allow_patterns=list(_DOWNLOAD_PATTERNS), token=token))
     except Exception as error:  # the hub client raises many kinds; all mean that there is no model
         raise ModelError(
             f"{key} {name!r} is not a local folder, and downloading it failed: {type(error).__name__}: {error}. "
@@ -82,25 +84,26 @@ def _folder(name: str, token: str | None, *, key: str = "model.path") -> Path:
         ) from error
 
 
-def _nowhere(name: str, key: str, more: str = "") -> ModelError:
+def _not_found_error(name: str, key: str, more: str = "") -> ModelError:
     return ModelError(
         f"{key} {name!r} is neither a folder nor a hub id like `Qwen/Qwen3-0.6B`. "
-        f"Give one of those with {_FLAGS[key]}{more}."
+        f"Give one of those with {_FLAG_OF_KEY[key]}{more}."
     )
 
 
-def check_name(name: str, *, key: str) -> None:
+def check_model_name(name: str, *, key: str) -> None:
     """Raise `ModelError` unless `name` is a model folder or has the form of a hub id, which is not looked up."""
     folder = Path(name).expanduser()
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise ModelError(
-            f"{key} {folder}: no config.json there. Give a model folder as saved by transformers with {_FLAGS[key]}"
+            f"{key} {folder}: no config.json there. Give a model folder as saved by transformers with "
+            f"{_FLAG_OF_KEY[key]}"
         )
-    if not folder.is_dir() and not _HUB_ID.match(name):
-        raise _nowhere(name, key)
+    if not folder.is_dir() and not _HUB_ID_PATTERN.match(name):
+        raise _not_found_error(name, key)
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
@@ -112,14 +115,14 @@ def _json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _read(folder: Path, tokenizer: Path) -> ModelFiles:
+def _read_folder(folder: Path, tokenizer: Path) -> ModelFiles:
     if not (tokenizer / "tokenizer.json").is_file():
         raise ModelError(
             f"{tokenizer}: no tokenizer.json there. Give a model folder as saved by transformers "
             "(config.json, tokenizer.json, a chat template, *.safetensors)."
         )
-    config, tokenizer_config = _json(folder / "config.json"), _json(tokenizer / "tokenizer_config.json")
-    generation = _json(folder / "generation_config.json")
+    config, tokenizer_config = _read_json(folder / "config.json"), _read_json(tokenizer / "tokenizer_config.json")
+    generation = _read_json(folder / "generation_config.json")
     inner = config.get("text_config")
     text_config = inner if isinstance(inner, dict) else config
     eos = next((e for c in (generation, text_config, config) if (e := c.get("eos_token_id")) is not None), None)
@@ -128,16 +131,16 @@ def _read(folder: Path, tokenizer: Path) -> ModelFiles:
         folder=folder,
         config=config,
         tokenizer_config=tokenizer_config,
-        templates=_templates(tokenizer, tokenizer_config),
-        specials=_specials(tokenizer, tokenizer_config),
+        templates=_read_templates(tokenizer, tokenizer_config),
+        specials=_read_special_tokens(tokenizer, tokenizer_config),
         eos_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
         context_length=context if isinstance(context, int) and context > 0 else None,
         tokenizer_folder=tokenizer,
-        weights=tuple(sorted(p for pattern in _WEIGHTS for p in folder.glob(pattern))),
+        weights=tuple(sorted(p for pattern in _WEIGHT_PATTERNS for p in folder.glob(pattern))),
     )
 
 
-def _templates(folder: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
+def _read_templates(folder: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
     """Return the chat templates by name; template files take precedence over tokenizer_config.json (transformers)."""
     found: dict[str, str] = {}
     if (folder / "chat_template.jinja").is_file():
@@ -157,10 +160,10 @@ def _templates(folder: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, s
     return found
 
 
-def _specials(folder: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
-    merged = _json(folder / "special_tokens_map.json") | dict(tokenizer_config)
+def _read_special_tokens(folder: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
+    merged = _read_json(folder / "special_tokens_map.json") | dict(tokenizer_config)
     out: dict[str, str] = {}
-    for name in _NAMED_SPECIALS:
+    for name in _SPECIAL_TOKEN_KEYS:
         value = merged.get(name)
         value = value.get("content") if isinstance(value, dict) else value
         if isinstance(value, str):
@@ -168,22 +171,22 @@ def _specials(folder: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, st
     return out
 
 
-_digests: dict[tuple[str, int, int], bytes] = {}  # (path, size, mtime_ns) -> sha256 of a weight file
+_weight_digests: dict[tuple[str, int, int], bytes] = {}  # (path, size, mtime_ns) -> sha256 of a weight file
 
 
 def _weight_digest(path: Path) -> bytes:
     stat = path.stat()
     key = (str(path.resolve()), stat.st_size, stat.st_mtime_ns)
-    if key not in _digests:
+    if key not in _weight_digests:
         digest = sha256()
         with path.open("rb") as file:
             while block := file.read(2**22):
                 digest.update(block)
-        _digests[key] = digest.digest()
-    return _digests[key]
+        _weight_digests[key] = digest.digest()
+    return _weight_digests[key]
 
 
-def identity(files: ModelFiles) -> str:
+def compute_identity(files: ModelFiles) -> str:
     """Return the sha256 (hex) of tokenizer, chat templates, special ids and base weights.
 
     Stored token ids and log-probabilities are only valid for exactly these. Weight digests are cached for the life of

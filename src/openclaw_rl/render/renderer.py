@@ -17,25 +17,25 @@ import numpy as np
 
 from openclaw_rl.errors import ModelError, RequestError
 from openclaw_rl.render import template_probe
-from openclaw_rl.render.chat_template import NO_VARIABLES, ChatTemplate, for_template, ready_tools
+from openclaw_rl.render.chat_template import NO_VARIABLES, ChatTemplate, serialize_tools, to_template_message
 from openclaw_rl.render.detokenizer import Detokenizer
-from openclaw_rl.render.families import CallForm, family_of
+from openclaw_rl.render.families import CallForm, detect_family
 from openclaw_rl.render.model_folder import ModelFiles
-from openclaw_rl.render.reply_parser import ReplyText
-from openclaw_rl.render.splice import Piece, Said, Splicer
-from openclaw_rl.render.template_probe import CUT
-from openclaw_rl.render.tokenizer import Tokens
+from openclaw_rl.render.reply_parser import ReplyDecoder
+from openclaw_rl.render.splice import PromptPiece, ReplySplicer, SampledReply
+from openclaw_rl.render.template_probe import CUT_MARKER
+from openclaw_rl.render.tokenizer import CachedTokenizer
 from openclaw_rl.types import Ids, Message
 
 log = logging.getLogger(__name__)
 
 Tools = Sequence[Mapping[str, Any]]
-_OPENING = 64  # tokens at the end of a prompt that are searched for an opened reasoning tag
-_TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
+_PROMPT_TAIL_TOKENS = 64  # tokens at the end of a prompt that are searched for an opened reasoning tag
+_PROBE_TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rendered:
+class RenderedPrompt:
     """Prompt ids. `thinking`: the prompt ends inside reasoning, so the reply starts with reasoning."""
 
     prompt_ids: Ids  # [P]
@@ -51,43 +51,45 @@ class Renderer:
 
     def __init__(self, files: ModelFiles) -> None:
         self.files = files
-        self.tokens = Tokens(files)
+        self.tokenizer = CachedTokenizer(files)
         self.template = ChatTemplate(files.templates, files.specials)
-        self.family = family_of(files.templates, self.tokens.special_ids)
-        self.stop_token_ids = self._stops()
+        self.family = detect_family(files.templates, self.tokenizer.special_ids)
+        self.stop_token_ids = self._find_stop_ids()
         self.context_length = files.context_length
-        self.detokenizer = self._detokenizer(tools=True)
-        self._without_tools = self._detokenizer(tools=False)
-        self.vocabulary = int(self.tokens.tokenizer.get_vocab_size(with_added_tokens=True))
+        self.detokenizer = self._make_detokenizer(tools=True)
+        self._detokenizer_without_tools = self._make_detokenizer(tools=False)
+        self.vocabulary_size = int(self.tokenizer.backend.get_vocab_size(with_added_tokens=True))
         self.end_of_turn: str | None = None
-        self.unbridged: str | None = None
-        past = template_probe.past_of(self._try, self.family)
-        self.unbridged = self._probe(past)
-        self.history = _words(past, self.unbridged)
-        self._splicer = Splicer(self.tokens, self.detokenizer, template_probe.anchors(self._try, self.tokens.split))
-        log.info("chat template: %s format; it %s", self.family.name, self.history)
+        self.bridge_unsupported_reason: str | None = None
+        past = template_probe.probe_behaviour(self._try_render, self.family)
+        self.bridge_unsupported_reason = self._find_bridge_problem(past)
+        self.history_description = _describe_history(past, self.bridge_unsupported_reason)
+        self._splicer = ReplySplicer(
+            self.tokenizer, self.detokenizer, template_probe.reply_anchors(self._try_render, self.tokenizer.split_text)
+        )
+        log.info("chat template: %s format; it %s", self.family.name, self.history_description)
 
-    def _stops(self) -> tuple[int, ...]:
+    def _find_stop_ids(self) -> tuple[int, ...]:
         eos = self.files.specials.get("eos_token")
-        token_id = self.tokens.tokenizer.token_to_id
-        named = [token_id(t) for t in (*([eos] if eos else []), *self.family.stops)]
+        token_id = self.tokenizer.backend.token_to_id
+        named = [token_id(t) for t in (*([eos] if eos else []), *self.family.stop_tokens)]
         stops = dict.fromkeys([*self.files.eos_ids, *(i for i in named if i is not None)])
         if not stops:
             raise ModelError(f"{self.files.folder}: no end-of-turn token (eos_token_id in generation_config.json)")
         return tuple(stops)
 
-    def _detokenizer(self, *, tools: bool) -> Detokenizer:
-        return Detokenizer(self.tokens.tokenizer, self.stop_token_ids, self.family.kept(tools=tools))
+    def _make_detokenizer(self, *, tools: bool) -> Detokenizer:
+        return Detokenizer(self.tokenizer.backend, self.stop_token_ids, self.family.kept_tokens(tools=tools))
 
     # Whole prompts.
 
-    def ready(self, message: Message) -> dict[str, Any]:
+    def prepare_message(self, message: Message) -> dict[str, Any]:
         """Return a client's message in the form that this model's template accepts."""
-        return self.family.fit(for_template(message))
+        return self.family.adapt_message(to_template_message(message))
 
     def with_reasoning(self, ready: Mapping[str, Any], reasoning: str) -> dict[str, Any]:
         """Return a prepared reply with the reasoning that its client left out, in case the template renders it."""
-        return self.family.fit({**ready, "thinking": reasoning, "reasoning_content": reasoning})
+        return self.family.adapt_message({**ready, "thinking": reasoning, "reasoning_content": reasoning})
 
     def text(
         self,
@@ -98,8 +100,8 @@ class Renderer:
         variables: Mapping[str, Any] = NO_VARIABLES,
     ) -> str:
         """Render the conversation as text. Raises `RequestError` if the template rejects it."""
-        ready = [self.ready(m) for m in messages]
-        return self.template.render(ready, ready_tools(tools), generation=generation, variables=variables)
+        ready = [self.prepare_message(m) for m in messages]
+        return self.template.render(ready, serialize_tools(tools), generation=generation, variables=variables)
 
     def render(
         self,
@@ -108,20 +110,20 @@ class Renderer:
         *,
         generation: bool = True,
         variables: Mapping[str, Any] = NO_VARIABLES,
-    ) -> Rendered:
+    ) -> RenderedPrompt:
         """Render the conversation as prompt ids. `variables`: template variables such as `enable_thinking`.
 
         Raises `RequestError` if the template rejects the conversation or a variable is reserved.
         """
-        return self.tokenise(self.text(messages, tools, generation=generation, variables=variables))
+        return self.tokenize(self.text(messages, tools, generation=generation, variables=variables))
 
-    def tokenise(self, text: str) -> Rendered:
-        return Rendered(prompt_ids=self.tokens.encode(text), thinking=self.family.opens_thinking(text))
+    def tokenize(self, text: str) -> RenderedPrompt:
+        return RenderedPrompt(prompt_ids=self.tokenizer.encode(text), thinking=self.family.opens_thinking(text))
 
     def opens_thinking(self, prompt_ids: Ids) -> bool:
         """Return `RenderedPrompt.thinking` for existing prompt ids."""
-        last = prompt_ids[-_OPENING:].tolist()
-        return self.family.opens_thinking(self.tokens.tokenizer.decode(last, skip_special_tokens=False))
+        last = prompt_ids[-_PROMPT_TAIL_TOKENS:].tolist()
+        return self.family.opens_thinking(self.tokenizer.backend.decode(last, skip_special_tokens=False))
 
     # Bridged prompts.
 
@@ -130,52 +132,52 @@ class Renderer:
 
         Rendered after a short placeholder conversation and cut at a marker. None if it cannot be determined.
         """
-        if self.unbridged or self.end_of_turn is None:
+        if self.bridge_unsupported_reason or self.end_of_turn is None:
             return None
-        likeness = stand_in(reply)
+        likeness = placeholder_reply(reply)
         if self.end_of_turn in str(likeness.get("tool_calls")):
             return None
         try:
-            text = self.text([{"role": "user", "content": "x"}, likeness, *new], [_TOOL] if tools else ())
+            text = self.text([{"role": "user", "content": "x"}, likeness, *new], [_PROBE_TOOL] if tools else ())
         except RequestError:
             return None  # the caller renders the whole conversation, which reports the error
-        cut = text.find(CUT)
+        cut = text.find(CUT_MARKER)
         end = text.find(self.end_of_turn, cut) if cut >= 0 else -1
         return text[end + len(self.end_of_turn) :] if end >= 0 else None
 
-    def bridge(self, prompt_ids: Ids, response_ids: Ids, new: Rendered) -> Rendered | None:
+    def bridge_prompt(self, prompt_ids: Ids, response_ids: Ids, new: RenderedPrompt) -> RenderedPrompt | None:
         """Concatenate stored ids, an end-of-turn token if the reply was cut short, and `new` (ids of `text_after`).
 
         None if the reply ended with another stop token than the template's: the template then writes another history.
         """
-        end = self.tokens.special_ids[self.end_of_turn or ""]
+        end = self.tokenizer.special_ids[self.end_of_turn or ""]
         last = int(response_ids[-1]) if len(response_ids) else -1
         if last != end and last in self.stop_token_ids:
             return None
         closing = np.array([] if last == end else [end], dtype=np.int32)
         ids = np.concatenate([prompt_ids, response_ids, closing, new.prompt_ids]).astype(np.int32, copy=False)
-        return Rendered(prompt_ids=ids, thinking=new.thinking)
+        return RenderedPrompt(prompt_ids=ids, thinking=new.thinking)
 
-    def said(self, response_ids: Ids, reasoning: str) -> Said | None:
+    def make_sampled_reply(self, response_ids: Ids, reasoning: str) -> SampledReply | None:
         """Return a reply for `splice_replies`; None if the model does not support splicing or the reply is empty."""
-        return self._splicer.said(response_ids, reasoning, self.stop_token_ids)
+        return self._splicer.make_sampled_reply(response_ids, reasoning, self.stop_token_ids)
 
-    def splice(self, text: str, replies: Sequence[Said]) -> list[Piece]:
+    def splice_replies(self, text: str, replies: Sequence[SampledReply]) -> list[PromptPiece]:
         """Replace each reply that occurs verbatim in the prompt's text by its sampled ids.
 
         `replies` are in conversation order. Decoding the pieces gives `text` again.
         """
         return self._splicer.splice(text, replies)
 
-    def _try(self, messages: Sequence[Message], tools: Tools, generation: bool) -> str | None:
+    def _try_render(self, messages: Sequence[Message], tools: Tools, generation: bool) -> str | None:
         try:
             return self.text(messages, tools, generation=generation)
         except RequestError:
             return None
 
-    def _probe(self, past: template_probe.Past) -> str | None:
+    def _find_bridge_problem(self, past: template_probe.TemplateBehaviour) -> str | None:
         """Return why bridging is unsupported, or None. Tests on small conversations that earlier text has no effect."""
-        if not self.tokens.segmented:
+        if not self.tokenizer.is_segmented:
             return "its tokenizer does not treat the text between special tokens independently"
         self.end_of_turn = self._find_end_of_turn()
         if self.end_of_turn is None:
@@ -183,27 +185,29 @@ class Renderer:
         if past.reasoning:
             return f"its template {past.reasoning}"
         tried = 0
-        for messages, tools in template_probe.samples():
-            whole = self._try(messages, tools, True)
+        for messages, tools in template_probe.sample_conversations():
+            whole = self._try_render(messages, tools, True)
             if whole is None:
                 continue  # this template supports no tools or no system message
             for at, message in enumerate(messages):
                 if message["role"] == "assistant":
                     tried += 1
-                    if not self._composes(messages, tools, at, whole):
+                    if not self._is_composable(messages, tools, at, whole):
                         return "its template depends on what came before a reply"
         return None if tried else "its template refuses every sample conversation"
 
     def _find_end_of_turn(self) -> str | None:
-        text = self._try([{"role": "user", "content": "x"}, {"role": "assistant", "content": CUT}], (), False)
+        text = self._try_render(
+            [{"role": "user", "content": "x"}, {"role": "assistant", "content": CUT_MARKER}], (), False
+        )
         if text is None:
             return None
-        after = text[text.find(CUT) + len(CUT) :].lstrip()
+        after = text[text.find(CUT_MARKER) + len(CUT_MARKER) :].lstrip()
         return next(
-            (t for t, i in self.tokens.special_ids.items() if i in self.stop_token_ids and after.startswith(t)), None
+            (t for t, i in self.tokenizer.special_ids.items() if i in self.stop_token_ids and after.startswith(t)), None
         )
 
-    def _composes(self, messages: list[Message], tools: Tools, at: int, whole: str) -> bool:
+    def _is_composable(self, messages: list[Message], tools: Tools, at: int, whole: str) -> bool:
         end = self.end_of_turn
         after = self.text_after(messages[at], messages[at + 1 :], tools=bool(tools))
         if after is None or end is None or not whole.endswith(end + after):
@@ -213,31 +217,31 @@ class Renderer:
 
     # Replies.
 
-    def reply_text(self, *, thinking: bool, tools: Tools, stops: Sequence[str] = ()) -> ReplyText:
+    def new_reply_decoder(self, *, thinking: bool, tools: Tools, stops: Sequence[str] = ()) -> ReplyDecoder:
         """Return a new decoder for the tokens of one reply."""
-        stream = (self.detokenizer if tools else self._without_tools).stream()
-        return ReplyText(stream, self.family.parser(thinking=thinking, tools=tools), stops)
+        stream = (self.detokenizer if tools else self._detokenizer_without_tools).new_stream()
+        return ReplyDecoder(stream, self.family.new_parser(thinking=thinking, tools=tools), stops)
 
     def call_form(self, name: str) -> CallForm | None:
         """Return the literal text around a call's JSON arguments; None if this model's arguments are not JSON."""
         return self.family.call_form(name)
 
 
-def _words(past: template_probe.Past, unbridged: str | None) -> str:
+def _describe_history(past: template_probe.TemplateBehaviour, unbridged: str | None) -> str:
     if unbridged is None:
         return f"{past.calls or 'keeps everything'}; a prompt continues from the tokens of the previous turn"
-    why = past.words or unbridged.removeprefix("its template ")
+    why = past.description or unbridged.removeprefix("its template ")
     return f"{why}; prompts are rendered again, and replies keep their tokens where the text is unchanged"
 
 
-def stand_in(reply: Message) -> dict[str, Any]:
+def placeholder_reply(reply: Message) -> dict[str, Any]:
     """Return a reply of the same structure (same call names and ids) whose content is the marker."""
-    out: dict[str, Any] = {"role": "assistant", "content": CUT}
+    out: dict[str, Any] = {"role": "assistant", "content": CUT_MARKER}
     if calls := reply.get("tool_calls"):
         out["tool_calls"] = [
             {
                 **{k: c[k] for k in ("id", "type") if k in c},
-                "function": {"name": c["function"]["name"], "arguments": {"x": CUT}},
+                "function": {"name": c["function"]["name"], "arguments": {"x": CUT_MARKER}},
             }
             for c in calls
         ]

@@ -20,7 +20,7 @@ class ToolCall(NamedTuple):
     name: str
     arguments: str
 
-    def wire(self) -> dict[str, Any]:
+    def to_openai(self) -> dict[str, Any]:
         """Return the call as in an OpenAI assistant message."""
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
@@ -35,14 +35,14 @@ class Delta(NamedTuple):
     def __bool__(self) -> bool:
         return bool(self.content or self.reasoning or self.calls)
 
-    def then(self, later: Delta) -> Delta:
+    def merge_with(self, later: Delta) -> Delta:
         """Return this delta and a later one combined."""
         if not later:
             return self
         return Delta(self.content + later.content, self.reasoning + later.reasoning, self.calls + later.calls)
 
 
-def held_back(text: str, tags: Sequence[str]) -> int:
+def partial_match_length(text: str, tags: Sequence[str]) -> int:
     """Return the length of the longest suffix of `text` that is a prefix of one of `tags`."""
     best = 0
     for tag in tags:
@@ -54,30 +54,30 @@ def held_back(text: str, tags: Sequence[str]) -> int:
     return best
 
 
-class StopStrings:
+class StopStringFilter:
     """Cut the text before the first stop string; hold back text that may become one."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
-        self._held = ""
+        self._buffer = ""
 
     def push(self, text: str) -> tuple[str, bool]:
         """Return (text that is certain, whether a stop string was found)."""
-        text = self._held + text
+        text = self._buffer + text
         found = [at for at in (text.find(s) for s in self._stops) if at >= 0]
         if found:
-            self._held = ""
+            self._buffer = ""
             return text[: min(found)], True
-        cut = len(text) - held_back(text, self._stops)
-        self._held = text[cut:]
+        cut = len(text) - partial_match_length(text, self._stops)
+        self._buffer = text[cut:]
         return text[:cut], False
 
     def flush(self) -> str:
-        held, self._held = self._held, ""
+        held, self._buffer = self._buffer, ""
         return held
 
 
-class Parser(ABC):
+class ReplyParser(ABC):
     """Incremental parser: the joined deltas are exactly `content`, `reasoning` and `calls`, however the text is cut.
 
     A delta is never revoked: text that may still become something else is held back until it is certain.
@@ -87,7 +87,7 @@ class Parser(ABC):
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self.calls: list[ToolCall] = []
-        self._new = Delta()
+        self._pending = Delta()
 
     @property
     @abstractmethod
@@ -108,25 +108,25 @@ class Parser(ABC):
     def reasoning(self) -> str:
         return "".join(self._reasoning)
 
-    def message(self) -> dict[str, Any]:
+    def to_message(self) -> dict[str, Any]:
         """Return the assistant message delivered so far."""
         content = self.content
         out: dict[str, Any] = {"role": "assistant", "content": content if content or not self.calls else None}
         if self._reasoning:
             out["reasoning_content"] = self.reasoning
         if self.calls:
-            out["tool_calls"] = [c.wire() for c in self.calls]
+            out["tool_calls"] = [c.to_openai() for c in self.calls]
         return out
 
-    def _say(self, text: str, *, reasoning: bool) -> None:
-        self._new = self._new.then(Delta("", text) if reasoning else Delta(text))
+    def _append_text(self, text: str, *, reasoning: bool) -> None:
+        self._pending = self._pending.merge_with(Delta("", text) if reasoning else Delta(text))
 
-    def _call_made(self, calls: tuple[ToolCall, ...]) -> None:
-        self._new = self._new.then(Delta("", "", calls))
+    def _append_calls(self, calls: tuple[ToolCall, ...]) -> None:
+        self._pending = self._pending.merge_with(Delta("", "", calls))
 
-    def _take(self) -> Delta:
+    def _take_delta(self) -> Delta:
         """Return and record everything since the last call."""
-        delta, self._new = self._new, Delta()
+        delta, self._pending = self._pending, Delta()
         if delta.content:
             self._content.append(delta.content)
         if delta.reasoning:
@@ -135,55 +135,55 @@ class Parser(ABC):
         return delta
 
 
-class ReplyText:
+class ReplyDecoder:
     """Convert response tokens to deltas: detokenization, stop strings and parsing combined."""
 
-    def __init__(self, stream: TextStream, parser: Parser, stops: Sequence[str]) -> None:
+    def __init__(self, stream: TextStream, parser: ReplyParser, stops: Sequence[str]) -> None:
         self._stream = stream
-        self._stops = StopStrings(stops) if stops else None
+        self._stops = StopStringFilter(stops) if stops else None
         self.parser = parser
-        self.tokens = 0  # number of tokens pushed
-        self.kept: int | None = None  # number of tokens up to the one that completed a stop string
-        self._starts: list[int] = []  # character offset of each token, recorded only with stop strings
-        self._length = self._sure = 0  # characters pushed; of them, characters outside any stop string
-        self._over = False
+        self.token_count = 0  # number of tokens pushed
+        self.tokens_to_keep: int | None = None  # number of tokens up to the one that completed a stop string
+        self._token_starts: list[int] = []  # character offset of each token, recorded only with stop strings
+        self._pushed_chars = self._certain_chars = 0  # characters pushed; of them, characters outside any stop string
+        self._finished = False
 
     @property
-    def stopped(self) -> bool:
-        return self.kept is not None
+    def is_stopped(self) -> bool:
+        return self.tokens_to_keep is not None
 
     @property
-    def shown(self) -> int:
+    def shown_tokens(self) -> int:
         """Number of tokens whose text is certain, up to the one where it ends; excludes those of a stop string."""
-        if self._stops is None or (self._over and not self.stopped):
-            return self.tokens
-        return bisect_left(self._starts, self._sure)
+        if self._stops is None or (self._finished and not self.is_stopped):
+            return self.token_count
+        return bisect_left(self._token_starts, self._certain_chars)
 
     def push(self, ids: Sequence[int]) -> Delta:
         """Return the delta of these tokens; empty after a stop string."""
-        seen, self.tokens = self.tokens, self.tokens + len(ids)
+        seen, self.token_count = self.token_count, self.token_count + len(ids)
         if self._stops is None:
             return self.parser.push(self._stream.push(ids))
-        if self.stopped:
+        if self.is_stopped:
             return Delta()
         text = ""
         for n, i in enumerate(ids):
             new = self._stream.push((i,))
             sure, hit = self._stops.push(new)
             text += sure
-            self._starts.append(self._length)
-            self._length, self._sure = self._length + len(new), self._sure + len(sure)
+            self._token_starts.append(self._pushed_chars)
+            self._pushed_chars, self._certain_chars = self._pushed_chars + len(new), self._certain_chars + len(sure)
             if hit:
-                self.kept = seen + n + 1
+                self.tokens_to_keep = seen + n + 1
                 break
         return self.parser.push(text)
 
     def finish(self) -> Delta:
         """End the reply: return all text that was held back, and nothing after a stop string."""
-        rest, self._over = "", True
-        if not self.stopped:
+        rest, self._finished = "", True
+        if not self.is_stopped:
             rest = self._stream.flush()
             if self._stops is not None:
                 sure, hit = self._stops.push(rest)
                 rest = sure if hit else sure + self._stops.flush()
-        return self.parser.push(rest).then(self.parser.finish())
+        return self.parser.push(rest).merge_with(self.parser.finish())

@@ -16,17 +16,17 @@ import msgspec
 
 from openclaw_rl.render.reply_parser import ToolCall
 
-_ids = random.Random(random.SystemRandom().getrandbits(256))  # ids only have to be unique
+_id_generator = random.Random(random.SystemRandom().getrandbits(256))  # ids only have to be unique
 CALL, END_CALL = "<tool_call>", "</tool_call>"
 TOOL_CALLS, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 PYTHON_TAG = "<|python_tag|>"
 DS_CALLS, DS_END_CALLS = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 DS_CALL, DS_END_CALL, DS_SEP = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
-NAME_CHARS = 256  # longer text is not a name
+MAX_NAME_CHARS = 256  # longer text is not a name
 
 
-def new_id() -> str:
-    return f"call_{_ids.getrandbits(96):024x}"
+def new_call_id() -> str:
+    return f"call_{_id_generator.getrandbits(96):024x}"
 
 
 class _CallBody(msgspec.Struct):
@@ -35,46 +35,46 @@ class _CallBody(msgspec.Struct):
     parameters: msgspec.Raw = msgspec.Raw(b"")
 
 
-_call_body = msgspec.json.Decoder(_CallBody)
-_call_bodies = msgspec.json.Decoder(list[_CallBody])
-_BROKEN = (msgspec.DecodeError, UnicodeError, RecursionError)
+_body_decoder = msgspec.json.Decoder(_CallBody)
+_bodies_decoder = msgspec.json.Decoder(list[_CallBody])
+_DECODE_ERRORS = (msgspec.DecodeError, UnicodeError, RecursionError)
 
 
-def _raw(text: str) -> bytes:
+def _to_bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def _arguments(raw: bytes) -> str | None:
+def _arguments_text(raw: bytes) -> str | None:
     """Return the JSON text of an arguments object as the model wrote it; None if it is not an object."""
     try:
         value = msgspec.json.decode(raw)
         if isinstance(value, str):  # some models encode the arguments as a JSON string
-            raw = _raw(value)
+            raw = _to_bytes(value)
             value = msgspec.json.decode(raw)
         return raw.decode("utf-8") if isinstance(value, dict) else None
-    except _BROKEN:
+    except _DECODE_ERRORS:
         return None
 
 
 def make_call(name: str, arguments: str | bytes) -> ToolCall | None:
     """Return a call; None unless it has a name and its arguments are a JSON object."""
-    text = _arguments(arguments if isinstance(arguments, bytes) else _raw(arguments))
-    return None if text is None or not name else ToolCall(new_id(), name, text)
+    text = _arguments_text(arguments if isinstance(arguments, bytes) else _to_bytes(arguments))
+    return None if text is None or not name else ToolCall(new_call_id(), name, text)
 
 
-def _of_body(found: _CallBody) -> ToolCall | None:
+def _call_from_body(found: _CallBody) -> ToolCall | None:
     return make_call(found.name, bytes(found.arguments) or bytes(found.parameters))
 
 
-def read_call(body: str) -> ToolCall | None:
+def parse_call(body: str) -> ToolCall | None:
     """Parse a call from `{"name": ..., "arguments": {...}}` (or `parameters`); None if it is anything else."""
     try:
-        return _of_body(_call_body.decode(_raw(body)))
-    except _BROKEN:
+        return _call_from_body(_body_decoder.decode(_to_bytes(body)))
+    except _DECODE_ERRORS:
         return None
 
 
-class Found(NamedTuple):
+class CallMatch(NamedTuple):
     """The first `end` characters of the text are these calls; if `calls` is empty, they are content."""
 
     end: int
@@ -86,29 +86,29 @@ class CallReader(ABC):
 
     openers: ClassVar[tuple[str, ...]]
     at_start: ClassVar[tuple[str, ...]] = ()  # openers that count only at the start or after a call
-    between: ClassVar[str] = ""  # characters allowed between two calls, besides white space
+    separators: ClassVar[str] = ""  # characters allowed between two calls, besides white space
     closer: ClassVar[str] = ""  # tag that is dropped directly after a call
-    hidden: ClassVar[tuple[str, ...]] = ()
+    hidden_tokens: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
-    def read(self, text: str) -> Found | None:
+    def read(self, text: str) -> CallMatch | None:
         """Read the calls at the start of `text` (an opener); None: call again with the text extended."""
 
 
-class HermesCalls(CallReader):
+class HermesCallReader(CallReader):
     """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`: Hermes, Qwen2.5, Qwen3."""
 
     openers = (CALL,)
 
-    def read(self, text: str) -> Found | None:
+    def read(self, text: str) -> CallMatch | None:
         """A closing tag inside a JSON string does not end the call."""
         at = text.find(END_CALL)
         while at >= 0 and _ends_in_string(text[len(CALL) : at]):
             at = text.find(END_CALL, at + 1)
         if at < 0:
             return None
-        call = read_call(text[len(CALL) : at])
-        return Found(len(CALL)) if call is None else Found(at + len(END_CALL), (call,))
+        call = parse_call(text[len(CALL) : at])
+        return CallMatch(len(CALL)) if call is None else CallMatch(at + len(END_CALL), (call,))
 
 
 def _ends_in_string(body: str) -> bool:
@@ -121,82 +121,82 @@ def _ends_in_string(body: str) -> bool:
     return False
 
 
-class JsonEnd:
+class JsonEndFinder:
     """Find the end of the first JSON object or array at or after `start` in a growing text, reading it once."""
 
     _OUTSIDE, _INSIDE = re.compile(r'["{}\[\]]'), re.compile(r'["\\]')
 
     def __init__(self, start: int) -> None:
-        self._at = start
+        self._offset = start
         self._depth = 0
-        self._string = False
+        self._in_string = False
 
-    def find(self, text: str) -> int | None:
-        while found := (self._INSIDE if self._string else self._OUTSIDE).search(text, self._at):
+    def find_end(self, text: str) -> int | None:
+        while found := (self._INSIDE if self._in_string else self._OUTSIDE).search(text, self._offset):
             mark = found[0]
             if mark == "\\":
                 if found.end() == len(text):
-                    self._at = found.start()
+                    self._offset = found.start()
                     return None
-                self._at = found.end() + 1  # skip the escaped character
+                self._offset = found.end() + 1  # skip the escaped character
                 continue
-            self._at = found.end()
+            self._offset = found.end()
             if mark == '"':
-                self._string = not self._string
+                self._in_string = not self._in_string
             else:
                 self._depth += 1 if mark in "{[" else -1
                 if self._depth <= 0:
-                    return self._at
-        self._at = max(self._at, len(text))
+                    return self._offset
+        self._offset = max(self._offset, len(text))
         return None
 
 
-class _JsonReader(CallReader):
+class _JsonCallReader(CallReader):
     """Base of readers whose calls end where their JSON ends."""
 
     def __init__(self) -> None:
-        self._json: JsonEnd | None = None
+        self._end_finder: JsonEndFinder | None = None
 
-    def _end(self, text: str, start: int) -> int | None:
-        if self._json is None:
-            self._json = JsonEnd(start)
-        end = self._json.find(text)
+    def _find_json_end(self, text: str, start: int) -> int | None:
+        if self._end_finder is None:
+            self._end_finder = JsonEndFinder(start)
+        end = self._end_finder.find_end(text)
         if end is not None:
-            self._json = None
+            self._end_finder = None
         return end
 
 
-class LlamaCalls(_JsonReader):
+class LlamaCallReader(_JsonCallReader):
     """`{"name": ..., "parameters": {...}}` after <|python_tag|> or as the whole reply; `;` separates calls."""
 
     openers = (PYTHON_TAG,)
     at_start = ("{",)
-    between = ";,"
-    hidden = (PYTHON_TAG,)
+    separators = ";,"
+    hidden_tokens = (PYTHON_TAG,)
 
-    def read(self, text: str) -> Found | None:
+    def read(self, text: str) -> CallMatch | None:
         start = len(PYTHON_TAG) if text.startswith(PYTHON_TAG) else 0
         body = text[start:].lstrip()
         if body and not body.startswith("{"):
-            return Found(start)
-        end = self._end(text, len(text) - len(body)) if body else None
+            return CallMatch(start)
+        end = self._find_json_end(text, len(text) - len(body)) if body else None
         if end is None:
             return None
-        call = read_call(text[start:end])
-        return Found(end, () if call is None else (call,))
+        call = parse_call(text[start:end])
+        return CallMatch(end, () if call is None else (call,))
 
 
-class MistralCalls(_JsonReader):
+class MistralCallReader(_JsonCallReader):
     """`[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`, or `[TOOL_CALLS]name[ARGS]{...}` for each call.
 
     Mistral templates accept only ids of nine letters and digits.
     """
 
     openers = (TOOL_CALLS,)
-    hidden = (TOOL_CALLS, ARGS, CALL_ID)
-    _HEAD = re.compile(r"\s*([^\s\[\]{}]+)\s*(?:\[CALL_ID\]\s*[\w-]*\s*)?(?:\[ARGS\]\s*)?")
+    hidden_tokens = (TOOL_CALLS, ARGS, CALL_ID)
+    _HEAD_PATTERN = re.compile(r"\s*([^\s\[\]{}]+)\s*(?:\[CALL_ID\]\s*[\w-]*\s*)?(?:\[ARGS\]\s*)?")
 
-    def read(self, text: str) -> Found | None:
+    def read(self, text: str) -> CallMatch | None:
         body = text[len(TOOL_CALLS) :].lstrip()
         if not body:
             return None
@@ -204,42 +204,42 @@ class MistralCalls(_JsonReader):
         if not body.startswith("["):
             start = text.find("{", start)
             if start < 0:
-                return None if len(body) <= NAME_CHARS else Found(len(TOOL_CALLS))
-        end = self._end(text, start)
+                return None if len(body) <= MAX_NAME_CHARS else CallMatch(len(TOOL_CALLS))
+        end = self._find_json_end(text, start)
         if end is None:
             return None
-        calls = self._calls(text[len(TOOL_CALLS) : start], text[start:end])
-        return Found(end, calls) if calls else Found(len(TOOL_CALLS))
+        calls = self._parse_calls(text[len(TOOL_CALLS) : start], text[start:end])
+        return CallMatch(end, calls) if calls else CallMatch(len(TOOL_CALLS))
 
-    def _calls(self, head: str, body: str) -> tuple[ToolCall, ...]:
+    def _parse_calls(self, head: str, body: str) -> tuple[ToolCall, ...]:
         if body.startswith("{"):
-            named = self._HEAD.fullmatch(head)
-            found = [make_call(named[1], body) if named and len(head) <= NAME_CHARS else None]
+            named = self._HEAD_PATTERN.fullmatch(head)
+            found = [make_call(named[1], body) if named and len(head) <= MAX_NAME_CHARS else None]
         else:
             try:
-                found = [_of_body(b) for b in _call_bodies.decode(_raw(body))]
-            except _BROKEN:
+                found = [_call_from_body(b) for b in _bodies_decoder.decode(_to_bytes(body))]
+            except _DECODE_ERRORS:
                 return ()
         return tuple(c._replace(id=c.id[-9:]) for c in found if c) if all(found) else ()
 
 
-class DeepSeekCalls(CallReader):
+class DeepSeekCallReader(CallReader):
     """`<｜tool▁calls▁begin｜>` with `<｜tool▁call▁begin｜>...<｜tool▁call▁end｜>` for each call."""
 
     openers = (DS_CALLS,)
-    hidden = (DS_CALLS, DS_END_CALLS, DS_CALL, DS_END_CALL, DS_SEP)
-    _ONE = re.compile(f"\\s*{DS_CALL}(.*?){DS_SEP}(.*?){DS_END_CALL}\\s*", re.DOTALL)
-    _FENCED = re.compile(r"([^\n]+)\n```json\n(.*)\n```", re.DOTALL)  # DeepSeek V3: type, then name and a fence
+    hidden_tokens = (DS_CALLS, DS_END_CALLS, DS_CALL, DS_END_CALL, DS_SEP)
+    _CALL_PATTERN = re.compile(f"\\s*{DS_CALL}(.*?){DS_SEP}(.*?){DS_END_CALL}\\s*", re.DOTALL)
+    _FENCED_PATTERN = re.compile(r"([^\n]+)\n```json\n(.*)\n```", re.DOTALL)  # DeepSeek V3: type, then name and a fence
 
-    def read(self, text: str) -> Found | None:
+    def read(self, text: str) -> CallMatch | None:
         at = text.find(DS_END_CALLS)
         if at < 0:
             return None
         calls, place = list[ToolCall | None](), len(DS_CALLS)
-        while found := self._ONE.match(text, place, at):
-            fenced = self._FENCED.fullmatch(found[2])
+        while found := self._CALL_PATTERN.match(text, place, at):
+            fenced = self._FENCED_PATTERN.fullmatch(found[2])
             calls.append(make_call(fenced[1], fenced[2]) if fenced else make_call(found[1], found[2]))
             place = found.end()
         if place < at or not calls or not all(calls):
-            return Found(len(DS_CALLS))
-        return Found(at + len(DS_END_CALLS), tuple(c for c in calls if c))
+            return CallMatch(len(DS_CALLS))
+        return CallMatch(at + len(DS_END_CALLS), tuple(c for c in calls if c))

@@ -10,14 +10,14 @@ from typing import Any
 import msgspec
 
 from openclaw_rl.render.reply_parser import ToolCall
-from openclaw_rl.render.tool_calls import CALL, END_CALL, CallReader, Found, make_call
+from openclaw_rl.render.tool_calls import CALL, END_CALL, CallMatch, CallReader, make_call
 
 _OPEN, _CLOSE = "<function=", "</function>"
-_FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*)</function>\s*", re.DOTALL)
-_PARAMETER = re.compile(
+_FUNCTION_PATTERN = re.compile(r"\s*<function=([^>\n]+)>(.*)</function>\s*", re.DOTALL)
+_PARAMETER_PATTERN = re.compile(
     r"\s*<parameter=([^>\n]+)>\n?(.*?)(?:\n?</parameter>\s*(?=<parameter=|\Z)|\n(?=<parameter=)|\s*\Z)", re.DOTALL
 )
-_TYPES: Mapping[str, tuple[type, ...]] = {
+_PYTHON_TYPES: Mapping[str, tuple[type, ...]] = {
     "object": (dict,),
     "array": (list,),
     "boolean": (bool,),
@@ -25,10 +25,10 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "integer": (int,),
     "number": (int, float),
 }
-_PYTHON = {"True": True, "False": False, "None": None}  # templates write earlier calls with Python literals
+_PYTHON_LITERALS = {"True": True, "False": False, "None": None}  # templates write earlier calls with Python literals
 
 
-class XmlCalls(CallReader):
+class XmlCallReader(CallReader):
     """`<tool_call><function=f><parameter=x>...</parameter></function></tool_call>`.
 
     The opening tag of a call and the closing tag of a value are optional, because models forget them. A value is the
@@ -43,58 +43,58 @@ class XmlCalls(CallReader):
         functions = [t.get("function") or {} for t in tools]
         self._schemas = {f.get("name"): f.get("parameters") or {} for f in functions}
 
-    def read(self, text: str) -> Found | None:
+    def read(self, text: str) -> CallMatch | None:
         """A closing tag inside a parameter does not end the call."""
         start, end = (len(CALL), END_CALL) if text.startswith(CALL) else (0, _CLOSE)
         at = text.find(end)
-        while at >= 0 and _inside(text[start:at], end):
+        while at >= 0 and _is_inside_parameter(text[start:at], end):
             at = text.find(end, at + 1)
         if at < 0:
             return None
         body = text[start:at] if start else text[: at + len(end)]
-        call = self._call(body)
-        return Found(len(CALL) if start else len(_OPEN)) if call is None else Found(at + len(end), (call,))
+        call = self._parse_call(body)
+        return CallMatch(len(CALL) if start else len(_OPEN)) if call is None else CallMatch(at + len(end), (call,))
 
-    def _call(self, body: str) -> ToolCall | None:
-        function = _FUNCTION.fullmatch(body)
+    def _parse_call(self, body: str) -> ToolCall | None:
+        function = _FUNCTION_PATTERN.fullmatch(body)
         if function is None:
             return None
         name, inner, place = function[1].strip(), function[2].rstrip(), 0
-        properties = self._properties(name)
+        properties = self._schema_properties(name)
         arguments: dict[str, Any] = {}
-        while found := _PARAMETER.match(inner, place):
+        while found := _PARAMETER_PATTERN.match(inner, place):
             key = found[1].strip()
-            arguments[key] = typed(found[2], properties.get(key))
+            arguments[key] = convert_value(found[2], properties.get(key))
             place = found.end()
         if inner[place:].strip():
             return None
         return make_call(name, json.dumps(arguments, ensure_ascii=False))
 
-    def _properties(self, name: str) -> Mapping[str, Any]:
+    def _schema_properties(self, name: str) -> Mapping[str, Any]:
         schema = self._schemas.get(name)
         found = schema.get("properties") if isinstance(schema, Mapping) else None
         return found if isinstance(found, Mapping) else {}
 
 
-def _inside(body: str, end: str) -> bool:
+def _is_inside_parameter(body: str, end: str) -> bool:
     """Whether `body` ends inside a parameter; one that was only not closed before </function> does not count."""
     opened = body.rfind("<parameter=") > body.rfind("</parameter>")
     return opened and end == END_CALL and not body.rstrip().endswith(_CLOSE)
 
 
-def typed(text: str, schema: Any) -> Any:
+def convert_value(text: str, schema: Any) -> Any:
     """Convert `text` to the type that a JSON schema allows; return it unchanged if it is a string or unknown."""
-    allowed = _allowed(schema)
+    allowed = _allowed_types(schema)
     try:
-        value = _PYTHON[text] if text in _PYTHON else msgspec.json.decode(text)
+        value = _PYTHON_LITERALS[text] if text in _PYTHON_LITERALS else msgspec.json.decode(text)
     except (ValueError, RecursionError):
         return text
     kinds = allowed or frozenset({"object", "array"})
-    fits = any(type(value) in _TYPES[k] for k in kinds if k in _TYPES)
+    fits = any(type(value) in _PYTHON_TYPES[k] for k in kinds if k in _PYTHON_TYPES)
     return value if fits else text
 
 
-def _allowed(schema: Any, depth: int = 0) -> frozenset[str]:
+def _allowed_types(schema: Any, depth: int = 0) -> frozenset[str]:
     """Return the names of the types that a schema allows; empty if it does not specify any."""
     if not isinstance(schema, Mapping) or depth > 8:
         return frozenset()
@@ -102,15 +102,15 @@ def _allowed(schema: Any, depth: int = 0) -> frozenset[str]:
     found = (
         {own} if isinstance(own, str) else {t for t in own if isinstance(t, str)} if isinstance(own, list) else set()
     )
-    for one in _alternatives(schema):
-        found |= _allowed(one, depth + 1)
+    for one in _schema_alternatives(schema):
+        found |= _allowed_types(one, depth + 1)
     if not found and isinstance(schema.get("enum"), list):
-        found = {name for value in schema["enum"] for name, kinds in _TYPES.items() if type(value) in kinds}
+        found = {name for value in schema["enum"] for name, kinds in _PYTHON_TYPES.items() if type(value) in kinds}
         found |= {"string"} if any(isinstance(v, str) for v in schema["enum"]) else set()
     return frozenset(found)
 
 
-def _alternatives(schema: Mapping[str, Any]) -> Iterable[Any]:
+def _schema_alternatives(schema: Mapping[str, Any]) -> Iterable[Any]:
     for key in ("anyOf", "oneOf", "allOf"):
         if isinstance(schema.get(key), list):
             yield from schema[key]

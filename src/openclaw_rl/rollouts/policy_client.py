@@ -11,16 +11,16 @@ import aiohttp
 from openclaw_rl.errors import OpenClawError
 
 
-class Model:
+class PolicyClient:
     """One conversation. Keeps the history, so that each prompt is the reaction to the previous reply."""
 
     def __init__(self, http: aiohttp.ClientSession, url: str, *, name: str, session: str, most: int) -> None:
         """`http`: session with the key in its headers; `name`: model name; `most`: limit on the replies."""
-        self._http, self._url, self._name, self._most = http, url, name, most
+        self._http, self._url, self._name, self._max_replies = http, url, name, most
         self.session = session
         self.messages: list[dict[str, Any]] = []
         self.replies = 0
-        self._last: str | None = None
+        self._last_reply_id: str | None = None
 
     async def generate(
         self, prompt: str, image: Any = None, *, side: bool = False, max_tokens: int | None = None
@@ -30,27 +30,29 @@ class Model:
         `side`: send the prompt without the history; such traffic is never trained on. Raises `OpenClawError` if the
         gateway refuses, or above the limit on the replies (`rollout.max_turns`).
         """
-        if not side and self.replies >= self._most:
-            raise OpenClawError(f"more than {self._most} replies in one rollout (rollout.max_turns)")
-        asked = {"role": "user", "content": prompt if image is None else _with_image(prompt, image)}
+        if not side and self.replies >= self._max_replies:
+            raise OpenClawError(f"more than {self._max_replies} replies in one rollout (rollout.max_turns)")
+        asked = {"role": "user", "content": prompt if image is None else _content_with_image(prompt, image)}
         messages = [asked] if side else [*self.messages, asked]
         body: dict[str, Any] = {"model": self._name, "messages": messages, "temperature": 1.0}
         headers = {"X-Turn-Type": "side"} if side else {"X-Session-Id": self.session}
-        told = await self._post("chat/completions", body | ({"max_tokens": max_tokens} if max_tokens else {}), headers)
+        told = await self._post_json(
+            "chat/completions", body | ({"max_tokens": max_tokens} if max_tokens else {}), headers
+        )
         reply = str(told["choices"][0]["message"]["content"] or "")
         if not side:
-            self.messages, self._last = [*messages, {"role": "assistant", "content": reply}], str(told["id"])
+            self.messages, self._last_reply_id = [*messages, {"role": "assistant", "content": reply}], str(told["id"])
             self.replies += 1
         return reply
 
     async def feedback(self, score: int | None = None, comment: str | None = None) -> None:
         """Send feedback on the last reply, which has no reaction in the conversation: +1, 0 or -1, and a comment."""
-        if self._last is None:
+        if self._last_reply_id is None:
             raise OpenClawError("feedback before the first reply")
-        given = {"id": self._last, "score": score, "comment": comment}
-        await self._post("feedback", {name: value for name, value in given.items() if value is not None}, {})
+        given = {"id": self._last_reply_id, "score": score, "comment": comment}
+        await self._post_json("feedback", {name: value for name, value in given.items() if value is not None}, {})
 
-    async def _post(self, path: str, body: dict[str, Any], headers: dict[str, str]) -> dict[str, Any]:
+    async def _post_json(self, path: str, body: dict[str, Any], headers: dict[str, str]) -> dict[str, Any]:
         try:
             async with self._http.post(f"{self._url}/v1/{path}", json=body, headers=headers) as response:
                 told: dict[str, Any] = await response.json()
@@ -63,7 +65,7 @@ class Model:
         return told
 
 
-def _with_image(prompt: str, image: Any) -> list[dict[str, Any]]:
+def _content_with_image(prompt: str, image: Any) -> list[dict[str, Any]]:
     if not isinstance(image, bytes):
         buffer = io.BytesIO()
         image.save(buffer, format="PNG")

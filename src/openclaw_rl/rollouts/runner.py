@@ -16,26 +16,26 @@ from typing import Any
 import aiohttp
 
 from openclaw_rl.errors import OpenClawError
-from openclaw_rl.rollouts.function import TASKS, Entry
-from openclaw_rl.rollouts.policy_client import Model
+from openclaw_rl.rollouts.function import TASK_KEYS, RolloutFunction
+from openclaw_rl.rollouts.policy_client import PolicyClient
 from openclaw_rl.settings.load import Config
-from openclaw_rl.supervisor.subprocess_system import ready
+from openclaw_rl.supervisor.subprocess_system import is_ready
 from openclaw_rl.supervisor.supervisor import read_key
 
 log = logging.getLogger("openclaw_rl.rollouts")
-_PATIENCE = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=600)
+_HTTP_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=600)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class RolloutTask:
     """Text of a task, and further arguments by name."""
 
-    words: str
+    text: str
     more: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class RolloutOutcome:
     """Result of one rollout."""
 
     session: str
@@ -44,7 +44,7 @@ class Outcome:
     error: str | None
 
 
-def read_tasks(path: Path) -> list[Task]:
+def read_tasks(path: Path) -> list[RolloutTask]:
     """Read a JSON list or JSON lines (strings, or objects with a key of `TASK_KEYS`), or plain lines of text."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -57,37 +57,39 @@ def read_tasks(path: Path) -> list[Task]:
         except (ValueError, RecursionError) as error:
             raise OpenClawError(f"{path}: is not valid {path.suffix[1:].upper()}: {error}") from None
     if not isinstance(found, list) or not found:
-        raise OpenClawError(f"{path}: expected a list of tasks, got {_kind(found)}")
-    return [_task(one, path, number) for number, one in enumerate(found, 1)]
+        raise OpenClawError(f"{path}: expected a list of tasks, got {_describe_type(found)}")
+    return [_parse_task(one, path, number) for number, one in enumerate(found, 1)]
 
 
-def _kind(found: Any) -> str:
+def _describe_type(found: Any) -> str:
     return "none" if found == [] else type(found).__name__
 
 
-def _task(one: Any, path: Path, number: int) -> Task:
+def _parse_task(one: Any, path: Path, number: int) -> RolloutTask:
     if isinstance(one, str):
-        return Task(words=one)
-    words = next((one[key] for key in TASKS if isinstance(one.get(key), str)), None) if isinstance(one, dict) else None
+        return RolloutTask(text=one)
+    words = (
+        next((one[key] for key in TASK_KEYS if isinstance(one.get(key), str)), None) if isinstance(one, dict) else None
+    )
     if words is None:
         raise OpenClawError(f"{path}: task {number}: expected a string, or an object with `task`, got {one!r}")
-    return Task(words=words, more={key: value for key, value in one.items() if key not in TASKS})
+    return RolloutTask(text=words, more={key: value for key, value in one.items() if key not in TASK_KEYS})
 
 
-async def run(
+async def run_rollouts(
     config: Config,
-    tasks: Sequence[Task],
+    tasks: Sequence[RolloutTask],
     out: Path,
     *,
     num: int | None = None,
-    seen: Callable[[Outcome], None] = lambda outcome: None,
-) -> list[Outcome]:
+    seen: Callable[[RolloutOutcome], None] = lambda outcome: None,
+) -> list[RolloutOutcome]:
     """Run `num` rollouts, cycling through the tasks; default: each task `rollout.per_prompt` times.
 
     Writes a result file each to `out`. Raises `OpenClawError` if no gateway answers, `PluginError` for a bad file.
     """
-    entry, url = Entry(config), f"http://{config.serve.host}:{config.serve.port}"
-    if not await asyncio.to_thread(ready, url):
+    entry, url = RolloutFunction(config), f"http://{config.serve.host}:{config.serve.port}"
+    if not await asyncio.to_thread(is_ready, url):
         raise OpenClawError(f"{url}: no gateway is ready there. Start one with `openclaw-rl up`, or set --port.")
     rollout = config.rollout
     gate = asyncio.Semaphore(max(rollout.workers, rollout.parallel_envs))
@@ -101,30 +103,30 @@ async def run(
     chosen = wanted if num is None else list(islice(cycle(wanted), num))
     headers = {"Authorization": f"Bearer {read_key(config)}"}
 
-    async with aiohttp.ClientSession(headers=headers, timeout=_PATIENCE) as http:
+    async with aiohttp.ClientSession(headers=headers, timeout=_HTTP_TIMEOUT) as http:
 
-        async def one(task: Task) -> Outcome:
+        async def run_task(task: RolloutTask) -> RolloutOutcome:
             async with gate:
                 name, session = config.model.name, f"rollout-{uuid.uuid4().hex[:12]}"
-                model = Model(http, url, name=name, session=session, most=rollout.max_turns)
-                outcome = await _one(entry, model, task, out)
+                model = PolicyClient(http, url, name=name, session=session, most=rollout.max_turns)
+                outcome = await _run_rollout(entry, model, task, out)
                 seen(outcome)
                 return outcome
 
-        return list(await asyncio.gather(*(one(task) for task in chosen)))
+        return list(await asyncio.gather(*(run_task(task) for task in chosen)))
 
 
-async def _one(entry: Entry, model: Model, task: Task, out: Path) -> Outcome:
+async def _run_rollout(entry: RolloutFunction, model: PolicyClient, task: RolloutTask, out: Path) -> RolloutOutcome:
     """Run one rollout and write its file. A failure is written to the file and does not stop the others."""
     started, error, result = time.perf_counter(), None, None
     try:
-        result = await entry.run(model, task.words, task.more, out)
+        result = await entry.run(model, task.text, task.more, out)
     except OpenClawError as problem:
         error = str(problem)
         log.warning("%s: %s", model.session, error)
     told = {
         "session": model.session,
-        "task": task.words,
+        "task": task.text,
         **task.more,
         "file": str(entry.plugin.path),
         "sha256": entry.plugin.sha256,
@@ -136,4 +138,4 @@ async def _one(entry: Entry, model: Model, task: Task, out: Path) -> Outcome:
     file = out / f"{model.session}.json"
     text = json.dumps(told, indent=2, ensure_ascii=False)
     await asyncio.to_thread(file.write_text, text, "utf-8", "backslashreplace")  # a lone surrogate stays valid JSON
-    return Outcome(session=model.session, file=file, replies=model.replies, error=error)
+    return RolloutOutcome(session=model.session, file=file, replies=model.replies, error=error)

@@ -11,26 +11,26 @@ from typing import Any
 
 from aiohttp import web
 
-from openclaw_rl.engines.registry import connect
+from openclaw_rl.engines.registry import connect_engine
 from openclaw_rl.errors import OpenClawError, StoreError
 from openclaw_rl.protocols import Engine
-from openclaw_rl.render.model_folder import ModelFiles, identity
+from openclaw_rl.render.model_folder import ModelFiles, compute_identity
 from openclaw_rl.render.renderer import Renderer
-from openclaw_rl.serve.auth import Keys, load_keys
+from openclaw_rl.serve.auth import ApiKeys, load_keys
 from openclaw_rl.serve.gateway import Gateway
-from openclaw_rl.serve.http_connection import Runner
-from openclaw_rl.serve.prompt_recovery import StoreRecall
-from openclaw_rl.serve.routes import Routes
+from openclaw_rl.serve.http_connection import GatewayRunner
+from openclaw_rl.serve.prompt_recovery import PromptRecovery
+from openclaw_rl.serve.routes import GatewayRoutes
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store import exchanges, heartbeats, policies
 from openclaw_rl.store.db import Store
 
 log = logging.getLogger(__name__)
 
-LOOP = "gateway"
-_BEAT = 1.0  # seconds
-_GRACE = 5.0  # seconds for running replies at shutdown
-_GATEWAY: web.AppKey[Gateway] = web.AppKey("gateway", Gateway)
+HEARTBEAT_NAME = "gateway"
+_HEARTBEAT_SECONDS = 1.0  # seconds
+_SHUTDOWN_GRACE_SECONDS = 5.0  # seconds for running replies at shutdown
+_GATEWAY_KEY: web.AppKey[Gateway] = web.AppKey("gateway", Gateway)
 
 
 def make_app(
@@ -39,7 +39,7 @@ def make_app(
     store: Store,
     engine: Engine,
     renderer: Renderer,
-    keys: Keys,
+    keys: ApiKeys,
     identity: str = "",
     engine_alive: Callable[[], bool] = lambda: True,
 ) -> web.Application:
@@ -47,35 +47,35 @@ def make_app(
 
     `store` must contain the root policy (`policies.ensure_root`).
     """
-    recall = StoreRecall(store, identity=identity, stop_token_ids=renderer.stop_token_ids)
+    recall = PromptRecovery(store, identity=identity, stop_token_ids=renderer.stop_token_ids)
     gateway = Gateway(config, store=store, engine=engine, renderer=renderer, identity=identity, recall=recall)
-    routes = Routes(gateway, keys, engine_alive)
-    app = web.Application(middlewares=[routes.shaped], client_max_size=config.serve.max_body_bytes)
-    app[_GATEWAY] = gateway
-    for path in routes.replies.dialects:
-        app.router.add_post(path, routes.replies.reply)
-    for path in routes.replies.counts:
+    routes = GatewayRoutes(gateway, keys, engine_alive)
+    app = web.Application(middlewares=[routes.error_middleware], client_max_size=config.serve.max_body_bytes)
+    app[_GATEWAY_KEY] = gateway
+    for path in routes.completion_handler.dialects:
+        app.router.add_post(path, routes.completion_handler.handle_request)
+    for path in routes.completion_handler.token_counters:
         app.router.add_post(path, routes.count_tokens)
-    app.router.add_post("/v1/responses/compact", routes.stored.compact)
-    app.router.add_get("/v1/responses/{id}", routes.stored.get)
-    app.router.add_delete("/v1/responses/{id}", routes.stored.delete)
-    app.router.add_get("/v1/responses/{id}/input_items", routes.stored.items)
-    app.router.add_post("/v1/feedback", routes.feedback)
-    app.router.add_get("/v1/models", routes.models)
-    app.router.add_get("/v1/models/{name}", routes.model)
-    app.router.add_get("/healthz", routes.health)
-    app.router.add_get("/readyz", routes.ready)
-    app.router.add_get("/metrics", routes.metrics)
-    app.cleanup_ctx.append(_keeper)
+    app.router.add_post("/v1/responses/compact", routes.stored_responses.refuse_compact)
+    app.router.add_get("/v1/responses/{id}", routes.stored_responses.get_response)
+    app.router.add_delete("/v1/responses/{id}", routes.stored_responses.refuse_delete)
+    app.router.add_get("/v1/responses/{id}/input_items", routes.stored_responses.list_input_items)
+    app.router.add_post("/v1/feedback", routes.post_feedback)
+    app.router.add_get("/v1/models", routes.list_models)
+    app.router.add_get("/v1/models/{name}", routes.get_model)
+    app.router.add_get("/healthz", routes.get_health)
+    app.router.add_get("/readyz", routes.get_readiness)
+    app.router.add_get("/metrics", routes.get_metrics)
+    app.cleanup_ctx.append(_run_version_manager)
     return app
 
 
-async def _keeper(app: web.Application) -> Any:
+async def _run_version_manager(app: web.Application) -> Any:
     """Run the version manager while the application runs. If the manager ends early, /readyz reports it."""
-    gateway = app[_GATEWAY]
+    gateway = app[_GATEWAY_KEY]
     task = asyncio.create_task(gateway.versions.run(), name="version-keeper")
-    task.add_done_callback(_keeper_ended)
-    gateway.keeper = task
+    task.add_done_callback(_log_manager_failure)
+    gateway.version_task = task
     yield
     task.cancel()
     with suppress(asyncio.CancelledError):
@@ -83,7 +83,7 @@ async def _keeper(app: web.Application) -> Any:
     await gateway.close()
 
 
-def _keeper_ended(task: asyncio.Task[None]) -> None:
+def _log_manager_failure(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("the version manager failed: %s", error, exc_info=error)
 
@@ -99,16 +99,16 @@ async def run(config: Config, *, stop: asyncio.Event) -> None:
     """
     store = await asyncio.to_thread(Store.open, config.store_path)
     try:
-        files = await asyncio.to_thread(ModelFiles.of, config.model)
+        files = await asyncio.to_thread(ModelFiles.from_config, config.model)
         renderer = await asyncio.to_thread(Renderer, files)
-        name = await asyncio.to_thread(identity, files)
-        await asyncio.to_thread(_prepare, store, config, name)
-        await _serve(config, store, renderer, name, stop)
+        name = await asyncio.to_thread(compute_identity, files)
+        await asyncio.to_thread(_prepare_store, store, config, name)
+        await _serve_until_stopped(config, store, renderer, name, stop)
     finally:
         store.close()
 
 
-def _prepare(store: Store, config: Config, name: str) -> None:
+def _prepare_store(store: Store, config: Config, name: str) -> None:
     now = time.time()
     with store.write() as conn:
         policies.ensure_root(conn, base=config.model.path, identity=name, at=now)
@@ -117,11 +117,13 @@ def _prepare(store: Store, config: Config, name: str) -> None:
         log.warning("%d exchanges of the last run were incomplete; they are recorded as failed", failed)
 
 
-async def _serve(config: Config, store: Store, renderer: Renderer, name: str, stop: asyncio.Event) -> None:
-    def connected(epoch: int) -> None:
-        gateway.versions.lost()
+async def _serve_until_stopped(
+    config: Config, store: Store, renderer: Renderer, name: str, stop: asyncio.Event
+) -> None:
+    def on_engine_connect(epoch: int) -> None:
+        gateway.versions.mark_lost()
 
-    engine = connect(config, on_connect=connected)
+    engine = connect_engine(config, on_connect=on_engine_connect)
     app = make_app(
         config,
         store=store,
@@ -131,25 +133,25 @@ async def _serve(config: Config, store: Store, renderer: Renderer, name: str, st
         identity=name,
         engine_alive=lambda: engine.connected,
     )
-    gateway = app[_GATEWAY]
+    gateway = app[_GATEWAY_KEY]
 
-    async def learn_context() -> None:
+    async def update_engine_info() -> None:
         info = await engine.info()
-        gateway.context_length, gateway.grammar = info.context_length, info.grammar
+        gateway.context_length, gateway.supports_grammar = info.context_length, info.grammar
 
-    gateway.versions.on_loaded = learn_context
-    runner = Runner(app, grace=_GRACE)
+    gateway.versions.on_loaded = update_engine_info
+    runner = GatewayRunner(app, grace=_SHUTDOWN_GRACE_SECONDS)
     await runner.setup()
     try:
-        await _bind(runner, config)
+        await _bind_socket(runner, config)
         log.info("the gateway listens on http://%s:%d/v1", config.serve.host, config.serve.port)
-        await _beat(store, gateway, stop)
+        await _write_heartbeats(store, gateway, stop)
     finally:
         await runner.cleanup()
         await engine.close()
 
 
-async def _bind(runner: web.AppRunner, config: Config) -> None:
+async def _bind_socket(runner: web.AppRunner, config: Config) -> None:
     host, port = config.serve.host, config.serve.port
     try:
         await web.TCPSite(runner, host, port).start()
@@ -160,16 +162,16 @@ async def _bind(runner: web.AppRunner, config: Config) -> None:
         ) from error
 
 
-async def _beat(store: Store, gateway: Gateway, stop: asyncio.Event) -> None:
+async def _write_heartbeats(store: Store, gateway: Gateway, stop: asyncio.Event) -> None:
     """Write a heartbeat each second until `stop` is set. Raises the version manager's error if it fails."""
     while not stop.is_set():
-        if gateway.keeper is not None and gateway.keeper.done():
-            await gateway.keeper  # raises its error: without the manager, no new version is served
+        if gateway.version_task is not None and gateway.version_task.done():
+            await gateway.version_task  # raises its error: without the manager, no new version is served
         versions = gateway.versions
-        note = versions.trouble or f"serving version {versions.serving}, {int(gateway.running)} running"
+        note = versions.problem or f"serving version {versions.serving}, {int(gateway.running_replies)} running"
         try:
-            await asyncio.to_thread(heartbeats.beat, store, LOOP, note)
+            await asyncio.to_thread(heartbeats.write_heartbeat, store, HEARTBEAT_NAME, note)
         except StoreError as error:
             log.error("the heartbeat cannot be written: %s", error)
         with suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), _BEAT)
+            await asyncio.wait_for(stop.wait(), _HEARTBEAT_SECONDS)

@@ -15,7 +15,7 @@ from openclaw_rl.settings.load import Config
 
 log = logging.getLogger(__name__)
 
-_PREFIX = "sk-openclaw-"
+_KEY_PREFIX = "sk-openclaw-"
 
 
 def scope_of(key: str) -> str:
@@ -23,19 +23,19 @@ def scope_of(key: str) -> str:
     return blake2b(key.encode("utf-8", "surrogateescape"), digest_size=6, person=b"openclaw-scope").hexdigest()
 
 
-class Keys:
+class ApiKeys:
     """The accepted API keys. A sent key is compared with each of them, in constant time."""
 
     def __init__(self, keys: Sequence[str]) -> None:
-        self._known = [(k.encode("utf-8", "surrogateescape"), scope_of(k)) for k in keys]
+        self._keys_and_scopes = [(k.encode("utf-8", "surrogateescape"), scope_of(k)) for k in keys]
 
-    def scope(self, headers: Mapping[str, str]) -> str:
+    def authenticated_scope(self, headers: Mapping[str, str]) -> str:
         """Return the scope of the key in `Authorization: Bearer`, else in `x-api-key`. Raises `RequestError` (401)."""
         # Clients send both headers, and often only one of the keys is for this gateway.
         sent = headers.get("Authorization", "")
         bearer = sent[7:].strip() if sent[:7].lower() == "bearer " else ""
         keys = [key for key in (bearer, headers.get("x-api-key", "")) if key]
-        found = next((scope for key in keys if (scope := self._scope_of(key)) is not None), None)
+        found = next((scope for key in keys if (scope := self._match_key(key)) is not None), None)
         if found is None:
             what = "this API key is unknown" if keys else "no API key was sent"
             raise RequestError(
@@ -46,19 +46,19 @@ class Keys:
             )
         return found
 
-    def _scope_of(self, key: str) -> str | None:
+    def _match_key(self, key: str) -> str | None:
         raw, found = key.encode("utf-8", "surrogateescape"), None
-        for known, scope in self._known:
+        for known, scope in self._keys_and_scopes:
             if hmac.compare_digest(known, raw):
                 found = scope
         return found
 
 
-def load_keys(config: Config) -> Keys:
+def load_keys(config: Config) -> ApiKeys:
     """Load `serve.api_key`, else the key file. A missing file is created (mode 600). Raises `ConfigError`."""
     if config.serve.api_key:
-        return Keys([config.serve.api_key])
-    return Keys(read_key_file(config.key_file))
+        return ApiKeys([config.serve.api_key])
+    return ApiKeys(read_key_file(config.key_file))
 
 
 def read_key_file(path: Path) -> list[str]:
@@ -87,4 +87,4 @@ def _make_key_file(path: Path) -> None:
     except FileExistsError:
         return  # another process created the file first; its key is used
     with os.fdopen(file, "w", encoding="utf-8") as out:
-        out.write(_PREFIX + secrets.token_urlsafe(24) + "\n")
+        out.write(_KEY_PREFIX + secrets.token_urlsafe(24) + "\n")

@@ -10,20 +10,20 @@ from openclaw_rl.errors import OpenClawError, RequestError
 from openclaw_rl.render.reply_parser import Delta
 from openclaw_rl.types import FinishReason, Kind, Message, Sampling
 
-MAX_ID = 512  # characters of a session, agent or user id
-COLDEST = 0.01
+MAX_ID_CHARS = 512  # characters of a session, agent or user id
+MIN_TEMPERATURE = 0.01
 """Temperatures below this are greedy: dividing logits by less overflows, and the distribution is one token anyway."""
 
 
-def checked_id(value: str, name: str) -> str:
+def check_id_length(value: str, name: str) -> str:
     """Return `value`. Raises `RequestError` that names the field `name` if it is too long for an id."""
-    if len(value) > MAX_ID:
-        raise RequestError(f"{name}: expected at most {MAX_ID} characters, got {len(value)}.", param=name)
+    if len(value) > MAX_ID_CHARS:
+        raise RequestError(f"{name}: expected at most {MAX_ID_CHARS} characters, got {len(value)}.", param=name)
     return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class ChatRequest:
     """A decoded and validated request. `sampling.max_tokens` 0: the rest of the context.
 
     `raw` and `raw_tools` are the bytes of each message and of the tools as the client sent them (empty: unknown).
@@ -48,15 +48,15 @@ class Ask:
     raw_tools: bytes = b""
     dialect: str = "chat"
     id_prefix: str = "chatcmpl-"
-    template: Mapping[str, Any] = field(default_factory=dict)  # variables for the chat template
+    template_variables: Mapping[str, Any] = field(default_factory=dict)  # variables for the chat template
     n: int = 1  # choices
-    forced: Forced | None = None
+    constraint: ResponseConstraint | None = None
     parallel_calls: bool = True  # False: the reply ends after its first tool call
-    previous: str | None = None  # id of the reply that this request continues; `messages` has only the new messages
+    previous_id: str | None = None  # id of the reply that this request continues; `messages` has only the new messages
     references: Mapping[int, str] = field(default_factory=dict)  # message index -> id of the stored reply it refers to
-    instructions: bool = False  # the first message is for this request only: later requests leave it out
-    extra: Any = None  # private to the dialect: what it needs of the request to write the response
-    ignored: tuple[str, ...] = ()  # descriptions of request fields without effect; sent in a response header
+    has_instructions: bool = False  # the first message is for this request only: later requests leave it out
+    dialect_state: Any = None  # private to the dialect: what it needs of the request to write the response
+    ignored_fields: tuple[str, ...] = ()  # descriptions of request fields without effect; sent in a response header
 
 
 def choice_id(id: str, number: int) -> str:
@@ -65,16 +65,16 @@ def choice_id(id: str, number: int) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Forced:
+class ResponseConstraint:
     """Required form of a reply: JSON of a schema, or a call of one of some tools. If both are set, either is valid."""
 
     schema: Mapping[str, Any] | None = None  # {}: any JSON object
-    calls: tuple[str, ...] = ()  # names of tools
-    field: str = ""  # name of the client's field, for errors
+    tool_names: tuple[str, ...] = ()  # names of tools
+    request_field: str = ""  # name of the client's field, for errors
 
     @property
     def param(self) -> str:
-        return self.field or ("tool_choice" if self.schema is None else "response_format")
+        return self.request_field or ("tool_choice" if self.schema is None else "response_format")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,61 +82,61 @@ class TokenInfo:
     """One visible response token, for clients that request logprobs."""
 
     text: str
-    raw: Sequence[int]  # utf-8 bytes
+    utf8_bytes: Sequence[int]  # utf-8 bytes
     logprob: float
-    top: Sequence[tuple[str, Sequence[int], float]] = ()
+    top_logprobs: Sequence[tuple[str, Sequence[int], float]] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
+class TokenUsage:
     """Numbers of tokens, as the engine counts them."""
 
-    prompt: int
-    completion: int
-    reasoning: int
-    cached: int = 0  # prompt tokens that were in the engine's prefix cache
+    prompt_tokens: int
+    completion_tokens: int
+    reasoning_tokens: int
+    cached_tokens: int = 0  # prompt tokens that were in the engine's prefix cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class End:
+class ReplyEnd:
     """How a reply ended. It is created only after the exchange is durable."""
 
-    reason: FinishReason
-    usage: Usage
-    stop: str | None = None  # the stop string that ended the reply
+    finish_reason: FinishReason
+    usage: TokenUsage
+    stop_string: str | None = None  # the stop string that ended the reply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class FinishedChoice:
     """One complete reply of a response that is not streamed. `id`: the id of its exchange."""
 
     id: str
     message: Message
     tokens: Sequence[TokenInfo]  # empty unless logprobs were requested
-    end: End
+    end: ReplyEnd
 
 
-NOTHING = Delta()
+EMPTY_DELTA = Delta()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class StreamPart:
     """One write of a streamed reply: the output that became certain with one chunk. The last part has `end`."""
 
-    delta: Delta = NOTHING
+    delta: Delta = EMPTY_DELTA
     tokens: Sequence[TokenInfo] = ()
-    end: End | None = None
+    end: ReplyEnd | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opening:
+class ReplyHeader:
     """The fields that are the same in every event of one reply."""
 
     id: str
     created: int  # seconds
     model: str
     version: int
-    prompt: int = 0  # tokens
+    prompt_tokens: int = 0  # tokens
 
 
 class ReplyFailed(OpenClawError):

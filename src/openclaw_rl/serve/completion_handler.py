@@ -13,104 +13,115 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from openclaw_rl.errors import RequestError, StoreError
-from openclaw_rl.serve.auth import Keys
-from openclaw_rl.serve.chat_request import Ask, Choice, End, Part, ReplyFailed, checked_id
+from openclaw_rl.serve.auth import ApiKeys
+from openclaw_rl.serve.chat_request import (
+    ChatRequest,
+    FinishedChoice,
+    ReplyEnd,
+    ReplyFailed,
+    StreamPart,
+    check_id_length,
+)
 from openclaw_rl.serve.dialects.anthropic_messages import MessagesDialect
-from openclaw_rl.serve.dialects.base import EVENT_STREAM, Counts, Dialect, Wire
-from openclaw_rl.serve.dialects.errors import MESSAGES
+from openclaw_rl.serve.dialects.base import EVENT_STREAM, Dialect, StreamEncoder, TokenCountDialect
+from openclaw_rl.serve.dialects.errors import MESSAGES_PATH
 from openclaw_rl.serve.dialects.openai_chat import ChatDialect
 from openclaw_rl.serve.dialects.openai_responses import ResponsesDialect
 from openclaw_rl.serve.dialects.validation import read_kind
 from openclaw_rl.serve.gateway import Gateway
-from openclaw_rl.serve.http_connection import first_line
-from openclaw_rl.serve.inflight_reply import Serving
+from openclaw_rl.serve.http_connection import error_summary
+from openclaw_rl.serve.inflight_reply import InflightReply
 
 log = logging.getLogger(__name__)
 
-_YES = frozenset({"1", "true", "yes", "on"})
-_ENCODINGS = frozenset({"", "identity", "gzip", "deflate", "br", "zstd"})  # supported by aiohttp
+_TRUE_VALUES = frozenset({"1", "true", "yes", "on"})
+_CONTENT_ENCODINGS = frozenset({"", "identity", "gzip", "deflate", "br", "zstd"})  # supported by aiohttp
 
 
-class Replies:
+class CompletionHandler:
     """Handler of every path that requests a reply."""
 
-    def __init__(self, gateway: Gateway, keys: Keys) -> None:
+    def __init__(self, gateway: Gateway, keys: ApiKeys) -> None:
         self._gateway, self._keys = gateway, keys
-        self._count = gateway.metrics.replies.labels
+        self._reply_counter = gateway.metrics.replies.labels
         messages, responses = MessagesDialect(), ResponsesDialect()
         self.dialects: Mapping[str, Dialect] = {
             "/v1/chat/completions": ChatDialect(),
             "/v1/responses": responses,
-            MESSAGES: messages,
+            MESSAGES_PATH: messages,
         }
-        self.counts: Mapping[str, Counts] = {
+        self.token_counters: Mapping[str, TokenCountDialect] = {
             "/v1/responses/input_tokens": responses,
             "/v1/messages/count_tokens": messages,
         }
 
-    async def reply(self, request: web.Request) -> web.StreamResponse:
+    async def handle_request(self, request: web.Request) -> web.StreamResponse:
         """Handle a request for a reply, in the dialect of its path."""
-        scope = self._keys.scope(request.headers)
+        scope = self._keys.authenticated_scope(request.headers)
         dialect = self.dialects[request.path]
-        ask = _with_headers(dialect.decode(await read_body(request), request.headers), request)
-        servings = await self._gateway.begin_all(ask, scope)
+        ask = _apply_headers(dialect.decode(await read_body(request), request.headers), request)
+        servings = await self._gateway.begin_replies(ask, scope)
         if ask.stream:
-            return await self._stream(request, dialect, ask, servings)
-        return await self._whole(dialect, ask, servings)
+            return await self._send_stream(request, dialect, ask, servings)
+        return await self._send_complete(dialect, ask, servings)
 
-    async def _whole(self, dialect: Dialect, ask: Ask, servings: Sequence[Serving]) -> web.Response:
-        ends: dict[int, End] = {}
-        async with aclosing(interleaved(servings)) as parts:
+    async def _send_complete(
+        self, dialect: Dialect, ask: ChatRequest, servings: Sequence[InflightReply]
+    ) -> web.Response:
+        ends: dict[int, ReplyEnd] = {}
+        async with aclosing(merge_streams(servings)) as parts:
             async for number, part in parts:
                 if part.end is not None:
                     ends[number] = part.end
         choices = [
-            Choice(id=s.opening.id, message=s.message, tokens=s.record.tokens, end=ends[n])
+            FinishedChoice(id=s.header.id, message=s.current_message, tokens=s.accumulator.token_infos, end=ends[n])
             for n, s in enumerate(servings)
         ]
-        return json_answer(dialect.final(servings[0].opening, ask, choices), headers=_notes(ask))
+        return json_response(dialect.encode_response(servings[0].header, ask, choices), headers=_ignored_header(ask))
 
-    async def _stream(
-        self, request: web.Request, dialect: Dialect, ask: Ask, servings: Sequence[Serving]
+    async def _send_stream(
+        self, request: web.Request, dialect: Dialect, ask: ChatRequest, servings: Sequence[InflightReply]
     ) -> web.StreamResponse:
-        response = _event_stream(ask)
-        wire: Wire | None = None
+        response = _event_stream_response(ask)
+        wire: StreamEncoder | None = None
         try:
-            async with aclosing(interleaved(servings)) as parts:
+            async with aclosing(merge_streams(servings)) as parts:
                 async for number, part in parts:
                     if wire is None:  # before this point an error is sent as an ordinary HTTP error
-                        wire = dialect.stream(servings[0].opening, ask)
-                        await _sent(response.prepare(request))
-                    await _sent(response.write(wire.part(part, number)))
-        except _HungUp:  # the exchange has ended as cancelled, or is complete
-            log.debug("%s: the client closed the connection", servings[0].opening.id)
+                        wire = dialect.stream_encoder(servings[0].header, ask)
+                        await _wait_sent(response.prepare(request))
+                    await _wait_sent(response.write(wire.encode_part(part, number)))
+        except ClientDisconnected:  # the exchange has ended as cancelled, or is complete
+            log.debug("%s: the client closed the connection", servings[0].header.id)
         except Exception as error:  # any error: some clients take a stream that only stops for a complete one
             if wire is None:
                 raise
-            await self._break_off(response, wire, dialect, error)
+            await self._send_stream_error(response, wire, dialect, error)
         return response
 
-    async def _break_off(self, response: web.StreamResponse, wire: Wire, dialect: Dialect, error: Exception) -> None:
+    async def _send_stream_error(
+        self, response: web.StreamResponse, wire: StreamEncoder, dialect: Dialect, error: Exception
+    ) -> None:
         """Send an error event and no finish, so that the client does not take the output for a complete reply."""
-        status, words, code = _told(error)
-        self._count(route=dialect.name, outcome=code).inc()
-        with suppress(_HungUp):
-            await _sent(response.write(wire.broken(status, words, code)))
+        status, words, code = _stream_error_fields(error)
+        self._reply_counter(route=dialect.name, outcome=code).inc()
+        with suppress(ClientDisconnected):
+            await _wait_sent(response.write(wire.encode_error(status, words, code)))
 
 
-class _HungUp(Exception):
+class ClientDisconnected(Exception):
     """The client closed the connection. (A plain `ConnectionError` can have other causes.)"""
 
 
-async def _sent(writing: Awaitable[object]) -> None:
+async def _wait_sent(writing: Awaitable[object]) -> None:
     """Wait until the data is sent. Raises `ClientDisconnected`."""
     try:
         await writing
     except ConnectionError as error:
-        raise _HungUp from error
+        raise ClientDisconnected from error
 
 
-def _told(error: Exception) -> tuple[int, str, str]:
+def _stream_error_fields(error: Exception) -> tuple[int, str, str]:
     """Return (status, message, code) for an error in the middle of a stream."""
     if isinstance(error, StoreError):
         return 500, str(error), "not_durable"
@@ -120,49 +131,49 @@ def _told(error: Exception) -> tuple[int, str, str]:
     return 500, "the gateway failed; see its log for the reason.", "internal_error"
 
 
-def _event_stream(ask: Ask) -> web.StreamResponse:
+def _event_stream_response(ask: ChatRequest) -> web.StreamResponse:
     headers = {"Content-Type": EVENT_STREAM, "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-    return web.StreamResponse(headers=headers | _notes(ask))
+    return web.StreamResponse(headers=headers | _ignored_header(ask))
 
 
-def json_answer(body: bytes, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+def json_response(body: bytes, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
     return web.Response(body=body, status=status, headers=headers, content_type="application/json")
 
 
-def _notes(ask: Ask) -> dict[str, str]:
+def _ignored_header(ask: ChatRequest) -> dict[str, str]:
     """Return the response header that lists ignored request fields."""
-    return {"X-OpenClaw-Ignored": "; ".join(ask.ignored)[:1000]} if ask.ignored else {}
+    return {"X-OpenClaw-Ignored": "; ".join(ask.ignored_fields)[:1000]} if ask.ignored_fields else {}
 
 
 async def read_body(request: web.Request) -> bytes:
     """Read the body. Raises `RequestError` (400, or 415 for an unknown content encoding)."""
     encoding = request.headers.get("Content-Encoding", "")
-    if encoding.strip().lower() not in _ENCODINGS:
+    if encoding.strip().lower() not in _CONTENT_ENCODINGS:
         raise RequestError(f"Content-Encoding: expected gzip or none, got {encoding[:40]!r}.", status=415)
     try:
         return await request.read()
     except web.HTTPException:
         raise
     except (web.RequestPayloadError, web.PayloadAccessError, HttpProcessingError, ValueError) as error:
-        raise RequestError(f"the body cannot be read: {first_line(error)}.") from None
+        raise RequestError(f"the body cannot be read: {error_summary(error)}.") from None
 
 
-def _with_headers(ask: Ask, request: web.Request) -> Ask:
+def _apply_headers(ask: ChatRequest, request: web.Request) -> ChatRequest:
     """Return `ask` with the values of the request's headers, which override the body's."""
     headers = request.headers
     changes: dict[str, Any] = {}
     if session := headers.get("X-Session-Id"):
-        changes["session"] = checked_id(_text(session), "X-Session-Id")
+        changes["session"] = check_id_length(_decode_header(session), "X-Session-Id")
     if kind := read_kind(headers.get("X-Turn-Type"), "X-Turn-Type"):
         changes["kind"] = kind
     if agent := headers.get("X-Agent-Id"):
-        changes["agent"] = checked_id(_text(agent), "X-Agent-Id")
+        changes["agent"] = check_id_length(_decode_header(agent), "X-Agent-Id")
     if done := headers.get("X-Session-Done"):
-        changes["session_done"] = done.strip().lower() in _YES
+        changes["session_done"] = done.strip().lower() in _TRUE_VALUES
     return replace(ask, **changes) if changes else ask
 
 
-def _text(header: str) -> str:
+def _decode_header(header: str) -> str:
     """Decode as UTF-8, else as latin-1: aiohttp gives other bytes as lone surrogates, which the store cannot keep."""
     if header.isascii():
         return header
@@ -173,28 +184,28 @@ def _text(header: str) -> str:
         return raw.decode("latin-1")
 
 
-_Ready = asyncio.Queue[tuple[int, Part | Exception]]
+_PartQueue = asyncio.Queue[tuple[int, StreamPart | Exception]]
 
 
-async def interleaved(servings: Sequence[Serving]) -> AsyncGenerator[tuple[int, Part]]:
+async def merge_streams(servings: Sequence[InflightReply]) -> AsyncGenerator[tuple[int, StreamPart]]:
     """Yield (reply number, part) as the parts arrive. Each reply's last part has its `end`.
 
     Raises the error of the first reply that fails. An error, or closing the iterator early, cancels all replies.
     """
     if len(servings) == 1:
-        async with aclosing(servings[0].parts()) as parts:
+        async with aclosing(servings[0].stream_parts()) as parts:
             async for part in parts:
                 yield 0, part
         return
-    ready: _Ready = asyncio.Queue(len(servings))  # bounded, so that a slow client slows down all replies
-    tasks = [asyncio.create_task(_tell(n, serving, ready)) for n, serving in enumerate(servings)]
+    ready: _PartQueue = asyncio.Queue(len(servings))  # bounded, so that a slow client slows down all replies
+    tasks = [asyncio.create_task(_queue_parts(n, serving, ready)) for n, serving in enumerate(servings)]
     running = len(servings)
     try:
         while running:
             number, told = await ready.get()
             if isinstance(told, Exception):
                 for serving in servings:
-                    serving.leaving = f"another reply of the same request failed: {told}"
+                    serving.cancel_reason = f"another reply of the same request failed: {told}"
                 raise told
             running -= told.end is not None
             yield number, told
@@ -203,12 +214,12 @@ async def interleaved(servings: Sequence[Serving]) -> AsyncGenerator[tuple[int, 
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for serving in servings:  # a task that never ran has not started its reply
-            serving.abandon()
+            serving.cancel_unstarted()
 
 
-async def _tell(number: int, serving: Serving, ready: _Ready) -> None:
+async def _queue_parts(number: int, serving: InflightReply, ready: _PartQueue) -> None:
     try:
-        async with aclosing(serving.parts()) as parts:
+        async with aclosing(serving.stream_parts()) as parts:
             async for part in parts:
                 await ready.put((number, part))
     except Exception as error:  # noqa: BLE001 - the reader of the queue raises it

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
-from openclaw_rl.common.logging_metrics import Metrics
+from openclaw_rl.common.logging_metrics import GatewayMetrics
 from openclaw_rl.errors import StoreError
 from openclaw_rl.store import exchanges
 from openclaw_rl.store.db import Store
@@ -20,91 +20,91 @@ from openclaw_rl.types import Feedback, Reply, Request
 
 log = logging.getLogger(__name__)
 
-Item = Request | Reply | Feedback
-MAX_BATCH = 256
+WriteItem = Request | Reply | Feedback
+MAX_GROUP_ITEMS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
-    item: Item
+class _QueuedWrite:
+    item: WriteItem
     loop: asyncio.AbstractEventLoop
-    done: asyncio.Future[None]
+    future: asyncio.Future[None]
 
 
-class Writer:
+class GroupCommitWriter:
     """Group commit writer for admissions, finished replies and feedback.
 
     An item is durable when its future is done; the future gets the store's error if the write fails. If a group
     fails, its items are committed one by one, so that one invalid item does not fail the others.
     """
 
-    def __init__(self, store: Store, metrics: Metrics) -> None:
+    def __init__(self, store: Store, metrics: GatewayMetrics) -> None:
         self._store = store
         self._metrics = metrics
-        self._jobs: queue.SimpleQueue[list[_Job] | None] = queue.SimpleQueue()
-        self._pending: list[_Job] = []  # from this iteration of the event loop, and items that may wait
-        self._due = False
-        self._timer: asyncio.TimerHandle | None = None
-        self._ended = False
-        self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
+        self._queue: queue.SimpleQueue[list[_QueuedWrite] | None] = queue.SimpleQueue()
+        self._pending: list[_QueuedWrite] = []  # from this iteration of the event loop, and items that may wait
+        self._flush_scheduled = False
+        self._flush_timer: asyncio.TimerHandle | None = None
+        self._closing = False
+        self._thread = threading.Thread(target=self._run_thread, name="store-writer", daemon=True)
         self._thread.start()
 
-    def put(self, item: Item, *, patience: float = 0.0) -> asyncio.Future[None]:
+    def put(self, item: WriteItem, *, patience: float = 0.0) -> asyncio.Future[None]:
         """Queue an item. The returned future is done when the item is on disk.
 
         `patience`: seconds that the item may wait for another one, to share its transaction.
         """
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
-        self._pending.append(_Job(item, loop, done))
-        if not patience and not self._due:
-            self._due = True
-            loop.call_soon(self._hand_over)
-        elif patience and self._timer is None:
-            self._timer = loop.call_later(patience, self._hand_over)
+        self._pending.append(_QueuedWrite(item, loop, done))
+        if not patience and not self._flush_scheduled:
+            self._flush_scheduled = True
+            loop.call_soon(self._flush_pending)
+        elif patience and self._flush_timer is None:
+            self._flush_timer = loop.call_later(patience, self._flush_pending)
         return done
 
-    def _hand_over(self) -> None:
+    def _flush_pending(self) -> None:
         """Hand all pending items to the thread, so that it wakes up only once per iteration of the event loop."""
-        jobs, self._pending, self._due = self._pending, [], False
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        jobs, self._pending, self._flush_scheduled = self._pending, [], False
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
+            self._flush_timer = None
         if jobs:
-            self._jobs.put(jobs)
+            self._queue.put(jobs)
 
     def close(self) -> None:
         """Write all queued items, then end the thread."""
         if self._pending:
-            self._hand_over()
-        self._jobs.put(None)
+            self._flush_pending()
+        self._queue.put(None)
         self._thread.join()
 
-    def _run(self) -> None:
-        while not self._ended:
-            jobs = self._jobs.get()
+    def _run_thread(self) -> None:
+        while not self._closing:
+            jobs = self._queue.get()
             if jobs is None:
                 return
-            self._write(jobs)
+            self._write_or_split(jobs)
 
-    def _write(self, jobs: list[_Job], *, again: bool = False) -> None:
+    def _write_or_split(self, jobs: list[_QueuedWrite], *, again: bool = False) -> None:
         began = time.perf_counter()
         try:
-            self._commit(jobs, again=again)
+            self._commit_group(jobs, again=again)
         except Exception as error:  # any error goes to the futures; this thread must survive
             if len(jobs) > 1:
                 for job in jobs:
-                    self._write([job], again=True)
+                    self._write_or_split([job], again=True)
                 return
             if not isinstance(error, StoreError | KeyError):
                 log.exception("the store rejected an exchange")
-            _settle(jobs, error)
+            _notify_waiters(jobs, error)
         else:
             self._metrics.commit.observe(time.perf_counter() - began)
             self._metrics.commit_size.observe(len(jobs))
-            _settle(jobs, None)
+            _notify_waiters(jobs, None)
 
-    def _commit(self, jobs: list[_Job], *, again: bool) -> None:
+    def _commit_group(self, jobs: list[_QueuedWrite], *, again: bool) -> None:
         """Write `jobs`, and the items that arrive before the commit, in one transaction. `jobs` is extended by them.
 
         `again`: write `jobs` only. A new item may finish a request whose own admission is retried later.
@@ -112,42 +112,42 @@ class Writer:
         with self._store.write() as conn:
             group = jobs
             while group:
-                _apply(conn, [job.item for job in group])
-                group = [] if again else self._late(MAX_BATCH - len(jobs))
+                _insert_items(conn, [job.item for job in group])
+                group = [] if again else self._take_late_arrivals(MAX_GROUP_ITEMS - len(jobs))
                 jobs += group
 
-    def _late(self, room: int) -> list[_Job]:
-        late: list[_Job] = []
-        while len(late) < room and not self._ended and not self._jobs.empty():
-            more = self._jobs.get()
-            self._ended = more is None
+    def _take_late_arrivals(self, room: int) -> list[_QueuedWrite]:
+        late: list[_QueuedWrite] = []
+        while len(late) < room and not self._closing and not self._queue.empty():
+            more = self._queue.get()
+            self._closing = more is None
             late += more or []
         return late
 
 
-def _apply(conn: Connection, items: Sequence[Item]) -> None:
+def _insert_items(conn: Connection, items: Sequence[WriteItem]) -> None:
     if admitted := [i for i in items if isinstance(i, Request)]:
         exchanges.admit(conn, admitted)
     if ended := [i for i in items if isinstance(i, Reply)]:
         exchanges.finish(conn, ended)
     if given := [i for i in items if isinstance(i, Feedback)]:
-        exchanges.give(conn, given)
+        exchanges.add_feedback(conn, given)
 
 
-def _settle(jobs: Sequence[_Job], error: Exception | None) -> None:
+def _notify_waiters(jobs: Sequence[_QueuedWrite], error: Exception | None) -> None:
     """Resolve the futures of all jobs with one call into their event loop."""
     try:
-        jobs[0].loop.call_soon_threadsafe(_resolve, jobs, error)
+        jobs[0].loop.call_soon_threadsafe(_resolve_futures, jobs, error)
     except RuntimeError:
         log.warning("%d exchanges were written after their event loop had ended", len(jobs))
 
 
-def _resolve(jobs: Sequence[_Job], error: Exception | None) -> None:
+def _resolve_futures(jobs: Sequence[_QueuedWrite], error: Exception | None) -> None:
     for job in jobs:
-        if job.done.done():
+        if job.future.done():
             continue  # its waiter was cancelled
         if error is None:
-            job.done.set_result(None)
+            job.future.set_result(None)
         else:
-            job.done.set_exception(error)
-            job.done.exception()  # mark the exception as retrieved, or asyncio warns if the waiter was cancelled
+            job.future.set_exception(error)
+            job.future.exception()  # mark the exception as retrieved, or asyncio warns if the waiter was cancelled

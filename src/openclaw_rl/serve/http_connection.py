@@ -15,16 +15,16 @@ from openclaw_rl.serve.dialects import errors
 
 log = logging.getLogger(__name__)
 
-LINE_BYTES = 64 * 1024  # maximum for the request line, and for each header
-_QUOTED = re.compile(r"\n|:? b['\"]")  # start of the client's bytes, which are never logged
+MAX_LINE_BYTES = 64 * 1024  # maximum for the request line, and for each header
+_QUOTED_BYTES = re.compile(r"\n|:? b['\"]")  # start of the client's bytes, which are never logged
 _REQUEST_LINE = re.compile(rb"[A-Z]+ (/[^ ?\r\n]*)")
-_UNREADABLE = (HttpProcessingError, web.RequestPayloadError)
+_PARSE_ERRORS = (HttpProcessingError, web.RequestPayloadError)
 
 
-class Connection(web.RequestHandler):
+class GatewayConnection(web.RequestHandler):
     """One client connection. An unreadable request gets an error in the format of its path, and one line in the log."""
 
-    _path = ""  # path of the latest request line that was recognised
+    _request_path = ""  # path of the latest request line that was recognised
 
     def __init__(self, manager: web.Server, **kwargs: Any) -> None:
         super().__init__(manager, access_log=None, **kwargs)  # type: ignore[arg-type]  # AppRunner passes None, too
@@ -32,7 +32,7 @@ class Connection(web.RequestHandler):
     def data_received(self, data: bytes) -> None:
         """Record the path before parsing, because a request that cannot be parsed has none."""
         if (line := _REQUEST_LINE.match(data)) is not None:
-            self._path = line[1].decode("latin-1")
+            self._request_path = line[1].decode("latin-1")
         super().data_received(data)
 
     def handle_error(
@@ -42,13 +42,13 @@ class Connection(web.RequestHandler):
         self.log_exception("a request failed below the router", exc_info=exc)
         if request.writer.output_size > 0:
             raise ConnectionError("a response has already begun; this error cannot be sent")
-        status = _status(status, exc)
+        status = _error_status(status, exc)
         words = (
-            f"the request is not readable as HTTP: {first_line(exc or message)}."
+            f"the request is not readable as HTTP: {error_summary(exc or message)}."
             if status < 500
             else "the gateway failed."
         )
-        body = errors.error(self._path, status, words)
+        body = errors.error_body(self._request_path, status, words)
         answer = web.Response(body=body, status=status, content_type="application/json")
         answer.force_close()
         return answer
@@ -58,31 +58,31 @@ class Connection(web.RequestHandler):
     ) -> tuple[web.StreamResponse, bool]:
         """Format errors that aiohttp raises before any handler, such as for an unknown `Expect` header."""
         if isinstance(resp, web.HTTPException):
-            body = errors.error(request.path, resp.status, f"{resp.text or resp.reason}.")
+            body = errors.error_body(request.path, resp.status, f"{resp.text or resp.reason}.")
             resp = web.Response(body=body, status=resp.status, content_type="application/json")
         return await super().finish_response(request, resp, start_time)
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
         """Log one line for an unreadable request, and a traceback for any other error."""
-        if isinstance(error := kw.get("exc_info"), _UNREADABLE):
-            log.info("a request was not readable: %s", first_line(error))
+        if isinstance(error := kw.get("exc_info"), _PARSE_ERRORS):
+            log.info("a request was not readable: %s", error_summary(error))
         else:
             super().log_exception(*args, **kw)
 
 
-def _status(status: int, error: BaseException | None) -> int:
+def _error_status(status: int, error: BaseException | None) -> int:
     if isinstance(error, LineTooLong):
         return 431
     return 415 if isinstance(error, ContentEncodingError) else status
 
 
-def first_line(error: BaseException | str | None) -> str:
+def error_summary(error: BaseException | str | None) -> str:
     """Return the error's first line, without the client's bytes that aiohttp quotes after it."""
     words = str(getattr(error, "message", None) or error or "unknown").removeprefix("400, message:")
-    return _QUOTED.split(words.strip(), maxsplit=1)[0].rstrip(".:")[:200]
+    return _QUOTED_BYTES.split(words.strip(), maxsplit=1)[0].rstrip(".:")[:200]
 
 
-class Runner(web.AppRunner):
+class GatewayRunner(web.AppRunner):
     """Runs an application with `GatewayConnection`s. A handler is cancelled when its client disconnects."""
 
     def __init__(self, app: web.Application, *, grace: float) -> None:
@@ -96,10 +96,10 @@ class Runner(web.AppRunner):
         if manager is None:
             return None
         return partial(
-            Connection,
+            GatewayConnection,
             manager,
             loop=asyncio.get_running_loop(),
             logger=log,
-            max_line_size=LINE_BYTES,
-            max_field_size=LINE_BYTES,
+            max_line_size=MAX_LINE_BYTES,
+            max_field_size=MAX_LINE_BYTES,
         )

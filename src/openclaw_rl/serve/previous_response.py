@@ -7,43 +7,43 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from openclaw_rl.errors import RequestError
-from openclaw_rl.serve.chat_request import Ask
-from openclaw_rl.serve.dialects.openai_responses_input import INSTRUCTIONS, has_instructions
+from openclaw_rl.serve.chat_request import ChatRequest
+from openclaw_rl.serve.dialects.openai_responses_input import INSTRUCTIONS_KEY, has_instructions
 from openclaw_rl.store import exchanges
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.rows import to_json
 from openclaw_rl.types import Capture, Exchange, ExchangeStatus, Message
 
-_PREVIOUS = "previous_response_id"
+_PREVIOUS_FIELD = "previous_response_id"
 
 
-async def continued(ask: Ask, scope: str, store: Store) -> Ask:
+async def resolve_previous_response(ask: ChatRequest, scope: str, store: Store) -> ChatRequest:
     """Return `ask` with the whole conversation as messages. Its own instructions come first; earlier ones are left out.
 
     Raises `RequestError` if a stored reply is unknown under this key, is incomplete, or was stored without its text.
     """
     named = dict.fromkeys(ask.references.values(), "input")
-    if ask.previous is not None:
-        named[ask.previous] = _PREVIOUS
+    if ask.previous_id is not None:
+        named[ask.previous_id] = _PREVIOUS_FIELD
     if not named:
         return ask
-    found = await asyncio.to_thread(_load, store, list(named))
+    found = await asyncio.to_thread(_load_exchanges, store, list(named))
     for name, param in named.items():
-        _check(found.get(name), name, param, scope)
-    new = [_reply(found[ask.references[n]]) if n in ask.references else m for n, m in enumerate(ask.messages)]
-    before = [] if ask.previous is None else _conversation(found[ask.previous])
-    own = 1 if ask.instructions else 0
+        _check_continuable(found.get(name), name, param, scope)
+    new = [_reply_message(found[ask.references[n]]) if n in ask.references else m for n, m in enumerate(ask.messages)]
+    before = [] if ask.previous_id is None else _stored_conversation(found[ask.previous_id])
+    own = 1 if ask.has_instructions else 0
     messages = [*new[:own], *before, *new[own:]]
     raw = [to_json(m) for m in messages]
     return replace(ask, messages=messages, references={}, raw=raw, size=ask.size + sum(map(len, raw)))
 
 
-def _load(store: Store, ids: Sequence[str]) -> Mapping[str, Exchange]:
+def _load_exchanges(store: Store, ids: Sequence[str]) -> Mapping[str, Exchange]:
     with store.read() as conn:
         return exchanges.get_many(conn, [i for i in ids if i.isascii()])  # our ids are ASCII
 
 
-def _check(found: Exchange | None, name: str, param: str, scope: str) -> None:
+def _check_continuable(found: Exchange | None, name: str, param: str, scope: str) -> None:
     """Raise `RequestError` if the exchange cannot be continued. Another key's exchange is reported as unknown."""
     shown = name[:80]
     if found is None or found.request.scope != scope:
@@ -61,13 +61,13 @@ def _check(found: Exchange | None, name: str, param: str, scope: str) -> None:
         raise RequestError(f"{param}: {shown!r} {state}.", param=param)
 
 
-def _conversation(exchange: Exchange) -> Iterable[Message]:
+def _stored_conversation(exchange: Exchange) -> Iterable[Message]:
     """Return the messages to carry over. A client's own `INSTRUCTIONS` key is removed: it must not act as our mark."""
     said = exchange.request.messages[1:] if has_instructions(exchange.request) else exchange.request.messages
-    unmarked = ({k: v for k, v in m.items() if k != INSTRUCTIONS} if INSTRUCTIONS in m else m for m in said)
-    return [*unmarked, _reply(exchange)]
+    unmarked = ({k: v for k, v in m.items() if k != INSTRUCTIONS_KEY} if INSTRUCTIONS_KEY in m else m for m in said)
+    return [*unmarked, _reply_message(exchange)]
 
 
-def _reply(exchange: Exchange) -> Message:
+def _reply_message(exchange: Exchange) -> Message:
     assert exchange.reply is not None, "checked"
     return exchange.reply.message

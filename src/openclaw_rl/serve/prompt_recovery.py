@@ -5,51 +5,51 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from openclaw_rl.render.caches import Past
+from openclaw_rl.render.caches import SampledTokens
 from openclaw_rl.store import exchanges
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.exchange_index import StoredPast
+from openclaw_rl.store.exchange_index import ExchangeIndex
 from openclaw_rl.store.rows import to_json
 from openclaw_rl.types import Exchange, ExchangeStatus, FinishReason, Ids
 
 
-class StoreRecall:
+class PromptRecovery:
     """Finds stored exchanges whose replies occur in a history and whose tokens may be reused."""
 
     def __init__(self, store: Store, *, identity: str, stop_token_ids: Sequence[int]) -> None:
-        self._store, self._identity, self._stops = store, identity, frozenset(stop_token_ids)
+        self._store, self._identity, self._stop_token_ids = store, identity, frozenset(stop_token_ids)
 
-    def exchange(self, scope: str, chain: bytes, tools: Sequence[Mapping[str, Any]]) -> Past | None:
+    def find_exchange(self, scope: str, chain: bytes, tools: Sequence[Mapping[str, Any]]) -> SampledTokens | None:
         """Return the newest exchange whose ids the next prompt may continue. `chain`: history hash with the reply."""
-        for found in self._ended(scope, [chain]):
+        for found in self._find_reusable(scope, [chain]):
             request, reply = found.request, found.reply
             plain = len(request.marks) == len(request.messages)  # it had no ephemeral message
             if reply is not None and plain and not request.template and to_json(request.tools) == to_json(tools):
-                return Past(request.prompt_ids, reply.response_ids)
+                return SampledTokens(request.prompt_ids, reply.response_ids)
         return None
 
-    def replies(self, scope: str, chains: Sequence[bytes]) -> Mapping[bytes, tuple[Ids, str]]:
+    def find_replies(self, scope: str, chains: Sequence[bytes]) -> Mapping[bytes, tuple[Ids, str]]:
         """Return chain hash -> (ids [R], reasoning) of the newest reply with each of these chain hashes."""
         out: dict[bytes, tuple[Ids, str]] = {}
-        for found in self._ended(scope, chains):
+        for found in self._find_reusable(scope, chains):
             reply = found.reply
             if reply is not None and reply.mark is not None:
                 reasoning = str(reply.message.get("reasoning_content") or "")
                 out.setdefault(reply.mark.chain, (reply.response_ids, reasoning))
         return out
 
-    def _ended(self, scope: str, chains: Sequence[bytes]) -> list[Exchange]:
+    def _find_reusable(self, scope: str, chains: Sequence[bytes]) -> list[Exchange]:
         """Return the complete exchanges with the same tokenizer, template and base weights, newest first."""
         with self._store.read() as conn:
-            pasts = [p for p in StoredPast(conn).by_chain(scope, chains) if p.status is ExchangeStatus.DONE]
+            pasts = [p for p in ExchangeIndex(conn).by_chain(scope, chains) if p.status is ExchangeStatus.DONE]
             found = [exchanges.get(conn, p.id) for p in reversed(pasts)]
-        return [e for e in found if e is not None and self._whole(e)]
+        return [e for e in found if e is not None and self._is_reusable(e)]
 
-    def _whole(self, exchange: Exchange) -> bool:
+    def _is_reusable(self, exchange: Exchange) -> bool:
         request, reply = exchange.request, exchange.reply
         if reply is None or len(reply.response_ids) == 0 or len(request.prompt_ids) == 0:
             return False
-        ended = reply.finish_reason is FinishReason.LENGTH or int(reply.response_ids[-1]) in self._stops
+        ended = reply.finish_reason is FinishReason.LENGTH or int(reply.response_ids[-1]) in self._stop_token_ids
         return (
             ended  # else a stop string cut the reply
             and bool(reply.mask.all())

@@ -8,69 +8,69 @@ from typing import Any
 from aiohttp import web
 
 from openclaw_rl.errors import RequestError
-from openclaw_rl.serve.auth import Keys
-from openclaw_rl.serve.completion_handler import json_answer
+from openclaw_rl.serve.auth import ApiKeys
+from openclaw_rl.serve.completion_handler import json_response
 from openclaw_rl.serve.dialects.openai_responses_stored import input_items, stored_response
 from openclaw_rl.serve.gateway import Gateway
-from openclaw_rl.serve.reply_accumulator import reasoning_tokens
+from openclaw_rl.serve.reply_accumulator import count_reasoning_tokens
 from openclaw_rl.store import exchanges
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.rows import to_json
 from openclaw_rl.types import Capture, Exchange
 
-MAX_PAGE = 100
+MAX_PAGE_ITEMS = 100
 
 
-class StoredResponses:
+class StoredResponseHandler:
     """HTTP handlers for stored responses."""
 
-    def __init__(self, gateway: Gateway, keys: Keys) -> None:
+    def __init__(self, gateway: Gateway, keys: ApiKeys) -> None:
         self._gateway, self._keys = gateway, keys
 
-    async def get(self, request: web.Request) -> web.Response:
+    async def get_response(self, request: web.Request) -> web.Response:
         """Return the Response object. It cannot be streamed, because its events are not stored."""
         if request.query.get("stream", "").lower() == "true":
             raise RequestError("stream: a stored reply cannot be streamed; leave stream out.", param="stream")
-        found = await self._find(request)
-        reasoning = await asyncio.to_thread(self._reasoning, found)
-        return json_answer(to_json(stored_response(found, self._gateway.config.model.name, reasoning=reasoning)))
+        found = await self._find_exchange(request)
+        reasoning = await asyncio.to_thread(self._count_reasoning, found)
+        return json_response(to_json(stored_response(found, self._gateway.config.model.name, reasoning=reasoning)))
 
-    def _reasoning(self, exchange: Exchange) -> int:
+    def _count_reasoning(self, exchange: Exchange) -> int:
         """Count the reasoning tokens. 0 for a reply of another model, whose tokens have another meaning."""
         same = exchange.request.identity == self._gateway.identity
-        return reasoning_tokens(exchange, self._gateway.renderer) if same else 0
+        return count_reasoning_tokens(exchange, self._gateway.renderer) if same else 0
 
-    async def items(self, request: web.Request) -> web.Response:
+    async def list_input_items(self, request: web.Request) -> web.Response:
         """Return a page of the input items, newest first unless `order` is asc. Parameters: `limit`, `after`."""
         limit, order = request.query.get("limit", "20"), request.query.get("order", "desc")
-        if not (limit.isascii() and limit.isdigit() and len(limit) < 6 and 1 <= int(limit) <= MAX_PAGE):
-            raise RequestError(f"limit: expected 1 to {MAX_PAGE}, got {limit[:40]!r}.", param="limit")
+        if not (limit.isascii() and limit.isdigit() and len(limit) < 6 and 1 <= int(limit) <= MAX_PAGE_ITEMS):
+            raise RequestError(f"limit: expected 1 to {MAX_PAGE_ITEMS}, got {limit[:40]!r}.", param="limit")
         if order not in ("asc", "desc"):
             raise RequestError(f"order: expected asc or desc, got {order[:40]!r}.", param="order")
-        items = input_items(await self._find(request))
+        items = input_items(await self._find_exchange(request))
         items = items if order == "asc" else items[::-1]
-        page, more = _page(items, request.query.get("after"), int(limit))
+        page, more = _select_page(items, request.query.get("after"), int(limit))
         first, last = (page[0]["id"], page[-1]["id"]) if page else ("", "")
         body = {"object": "list", "data": page, "first_id": first, "last_id": last, "has_more": more}
-        return json_answer(to_json(body))
+        return json_response(to_json(body))
 
-    async def delete(self, request: web.Request) -> web.Response:
+    async def refuse_delete(self, request: web.Request) -> web.Response:
         """Refuse: deleting a reply would not undo the training on it. Raises `RequestError`."""
-        self._keys.scope(request.headers)
+        self._keys.authenticated_scope(request.headers)
         raise RequestError("stored replies cannot be deleted over the API; training on them would not be undone.")
 
-    async def compact(self, request: web.Request) -> web.Response:
+    async def refuse_compact(self, request: web.Request) -> web.Response:
         """Refuse: only OpenAI's servers can read a compacted conversation. Raises `RequestError` (404)."""
-        self._keys.scope(request.headers)
+        self._keys.authenticated_scope(request.headers)
         raise RequestError(
             "compaction is not supported; request a summary in a normal request, and continue from that.",
             code="not_found",
             status=404,
         )
 
-    async def _find(self, request: web.Request) -> Exchange:
-        scope, name = self._keys.scope(request.headers), request.match_info["id"]
-        found = await asyncio.to_thread(_load, self._gateway.store, name)
+    async def _find_exchange(self, request: web.Request) -> Exchange:
+        scope, name = self._keys.authenticated_scope(request.headers), request.match_info["id"]
+        found = await asyncio.to_thread(_load_exchange, self._gateway.store, name)
         if found is None or found.request.scope != scope:
             raise RequestError(
                 f"there is no reply {name[:80]!r} under this API key.",
@@ -83,12 +83,12 @@ class StoredResponses:
         return found
 
 
-def _load(store: Store, name: str) -> Exchange | None:
+def _load_exchange(store: Store, name: str) -> Exchange | None:
     with store.read() as conn:
         return exchanges.get(conn, name) if name.isascii() else None
 
 
-def _page(items: list[dict[str, Any]], after: str | None, limit: int) -> tuple[list[dict[str, Any]], bool]:
+def _select_page(items: list[dict[str, Any]], after: str | None, limit: int) -> tuple[list[dict[str, Any]], bool]:
     """Return (at most `limit` items after the item with the id `after`, whether there are more)."""
     if after:
         at = next((n for n, item in enumerate(items) if item["id"] == after), None)

@@ -14,14 +14,14 @@ import msgspec
 from aiohttp import web
 
 from openclaw_rl.errors import RequestError, StoreError
-from openclaw_rl.serve.auth import Keys
+from openclaw_rl.serve.auth import ApiKeys
 from openclaw_rl.serve.chat_request import ReplyFailed
-from openclaw_rl.serve.completion_handler import Replies, json_answer, read_body
+from openclaw_rl.serve.completion_handler import CompletionHandler, json_response, read_body
 from openclaw_rl.serve.dialects import errors
-from openclaw_rl.serve.dialects.openai_responses_input import owner_of
+from openclaw_rl.serve.dialects.openai_responses_input import response_id_of
 from openclaw_rl.serve.dialects.validation import decode_json
 from openclaw_rl.serve.gateway import Gateway
-from openclaw_rl.serve.responses_api import StoredResponses
+from openclaw_rl.serve.responses_api import StoredResponseHandler
 from openclaw_rl.store import policies
 from openclaw_rl.store.db import Store
 from openclaw_rl.types import Feedback, Policy, PolicyState
@@ -37,74 +37,79 @@ class _FeedbackBody(msgspec.Struct):
     correction: str | None = None
 
 
-_ROUTES = (
+_ROUTE_LIST = (
     "POST /v1/chat/completions, /v1/responses, /v1/responses/input_tokens, /v1/messages, /v1/messages/count_tokens and "
     "/v1/feedback; GET /v1/models, /v1/models/{name}, /v1/responses/{id}, /v1/responses/{id}/input_items, /healthz, "
     "/readyz and /metrics"
 )
-_THUMBS = {None: None, "up": 1, "down": -1}
+_THUMBS_SCORES = {None: None, "up": 1, "down": -1}
 _feedback_decoder = msgspec.json.Decoder(_FeedbackBody)
-_encode = msgspec.json.Encoder().encode
+_encode_json = msgspec.json.Encoder().encode
 
 
-class Routes:
+class GatewayRoutes:
     """The HTTP handlers. All but health, readiness and metrics require an API key."""
 
-    def __init__(self, gateway: Gateway, keys: Keys, engine_alive: Callable[[], bool]) -> None:
+    def __init__(self, gateway: Gateway, keys: ApiKeys, engine_alive: Callable[[], bool]) -> None:
         self._gateway, self._keys, self._engine_alive = gateway, keys, engine_alive
-        self.replies = Replies(gateway, keys)
-        self.stored = StoredResponses(gateway, keys)
-        self._count = gateway.metrics.replies.labels
+        self.completion_handler = CompletionHandler(gateway, keys)
+        self.stored_responses = StoredResponseHandler(gateway, keys)
+        self._reply_counter = gateway.metrics.replies.labels
 
     @web.middleware
-    async def shaped(
+    async def error_middleware(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         """Middleware: convert every error to the wire format of the request's path."""
         try:
             return await handler(request)
         except RequestError as error:
-            return self._error(request, error.status, str(error), param=error.param, code=error.code)
+            return self._error_response(request, error.status, str(error), param=error.param, code=error.code)
         except ReplyFailed as error:
-            return self._error(request, error.status, str(error), code=error.code)
+            return self._error_response(request, error.status, str(error), code=error.code)
         except StoreError as error:
-            return self._error(request, 500, str(error), code="not_durable")
+            return self._error_response(request, 500, str(error), code="not_durable")
         except web.HTTPException as error:
-            return self._http_error(request, error)
+            return self._http_error_response(request, error)
         except Exception:  # a bug: the client gets a well-formed 500, and the log the traceback
             log.exception("%s %s failed", request.method, request.path)
-            return self._error(request, 500, "the gateway failed; see its log for the reason.", code="internal_error")
+            return self._error_response(
+                request, 500, "the gateway failed; see its log for the reason.", code="internal_error"
+            )
 
-    def _http_error(self, request: web.Request, error: web.HTTPException) -> web.Response:
+    def _http_error_response(self, request: web.Request, error: web.HTTPException) -> web.Response:
         if isinstance(error, web.HTTPMethodNotAllowed):
             allowed = ", ".join(sorted(error.allowed_methods))
-            answer = self._error(request, 405, f"{request.path} accepts {allowed}, not {request.method}.")
+            answer = self._error_response(request, 405, f"{request.path} accepts {allowed}, not {request.method}.")
             answer.headers["Allow"] = allowed
             return answer
         words = {
-            404: f"there is no {request.method} {request.path}; the routes are {_ROUTES}.",
+            404: f"there is no {request.method} {request.path}; the routes are {_ROUTE_LIST}.",
             413: f"the body is larger than {self._gateway.config.serve.max_body_bytes} bytes (serve.max_body_bytes).",
         }
-        return self._error(request, error.status, words.get(error.status, error.reason))
+        return self._error_response(request, error.status, words.get(error.status, error.reason))
 
-    def _error(
+    def _error_response(
         self, request: web.Request, status: int, message: str, *, param: str | None = None, code: str | None = None
     ) -> web.Response:
-        self._count(route="error", outcome=str(status)).inc()
+        self._reply_counter(route="error", outcome=str(status)).inc()
         # Without this header, Claude Code sends a request with an unknown key ten times.
         headers = {"Retry-After": "1"} if status == 503 else {"X-Should-Retry": "false"} if status < 500 else None
-        body = errors.error(request.path, status, message, param=param, code=code)
-        return json_answer(body, status=status, headers=headers)
+        body = errors.error_body(request.path, status, message, param=param, code=code)
+        return json_response(body, status=status, headers=headers)
 
     async def count_tokens(self, request: web.Request) -> web.Response:
         """Count the tokens of a request's prompt, in the dialect of its path."""
-        scope, dialect = self._keys.scope(request.headers), self.replies.counts[request.path]
-        ask = dialect.decode_count(await read_body(request), request.headers)
-        return json_answer(dialect.counted(await self._gateway.count(ask, scope)))
+        scope, dialect = (
+            self._keys.authenticated_scope(request.headers),
+            self.completion_handler.token_counters[request.path],
+        )
+        ask = dialect.decode_count_request(await read_body(request), request.headers)
+        return json_response(dialect.encode_count(await self._gateway.count_prompt_tokens(ask, scope)))
 
-    async def feedback(self, request: web.Request) -> web.Response:
-        scope = self._keys.scope(request.headers)
-        item = _feedback(decode_json(_feedback_decoder, await read_body(request)), scope)
+    async def post_feedback(self, request: web.Request) -> web.Response:
+        scope = self._keys.authenticated_scope(request.headers)
+        item = _parse_feedback(decode_json(_feedback_decoder, await read_body(request)), scope)
         try:
             await self._gateway.writer.put(item)
         except KeyError:
@@ -114,21 +119,21 @@ class Routes:
                 code="not_found",
                 status=404,
             ) from None
-        self._count(route="feedback", outcome="ok").inc()
-        return json_answer(_encode({"id": item.id, "object": "feedback", "target": item.target}))
+        self._reply_counter(route="feedback", outcome="ok").inc()
+        return json_response(_encode_json({"id": item.id, "object": "feedback", "target": item.target}))
 
-    async def models(self, request: web.Request) -> web.Response:
-        self._keys.scope(request.headers)
-        found = await self._models()
+    async def list_models(self, request: web.Request) -> web.Response:
+        self._keys.authenticated_scope(request.headers)
+        found = await self._model_entries()
         ends = {"first_id": found[0]["id"], "last_id": found[-1]["id"]}
-        return json_answer(_encode({"object": "list", "data": found, "has_more": False, **ends}))
+        return json_response(_encode_json({"object": "list", "data": found, "has_more": False, **ends}))
 
-    async def model(self, request: web.Request) -> web.Response:
-        self._keys.scope(request.headers)
+    async def get_model(self, request: web.Request) -> web.Response:
+        self._keys.authenticated_scope(request.headers)
         name = request.match_info["name"]
-        for model in await self._models():
+        for model in await self._model_entries():
             if model["id"] == name:
-                return json_answer(_encode(model))
+                return json_response(_encode_json(model))
         raise RequestError(
             f"the model {name[:80]!r} is not here; GET /v1/models lists the models.",
             param="model",
@@ -136,38 +141,38 @@ class Routes:
             status=404,
         )
 
-    async def _models(self) -> list[dict[str, Any]]:
+    async def _model_entries(self) -> list[dict[str, Any]]:
         name = self._gateway.config.model.name
         known = await asyncio.to_thread(_all_policies, self._gateway.store)
         servable = [p for p in known if p.state in (PolicyState.LIVE, PolicyState.ROLLED_BACK)]
         newest = max((p.created_at for p in servable), default=0.0)
         rows = [(name, newest), *((f"{name}@{p.version}", p.created_at) for p in reversed(servable))]
-        return [_model(i, at) for i, at in rows]
+        return [_model_entry(i, at) for i, at in rows]
 
-    async def health(self, request: web.Request) -> web.Response:
-        return json_answer(b'{"status":"ok"}')
+    async def get_health(self, request: web.Request) -> web.Response:
+        return json_response(b'{"status":"ok"}')
 
-    async def ready(self, request: web.Request) -> web.Response:
+    async def get_readiness(self, request: web.Request) -> web.Response:
         """Return 200 while requests are answered. A head that is still being loaded is reported, but gives no 503."""
-        versions, keeper = self._gateway.versions, self._gateway.keeper
+        versions, keeper = self._gateway.versions, self._gateway.version_task
         answers = self._engine_alive() and versions.is_loaded(versions.serving)
         reasons = []
         if not answers:
-            reasons.append(versions.trouble or "the engine does not answer")
+            reasons.append(versions.problem or "the engine does not answer")
         elif versions.serving != versions.head:
-            reasons.append(versions.trouble or f"version {versions.head} is being loaded")
+            reasons.append(versions.problem or f"version {versions.head} is being loaded")
         if keeper is None or keeper.done():
             answers = False
             reasons.append("the version manager has stopped; see the gateway's log for the reason")
         body = {"ready": answers, "reasons": reasons, "version": versions.serving, "head": versions.head}
-        return json_answer(_encode(body), status=200 if answers else 503)
+        return json_response(_encode_json(body), status=200 if answers else 503)
 
-    async def metrics(self, request: web.Request) -> web.Response:
+    async def get_metrics(self, request: web.Request) -> web.Response:
         metrics = self._gateway.metrics
         return web.Response(body=metrics.expose(), headers={"Content-Type": metrics.content_type})
 
 
-def _model(name: str, at: float) -> dict[str, Any]:
+def _model_entry(name: str, at: float) -> dict[str, Any]:
     """Return a model entry with the fields of both OpenAI's and Anthropic's formats."""
     made = datetime.fromtimestamp(int(at), UTC).isoformat()
     ours = {"id": name, "object": "model", "created": int(at), "owned_by": "openclaw-rl"}
@@ -176,15 +181,15 @@ def _model(name: str, at: float) -> dict[str, Any]:
 
 def _all_policies(store: Store) -> list[Policy]:
     with store.read() as conn:
-        return policies.all(conn)
+        return policies.list_all(conn)
 
 
-def _feedback(body: _FeedbackBody, scope: str) -> Feedback:
-    if body.thumbs not in _THUMBS:
+def _parse_feedback(body: _FeedbackBody, scope: str) -> Feedback:
+    if body.thumbs not in _THUMBS_SCORES:
         raise RequestError(f"thumbs: expected up or down, got {str(body.thumbs)[:40]!r}.", param="thumbs")
     if body.score not in (None, -1, 0, 1):
         raise RequestError(f"score: expected 1, 0 or -1, got {str(body.score)[:40]}.", param="score")
-    thumbs = _THUMBS[body.thumbs]
+    thumbs = _THUMBS_SCORES[body.thumbs]
     if body.score is not None and thumbs not in (None, body.score):
         raise RequestError(f"thumbs: {body.thumbs} and score {body.score} disagree; send one.", param="thumbs")
     score = body.score if body.score is not None else thumbs
@@ -193,7 +198,7 @@ def _feedback(body: _FeedbackBody, scope: str) -> Feedback:
     return Feedback(
         id="fb-" + secrets.token_hex(12),
         scope=scope,
-        target=owner_of(body.id) or body.id,  # an item's id stands for the response that it belongs to
+        target=response_id_of(body.id) or body.id,  # an item's id stands for the response that it belongs to
         score=score,
         comment=body.comment or None,
         correction=body.correction or None,

@@ -15,19 +15,19 @@ from typing import Any
 from openclaw_rl.errors import RequestError
 from openclaw_rl.render.families import CallForm
 from openclaw_rl.render.renderer import Renderer
-from openclaw_rl.serve.chat_request import Forced
+from openclaw_rl.serve.chat_request import ResponseConstraint
 
-MAX_BYTES = 128 * 1024  # maximum size of a grammar; llguidance may fail during a reply with larger ones
+MAX_GRAMMAR_BYTES = 128 * 1024  # maximum size of a grammar; llguidance may fail during a reply with larger ones
 # Whitespace that well-trained models write in JSON, indented or not. If more is allowed, a small model fills its reply.
-_LAYOUT = {"whitespace_pattern": r"( |\n[ ]{0,16})?"}
-_COMPOSED = frozenset({"anyOf", "oneOf", "not", "if", "$ref", "patternProperties", "unevaluatedProperties"})
-_BY_NAME = frozenset({"properties", "$defs", "definitions"})
-_VALUES = frozenset({"enum", "const", "default", "examples"})
+_JSON_WHITESPACE = {"whitespace_pattern": r"( |\n[ ]{0,16})?"}
+_COMPOSING_KEYWORDS = frozenset({"anyOf", "oneOf", "not", "if", "$ref", "patternProperties", "unevaluatedProperties"})
+_NAMED_SCHEMAS = frozenset({"properties", "$defs", "definitions"})
+_LITERAL_KEYWORDS = frozenset({"enum", "const", "default", "examples"})
 
-Tools = Sequence[Mapping[str, Any]]
+ToolList = Sequence[Mapping[str, Any]]
 
 
-def no_grammar(why: str, forced: Forced) -> RequestError:
+def grammar_error(why: str, forced: ResponseConstraint) -> RequestError:
     """Return the client's error for a constraint that cannot be enforced. `why`: the reason."""
     return RequestError(
         f"{forced.param}: {why}. Simplify the schema, or leave it out and ask for the format in the prompt.",
@@ -36,29 +36,31 @@ def no_grammar(why: str, forced: Forced) -> RequestError:
     )
 
 
-def grammar(forced: Forced, tools: Tools, renderer: Renderer, *, thinking: bool) -> str:
+def build_grammar(forced: ResponseConstraint, tools: ToolList, renderer: Renderer, *, thinking: bool) -> str:
     """Return the grammar of the replies that satisfy `forced`. `thinking`: the prompt opens reasoning, which is first.
 
     Raises `RequestError` for an unknown tool, an invalid schema, or a template whose calls cannot be constrained.
     """
-    added = renderer.tokens.tokenizer.get_added_tokens_decoder()
+    added = renderer.tokenizer.backend.get_added_tokens_decoder()
     known = {token.content: i for i, token in added.items() if token.content}
-    rules = [_call(name, forced, tools, renderer, known) for name in forced.calls]
+    rules = [_call_rule(name, forced, tools, renderer, known) for name in forced.tool_names]
     ways = [f"call{n}: {rule}" for n, rule in enumerate(rules)]
     heads = [f"call{n}" for n in range(len(ways))]
     if forced.schema is not None:
         heads.append("answer")
-        ways.append(f"answer: {_json(forced.schema, forced)}")
+        ways.append(f"answer: {_json_rule(forced.schema, forced)}")
     if thinking:
-        ways.append(_thinking(renderer.family.think[1], known))
+        ways.append(_thinking_rule(renderer.family.think_tags[1], known))
     start = ("thinking " if thinking else "") + "reply"
     text = "\n".join([f"start: {start}", "reply: " + " | ".join(heads), *ways, ""])
-    if len(text) > MAX_BYTES:
-        raise no_grammar(f"its grammar has {len(text)} bytes, at most {MAX_BYTES} are allowed", forced)
+    if len(text) > MAX_GRAMMAR_BYTES:
+        raise grammar_error(f"its grammar has {len(text)} bytes, at most {MAX_GRAMMAR_BYTES} are allowed", forced)
     return text
 
 
-def _call(name: str, forced: Forced, tools: Tools, renderer: Renderer, known: Mapping[str, int]) -> str:
+def _call_rule(
+    name: str, forced: ResponseConstraint, tools: ToolList, renderer: Renderer, known: Mapping[str, int]
+) -> str:
     tool = next((t["function"] for t in tools if t["function"]["name"] == name), None)
     if tool is None:
         there = sorted(t["function"]["name"] for t in tools)
@@ -77,19 +79,23 @@ def _call(name: str, forced: Forced, tools: Tools, renderer: Renderer, known: Ma
             "name (one of the model's special tokens, for example). Rename the tool.",
             param=forced.param,
         )
-    parts = [*_literal(form.before, known), _json(_arguments(tool, forced), forced), *_literal(form.after, known)]
+    parts = [
+        *_literal_terminals(form.before, known),
+        _json_rule(_arguments_schema(tool, forced), forced),
+        *_literal_terminals(form.after, known),
+    ]
     return " ".join(parts)
 
 
 @lru_cache(4096)  # an agent sends the same tools in every turn
 def _is_read_back(name: str, form: CallForm, renderer: Renderer) -> bool:
-    reply = renderer.reply_text(thinking=False, tools=({"type": "function", "function": {"name": name}},))
-    reply.push([*renderer.tokens.encode(form.before + "{}" + form.after).tolist(), renderer.stop_token_ids[0]])
+    reply = renderer.new_reply_decoder(thinking=False, tools=({"type": "function", "function": {"name": name}},))
+    reply.push([*renderer.tokenizer.encode(form.before + "{}" + form.after).tolist(), renderer.stop_token_ids[0]])
     reply.finish()
     return [call.name for call in reply.parser.calls] == [name] and not reply.parser.content
 
 
-def _arguments(tool: Mapping[str, Any], forced: Forced) -> Mapping[str, Any]:
+def _arguments_schema(tool: Mapping[str, Any], forced: ResponseConstraint) -> Mapping[str, Any]:
     """Return the tool's parameter schema with type object, even if the schema has no type or allows other types."""
     schema = tool.get("parameters") or {"properties": {}}
     kind = schema.get("type", "object") if isinstance(schema, Mapping) else None
@@ -102,7 +108,7 @@ def _arguments(tool: Mapping[str, Any], forced: Forced) -> Mapping[str, Any]:
     )
 
 
-def _literal(text: str, known: Mapping[str, int]) -> Iterator[str]:
+def _literal_terminals(text: str, known: Mapping[str, int]) -> Iterator[str]:
     """Yield `text` as terminals: strings, and special tokens by their id."""
     pattern = "|".join(re.escape(t) for t in sorted(known, key=len, reverse=True))
     for piece in re.split(f"({pattern})", text) if known else [text]:
@@ -112,35 +118,35 @@ def _literal(text: str, known: Mapping[str, int]) -> Iterator[str]:
             yield json.dumps(piece, ensure_ascii=False)
 
 
-def _json(schema: Any, forced: Forced) -> str:
+def _json_rule(schema: Any, forced: ResponseConstraint) -> str:
     if not isinstance(schema, Mapping):
         raise RequestError(f"{forced.param}: expected a JSON schema that is an object.", param=forced.param)
     if '"allOf"' not in json.dumps(schema):  # closed, each part would reject the properties of the others
-        schema = closed(schema)
-    return "%json " + json.dumps((schema or {"type": "object"}) | {"x-guidance": _LAYOUT})
+        schema = close_objects(schema)
+    return "%json " + json.dumps((schema or {"type": "object"}) | {"x-guidance": _JSON_WHITESPACE})
 
 
-def closed(schema: Any) -> Any:
+def close_objects(schema: Any) -> Any:
     """Add `additionalProperties: false` to objects that list their properties, unless the schema sets it.
 
     Every value of the result is valid under the original schema. A model that may invent properties seldom stops.
     """
     if isinstance(schema, list):
-        return [closed(item) for item in schema]
-    if not isinstance(schema, Mapping) or ("properties" in schema and _COMPOSED & schema.keys()):
+        return [close_objects(item) for item in schema]
+    if not isinstance(schema, Mapping) or ("properties" in schema and _COMPOSING_KEYWORDS & schema.keys()):
         return schema
     out: dict[str, Any] = {}
     for key, value in schema.items():
-        if key in _BY_NAME and isinstance(value, Mapping):
-            out[key] = {name: closed(item) for name, item in value.items()}
+        if key in _NAMED_SCHEMAS and isinstance(value, Mapping):
+            out[key] = {name: close_objects(item) for name, item in value.items()}
         else:
-            out[key] = value if key in _VALUES else closed(value)
+            out[key] = value if key in _LITERAL_KEYWORDS else close_objects(value)
     if isinstance(schema.get("properties"), Mapping):
         out.setdefault("additionalProperties", False)
     return out
 
 
-def _thinking(tag: str, known: Mapping[str, int]) -> str:
+def _thinking_rule(tag: str, known: Mapping[str, int]) -> str:
     """Return the rule for any text up to the first tag that ends reasoning, and the line ends after it."""
     gap = r'("\n" | "\n\n")?'
     if tag not in known:

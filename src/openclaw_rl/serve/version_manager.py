@@ -7,7 +7,7 @@ import logging
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 
-from openclaw_rl.common.logging_metrics import Metrics
+from openclaw_rl.common.logging_metrics import GatewayMetrics
 from openclaw_rl.errors import EngineError, EngineGone, RequestError, StoreError
 from openclaw_rl.protocols import Engine
 from openclaw_rl.serve.chat_request import ReplyFailed
@@ -17,13 +17,13 @@ from openclaw_rl.types import Policy, PolicyState
 
 log = logging.getLogger(__name__)
 
-POLL = 0.1  # seconds between reads of the head
-_BACK_OFF = 0.25  # seconds until a failed load is retried
-_DISTRUST = 5.0  # seconds until a version that the engine refused is retried
-_SERVABLE = frozenset({PolicyState.LIVE, PolicyState.ROLLED_BACK})
+POLL_SECONDS = 0.1  # seconds between reads of the head
+_LOAD_RETRY_SECONDS = 0.25  # seconds until a failed load is retried
+_REFUSED_RETRY_SECONDS = 5.0  # seconds until a version that the engine refused is retried
+_SERVABLE_STATES = frozenset({PolicyState.LIVE, PolicyState.ROLLED_BACK})
 
 
-def plan(
+def plan_versions(
     *, loaded: frozenset[int], serving: int, head: int, held: Counter[int], idle: list[int], cap: int
 ) -> list[int]:
     """Return the versions that the engine should load, at most `cap`.
@@ -39,63 +39,63 @@ def plan(
     return sorted(keep)
 
 
-class Versions:
+class VersionManager:
     """Keeps the engine's versions up to date. A new request gets the newest loaded head; a reply keeps its version."""
 
-    def __init__(self, store: Store, engine: Engine, *, cap: int, metrics: Metrics) -> None:
-        self._store, self._engine, self._cap, self._metrics = store, engine, cap, metrics
-        self._known: dict[int, Policy] = {}
+    def __init__(self, store: Store, engine: Engine, *, cap: int, metrics: GatewayMetrics) -> None:
+        self._store, self._engine, self._max_loaded, self._metrics = store, engine, cap, metrics
+        self._policies: dict[int, Policy] = {}
         self._loaded: frozenset[int] = frozenset()
-        self._held: Counter[int] = Counter()  # number of replies that run on a version or wait for it
+        self._in_use: Counter[int] = Counter()  # number of replies that run on a version or wait for it
         self._idle: OrderedDict[int, None] = OrderedDict()  # loaded but unused; most recently used last
-        self._refused: dict[int, tuple[str, float]] = {}  # versions the engine refused: (reason, loop time of a retry)
-        self._stale = True  # whether the engine's loaded versions may differ from `_loaded`
-        self._wake = asyncio.Event()
-        self._news = asyncio.Event()
+        self._refusals: dict[int, tuple[str, float]] = {}  # versions the engine refused: (reason, loop time of a retry)
+        self._out_of_sync = True  # whether the engine's loaded versions may differ from `_loaded`
+        self._wake_event = asyncio.Event()
+        self._changed_event = asyncio.Event()
         self.on_loaded: Callable[[], Awaitable[None]] | None = None
         self.head = 0
         self.serving = 0
-        self.trouble: str | None = "the engine has not answered yet"
-        self._met = False  # whether the engine has answered once; until then it is starting
+        self.problem: str | None = "the engine has not answered yet"
+        self._has_connected = False  # whether the engine has answered once; until then it is starting
 
     # Called by requests.
 
-    def take(self) -> int:
+    def acquire_current(self) -> int:
         """Acquire the version for a new request. The caller releases it with `release`."""
-        self._held[self.serving] += 1
+        self._in_use[self.serving] += 1
         return self.serving
 
-    def take_again(self, version: int) -> None:
+    def acquire_again(self, version: int) -> None:
         """Acquire an already acquired version once more, for another reply to the same request."""
-        self._held[version] += 1
+        self._in_use[version] += 1
 
-    async def take_pinned(self, version: int) -> int:
+    async def acquire_version(self, version: int) -> int:
         """Acquire the version that the client named. Raises `RequestError` (404) if it cannot be served."""
-        if version not in self._known:
+        if version not in self._policies:
             found = await asyncio.to_thread(self._read_policy, version)
-            if found is None or found.state not in _SERVABLE:
+            if found is None or found.state not in _SERVABLE_STATES:
                 raise RequestError(
                     f"version {version} {'was rejected' if found else 'does not exist'}; the newest is {self.head}.",
                     param="model",
                     code="version_not_found",
                     status=404,
                 )
-            self._known[version] = found
-        self._held[version] += 1
+            self._policies[version] = found
+        self._in_use[version] += 1
         if version not in self._loaded:
-            self._wake.set()
+            self._wake_event.set()
         return version
 
     def release(self, version: int) -> None:
-        self._held[version] -= 1
-        if self._held[version] <= 0:
-            del self._held[version]
+        self._in_use[version] -= 1
+        if self._in_use[version] <= 0:
+            del self._in_use[version]
             self._idle[version] = None
             self._idle.move_to_end(version)
             if self.head != self.serving:
-                self._wake.set()
+                self._wake_event.set()
 
-    async def ready(self, version: int, deadline: float, *, pinned: bool) -> int:
+    async def wait_loaded(self, version: int, deadline: float, *, pinned: bool) -> int:
         """Wait until the engine has loaded `version`, and return the version to use.
 
         If the engine cannot load `version` and the client did not pin it, `version` is released, and another one is
@@ -103,17 +103,17 @@ class Versions:
         """
         loop = asyncio.get_running_loop()
         while version not in self._loaded:
-            if version in self._refused and (pinned or self.serving in self._loaded):
+            if version in self._refusals and (pinned or self.serving in self._loaded):
                 if pinned:
-                    why = self._refused[version][0]
+                    why = self._refusals[version][0]
                     raise ReplyFailed(f"version {version} cannot be loaded: {why}", status=503, code="version_broken")
                 self.release(version)
-                return self.take()
+                return self.acquire_current()
             try:
-                await asyncio.wait_for(self._news.wait(), max(deadline - loop.time(), 0.001))
+                await asyncio.wait_for(self._changed_event.wait(), max(deadline - loop.time(), 0.001))
             except TimeoutError:
                 raise ReplyFailed(
-                    f"the engine does not answer ({self.trouble or f'version {version} is not loaded yet'}). "
+                    f"the engine does not answer ({self.problem or f'version {version} is not loaded yet'}). "
                     "Try again in a moment; `openclaw-rl status` shows the engine.",
                     status=503,
                     code="engine_unavailable",
@@ -123,11 +123,11 @@ class Versions:
     def is_loaded(self, version: int) -> bool:
         return version in self._loaded
 
-    def lost(self, why: str = "the engine was restarted") -> None:
+    def mark_lost(self, why: str = "the engine was restarted") -> None:
         """Record that the engine is gone or was restarted, so that all versions are loaded again."""
-        self._loaded, self._stale, self.trouble = frozenset(), True, why
+        self._loaded, self._out_of_sync, self.problem = frozenset(), True, why
         self._metrics.engine_up.set(0)
-        self._wake.set()
+        self._wake_event.set()
 
     # The background task.
 
@@ -138,16 +138,16 @@ class Versions:
         Waits for: a new head, a pinned version, a drained one, a lost engine. Unblocked by: a poll, or `_wake_event`.
         """
         while True:
-            self._wake.clear()
+            self._wake_event.clear()
             try:
                 if await asyncio.to_thread(self._read_head):
                     log.info("the head is version %d", self.head)
-                pause = POLL if await self._settle() else _BACK_OFF
+                pause = POLL_SECONDS if await self._load_planned() else _LOAD_RETRY_SECONDS
             except StoreError as error:  # loaded versions continue to answer
                 log.error("the head cannot be read: %s", error)
-                self.trouble, pause = str(error), _BACK_OFF
+                self.problem, pause = str(error), _LOAD_RETRY_SECONDS
             try:
-                await asyncio.wait_for(self._wake.wait(), pause)
+                await asyncio.wait_for(self._wake_event.wait(), pause)
             except TimeoutError:
                 continue
 
@@ -157,103 +157,103 @@ class Versions:
 
     def _read_head(self) -> bool:
         """Read the head from the store. Returns whether it has moved."""
-        if self._known and not self._store.changed():
+        if self._policies and not self._store.has_changed():
             return False
         with self._store.read() as conn:
             found = policies.head(conn)
-        moved = found.version != self.head or not self._known
-        if not self._known:
+        moved = found.version != self.head or not self._policies
+        if not self._policies:
             self.serving = found.version
-        self._known[found.version] = found
+        self._policies[found.version] = found
         self.head = found.version
         self._metrics.head.set(self.head)
-        self._metrics.trained.tell(found.version, found.metrics)
+        self._metrics.training.set_metrics(found.version, found.metrics)
         return moved
 
-    async def _settle(self) -> bool:
+    async def _load_planned(self) -> bool:
         """Load the planned versions. Returns False if the engine refused one or is gone."""
-        self._forgive()
-        target = await self._target()
-        wanted = plan(
+        self._expire_refusals()
+        target = await self._target_version()
+        wanted = plan_versions(
             loaded=self._loaded,
             serving=self.serving,
             head=target,
-            held=Counter({v: n for v, n in self._held.items() if v not in self._refused}),
-            idle=[v for v in self._idle if v in self._known and v not in self._refused],
-            cap=self._cap,
+            held=Counter({v: n for v, n in self._in_use.items() if v not in self._refusals}),
+            idle=[v for v in self._idle if v in self._policies and v not in self._refusals],
+            cap=self._max_loaded,
         )
-        if frozenset(wanted) == self._loaded and not self._stale:
+        if frozenset(wanted) == self._loaded and not self._out_of_sync:
             if self.serving != target and target in self._loaded:
-                self._switch(wanted, target)
+                self._switch_serving(wanted, target)
             return True
         self._loaded &= frozenset(wanted)  # versions to be unloaded take no new requests
-        self._stale = False
+        self._out_of_sync = False
         try:
-            loaded = await self._load(wanted)
+            loaded = await self._load_versions(wanted)
             if self.on_loaded is not None:
                 await self.on_loaded()
         except EngineError as error:
-            self._failed(error)
+            self._record_failure(error)
             return False
-        self._switch(loaded, target)
+        self._switch_serving(loaded, target)
         return loaded == wanted
 
-    async def _load(self, wanted: list[int]) -> list[int]:
+    async def _load_versions(self, wanted: list[int]) -> list[int]:
         """Load `wanted` and return the loaded versions. If the engine refuses them together, load them one by one."""
         try:
-            await self._engine.load([self._known[v].ref for v in wanted])
+            await self._engine.load([self._policies[v].ref for v in wanted])
             return wanted
         except EngineGone:
             raise
         except EngineError as error:
             if len(wanted) == 1:
-                self._refuse(wanted[0], error)
+                self._record_refusal(wanted[0], error)
                 raise
         held = [v for v in wanted if v in self._loaded]
         for version in (v for v in wanted if v not in self._loaded):
             try:
-                await self._engine.load([self._known[v].ref for v in (*held, version)])
+                await self._engine.load([self._policies[v].ref for v in (*held, version)])
                 held.append(version)
             except EngineGone:
                 raise
             except EngineError as error:
-                self._refuse(version, error)
+                self._record_refusal(version, error)
         return sorted(held)
 
-    def _refuse(self, version: int, error: EngineError) -> None:
-        if version not in self._refused:
+    def _record_refusal(self, version: int, error: EngineError) -> None:
+        if version not in self._refusals:
             log.warning("version %d is not loaded: %s", version, error)
-        self._refused[version] = (str(error), asyncio.get_running_loop().time() + _DISTRUST)
+        self._refusals[version] = (str(error), asyncio.get_running_loop().time() + _REFUSED_RETRY_SECONDS)
 
-    def _forgive(self) -> None:
+    def _expire_refusals(self) -> None:
         now = asyncio.get_running_loop().time()
-        for version in [v for v, (_, until) in self._refused.items() if until < now]:
-            del self._refused[version]
+        for version in [v for v, (_, until) in self._refusals.items() if until < now]:
+            del self._refusals[version]
 
-    async def _target(self) -> int:
+    async def _target_version(self) -> int:
         """Return the head or its nearest ancestor that was not refused: a broken adapter must not stop the service."""
         target = self.head
-        while target in self._refused and (parent := self._known[target].parent) is not None:
-            if parent not in self._known:
+        while target in self._refusals and (parent := self._policies[target].parent) is not None:
+            if parent not in self._policies:
                 found = await asyncio.to_thread(self._read_policy, parent)
                 assert found is not None, "every parent is in the store"
-                self._known[parent] = found
+                self._policies[parent] = found
             target = parent
         return target
 
-    def _failed(self, error: EngineError) -> None:
-        if str(error) != self.trouble:
-            starting = isinstance(error, EngineGone) and not self._met
+    def _record_failure(self, error: EngineError) -> None:
+        if str(error) != self.problem:
+            starting = isinstance(error, EngineGone) and not self._has_connected
             log.log(logging.INFO if starting else logging.WARNING, "versions are not loaded yet: %s", error)
-        self._stale, self.trouble = True, str(error)
+        self._out_of_sync, self.problem = True, str(error)
         if isinstance(error, EngineGone):
             self._loaded = frozenset()
             self._metrics.engine_up.set(0)
-        self._tell()
+        self._notify_waiters()
 
-    def _switch(self, loaded: Sequence[int], target: int) -> None:
-        self._loaded, self._met = frozenset(loaded), True
-        self.trouble = self._refused[self.head][0] if self.head in self._refused else None
+    def _switch_serving(self, loaded: Sequence[int], target: int) -> None:
+        self._loaded, self._has_connected = frozenset(loaded), True
+        self.problem = self._refusals[self.head][0] if self.head in self._refusals else None
         if target in self._loaded and self.serving != target:
             log.info("version %d answers now; was %d", target, self.serving)
             self._idle[self.serving] = None
@@ -262,9 +262,9 @@ class Versions:
             del self._idle[version]
         self._metrics.engine_up.set(1)
         self._metrics.version.set(self.serving)
-        self._tell()
+        self._notify_waiters()
 
-    def _tell(self) -> None:
+    def _notify_waiters(self) -> None:
         """Wake the waiting requests."""
-        self._news.set()
-        self._news = asyncio.Event()
+        self._changed_event.set()
+        self._changed_event = asyncio.Event()

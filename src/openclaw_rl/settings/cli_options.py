@@ -45,7 +45,7 @@ _SETTINGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 """Option -> (setting, arguments of `click.option`)."""
 
 
-def configured(function: _F) -> _F:
+def settings_options(function: _F) -> _F:
     """Add the shared settings options to a command."""
     for name, (_, told) in reversed(list(_SETTINGS.items())):
         function = option(name, **told)(function)
@@ -55,15 +55,15 @@ def configured(function: _F) -> _F:
     return option("--config", "file", metavar="FILE", help="Settings file (YAML or JSON).")(function)
 
 
-def words(function: _F) -> _F:
+def alias_flags(function: _F) -> _F:
     """Accept any alias flag of a setting, as scripts forward them: `--lr 1e-6 --use-lora`."""
     return click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[--FLAG VALUE]...")(function)
 
 
-ANY = {"ignore_unknown_options": True}
+UNKNOWN_FLAGS = {"ignore_unknown_options": True}
 
 
-def keys(flags: Mapping[str, Any]) -> dict[str, Any]:
+def given_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
     """Convert the values of the shared options to dotted keys; options that were not given are left out."""
     dotted = {name.removeprefix("--").replace("-", "_"): key for name, (key, _) in _SETTINGS.items()}
     return {dotted[name]: value for name, value in flags.items() if value is not None}

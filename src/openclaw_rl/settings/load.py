@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.settings import aliases, validate
 from openclaw_rl.settings import sources as reading
+from openclaw_rl.settings.earlier_keys import current_key
 from openclaw_rl.settings.schema import (
     SECRETS,
     STARTER,
@@ -36,8 +37,8 @@ from openclaw_rl.settings.schema_judge import EndpointConfig, JudgeConfig, Teach
 from openclaw_rl.settings.sources import read_value
 
 __all__ = [
+    "CONFIG_VARIABLE",
     "ENV_PREFIX",
-    "HANDED_DOWN",
     "SECRETS",
     "STARTER",
     "CollectConfig",
@@ -46,7 +47,7 @@ __all__ = [
     "EngineConfig",
     "JudgeConfig",
     "LaunchConfig",
-    "Loaded",
+    "LoadedSettings",
     "LoraConfig",
     "ModelConfig",
     "RunConfig",
@@ -56,7 +57,7 @@ __all__ = [
     "TrainConfig",
     "foreign_environment",
     "from_flat",
-    "inherited",
+    "inherited_config",
     "known_keys",
     "load",
     "load_all",
@@ -64,55 +65,56 @@ __all__ = [
     "read_file",
     "read_value",
     "to_environment",
+    "train_settings",
 ]
 
-ENV_PREFIX = reading.LONG
-HANDED_DOWN = "OPENCLAW_RL_CONFIG_JSON"
+ENV_PREFIX = reading.ENV_PREFIX
+CONFIG_VARIABLE = "OPENCLAW_RL_CONFIG_JSON"
 SECRET_NAMES = ("OPENCLAW_API_KEY", "OPENCLAW_ENGINE_API_KEY", "OPENCLAW_JUDGE_API_KEY", "OPENCLAW_TEACHER_API_KEY")
 """Removed from the environment of programs that are not ours. HF_TOKEN stays, because they download models."""
 
 
 def _text_keys() -> frozenset[str]:
     """Return the settings of type text: the environment and the command line give their value unparsed."""
-    return frozenset(key for key, kind in _leaves() if kind in (str, str | None))
+    return frozenset(key for key, kind in _setting_types() if kind in (str, str | None))
 
 
-def _leaves(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _setting_types(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield (dotted key, type) of every setting."""
     for name, info in model.model_fields.items():
         kind = info.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
-            yield from _leaves(kind, f"{prefix}{name}.")
+            yield from _setting_types(kind, f"{prefix}{name}.")
         else:
             yield prefix + name, kind
 
 
 def known_keys() -> Iterator[str]:
     """Yield the dotted key of every setting."""
-    return (key for key, _ in _leaves())
+    return (key for key, _ in _setting_types())
 
 
 def read_file(path: str | Path) -> dict[str, Any]:
     """Read a YAML or JSON file into dotted keys. Raises `ConfigError` that names the file and the keys."""
-    return _values(reading.from_file(path, known_keys()).close())
+    return _plain_values(reading.from_file(path, known_keys()).close())
 
 
 def read_environment(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Read the environment into dotted keys. Raises `ConfigError` if two names of a setting disagree."""
-    return _values(_environment(environ).close())
+    return _plain_values(_environment(environ).close())
 
 
-def _environment(environ: Mapping[str, str] | None) -> reading.Layer:
+def _environment(environ: Mapping[str, str] | None) -> reading.SettingsSource:
     env = os.environ if environ is None else environ
-    return reading.from_environment(env, known_keys(), text=_text_keys(), ours=HANDED_DOWN)
+    return reading.from_environment(env, known_keys(), text=_text_keys(), ours=CONFIG_VARIABLE)
 
 
-def _values(found: Mapping[str, reading.Given]) -> dict[str, Any]:
+def _plain_values(found: Mapping[str, reading.GivenValue]) -> dict[str, Any]:
     return {key: given.value for key, given in found.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
+class LoadedSettings:
     """Effective settings, the source of each non-default value, and notices for the user."""
 
     config: Config
@@ -138,55 +140,60 @@ def load_all(
     words: Sequence[str] = (),
     sets: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
-) -> Loaded:
+) -> LoadedSettings:
     """Merge flags over the environment over the file over the defaults. Raises `ConfigError`.
 
     `flags`: dotted keys; None means not given. `sets`: items like `train.seed=8`. `words`: flags under alias names.
     """
     layers = [reading.from_file(file, known_keys())] if file else []
     layers.append(_environment(environ))
-    said = reading.from_words(words, known_keys(), text=_text_keys())
+    said = reading.from_flags(words, known_keys(), text=_text_keys())
     for key, value in (flags or {}).items():
         if value is not None:
-            said.say(key, value)
+            said.add_setting(key, value)
     for item in sets:
         key, sign, value = item.partition("=")
         if not sign:
             raise ConfigError(f"--set {item}: expected KEY=VALUE, e.g. --set train.seed=8")
-        said.say(key, value)
+        said.add_setting(key, value)
     layers.append(said)
-    found: dict[str, reading.Given] = {}
+    found: dict[str, reading.GivenValue] = {}
     for layer in layers:
         given = layer.close()
         found |= {key: one for key, one in given.items() if not one.weak or key not in found}
     sources = {key: given.source for key, given in found.items()}
-    config, told = _made(_values(found), sources), [notice for layer in layers for notice in layer.notices]
-    return Loaded(config=config, sources=sources, notices=[*told, *validate.idle(config, sources)])
+    config, told = (
+        _build_config(_plain_values(found), sources),
+        [notice for layer in layers for notice in layer.notices],
+    )
+    return LoadedSettings(config=config, sources=sources, notices=[*told, *validate.unused_settings(config, sources)])
 
 
 def from_flat(flat: Mapping[str, Any]) -> Config:
     """Build a `Config` from dotted keys. Raises `ConfigError` with the key, the value and what was expected."""
-    return _made(flat, {})
+    return _build_config(flat, {})
 
 
-def _made(flat: Mapping[str, Any], sources: Mapping[str, str]) -> Config:
-    tree: dict[str, Any] = {}
+def train_settings(flat: Mapping[str, Any]) -> TrainConfig:
+    """Build the train section from keys below `train.`, without the checks across sections."""
+    current = {}
     for key, value in flat.items():
-        node = tree
-        *parents, leaf = key.split(".")
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[leaf] = value
+        name, value = current_key(f"train.{key}", value)
+        current[name.removeprefix("train.")] = value
+    return TrainConfig.model_validate(_nested(current))
+
+
+def _build_config(flat: Mapping[str, Any], sources: Mapping[str, str]) -> Config:
     try:
-        config = Config.model_validate(tree)
+        config = Config.model_validate(_nested(flat))
     except ValidationError as error:
-        raise ConfigError("settings: " + "; ".join(_fault(e, sources) for e in error.errors())) from None
-    config = _taught_by_the_judge(config)
-    validate.together(config)
+        raise ConfigError("settings: " + "; ".join(_format_error(e, sources) for e in error.errors())) from None
+    config = _with_teacher_endpoint(config)
+    validate.validate(config)
     return config
 
 
-def _taught_by_the_judge(config: Config) -> Config:
+def _with_teacher_endpoint(config: Config) -> Config:
     """Give a teacher without an endpoint the judge's endpoint and key."""
     judge, teacher = config.judge, config.teacher
     if not teacher.model or teacher.base_url or not judge.base_url:
@@ -195,28 +202,40 @@ def _taught_by_the_judge(config: Config) -> Config:
     return config.model_copy(update={"teacher": teacher.model_copy(update=where)})
 
 
+def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn dotted keys into nested dictionaries."""
+    tree: dict[str, Any] = {}
+    for key, value in flat.items():
+        node = tree
+        *parents, leaf = key.split(".")
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[leaf] = value
+    return tree
+
+
 _HINTS = {"string_type": ": put it in quotes", "tuple_type": ", that is a list: [a, b]"}
 
 
-def _fault(error: Any, sources: Mapping[str, str]) -> str:
+def _format_error(error: Any, sources: Mapping[str, str]) -> str:
     key = ".".join(str(part) for part in error["loc"])
     hint = _HINTS.get(error["type"], "")
     source = next((said for known, said in sources.items() if key == known or key.startswith(known + ".")), "")
     shown = "" if key in SECRETS else f" (got {error['input']!r})"
-    said = aliases.NOT_HERE.get((key, str(error["input"]).lower())) or error["msg"].removeprefix("Value error, ")
+    said = aliases.REFUSED_VALUES.get((key, str(error["input"]).lower())) or error["msg"].removeprefix("Value error, ")
     return f"{key}: {said}{hint}{shown}" + (f", from {source}" if source else "")
 
 
-_QUIET = {"OMP_WAIT_POLICY": "passive"}  # waiting OpenMP threads sleep instead of spinning
-_TRAINS = _QUIET | {"THP_MEM_ALLOC_ENABLE": "1"}
+_OPENMP_VARIABLES = {"OMP_WAIT_POLICY": "passive"}  # waiting OpenMP threads sleep instead of spinning
+_TRAINER_VARIABLES = _OPENMP_VARIABLES | {"THP_MEM_ALLOC_ENABLE": "1"}
 
 
-def for_training() -> dict[str, str]:
+def trainer_variables() -> dict[str, str]:
     """Return environment variables for a trainer process; values that the owner set are kept.
 
     THP_MEM_ALLOC_ENABLE makes torch on a CPU use huge pages: two thirds of the memory or less, at the same speed.
     """
-    return {name: os.environ.get(name, ours) for name, ours in _TRAINS.items()}
+    return {name: os.environ.get(name, ours) for name, ours in _TRAINER_VARIABLES.items()}
 
 
 def to_environment(config: Config, room: str = "") -> dict[str, str]:
@@ -226,18 +245,18 @@ def to_environment(config: Config, room: str = "") -> dict[str, str]:
     """
     gpus = {"engine": config.engine.gpus, "train": config.train.gpus, "judge-engine": config.judge.gpus}.get(room, ())
     placed = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
-    ours = for_training() if room == "train" else _QUIET
-    return ours | dict(os.environ) | {HANDED_DOWN: config.model_dump_json()} | placed
+    ours = trainer_variables() if room == "train" else _OPENMP_VARIABLES
+    return ours | dict(os.environ) | {CONFIG_VARIABLE: config.model_dump_json()} | placed
 
 
 def foreign_environment(extra: Mapping[str, str]) -> dict[str, str]:
     """Return the environment for a third-party program: without our settings and keys, plus `extra`."""
-    ours = {HANDED_DOWN, *SECRET_NAMES}
+    ours = {CONFIG_VARIABLE, *SECRET_NAMES}
     kept = {name: value for name, value in os.environ.items() if name not in ours and not name.startswith(ENV_PREFIX)}
     return kept | dict(extra)
 
 
-def inherited() -> Config | None:
+def inherited_config() -> Config | None:
     """Return the config that the supervisor passed to this process, or None."""
-    raw = os.environ.get(HANDED_DOWN)
+    raw = os.environ.get(CONFIG_VARIABLE)
     return Config.model_validate_json(raw) if raw else None

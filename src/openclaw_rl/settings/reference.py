@@ -17,43 +17,44 @@ from pydantic import BaseModel
 
 from openclaw_rl.settings import aliases
 from openclaw_rl.settings import load as settings
-from openclaw_rl.settings.load import Config, Loaded
+from openclaw_rl.settings.earlier_keys import EARLIER_KEYS
+from openclaw_rl.settings.load import Config, LoadedSettings
 
 
-def show(loaded: Loaded) -> None:
+def show_settings(loaded: LoadedSettings) -> None:
     """Print every setting as YAML with the source of its value as a comment. Secrets are not shown."""
-    for line in lines(loaded):
+    for line in setting_lines(loaded):
         click.echo(line)
 
 
-def lines(loaded: Loaded) -> Iterator[str]:
+def setting_lines(loaded: LoadedSettings) -> Iterator[str]:
     """Yield lines of YAML that `--config` can read."""
     for notice in loaded.notices:
         yield f"# {notice}"
-    yield from _section(loaded.config.model_dump(mode="json"), "", loaded)
+    yield from _section_lines(loaded.config.model_dump(mode="json"), "", loaded)
 
 
-def _section(tree: dict[str, Any], prefix: str, loaded: Loaded) -> Iterator[str]:
+def _section_lines(tree: dict[str, Any], prefix: str, loaded: LoadedSettings) -> Iterator[str]:
     indent = "  " * prefix.count(".")
     leaves = set(settings.known_keys())
     for name, value in tree.items():
         key = f"{prefix}{name}"
         if isinstance(value, dict) and key not in leaves:
             yield f"{indent}{name}:"
-            yield from _section(value, f"{key}.", loaded)
+            yield from _section_lines(value, f"{key}.", loaded)
         elif key in settings.SECRETS and value:
-            yield f"{indent}# {name}: (set){_from(key, loaded)}"
+            yield f"{indent}# {name}: (set){_source_comment(key, loaded)}"
         else:
             text = yaml.safe_dump(value, default_flow_style=True, width=10**6).removesuffix("...\n").strip()
-            yield f"{indent}{name}: {text}{_from(key, loaded)}"
+            yield f"{indent}{name}: {text}{_source_comment(key, loaded)}"
 
 
-def _from(key: str, loaded: Loaded) -> str:
+def _source_comment(key: str, loaded: LoadedSettings) -> str:
     source = loaded.sources.get(key)
     return f"  # {source}" if source else ""
 
 
-def check(file: str) -> None:
+def check_file(file: str) -> None:
     """Load only the file and print the settings that it changes. Raises `ConfigError` with all errors."""
     loaded = settings.load_all(file=file, environ={})
     for notice in loaded.notices:
@@ -63,37 +64,39 @@ def check(file: str) -> None:
     for key, source in sorted(loaded.sources.items()):
         spelled = source.rpartition(": ")[2]
         other = "" if spelled == key else f"  (as {spelled})"
-        same = "  (the default)" if _at(default, key) == _at(loaded.config, key) else ""
-        shown = "(set)" if key in settings.SECRETS else _plain(_at(loaded.config, key))
+        same = "  (the default)" if _value_at(default, key) == _value_at(loaded.config, key) else ""
+        shown = "(set)" if key in settings.SECRETS else _format_default(_value_at(loaded.config, key))
         click.echo(f"  {key}: {shown}{other}{same}")
 
 
-def _at(config: Config, key: str) -> Any:
+def _value_at(config: Config, key: str) -> Any:
     value: Any = config
     for part in key.split("."):
         value = getattr(value, part)
     return value
 
 
-def page() -> str:
+def reference_page() -> str:
     """Return the text of docs/reference/settings.md: type, default, meaning and aliases of every setting."""
     also: dict[str, list[str]] = {}
-    for row in aliases.SPELLINGS:
-        for key in _meant(row):
+    for earlier, key in EARLIER_KEYS.items():
+        also.setdefault(key, []).append(f"`{earlier}`")
+    for row in aliases.ALIASES:
+        for key in _settings_set_by(row):
             also.setdefault(key, []).append(f"`{row.name}`")
-    parts = [_PREFACE, *_sections(Config, "", also), _OTHERS]
-    parts += [f"| `{row.name}` | {row.means} |" for row in aliases.SPELLINGS if not _meant(row)]
-    parts += [f"| `{key} {value}` | refused: {why} |" for (key, value), why in aliases.NOT_HERE.items()]
+    parts = [_PREFACE, *_section_tables(Config, "", also), _OTHERS]
+    parts += [f"| `{row.name}` | {row.means} |" for row in aliases.ALIASES if not _settings_set_by(row)]
+    parts += [f"| `{key} {value}` | refused: {why} |" for (key, value), why in aliases.REFUSED_VALUES.items()]
     return "\n".join(parts) + "\n"
 
 
-def _meant(row: aliases.Spelling) -> list[str]:
+def _settings_set_by(row: aliases.SettingAlias) -> list[str]:
     """Return the settings that an alias sets, read from its description."""
     known = set(settings.known_keys())
     return [word for word in row.means.split("`")[1::2] if word in known] if row.read else []
 
 
-def _sections(model: type[BaseModel], prefix: str, also: dict[str, list[str]]) -> Iterator[str]:
+def _section_tables(model: type[BaseModel], prefix: str, also: dict[str, list[str]]) -> Iterator[str]:
     rows, inner = [], []
     for name, info in model.model_fields.items():
         kind = info.annotation
@@ -101,35 +104,36 @@ def _sections(model: type[BaseModel], prefix: str, also: dict[str, list[str]]) -
             inner.append((name, kind))
             continue
         key = f"{prefix}{name}"
-        default = _plain(info.get_default(call_default_factory=True))
+        default = _format_default(info.get_default(call_default_factory=True))
         rows.append(
-            f"| `{key}` | {_kind(kind)} | `{default}` | {info.description or ''} | {', '.join(also.get(key, []))} |"
+            f"| `{key}` | {_type_name(kind)} | `{default}` | {info.description or ''} | "
+            f"{', '.join(also.get(key, []))} |"
         )
     title = prefix.removesuffix(".") or "the whole"
     about = (model.__doc__ or "").split("\n", maxsplit=1)[0]
     yield f"\n## {title}\n\n{about}\n\n| setting | type | default | meaning | also |\n|---|---|---|---|---|"
     yield from (row.replace("\n", " ") for row in rows)
     for name, kind in inner:
-        yield from _sections(kind, f"{prefix}{name}.", also)
+        yield from _section_tables(kind, f"{prefix}{name}.", also)
 
 
-def _kind(kind: Any) -> str:
+def _type_name(kind: Any) -> str:
     """Return a readable type name, e.g. `number` or `a or b`."""
     origin, inside = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Literal:
         return " or ".join(f"`{one}`" for one in inside)
     if origin is tuple:
-        return f"list of {_kind(inside[0])}"
+        return f"list of {_type_name(inside[0])}"
     if origin is dict:
-        return f"{_kind(inside[0])} to {_kind(inside[1])}"
+        return f"{_type_name(inside[0])} to {_type_name(inside[1])}"
     if (inside and type(None) in inside) or origin is typing.Union or str(origin) == "<class 'types.UnionType'>":
-        return " or ".join(_kind(one) for one in inside if one is not type(None))
+        return " or ".join(_type_name(one) for one in inside if one is not type(None))
     return {"str": "text", "bool": "true or false", "float": "number", "int": "whole number"}.get(
         getattr(kind, "__name__", ""), str(kind)
     )
 
 
-def _plain(value: Any) -> str:
+def _format_default(value: Any) -> str:
     if isinstance(value, tuple) and len(str(value)) > 80:
         return f"({len(value)} patterns)"
     if isinstance(value, bool) or value is None:
@@ -143,12 +147,12 @@ Generated by `python -m openclaw_rl.settings.reference`; a test compares it with
 
 A flag wins over the environment, the environment over the file (`--config FILE`, YAML or JSON), the file over the
 default. Every setting has a flag, `--set KEY=VALUE`, and a variable, `OPENCLAW_RL_` and its name in capitals with `_`
-for the dots (`OPENCLAW_RL_TRAIN_SEED`). The last column lists the aliases: variables in capitals, flags with two dashes,
-and keys of a file. Alias flags work on `up`, `serve`, `collect`, `judge`, `train`, `rollout`, `evaluate` and
-`config show`, and inside the variables `CKPT_ARGS`, `ROLLOUT_ARGS`, `REWARD_ARGS`, `OPTIMIZER_ARGS` and `LORA_ARGS`. Every
-command that reads the settings accepts the flags that `openclaw-rl status --help` lists. Two different values for one
-setting within one source are an error. `openclaw-rl config show` prints the effective settings and their sources;
-`openclaw-rl config check FILE` lists all errors of a file."""
+for the dots (`OPENCLAW_RL_TRAIN_SEED`). The last column lists the aliases: variables in capitals, flags with two
+dashes, and keys of a file. Alias flags work on `up`, `serve`, `collect`, `judge`, `train`, `rollout`, `evaluate` and
+`config show`, and inside the variables `CKPT_ARGS`, `ROLLOUT_ARGS`, `REWARD_ARGS`, `OPTIMIZER_ARGS` and `LORA_ARGS`.
+Every command that reads the settings accepts the flags that `openclaw-rl status --help` lists. Two different values
+for one setting within one source are an error. `openclaw-rl config show` prints the effective settings and their
+sources; `openclaw-rl config check FILE` lists all errors of a file."""
 
 _OTHERS = """
 ## Names with one value, and names that are refused
@@ -159,7 +163,7 @@ _OTHERS = """
 
 def main() -> None:
     """Write the reference page to the path given as the first argument."""
-    Path(sys.argv[1]).write_text(page(), encoding="utf-8")
+    Path(sys.argv[1]).write_text(reference_page(), encoding="utf-8")
 
 
 if __name__ == "__main__":

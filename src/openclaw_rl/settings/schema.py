@@ -44,7 +44,7 @@ class ServeConfig(Section):
         description="sampling values that override those of clients, e.g. {temperature: 1.0, top_p: 1.0}",
     )
     max_body_bytes: int = Field(32 * 2**20, ge=1024)
-    transient_patterns: tuple[str, ...] = client_patterns.TRANSIENT
+    ephemeral_patterns: tuple[str, ...] = client_patterns.EPHEMERAL_PATTERNS
     engine_wait: float = Field(60.0, gt=0, description="seconds that a request waits while the engine restarts")
 
 
@@ -53,7 +53,8 @@ class EngineConfig(Section):
 
     backend: Literal["embedded", "vllm", "sglang", "openai"] = Field(
         "embedded",
-        description="embedded: built in, for small models; vllm, sglang: such a server, started here or running at `url`; "
+        description="embedded: built in, for small models; vllm, sglang: such a server, started "
+        "here or running at `url`; "
         "openai: an endpoint at `url` that returns token ids and log-probabilities",
     )
     url: str | None = Field(None, description="a running server, e.g. http://gpu:8000; default: start one")
@@ -62,10 +63,10 @@ class EngineConfig(Section):
         None, description="Python interpreter with vllm or sglang installed; default: the current one"
     )
     args: tuple[str, ...] = Field((), description="further flags of the server, e.g. [--tensor-parallel-size, '2']")
-    logprobs: Convention | None = Field(
+    logprob_convention: Convention | None = Field(
         None, description="log-probability convention of the server; default: processed for vllm, else scaled"
     )
-    versions: int = Field(4, ge=2, le=64, description="policy versions loaded side by side")
+    max_loaded_versions: int = Field(4, ge=2, le=64, description="policy versions loaded side by side")
     max_batch: int = Field(32, ge=1)
     max_context: int | None = Field(None, ge=16, description="tokens; default: the maximum of the model")
     prefill_chunk: int = Field(256, ge=16, description="prompt tokens computed between two decode steps")
@@ -76,9 +77,9 @@ class EngineConfig(Section):
     gpus: tuple[str, ...] = Field((), description="device ids that the engine sees; default: all")
 
     @property
-    def convention(self) -> Convention:
+    def effective_convention(self) -> Convention:
         """Convention of the engine's log-probabilities, with the default of the backend."""
-        return self.logprobs or ("processed" if self.backend == "vllm" else "scaled")
+        return self.logprob_convention or ("processed" if self.backend == "vllm" else "scaled")
 
 
 class CollectConfig(Section):
@@ -88,13 +89,15 @@ class CollectConfig(Section):
         24 * 3600.0, gt=0, description="seconds without a reaction after which a turn is dropped"
     )
     side_patterns: tuple[str, ...] = Field(
-        client_patterns.SIDE,
-        description="regular expressions: a request whose last user or system message matches is side traffic until the "
+        client_patterns.SIDE_PATTERNS,
+        description="regular expressions: a request whose last user or system message matches "
+        "is side traffic until the "
         "conversation continues after it",
     )
-    interlude_patterns: tuple[str, ...] = Field(
-        client_patterns.INTERLUDES,
-        description="regular expressions: a user message that matches as a whole was written by the client program; it is "
+    client_prompt_patterns: tuple[str, ...] = Field(
+        client_patterns.CLIENT_PROMPT_PATTERNS,
+        description="regular expressions: a user message that matches as a whole was written by "
+        "the client program; it is "
         "side traffic, and reactions skip it",
     )
     poll: float = Field(0.05, gt=0)
@@ -112,7 +115,8 @@ class LaunchConfig(Section):
 
     by: Literal["local", "torchrun", "ray"] | None = Field(
         None,
-        description="local: child processes of the trainer; torchrun; ray: placed by a Ray cluster; default: torchrun with "
+        description="local: child processes of the trainer; torchrun; ray: placed by a Ray "
+        "cluster; default: torchrun with "
         "several nodes, else local",
     )
     nodes: int = Field(1, ge=1, description="machines, each with train.ranks ranks")
@@ -128,156 +132,223 @@ class LaunchConfig(Section):
     timeout: float = Field(600.0, gt=0, description="seconds after which a rank that does not answer counts as failed")
 
     @property
-    def how(self) -> Literal["local", "torchrun", "ray"]:
+    def launcher(self) -> Literal["local", "torchrun", "ray"]:
         return self.by or ("local" if self.nodes == 1 else "torchrun")
 
 
-class TrainConfig(Section):
-    """Credit, the step, and the gate. The symbols are those of docs/paper_index.md."""
+class TrainBatchConfig(Section):
+    """Which turns make a batch, and how it is computed."""
 
-    method: Literal["binary", "opd", "combine", "sdpo", "sdft", "groups"] = Field(
-        "combine",
-        description="sdpo, sdft: distillation over the likeliest tokens of the student, of the teacher; "
-        "groups: several rollouts of one task, of environments only",
+    min_turns: int = Field(4, ge=1, description="new turns with a training signal that start a step")
+    max_turns: int = Field(16, ge=1, description="turns in a batch at most")
+    gradient_accumulation_steps: int = Field(
+        1, ge=1, description="batches whose gradients make one step; min_turns and max_turns count for each batch"
     )
-    batch_min: int = Field(4, ge=1, description="fresh turns with signal that make a batch")
-    batch_max: int = Field(16, ge=1)
-    accumulation: int = Field(
-        1, ge=1, description="batches whose gradients make one step: batch_min and batch_max count each of them"
+    max_wait: float = Field(600.0, gt=0, description="seconds after which a smaller batch is trained")
+    epochs: int = Field(1, ge=1, le=8, description="optimizer steps per batch; above 1 the loss is the decoupled one")
+    micro_tokens: int = Field(
+        4096,
+        ge=1,
+        description="tokens per forward pass; a longer sample gets a pass of its own, up to a quarter above it",
     )
-    max_wait: float = Field(600.0, gt=0, description="seconds after which a smaller batch is trained all the same")
+    max_uses: int = Field(1, ge=1, le=2, description="2: a turn may be trained on once more, beside new turns (replay)")
+    replay_ratio: float = Field(0.5, ge=0, lt=1, description="largest share of replayed turns in a batch (max_uses 2)")
+
+    @property
+    def min_step_turns(self) -> int:
+        """New turns that one optimizer step needs."""
+        return self.min_turns * self.gradient_accumulation_steps
+
+    @property
+    def max_step_turns(self) -> int:
+        """Turns of one optimizer step at most."""
+        return self.max_turns * self.gradient_accumulation_steps
+
+
+class TrainOptimizerConfig(Section):
+    """AdamW and the learning rate."""
+
     learning_rate: float = Field(1.5e-3, gt=0)
     warmup_steps: int = Field(0, ge=0, description="steps over which the learning rate rises to its value")
-    warmup_samples: int = Field(0, ge=0, description="the same in turns; the longer of the two holds")
+    warmup_samples: int = Field(0, ge=0, description="the same in turns; the longer of the two applies")
     weight_decay: float = Field(0.0, ge=0)
     adam_beta1: float = Field(0.9, ge=0, lt=1)
     adam_beta2: float = Field(0.95, ge=0, lt=1)
-    clip_grad: float = Field(1.0, gt=0)
-    weights: Literal["lora", "full"] = Field("lora", description="what is trained: an adapter, or the whole model")
-    lora: LoraConfig = LoraConfig()
-    base_bits: Literal[16, 4] = Field(16, description="of the frozen base under an adapter; 4: QLoRA's NF4")
-    offload_optimizer: bool = Field(
-        False, description="keep moments, float32 copies and, of whole models, the base in CPU memory, and step there"
+    clip_grad: float = Field(1.0, gt=0, description="gradient norm above which the gradient is scaled down")
+    offload: bool = Field(
+        False,
+        description="keep moments, float32 copies and, with full weights, the base in CPU memory, and step there",
     )
-    loss: Literal["clip", "cispo", "gspo"] = Field("clip", description="surrogate: token clip, CISPO, sequence clip")
-    loss_path: str | None = Field(None, description="Python file with the owner's loss, in place of ours")
-    epochs: int = Field(1, ge=1, le=8, description="optimizer steps a batch; above 1 the loss is the decoupled one")
+
+
+class TrainLossConfig(Section):
+    """The policy loss, its weights and the baseline. The symbols are those of docs/paper_index.md."""
+
+    surrogate: Literal["clip", "cispo", "gspo"] = Field(
+        "clip", description="token clip, CISPO, or sequence clip (GSPO)"
+    )
+    path: str | None = Field(
+        None, description="Python file with a loss of the owner, used in place of the built-in one"
+    )
     clip_low: float = Field(0.8, gt=0, lt=1)
     clip_high: float = Field(1.28, gt=1)
     dual_clip: float = Field(3.0, gt=1)
-    gap_low: float = Field(0.5, gt=0, lt=1, description="tokens whose ratio is below are masked")
-    gap_high: float = Field(5.0, gt=1, description="tokens whose ratio is above are masked")
+    token_ratio_min: float = Field(0.5, gt=0, lt=1, description="tokens with a smaller ratio pi/mu are masked")
+    token_ratio_max: float = Field(5.0, gt=1, description="tokens with a larger ratio pi/mu are masked")
     sequence_mask: Literal["none", "opsm", "geometric"] = Field(
-        "none", description="replies masked as a whole: bad ones the policy has moved away from, or all that drifted"
+        "none",
+        description="replies that are masked whole: opsm, low-scored ones that the policy has moved away from; "
+        "geometric, all whose mean ratio is outside of the bounds",
     )
     opsm_delta: float = Field(
-        1e-4, ge=0, description="opsm: mean log(mu / pi) above which nothing of a reply is pushed down any further"
+        1e-4, ge=0, description="opsm: mean log(mu / pi) above which a low-scored reply is masked"
     )
-    geometric_low: float = Field(0.99, gt=0, lt=1, description="geometric: replies whose ratio is below are masked")
-    geometric_high: float = Field(1.01, gt=1, description="geometric: replies whose ratio is above are masked")
-    w_binary: float = Field(1.0, ge=0)
-    w_opd: float = Field(1.0, ge=0)
+    geometric_low: float = Field(
+        0.99, gt=0, lt=1, description="geometric: replies with a smaller mean ratio are masked"
+    )
+    geometric_high: float = Field(1.01, gt=1, description="geometric: replies with a larger mean ratio are masked")
+    w_binary: float = Field(1.0, ge=0, description="weight of the binary term (method combine)")
+    w_opd: float = Field(1.0, ge=0, description="weight of the distillation term (method combine)")
+    kl_coef: float = Field(0.1, ge=0, description="weight of the KL term to the base (k2)")
+    baseline_decay: float = Field(0.95, ge=0, lt=1, description="decay of the moving average of scores, per verdict")
+    baseline_shrink: float = Field(
+        8.0, ge=0, description="verdicts at which an agent's own baseline has half the weight"
+    )
+    group_scale: Literal["none", "std"] = Field(
+        "none", description="what the distance to a group's mean reward is divided by (method groups)"
+    )
+    group_floor: float = Field(0.1, gt=0, description="smallest standard deviation that it is divided by")
+    length_ema_decay: float = Field(
+        0.99, ge=0, lt=1, description="decay of the moving average of reply lengths, per reply; it is the denominator"
+    )
+
+
+class TrainDistillConfig(Section):
+    """Distillation from the model that was given the hint (methods opd, combine, sdpo, sdft)."""
+
+    target: Literal["token", "student_topk", "teacher_topk"] = Field(
+        "token", description="what opd and combine compare: the sampled token, or the top-k of student or teacher"
+    )
     opd_clip: float = Field(1.0, gt=0, description="C: bound of the distillation advantage")
-    distill: Literal["token", "student_topk", "teacher_topk"] = Field(
-        "token", description="what opd and combine compare: the sampled token, or the likeliest of student or teacher"
-    )
-    topk: int = Field(20, ge=1, le=1024, description="how many of the likeliest tokens; the rest is one tail")
+    topk: int = Field(20, ge=1, le=1024, description="number of top-k tokens; all others form one tail bin")
     teacher_temperature: float = Field(
-        1.0, gt=0, description="T and o of opd are compared at this times the temperature of the reply"
+        1.0, gt=0, description="teacher and student of opd are compared at this times the temperature of the reply"
     )
     divergence: Literal["reverse", "forward", "jsd"] = Field(
-        "reverse", description="over the likeliest tokens: KL(student, teacher), KL(teacher, student), Jensen-Shannon"
+        "reverse", description="over the top-k: KL(student, teacher), KL(teacher, student), or Jensen-Shannon"
     )
-    distill_cap: float = Field(2.0, gt=0, description="largest ratio that weighs a position of such a divergence")
+    ratio_clip: float = Field(2.0, gt=0, description="largest importance ratio that weighs a position of a top-k term")
     hint_choice: Literal["mixture", "overlap"] | None = Field(
         None,
-        description="of several hints: their mixture (default for token), or the one whose teacher's likeliest tokens "
-        "overlap most with the student's (default over the likeliest tokens)",
+        description="with several hints: their mixture (default for token), or the hint whose "
+        "teacher shares most top-k "
+        "tokens with the student (default for top-k)",
     )
-    reference: Literal["base", "average"] = Field(
-        "base", description="the teacher: the frozen base, or a slow average of the policy (which can run away)"
+    teacher: Literal["base", "ema"] = Field(
+        "base", description="the frozen base, or a moving average of the policy, which can run away with it"
     )
-    average_rate: float = Field(0.05, gt=0, le=1, description="of the slow average, per step")
-    average_bound: float = Field(
-        0.1, gt=0, description="KL(base, average) under the hint, in nats per token, beyond which it stands still"
+    ema_rate: float = Field(0.05, gt=0, le=1, description="share of the policy in the moving average, per step")
+    ema_max_kl: float = Field(
+        0.1, gt=0, description="KL(base, average) under the hint, in nats per token, above which the average stops"
     )
-    kl_coef: float = Field(0.1, ge=0, description="k2 to the base")
-    baseline_decay: float = Field(0.95, ge=0, lt=1)
-    baseline_shrink: float = Field(8.0, ge=0)
-    group_scale: Literal["none", "std"] = Field(
-        "none", description="what a distance to the mean of a group is divided by (groups)"
+
+
+class TrainSafetyConfig(Section):
+    """What keeps a step safe: staleness, trust region, gate, lease."""
+
+    max_turn_log_ratio: float = Field(
+        0.5, gt=0, description="mean |log rho| of a turn, in nats per token, above which it is too stale to train on"
     )
-    group_floor: float = Field(0.1, gt=0, description="the least standard deviation that it is divided by")
-    length_decay: float = Field(0.99, ge=0, lt=1, description="of the slow average of reply tokens, per reply")
-    checkpointing: bool | None = Field(
+    max_batch_log_ratio: float | None = Field(
         None,
-        description="compute each layer again in the backward pass: a fraction of the memory, a third more time; "
-        "default: as many layers as memory asks for",
+        gt=0,
+        description="the same for a batch: above it the stalest turns are left out; default: "
+        "half of max_turn_log_ratio",
     )
-    compile: bool = Field(False, description="compile layers: minutes at the first start, faster steps on a GPU")
-    micro_tokens: int = Field(4096, ge=1, description="tokens of a pass, or a quarter of it above the longest sample")
-    max_gap: float = Field(0.5, gt=0, description="mean |log rho| of a turn above which it is too stale to train")
-    max_batch_gap: float | None = Field(
-        None, gt=0, description="the same over a whole batch: above it the stalest turns go; default: half of max_gap"
+    max_staleness: int = Field(
+        64, ge=1, description="versions between sampling and training; people answer after hours"
     )
-    max_staleness: int = Field(64, ge=1, description="versions; loose: a person answers after hours")
-    max_uses: int = Field(1, ge=1, le=2, description="2 allows one replay: batches of fresh turns take used ones along")
-    replay: float = Field(0.5, ge=0, lt=1, description="largest share of replays in a batch, when max_uses is 2")
     max_step_kl: float = Field(
         0.003, gt=0, description="trust region: a step that moves the policy further (k2, nats per token) is halved"
     )
-    gate_grad_norm: float = Field(100.0, gt=0)
-    gate_kl: float = Field(5.0, gt=0, description="mean KL estimate to the base, in nats per token")
-    lease: float = Field(30.0, gt=0, description="seconds; a trainer frozen for longer publishes nothing")
-    keep_checkpoints: int = Field(
+    gate_grad_norm: float = Field(100.0, gt=0, description="gradient norm above which a step is rejected")
+    gate_kl: float = Field(5.0, gt=0, description="mean KL to the base, in nats per token, above which it is rejected")
+    lease_ttl: float = Field(30.0, gt=0, description="seconds; a trainer that was frozen for longer publishes nothing")
+
+    @property
+    def batch_log_ratio_limit(self) -> float:
+        """Mean |log rho| of a batch above which its stalest turns are left out."""
+        return self.max_turn_log_ratio / 2 if self.max_batch_log_ratio is None else self.max_batch_log_ratio
+
+
+class TrainCheckpointConfig(Section):
+    """Checkpoints (docs/guides/checkpoints.md)."""
+
+    keep: int = Field(
         8,
         ge=2,
-        description="newest versions whose optimizer states are kept (of whole models: of two); adapters are all kept, "
-        "whole models only of these versions",
+        description="newest versions whose optimizer states are kept (with full weights: of "
+        "two); adapters are all kept, "
+        "full weights of these versions only",
     )
-    max_steps: int | None = Field(
-        None, ge=1, description="steps of a line (those before a resumed checkpoint count) after which none is taken"
-    )
-    once: bool | None = Field(
-        None,
-        description="`openclaw-rl train` ends at max_steps, or when nothing is left to import, judge and train; "
-        "default: with max_steps at the one, with data.path at both",
-    )
-    save_dir: str | None = Field(None, description="folder for checkpoints, which outlive the home")
-    save_interval: int = Field(1, ge=1, description="a checkpoint after each so many steps, in save_dir")
+    save_dir: str | None = Field(None, description="folder for checkpoints outside of the home")
+    save_interval: int = Field(1, ge=1, description="steps between two checkpoints in save_dir")
     resume: str | None = Field(
+        None, description="checkpoint from which a new home starts, of any method; latest: the newest in save_dir"
+    )
+
+
+class TrainConfig(Section):
+    """The trainer: method, weights, and the groups below."""
+
+    method: Literal["binary", "opd", "combine", "sdpo", "sdft", "groups"] = Field(
+        "combine",
+        description="sdpo, sdft: distillation over the top-k of the student, of the teacher; groups: several rollouts "
+        "of one task (environments only)",
+    )
+    finetune: Literal["lora", "full"] = Field("lora", description="train an adapter, or all weights")
+    lora: LoraConfig = LoraConfig()
+    base_quantization_bits: Literal[16, 4] = Field(
+        16, description="of the frozen base below an adapter; 4: QLoRA's NF4"
+    )
+    batch: TrainBatchConfig = TrainBatchConfig()
+    optimizer: TrainOptimizerConfig = TrainOptimizerConfig()
+    loss: TrainLossConfig = TrainLossConfig()
+    distill: TrainDistillConfig = TrainDistillConfig()
+    safety: TrainSafetyConfig = TrainSafetyConfig()
+    checkpoint: TrainCheckpointConfig = TrainCheckpointConfig()
+    gradient_checkpointing: bool | None = Field(
         None,
-        description="a checkpoint on which a fresh home begins, of whatever method; latest: the newest in save_dir",
+        description="recompute layers in the backward pass: a fraction of the memory, a third more time; "
+        "default: as many layers as the free memory requires",
+    )
+    compile: bool = Field(False, description="compile layers: minutes at the first start, faster steps on a GPU")
+    max_steps: int | None = Field(
+        None, ge=1, description="steps, those before a resumed checkpoint included, after which training stops"
+    )
+    exit_when_done: bool | None = Field(
+        None,
+        description="`openclaw-rl train` exits at max_steps, or when nothing is left to import, judge and train on; "
+        "default: true with max_steps or data.path",
     )
     seed: int = 0
     threads: int = Field(1, ge=1, description="CPU threads of the trainer process, of each rank")
     ranks: int = Field(1, ge=1, description="processes that take a step together, one for each GPU of a machine")
     launch: LaunchConfig = LaunchConfig()
     gpus: tuple[str, ...] = Field((), description="device ids that the trainer sees; default: all")
-    poll: float = Field(0.1, gt=0)
-
-    @property
-    def least(self) -> int:
-        """Fresh turns that make a step."""
-        return self.batch_min * self.accumulation
-
-    @property
-    def most(self) -> int:
-        """Turns of a step."""
-        return self.batch_max * self.accumulation
-
-    @property
-    def batch_gap(self) -> float:
-        """Mean |log rho| of a batch above which its stalest turns are left out."""
-        return self.max_gap / 2 if self.max_batch_gap is None else self.max_batch_gap
+    poll: float = Field(0.1, gt=0, description="seconds between two looks at the store")
 
     @property
     def follows_topk(self) -> bool:
-        return self.method in ("sdft", "sdpo") or (self.method in ("opd", "combine") and self.distill != "token")
+        """Whether the distillation compares top-k distributions."""
+        topk = self.method in ("opd", "combine") and self.distill.target != "token"
+        return topk or self.method in ("sdft", "sdpo")
 
     @property
     def follows_teacher_topk(self) -> bool:
-        return self.method == "sdft" or (self.method in ("opd", "combine") and self.distill == "teacher_topk")
+        """Whether it compares the teacher's top-k tokens."""
+        topk = self.method in ("opd", "combine") and self.distill.target == "teacher_topk"
+        return topk or self.method == "sdft"
 
 
 class TrackConfig(Section):
@@ -298,10 +369,10 @@ class DataConfig(Section):
     path: str | None = Field(
         None, description="file or folder of trajectories that is imported at the start and trained on"
     )
-    buffer_dir: str | None = Field(
+    export_dir: str | None = Field(
         None, description="folder to which captured sessions are exported, one trajectory each"
     )
-    rollout_dir: str | None = Field(
+    watch_dir: str | None = Field(
         None, description="folder that is watched: trajectories that appear in it are imported and trained on"
     )
     poll: float = Field(1.0, gt=0, description="seconds between two looks at watch_dir")
@@ -323,9 +394,15 @@ class RolloutConfig(Section):
 class RunConfig(Section):
     """The supervisor."""
 
-    deaths: int = Field(5, ge=1, description="crashes of one worker within a minute that stop the whole system")
-    hang: float = Field(120.0, ge=3, description="seconds without a heartbeat after which a worker is restarted")
-    start: float = Field(1800.0, ge=3, description="the same while a worker starts, until its second heartbeat")
+    max_crashes_per_minute: int = Field(
+        5, ge=1, description="crashes of one worker within a minute that stop the whole system"
+    )
+    heartbeat_timeout: float = Field(
+        120.0, ge=3, description="seconds without a heartbeat after which a worker is restarted"
+    )
+    startup_timeout: float = Field(
+        1800.0, ge=3, description="the same while a worker starts, until its second heartbeat"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
 

@@ -16,11 +16,12 @@ from typing import Any
 
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.settings import aliases, strict_yaml
+from openclaw_rl.settings.earlier_keys import EARLIER_KEYS, current_key
 from openclaw_rl.settings.schema import SECRETS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class GivenValue:
     """One setting value and its origin. `weak`: any other value of the same setting overrides it."""
 
     value: Any
@@ -29,41 +30,42 @@ class Given:
 
 
 @dataclass(slots=True)
-class Layer:
+class SettingsSource:
     """The settings of one source. Errors are collected and raised by `close`."""
 
     keys: frozenset[str]  # all known settings
     prefix: str  # "environment", "flags", or the file's name
     text: frozenset[str] | None = None  # settings of type text, for a source without types; None: the source has types
-    found: dict[str, Given] = field(default_factory=dict)
+    found: dict[str, GivenValue] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
 
-    def say(self, name: str, value: Any, *, shown: str | None = None) -> None:
+    def add_setting(self, name: str, value: Any, *, shown: str | None = None) -> None:
         """Add a setting under any of its names. `shown`: the name as the user wrote it."""
         source = f"{self.prefix}: {shown or name}"
+        name, value = current_key(name, value)
         if name in self.keys:
-            self._put(name, Given(value=value, source=source))
+            self._store_value(name, GivenValue(value=value, source=source))
             return
-        known = _ROWS.get(name)
-        if known is None and (inner := self._section(name)):
+        known = _ALIASES_BY_NAME.get(name)
+        if known is None and (inner := self._key_below(name)):
             self.faults.append(f"{source} is a section: expected keys below it, such as {inner}, got {value!r}.")
         elif known is None:
-            self.faults.append(f"{self.prefix}: unknown setting {shown or name!r}.{self._near(name)}")
+            self.faults.append(f"{self.prefix}: unknown setting {shown or name!r}.{self._suggestion(name)}")
         elif known.refused:
             self.faults.append(f"{source} is refused: {known.refused}.")
         elif known.notice:
             self.notices.append(f"{name} is set: {known.notice}.")
         else:
-            self._mean(known, value, source)
+            self._apply_alias(known, value, source)
 
-    def close(self) -> dict[str, Given]:
+    def close(self) -> dict[str, GivenValue]:
         """Return the settings found. Raises `ConfigError` with all errors, one per line."""
         if self.faults:
             raise ConfigError("\n".join(self.faults))
         return self.found
 
-    def _mean(self, known: aliases.Spelling, value: Any, source: str) -> None:
+    def _apply_alias(self, known: aliases.SettingAlias, value: Any, source: str) -> None:
         assert known.read is not None, f"{known.name} has neither a reader, a refusal nor a notice"
         try:
             meant = known.read(value)
@@ -73,38 +75,41 @@ class Layer:
         for key, one in meant.items():
             if key not in self.keys:
                 raise AssertionError(f"{known.name} means {key}, which is no setting")
-            self._put(key, Given(value=one, source=source, weak=known.weak or key in known.yields))
+            self._store_value(key, GivenValue(value=one, source=source, weak=known.weak or key in known.yields))
 
-    def _put(self, key: str, given: Given) -> None:
+    def _store_value(self, key: str, given: GivenValue) -> None:
         if self.text is not None and isinstance(given.value, str):
             try:
-                given = replace(given, value=self._typed(key, given))
+                given = replace(given, value=self._parse_typed(key, given))
             except ConfigError as error:
                 self.faults.append(str(error))
                 return
         there = self.found.get(key)
         if there is None or there.weak:
             self.found[key] = given
-        elif not given.weak and _plain(there.value) != _plain(given.value):
-            one, other = f"{there.source}{_shown(key, there)}", f"{_name(given.source)}{_shown(key, given)}"
+        elif not given.weak and _normalize_value(there.value) != _normalize_value(given.value):
+            one, other = (
+                f"{there.source}{_format_given(key, there)}",
+                f"{_name_in_source(given.source)}{_format_given(key, given)}",
+            )
             self.faults.append(f"{one} and {other} both set {key} and disagree. Unset one.")
 
-    def _typed(self, key: str, given: Given) -> Any:
+    def _parse_typed(self, key: str, given: GivenValue) -> Any:
         assert self.text is not None, "only text sources are parsed"
         if key in self.text:
             return None if given.value == "null" else given.value
         return read_value(given.value, given.source)
 
-    def _section(self, name: str) -> str:
+    def _key_below(self, name: str) -> str:
         """Return a key below the section `name`, or an empty string if it is not a section."""
         return next((n for n in (*sorted(self.keys), *aliases.by_form("file")) if n.startswith(f"{name}.")), "")
 
-    def empty(self, name: str) -> None:
+    def add_empty_section(self, name: str) -> None:
         """Handle a section without keys: an error only if there is no such section."""
-        if not self._section(name):
-            self.say(name, None)
+        if not self._key_below(name):
+            self.add_setting(name, None)
 
-    def _near(self, name: str) -> str:
+    def _suggestion(self, name: str) -> str:
         if self.prefix == "environment" and not name.startswith("--"):
             near = difflib.get_close_matches(
                 name, [*aliases.by_form("environment"), *map(long_name, self.keys)], 1, 0.6
@@ -122,36 +127,36 @@ class Layer:
         return f" Did you mean {full!r}?" if full else " `openclaw-rl config show` lists the settings."
 
 
-_ROWS: Mapping[str, aliases.Spelling] = {s.name: s for s in aliases.SPELLINGS}
-LONG = "OPENCLAW_RL_"
-_SHOWN = 60
+_ALIASES_BY_NAME: Mapping[str, aliases.SettingAlias] = {s.name: s for s in aliases.ALIASES}
+ENV_PREFIX = "OPENCLAW_RL_"
+_MAX_SHOWN_CHARS = 60
 """Characters of a value that an error message shows."""
 
 
 def long_name(key: str) -> str:
     """Return the environment variable of a setting, e.g. OPENCLAW_RL_TRAIN_SEED."""
-    return LONG + key.replace(".", "_").upper()
+    return ENV_PREFIX + key.replace(".", "_").upper()
 
 
-def _name(source: str) -> str:
+def _name_in_source(source: str) -> str:
     return source.partition(": ")[2]
 
 
-def _shown(key: str, given: Given) -> str:
+def _format_given(key: str, given: GivenValue) -> str:
     """Return the value in parentheses, or an empty string for secrets."""
     value = given.value
     text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-    return "" if key in SECRETS else f" ({_short(text)})"
+    return "" if key in SECRETS else f" ({_shorten(text)})"
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+def _shorten(text: str) -> str:
+    return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}..."
 
 
-def _plain(value: Any) -> Any:
+def _normalize_value(value: Any) -> Any:
     """Normalize a value for comparison: 1e-6 equals "1e-6", and (0, 1) equals [0, 1]."""
     if isinstance(value, list | tuple):
-        return tuple(_plain(v) for v in value)
+        return tuple(_normalize_value(v) for v in value)
     if isinstance(value, bool):
         return value
     try:
@@ -163,18 +168,18 @@ def _plain(value: Any) -> Any:
 def read_value(text: str, source: str) -> Any:
     """Parse one value as YAML. Raises `ConfigError` that names `source`."""
     try:
-        return strict_yaml.read(text)
+        return strict_yaml.read_yaml(text)
     except ValueError as error:
-        shown = _short(text)
+        shown = _shorten(text)
         raise ConfigError(f"{source}: expected a value such as 8, true or [a, b], got {shown!r} ({error})") from None
 
 
-def from_file(path: str | Path, keys: Iterable[str]) -> Layer:
+def from_file(path: str | Path, keys: Iterable[str]) -> SettingsSource:
     """Read a YAML or JSON file. Raises `ConfigError` that names the file if it cannot be read."""
     file = Path(path)
     try:
         text = file.read_text(encoding="utf-8-sig")
-        tree = strict_yaml.read_json(text) if file.suffix.lower() == ".json" else strict_yaml.read(text)
+        tree = strict_yaml.read_json(text) if file.suffix.lower() == ".json" else strict_yaml.read_yaml(text)
     except FileNotFoundError:
         raise ConfigError(f"{file}: no such settings file. Give an existing one with --config, or none.") from None
     except OSError as error:
@@ -188,59 +193,61 @@ def from_file(path: str | Path, keys: Iterable[str]) -> Layer:
         raise ConfigError(
             f"{file}: expected a mapping of sections (model, serve, train, ...), got {type(tree).__name__}"
         )
-    layer = Layer(frozenset(keys), str(file))
-    _walk(tree or {}, "", layer)
+    layer = SettingsSource(frozenset(keys), str(file))
+    _add_tree(tree or {}, "", layer)
     return layer
 
 
-def _walk(tree: Mapping[Any, Any], prefix: str, layer: Layer) -> None:
+def _add_tree(tree: Mapping[Any, Any], prefix: str, layer: SettingsSource) -> None:
     """Add every leaf of `tree`. Known settings are leaves even if their value is a mapping."""
     for key, value in tree.items():
         dotted = f"{prefix}{key}"
-        if value in ({}, None) and dotted not in layer.keys and dotted not in _ROWS:
-            layer.empty(dotted)
+        if value in ({}, None) and dotted not in layer.keys and dotted not in _ALIASES_BY_NAME:
+            layer.add_empty_section(dotted)
         elif isinstance(value, Mapping) and dotted not in layer.keys:
-            _walk(value, dotted + ".", layer)
+            _add_tree(value, dotted + ".", layer)
         else:
-            layer.say(dotted, value)
+            layer.add_setting(dotted, value)
 
 
-def from_environment(environ: Mapping[str, str], keys: Iterable[str], *, text: Iterable[str], ours: str) -> Layer:
+def from_environment(
+    environ: Mapping[str, str], keys: Iterable[str], *, text: Iterable[str], ours: str
+) -> SettingsSource:
     """Read environment variables. `text`: settings of type text. `ours`: a variable to ignore."""
-    layer = Layer(frozenset(keys), "environment", text=frozenset(text))
-    long = {long_name(key): key for key in layer.keys}
+    layer = SettingsSource(frozenset(keys), "environment", text=frozenset(text))
+    long = {long_name(key): key for key in (*EARLIER_KEYS, *layer.keys)}
     short = aliases.by_form("environment")
     for name, value in environ.items():
         if name in aliases.ARGUMENTS:
-            _words(layer, value, shown=f"{name} ")
+            _add_flags(layer, value, shown=f"{name} ")
         elif name in long:
-            layer.say(long[name], value, shown=name)
-        elif name in short or (name.startswith(LONG) and name != ours):
-            layer.say(name, value)
+            layer.add_setting(long[name], value, shown=name)
+        elif name in short or (name.startswith(ENV_PREFIX) and name != ours):
+            layer.add_setting(name, value)
     return layer
 
 
-def from_words(words: Sequence[str], keys: Iterable[str], *, text: Iterable[str]) -> Layer:
+def from_flags(words: Sequence[str], keys: Iterable[str], *, text: Iterable[str]) -> SettingsSource:
     """Read command line flags such as `--lr 1e-6 --use-lora`."""
-    layer = Layer(frozenset(keys), "flags", text=frozenset(text))
-    _words(layer, words)
+    layer = SettingsSource(frozenset(keys), "flags", text=frozenset(text))
+    _add_flags(layer, words)
     return layer
 
 
-def _split(text: str) -> list[str]:
+def _split_shell(text: str) -> list[str]:
     """Split like a shell; a backslash at the end of a line joins it with the next."""
     return shlex.split(re.sub(r"\\\r?\n", " ", text))
 
 
-def _words(layer: Layer, words: Sequence[str] | str, *, shown: str = "") -> None:
+def _add_flags(layer: SettingsSource, words: Sequence[str] | str, *, shown: str = "") -> None:
     try:
-        pairs = aliases.pairs(_split(words) if isinstance(words, str) else list(words))
+        pairs = aliases.split_flags(_split_shell(words) if isinstance(words, str) else list(words))
     except ValueError as error:
         where = f"{layer.prefix}: {shown.strip()}: " if shown else ""
         layer.faults.append(f"{where}{error}, in {words!r}." if shown else f"{error}.")
         return
     for name, value in pairs:
-        if value is True and name in _ROWS and not _ROWS[name].switch:
+        if value is True and name in _ALIASES_BY_NAME and not _ALIASES_BY_NAME[name].switch:
             layer.faults.append(f"{layer.prefix}: {shown}{name} needs a value: {name} VALUE.")
         else:
-            layer.say(name, value, shown=f"{shown}{name}")
+            layer.add_setting(name, value, shown=f"{shown}{name}")

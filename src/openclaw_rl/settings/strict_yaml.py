@@ -13,8 +13,8 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
-_DEEPEST = 50
-_TOO_DEEP = f"nested too deeply; expected at most {_DEEPEST} levels"
+_MAX_DEPTH = 50
+_TOO_DEEP = f"nested too deeply; expected at most {_MAX_DEPTH} levels"
 
 
 class _Loader(yaml.SafeLoader):
@@ -31,55 +31,55 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def read(text: str) -> Any:
+def read_yaml(text: str) -> Any:
     """Parse YAML. Raises `ValueError`, one line with the position."""
     try:
-        return _bounded(yaml.load(text, _Loader))  # a SafeLoader
+        return _check_depth(yaml.load(text, _Loader))  # a SafeLoader
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise ValueError(where + _line(error.problem or error.context or error)) from None
+        raise ValueError(where + _one_line(error.problem or error.context or error)) from None
     except yaml.YAMLError as error:
-        raise ValueError(_line(error)) from None
+        raise ValueError(_one_line(error)) from None
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
     except ValueError as error:  # an invalid date, or a number that is too long
-        raise ValueError(_line(error)) from None
+        raise ValueError(_one_line(error)) from None
 
 
 def read_json(text: str) -> Any:
     """Parse JSON; empty text gives None. Raises `ValueError`, one line with the position."""
     try:
-        return _bounded(json.loads(text, object_pairs_hook=once)) if text.strip() else None
+        return _check_depth(json.loads(text, object_pairs_hook=reject_duplicate_keys)) if text.strip() else None
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
 
 
-class Twice(ValueError):
+class DuplicateKey(ValueError):
     """A JSON object has the same key twice."""
 
 
-def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Build a dict for `json.loads` (`object_pairs_hook`). Raises `DuplicateKey`."""
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [key for key, _ in pairs]
         twice = next(key for key in names if names.count(key) > 1)
-        raise Twice(f"{twice[:60]!r} is given twice in one object. Keep one of them")
+        raise DuplicateKey(f"{twice[:60]!r} is given twice in one object. Keep one of them")
     return found
 
 
-def _bounded(value: Any, above: tuple[int, ...] = (), seen: set[int] | None = None) -> Any:
+def _check_depth(value: Any, above: tuple[int, ...] = (), seen: set[int] | None = None) -> Any:
     """Return `value`. Raises `ValueError` if it contains itself or is nested too deeply."""
     seen = set() if seen is None else seen
     if id(value) in above:
         raise ValueError("an alias (*) contains itself. Write the value out")
-    if len(above) > _DEEPEST:
+    if len(above) > _MAX_DEPTH:
         raise ValueError(_TOO_DEEP)
     if isinstance(value, dict | list) and id(value) not in seen:
         seen.add(id(value))
         for inner in value.values() if isinstance(value, dict) else value:
-            _bounded(inner, (*above, id(value)), seen)
+            _check_depth(inner, (*above, id(value)), seen)
     return value
 
 
@@ -90,11 +90,11 @@ class Section(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _meant(cls, value: Any, info: ValidationInfo) -> Any:
-        return _meant(value, cls.model_fields[info.field_name or ""].annotation)
+    def _check_value(cls, value: Any, info: ValidationInfo) -> Any:
+        return _strict_value(value, cls.model_fields[info.field_name or ""].annotation)
 
 
-def _meant(value: Any, kind: Any) -> Any:
+def _strict_value(value: Any, kind: Any) -> Any:
     """Reject values that pydantic would convert silently. An empty text means None for an optional setting."""
     kinds = (kind, *typing.get_args(kind))
     if isinstance(value, bool) and bool not in kinds and (int in kinds or float in kinds):
@@ -110,5 +110,5 @@ def _meant(value: Any, kind: Any) -> Any:
     return value
 
 
-def _line(said: object) -> str:
+def _one_line(said: object) -> str:
     return " ".join(str(said).split())

@@ -34,28 +34,35 @@ def _check_url(key: str, url: str | None) -> None:
 
 _PATHS = (
     *("home", "model.path", "model.tokenizer", "judge.path", "judge.rules_path", "judge.reward_path"),
-    *("judge.plugin_path", "train.loss_path", "train.save_dir", "train.resume", "data.path", "data.buffer_dir"),
-    *("data.rollout_dir", "rollout.function_path", "rollout.generate_path"),
+    *(
+        "judge.plugin_path",
+        "train.loss.path",
+        "train.checkpoint.save_dir",
+        "train.checkpoint.resume",
+        "data.path",
+        "data.export_dir",
+    ),
+    *("data.watch_dir", "rollout.function_path", "rollout.generate_path"),
 )
 
 
-def _check_homes(config: Config) -> None:
+def _check_home_paths(config: Config) -> None:
     for key in _PATHS:
         path = attrgetter(key)(config)
         if path is not None and path.startswith("~") and os.path.expanduser(path) == path:  # noqa: PTH111
             raise ConfigError(f"{key} {path}: expected the home folder of a user of this machine. Write the path out")
 
 
-def together(config: Config) -> None:
+def validate(config: Config) -> None:
     """Raises `ConfigError` for settings that are sound alone but not together, or without effect where they stand."""
     _check_url("engine.url", config.engine.url)
     _check_url("judge.base_url", config.judge.base_url)
     _check_url("teacher.base_url", config.teacher.base_url)
     _check_patterns("collect.side_patterns", config.collect.side_patterns)
-    _check_patterns("collect.interlude_patterns", config.collect.interlude_patterns)
-    _check_patterns("serve.transient_patterns", config.serve.transient_patterns)
-    _check_homes(config)
-    _train(config.train)
+    _check_patterns("collect.client_prompt_patterns", config.collect.client_prompt_patterns)
+    _check_patterns("serve.ephemeral_patterns", config.serve.ephemeral_patterns)
+    _check_home_paths(config)
+    _check_train(config.train)
     _check_plugins(config)
     if config.judge.kind == "llm" and not config.judge.path and not (config.judge.base_url and config.judge.model):
         raise ConfigError(
@@ -68,9 +75,11 @@ def together(config: Config) -> None:
         )
     if config.teacher.model and not config.teacher.base_url:
         raise ConfigError("teacher.model is set: teacher.base_url is needed too, or judge.base_url where it is as well")
-    if config.engine.backend == "embedded" and (config.engine.url or config.engine.logprobs not in (None, "scaled")):
+    if config.engine.backend == "embedded" and (
+        config.engine.url or config.engine.logprob_convention not in (None, "scaled")
+    ):
         raise ConfigError(
-            "engine.url and engine.logprobs are for a server; the embedded engine takes neither. Unset it,"
+            "engine.url and engine.logprob_convention are for a server; the embedded engine takes neither. Unset it,"
             " or set engine.backend (--backend vllm)"
         )
     if config.engine.backend == "openai" and not config.engine.url:
@@ -85,7 +94,7 @@ def together(config: Config) -> None:
         )
 
 
-def idle(config: Config, sources: Mapping[str, str]) -> list[str]:
+def unused_settings(config: Config, sources: Mapping[str, str]) -> list[str]:
     """What was given and changes nothing where it stands, in words. `sources`: setting -> where it was given."""
     judge, train = config.judge, config.train
     kind, method = f"judge.kind is {judge.kind}", f"train.method is {train.method}"
@@ -94,10 +103,15 @@ def idle(config: Config, sources: Mapping[str, str]) -> list[str]:
         (judge.kind == "rules", "judge.kind rules", kind, ("judge.rules_path",)),
         (judge.kind == "plugin", "judge.kind plugin", kind, ("judge.plugin_path",)),
         (judge.kind in ("classifier", "plugin"), "judge.kind classifier or plugin", kind, ("judge.reward_path",)),
-        (train.weights == "lora", "train.weights lora", "train.weights is full (USE_LORA false)", _LORA),
-        (train.method == "combine", "train.method combine", method, ("train.w_binary", "train.w_opd")),
+        (train.finetune == "lora", "train.finetune lora", "train.finetune is full (USE_LORA false)", _LORA),
+        (train.method == "combine", "train.method combine", method, ("train.loss.w_binary", "train.loss.w_opd")),
         (train.method != "binary", "a method that follows hints", method, ("teacher.model",)),
-        (train.save_dir is not None, "train.save_dir", "it is not set (--save-dir)", ("train.save_interval",)),
+        (
+            train.checkpoint.save_dir is not None,
+            "train.checkpoint.save_dir",
+            "it is not set (--save-dir)",
+            ("train.checkpoint.save_interval",),
+        ),
     )
     said = []
     for used, whose, why, keys in rules:
@@ -111,65 +125,76 @@ def idle(config: Config, sources: Mapping[str, str]) -> list[str]:
 _LORA = ("train.lora.rank", "train.lora.alpha", "train.lora.dropout", "train.lora.targets")
 
 
-def _train(t: TrainConfig) -> None:
-    for wrong, words in (*_credit(t), *_step(t)):
+def _check_train(t: TrainConfig) -> None:
+    for wrong, words in (*_credit_rules(t), *_step_rules(t)):
         if wrong:
             raise ConfigError(words if words.endswith(")") else f"{words}.")
 
 
-def _credit(t: TrainConfig) -> tuple[tuple[bool, str], ...]:
+def _credit_rules(t: TrainConfig) -> tuple[tuple[bool, str], ...]:
     """(whether it is wrong, words) of what a batch is trained for."""
     topk = t.method in ("sdpo", "sdft")
     return (
-        (t.batch_max < t.batch_min, f"train.batch_max ({t.batch_max}) is below train.batch_min ({t.batch_min})"),
+        (
+            t.batch.max_turns < t.batch.min_turns,
+            f"train.batch.max_turns ({t.batch.max_turns}) is below train.batch.min_turns ({t.batch.min_turns})",
+        ),
         (
             t.method == "groups",
             "train.method groups compares several rollouts of one task, and a conversation has one reply a turn: "
             "nothing could be learned from it. Say combine, binary or opd",
         ),
         (
-            t.method == "combine" and t.w_binary == 0 == t.w_opd,
-            "train.w_binary and train.w_opd are both 0: nothing could be learned. Set one of them",
+            t.method == "combine" and t.loss.w_binary == 0 == t.loss.w_opd,
+            "train.loss.w_binary and train.loss.w_opd are both 0: nothing could be learned. Set one of them",
         ),
         (
-            t.hint_choice == "mixture" and t.follows_teacher_topk,
-            "train.hint_choice mixture: each hinted teacher has likeliest tokens of its own, and there is no mixture "
-            "over them. Say overlap, or train.distill=student_topk (train.method=sdpo)",
+            t.distill.hint_choice == "mixture" and t.follows_teacher_topk,
+            "train.distill.hint_choice mixture: each hinted teacher has likeliest tokens of its own, and there is no "
+            "mixture "
+            "over them. Say overlap, or train.distill.target=student_topk (train.method=sdpo)",
         ),
         (
-            t.teacher_temperature != 1 and t.follows_topk,
-            "train.teacher_temperature is for the token that was sampled; over the likeliest tokens a softer teacher "
-            "would be another target. Leave it at 1, or set train.distill token (train.method combine or opd)",
+            t.distill.teacher_temperature != 1 and t.follows_topk,
+            "train.distill.teacher_temperature is for the token that was sampled; over the likeliest tokens a softer "
+            "teacher "
+            "would be another target. Leave it at 1, or set train.distill.target token (train.method combine or opd)",
         ),
         (
-            t.method == "binary" and (t.reference != "base" or t.teacher_temperature != 1 or t.distill != "token"),
-            "train.reference, train.distill and train.teacher_temperature are of a teacher, and train.method binary "
+            t.method == "binary"
+            and (t.distill.teacher != "base" or t.distill.teacher_temperature != 1 or t.distill.target != "token"),
+            "train.distill.teacher, train.distill.target and train.distill.teacher_temperature are of a teacher, and "
+            "train.method binary "
             "has none. Leave them out, or say combine or opd",
         ),
         (
-            topk and t.distill != "token",
-            f"train.distill is of opd and combine; train.method {t.method} says already what is compared. Leave it out",
+            topk and t.distill.target != "token",
+            f"train.distill.target is of opd and combine; train.method {t.method} says already what is compared. "
+            "Leave it out",
         ),
         (
-            topk and (t.loss != "clip" or t.sequence_mask == "opsm"),
-            f"train.loss and train.sequence_mask opsm work on advantages, and train.method {t.method} has none. "
-            "Leave them out, or say combine with train.distill student_topk",
+            topk and (t.loss.surrogate != "clip" or t.loss.sequence_mask == "opsm"),
+            f"train.loss.surrogate and train.loss.sequence_mask opsm work on advantages, and train.method {t.method} "
+            "has none. "
+            "Leave them out, or say combine with train.distill.target student_topk",
         ),
     )
 
 
-def _step(t: TrainConfig) -> tuple[tuple[bool, str], ...]:
+def _step_rules(t: TrainConfig) -> tuple[tuple[bool, str], ...]:
     """(whether it is wrong, words) of how it is."""
     alone = t.ranks == 1 and t.launch.nodes == 1
     return (
         (
-            t.max_batch_gap is not None and t.max_batch_gap > t.max_gap,
-            f"train.max_batch_gap ({t.max_batch_gap}) is above train.max_gap ({t.max_gap}), which holds for each turn",
+            t.safety.max_batch_log_ratio is not None and t.safety.max_batch_log_ratio > t.safety.max_turn_log_ratio,
+            f"train.safety.max_batch_log_ratio ({t.safety.max_batch_log_ratio}) is above "
+            f"train.safety.max_turn_log_ratio ({t.safety.max_turn_log_ratio}), which holds for each turn",
         ),
         (
-            t.max_uses > 1 and (t.replay == 0 or t.batch_max == t.batch_min),
-            "train.max_uses 2 replays turns beside fresh ones, and there is no room for them: train.replay must be "
-            "above 0, and train.batch_max above train.batch_min",
+            t.batch.max_uses > 1 and (t.batch.replay_ratio == 0 or t.batch.max_turns == t.batch.min_turns),
+            "train.batch.max_uses 2 replays turns beside fresh ones, and there is no room for them: "
+            "train.batch.replay_ratio must be "
+            "above 0, and train.batch.max_turns above train.batch.min_turns",
         ),
         (
             alone and (t.launch.by in ("ray", "torchrun") or t.launch.shard is True),
@@ -193,9 +218,9 @@ def _step(t: TrainConfig) -> tuple[tuple[bool, str], ...]:
             "train.ranks and train.launch.nodes to 1",
         ),
         (
-            t.loss_path is not None and (t.epochs > 1 or t.teacher_temperature != 1),
-            "train.loss_path: a loss of your own takes one step a batch, at the temperature of sampling. Leave "
-            "train.epochs and train.teacher_temperature at 1",
+            t.loss.path is not None and (t.batch.epochs > 1 or t.distill.teacher_temperature != 1),
+            "train.loss.path: a loss of your own takes one step a batch, at the temperature of sampling. Leave "
+            "train.batch.epochs and train.distill.teacher_temperature at 1",
         ),
     )
 
@@ -204,16 +229,16 @@ def _check_plugins(config: Config) -> None:
     train, judge = config.train, config.judge
     ours: dict[str, tuple[object, tuple[object, ...]]] = {
         "method": (train.method, ("binary", "opd", "combine")),
-        "distill": (train.distill, ("token",)),
-        "hint_choice": (train.hint_choice, (None, "mixture")),
-        "loss": (train.loss, ("clip",)),
-        "sequence_mask": (train.sequence_mask, ("geometric", "none")),
+        "distill": (train.distill.target, ("token",)),
+        "hint_choice": (train.distill.hint_choice, (None, "mixture")),
+        "loss": (train.loss.surrogate, ("clip",)),
+        "sequence_mask": (train.loss.sequence_mask, ("geometric", "none")),
     }
     for key, (value, possible) in ours.items():
-        if train.loss_path is not None and value not in possible:
+        if train.loss.path is not None and value not in possible:
             raise ConfigError(
-                f"train.loss_path: a loss of your own works on the sampled tokens, and train.{key} {value} would be "
-                f"without effect. Say train.{key} {possible[-1]}, or unset train.loss_path."
+                f"train.loss.path: a loss of your own works on the sampled tokens, and train.{key} {value} would be "
+                f"without effect. Say train.{key} {possible[-1]}, or unset train.loss.path."
             )
     rollout = config.rollout
     if rollout.function_path is not None and rollout.generate_path is not None:

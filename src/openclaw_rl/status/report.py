@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 from sqlalchemy import Connection, func, select
 
-from openclaw_rl.common.message_hash import text_of, typed
+from openclaw_rl.common.message_hash import message_text, strip_client_text
 from openclaw_rl.errors import ModelError, OpenClawError
 from openclaw_rl.settings.load import STARTER, Config
 from openclaw_rl.store import exchanges, heartbeats, policies, turns
@@ -24,14 +24,14 @@ from openclaw_rl.store.schema import exchanges as exchange_table
 from openclaw_rl.store.schema import turns as turn_table
 from openclaw_rl.store.schema import uses as use_table
 from openclaw_rl.store.schema import verdicts as verdict_table
-from openclaw_rl.store.version_stats import agreement
-from openclaw_rl.train.tracking import off_policy
+from openclaw_rl.store.version_stats import judge_user_agreement
+from openclaw_rl.train.tracking import off_policy_summary
 from openclaw_rl.types import Exchange, Message, Policy, Request, Turn, Verdict
 
-STALE = 10.0  # seconds without a heartbeat after which a worker counts as stopped
+HEARTBEAT_TIMEOUT = 10.0  # seconds without a heartbeat after which a worker counts as stopped
 
 
-def opened(config: Config) -> Store:
+def open_store(config: Config) -> Store:
     """Open the home's store. Raises `OpenClawError` if it does not exist."""
     if not config.store_path.exists():
         raise OpenClawError(
@@ -43,24 +43,30 @@ def opened(config: Config) -> Store:
 # ------------------------------------------------------------------------------------------------------------- status
 
 
-def gather(conn: Connection, now: float) -> dict[str, Any]:
+def collect_status(conn: Connection, now: float) -> dict[str, Any]:
     """Return the data of `status` as plain JSON."""
     head = policies.head(conn)
-    known = policies.all(conn)
-    agree, of = agreement(conn)
+    known = policies.list_all(conn)
+    agree, of = judge_user_agreement(conn)
     return {
         "head": head.version,
         "loops": [
-            {"name": b.name, "pid": b.pid, "age": round(now - b.at, 1), "alive": b.alive(now, STALE), "note": b.note}
-            for b in heartbeats.beats(conn)
+            {
+                "name": b.name,
+                "pid": b.pid,
+                "age": round(now - b.at, 1),
+                "alive": b.is_alive(now, HEARTBEAT_TIMEOUT),
+                "note": b.note,
+            }
+            for b in heartbeats.read_heartbeats(conn)
         ],
-        "turns": _counts(conn, turn_table.c.state),
-        "dropped": _counts(conn, turn_table.c.reason, turn_table.c.state == "dropped"),
-        "untrainable": _counts(conn, turn_table.c.untrainable, turn_table.c.untrainable.is_not(None)),
-        "verdicts": {str(k): n for k, n in _counts(conn, verdict_table.c.score).items()},
+        "turns": _count_by(conn, turn_table.c.state),
+        "dropped": _count_by(conn, turn_table.c.reason, turn_table.c.state == "dropped"),
+        "untrainable": _count_by(conn, turn_table.c.untrainable, turn_table.c.untrainable.is_not(None)),
+        "verdicts": {str(k): n for k, n in _count_by(conn, verdict_table.c.score).items()},
         "agreement": {"agree": agree, "of": of},
         "versions": [_policy_row(conn, p) for p in known[-10:]],
-        "states": _tally(p.state.value for p in known),
+        "states": _count_values(p.state.value for p in known),
         "engine_gap": engine_gaps(known),
     }
 
@@ -78,12 +84,12 @@ def engine_gaps(known: Sequence[Policy]) -> dict[str, dict[str, float]]:
     return {engine: {"mean": gap / tokens, "tokens": tokens} for engine, (gap, tokens) in sums.items() if tokens}
 
 
-def _counts(conn: Connection, column: Any, *where: Any) -> dict[Any, int]:
+def _count_by(conn: Connection, column: Any, *where: Any) -> dict[Any, int]:
     rows = conn.execute(select(column, func.count()).where(*where).group_by(column).order_by(func.count().desc())).all()
     return {key: int(n) for key, n in rows}
 
 
-def _tally(items: Any) -> dict[str, int]:
+def _count_values(items: Any) -> dict[str, int]:
     out: dict[str, int] = {}
     for item in items:
         out[item] = out.get(item, 0) + 1
@@ -111,26 +117,28 @@ def show_status(config: Config, *, as_json: bool) -> None:
     """Print the status once (`watch` updates it continuously)."""
     from openclaw_rl.status import diagnose  # imported here because `watch` does not need it
 
-    store, console = opened(config), Console()
+    store, console = open_store(config), Console()
 
     try:
         with store.read() as conn:
-            told = gather(conn, time.time()) | diagnose.told(config, conn)
+            told = collect_status(conn, time.time()) | diagnose.diagnosis_names(config, conn)
     finally:
         store.close()
     if as_json:
         console.print_json(json.dumps(told))
     else:
-        console.print(_status(told))
+        console.print(_render_status(told))
 
 
-def _status(told: Mapping[str, Any]) -> Group:
+def _render_status(told: Mapping[str, Any]) -> Group:
     seen = ", ".join(told["troubles"])
     cure = Text(f"\nproblems: {seen} (`openclaw-rl doctor --troubles` shows the cures)" if seen else "", "red")
-    return Group(_loops(told), _turns(told), _versions(told), _newest_step(told["versions"]), cure)
+    return Group(
+        _render_workers(told), _render_turns(told), _render_versions(told), _render_newest_step(told["versions"]), cure
+    )
 
 
-def _loops(told: Mapping[str, Any]) -> Table:
+def _render_workers(told: Mapping[str, Any]) -> Table:
     table = Table(title="workers", title_justify="left", box=None, padding=(0, 2))
     for column in ("worker", "pid", "last heartbeat", "note"):
         table.add_column(column)
@@ -141,7 +149,7 @@ def _loops(told: Mapping[str, Any]) -> Table:
     return table
 
 
-def _turns(told: Mapping[str, Any]) -> Table:
+def _render_turns(told: Mapping[str, Any]) -> Table:
     table = Table(title="\nturns", title_justify="left", box=None, padding=(0, 2), show_header=False)
     table.add_column(justify="right")
     table.add_column()
@@ -149,7 +157,7 @@ def _turns(told: Mapping[str, Any]) -> Table:
     for state, count in told["turns"].items():
         table.add_row(str(count), state)
     for title in ("dropped", "untrainable"):
-        for reason, count in list(by_kind(told[title]).items())[:5]:
+        for reason, count in list(merge_reasons(told[title]).items())[:5]:
             table.add_row(f"{count / total:.0%}", f"[dim]{title}:[/] {reason}")
     scores = {"1": "good", "-1": "bad", "0": "neutral", "None": "no opinion"}
     words = ", ".join(f"{n} {scores.get(k, k)}" for k, n in told["verdicts"].items())
@@ -162,25 +170,27 @@ def _turns(told: Mapping[str, Any]) -> Table:
     return table
 
 
-def _versions(told: Mapping[str, Any]) -> Table:
+def _render_versions(told: Mapping[str, Any]) -> Table:
     states = ", ".join(f"{n} {state}" for state, n in told["states"].items())
     table = Table(title=f"\npolicy versions ({states}; head v{told['head']})", title_justify="left", box=None)
     for column in ("version", "parent", "state", "trained on", "served", "reward", "loss", "kl", "grad norm", "time"):
         table.add_column(column, justify="left" if column == "state" else "right")
     for row in told["versions"]:
         metrics = row["metrics"]
-        numbers = [_number(metrics.get(k)) for k in ("reward/mean", "loss/total", "kl", "gradient/norm")]
+        numbers = [_format_number(metrics.get(k)) for k in ("reward/mean", "loss/total", "kl", "gradient/norm")]
         state = {"live": "[green]live[/]", "rejected": "[red]rejected[/]"}.get(row["state"], row["state"])
         parent = "" if row["parent"] is None else f"v{row['parent']}"
         table.add_row(
-            *(f"v{row['version']}", parent, state, str(row["turns"]), str(row["served"])), *numbers, _when(row["at"])
+            *(f"v{row['version']}", parent, state, str(row["turns"]), str(row["served"])),
+            *numbers,
+            _format_time(row["at"]),
         )
         if row["reason"]:
             table.add_row("", "", Text(str(row["reason"]), style="dim"))
     return table
 
 
-def by_kind(reasons: Mapping[str, int]) -> dict[str, int]:
+def merge_reasons(reasons: Mapping[str, int]) -> dict[str, int]:
     """Merge reasons that differ only in the details after their first colon. Most frequent first."""
     kinds: dict[str, int] = {}
     for reason, count in reasons.items():
@@ -189,24 +199,24 @@ def by_kind(reasons: Mapping[str, int]) -> dict[str, int]:
     return dict(sorted(kinds.items(), key=lambda item: -item[1]))
 
 
-def _newest_step(versions: Sequence[Mapping[str, Any]]) -> Text:
+def _render_newest_step(versions: Sequence[Mapping[str, Any]]) -> Text:
     row = versions[-1]
-    words = off_policy(row["metrics"])
+    words = off_policy_summary(row["metrics"])
     return Text(f"\nnewest step (v{row['version']}): {words}" if words else "", style="dim")
 
 
-def _number(value: Any) -> str:
+def _format_number(value: Any) -> str:
     return "" if value is None else f"{value:.3g}"
 
 
-def _when(at: float) -> str:
+def _format_time(at: float) -> str:
     return datetime.fromtimestamp(at).strftime("%m-%d %H:%M:%S")
 
 
 # ------------------------------------------------------------------------------------------------------------ inspect
 
 
-def template(config: Config) -> Text:
+def template_summary(config: Config) -> Text:
     """Return one line on the model's chat template: its model family, and how it renders earlier turns."""
     path = config.model.path
     if path != STARTER and not Path(path).expanduser().is_dir():
@@ -215,15 +225,15 @@ def template(config: Config) -> Text:
     from openclaw_rl.render.renderer import Renderer
 
     try:
-        renderer = Renderer(ModelFiles.of(config.model))
+        renderer = Renderer(ModelFiles.from_config(config.model))
     except ModelError as error:  # the folder may have changed; the store is readable without it
         return Text(f"chat template: {error}", "red")
-    return Text(f"chat template: {renderer.family.name} format; {renderer.history}", "dim")
+    return Text(f"chat template: {renderer.family.name} format; {renderer.history_description}", "dim")
 
 
 def show_sessions(config: Config, limit: int) -> None:
     """Print the newest sessions: number of turns, their states, and the first message."""
-    store, console = opened(config), Console()
+    store, console = open_store(config), Console()
     try:
         with store.read() as conn:
             rows = conn.execute(
@@ -239,7 +249,7 @@ def show_sessions(config: Config, limit: int) -> None:
                 .order_by(func.max(turn_table.c.seq).desc())
                 .limit(limit)
             ).all()
-            firsts = {session: _first_words(conn, session) for session, *_ in rows}
+            firsts = {session: _first_user_text(conn, session) for session, *_ in rows}
     finally:
         store.close()
     table = Table(box=None, padding=(0, 2))
@@ -248,37 +258,41 @@ def show_sessions(config: Config, limit: int) -> None:
         table.add_column(column, no_wrap=True)
     table.add_column("first message", overflow="ellipsis", max_width=60)
     for session, count, _, _, states in rows:
-        tally = ", ".join(f"{n} {s}" for s, n in _tally(str(states).split(",")).items())
+        tally = ", ".join(f"{n} {s}" for s, n in _count_values(str(states).split(",")).items())
         table.add_row(session, str(count), tally, Text(firsts[session]))
-    console.print(template(config))
+    console.print(template_summary(config))
     console.print(table if rows else "no conversations yet")
 
 
-def _first_words(conn: Connection, session: str) -> str:
+def _first_user_text(conn: Connection, session: str) -> str:
     first = conn.scalar(
         select(turn_table.c.id).where(turn_table.c.session == session).order_by(turn_table.c.seq).limit(1)
     )
     exchange = exchanges.get(conn, str(first)) if first else None
-    return _short(_last_user(_kept(exchange.request))) if exchange and exchange.request.messages else "(redacted)"
+    return (
+        _truncate_text(_last_user_text(_conversation_messages(exchange.request)))
+        if exchange and exchange.request.messages
+        else "(redacted)"
+    )
 
 
-def _kept(request: Request) -> list[Message]:
-    """Return the messages of the conversation, without ephemeral ones (`serve.transient_patterns`)."""
+def _conversation_messages(request: Request) -> list[Message]:
+    """Return the messages of the conversation, without ephemeral ones (`serve.ephemeral_patterns`)."""
     return [request.messages[m.index] for m in request.marks] if request.messages else []
 
 
-def _last_user(messages: Sequence[Message]) -> str:
-    return next((typed(text_of(m)).strip() for m in reversed(messages) if m.get("role") == "user"), "")
+def _last_user_text(messages: Sequence[Message]) -> str:
+    return next((strip_client_text(message_text(m)).strip() for m in reversed(messages) if m.get("role") == "user"), "")
 
 
-def _short(text: str, width: int = 70) -> str:
+def _truncate_text(text: str, width: int = 70) -> str:
     line = " ".join(text.split())
     return line if len(line) <= width else line[: width - 1] + "…"
 
 
 def show_session(config: Config, session: str) -> None:
     """Print every turn of one session. Raises `OpenClawError` if the session does not exist."""
-    store, console = opened(config), Console()
+    store, console = open_store(config), Console()
     try:
         with store.read() as conn:
             ids = conn.execute(
@@ -289,18 +303,18 @@ def show_session(config: Config, session: str) -> None:
         store.close()
     if not panels:
         raise OpenClawError(f"no session {session!r}. `openclaw-rl inspect sessions` lists them.")
-    console.print(Group(template(config), *panels))
+    console.print(Group(template_summary(config), *panels))
 
 
 def show_turn(config: Config, turn: str) -> None:
     """Print one turn in full. Raises `OpenClawError` if the turn does not exist."""
-    store, console = opened(config), Console()
+    store, console = open_store(config), Console()
     try:
         with store.read() as conn:
             panel = _turn_panel(conn, turn, whole=True)
     finally:
         store.close()
-    console.print(Group(template(config), panel))
+    console.print(Group(template_summary(config), panel))
 
 
 def _turn_panel(conn: Connection, id_: str, *, whole: bool) -> Panel:
@@ -310,45 +324,47 @@ def _turn_panel(conn: Connection, id_: str, *, whole: bool) -> Panel:
     body = Table(box=None, show_header=False, padding=(0, 1))
     body.add_column(style="dim", width=12)
     body.add_column()
-    for label, value in _turn_lines(conn, exchange, turn, whole=whole):
+    for label, value in _turn_rows(conn, exchange, turn, whole=whole):
         body.add_row(label, value if isinstance(value, Text) else Text(str(value)))
     return Panel(body, title=f"{id_}  [bold]{turn.state.value}[/]", title_align="left")
 
 
-def _turn_lines(conn: Connection, exchange: Exchange, turn: Turn, *, whole: bool) -> list[tuple[str, str | Text]]:
+def _turn_rows(conn: Connection, exchange: Exchange, turn: Turn, *, whole: bool) -> list[tuple[str, str | Text]]:
     request, reply = exchange.request, exchange.reply
     width = 2000 if whole else 100
-    lines: list[tuple[str, str | Text]] = [("user", _short(_last_user(_kept(request)), width) or "(redacted)")]
+    lines: list[tuple[str, str | Text]] = [
+        ("user", _truncate_text(_last_user_text(_conversation_messages(request)), width) or "(redacted)")
+    ]
     if reply is not None:
-        lines.append(("reply", Text(_answer(reply.message, width), style="cyan")))
+        lines.append(("reply", Text(_reply_text(reply.message, width), style="cyan")))
     if turn.reason:
         lines.append(("drop reason", Text(turn.reason, style="red")))
     if turn.untrainable:
         lines.append(("untrainable", Text(turn.untrainable, style="yellow")))
-    if reaction := turns.reaction(conn, turn.id):
-        words = " / ".join(_short(text_of(m), width) for m in reaction.messages)
+    if reaction := turns.current_reaction(conn, turn.id):
+        words = " / ".join(_truncate_text(message_text(m), width) for m in reaction.messages)
         told = [f"score {f.score}, {f.comment or f.correction or ''}".rstrip(", ") for f in reaction.feedback]
         lines.append(("reaction", f"{' '.join([words, *told])}  ({reaction.how} link)"))
-    if verdict := turns.verdict(conn, turn.id):
-        lines.append(("verdict", _verdict(verdict)))
+    if verdict := turns.current_verdict(conn, turn.id):
+        lines.append(("verdict", _verdict_text(verdict)))
     learned = conn.execute(select(use_table.c.policy).where(use_table.c.turn == turn.id)).scalars().all()
     if learned:
         lines.append(("trained into", ", ".join(f"version {v}" for v in learned)))
-    return lines + (_details(exchange, turn) if whole else [])
+    return lines + (_detail_rows(exchange, turn) if whole else [])
 
 
-def _answer(message: Message, width: int) -> str:
+def _reply_text(message: Message, width: int) -> str:
     calls = [f"{c['function']['name']}({c['function']['arguments']})" for c in message.get("tool_calls") or ()]
-    return _short(" ".join([text_of(message), *calls]), width)
+    return _truncate_text(" ".join([message_text(message), *calls]), width)
 
 
-def _verdict(verdict: Verdict) -> str:
+def _verdict_text(verdict: Verdict) -> str:
     score = "no opinion" if verdict.score is None else f"{verdict.score:+d}"
     hints = f", hint: {'; '.join(verdict.hints)}" if verdict.hints else ""
     return f"{score} by {verdict.judge}{hints}  {verdict.reason}"
 
 
-def _details(exchange: Exchange, turn: Turn) -> list[tuple[str, str | Text]]:
+def _detail_rows(exchange: Exchange, turn: Turn) -> list[tuple[str, str | Text]]:
     request, reply = exchange.request, exchange.reply
     lines: list[tuple[str, str | Text]] = [
         ("session", turn.session),
@@ -371,12 +387,12 @@ def _details(exchange: Exchange, turn: Turn) -> list[tuple[str, str | Text]]:
 
 def show_policy(config: Config, version: int) -> None:
     """Print one version: lineage, metrics, the turns it was trained on. Raises `OpenClawError` if it does not exist."""
-    store, console = opened(config), Console()
+    store, console = open_store(config), Console()
     try:
         with store.read() as conn:
             policy = policies.get(conn, version)
             if policy is None:
-                known = [p.version for p in policies.all(conn)]
+                known = [p.version for p in policies.list_all(conn)]
                 raise OpenClawError(f"no policy version {version}; expected {min(known)} to {max(known)}.")
             lineage = policies.lineage(conn, version)
             used = conn.execute(select(use_table.c.turn).where(use_table.c.policy == version)).scalars().all()

@@ -24,13 +24,13 @@ from openclaw_rl.errors import OpenClawError
 from openclaw_rl.settings.load import Config
 from openclaw_rl.status import report
 from openclaw_rl.store.schema import turns
-from openclaw_rl.store.version_stats import liked
+from openclaw_rl.store.version_stats import satisfaction_by_version
 
-EVERY = 1.0  # seconds between updates
+UPDATE_SECONDS = 1.0  # seconds between updates
 BARS = "▁▂▃▄▅▆▇█"
-SHOWN = 60  # versions in the satisfaction chart
-REASONS = 6
-STEP = (
+MAX_VERSIONS = 60  # versions in the satisfaction chart
+MAX_REASONS = 6
+STEP_METRICS = (
     *("loss/total", "loss/binary", "loss/opd", "reward/mean", "kl", "gradient/norm", "learning_rate", "entropy"),
     *("gap", "step/scale", "seconds", "eval/satisfaction"),
 )
@@ -42,31 +42,31 @@ _QUEUES = {
         "to train on",
     ),
 }
-Told = Mapping[str, Any]
+StatusData = Mapping[str, Any]
 
 
-def keep(config: Config) -> None:
+def watch_status(config: Config) -> None:
     """Show the page until q or Ctrl-C. Raises `OpenClawError` if there is no store, or stdout is no terminal."""
     if not sys.stdout.isatty():  # rich would write nothing there
         raise OpenClawError("--watch needs a terminal as standard output. Leave --watch out, or use --json")
-    store, console = report.opened(config), Console()
+    store, console = report.open_store(config), Console()
 
-    def now() -> RenderableType:
+    def current_page() -> RenderableType:
         with store.read() as conn:
-            return page(gather(conn, time.time()))
+            return build_page(collect_page_data(conn, time.time()))
 
     try:
-        first = now()
+        first = current_page()
         with (
-            _ctrl_c() as comes,
-            _keys() as wait,
+            _deferred_interrupt() as comes,
+            _key_reader() as wait,
             Live(first, console=console, auto_refresh=False, screen=True) as live,
         ):
             while True:
                 with comes:
-                    if wait(EVERY) == "q":
+                    if wait(UPDATE_SECONDS) == "q":
                         break
-                    newer = now()
+                    newer = current_page()
                 live.update(newer, refresh=True)
     except KeyboardInterrupt:
         pass
@@ -74,7 +74,7 @@ def keep(config: Config) -> None:
         store.close()
 
 
-class _CtrlC:
+class _DeferredInterrupt:
     """Context manager that allows Ctrl-C inside its block only; an earlier Ctrl-C is raised at the block's start.
 
     Ctrl-C during a switch or an update of the screen would leave the terminal without its cursor, its echo or its
@@ -82,29 +82,29 @@ class _CtrlC:
     """
 
     def __init__(self) -> None:
-        self._open = self._pressed = False
+        self._is_allowed = self._is_pending = False
 
-    def press(self, *_signal: object) -> None:
-        self._pressed = True
-        if self._open:
-            self._open = False
+    def handle_signal(self, *_signal: object) -> None:
+        self._is_pending = True
+        if self._is_allowed:
+            self._is_allowed = False
             raise KeyboardInterrupt
 
     def __enter__(self) -> None:
-        self._open = True
-        if self._pressed:
-            self.press()
+        self._is_allowed = True
+        if self._is_pending:
+            self.handle_signal()
 
     def __exit__(self, *_error: object) -> None:
-        self._open = False
+        self._is_allowed = False
 
 
 @contextlib.contextmanager
-def _ctrl_c() -> Iterator[_CtrlC]:
+def _deferred_interrupt() -> Iterator[_DeferredInterrupt]:
     """Install the deferred Ctrl-C handler until the block ends. Yields the context in which Ctrl-C is allowed."""
-    comes, before = _CtrlC(), signal.getsignal(signal.SIGINT)
+    comes, before = _DeferredInterrupt(), signal.getsignal(signal.SIGINT)
     if before is not signal.SIG_IGN:  # ignored in a background process
-        signal.signal(signal.SIGINT, comes.press)
+        signal.signal(signal.SIGINT, comes.handle_signal)
     try:
         yield comes
     finally:
@@ -112,34 +112,34 @@ def _ctrl_c() -> Iterator[_CtrlC]:
 
 
 @contextlib.contextmanager
-def _keys() -> Iterator[Callable[[float], str]]:
+def _key_reader() -> Iterator[Callable[[float], str]]:
     """Yield a function that waits some seconds for a key and returns it in lower case, or an empty string."""
     if not sys.stdin.isatty():
-        yield _no_keys
+        yield _wait_without_keys
         return
     before = termios.tcgetattr(sys.stdin)
 
-    def wait(seconds: float) -> str:
+    def wait_for_key(seconds: float) -> str:
         ready, _, _ = select.select([sys.stdin], [], [], seconds)
         return sys.stdin.read(1).lower() if ready else ""
 
     tty.setcbreak(sys.stdin)
     try:
-        yield wait
+        yield wait_for_key
     finally:
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
-def _no_keys(seconds: float) -> str:
+def _wait_without_keys(seconds: float) -> str:
     time.sleep(seconds)
     return ""
 
 
-def gather(conn: Connection, now: float) -> dict[str, Any]:
+def collect_page_data(conn: Connection, now: float) -> dict[str, Any]:
     """Return the data of `report.collect_status`, each worker's queue length and each version's satisfaction."""
-    told = report.gather(conn, now)
-    line = list(range(max(0, told["head"] - SHOWN + 1), told["head"] + 1))
-    known = liked(conn, line)
+    told = report.collect_status(conn, now)
+    line = list(range(max(0, told["head"] - MAX_VERSIONS + 1), told["head"] + 1))
+    known = satisfaction_by_version(conn, line)
     return told | {
         "queues": {
             room: (int(conn.execute(query(func.count()).select_from(turns).where(where)).scalar_one()), what)
@@ -150,13 +150,22 @@ def gather(conn: Connection, now: float) -> dict[str, Any]:
     }
 
 
-def page(told: Told) -> RenderableType:
+def build_page(told: StatusData) -> RenderableType:
     """Build the page. Lines that are too long for the terminal are cut, not wrapped."""
     states = ", ".join(f"{n} {state}" for state, n in told["states"].items())
     title = Text.assemble(("OpenClaw-RL", "bold"), f"  serving version {told['head']}  ", (states, "dim"))
-    parts: list[RenderableType] = [title, _liked(told), Rule("workers", align="left", style="dim"), _rooms(told)]
-    parts += [Rule("newest step", align="left", style="dim"), _step(told["versions"])]
-    parts += [Rule("turns not trained on", align="left", style="dim"), _reasons(told), Text("q: quit", style="dim")]
+    parts: list[RenderableType] = [
+        title,
+        _render_satisfaction(told),
+        Rule("workers", align="left", style="dim"),
+        _render_workers(told),
+    ]
+    parts += [Rule("newest step", align="left", style="dim"), _render_newest_step(told["versions"])]
+    parts += [
+        Rule("turns not trained on", align="left", style="dim"),
+        _render_reasons(told),
+        Text("q: quit", style="dim"),
+    ]
     for part in parts:
         if isinstance(part, Text):
             part.no_wrap, part.overflow = True, "ellipsis"
@@ -168,7 +177,7 @@ def sparkline(shares: Sequence[float | None]) -> str:
     return "".join("·" if s is None else BARS[min(int(s * len(BARS)), len(BARS) - 1)] for s in shares)
 
 
-def _liked(told: Told) -> Text:
+def _render_satisfaction(told: StatusData) -> Text:
     good, scored = told["liked_overall"]
     words = f"{good / scored:.0%} of {scored} turns" if scored else "no scores yet"
     return Text.assemble(
@@ -176,7 +185,7 @@ def _liked(told: Told) -> Text:
     )
 
 
-def _rooms(told: Told) -> Table:
+def _render_workers(told: StatusData) -> Table:
     table = Table.grid(padding=(0, 1), expand=True)
     for ratio in (None, None, None, 1):
         table.add_column(no_wrap=True, overflow="ellipsis", ratio=ratio)
@@ -188,9 +197,9 @@ def _rooms(told: Told) -> Table:
     return table
 
 
-def _step(versions: Sequence[Told]) -> RenderableType:
+def _render_newest_step(versions: Sequence[StatusData]) -> RenderableType:
     row = versions[-1]
-    known = [(name, row["metrics"][name]) for name in STEP if name in row["metrics"]]
+    known = [(name, row["metrics"][name]) for name in STEP_METRICS if name in row["metrics"]]
     if not known:
         return Text("none yet", style="dim")
     table = Table.grid(padding=(0, 2))
@@ -203,16 +212,16 @@ def _step(versions: Sequence[Told]) -> RenderableType:
     return table
 
 
-def _reasons(told: Told) -> RenderableType:
+def _render_reasons(told: StatusData) -> RenderableType:
     kinds: dict[str, int] = {}
     for title in ("dropped", "untrainable"):
-        for reason, count in report.by_kind(told[title]).items():
+        for reason, count in report.merge_reasons(told[title]).items():
             kinds[reason] = kinds.get(reason, 0) + count
     if not kinds:
         return Text("none", style="dim")
     table = Table.grid(padding=(0, 1))
     table.add_column(justify="right")
     table.add_column(no_wrap=True, overflow="ellipsis")
-    for reason, count in sorted(kinds.items(), key=lambda item: -item[1])[:REASONS]:
+    for reason, count in sorted(kinds.items(), key=lambda item: -item[1])[:MAX_REASONS]:
         table.add_row(str(count), reason)
     return table

@@ -11,26 +11,26 @@ from pathlib import Path
 
 from openclaw_rl.errors import StoreError
 from openclaw_rl.store.migrations import MIGRATIONS, Migration
-from openclaw_rl.store.sqlite_errors import translated
+from openclaw_rl.store.sqlite_errors import translate_errors
 
 BUSY_TIMEOUT = 10.0
 """Seconds that a writer waits for the write lock."""
 
 
-def prepare(path: Path, *, create: bool, migrations: Sequence[Migration] = MIGRATIONS) -> None:
+def prepare_store(path: Path, *, create: bool, migrations: Sequence[Migration] = MIGRATIONS) -> None:
     """Create or migrate the file at `path` to schema `len(migrations)`. Raises `StoreError`.
 
     Several processes may call this at once: the decision what to do is made under the write lock.
     """
     _check_path(path, create=create)
-    with translated(path), closing(_connect(path)) as conn:
-        _refuse_newer(path, schema_of(path, conn), len(migrations))  # before the file is modified
-        _into_wal(conn)
-        if schema_of(path, conn) == len(migrations):
+    with translate_errors(path), closing(_open_connection(path)) as conn:
+        _refuse_newer(path, schema_number(path, conn), len(migrations))  # before the file is modified
+        _switch_to_wal(conn)
+        if schema_number(path, conn) == len(migrations):
             return
         conn.execute("BEGIN IMMEDIATE")
         try:
-            _migrate(path, conn, migrations, create=create)
+            _run_migrations(path, conn, migrations, create=create)
         except BaseException:  # also roll back on an interrupt
             if conn.in_transaction:
                 conn.rollback()
@@ -38,7 +38,7 @@ def prepare(path: Path, *, create: bool, migrations: Sequence[Migration] = MIGRA
         conn.commit()
 
 
-def schema_of(path: Path, conn: sqlite3.Connection) -> int:
+def schema_number(path: Path, conn: sqlite3.Connection) -> int:
     """Return the schema number; 0 for an empty file. Raises `StoreError` for a database of another program."""
     names = {name for (name,) in conn.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if not names:
@@ -70,13 +70,13 @@ def _check_path(path: Path, *, create: bool) -> None:
         ) from error
 
 
-def _connect(path: Path) -> sqlite3.Connection:
+def _open_connection(path: Path) -> sqlite3.Connection:
     conn = sqlite3.connect(path, timeout=BUSY_TIMEOUT, isolation_level=None)
     conn.execute("PRAGMA synchronous=FULL")
     return conn
 
 
-def _into_wal(conn: sqlite3.Connection) -> None:
+def _switch_to_wal(conn: sqlite3.Connection) -> None:
     """Switch to WAL mode. It needs exclusive access, for which SQLite does not always wait, so this retries."""
     give_up = time.monotonic() + BUSY_TIMEOUT
     while True:
@@ -97,8 +97,8 @@ def _refuse_newer(path: Path, found: int, known: int) -> None:
         )
 
 
-def _migrate(path: Path, conn: sqlite3.Connection, migrations: Sequence[Migration], *, create: bool) -> None:
-    found = schema_of(path, conn)
+def _run_migrations(path: Path, conn: sqlite3.Connection, migrations: Sequence[Migration], *, create: bool) -> None:
+    found = schema_number(path, conn)
     _refuse_newer(path, found, len(migrations))
     if found == 0 and not create:
         raise StoreError(f"store {path}: an empty file. Expected a store: start `openclaw-rl up` once first.")
@@ -120,7 +120,7 @@ def _back_up(path: Path, schema: int) -> None:
     """Copy the store to a file beside it, atomically. The caller holds the write lock; readers are not blocked."""
     target = backup_path(path, schema)
     unfinished = target.with_name(f"{target.name}.{os.getpid()}.unfinished")
-    with closing(_connect(path)) as source, closing(sqlite3.connect(unfinished)) as copy:
+    with closing(_open_connection(path)) as source, closing(sqlite3.connect(unfinished)) as copy:
         source.backup(copy)
     unfinished.chmod(0o600)
     unfinished.replace(target)

@@ -13,8 +13,8 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, select
 from sqlalchemy.pool import QueuePool
 
 from openclaw_rl.store import schema
-from openclaw_rl.store.bootstrap import BUSY_TIMEOUT, prepare
-from openclaw_rl.store.sqlite_errors import translated
+from openclaw_rl.store.bootstrap import BUSY_TIMEOUT, prepare_store
+from openclaw_rl.store.sqlite_errors import translate_errors
 
 _PRAGMAS = ("synchronous=FULL", "foreign_keys=ON", "journal_size_limit=67108864", "cache_size=-16384")
 
@@ -26,11 +26,13 @@ class Store:
         self.path = path
         self.secret = secret
         """Key of the message hashes, 32 bytes. It never leaves the store."""
-        self._reads = engine
-        self._writes = engine.execution_options(begin="BEGIN IMMEDIATE")
-        self._watch = sqlite3.connect(path, timeout=BUSY_TIMEOUT, isolation_level=None, check_same_thread=False)
+        self._read_engine = engine
+        self._write_engine = engine.execution_options(begin="BEGIN IMMEDIATE")
+        self._watch_connection = sqlite3.connect(
+            path, timeout=BUSY_TIMEOUT, isolation_level=None, check_same_thread=False
+        )
         self._watch_lock = threading.Lock()
-        self._seen: int | None = None
+        self._seen_version: int | None = None
 
     @staticmethod
     def open(path: Path, *, create: bool = True) -> Store:
@@ -40,9 +42,9 @@ class Store:
         writable, or if the disk is full.
         """
         path = Path(path)
-        prepare(path, create=create)
-        engine = _engine(path)
-        with translated(path), engine.connect() as conn:
+        prepare_store(path, create=create)
+        engine = _open_engine(path)
+        with translate_errors(path), engine.connect() as conn:
             secret = conn.scalar(select(schema.meta.c.value).where(schema.meta.c.key == "secret"))
         assert isinstance(secret, bytes), "migration 1 writes the secret"
         return Store(path, engine, secret)
@@ -50,29 +52,29 @@ class Store:
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """Open a snapshot that does not see later commits. It never waits for writers."""
-        with translated(self.path), self._reads.connect() as conn:
+        with translate_errors(self.path), self._read_engine.connect() as conn:
             yield conn
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
         """Open a transaction under the write lock; it is committed to disk at the end, or rolled back on an error."""
-        with translated(self.path), self._writes.begin() as conn:
+        with translate_errors(self.path), self._write_engine.begin() as conn:
             yield conn
 
-    def changed(self) -> bool:
+    def has_changed(self) -> bool:
         """Return whether anyone has committed since the last call (True on the first). Takes a few microseconds."""
-        with self._watch_lock, translated(self.path):
-            (version,) = self._watch.execute("PRAGMA data_version").fetchone()
-            seen, self._seen = self._seen, version
+        with self._watch_lock, translate_errors(self.path):
+            (version,) = self._watch_connection.execute("PRAGMA data_version").fetchone()
+            seen, self._seen_version = self._seen_version, version
         return bool(seen != version)
 
     def close(self) -> None:
-        self._reads.dispose()
+        self._read_engine.dispose()
         with self._watch_lock:
-            self._watch.close()
+            self._watch_connection.close()
 
 
-def _engine(path: Path) -> Engine:
+def _open_engine(path: Path) -> Engine:
     engine = create_engine(
         URL.create("sqlite+pysqlite", database=str(path)),
         poolclass=QueuePool,
@@ -81,16 +83,16 @@ def _engine(path: Path) -> Engine:
         hide_parameters=True,  # values are text of conversations, which must not appear in errors or logs
         connect_args={"timeout": BUSY_TIMEOUT, "check_same_thread": False},
     )
-    event.listen(engine, "connect", _connected)
-    event.listen(engine, "begin", _begun)
+    event.listen(engine, "connect", _configure_connection)
+    event.listen(engine, "begin", _begin_transaction)
     return engine
 
 
-def _connected(dbapi_connection: Any, _record: Any) -> None:
+def _configure_connection(dbapi_connection: Any, _record: Any) -> None:
     dbapi_connection.isolation_level = None  # the driver sends no BEGIN; `_begin_transaction` does
     for pragma in _PRAGMAS:
         dbapi_connection.execute(f"PRAGMA {pragma}")
 
 
-def _begun(conn: Connection) -> None:
+def _begin_transaction(conn: Connection) -> None:
     conn.exec_driver_sql(conn.get_execution_options().get("begin", "BEGIN"))

@@ -19,40 +19,40 @@ _after_of_kinds = _after.where(events.c.kind.in_(bindparam("kinds", expanding=Tr
 _last = select(func.coalesce(func.max(events.c.seq), 0))
 _cursor = select(cursors.c.seq).where(cursors.c.name == bindparam("name"))
 _put_cursor = insert(cursors)
-_move = _put_cursor.on_conflict_do_update(index_elements=["name"], set_={"seq": _put_cursor.excluded.seq})
+_move_cursor = _put_cursor.on_conflict_do_update(index_elements=["name"], set_={"seq": _put_cursor.excluded.seq})
 
 
-def row(kind: str, ref: str, data: Mapping[str, Any], at: float) -> dict[str, Any]:
+def event_row(kind: str, ref: str, data: Mapping[str, Any], at: float) -> dict[str, Any]:
     return {"kind": kind, "ref": ref, "data": to_json(data), "at": at}
 
 
 def append(conn: Connection, kind: str, ref: str, data: Mapping[str, Any], at: float) -> None:
     """Append one event to the log. Event numbers increase in commit order."""
-    append_rows(conn, [row(kind, ref, data, at)])
+    append_rows(conn, [event_row(kind, ref, data, at)])
 
 
 def append_rows(conn: Connection, rows: Sequence[dict[str, Any]]) -> None:
     if rows:
-        fast_execute.run(conn, _insert, rows)
+        fast_execute.fast_executemany(conn, _insert, rows)
 
 
-def after(conn: Connection, seq: int, limit: int, kinds: Sequence[str] | None = None) -> list[Event]:
+def read_after(conn: Connection, seq: int, limit: int, kinds: Sequence[str] | None = None) -> list[Event]:
     """Return up to `limit` events after event `seq`, oldest first."""
     query, values = (_after, {}) if kinds is None else (_after_of_kinds, {"kinds": list(kinds)})
     rows = conn.execute(query, {"seq": seq, "limit": limit} | values)
     return [Event(seq=r.seq, kind=r.kind, ref=r.ref, data=from_json(r.data), at=r.at) for r in rows]
 
 
-def last(conn: Connection) -> int:
+def last_seq(conn: Connection) -> int:
     """Return the number of the newest event; 0 if the log is empty."""
     return int(conn.execute(_last).scalar_one())
 
 
-def cursor(conn: Connection, name: str) -> int:
+def read_cursor(conn: Connection, name: str) -> int:
     """Return the number of the last event that watcher `name` has processed; initially 0."""
     return int(conn.execute(_cursor, {"name": name}).scalar() or 0)
 
 
 def move_cursor(conn: Connection, name: str, seq: int) -> None:
     """Move the cursor; in the transaction of the watcher's writes, so that each event takes effect exactly once."""
-    conn.execute(_move, {"name": name, "seq": seq})
+    conn.execute(_move_cursor, {"name": name, "seq": seq})

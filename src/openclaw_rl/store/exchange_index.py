@@ -9,12 +9,12 @@ from typing import Any
 from sqlalchemy import Connection, Row, Select, bindparam, select
 
 from openclaw_rl.store import schema as t
-from openclaw_rl.store.turn_states import Cause
+from openclaw_rl.store.turn_states import DropReason
 from openclaw_rl.types import Capture, ExchangeStatus, Kind, TurnState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Past:
+class ExchangeSummary:
     """Hashes and states of one earlier exchange and its turn."""
 
     seq: int
@@ -22,8 +22,8 @@ class Past:
     scope: str
     agent: str
     user: str
-    header: str | None  # X-Session-Id, when it was sent
-    told: Kind | None  # X-Turn-Type, when it was sent
+    session_header: str | None  # X-Session-Id, when it was sent
+    declared_kind: Kind | None  # X-Turn-Type, when it was sent
     session: str
     kind: Kind
     capture: Capture
@@ -34,7 +34,7 @@ class Past:
     reply_own: bytes | None  # 16 bytes
     reply_chain: bytes | None  # 16 bytes
     state: TurnState
-    cause: Cause | None = None  # why it was dropped
+    cause: DropReason | None = None  # why it was dropped
     previous: str | None = None  # the exchange that its client continues by id
     signatures: frozenset[bytes] = frozenset()  # of all reactions from the conversation, in any revision
 
@@ -48,67 +48,71 @@ _base = select(
 ).join(t.turns, t.turns.c.seq == t.exchanges.c.seq)
 
 
-def _by(column: Any) -> Select[Any]:
+def _select_by(column: Any) -> Select[Any]:
     asked = column.in_(bindparam("values", expanding=True))
     return _base.where(t.exchanges.c.scope == bindparam("of_scope"), asked).order_by(t.exchanges.c.seq)
 
 
-_by_chain, _by_own = _by(t.exchanges.c.reply_chain), _by(t.exchanges.c.reply_own)
-_by_context = _by(t.exchanges.c.context_chain)
+_by_chain, _by_own = _select_by(t.exchanges.c.reply_chain), _select_by(t.exchanges.c.reply_own)
+_by_context = _select_by(t.exchanges.c.context_chain)
 _by_id = _base.where(t.exchanges.c.id == bindparam("id"))
 _signatures = select(t.reactions.c.turn, t.reactions.c.signature).where(
     t.reactions.c.turn.in_(bindparam("turns", expanding=True)), t.reactions.c.signature.is_not(None)
 )
 
 
-class StoredPast:
+class ExchangeIndex:
     """Index of the exchanges in the store, on one connection. Results are in order of admission."""
 
     def __init__(self, conn: Connection) -> None:
         self._conn = conn
 
-    def by_chain(self, scope: str, chains: Collection[bytes]) -> list[Past]:
+    def by_chain(self, scope: str, chains: Collection[bytes]) -> list[ExchangeSummary]:
         """Return the exchanges whose reply has one of these chained hashes."""
-        return self._find(_by_chain, scope, chains)
+        return self._find_summaries(_by_chain, scope, chains)
 
-    def by_own(self, scope: str, owns: Collection[bytes]) -> list[Past]:
+    def by_own(self, scope: str, owns: Collection[bytes]) -> list[ExchangeSummary]:
         """Return the exchanges whose reply has one of these own hashes."""
-        return self._find(_by_own, scope, owns)
+        return self._find_summaries(_by_own, scope, owns)
 
-    def by_context(self, scope: str, chain: bytes) -> list[Past]:
+    def by_context(self, scope: str, chain: bytes) -> list[ExchangeSummary]:
         """Return the exchanges whose request has exactly this history."""
-        return self._find(_by_context, scope, [chain])
+        return self._find_summaries(_by_context, scope, [chain])
 
-    def get(self, id: str) -> Past | None:
-        found = self._pasts(self._conn.execute(_by_id, {"id": id}))
+    def get(self, id: str) -> ExchangeSummary | None:
+        found = self._load_summaries(self._conn.execute(_by_id, {"id": id}))
         return found[0] if found else None
 
-    def by_id(self, scope: str, id: str) -> Past | None:
+    def by_id(self, scope: str, id: str) -> ExchangeSummary | None:
         """Return the exchange with this id if it is in this scope."""
         found = self.get(id)
         return found if found is not None and found.scope == scope else None
 
-    def _find(self, query: Select[Any], scope: str, values: Collection[bytes]) -> list[Past]:
-        return self._pasts(self._conn.execute(query, {"of_scope": scope, "values": list(values)})) if values else []
+    def _find_summaries(self, query: Select[Any], scope: str, values: Collection[bytes]) -> list[ExchangeSummary]:
+        return (
+            self._load_summaries(self._conn.execute(query, {"of_scope": scope, "values": list(values)}))
+            if values
+            else []
+        )
 
-    def _pasts(self, rows: Iterable[Row[Any]]) -> list[Past]:
+    def _load_summaries(self, rows: Iterable[Row[Any]]) -> list[ExchangeSummary]:
         found = list(rows)
         signatures: dict[str, set[bytes]] = {}
         if found:
             for turn, signature in self._conn.execute(_signatures, {"turns": [row.id for row in found]}):
                 signatures.setdefault(turn, set()).add(signature)
-        return [_past(row, frozenset(signatures.get(row.id, ()))) for row in found]
+        return [_summary_from_row(row, frozenset(signatures.get(row.id, ()))) for row in found]
 
 
-def _past(row: Row[Any], signatures: frozenset[bytes]) -> Past:
-    return Past(
+def _summary_from_row(row: Row[Any], signatures: frozenset[bytes]) -> ExchangeSummary:
+    return ExchangeSummary(
         seq=row.seq,
         id=row.id,
         scope=row.scope,
         agent=row.agent,
         user=row.user,
-        header=row.session,
-        told=Kind(row.kind) if row.kind else None,
+        session_header=row.session,
+        declared_kind=Kind(row.kind) if row.kind else None,
         session=row.turn_session,
         kind=Kind(row.turn_kind),
         capture=Capture(row.capture),
@@ -119,7 +123,7 @@ def _past(row: Row[Any], signatures: frozenset[bytes]) -> Past:
         reply_own=row.reply_own,
         reply_chain=row.reply_chain,
         state=TurnState(row.state),
-        cause=Cause(row.cause) if row.cause else None,
+        cause=DropReason(row.cause) if row.cause else None,
         previous=row.previous,
         signatures=signatures,
     )

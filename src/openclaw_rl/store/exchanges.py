@@ -13,9 +13,9 @@ from openclaw_rl.store import events, fast_execute, turn_states
 from openclaw_rl.store import rows as arrays
 from openclaw_rl.store import rows as codec
 from openclaw_rl.store import schema as t
-from openclaw_rl.store.degenerate import degenerate
+from openclaw_rl.store.degenerate import degenerate_reason
 from openclaw_rl.store.rows import to_json
-from openclaw_rl.store.turn_states import Cause
+from openclaw_rl.store.turn_states import DropReason
 from openclaw_rl.types import (
     Capture,
     Exchange,
@@ -32,7 +32,7 @@ REDACTED = "captured without its text and tokens (redacted)"
 _insert_exchange, _insert_body, _insert_reply = insert(t.exchanges), insert(t.bodies), insert(t.replies)
 _insert_turn, _insert_feedback = insert(t.turns), insert(t.feedback)
 _last_seq = select(func.coalesce(func.max(t.exchanges.c.seq), 0))
-_finish = (
+_update_finished = (
     update(t.exchanges)
     .where(t.exchanges.c.id == bindparam("which"), t.exchanges.c.status == ExchangeStatus.RUNNING.value)
     .values(
@@ -44,36 +44,36 @@ _finish = (
         version=func.coalesce(bindparam("new_version"), t.exchanges.c.version),
     )
 )
-_running = select(t.exchanges.c.id).where(t.is_(t.exchanges.c.status, ExchangeStatus.RUNNING))
-_heads = select(t.exchanges.c.id, t.exchanges.c.seq, t.exchanges.c.capture, t.exchanges.c.scope).where(
+_running = select(t.exchanges.c.id).where(t.equals_literal(t.exchanges.c.status, ExchangeStatus.RUNNING))
+_select_heads = select(t.exchanges.c.id, t.exchanges.c.seq, t.exchanges.c.capture, t.exchanges.c.scope).where(
     t.exchanges.c.id.in_(bindparam("ids", expanding=True))
 )
-_whole = (
+_select_exchange = (
     select(t.exchanges, *(c for table in (t.bodies, t.replies) for c in table.c if c.name != "seq"))
     .join(t.bodies, t.bodies.c.seq == t.exchanges.c.seq)
     .outerjoin(t.replies, t.replies.c.seq == t.exchanges.c.seq)
 )
-_get = _whole.where(t.exchanges.c.id == bindparam("id"))
-_get_many = _whole.where(t.exchanges.c.id.in_(bindparam("ids", expanding=True)))
+_get = _select_exchange.where(t.exchanges.c.id == bindparam("id"))
+_get_many = _select_exchange.where(t.exchanges.c.id.in_(bindparam("ids", expanding=True)))
 
 
 def admit(conn: Connection, requests: Sequence[Request]) -> None:
     """Insert each request as a RUNNING exchange and a SERVED turn, with an event "exchange.admitted"."""
     if requests:
-        enter(conn, requests)
-        events.append_rows(conn, [events.row("exchange.admitted", r.id, {}, r.admitted_at) for r in requests])
+        insert_started(conn, requests)
+        events.append_rows(conn, [events.event_row("exchange.admitted", r.id, {}, r.admitted_at) for r in requests])
 
 
-def enter(conn: Connection, requests: Sequence[Request]) -> None:
+def insert_started(conn: Connection, requests: Sequence[Request]) -> None:
     """Insert like `admit` but without the event, so that imported turns are not linked again."""
     first = int(conn.execute(_last_seq).scalar_one()) + 1
     numbered = list(enumerate(requests, first))
-    fast_execute.run(conn, _insert_exchange, [_exchange_row(seq, r) for seq, r in numbered])
-    pack = message_hash.Packer()
-    fast_execute.run(
+    fast_execute.fast_executemany(conn, _insert_exchange, [_exchange_row(seq, r) for seq, r in numbered])
+    pack = message_hash.MarkPacker()
+    fast_execute.fast_executemany(
         conn, _insert_body, (_body_row(seq, r, pack) for seq, r in numbered)
     )  # a generator, because bodies are large
-    fast_execute.run(conn, _insert_turn, [_turn_row(seq, r) for seq, r in numbered])
+    fast_execute.fast_executemany(conn, _insert_turn, [_turn_row(seq, r) for seq, r in numbered])
 
 
 def finish(conn: Connection, replies: Sequence[Reply]) -> None:
@@ -83,40 +83,44 @@ def finish(conn: Connection, replies: Sequence[Reply]) -> None:
     Raises `KeyError` for an exchange that was never admitted, `ValueError` for one that has already ended.
     """
     if replies:
-        end(conn, replies)
-        ended = [events.row("exchange.finished", r.id, {"status": r.status.value}, r.finished_at) for r in replies]
+        insert_finished(conn, replies)
+        ended = [
+            events.event_row("exchange.finished", r.id, {"status": r.status.value}, r.finished_at) for r in replies
+        ]
         events.append_rows(conn, ended)
 
 
-def end(conn: Connection, replies: Sequence[Reply]) -> None:
+def insert_finished(conn: Connection, replies: Sequence[Reply]) -> None:
     """Finish like `finish` but without the event."""
-    known = {row.id: row for row in conn.execute(_heads, {"ids": [r.id for r in replies]})}
+    known = {row.id: row for row in conn.execute(_select_heads, {"ids": [r.id for r in replies]})}
     for reply in replies:
         if reply.id not in known:
             raise KeyError(reply.id)
-    if fast_execute.run(conn, _finish, [_end_row(r) for r in replies]) != len(replies):
+    if fast_execute.fast_executemany(conn, _update_finished, [_finish_row(r) for r in replies]) != len(replies):
         raise ValueError(f"finish: expected running exchanges, got some that have ended: {[r.id for r in replies]}")
     rows = [_reply_row(known[r.id].seq, r, redacted=known[r.id].capture == Capture.REDACTED) for r in replies]
-    fast_execute.run(conn, _insert_reply, rows)
+    fast_execute.fast_executemany(conn, _insert_reply, rows)
     for reply in replies:
-        _drop_hopeless(conn, reply, wordless=known[reply.id].capture == Capture.REDACTED)
+        _drop_untrainable(conn, reply, wordless=known[reply.id].capture == Capture.REDACTED)
 
 
-def _drop_hopeless(conn: Connection, reply: Reply, *, wordless: bool) -> None:
+def _drop_untrainable(conn: Connection, reply: Reply, *, wordless: bool) -> None:
     """`wordless`: the reply is redacted, so missing tokens do not mean that it was empty."""
-    because = f": {reply.error}" if reply.error else ""
+    details = f": {reply.error}" if reply.error else ""
     if reply.status is ExchangeStatus.FAILED:
-        turn_states.drop(conn, reply.id, Cause.FAILED, f"the reply failed{because}", at=reply.finished_at)
+        turn_states.drop(conn, reply.id, DropReason.FAILED, f"the reply failed{details}", at=reply.finished_at)
     elif reply.status is ExchangeStatus.CANCELLED:
-        turn_states.drop(conn, reply.id, Cause.CANCELLED, f"the reply was cancelled{because}", at=reply.finished_at)
-    elif not (wordless and len(reply.response_ids) == 0) and (words := degenerate(reply)):
-        turn_states.drop(conn, reply.id, Cause.DEGENERATE, words, at=reply.finished_at)
+        turn_states.drop(
+            conn, reply.id, DropReason.CANCELLED, f"the reply was cancelled{details}", at=reply.finished_at
+        )
+    elif not (wordless and len(reply.response_ids) == 0) and (words := degenerate_reason(reply)):
+        turn_states.drop(conn, reply.id, DropReason.DEGENERATE, words, at=reply.finished_at)
 
 
-def give(conn: Connection, items: Sequence[Feedback]) -> None:
+def add_feedback(conn: Connection, items: Sequence[Feedback]) -> None:
     """Insert feedback, each with an event "feedback.given". Raises `KeyError(target)` if it is not in its scope."""
     for item in items:
-        target = conn.execute(_heads, {"ids": [item.target]}).one_or_none()
+        target = conn.execute(_select_heads, {"ids": [item.target]}).one_or_none()
         if target is None or target.scope != item.scope:
             raise KeyError(item.target)
         conn.execute(_insert_feedback, feedback_row(item))
@@ -151,12 +155,12 @@ def fail_running(conn: Connection, error: str, at: float) -> int:
 
 def get(conn: Connection, id: str) -> Exchange | None:
     row = conn.execute(_get, {"id": id}).one_or_none()
-    return None if row is None else codec.exchange_of(row)
+    return None if row is None else codec.exchange_from_row(row)
 
 
 def get_many(conn: Connection, ids: Sequence[str]) -> dict[str, Exchange]:
     """Return the exchanges of `ids` that exist, by id."""
-    return {row.id: codec.exchange_of(row) for row in conn.execute(_get_many, {"ids": list(ids)})}
+    return {row.id: codec.exchange_from_row(row) for row in conn.execute(_get_many, {"ids": list(ids)})}
 
 
 def _exchange_row(seq: int, r: Request) -> dict[str, Any]:
@@ -181,7 +185,7 @@ def _exchange_row(seq: int, r: Request) -> dict[str, Any]:
     }
 
 
-def _body_row(seq: int, r: Request, pack: message_hash.Packer) -> dict[str, Any]:
+def _body_row(seq: int, r: Request, pack: message_hash.MarkPacker) -> dict[str, Any]:
     full = r.capture is not Capture.REDACTED
     return {
         "seq": seq,
@@ -202,7 +206,7 @@ def _turn_row(seq: int, r: Request) -> dict[str, Any]:
         "session": r.session or r.id,
         "kind": (r.kind or Kind.MAIN).value,
         "state": TurnState.SERVED.value,
-        "untrainable": REDACTED if r.capture is Capture.REDACTED else r.sampling.untrainable(),
+        "untrainable": REDACTED if r.capture is Capture.REDACTED else r.sampling.untrainable_reason(),
         "relation": "fresh",
         "revision": 0,
         "signal": 0,
@@ -210,7 +214,7 @@ def _turn_row(seq: int, r: Request) -> dict[str, Any]:
     }
 
 
-def _end_row(r: Reply) -> dict[str, Any]:
+def _finish_row(r: Reply) -> dict[str, Any]:
     return {
         "which": r.id,
         "new_status": r.status.value,
@@ -230,7 +234,7 @@ def _reply_row(seq: int, r: Reply, *, redacted: bool) -> dict[str, Any]:
         "logprobs": None if redacted else arrays.pack_logprobs(r.logprobs),
         "mask": None if redacted else arrays.pack_mask(r.mask),
         "spans": to_json(r.spans),
-        "mark": message_hash.pack([r.mark]) if r.mark else None,
+        "mark": message_hash.pack_marks([r.mark]) if r.mark else None,
         "error": r.error,
         "first_token_at": r.first_token_at,
     }

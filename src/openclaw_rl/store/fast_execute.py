@@ -17,7 +17,7 @@ from sqlalchemy.exc import IntegrityError
 _compiled: dict[tuple[int, tuple[str, ...]], tuple[str, tuple[str, ...], Mapping[str, Any]]] = {}
 
 
-def run(conn: Connection, statement: Insert | Update, rows: Iterable[Mapping[str, Any]]) -> int:
+def fast_executemany(conn: Connection, statement: Insert | Update, rows: Iterable[Mapping[str, Any]]) -> int:
     """Execute a statement for one or more rows with the same keys; return the number of changed rows.
 
     The statement must be a module constant, as the compiled text is cached by its `id`.

@@ -14,13 +14,13 @@ from openclaw_rl.store.schema import loops
 
 RUNNING, STARTING = "running", "starting"
 _put = insert(loops)
-_beat = _put.on_conflict_do_update(
+_upsert = _put.on_conflict_do_update(
     index_elements=["name"], set_={c.name: _put.excluded[c.name] for c in loops.c if c.name != "name"}
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beat:
+class Heartbeat:
     """The last heartbeat of one loop."""
 
     name: str
@@ -29,12 +29,12 @@ class Beat:
     state: str  # STARTING: the next heartbeat may take minutes
     note: str  # current activity, as text
 
-    def alive(self, now: float, stale: float) -> bool:
+    def is_alive(self, now: float, stale: float) -> bool:
         """Return whether the heartbeat is younger than `stale` seconds or, while starting, the process exists."""
-        return now - self.at < stale or (self.state == STARTING and _exists(self.pid))
+        return now - self.at < stale or (self.state == STARTING and _process_exists(self.pid))
 
 
-def _exists(pid: int) -> bool:
+def _process_exists(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -44,13 +44,15 @@ def _exists(pid: int) -> bool:
     return True
 
 
-def beat(store: Store, name: str, note: str = "", state: str = RUNNING, pid: int | None = None) -> None:
+def write_heartbeat(store: Store, name: str, note: str = "", state: str = RUNNING, pid: int | None = None) -> None:
     """Record that loop `name` is alive now, in this process or in `pid`."""
     with store.write() as conn:
-        conn.execute(_beat, {"name": name, "pid": pid or os.getpid(), "at": time.time(), "state": state, "note": note})
+        conn.execute(
+            _upsert, {"name": name, "pid": pid or os.getpid(), "at": time.time(), "state": state, "note": note}
+        )
 
 
-def beats(conn: Connection) -> list[Beat]:
+def read_heartbeats(conn: Connection) -> list[Heartbeat]:
     """Return the last heartbeat of every loop, sorted by name."""
     rows = conn.execute(select(loops).order_by(loops.c.name))
-    return [Beat(name=r.name, pid=r.pid, at=r.at, state=r.state, note=r.note) for r in rows]
+    return [Heartbeat(name=r.name, pid=r.pid, at=r.at, state=r.state, note=r.note) for r in rows]

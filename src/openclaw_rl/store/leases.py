@@ -13,11 +13,11 @@ from openclaw_rl.types import Lease
 
 _get = select(leases).where(leases.c.name == bindparam("name"))
 _put = insert(leases)
-_take = _put.on_conflict_do_update(
+_upsert = _put.on_conflict_do_update(
     index_elements=["name"],
     set_={"holder": _put.excluded.holder, "epoch": _put.excluded.epoch, "expires_at": _put.excluded.expires_at},
 )
-_prolong = update(leases).where(leases.c.name == bindparam("which")).values(expires_at=bindparam("until"))
+_set_expiry = update(leases).where(leases.c.name == bindparam("which")).values(expires_at=bindparam("until"))
 
 
 def acquire(conn: Connection, name: str, holder: str, ttl: float, now: float) -> Lease | None:
@@ -25,18 +25,18 @@ def acquire(conn: Connection, name: str, holder: str, ttl: float, now: float) ->
 
     The same holder may acquire it again, which makes its earlier lease stale.
     """
-    row = _row(conn, name)
+    row = _lease_row(conn, name)
     if row is not None and row.holder != holder and row.expires_at > now:
         return None
     lease = Lease(name=name, holder=holder, epoch=row.epoch + 1 if row else 1, expires_at=now + ttl)
     values = {"name": name, "holder": holder, "epoch": lease.epoch, "expires_at": lease.expires_at}
-    conn.execute(_take, values)
+    conn.execute(_upsert, values)
     return lease
 
 
 def check(conn: Connection, lease: Lease, now: float) -> None:
     """Raise `StaleLease` if another holder or epoch has the lease, or if it has expired."""
-    row = _row(conn, lease.name)
+    row = _lease_row(conn, lease.name)
     if row is None or row.epoch != lease.epoch or row.holder != lease.holder:
         taken = f"{row.holder} holds epoch {row.epoch}" if row else "nobody holds it"
         raise StaleLease(f"lease {lease.name!r}: epoch {lease.epoch} of {lease.holder} was expected, but {taken}.")
@@ -49,16 +49,16 @@ def check(conn: Connection, lease: Lease, now: float) -> None:
 def renew(conn: Connection, lease: Lease, ttl: float, now: float) -> Lease:
     """Extend the lease to `now + ttl` with the same epoch. Raises `StaleLease` as `check` does."""
     check(conn, lease, now)
-    conn.execute(_prolong, {"which": lease.name, "until": now + ttl})
+    conn.execute(_set_expiry, {"which": lease.name, "until": now + ttl})
     return Lease(name=lease.name, holder=lease.holder, epoch=lease.epoch, expires_at=now + ttl)
 
 
 def release(conn: Connection, lease: Lease) -> None:
     """Free the lease at once; a stale one changes nothing. The epoch is kept, so that it is never used twice."""
-    row = _row(conn, lease.name)
+    row = _lease_row(conn, lease.name)
     if row is not None and (row.epoch, row.holder) == (lease.epoch, lease.holder):
-        conn.execute(_prolong, {"which": lease.name, "until": 0.0})
+        conn.execute(_set_expiry, {"which": lease.name, "until": 0.0})
 
 
-def _row(conn: Connection, name: str) -> Row[Any] | None:
+def _lease_row(conn: Connection, name: str) -> Row[Any] | None:
     return conn.execute(_get, {"name": name}).one_or_none()

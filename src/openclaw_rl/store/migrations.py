@@ -14,7 +14,7 @@ MIGRATIONS: list[Migration] = []
 """Migration n is at index n - 1. Each runs in the same transaction that writes the new schema number."""
 
 
-def migration(number: int) -> Callable[[Migration], Migration]:
+def register_migration(number: int) -> Callable[[Migration], Migration]:
     """Return a decorator that registers the migration to schema `number`."""
     assert number == len(MIGRATIONS) + 1, f"migration {number} does not follow {len(MIGRATIONS)}"
 
@@ -32,32 +32,32 @@ def run_script(conn: sqlite3.Connection, script: str) -> None:
             conn.execute(statement)
 
 
-@migration(1)
-def first(conn: sqlite3.Connection) -> None:
+@register_migration(1)
+def initial_schema(conn: sqlite3.Connection) -> None:
     """Create all tables, and the key of the message hashes."""
-    run_script(conn, FIRST)
+    run_script(conn, INITIAL_SCHEMA)
     conn.execute("INSERT INTO meta (key, value) VALUES ('secret', ?)", (secrets.token_bytes(32),))
 
 
-@migration(2)
+@register_migration(2)
 def template_variables(conn: sqlite3.Connection) -> None:
     """Add the chat template variables from clients; hinted prompts are rendered with them, too."""
     conn.execute("ALTER TABLE bodies ADD COLUMN template BLOB")
 
 
-@migration(3)
-def named_exchange(conn: sqlite3.Connection) -> None:
+@register_migration(3)
+def previous_exchange(conn: sqlite3.Connection) -> None:
     """Add the id of the exchange that a client continues."""
     conn.execute("ALTER TABLE exchanges ADD COLUMN previous TEXT")
 
 
-@migration(4)
-def origin(conn: sqlite3.Connection) -> None:
+@register_migration(4)
+def exchange_origin(conn: sqlite3.Connection) -> None:
     """Add the source of exchanges that were not served here."""
     conn.execute("ALTER TABLE exchanges ADD COLUMN origin TEXT")
 
 
-FIRST = """
+INITIAL_SCHEMA = """
 CREATE TABLE cursors (
     name TEXT NOT NULL,
     seq INTEGER NOT NULL,

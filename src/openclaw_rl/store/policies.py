@@ -10,33 +10,33 @@ from openclaw_rl.errors import IdentityMismatch, StaleLease
 from openclaw_rl.store import events, leases
 from openclaw_rl.store import rows as codec
 from openclaw_rl.store import schema as t
-from openclaw_rl.store.training_queue import claimable, line_of, rejections, replayable
+from openclaw_rl.store.training_queue import ancestors, last_rejections, replay_turns, trainable_turns
 from openclaw_rl.types import Lease, Policy, PolicyState, Use
 
 __all__ = [
-    "all",
-    "claimable",
     "ensure_root",
     "get",
     "head",
+    "last_rejections",
     "lineage",
+    "list_all",
     "next_version",
     "publish",
     "reject",
-    "rejections",
-    "replayable",
+    "replay_turns",
     "roll_back",
-    "uses",
+    "trainable_turns",
+    "uses_of_version",
 ]
 
-HEAD = "default"
+HEAD_NAME = "default"
 
 _get = select(t.policies).where(t.policies.c.version == bindparam("version"))
-_head = select(t.policies).join(t.heads, t.heads.c.version == t.policies.c.version).where(t.heads.c.name == HEAD)
+_head = select(t.policies).join(t.heads, t.heads.c.version == t.policies.c.version).where(t.heads.c.name == HEAD_NAME)
 _insert_policy, _insert_use = insert(t.policies), insert(t.uses)
-_move_head = update(t.heads).where(t.heads.c.name == HEAD).values(version=bindparam("to"))
+_move_head = update(t.heads).where(t.heads.c.name == HEAD_NAME).values(version=bindparam("to"))
 _count_use = update(t.turns).where(t.turns.c.id == bindparam("used")).values(uses=t.turns.c.uses + 1)
-_roll = (
+_mark_rolled_back = (
     update(t.policies)
     .where(t.policies.c.version.in_(bindparam("versions", expanding=True)))
     .values(state=PolicyState.ROLLED_BACK.value, reason=bindparam("why"))
@@ -58,7 +58,7 @@ def ensure_root(conn: Connection, *, base: str, identity: str, at: float) -> Pol
             created_at=at,
         )
         conn.execute(_insert_policy, codec.policy_row(root, PolicyState.LIVE))
-        conn.execute(insert(t.heads), {"name": HEAD, "version": 0})
+        conn.execute(insert(t.heads), {"name": HEAD_NAME, "version": 0})
     if root.identity != identity:
         raise IdentityMismatch(
             f"this store belongs to {root.base} (identity {root.identity[:12]}), but the model is now {base} "
@@ -75,22 +75,22 @@ def head(conn: Connection) -> Policy:
         raise LookupError(
             "the store has no policy yet: expected `ensure_root` first (the gateway calls it when it starts)"
         )
-    return codec.policy_of(row)
+    return codec.policy_from_row(row)
 
 
 def get(conn: Connection, version: int) -> Policy | None:
     row = conn.execute(_get, {"version": version}).one_or_none()
-    return None if row is None else codec.policy_of(row)
+    return None if row is None else codec.policy_from_row(row)
 
 
-def all(conn: Connection) -> list[Policy]:
+def list_all(conn: Connection) -> list[Policy]:
     """Return all versions of any state, oldest first."""
-    return [codec.policy_of(row) for row in conn.execute(select(t.policies).order_by(t.policies.c.version))]
+    return [codec.policy_from_row(row) for row in conn.execute(select(t.policies).order_by(t.policies.c.version))]
 
 
 def lineage(conn: Connection, version: int) -> list[int]:
     """Return [`version`, its parent, ..., 0]; empty for an unknown version."""
-    line = line_of(version)
+    line = ancestors(version)
     return list(conn.execute(select(line.c.version).order_by(line.c.version.desc())).scalars())
 
 
@@ -99,7 +99,7 @@ def next_version(conn: Connection) -> int:
     return int(conn.execute(select(func.coalesce(func.max(t.policies.c.version), 0))).scalar_one()) + 1
 
 
-def uses(conn: Connection, version: int) -> list[Use]:
+def uses_of_version(conn: Connection, version: int) -> list[Use]:
     """Return the uses of turns by `version`."""
     rows = conn.execute(select(t.uses).where(t.uses.c.policy == version).order_by(t.uses.c.turn))
     return [Use(policy=r.policy, turn=r.turn, number=r.number) for r in rows]
@@ -115,7 +115,7 @@ def publish(conn: Connection, lease: Lease, policy: Policy, uses: Sequence[Use],
     current = head(conn).version
     if current != policy.parent:
         raise StaleLease(f"policy {policy.version} has parent {policy.parent}, but the head is now {current}.")
-    _record(conn, policy, uses, PolicyState.LIVE)
+    _insert_with_uses(conn, policy, uses, PolicyState.LIVE)
     conn.execute(_move_head, {"to": policy.version})
     data = {"parent": policy.parent, "turns": len(uses)}
     events.append(conn, "policy.live", str(policy.version), data, now)
@@ -127,7 +127,7 @@ def reject(conn: Connection, lease: Lease, policy: Policy, uses: Sequence[Use], 
     Raises the same errors as `publish`, except for a moved head.
     """
     leases.check(conn, lease, now)
-    _record(conn, policy, uses, PolicyState.REJECTED)
+    _insert_with_uses(conn, policy, uses, PolicyState.REJECTED)
     events.append(conn, "policy.rejected", str(policy.version), {"reason": policy.reason}, now)
 
 
@@ -140,7 +140,7 @@ def roll_back(conn: Connection, *, to: int, reason: str, at: float) -> Policy:
     if to not in line or to == line[0]:
         raise ValueError(f"roll back to {to}: expected an ancestor of the head {line[0]}, one of {line[1:]}")
     undone = line[: line.index(to)]
-    conn.execute(_roll, {"versions": undone, "why": reason})
+    conn.execute(_mark_rolled_back, {"versions": undone, "why": reason})
     conn.execute(_move_head, {"to": to})
     events.append(conn, "policy.rolled_back", str(to), {"versions": undone, "reason": reason}, at)
     found = get(conn, to)
@@ -148,7 +148,7 @@ def roll_back(conn: Connection, *, to: int, reason: str, at: float) -> Policy:
     return found
 
 
-def _record(conn: Connection, policy: Policy, uses: Sequence[Use], state: PolicyState) -> None:
+def _insert_with_uses(conn: Connection, policy: Policy, uses: Sequence[Use], state: PolicyState) -> None:
     conn.execute(_insert_policy, codec.policy_row(policy, state))
     if not uses:
         return

@@ -9,10 +9,10 @@ from sqlalchemy import Connection, Row, Select, bindparam, case, func, insert, s
 
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.rows import to_json
-from openclaw_rl.store.turn_states import REOPENABLE, Cause, move
+from openclaw_rl.store.turn_states import REOPENABLE_REASONS, DropReason, transition
 from openclaw_rl.types import ExchangeStatus, Kind, Message, TurnState
 
-_place = (
+_update_position = (
     update(t.turns)
     .where(t.turns.c.id == bindparam("turn"))
     .values({name: bindparam(f"new_{name}") for name in ("session", "parent", "relation", "relation_of")})
@@ -21,10 +21,10 @@ _place = (
     .returning(t.turns.c.kind)
 )
 _to_main = update(t.turns).where(t.turns.c.id == bindparam("turn")).values(kind=Kind.MAIN.value)
-_known = select(func.count()).where(
+_count_known = select(func.count()).where(
     t.reactions.c.turn == bindparam("turn"), t.reactions.c.signature == bindparam("signature")
 )
-_now: Select[Any] = (
+_select_state: Select[Any] = (
     select(t.turns.c.id, t.turns.c.state, t.turns.c.cause, t.turns.c.revision, t.exchanges.c.status)
     .join(t.exchanges, t.exchanges.c.seq == t.turns.c.seq)
     .where(t.turns.c.id == bindparam("turn"))
@@ -33,9 +33,9 @@ _reaction = select(t.reactions).where(
     t.reactions.c.turn == bindparam("turn"), t.reactions.c.revision == bindparam("revision")
 )
 _insert_reaction = insert(t.reactions)
-_revise = update(t.turns).where(t.turns.c.id == bindparam("turn")).values(revision=bindparam("new_revision"))
-_pending = select(func.count()).where(t.feedback.c.target == bindparam("turn"), t.feedback.c.revision.is_(None))
-_take_up = (
+_set_revision = update(t.turns).where(t.turns.c.id == bindparam("turn")).values(revision=bindparam("new_revision"))
+_count_pending = select(func.count()).where(t.feedback.c.target == bindparam("turn"), t.feedback.c.revision.is_(None))
+_attach_feedback = (
     update(t.feedback)
     .where(t.feedback.c.target == bindparam("turn"), t.feedback.c.revision.is_(None))
     .values(revision=bindparam("new_revision"))
@@ -43,19 +43,19 @@ _take_up = (
 _served_in_session = (
     select(t.turns.c.id)
     .where(t.turns.c.scope == bindparam("of_scope"), t.turns.c.session == bindparam("of_session"))
-    .where(t.is_(t.turns.c.state, TurnState.SERVED))
+    .where(t.equals_literal(t.turns.c.state, TurnState.SERVED))
     .order_by(t.turns.c.seq)
 )
 _overdue = (
     select(t.turns.c.id)
     .join(t.exchanges, t.exchanges.c.seq == t.turns.c.seq)
-    .where(t.is_(t.turns.c.state, TurnState.SERVED), t.exchanges.c.finished_at < bindparam("before"))
+    .where(t.equals_literal(t.turns.c.state, TurnState.SERVED), t.exchanges.c.finished_at < bindparam("before"))
     .order_by(t.turns.c.seq)
     .limit(bindparam("limit"))
 )
 
 
-def place(
+def set_position(
     conn: Connection,
     turn: str,
     *,
@@ -78,11 +78,11 @@ def place(
         "relation_of": relation_of,
         "unlinked": unlinked,
     }
-    row = conn.execute(_place, {"turn": turn} | {f"new_{name}": value for name, value in values.items()})
+    row = conn.execute(_update_position, {"turn": turn} | {f"new_{name}": value for name, value in values.items()})
     return Kind(row.scalar_one())
 
 
-def close(
+def record_reaction(
     conn: Connection,
     turn: str,
     *,
@@ -98,10 +98,10 @@ def close(
     Returns False without a change if the turn cannot be closed or already has this reaction. `was_side`: the turn was
     dropped as side traffic by mistake; it becomes main.
     """
-    now = conn.execute(_now, {"turn": turn}).one()
-    if not (_may_close(now) or (was_side and now.cause == Cause.SIDE)):
+    now = conn.execute(_select_state, {"turn": turn}).one()
+    if not (_can_close(now) or (was_side and now.cause == DropReason.SIDE)):
         return False
-    if conn.execute(_known, {"turn": turn, "signature": signature}).scalar_one():
+    if conn.execute(_count_known, {"turn": turn, "signature": signature}).scalar_one():
         return False
     if was_side:
         conn.execute(_to_main, {"turn": turn})
@@ -110,15 +110,15 @@ def close(
     return True
 
 
-def take_up_feedback(conn: Connection, turn: str, at: float) -> bool:
+def record_pending_feedback(conn: Connection, turn: str, at: float) -> bool:
     """Store pending feedback as the next revision, together with the messages of the reaction so far.
 
     Returns False if none is pending, while the reply runs, and for a turn that can never be trained on.
     """
-    now = conn.execute(_now, {"turn": turn}).one()
-    if now.status == ExchangeStatus.RUNNING or not _may_close(now):
+    now = conn.execute(_select_state, {"turn": turn}).one()
+    if now.status == ExchangeStatus.RUNNING or not _can_close(now):
         return False
-    if conn.execute(_pending, {"turn": turn}).scalar_one() == 0:
+    if conn.execute(_count_pending, {"turn": turn}).scalar_one() == 0:
         return False
     before = conn.execute(_reaction, {"turn": turn, "revision": now.revision}).one_or_none()
     row = (
@@ -127,7 +127,7 @@ def take_up_feedback(conn: Connection, turn: str, at: float) -> bool:
         else {"messages": to_json(()), "signature": None, "source": None, "how": "feedback"}
     )
     _add_revision(conn, now, row | {"at": at})
-    conn.execute(_take_up, {"turn": turn, "new_revision": now.revision + 1})
+    conn.execute(_attach_feedback, {"turn": turn, "new_revision": now.revision + 1})
     return True
 
 
@@ -136,18 +136,18 @@ def served_in_session(conn: Connection, scope: str, session: str) -> list[str]:
     return list(conn.execute(_served_in_session, {"of_scope": scope, "of_session": session}).scalars())
 
 
-def overdue(conn: Connection, before: float, limit: int) -> list[str]:
+def overdue_turns(conn: Connection, before: float, limit: int) -> list[str]:
     """Return turns that wait for a reaction and whose reply ended before `before`, oldest first."""
     return list(conn.execute(_overdue, {"before": before, "limit": limit}).scalars())
 
 
-def _may_close(now: Row[Any]) -> bool:
-    return now.state != TurnState.DROPPED or now.cause in REOPENABLE
+def _can_close(now: Row[Any]) -> bool:
+    return now.state != TurnState.DROPPED or now.cause in REOPENABLE_REASONS
 
 
 def _add_revision(conn: Connection, now: Row[Any], row: dict[str, Any]) -> None:
     revision = now.revision + 1
     conn.execute(_insert_reaction, {"turn": now.id, "revision": revision} | row)
-    conn.execute(_revise, {"turn": now.id, "new_revision": revision})
-    moved = move(conn, now.id, TurnState.CLOSED, at=row["at"])
+    conn.execute(_set_revision, {"turn": now.id, "new_revision": revision})
+    moved = transition(conn, now.id, TurnState.CLOSED, at=row["at"])
     assert moved, f"turn {now.id}: {now.state} cannot be closed"

@@ -37,11 +37,11 @@ from openclaw_rl.types import (
 )
 
 _encoder = msgspec.json.Encoder()
-_anything = msgspec.json.Decoder()
-_sampling = msgspec.json.Decoder(Sampling)
-_spans = msgspec.json.Decoder(tuple[Span, ...])
-_votes = msgspec.json.Decoder(tuple[Vote, ...])
-_strings = msgspec.json.Decoder(tuple[str, ...])
+_any_decoder = msgspec.json.Decoder()
+_sampling_decoder = msgspec.json.Decoder(Sampling)
+_spans_decoder = msgspec.json.Decoder(tuple[Span, ...])
+_votes_decoder = msgspec.json.Decoder(tuple[Vote, ...])
+_strings_decoder = msgspec.json.Decoder(tuple[str, ...])
 _T = TypeVar("_T")
 
 
@@ -55,10 +55,10 @@ def to_json(value: Any) -> bytes:
 
 def from_json(raw: bytes) -> Any:
     """Return the value that `to_json` wrote."""
-    return _read(_anything, raw)
+    return _decode_json(_any_decoder, raw)
 
 
-def _read(decoder: msgspec.json.Decoder[_T], raw: bytes) -> _T:
+def _decode_json(decoder: msgspec.json.Decoder[_T], raw: bytes) -> _T:
     """Decode the output of `to_json` to the decoder's type; uses `json` for lone surrogates, which msgspec rejects."""
     try:
         return decoder.decode(raw)
@@ -68,7 +68,7 @@ def _read(decoder: msgspec.json.Decoder[_T], raw: bytes) -> _T:
         return msgspec.convert(json.loads(raw), decoder.type)
 
 
-def request_of(row: Row[Any]) -> Request:
+def request_from_row(row: Row[Any]) -> Request:
     """Build a request from a row of `exchanges` and `bodies`. If redacted, it has no messages, tools or token ids."""
     return Request(
         id=row.id,
@@ -84,8 +84,8 @@ def request_of(row: Row[Any]) -> Request:
         tools=from_json(row.tools) if row.tools is not None else (),
         template=from_json(row.template) if row.template is not None else {},
         previous=row.previous,
-        marks=message_hash.unpack(row.marks),
-        sampling=_read(_sampling, row.sampling),
+        marks=message_hash.unpack_marks(row.marks),
+        sampling=_decode_json(_sampling_decoder, row.sampling),
         prompt_ids=rows.unpack_ids(row.prompt_ids or b""),
         version=row.version,
         identity=row.identity,
@@ -94,7 +94,7 @@ def request_of(row: Row[Any]) -> Request:
     )
 
 
-def reply_of(row: Row[Any]) -> Reply | None:
+def reply_from_row(row: Row[Any]) -> Reply | None:
     """Build a reply from a row of `exchanges` and `replies`; None while it runs. If redacted, it has no content."""
     if row.finished_at is None:
         return None
@@ -106,21 +106,21 @@ def reply_of(row: Row[Any]) -> Reply | None:
         response_ids=rows.unpack_ids(row.response_ids or b""),
         logprobs=rows.unpack_logprobs(row.logprobs or b""),
         mask=rows.unpack_mask(row.mask or b""),
-        spans=() if redacted else _read(_spans, row.spans),
+        spans=() if redacted else _decode_json(_spans_decoder, row.spans),
         finish_reason=FinishReason(row.finish_reason) if row.finish_reason else None,
-        mark=message_hash.unpack(row.mark)[0] if row.mark else None,
+        mark=message_hash.unpack_marks(row.mark)[0] if row.mark else None,
         error=row.error,
         first_token_at=row.first_token_at,
         finished_at=row.finished_at,
     )
 
 
-def exchange_of(row: Row[Any]) -> Exchange:
+def exchange_from_row(row: Row[Any]) -> Exchange:
     """Build an exchange from a row of `exchanges`, `bodies` and `replies`."""
-    return Exchange(seq=row.seq, request=request_of(row), reply=reply_of(row))
+    return Exchange(seq=row.seq, request=request_from_row(row), reply=reply_from_row(row))
 
 
-def turn_of(row: Row[Any]) -> Turn:
+def turn_from_row(row: Row[Any]) -> Turn:
     return Turn(
         id=row.id,
         session=row.session,
@@ -134,7 +134,7 @@ def turn_of(row: Row[Any]) -> Turn:
     )
 
 
-def feedback_of(row: Row[Any]) -> Feedback:
+def feedback_from_row(row: Row[Any]) -> Feedback:
     return Feedback(
         id=row.id,
         scope=row.scope,
@@ -146,7 +146,7 @@ def feedback_of(row: Row[Any]) -> Feedback:
     )
 
 
-def reaction_of(row: Row[Any], feedback: Sequence[Feedback]) -> Reaction:
+def reaction_from_row(row: Row[Any], feedback: Sequence[Feedback]) -> Reaction:
     return Reaction(
         turn=row.turn,
         revision=row.revision,
@@ -158,14 +158,14 @@ def reaction_of(row: Row[Any], feedback: Sequence[Feedback]) -> Reaction:
     )
 
 
-def verdict_of(row: Row[Any]) -> Verdict:
+def verdict_from_row(row: Row[Any]) -> Verdict:
     return Verdict(
         turn=row.turn,
         revision=row.revision,
         judge=row.judge,
         score=row.score,
-        votes=_read(_votes, row.votes),
-        hints=_read(_strings, row.hints),
+        votes=_decode_json(_votes_decoder, row.votes),
+        hints=_decode_json(_strings_decoder, row.hints),
         explicit=bool(row.explicit),
         reason=row.reason,
         at=row.at,
@@ -181,14 +181,14 @@ def policy_row(policy: Policy, state: PolicyState) -> dict[str, Any]:
         "digest": policy.digest,
         "base": policy.base,
         "identity": policy.identity,
-        "memory": to_json(_plain(policy.memory)),
-        "metrics": to_json(_plain(policy.metrics)),
+        "memory": to_json(_to_builtins(policy.memory)),
+        "metrics": to_json(_to_builtins(policy.metrics)),
         "reason": policy.reason,
         "created_at": policy.created_at,
     }
 
 
-def policy_of(row: Row[Any]) -> Policy:
+def policy_from_row(row: Row[Any]) -> Policy:
     return Policy(
         version=row.version,
         parent=row.parent,
@@ -204,48 +204,48 @@ def policy_of(row: Row[Any]) -> Policy:
     )
 
 
-def _plain(value: Any) -> Any:
+def _to_builtins(value: Any) -> Any:
     """Convert numpy scalars to Python numbers, recursively."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): _to_builtins(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_to_builtins(item) for item in value]
     return value.item() if isinstance(value, np.generic) else value
 
 
-_ID = np.dtype("<i4")
-_LOGPROB = np.dtype("<f4")
-_FLAG = np.dtype(np.bool_)
+_ID_DTYPE = np.dtype("<i4")
+_LOGPROB_DTYPE = np.dtype("<f4")
+_FLAG_DTYPE = np.dtype(np.bool_)
 
 
 def pack_ids(ids: Ids) -> bytes:
-    return np.asarray(ids, _ID).tobytes()
+    return np.asarray(ids, _ID_DTYPE).tobytes()
 
 
 def unpack_ids(raw: bytes) -> Ids:
     """Return [n] int32. Raises `ValueError` if the length is not a multiple of the item size."""
-    return np.frombuffer(_whole(raw, _ID, "ids"), _ID).astype(np.int32)
+    return np.frombuffer(_check_length(raw, _ID_DTYPE, "ids"), _ID_DTYPE).astype(np.int32)
 
 
 def pack_logprobs(logprobs: Logprobs) -> bytes:
-    return np.asarray(logprobs, _LOGPROB).tobytes()
+    return np.asarray(logprobs, _LOGPROB_DTYPE).tobytes()
 
 
 def unpack_logprobs(raw: bytes) -> Logprobs:
     """Return [n] float32. Raises `ValueError` if the length is not a multiple of the item size."""
-    return np.frombuffer(_whole(raw, _LOGPROB, "logprobs"), _LOGPROB).astype(np.float32)
+    return np.frombuffer(_check_length(raw, _LOGPROB_DTYPE, "logprobs"), _LOGPROB_DTYPE).astype(np.float32)
 
 
 def pack_mask(mask: Mask) -> bytes:
-    return np.asarray(mask, _FLAG).tobytes()
+    return np.asarray(mask, _FLAG_DTYPE).tobytes()
 
 
 def unpack_mask(raw: bytes) -> Mask:
     """Return [n] bool."""
-    return np.frombuffer(raw, _FLAG).copy()
+    return np.frombuffer(raw, _FLAG_DTYPE).copy()
 
 
-def _whole(raw: bytes, kind: np.dtype[np.generic], what: str) -> bytes:
+def _check_length(raw: bytes, kind: np.dtype[np.generic], what: str) -> bytes:
     if len(raw) % kind.itemsize:
         raise ValueError(f"{what}: expected a multiple of {kind.itemsize} bytes, got {len(raw)}")
     return raw

@@ -28,7 +28,7 @@ from sqlalchemy import (
 metadata = MetaData()
 
 
-def is_(column: Column[str], value: StrEnum) -> ColumnElement[bool]:
+def equals_literal(column: Column[str], value: StrEnum) -> ColumnElement[bool]:
     """Return `column = 'value'` with a literal instead of a parameter, as in the partial indexes."""
     return column == literal_column(f"'{value.value}'")
 

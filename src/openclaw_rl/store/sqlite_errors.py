@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError
 
 from openclaw_rl.errors import StoreError
 
-_WORDS = {
+_MESSAGES = {
     sqlite3.SQLITE_FULL: "the disk (or its quota) is full, so nothing was written. Free some space; no data is lost.",
     sqlite3.SQLITE_CORRUPT: "the file is damaged. Stop everything, keep a copy, and restore a backup "
     "(or save what can be read with `sqlite3 FILE .recover`).",
@@ -27,25 +27,25 @@ _WORDS = {
 }
 
 
-def in_words(path: Path, error: sqlite3.Error) -> StoreError | None:
+def to_store_error(path: Path, error: sqlite3.Error) -> StoreError | None:
     """Return the `StoreError` for an error of file or disk; None for any other (an error in our statements)."""
     code = getattr(error, "sqlite_errorcode", None)
-    words = _WORDS.get(code & 0xFF) if code is not None else None
+    words = _MESSAGES.get(code & 0xFF) if code is not None else None
     return StoreError(f"store {path}: {words} (SQLite: {error})") if words else None
 
 
 @contextmanager
-def translated(path: Path) -> Iterator[None]:
+def translate_errors(path: Path) -> Iterator[None]:
     """Raise errors of file or disk as `StoreError`; all others pass unchanged."""
     try:
         yield
     except sqlite3.Error as error:
-        said = in_words(path, error)
-        if said is None:
+        store_error = to_store_error(path, error)
+        if store_error is None:
             raise
-        raise said from error
+        raise store_error from error
     except DBAPIError as error:
-        said = in_words(path, error.orig) if isinstance(error.orig, sqlite3.Error) else None
-        if said is None:
+        store_error = to_store_error(path, error.orig) if isinstance(error.orig, sqlite3.Error) else None
+        if store_error is None:
             raise
-        raise said from error
+        raise store_error from error

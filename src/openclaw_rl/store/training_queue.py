@@ -12,18 +12,18 @@ from openclaw_rl.store import rows as codec
 from openclaw_rl.store import schema as t
 from openclaw_rl.types import Exchange, JudgedTurn, Kind, PolicyState, TurnState
 
-MOST_REJECTED = 2
+MAX_REJECTED_USES = 2
 """A turn that this many rejected candidates used is not replayed again."""
 
 
-def line_of(version: int) -> CTE:
+def ancestors(version: int) -> CTE:
     """Return `version` and its ancestors as a recursive CTE."""
     p = t.policies
     line = select(p.c.version, p.c.parent).where(p.c.version == version).cte("line", recursive=True)
     return line.union_all(select(p.c.version, p.c.parent).join(line, p.c.version == line.c.parent))
 
 
-def claimable(
+def trainable_turns(
     conn: Connection, *, head: int, limit: int, max_uses: int, need_score: bool, need_hint: bool
 ) -> list[JudgedTurn]:
     """Return fresh judged turns with a signal for the method, oldest first; with both needs either signal suffices.
@@ -33,14 +33,16 @@ def claimable(
     trying ever smaller batches finds out whether this turn makes them fail. A reply cut at its token limit has only
     hints as a signal, no score.
     """
-    line = line_of(head)
-    ready = _ready(need_score, need_hint).order_by(t.turns.c.seq).limit(limit)
-    counted = t.turns.c.uses - _uses_by(_rejected()) <= max_uses
-    again = ready.where(t.turns.c.uses >= 1, _beside(line), counted, _uses_on(line) == 0, _narrowed_down())
-    return _claimed(conn, [ready.where(t.turns.c.uses == 0), again], limit)
+    line = ancestors(head)
+    ready = _ready_turns(need_score, need_hint).order_by(t.turns.c.seq).limit(limit)
+    counted = t.turns.c.uses - _count_uses_by(_rejected_versions()) <= max_uses
+    again = ready.where(
+        t.turns.c.uses >= 1, _used_off_lineage(line), counted, _uses_on_lineage(line) == 0, _has_distinct_batch_sizes()
+    )
+    return _load_by_age(conn, [ready.where(t.turns.c.uses == 0), again], limit)
 
 
-def replayable(
+def replay_turns(
     conn: Connection,
     *,
     head: int,
@@ -55,18 +57,22 @@ def replayable(
     They are sorted oldest first and exclude those in `skip`. Uses by other policies count only towards two bounds: at
     most `max_uses` in total, and fewer than `MAX_REJECTED_USES` by rejected candidates.
     """
-    line = line_of(head)
-    newest = _ready(need_score, need_hint).where(t.turns.c.id.not_in(list(skip)))
+    line = ancestors(head)
+    newest = _ready_turns(need_score, need_hint).where(t.turns.c.id.not_in(list(skip)))
     newest = newest.order_by(t.turns.c.seq.desc()).limit(limit)
-    once = newest.where(t.turns.c.uses.between(1, max_uses - 1), _uses_on(line) == t.turns.c.uses)
-    tried = newest.where(t.turns.c.uses.between(2, max_uses), _beside(line), _uses_by(_rejected()) < MOST_REJECTED)
-    return _claimed(conn, [once, tried.where(_uses_on(line).between(1, max_uses - 1))], -limit)
+    once = newest.where(t.turns.c.uses.between(1, max_uses - 1), _uses_on_lineage(line) == t.turns.c.uses)
+    tried = newest.where(
+        t.turns.c.uses.between(2, max_uses),
+        _used_off_lineage(line),
+        _count_uses_by(_rejected_versions()) < MAX_REJECTED_USES,
+    )
+    return _load_by_age(conn, [once, tried.where(_uses_on_lineage(line).between(1, max_uses - 1))], -limit)
 
 
-def rejections(conn: Connection, ids: Collection[str]) -> dict[str, tuple[int, int]]:
+def last_rejections(conn: Connection, ids: Collection[str]) -> dict[str, tuple[int, int]]:
     """Return, for each turn in a rejected batch, (the last rejected version that used it, its number of turns)."""
     last = select(t.uses.c.turn, func.max(t.uses.c.policy).label("policy")).where(
-        t.uses.c.turn.in_(list(ids)), t.uses.c.policy.in_(_rejected())
+        t.uses.c.turn.in_(list(ids)), t.uses.c.policy.in_(_rejected_versions())
     )
     found = {row.turn: row.policy for row in conn.execute(last.group_by(t.uses.c.turn))}
     size = select(t.uses.c.policy, func.count().label("size")).where(t.uses.c.policy.in_(set(found.values())))
@@ -74,29 +80,29 @@ def rejections(conn: Connection, ids: Collection[str]) -> dict[str, tuple[int, i
     return {turn: (version, sizes[version]) for turn, version in found.items()}
 
 
-def _ready(need_score: bool, need_hint: bool) -> Select[tuple[int, str]]:
-    wanted = [s for s in (1, 2, 3) if (need_score and s & turns.SCORE) or (need_hint and s & turns.HINT)]
+def _ready_turns(need_score: bool, need_hint: bool) -> Select[tuple[int, str]]:
+    wanted = [s for s in (1, 2, 3) if (need_score and s & turns.SCORE_SIGNAL) or (need_hint and s & turns.HINT_SIGNAL)]
     return select(t.turns.c.seq, t.turns.c.id).where(
-        t.is_(t.turns.c.state, TurnState.JUDGED),
+        t.equals_literal(t.turns.c.state, TurnState.JUDGED),
         t.turns.c.untrainable.is_(None),
-        t.is_(t.turns.c.kind, Kind.MAIN),
+        t.equals_literal(t.turns.c.kind, Kind.MAIN),
         t.turns.c.signal.in_(wanted),
     )
 
 
-def _beside(line: CTE) -> ColumnElement[bool]:
+def _used_off_lineage(line: CTE) -> ColumnElement[bool]:
     """Condition: a policy outside the lineage used the turn."""
     beside = select(t.policies.c.version).where(t.policies.c.version.not_in(select(line.c.version)))
     return t.turns.c.id.in_(select(t.uses.c.turn).where(t.uses.c.policy.in_(beside)))
 
 
-def _rejected() -> Select[tuple[int]]:
+def _rejected_versions() -> Select[tuple[int]]:
     return select(t.policies.c.version).where(t.policies.c.state == PolicyState.REJECTED.value)
 
 
-def _narrowed_down() -> ColumnElement[bool]:
+def _has_distinct_batch_sizes() -> ColumnElement[bool]:
     """Condition: all rejected batches with the turn differ in size."""
-    sizes = select(t.uses.c.policy, func.count().label("size")).where(t.uses.c.policy.in_(_rejected()))
+    sizes = select(t.uses.c.policy, func.count().label("size")).where(t.uses.c.policy.in_(_rejected_versions()))
     sized = sizes.group_by(t.uses.c.policy).cte("sizes")
     mine = select(func.count() - func.count(sized.c.size.distinct())).select_from(
         t.uses.join(sized, sized.c.policy == t.uses.c.policy)
@@ -104,29 +110,29 @@ def _narrowed_down() -> ColumnElement[bool]:
     return mine.where(t.uses.c.turn == t.turns.c.id).correlate(t.turns).scalar_subquery() == 0
 
 
-def _uses_on(line: CTE) -> ScalarSelect[int]:
+def _uses_on_lineage(line: CTE) -> ScalarSelect[int]:
     """Number of uses of the turn by the policies of the lineage."""
-    return _uses_by(select(line.c.version))
+    return _count_uses_by(select(line.c.version))
 
 
-def _uses_by(versions: Select[tuple[int]]) -> ScalarSelect[int]:
+def _count_uses_by(versions: Select[tuple[int]]) -> ScalarSelect[int]:
     counted = select(func.count()).where(t.uses.c.turn == t.turns.c.id, t.uses.c.policy.in_(versions))
     return counted.correlate(t.turns).scalar_subquery()
 
 
-def _claimed(conn: Connection, queries: list[Select[tuple[int, str]]], limit: int) -> list[JudgedTurn]:
+def _load_by_age(conn: Connection, queries: list[Select[tuple[int, str]]], limit: int) -> list[JudgedTurn]:
     """Load the turns that the queries find, oldest first: the oldest `limit`, or the newest `-limit` if negative."""
     ids = sorted({(row.seq, row.id) for query in queries for row in conn.execute(query)})
-    return _read(conn, [id_ for _, id_ in (ids[:limit] if limit >= 0 else ids[limit:])])
+    return _load_judged_turns(conn, [id_ for _, id_ in (ids[:limit] if limit >= 0 else ids[limit:])])
 
 
-def _read(conn: Connection, ids: list[str]) -> list[JudgedTurn]:
+def _load_judged_turns(conn: Connection, ids: list[str]) -> list[JudgedTurn]:
     found = exchanges.get_many(conn, ids)
     rows = conn.execute(select(t.turns).where(t.turns.c.id.in_(ids)).order_by(t.turns.c.seq))
-    return [_judged(conn, row, found[row.id]) for row in rows]
+    return [_judged_turn(conn, row, found[row.id]) for row in rows]
 
 
-def _judged(conn: Connection, row: Row[Any], exchange: Exchange) -> JudgedTurn:
-    verdict = turns.verdict(conn, row.id)
+def _judged_turn(conn: Connection, row: Row[Any], exchange: Exchange) -> JudgedTurn:
+    verdict = turns.current_verdict(conn, row.id)
     assert verdict is not None, f"turn {row.id} is judged without a verdict"
-    return JudgedTurn(exchange=exchange, turn=codec.turn_of(row), verdict=verdict, earlier_uses=row.uses)
+    return JudgedTurn(exchange=exchange, turn=codec.turn_from_row(row), verdict=verdict, earlier_uses=row.uses)

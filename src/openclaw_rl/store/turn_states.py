@@ -9,10 +9,10 @@ from sqlalchemy import Connection, Update, bindparam, update
 
 from openclaw_rl.store import events
 from openclaw_rl.store.schema import turns
-from openclaw_rl.types import TURN_MOVES, TurnState
+from openclaw_rl.types import TURN_TRANSITIONS, TurnState
 
 
-class Cause(StrEnum):
+class DropReason(StrEnum):
     """Why a turn was dropped, as a code; the turn's `reason` explains it to a person."""
 
     CANCELLED = "cancelled"
@@ -26,39 +26,41 @@ class Cause(StrEnum):
     TAKEN_BACK = "taken back"
 
 
-REOPENABLE = frozenset({Cause.SESSION_DONE, Cause.TIMEOUT, Cause.SUPERSEDED, Cause.REDACTED})
+REOPENABLE_REASONS = frozenset(
+    {DropReason.SESSION_DONE, DropReason.TIMEOUT, DropReason.SUPERSEDED, DropReason.REDACTED}
+)
 """Reasons of turns dropped without evidence; late evidence reopens them. The others can never be trained on."""
 
-_FROM = {to: tuple(sorted(s for s in TurnState if to in TURN_MOVES[s])) for to in TurnState}
+_ALLOWED_FROM = {to: tuple(sorted(s for s in TurnState if to in TURN_TRANSITIONS[s])) for to in TurnState}
 
 
-def _statement(to: TurnState) -> Update:
+def _transition_statement(to: TurnState) -> Update:
     return (
         update(turns)
-        .where(turns.c.id == bindparam("turn"), turns.c.state.in_(_FROM[to]))
+        .where(turns.c.id == bindparam("turn"), turns.c.state.in_(_ALLOWED_FROM[to]))
         .values(state=to.value, cause=bindparam("new_cause"), reason=bindparam("new_reason"))
     )
 
 
-_move = {to: _statement(to) for to in TurnState if _FROM[to]}
+_transitions = {to: _transition_statement(to) for to in TurnState if _ALLOWED_FROM[to]}
 
 
-def move(
-    conn: Connection, turn: str, to: TurnState, *, at: float, cause: Cause | None = None, reason: str | None = None
+def transition(
+    conn: Connection, turn: str, to: TurnState, *, at: float, cause: DropReason | None = None, reason: str | None = None
 ) -> bool:
     """Set the turn's state and append event "turn.<state>". Return False without a change if it is not allowed."""
     values = {"turn": turn, "new_cause": cause, "new_reason": reason}
-    if conn.execute(_move[to], values).rowcount == 0:
+    if conn.execute(_transitions[to], values).rowcount == 0:
         return False
     events.append(conn, f"turn.{to.value}", turn, {"reason": reason} if reason else {}, at)
     return True
 
 
-def drop(conn: Connection, turn: str, cause: Cause, reason: str, *, at: float) -> bool:
+def drop(conn: Connection, turn: str, cause: DropReason, reason: str, *, at: float) -> bool:
     """Set the turn to DROPPED, if allowed. `reason` is a sentence for a person."""
-    return move(conn, turn, TurnState.DROPPED, at=at, cause=cause, reason=reason)
+    return transition(conn, turn, TurnState.DROPPED, at=at, cause=cause, reason=reason)
 
 
-def drop_all(conn: Connection, turns_: Sequence[str], cause: Cause, reason: str, *, at: float) -> int:
+def drop_all(conn: Connection, turns_: Sequence[str], cause: DropReason, reason: str, *, at: float) -> int:
     """Drop the turns that may be dropped; return their number."""
     return sum(drop(conn, turn, cause, reason, at=at) for turn in turns_)

@@ -22,7 +22,7 @@ from openclaw_rl.types import (
     Verdict,
 )
 
-SCORE, HINT = 1, 2
+SCORE_SIGNAL, HINT_SIGNAL = 1, 2
 """Bits of a turn's `signal`: the training signals of its current verdict."""
 
 _get = select(t.turns).where(t.turns.c.id == bindparam("id"))
@@ -38,23 +38,25 @@ _feedback = (
 )
 _closed = (
     select(t.turns.c.id)
-    .where(t.is_(t.turns.c.state, TurnState.CLOSED))
+    .where(t.equals_literal(t.turns.c.state, TurnState.CLOSED))
     .order_by(t.turns.c.seq)
     .limit(bindparam("limit"))
 )
 # A correction without a score does not take precedence over a judge's score.
-_scored_outright = case((t.verdicts.c.score.is_not(None), t.verdicts.c.explicit), else_=0)
-IN_FORCE = (_scored_outright.desc(), t.verdicts.c.revision.desc(), t.verdicts.c.at.desc(), t.verdicts.c.judge)
-_verdict = select(t.verdicts).where(t.verdicts.c.turn == bindparam("turn")).order_by(*IN_FORCE).limit(1)
-_verdicts = select(t.verdicts).where(t.verdicts.c.turn.in_(bindparam("ids", expanding=True))).order_by(*IN_FORCE)
-_of_revision = (
+_explicit_score = case((t.verdicts.c.score.is_not(None), t.verdicts.c.explicit), else_=0)
+VERDICT_PRECEDENCE = (_explicit_score.desc(), t.verdicts.c.revision.desc(), t.verdicts.c.at.desc(), t.verdicts.c.judge)
+_verdict = select(t.verdicts).where(t.verdicts.c.turn == bindparam("turn")).order_by(*VERDICT_PRECEDENCE).limit(1)
+_verdicts = (
+    select(t.verdicts).where(t.verdicts.c.turn.in_(bindparam("ids", expanding=True))).order_by(*VERDICT_PRECEDENCE)
+)
+_select_revision = (
     select(t.turns.c.state, t.turns.c.revision, t.exchanges.c.finish_reason)
     .join(t.exchanges, t.exchanges.c.seq == t.turns.c.seq)
     .where(t.turns.c.id == bindparam("id"))
 )
 _insert_verdict = insert(t.verdicts).on_conflict_do_nothing()
-_signal = update(t.turns).where(t.turns.c.id == bindparam("turn")).values(signal=bindparam("new_signal"))
-_untrainable = (
+_set_signal = update(t.turns).where(t.turns.c.id == bindparam("turn")).values(signal=bindparam("new_signal"))
+_set_untrainable = (
     update(t.turns)
     .where(t.turns.c.id == bindparam("turn"))
     .values(untrainable=func.coalesce(t.turns.c.untrainable, bindparam("why")))
@@ -63,43 +65,43 @@ _untrainable = (
 
 def get(conn: Connection, id: str) -> Turn | None:
     row = conn.execute(_get, {"id": id}).one_or_none()
-    return None if row is None else codec.turn_of(row)
+    return None if row is None else codec.turn_from_row(row)
 
 
-def reaction(conn: Connection, turn_id: str) -> Reaction | None:
+def current_reaction(conn: Connection, turn_id: str) -> Reaction | None:
     """Return the current reaction: the highest revision, with all feedback that it includes."""
-    return reactions(conn, [turn_id]).get(turn_id)
+    return current_reactions(conn, [turn_id]).get(turn_id)
 
 
-def reactions(conn: Connection, ids: Sequence[str]) -> dict[str, Reaction]:
+def current_reactions(conn: Connection, ids: Sequence[str]) -> dict[str, Reaction]:
     """Return `current_reaction` of those turns that have one, by turn."""
     given: dict[str, list[Feedback]] = {}
     for row in conn.execute(_feedback, {"ids": list(ids)}):
-        given.setdefault(row.target, []).append(codec.feedback_of(row))
+        given.setdefault(row.target, []).append(codec.feedback_from_row(row))
     rows = conn.execute(_reaction, {"ids": list(ids)})
-    return {row.turn: codec.reaction_of(row, given.get(row.turn, ())) for row in rows}
+    return {row.turn: codec.reaction_from_row(row, given.get(row.turn, ())) for row in rows}
 
 
-def verdict(conn: Connection, turn_id: str) -> Verdict | None:
+def current_verdict(conn: Connection, turn_id: str) -> Verdict | None:
     """Return the current verdict: explicit scores first, then the highest revision, then the newest."""
     row = conn.execute(_verdict, {"turn": turn_id}).one_or_none()
-    return None if row is None else codec.verdict_of(row)
+    return None if row is None else codec.verdict_from_row(row)
 
 
-def verdicts(conn: Connection, ids: Sequence[str]) -> dict[str, Verdict]:
+def current_verdicts(conn: Connection, ids: Sequence[str]) -> dict[str, Verdict]:
     """Return `current_verdict` of those turns that have one, by turn."""
     found: dict[str, Verdict] = {}
     for row in conn.execute(_verdicts, {"ids": list(ids)}):
-        found.setdefault(row.turn, codec.verdict_of(row))
+        found.setdefault(row.turn, codec.verdict_from_row(row))
     return found
 
 
-def closed(conn: Connection, limit: int) -> list[JudgeInput]:
+def closed_turns(conn: Connection, limit: int) -> list[JudgeInput]:
     """Return turns whose current reaction has no verdict yet, oldest first."""
     ids = list(conn.execute(_closed, {"limit": limit}).scalars())
     if not ids:
         return []
-    found, answers = exchanges.get_many(conn, ids), reactions(conn, ids)
+    found, answers = exchanges.get_many(conn, ids), current_reactions(conn, ids)
     out = []
     for id_ in ids:
         reply = found[id_].reply
@@ -116,16 +118,16 @@ def add_verdict(conn: Connection, verdict: Verdict) -> bool:
     Returns False without a change if the reaction has another revision by now, or the turn was dropped.
     Raises `KeyError` for an unknown turn.
     """
-    now = conn.execute(_of_revision, {"id": verdict.turn}).one_or_none()
+    now = conn.execute(_select_revision, {"id": verdict.turn}).one_or_none()
     if now is None:
         raise KeyError(verdict.turn)
     if now.revision != verdict.revision or now.state not in (TurnState.CLOSED, TurnState.JUDGED):
         return False
     conn.execute(_insert_verdict, _verdict_row(verdict))
     truncated = now.finish_reason == FinishReason.LENGTH
-    conn.execute(_signal, {"turn": verdict.turn, "new_signal": _signal_in_force(conn, verdict.turn, truncated)})
+    conn.execute(_set_signal, {"turn": verdict.turn, "new_signal": _current_signal(conn, verdict.turn, truncated)})
     if now.state == TurnState.CLOSED:
-        turn_states.move(conn, verdict.turn, TurnState.JUDGED, at=verdict.at)
+        turn_states.transition(conn, verdict.turn, TurnState.JUDGED, at=verdict.at)
     return True
 
 
@@ -134,14 +136,14 @@ def mark_untrainable(conn: Connection, turn_id: str, why: str) -> None:
 
     An earlier reason is kept.
     """
-    conn.execute(_untrainable, {"turn": turn_id, "why": why})
+    conn.execute(_set_untrainable, {"turn": turn_id, "why": why})
 
 
-def _signal_in_force(conn: Connection, turn: str, truncated: bool) -> int:
+def _current_signal(conn: Connection, turn: str, truncated: bool) -> int:
     """Return the signal bits. A truncated reply has no score signal, as the model did not choose its end."""
-    found = verdict(conn, turn)
+    found = current_verdict(conn, turn)
     assert found is not None, f"turn {turn} has no verdict, although one was just stored"
-    return (SCORE if found.score and not truncated else 0) | (HINT if found.hints else 0)
+    return (SCORE_SIGNAL if found.score and not truncated else 0) | (HINT_SIGNAL if found.hints else 0)
 
 
 def _verdict_row(v: Verdict) -> dict[str, Any]:
@@ -158,7 +160,7 @@ def _verdict_row(v: Verdict) -> dict[str, Any]:
     }
 
 
-def counts(conn: Connection) -> dict[TurnState, int]:
+def count_by_state(conn: Connection) -> dict[TurnState, int]:
     """Return the number of turns in each state."""
     found = conn.execute(select(t.turns.c.state, func.count()).group_by(t.turns.c.state))
     return {TurnState(state): n for state, n in found}

@@ -22,16 +22,16 @@ from openclaw_rl.store import policies, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.supervisor.supervisor import free_port, prepare_home, read_key
 
-READY_WITHIN = {"embedded": 120.0}  # seconds, per backend
-_READY_WITHIN = 600.0  # a server may load a large model and compile it
+READY_TIMEOUTS = {"embedded": 120.0}  # seconds, per backend
+_DEFAULT_READY_TIMEOUT = 600.0  # a server may load a large model and compile it
 
 
-def scratch(home: Path, settings: Mapping[str, Any] | None = None) -> Config:
+def scratch_config(home: Path, settings: Mapping[str, Any] | None = None) -> Config:
     """Return settings for a separate system on `home` with a free port. `settings` has dotted keys."""
     return from_flat({"home": str(home), "serve.port": free_port()} | dict(settings or {}))
 
 
-class System:
+class SubprocessSystem:
     """Context manager of a system: entry starts it and waits until it is ready, exit stops it.
 
     Output goes to `<home>/logs/up.log`. Raises `OpenClawError` with the last log lines if it does not become ready.
@@ -49,7 +49,7 @@ class System:
         return f"http://{self.config.serve.host}:{self.config.serve.port}"
 
     @property
-    def key(self) -> str:
+    def api_key(self) -> str:
         return read_key(self.config)
 
     @property
@@ -72,18 +72,18 @@ class System:
 
     def _wait_ready(self) -> None:
         assert self._process is not None
-        within = READY_WITHIN.get(self.config.engine.backend, _READY_WITHIN)
+        within = READY_TIMEOUTS.get(self.config.engine.backend, _DEFAULT_READY_TIMEOUT)
         end = time.monotonic() + within
         while time.monotonic() < end:
             if self._process.poll() is not None:
                 code = self._process.returncode
                 raise OpenClawError(f"`openclaw-rl {self._command}` ended with {code}:\n{self.log_tail()}")
-            if ready(self.base_url):
+            if is_ready(self.base_url):
                 return
             time.sleep(0.1)
         raise OpenClawError(f"the system was not ready within {within:g} s:\n{self.log_tail()}")
 
-    def settle(self, timeout: float = 60.0, quiet: float = 1.5) -> int:
+    def wait_until_settled(self, timeout: float = 60.0, quiet: float = 1.5) -> int:
         """Wait until all turns so far are judged and trained on and the result is served; return the served version.
 
         That is: for `quiet` seconds no closed turn waits for a verdict, fewer turns wait than make a batch, and the
@@ -95,8 +95,8 @@ class System:
             while time.monotonic() < end:
                 with store.read() as conn:
                     head = policies.head(conn).version
-                    waiting = bool(turns.closed(conn, 1)) or self._batch_waits(conn, head)
-                if head != known or waiting or self._serving() != head:
+                    waiting = bool(turns.closed_turns(conn, 1)) or self._has_full_batch(conn, head)
+                if head != known or waiting or self._served_version() != head:
                     known, since = head, time.monotonic()
                 elif time.monotonic() - since >= quiet:
                     return head
@@ -105,19 +105,19 @@ class System:
             store.close()
         raise OpenClawError(f"still learning after {timeout:g} s:\n{self.log_tail()}")
 
-    def _batch_waits(self, conn: Connection, head: int) -> bool:
+    def _has_full_batch(self, conn: Connection, head: int) -> bool:
         train = self.config.train
-        ready = policies.claimable(
+        ready = policies.trainable_turns(
             conn,
             head=head,
-            limit=train.least,
-            max_uses=train.max_uses,
+            limit=train.batch.min_step_turns,
+            max_uses=train.batch.max_uses,
             need_score=train.method in ("binary", "combine"),
             need_hint=train.method in ("opd", "combine"),
         )
-        return len(ready) >= train.least
+        return len(ready) >= train.batch.min_step_turns
 
-    def _serving(self) -> int:
+    def _served_version(self) -> int:
         with urllib.request.urlopen(f"{self.base_url}/readyz", timeout=5) as response:
             return int(json.load(response)["version"])
 
@@ -137,7 +137,7 @@ class System:
                 self._process.wait()
 
 
-def ready(base_url: str) -> bool:
+def is_ready(base_url: str) -> bool:
     """Return whether the gateway at `base_url` reports that it is ready."""
     try:
         with urllib.request.urlopen(f"{base_url}/readyz", timeout=2) as response:
@@ -146,12 +146,12 @@ def ready(base_url: str) -> bool:
         return False
 
 
-def post(system: System, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+def post_json(system: SubprocessSystem, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
     """POST a JSON body with the API key; return the JSON reply. Raises `OpenClawError` with the server's message."""
     request = urllib.request.Request(
         system.base_url + path,
         data=json.dumps(body).encode(),
-        headers={"Authorization": f"Bearer {system.key}", "Content-Type": "application/json"},
+        headers={"Authorization": f"Bearer {system.api_key}", "Content-Type": "application/json"},
     )
     try:
         with urllib.request.urlopen(request, timeout=120) as response:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 import uvloop
 
-from openclaw_rl.common.atomic_files import usable
+from openclaw_rl.common.atomic_files import ensure_folder
 from openclaw_rl.common.logging_metrics import setup_logging
 from openclaw_rl.engines import registry
 from openclaw_rl.errors import OpenClawError, StoreError
@@ -38,31 +38,31 @@ from openclaw_rl.trajectories import sync_worker
 
 log = logging.getLogger("openclaw_rl.run")
 
-ROOMS = ("engine", "gateway", "collect", "judge", "train")
-ENGINES = {"engine": lambda config: config, own.ROOM: own.engine_config}
+WORKERS = ("engine", "gateway", "collect", "judge", "train")
+ENGINE_WORKERS = {"engine": lambda config: config, own.ENGINE_PROCESS: own.engine_config}
 """Workers that run an engine, and their settings. They do not open the store; the supervisor writes their heartbeat."""
-_WINDOW = 60.0  # seconds over which crashes are counted
-_GRACE = 10.0  # seconds between SIGTERM and SIGKILL
-_LOOK = 1.0  # seconds between two checks of the heartbeats
+_CRASH_WINDOW = 60.0  # seconds over which crashes are counted
+_STOP_TIMEOUT = 10.0  # seconds between SIGTERM and SIGKILL
+_CHECK_INTERVAL = 1.0  # seconds between two checks of the heartbeats
 
 
 # -------------------------------------------------------------------------------------------------- worker processes
 
 
-def run_room(name: str, config: Config) -> None:
+def run_worker(name: str, config: Config) -> None:
     """Run one worker until SIGTERM or SIGINT. Imports are local, so that a process loads only its own worker's code."""
     readable = "training.log" if name == "train" else None
     setup_logging(name, config.logs_dir, config.run.log_level, readable=readable)
-    if name in ("train", "data", own.ROOM):
+    if name in ("train", "data", own.ENGINE_PROCESS):
         os.nice(5)  # serving has priority, as a person waits for the reply
-    if name in ENGINES:
-        registry.serve(ENGINES[name](config))
+    if name in ENGINE_WORKERS:
+        registry.serve(ENGINE_WORKERS[name](config))
         return
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_run_loop(name, config))
+        runner.run(_run_async_worker(name, config))
 
 
-async def _run_loop(name: str, config: Config) -> None:
+async def _run_async_worker(name: str, config: Config) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -80,22 +80,22 @@ async def _run_loop(name: str, config: Config) -> None:
     await run(config, stop=stop)
 
 
-def with_data(config: Config, rooms: Sequence[str]) -> tuple[str, ...]:
+def with_required_workers(config: Config, rooms: Sequence[str]) -> tuple[str, ...]:
     """Return the named workers and those that the settings of `data` and the local judge model need."""
     data, more = config.data, set(rooms)
-    if data.buffer_dir and more & {"gateway", "collect"}:
+    if data.export_dir and more & {"gateway", "collect"}:
         more |= {"collect", "data"}  # a turn is exported once its reaction is known
-    if (data.path or data.rollout_dir) and "train" in more:
+    if (data.path or data.watch_dir) and "train" in more:
         more |= {"judge", "data"}
-    if "judge" in more and own.wanted(config):
-        more.add(own.ROOM)
-    return tuple(room for room in (own.ROOM, *ROOMS, "data") if room in more)
+    if "judge" in more and own.is_configured(config):
+        more.add(own.ENGINE_PROCESS)
+    return tuple(room for room in (own.ENGINE_PROCESS, *WORKERS, "data") if room in more)
 
 
 # ------------------------------------------------------------------------------------------------------ the supervisor
 
 
-class Pulse:
+class HeartbeatMonitor:
     """Measures how long one worker has been without a heartbeat.
 
     Only time between two checks counts, and a long gap counts little: if the machine or the supervisor was suspended,
@@ -104,46 +104,46 @@ class Pulse:
 
     def __init__(self, *, hang: float, start: float) -> None:
         """`hang`, `start`: limits in seconds without a heartbeat, for a running and for a starting worker."""
-        self.silent = 0.0  # seconds
-        self._hang, self._start = hang, start
-        self._beats = 0
-        self._last: float | None = None
-        self._looked: float | None = None
+        self.silent_seconds = 0.0  # seconds
+        self._running_limit, self._starting_limit = hang, start
+        self._beat_count = 0
+        self._last_beat: float | None = None
+        self._checked_at: float | None = None
 
     @property
-    def limit(self) -> float:
+    def silence_limit(self) -> float:
         """Seconds without a heartbeat after which the worker counts as hung."""
-        return self._hang if self._beats >= 2 else self._start
+        return self._running_limit if self._beat_count >= 2 else self._starting_limit
 
     @property
-    def hung(self) -> bool:
-        return self.silent >= self.limit
+    def is_hung(self) -> bool:
+        return self.silent_seconds >= self.silence_limit
 
-    def look(self, beat: float | None, now: float, *, own: bool = True) -> bool:
+    def record_check(self, beat: float | None, now: float, *, own: bool = True) -> bool:
         """Record a check and return `is_hung`. `beat`: time of the worker's last heartbeat, by the sender's clock.
 
         `own`: this process sent it; a beat of another process does not count towards the start. `now`: monotonic.
         """
-        passed = 0.0 if self._looked is None else min(now - self._looked, 2 * _LOOK)
-        self._looked = now
-        if beat is not None and beat != self._last:
-            self._beats += own
-            self._last, self.silent = beat, 0.0
+        passed = 0.0 if self._checked_at is None else min(now - self._checked_at, 2 * _CHECK_INTERVAL)
+        self._checked_at = now
+        if beat is not None and beat != self._last_beat:
+            self._beat_count += own
+            self._last_beat, self.silent_seconds = beat, 0.0
         else:
-            self.silent += passed
-        return self.hung
+            self.silent_seconds += passed
+        return self.is_hung
 
 
 @dataclass(slots=True)
-class Child:
+class WorkerProcess:
     """A worker's process and its crash history."""
 
     name: str
-    pulse: Pulse
+    monitor: HeartbeatMonitor
     process: asyncio.subprocess.Process | None = None
-    deaths: deque[float] = field(default_factory=deque)
+    crashes: deque[float] = field(default_factory=deque)
     last_exit: str = ""
-    tail: deque[str] = field(default_factory=lambda: deque(maxlen=15))
+    output_tail: deque[str] = field(default_factory=lambda: deque(maxlen=15))
 
 
 class Supervisor:
@@ -153,28 +153,28 @@ class Supervisor:
     Waits for: the stop event. Unblocked by: a signal, or a worker that crashes too often.
     """
 
-    def __init__(self, config: Config, rooms: Sequence[str] = ROOMS, *, echo: bool = True) -> None:
-        self._config, self._rooms = config, tuple(rooms)
-        self._children = [Child(name, self._pulse()) for name in rooms]
+    def __init__(self, config: Config, rooms: Sequence[str] = WORKERS, *, echo: bool = True) -> None:
+        self._config, self._worker_names = config, tuple(rooms)
+        self._workers = [WorkerProcess(name, self._new_monitor()) for name in rooms]
         self._echo = echo
-        self._gave_up: OpenClawError | None = None
+        self._failure: OpenClawError | None = None
 
-    def _pulse(self) -> Pulse:
-        return Pulse(hang=self._config.run.hang, start=self._config.run.start)
+    def _new_monitor(self) -> HeartbeatMonitor:
+        return HeartbeatMonitor(hang=self._config.run.heartbeat_timeout, start=self._config.run.startup_timeout)
 
-    def pid(self, room: str) -> int | None:
+    def worker_pid(self, room: str) -> int | None:
         """Return the process id of a running worker, or None."""
-        process = next((c.process for c in self._children if c.name == room), None)
+        process = next((c.process for c in self._workers if c.name == room), None)
         return process.pid if process is not None and process.returncode is None else None
 
     async def run(self, stop: asyncio.Event) -> None:
         """Keep all workers running until `stop`. Raises `OpenClawError` if one crashes too often."""
-        keepers = [asyncio.create_task(self._keep(c, stop), name=f"keep-{c.name}") for c in self._children]
-        beat = asyncio.create_task(self._beat(stop), name="supervisor-beat")
+        keepers = [asyncio.create_task(self._keep_running(c, stop), name=f"keep-{c.name}") for c in self._workers]
+        beat = asyncio.create_task(self._heartbeat_loop(stop), name="supervisor-beat")
         stopped = asyncio.create_task(stop.wait(), name="supervisor-stop")
         ends = (
-            [asyncio.create_task(completion.come(self._config, stop))]
-            if completion.wanted(self._config, self._rooms)
+            [asyncio.create_task(completion.stop_when_finished(self._config, stop))]
+            if completion.ends_by_itself(self._config, self._worker_names)
             else []
         )
         try:
@@ -184,14 +184,14 @@ class Supervisor:
                 task.result()
         finally:
             stop.set()
-            await self._end_children()
+            await self._stop_workers()
             for task in (*keepers, *ends, beat, stopped):
                 task.cancel()
             await asyncio.gather(*keepers, *ends, beat, stopped, return_exceptions=True)
-        if self._gave_up:
-            raise self._gave_up
+        if self._failure:
+            raise self._failure
 
-    async def _keep(self, child: Child, stop: asyncio.Event) -> None:
+    async def _keep_running(self, child: WorkerProcess, stop: asyncio.Event) -> None:
         while not stop.is_set():
             child.process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "openclaw_rl", "room", child.name, f"--with-parent={os.getpid()}"),
@@ -200,19 +200,19 @@ class Supervisor:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
             )
-            child.pulse = self._pulse()
-            await self._relay(child)
+            child.monitor = self._new_monitor()
+            await self._relay_output(child)
             code = await child.process.wait()
             if stop.is_set():
                 return
-            self._record_death(child, code)
-            if len(child.deaths) >= self._config.run.deaths:
-                self._gave_up = self._give_up(child)
+            self._record_crash(child, code)
+            if len(child.crashes) >= self._config.run.max_crashes_per_minute:
+                self._failure = self._give_up(child)
                 stop.set()
                 return
-            await asyncio.sleep(min(5.0, 0.1 * 2 ** len(child.deaths)))
+            await asyncio.sleep(min(5.0, 0.1 * 2 ** len(child.crashes)))
 
-    async def _relay(self, child: Child) -> None:
+    async def _relay_output(self, child: WorkerProcess) -> None:
         """Print the worker's output lines with its name, and keep the last ones for the error message."""
         assert child.process is not None
         assert child.process.stdout is not None
@@ -224,83 +224,91 @@ class Supervisor:
             if not raw:
                 return
             line = raw.decode(errors="replace").rstrip()
-            child.tail.append(line)
+            child.output_tail.append(line)
             if self._echo:
                 sys.stderr.write(f"{child.name:>8} | {line}\n")
 
-    def _record_death(self, child: Child, code: int) -> None:
+    def _record_crash(self, child: WorkerProcess, code: int) -> None:
         now = time.time()
-        child.deaths.append(now)
-        while child.deaths and child.deaths[0] < now - _WINDOW:
-            child.deaths.popleft()
+        child.crashes.append(now)
+        while child.crashes and child.crashes[0] < now - _CRASH_WINDOW:
+            child.crashes.popleft()
         child.last_exit = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        if child.pulse.hung:
-            child.last_exit = f"no heartbeat for {child.pulse.limit:g} s"
+        if child.monitor.is_hung:
+            child.last_exit = f"no heartbeat for {child.monitor.silence_limit:g} s"
         log.warning(
             "%s ended (%s): restarting it; %d of %d crashes within a minute. Last output: %s",
-            *(child.name, child.last_exit, len(child.deaths), self._config.run.deaths, (child.tail or ["none"])[-1]),
+            *(
+                child.name,
+                child.last_exit,
+                len(child.crashes),
+                self._config.run.max_crashes_per_minute,
+                (child.output_tail or ["none"])[-1],
+            ),
         )
 
-    def _give_up(self, child: Child) -> OpenClawError:
-        tail = "\n".join(f"    {line}" for line in child.tail)
+    def _give_up(self, child: WorkerProcess) -> OpenClawError:
+        tail = "\n".join(f"    {line}" for line in child.output_tail)
         return OpenClawError(
-            f"{child.name} crashed {len(child.deaths)} times within a minute (last: {child.last_exit}), so the system "
+            f"{child.name} crashed {len(child.crashes)} times within a minute (last: {child.last_exit}), so the system "
             f"was stopped. Its last output:\n{tail}\nThe full log: {self._config.logs_dir / (child.name + '.log')}. "
             "Run `openclaw-rl doctor` to find the cause."
         )
 
-    async def _beat(self, stop: asyncio.Event) -> None:
+    async def _heartbeat_loop(self, stop: asyncio.Event) -> None:
         store = await asyncio.to_thread(Store.open, self._config.store_path)
         while not stop.is_set():
             try:
-                await asyncio.to_thread(heartbeats.beat, store, "supervisor", self.health())
-                for name in ENGINES:
-                    if engine := self.pid(name):
-                        await asyncio.to_thread(heartbeats.beat, store, name, self._config.engine.backend, pid=engine)
-                self._end_silent(await asyncio.to_thread(_beats, store))
+                await asyncio.to_thread(heartbeats.write_heartbeat, store, "supervisor", self.health_note())
+                for name in ENGINE_WORKERS:
+                    if engine := self.worker_pid(name):
+                        await asyncio.to_thread(
+                            heartbeats.write_heartbeat, store, name, self._config.engine.backend, pid=engine
+                        )
+                self._kill_hung(await asyncio.to_thread(_read_heartbeats, store))
             except StoreError as error:  # the disk may be full or busy for a moment, and the workers continue
                 log.warning("the supervisor's heartbeat was not written: %s", error)
-            await asyncio.sleep(_LOOK)
+            await asyncio.sleep(_CHECK_INTERVAL)
 
-    def _end_silent(self, beats: Mapping[str, heartbeats.Beat]) -> None:
+    def _kill_hung(self, beats: Mapping[str, heartbeats.Heartbeat]) -> None:
         """Kill hung workers; their keeper tasks restart them. Called only if heartbeats can be written at all."""
-        for child in self._children:
-            pid, beat = self.pid(child.name), beats.get(child.name)
-            if pid is None or child.name in ENGINES:  # the supervisor writes their heartbeat
+        for child in self._workers:
+            pid, beat = self.worker_pid(child.name), beats.get(child.name)
+            if pid is None or child.name in ENGINE_WORKERS:  # the supervisor writes their heartbeat
                 continue
             at, own = (beat.at, beat.pid == pid) if beat is not None else (None, False)
-            if child.pulse.look(at, time.monotonic(), own=own) and child.process is not None:
-                log.warning("%s has sent no heartbeat for %g s: killing it", child.name, child.pulse.limit)
+            if child.monitor.record_check(at, time.monotonic(), own=own) and child.process is not None:
+                log.warning("%s has sent no heartbeat for %g s: killing it", child.name, child.monitor.silence_limit)
                 with contextlib.suppress(ProcessLookupError):
                     child.process.kill()  # SIGTERM needs the event loop that hangs
 
-    def health(self) -> str:
+    def health_note(self) -> str:
         """Return `ok`, or `degraded: ` with the workers that crashed within the last minute."""
         now = time.time()
         bad = [
-            f"{c.name} crashed {len(c.deaths)}x ({c.last_exit})"
-            for c in self._children
-            if c.deaths and c.deaths[-1] > now - _WINDOW
+            f"{c.name} crashed {len(c.crashes)}x ({c.last_exit})"
+            for c in self._workers
+            if c.crashes and c.crashes[-1] > now - _CRASH_WINDOW
         ]
         return "degraded: " + ", ".join(bad) if bad else "ok"
 
-    async def _end_children(self) -> None:
-        alive = [c.process for c in reversed(self._children) if c.process and c.process.returncode is None]
+    async def _stop_workers(self) -> None:
+        alive = [c.process for c in reversed(self._workers) if c.process and c.process.returncode is None]
         for process in alive:
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()
         if alive:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.gather(*(p.wait() for p in alive)), _GRACE)
+                await asyncio.wait_for(asyncio.gather(*(p.wait() for p in alive)), _STOP_TIMEOUT)
         for process in alive:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
 
 
-def _beats(store: Store) -> dict[str, heartbeats.Beat]:
+def _read_heartbeats(store: Store) -> dict[str, heartbeats.Heartbeat]:
     with store.read() as conn:
-        return {beat.name: beat for beat in heartbeats.beats(conn)}
+        return {beat.name: beat for beat in heartbeats.read_heartbeats(conn)}
 
 
 # --------------------------------------------------------------------------------------------------------- preparation
@@ -309,7 +317,7 @@ def _beats(store: Store) -> dict[str, heartbeats.Beat]:
 def prepare_home(config: Config) -> None:
     """Create the home folder, private to this user. Raises `OpenClawError` if that fails."""
     for folder in (config.home_dir, config.policies_dir, config.logs_dir):
-        usable("home", folder)
+        ensure_folder("home", folder)
     try:
         config.home_dir.chmod(0o700)  # it may exist already, with access for others
     except OSError as error:
@@ -320,7 +328,7 @@ def prepare_home(config: Config) -> None:
 
 
 @contextlib.contextmanager
-def only_one(config: Config) -> Iterator[None]:
+def lock_home(config: Config) -> Iterator[None]:
     """Hold the home folder's lock, since two systems on one home would conflict over the socket and the lease."""
     path = config.home_dir / "up.lock"
     with path.open("a") as file:
@@ -333,7 +341,7 @@ def only_one(config: Config) -> Iterator[None]:
         yield
 
 
-def check_port(config: Config) -> None:
+def check_port_free(config: Config) -> None:
     """Raise `OpenClawError` if the port is taken; called before anything is started."""
     family = socket.AF_INET6 if ":" in config.serve.host else socket.AF_INET
     with socket.socket(family) as probe:
@@ -365,29 +373,29 @@ def supervise(config: Config, rooms: Sequence[str], *, echo: bool = True) -> Non
         await Supervisor(config, rooms, echo=echo).run(stop)
 
     if "engine" in rooms:
-        registry.check(config)
+        registry.check_engine(config)
     if "judge" in rooms:
-        preflight.check(config)
-    if own.ROOM in rooms:
-        registry.check(own.engine_config(config))
+        preflight.check_judge_settings(config)
+    if own.ENGINE_PROCESS in rooms:
+        registry.check_engine(own.engine_config(config))
         prepare_home(own.engine_config(config))
     if "data" in rooms:
-        sync_worker.check(config)
+        sync_worker.check_folders(config)
     if "train" in rooms and config.train.launch.node_rank == 0:
-        tracking.check(config.track)
-        checkpoints.check(config.train)
+        tracking.check_installed(config.track)
+        checkpoints.check_save_dir(config.train)
     prepare_home(config)
     setup_logging("supervisor", config.logs_dir, config.run.log_level)
     if {"train", "gateway"} & set(rooms):
-        resume.begin(config, train="train" in rooms)
+        resume.start_from_checkpoint(config, train="train" in rooms)
     if "gateway" in rooms:
-        with only_one(config):
-            check_port(config)
+        with lock_home(config):
+            check_port_free(config)
             asyncio.run(main())
     else:
         asyncio.run(main())
-        if completion.wanted(config, rooms):
-            completion.keep_last(config)
+        if completion.ends_by_itself(config, rooms):
+            completion.save_last_checkpoint(config)
 
 
 def read_key(config: Config) -> str:

@@ -15,30 +15,32 @@ from openclaw_rl.errors import ModelError, PluginError
 from openclaw_rl.methods.types import Sample
 from openclaw_rl.settings.load import TrainConfig
 from openclaw_rl.store import policies
-from openclaw_rl.train.sample_builder import Signal
+from openclaw_rl.train.sample_builder import SignalNeeds
 from openclaw_rl.types import JudgedTurn, Policy
 
-OF_THE_BATCH = (ValueError, ModelError, PluginError)
+BATCH_ERRORS = (ValueError, ModelError, PluginError)
 """Exceptions that blame the batch. Any other exception is an error of the trainer itself, and ends the worker."""
-HOPELESS = 8
+MAX_CONSECUTIVE_FAILURES = 8
 """Consecutive turns, each tried alone, that may fail. After that the cause is probably not the turns."""
 
 
-def claimed(conn: Connection, head: Policy, signal: Signal, train: TrainConfig) -> tuple[list[JudgedTurn], bool]:
+def next_batch(
+    conn: Connection, head: Policy, signal: SignalNeeds, train: TrainConfig
+) -> tuple[list[JudgedTurn], bool]:
     """Return the next new turns to train on, and whether they are part of a failed batch that is being bisected."""
-    items = policies.claimable(
+    items = policies.trainable_turns(
         conn,
         head=head.version,
-        limit=train.most,
-        max_uses=train.max_uses,
+        limit=train.batch.max_step_turns,
+        max_uses=train.batch.max_uses,
         need_score=signal.uses_reward,
         need_hint=signal.uses_hints,
     )
-    again = retried(items, policies.rejections(conn, [i.turn.id for i in items]))
+    again = bisect(items, policies.last_rejections(conn, [i.turn.id for i in items]))
     return again or items, bool(again)
 
 
-def retried(items: Sequence[JudgedTurn], rejections: Mapping[str, tuple[int, int]]) -> list[JudgedTurn]:
+def bisect(items: Sequence[JudgedTurn], rejections: Mapping[str, tuple[int, int]]) -> list[JudgedTurn]:
     """Return at most half of the batch that the oldest rejected turn among `items` was in; empty if none was rejected.
 
     `rejections`: turn id -> (the last version that was rejected with it, number of turns of that version).
@@ -50,6 +52,6 @@ def retried(items: Sequence[JudgedTurn], rejections: Mapping[str, tuple[int, int
     return together[: max(1, oldest[1] // 2)]
 
 
-def longest(samples: Sequence[Sample]) -> Sample:
+def longest_sample(samples: Sequence[Sample]) -> Sample:
     """Return the sample whose longest sequence (plain or hinted prompt, plus response) has the most tokens."""
     return max(samples, key=lambda s: max(map(len, (s.prompt_ids, *s.hinted_prompts))) + len(s.response_ids))

@@ -12,20 +12,24 @@ from openclaw_rl.common.policy_digest import MODEL_CONFIG, WEIGHT_FILES, weight_
 from openclaw_rl.types import Policy
 
 log = logging.getLogger(__name__)
-HEAVY = "optimizer.state"  # only needed to continue training from that version
-AVERAGE = "average.state"  # the EMA teacher, as large as the weights
-MOMENTS_OF_FULL = 2  # number of newest full models whose optimizer states are kept
-NOTE = "checkpoint.json"  # metadata of the checkpoint that a version was copied from (see `checkpoints`)
-REMAINS = (MODEL_CONFIG, "trainer.json", NOTE)  # files of a pruned full model that are kept, to identify it
+OPTIMIZER_FILE = "optimizer.state"  # only needed to continue training from that version
+EMA_TEACHER_FILE = "average.state"  # the EMA teacher, as large as the weights
+KEPT_FULL_OPTIMIZERS = 2  # number of newest full models whose optimizer states are kept
+META_FILE = "checkpoint.json"  # metadata of the checkpoint that a version was copied from (see `checkpoints`)
+KEPT_WHEN_PRUNED = (
+    MODEL_CONFIG,
+    "trainer.json",
+    META_FILE,
+)  # files of a pruned full model that are kept, to identify it
 
 
-def fresh(root: Path, version: int) -> Path:
+def new_folder(root: Path, version: int) -> Path:
     """Return a unique folder path. Two trainers may both believe that they make the same version."""
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
     return root / f"{version:06d}-{uuid.uuid4().hex[:8]}"
 
 
-def remove(folder: Path) -> None:
+def remove_folder(folder: Path) -> None:
     """Remove a folder that was not published."""
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -48,7 +52,7 @@ def remove_orphans(root: Path, policies: Iterable[Policy], *, before: float) -> 
     return sorted(path.name for path in orphans)
 
 
-def thin(root: Path, *, keep: int, spare: Iterable[str | None]) -> None:
+def prune(root: Path, *, keep: int, spare: Iterable[str | None]) -> None:
     """Delete state that is only needed to continue training from old versions.
 
     The newest `keep` folders and those in `spare` keep their state. Of the others only adapters stay: the weights of a
@@ -58,11 +62,11 @@ def thin(root: Path, *, keep: int, spare: Iterable[str | None]) -> None:
     newest_first = sorted((path for path in root.iterdir() if path.name[0] != "."), key=lambda p: p.name, reverse=True)
     for place, path in enumerate(newest_first):
         full = (path / MODEL_CONFIG).exists() and weight_files(path) != WEIGHT_FILES
-        if path.name in spared or place < (min(keep, MOMENTS_OF_FULL) if full else keep):
+        if path.name in spared or place < (min(keep, KEPT_FULL_OPTIMIZERS) if full else keep):
             continue
-        for name in (HEAVY, *((AVERAGE,) if full else ())):
+        for name in (OPTIMIZER_FILE, *((EMA_TEACHER_FILE,) if full else ())):
             (path / name).unlink(missing_ok=True)
         if full and place >= keep:
             for file in path.iterdir():
-                if file.name not in REMAINS:
+                if file.name not in KEPT_WHEN_PRUNED:
                     file.unlink()

@@ -14,58 +14,58 @@ from openclaw_rl.methods.types import Sample
 from openclaw_rl.settings.load import TrainConfig
 from openclaw_rl.store import policies
 from openclaw_rl.store.db import Store
-from openclaw_rl.train.sample_builder import Builder
+from openclaw_rl.train.sample_builder import SampleBuilder
 from openclaw_rl.types import JudgedTurn, Policy
 
-REMEMBERED = (
+MAX_UNFIT_TURNS = (
     256  # unusable turns that are remembered; beyond that the oldest are tried again, which costs a forward pass
 )
 
 
-def room_for(fresh: int, *, share: float, most: int) -> int:
+def replay_limit(fresh: int, *, share: float, most: int) -> int:
     """Return how many replays to add to `fresh` turns: at most `share` (below 1) of a batch of at most `most` turns."""
     return max(0, min(most - fresh, math.floor(fresh * share / (1 - share) + 1e-9)))
 
 
-class Replays:
+class ReplaySelector:
     """Selects the newest used turns, which are the least stale. Unusable turns are skipped and keep their uses.
 
     They had a gradient before, so they are never marked untrainable. On another lineage they may be new again.
     """
 
-    def __init__(self, store: Store, builder: Builder, train: TrainConfig) -> None:
+    def __init__(self, store: Store, builder: SampleBuilder, train: TrainConfig) -> None:
         self._store, self._builder, self._train = store, builder, train
-        self._unfit: deque[str] = deque(maxlen=REMEMBERED)
-        self._never: set[str] = set()
+        self._unfit: deque[str] = deque(maxlen=MAX_UNFIT_TURNS)
+        self._excluded: set[str] = set()
 
-    def claim(self, head: Policy, line: Collection[int], fresh: int) -> tuple[list[JudgedTurn], list[Sample]]:
+    def select_replays(self, head: Policy, line: Collection[int], fresh: int) -> tuple[list[JudgedTurn], list[Sample]]:
         """Return the turns to add to `fresh` new ones, and the samples of the usable ones. `line`: head's lineage."""
-        limit = room_for(fresh, share=self._train.replay, most=self._train.most)
-        if self._train.max_uses < 2 or limit == 0:
+        limit = replay_limit(fresh, share=self._train.batch.replay_ratio, most=self._train.batch.max_step_turns)
+        if self._train.batch.max_uses < 2 or limit == 0:
             return [], []
         signal = self._builder.signal
         with self._store.read() as conn:
-            items = policies.replayable(
+            items = policies.replay_turns(
                 conn,
                 head=head.version,
                 limit=limit,
-                max_uses=self._train.max_uses,
+                max_uses=self._train.batch.max_uses,
                 need_score=signal.uses_reward,
                 need_hint=signal.uses_hints,
-                skip={*self._unfit, *self._never},
+                skip={*self._unfit, *self._excluded},
             )
-        batch = self._builder.build(items, head, line, replay=True)
-        self.pass_over(batch.dropped)
+        batch = self._builder.build_batch(items, head, line, replay=True)
+        self.mark_unfit(batch.dropped)
         return items, batch.samples
 
-    def pass_over(self, turns: Iterable[str]) -> None:
+    def mark_unfit(self, turns: Iterable[str]) -> None:
         """Skip these turns from now on: they are unusable on this lineage."""
         self._unfit.extend(turn for turn in turns if turn not in self._unfit)
 
-    def leave(self, turn: str) -> None:
+    def exclude_turn(self, turn: str) -> None:
         """Never select this turn again: it is too long for this device on any lineage."""
-        self._never.add(turn)
+        self._excluded.add(turn)
 
-    def forget(self) -> None:
+    def forget_unfit(self) -> None:
         """Forget which turns are unusable, because the trainer has loaded another version."""
         self._unfit.clear()

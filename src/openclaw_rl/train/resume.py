@@ -15,37 +15,38 @@ import time
 import uuid
 from pathlib import Path
 
-from openclaw_rl.common.atomic_files import linked, write_folder
-from openclaw_rl.common.policy_digest import ADAPTER_CONFIG, digest_of
+from openclaw_rl.common.atomic_files import link_files, write_folder
+from openclaw_rl.common.policy_digest import ADAPTER_CONFIG, digest_of_folder
 from openclaw_rl.errors import ConfigError, IdentityMismatch, ModelError, StaleLease
-from openclaw_rl.render.model_folder import ModelFiles, identity
+from openclaw_rl.render.model_folder import ModelFiles, compute_identity
 from openclaw_rl.settings.load import Config, TrainConfig
 from openclaw_rl.store import events, policies
 from openclaw_rl.store.db import Store
 from openclaw_rl.train import checkpoints, policy_folders
-from openclaw_rl.train.checkpoints import Note
-from openclaw_rl.train.lease_keeper import LEASE, LeaseKeeper
+from openclaw_rl.train.checkpoints import CheckpointMeta
+from openclaw_rl.train.lease_keeper import TRAINER_LEASE, LeaseKeeper
 from openclaw_rl.types import Lease, Policy, PolicyState
 
 log = logging.getLogger("openclaw_rl.train")
-_LOOK = 0.2  # seconds
+_POLL_SECONDS = 0.2  # seconds
 
 
-def with_base(config: Config) -> Config:
+def resolve_base(config: Config) -> Config:
     """Replace a `model.path` that is an adapter checkpoint by the checkpoint's base, and resume from the checkpoint.
 
     A checkpoint of full weights is a model by itself and is left as it is. Raises `ConfigError`.
     """
     folder = Path(config.model.path).expanduser()
-    if not (folder / policy_folders.NOTE).exists() or not (folder / ADAPTER_CONFIG).exists():
+    if not (folder / policy_folders.META_FILE).exists() or not (folder / ADAPTER_CONFIG).exists():
         return config
-    note = checkpoints.read_note(folder)
-    if config.train.resume is not None and checkpoints.find(config.train) != folder.resolve():
+    note = checkpoints.read_meta(folder)
+    if config.train.checkpoint.resume is not None and checkpoints.find_checkpoint(config.train) != folder.resolve():
         raise ConfigError(
-            f"model.path {config.model.path} is a checkpoint, and train.resume {config.train.resume} is another one. "
+            f"model.path {config.model.path} is a checkpoint, and train.checkpoint.resume "
+            f"{config.train.checkpoint.resume} is another one. "
             "Set only one of them"
         )
-    rank, alpha = _shape(folder)
+    rank, alpha = _lora_shape(folder)
     lora = config.train.lora.model_copy(update={"rank": rank, "alpha": alpha})
     train = {"resume": str(folder.resolve()), "lora": lora, "weights": "lora"}
     model = {"path": note.model, "tokenizer": config.model.tokenizer or note.tokenizer}
@@ -57,31 +58,31 @@ def with_base(config: Config) -> Config:
     )
 
 
-def begin(config: Config, *, train: bool) -> None:
-    """Start the home from the checkpoint in `train.resume`. `train`: also check that training can continue from it.
+def start_from_checkpoint(config: Config, *, train: bool) -> None:
+    """Start the home from the checkpoint in `train.checkpoint.resume`. `train`: check that training can continue.
 
     Idempotent: a home already started from this checkpoint continues from its own head. Raises `ConfigError` when the
     home has other versions or the checkpoint does not fit the settings, `IdentityMismatch` for another base,
     `ModelError` for a damaged checkpoint.
     """
-    if config.train.resume is None:
+    if config.train.checkpoint.resume is None:
         return
-    folder = checkpoints.find(config.train)
-    note = checkpoints.read_note(folder)
+    folder = checkpoints.find_checkpoint(config.train)
+    note = checkpoints.read_meta(folder)
     if train:
-        _check_fits(folder, config.train)
+        _check_settings(folder, config.train)
     store = Store.open(config.store_path)
     try:
-        if not _goes_on(store, folder, note):
-            _adopt(config, store, folder, note)
+        if not _is_started(store, folder, note):
+            _adopt_checkpoint(config, store, folder, note)
     finally:
         store.close()
 
 
-def _goes_on(store: Store, folder: Path, note: Note) -> bool:
+def _is_started(store: Store, folder: Path, note: CheckpointMeta) -> bool:
     """Return True if the home was already started from the checkpoint. Raises `ConfigError` for other versions."""
     with store.read() as conn:
-        learned = [p for p in policies.all(conn) if p.version and p.state is not PolicyState.REJECTED]
+        learned = [p for p in policies.list_all(conn) if p.version and p.state is not PolicyState.REJECTED]
         if not learned:
             return False
         head = policies.head(conn).version
@@ -94,8 +95,8 @@ def _goes_on(store: Store, folder: Path, note: Note) -> bool:
     return True
 
 
-def _adopt(config: Config, store: Store, folder: Path, note: Note) -> None:
-    name = identity(ModelFiles.of(config.model))
+def _adopt_checkpoint(config: Config, store: Store, folder: Path, note: CheckpointMeta) -> None:
+    name = compute_identity(ModelFiles.from_config(config.model))
     if name != note.identity:
         raise IdentityMismatch(
             f"{folder} was trained from {note.model} (identity {note.identity[:12]}), and the model is "
@@ -104,20 +105,20 @@ def _adopt(config: Config, store: Store, folder: Path, note: Note) -> None:
         )
     with store.write() as conn:
         policies.ensure_root(conn, base=config.model.path, identity=name, at=time.time())
-    keeper = _keeper(store, config.train)
+    keeper = _make_keeper(store, config.train)
     try:
-        _publish(config, store, _lease(keeper, config.train), folder, note)
+        _publish_checkpoint(config, store, _wait_for_lease(keeper, config.train), folder, note)
     finally:
         keeper.close()
 
 
-def _publish(config: Config, store: Store, lease: Lease, folder: Path, note: Note) -> None:
+def _publish_checkpoint(config: Config, store: Store, lease: Lease, folder: Path, note: CheckpointMeta) -> None:
     with store.read() as conn:
         head, version = policies.head(conn), policies.next_version(conn)
-    out = policy_folders.fresh(config.policies_dir.resolve(), version)
-    write_folder(out, {}, lambda into: linked(folder, into))
+    out = policy_folders.new_folder(config.policies_dir.resolve(), version)
+    write_folder(out, {}, lambda into: link_files(folder, into))
     try:
-        checkpoints.check_whole(folder, _digest(out), note)
+        checkpoints.check_weights_digest(folder, _folder_digest(out), note)
         policy = Policy(
             version=version,
             parent=head.version,
@@ -135,24 +136,24 @@ def _publish(config: Config, store: Store, lease: Lease, folder: Path, note: Not
             data = {"checkpoint": str(folder), "step": note.step, "method": note.method, "digest": note.digest}
             events.append(conn, "policy.resumed", str(version), data, policy.created_at)
     except (ModelError, StaleLease):  # after other errors it is kept: the commit may have succeeded
-        policy_folders.remove(out)
+        policy_folders.remove_folder(out)
         raise
-    log.info("version %d is the checkpoint %s: %s", version, folder, checkpoints.in_words(note))
+    log.info("version %d is the checkpoint %s: %s", version, folder, checkpoints.describe_checkpoint(note))
 
 
-def _digest(out: Path) -> str:
+def _folder_digest(out: Path) -> str:
     try:
-        return digest_of(out)
+        return digest_of_folder(out)
     except FileNotFoundError as error:
         raise ModelError(f"the checkpoint is incomplete: {error.filename} is missing") from None
 
 
-def _check_fits(folder: Path, train: TrainConfig) -> None:
+def _check_settings(folder: Path, train: TrainConfig) -> None:
     """Raise `ConfigError` for settings that the trainer would refuse later, before anything is published."""
-    theirs: dict[str, object] = {"train.weights": "lora" if (folder / ADAPTER_CONFIG).exists() else "full"}
-    ours: dict[str, object] = {"train.weights": train.weights}
-    if train.weights == theirs["train.weights"] == "lora":
-        theirs["train.lora.rank"], theirs["train.lora.alpha"] = _shape(folder)
+    theirs: dict[str, object] = {"train.finetune": "lora" if (folder / ADAPTER_CONFIG).exists() else "full"}
+    ours: dict[str, object] = {"train.finetune": train.finetune}
+    if train.finetune == theirs["train.finetune"] == "lora":
+        theirs["train.lora.rank"], theirs["train.lora.alpha"] = _lora_shape(folder)
         ours |= {"train.lora.rank": train.lora.rank, "train.lora.alpha": train.lora.alpha}
     for key, value in theirs.items():
         if ours[key] != value:
@@ -162,7 +163,7 @@ def _check_fits(folder: Path, train: TrainConfig) -> None:
             )
 
 
-def _shape(folder: Path) -> tuple[int, float]:
+def _lora_shape(folder: Path) -> tuple[int, float]:
     """Return rank and alpha of an adapter."""
     try:
         said = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
@@ -171,16 +172,16 @@ def _shape(folder: Path) -> tuple[int, float]:
         raise ModelError(f"{folder / ADAPTER_CONFIG}: cannot be read: {error!r}") from error
 
 
-def _keeper(store: Store, train: TrainConfig) -> LeaseKeeper:
+def _make_keeper(store: Store, train: TrainConfig) -> LeaseKeeper:
     holder = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:6]}"
-    return LeaseKeeper(store, LEASE, holder, ttl=train.lease)
+    return LeaseKeeper(store, TRAINER_LEASE, holder, ttl=train.safety.lease_ttl)
 
 
-def _lease(keeper: LeaseKeeper, train: TrainConfig) -> Lease:
+def _wait_for_lease(keeper: LeaseKeeper, train: TrainConfig) -> Lease:
     """Acquire the lease, waiting for a dead holder's to expire. Raises `ConfigError` if another trainer is running."""
-    give_up = time.monotonic() + train.lease + 1
+    give_up = time.monotonic() + train.safety.lease_ttl + 1
     while (lease := keeper.acquire()) is None:
         if time.monotonic() > give_up:
             raise ConfigError("another trainer is running on this home. Stop it, or use another --home")
-        time.sleep(_LOOK)
+        time.sleep(_POLL_SECONDS)
     return lease

@@ -8,24 +8,24 @@ from pathlib import Path
 
 from sqlalchemy import Connection
 
-from openclaw_rl.common.policy_digest import digest_of
+from openclaw_rl.common.policy_digest import digest_of_folder
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.store import policies, turn_states
-from openclaw_rl.store.turn_states import Cause
+from openclaw_rl.store.turn_states import DropReason
 from openclaw_rl.types import Policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class RollbackPlan:
     """The effect of a rollback to version `to`."""
 
     head: int
     to: int
-    undone: tuple[int, ...]  # versions, newest first
+    undone_versions: tuple[int, ...]  # versions, newest first
     turns: tuple[str, ...]  # ids of the turns that these versions were trained on
 
 
-def plan(conn: Connection, to: int | None) -> Plan:
+def plan_rollback(conn: Connection, to: int | None) -> RollbackPlan:
     """Plan a rollback to version `to`; None: the parent of the head. Raises `OpenClawError` if `to` is no ancestor."""
     head = policies.head(conn).version
     line = policies.lineage(conn, head)
@@ -33,22 +33,22 @@ def plan(conn: Connection, to: int | None) -> Plan:
         raise OpenClawError("the head is version 0, the base itself: there is nothing to roll back")
     to = line[1] if to is None else to
     if to not in line[1:]:
-        raise OpenClawError(f"expected an ancestor of version {head}, one of {_words(line[1:])}; got {to}")
+        raise OpenClawError(f"expected an ancestor of version {head}, one of {_format_versions(line[1:])}; got {to}")
     undone = tuple(line[: line.index(to)])
-    turns = dict.fromkeys(use.turn for version in reversed(undone) for use in policies.uses(conn, version))
-    return Plan(head=head, to=to, undone=undone, turns=tuple(turns))
+    turns = dict.fromkeys(use.turn for version in reversed(undone) for use in policies.uses_of_version(conn, version))
+    return RollbackPlan(head=head, to=to, undone_versions=undone, turns=tuple(turns))
 
 
-def check(policy: Policy) -> None:
+def check_policy_files(policy: Policy) -> None:
     """Raise `OpenClawError` unless the version's files are complete and match its digest."""
     if policy.path is None:
         return
     try:
-        found = digest_of(Path(policy.path))
+        found = digest_of_folder(Path(policy.path))
     except OSError as error:
         raise OpenClawError(
             f"version {policy.version} cannot be served: {error}. Weights of old full models are pruned "
-            "(train.keep_checkpoints); choose another version, 0 is the base"
+            "(train.checkpoint.keep); choose another version, 0 is the base"
         ) from None
     if found != policy.digest:
         raise OpenClawError(
@@ -57,21 +57,21 @@ def check(policy: Policy) -> None:
         )
 
 
-def take_back(conn: Connection, agreed: Plan, *, learn_again: bool, reason: str) -> int:
+def apply_rollback(conn: Connection, agreed: RollbackPlan, *, learn_again: bool, reason: str) -> int:
     """Execute the plan. Return the number of turns that are dropped, so that they never train again.
 
     With `learn_again` no turn is dropped. A step in progress on a rolled-back version publishes nothing, because
     `policies.publish` requires the head as its parent. Raises `OpenClawError` when the head has moved since planning.
     """
-    if plan(conn, agreed.to) != agreed:
+    if plan_rollback(conn, agreed.to) != agreed:
         raise OpenClawError(f"version {agreed.head} is no longer the head. Look at the new version, and repeat")
     now = time.time()
     policies.roll_back(conn, to=agreed.to, reason=reason, at=now)
     if learn_again:
         return 0
     why = f"the version trained on it was rolled back (to version {agreed.to})"
-    return turn_states.drop_all(conn, agreed.turns, Cause.TAKEN_BACK, why, at=now)
+    return turn_states.drop_all(conn, agreed.turns, DropReason.TAKEN_BACK, why, at=now)
 
 
-def _words(versions: list[int], most: int = 12) -> str:
+def _format_versions(versions: list[int], most: int = 12) -> str:
     return ", ".join(map(str, versions[:most])) + (f", ... {versions[-1]}" if len(versions) > most else "")

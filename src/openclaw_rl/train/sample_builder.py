@@ -9,16 +9,16 @@ from typing import Protocol
 
 import numpy as np
 
-from openclaw_rl.common.message_hash import Transience
+from openclaw_rl.common.message_hash import EphemeralMatcher
 from openclaw_rl.errors import RequestError
 from openclaw_rl.methods.types import Sample
 from openclaw_rl.render.hint import with_hint
 from openclaw_rl.render.renderer import Renderer
-from openclaw_rl.train.tracking import age
+from openclaw_rl.train.tracking import version_age
 from openclaw_rl.types import FinishReason, Ids, JudgedTurn, Policy, Reply, Request, Verdict
 
 
-class Signal(Protocol):
+class SignalNeeds(Protocol):
     """The parts of a verdict that the method can use."""
 
     @property
@@ -29,51 +29,55 @@ class Signal(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class SampleBatch:
     """The samples that can train, and why the other turns cannot (turn id -> readable reason)."""
 
     samples: list[Sample] = field(default_factory=list)
     dropped: dict[str, str] = field(default_factory=dict)
-    counts: Counter[str] = field(default_factory=Counter)  # over the turns that can train, by metric name
-    left: Counter[str] = field(default_factory=Counter)  # over the dropped turns, by metric name
+    kept_counts: Counter[str] = field(default_factory=Counter)  # over the turns that can train, by metric name
+    dropped_counts: Counter[str] = field(default_factory=Counter)  # over the dropped turns, by metric name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Builder:
+class SampleBuilder:
     """Builds samples for the policy that is being trained."""
 
     renderer: Renderer
-    transient: Transience
-    signal: Signal
+    transient: EphemeralMatcher
+    signal: SignalNeeds
     max_staleness: int  # in versions of the head's lineage
 
-    def build(self, turns: Sequence[JudgedTurn], head: Policy, line: Collection[int], *, replay: bool = False) -> Batch:
+    def build_batch(
+        self, turns: Sequence[JudgedTurn], head: Policy, line: Collection[int], *, replay: bool = False
+    ) -> SampleBatch:
         """Return one sample or one reason for each turn, in their order.
 
         `line`: the head's version and its ancestors; `replay`: one of them was trained on these turns.
         """
-        batch = Batch()
+        batch = SampleBatch()
         for item in turns:
-            made = self._sample(item, head, line, replay)
+            made = self._build_sample(item, head, line, replay)
             if isinstance(made, Sample):
                 batch.samples.append(made)
-                batch.counts.update(self._told(item, head, line))
+                batch.kept_counts.update(self._metric_counts(item, head, line))
             else:
                 batch.dropped[item.turn.id] = made
-                batch.left.update(self._told(item, head, line))
+                batch.dropped_counts.update(self._metric_counts(item, head, line))
         return batch
 
-    def _sample(self, item: JudgedTurn, head: Policy, line: Collection[int], replay: bool) -> Sample | str:
+    def _build_sample(self, item: JudgedTurn, head: Policy, line: Collection[int], replay: bool) -> Sample | str:
         request, reply = item.exchange.request, item.exchange.reply
         if reply is None:
             return "the reply is missing"
-        version = _version(request, reply)
-        if why := _unfit(request, reply, head, self._too_old(request, reply, line)):
+        version = _oldest_version(request, reply)
+        if why := _unfit_reason(request, reply, head, self._stale_reason(request, reply, line)):
             return why
-        reward = _reward(item.verdict, reply) if self.signal.uses_reward else None
-        hinted = self._hinted(request, item.verdict.hints, len(reply.response_ids)) if self.signal.uses_hints else ()
+        reward = _binary_reward(item.verdict, reply) if self.signal.uses_reward else None
+        hinted = (
+            self._hinted_prompts(request, item.verdict.hints, len(reply.response_ids)) if self.signal.uses_hints else ()
+        )
         if reward is None and not hinted:
-            return _no_signal(item.verdict, reply)
+            return _no_signal_reason(item.verdict, reply)
         try:
             return Sample(
                 turn=item.turn.id,
@@ -92,24 +96,25 @@ class Builder:
         except ValueError as error:  # bad values recorded by a broken engine drop the turn, not the trainer
             return str(error)
 
-    def _too_old(self, request: Request, reply: Reply, line: Collection[int]) -> str | None:
-        version = _version(request, reply)
-        steps = age(line, version)
+    def _stale_reason(self, request: Request, reply: Reply, line: Collection[int]) -> str | None:
+        version = _oldest_version(request, reply)
+        steps = version_age(line, version)
         if request.origin is not None or steps <= self.max_staleness:  # imported turns are checked by their gap
             return None
         return (
-            f"too stale: answered by version {version}, {steps} versions ago (train.max_staleness {self.max_staleness})"
+            f"too stale: answered by version {version}, {steps} versions ago "
+            f"(train.safety.max_staleness {self.max_staleness})"
         )
 
-    def _told(self, item: JudgedTurn, head: Policy, line: Collection[int]) -> dict[str, int]:
+    def _metric_counts(self, item: JudgedTurn, head: Policy, line: Collection[int]) -> dict[str, int]:
         """Return the metric counts of one turn, whether it trains or not."""
         request, reply = item.exchange.request, item.exchange.reply
         if reply is None:
             return {}
-        old = request.identity == head.identity and self._too_old(request, reply, line) is not None
+        old = request.identity == head.identity and self._stale_reason(request, reply, line) is not None
         return {"dropped/stale": int(old), "truncated": int(reply.finish_reason is FinishReason.LENGTH)}
 
-    def _hinted(self, request: Request, hints: Sequence[str], response: int) -> tuple[Ids, ...]:
+    def _hinted_prompts(self, request: Request, hints: Sequence[str], response: int) -> tuple[Ids, ...]:
         """Return the prompt with each hint; omit hints that cannot be inserted or exceed the context length."""
         out = []
         limit, variables = self.renderer.context_length, request.template
@@ -120,13 +125,13 @@ class Builder:
                 hinted = self.renderer.render(messages, request.tools, variables=variables).prompt_ids
             except (ValueError, RequestError):
                 continue
-            ids = spliced(request.prompt_ids, plain, hinted)
+            ids = splice_hint(request.prompt_ids, plain, hinted)
             if limit is None or len(ids) + response <= limit:
                 out.append(ids)
         return tuple(out)
 
 
-def spliced(stored: Ids, plain: Ids, hinted: Ids) -> Ids:
+def splice_hint(stored: Ids, plain: Ids, hinted: Ids) -> Ids:
     """Insert the hint's change into the stored prompt, and return the hinted prompt.
 
     The stored prompt may have a history that rendering again (`plain`) does not reproduce: replies in tokens that no
@@ -134,8 +139,8 @@ def spliced(stored: Ids, plain: Ids, hinted: Ids) -> Ids:
     That range is copied into the stored prompt if the stored prompt equals `plain` from the range to the end, or from
     the start to the end of the range. Otherwise `hinted` is returned.
     """
-    before = _same(plain, hinted)
-    after = _same(plain[before:][::-1], hinted[before:][::-1])
+    before = _common_prefix(plain, hinted)
+    after = _common_prefix(plain[before:][::-1], hinted[before:][::-1])
     changed, gone = len(plain) - before, len(plain) - before - after  # from the change to the end; what it replaces
     new = hinted[before : len(hinted) - after]
     if changed <= len(stored) and np.array_equal(stored[len(stored) - changed :], plain[before:]):
@@ -147,19 +152,19 @@ def spliced(stored: Ids, plain: Ids, hinted: Ids) -> Ids:
     return np.concatenate([stored[:at], new, stored[at + gone :]]).astype(np.int32)
 
 
-def _same(a: Ids, b: Ids) -> int:
+def _common_prefix(a: Ids, b: Ids) -> int:
     """Return the length of the common prefix of `a` and `b`."""
     n = min(len(a), len(b))
     differ = np.flatnonzero(a[:n] != b[:n])
     return int(differ[0]) if len(differ) else n
 
 
-def _version(request: Request, reply: Reply) -> int:
+def _oldest_version(request: Request, reply: Reply) -> int:
     """Return the oldest version that sampled the reply. It may differ from the request's, if an engine was lost."""
     return min((span.version for span in reply.spans), default=request.version)
 
 
-def _unfit(request: Request, reply: Reply, head: Policy, too_old: str | None) -> str | None:
+def _unfit_reason(request: Request, reply: Reply, head: Policy, too_old: str | None) -> str | None:
     if request.identity != head.identity:
         return (
             "its tokens belong to another model: tokenizer, chat template or base weights have changed "
@@ -167,21 +172,21 @@ def _unfit(request: Request, reply: Reply, head: Policy, too_old: str | None) ->
         )
     if too_old:
         return too_old
-    if why := request.sampling.untrainable():
+    if why := request.sampling.untrainable_reason():
         return why
     if not reply.mask.any():
         return "no token of the reply may train"
     return None
 
 
-def _reward(verdict: Verdict, reply: Reply) -> float | None:
+def _binary_reward(verdict: Verdict, reply: Reply) -> float | None:
     """Return +1 or -1; None for a verdict of 0, an abstention, or a reply that was cut at its token limit."""
     if not verdict.score or reply.finish_reason is FinishReason.LENGTH:
         return None
     return float(verdict.score)
 
 
-def _no_signal(verdict: Verdict, reply: Reply) -> str:
+def _no_signal_reason(verdict: Verdict, reply: Reply) -> str:
     if verdict.score and reply.finish_reason is FinishReason.LENGTH:
         return "the reply was cut at its token limit: its score says little about its tokens, and there is no hint"
     if verdict.hints:

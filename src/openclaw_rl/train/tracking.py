@@ -18,14 +18,14 @@ from openclaw_rl.types import Policy, Verdict
 
 log = logging.getLogger(__name__)
 
-FILE = "metrics.jsonl"
-NO_STEP = "no step"
+METRICS_FILE = "metrics.jsonl"
+NO_STEP_STATE = "no step"
 _WANDB_SECONDS = 15.0  # timeout of W&B's initialisation
-Sink = Callable[[int, Mapping[str, float]], None]
+MetricsSink = Callable[[int, Mapping[str, float]], None]
 """(step, metrics). The step is the number of the new policy version."""
 
 
-def in_words(policy: Policy, m: Mapping[str, float], used: int) -> str:
+def summary_line(policy: Policy, m: Mapping[str, float], used: int) -> str:
     """Return a one-line summary of a step on `used` turns, for the log."""
     reward = f", reward {m['reward/mean']:+.2f}" if "reward/mean" in m else ""
     replays = int(m["replays"])
@@ -41,7 +41,7 @@ def number_of_turns(fresh: int, replays: int) -> str:
     return f"{fresh} turn{'s' * (fresh != 1)}" + (f" and {replays} again" if replays else "")
 
 
-def off_policy(m: Mapping[str, float]) -> str:
+def off_policy_summary(m: Mapping[str, float]) -> str:
     """Return a readable summary of how far off policy a step was, and what was masked; empty without a gap metric."""
     if "gap" not in m:
         return ""
@@ -57,29 +57,29 @@ def off_policy(m: Mapping[str, float]) -> str:
     return "; ".join(words)
 
 
-def age(line: Collection[int], version: int) -> int:
+def version_age(line: Collection[int], version: int) -> int:
     """Return how many versions of a lineage are newer than this one."""
     return sum(later > version for later in line)
 
 
-def staleness(line: Collection[int], samples: Sequence[Sample]) -> dict[str, float]:
+def staleness_metrics(line: Collection[int], samples: Sequence[Sample]) -> dict[str, float]:
     """Return mean and maximum age of the versions that sampled the turns.
 
     Only versions of `line` count, so rejected and rolled back versions add nothing to an age.
     """
-    ages = [age(line, s.version) for s in samples]
+    ages = [version_age(line, s.version) for s in samples]
     if not ages:
         return {}
     return {"staleness/versions": sum(ages) / len(ages), "staleness/versions/max": float(max(ages))}
 
 
-def rewards(verdicts: Collection[Verdict]) -> dict[str, float]:
+def reward_metrics(verdicts: Collection[Verdict]) -> dict[str, float]:
     """Return mean and standard deviation of the scores, also if the method uses only hints."""
     found = [float(v.score) for v in verdicts if v.score]
     return {"reward/mean": fmean(found), "reward/std": pstdev(found)} if found else {}
 
 
-def left_out(passed: Mapping[str, int], step: Mapping[str, float]) -> dict[str, float]:
+def drop_counts(passed: Mapping[str, int], step: Mapping[str, float]) -> dict[str, float]:
     """Return the counts of turns that were too stale or cut at their token limit since the last version.
 
     `passed`: counts from before the step; `step`: the step's own metrics.
@@ -88,15 +88,15 @@ def left_out(passed: Mapping[str, int], step: Mapping[str, float]) -> dict[str, 
     return {"dropped/stale": float(stale), "truncated": float(passed.get("truncated", 0))}
 
 
-class Tracker:
+class MetricsTracker:
     """Logs each step to all sinks. A sink that fails is removed with an error in the log, and training continues."""
 
     def __init__(self, track: TrackConfig, logs: Path, *, run: str, settings: Mapping[str, Any]) -> None:
         """`run`: the run's name in W&B. Raises `ConfigError` when the library of a selected sink is not installed."""
         logs.mkdir(parents=True, exist_ok=True)
-        self._file = logs / FILE
-        makers = {"tensorboard": _tensorboard, "wandb": _wandb}
-        self._sinks: dict[str, Sink] = {}
+        self._file = logs / METRICS_FILE
+        makers = {"tensorboard": _tensorboard_sink, "wandb": _wandb_sink}
+        self._sinks: dict[str, MetricsSink] = {}
         for name in track.to:
             try:
                 self._sinks[name] = makers[name](track, logs, run, settings)
@@ -111,11 +111,11 @@ class Tracker:
         if raw and not raw.endswith(b"\n"):
             with self._file.open("ab") as file:
                 file.write(b"\n")
-        told = next((found for line in reversed(raw.splitlines()) if (found := _version(line)) >= 0), -1)
+        told = next((found for line in reversed(raw.splitlines()) if (found := _logged_version(line)) >= 0), -1)
         if told < newest.version and "loss/total" in newest.metrics:  # a resumed or root version has no step
-            self.tell(newest, newest.metrics, turns)
+            self.log_step(newest, newest.metrics, turns)
 
-    def tell(self, policy: Policy, metrics: Mapping[str, float], turns: Sequence[str]) -> None:
+    def log_step(self, policy: Policy, metrics: Mapping[str, float], turns: Sequence[str]) -> None:
         """Log one step: its metrics, its result and the turns that it was trained on."""
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
         line = finite | {  # the list of turn ids replaces the metric of the same name
@@ -125,7 +125,7 @@ class Tracker:
             "at": policy.created_at,
             "turns": list(turns),
         }
-        self._write(line | ({"reason": policy.reason} if policy.reason else {}))
+        self._append_line(line | ({"reason": policy.reason} if policy.reason else {}))
         for name, sink in list(self._sinks.items()):
             try:
                 sink(policy.version, finite)
@@ -133,21 +133,29 @@ class Tracker:
                 log.exception("metrics are no longer sent to %s: %s: %s", name, type(error).__name__, error)
                 del self._sinks[name]
 
-    def pass_over(self, head: Policy, reasons: Mapping[str, str], metrics: Mapping[str, float], at: float) -> None:
+    def log_skipped_batch(
+        self, head: Policy, reasons: Mapping[str, str], metrics: Mapping[str, float], at: float
+    ) -> None:
         """Log a batch that ended without a step, with a reason for each turn. Only to the file.
 
         The other sinks are indexed by version, and this batch has none.
         """
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-        line = {"parent": head.version, "state": NO_STEP, "at": at, "turns": list(reasons), "reasons": dict(reasons)}
-        self._write(finite | line)
+        line = {
+            "parent": head.version,
+            "state": NO_STEP_STATE,
+            "at": at,
+            "turns": list(reasons),
+            "reasons": dict(reasons),
+        }
+        self._append_line(finite | line)
 
-    def _write(self, line: Mapping[str, Any]) -> None:
+    def _append_line(self, line: Mapping[str, Any]) -> None:
         with self._file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
 
-def _version(line: bytes) -> int:
+def _logged_version(line: bytes) -> int:
     """Return the version of a line; -1 for an incomplete line or one of a batch without a step."""
     try:
         return int(json.loads(line)["version"])
@@ -155,33 +163,33 @@ def _version(line: bytes) -> int:
         return -1
 
 
-def check(track: TrackConfig) -> None:
+def check_installed(track: TrackConfig) -> None:
     """Raise `ConfigError` when the library of a selected sink is not installed."""
     for name in track.to:
         if importlib.util.find_spec(name) is None:
-            raise _missing(name)
+            raise _not_installed_error(name)
 
 
-def _tensorboard(track: TrackConfig, logs: Path, run: str, settings: Mapping[str, Any]) -> Sink:
+def _tensorboard_sink(track: TrackConfig, logs: Path, run: str, settings: Mapping[str, Any]) -> MetricsSink:
     try:
         from tensorboard.summary import Writer
     except ImportError:
-        raise _missing("tensorboard") from None
+        raise _not_installed_error("tensorboard") from None
     writer = Writer(str(logs / "tensorboard"))
 
-    def sink(step: int, metrics: Mapping[str, float]) -> None:
+    def write_scalars(step: int, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
             writer.add_scalar(name, value, step)
         writer.flush()
 
-    return sink
+    return write_scalars
 
 
-def _wandb(track: TrackConfig, logs: Path, run: str, settings: Mapping[str, Any]) -> Sink:
+def _wandb_sink(track: TrackConfig, logs: Path, run: str, settings: Mapping[str, Any]) -> MetricsSink:
     try:
         import wandb
     except ImportError:
-        raise _missing("wandb") from None
+        raise _not_installed_error("wandb") from None
     made = wandb.init(
         project=track.project,
         name=run,
@@ -191,11 +199,11 @@ def _wandb(track: TrackConfig, logs: Path, run: str, settings: Mapping[str, Any]
         settings={"init_timeout": _WANDB_SECONDS},
     )
 
-    def sink(step: int, metrics: Mapping[str, float]) -> None:
+    def write_run(step: int, metrics: Mapping[str, float]) -> None:
         made.log(dict(metrics), step=step, commit=True)  # without commit W&B shows a step only after the next one
 
-    return sink
+    return write_run
 
 
-def _missing(name: str) -> ConfigError:
+def _not_installed_error(name: str) -> ConfigError:
     return ConfigError(f"track.to names {name}, which is not installed here. `pip install {name}`, or remove it there.")

@@ -7,20 +7,20 @@ import contextlib
 import time
 
 from openclaw_rl import methods
-from openclaw_rl.common.message_hash import Transience
+from openclaw_rl.common.message_hash import EphemeralMatcher
 from openclaw_rl.protocols import Trainer
-from openclaw_rl.render.model_folder import ModelFiles, identity
+from openclaw_rl.render.model_folder import ModelFiles, compute_identity
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.load import Config, TrainConfig
 from openclaw_rl.store import heartbeats, policies
 from openclaw_rl.store.db import Store
-from openclaw_rl.train.checkpoints import Saver
-from openclaw_rl.train.orchestrator import TrainRoom
+from openclaw_rl.train.checkpoints import CheckpointWriter
+from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.ranks import launcher
-from openclaw_rl.train.sample_builder import Builder
-from openclaw_rl.train.tracking import Tracker
+from openclaw_rl.train.sample_builder import SampleBuilder
+from openclaw_rl.train.tracking import MetricsTracker
 
-BEAT = 1.0  # seconds
+HEARTBEAT_SECONDS = 1.0  # seconds
 
 
 async def run(config: Config, *, stop: asyncio.Event) -> None:
@@ -34,77 +34,77 @@ async def run(config: Config, *, stop: asyncio.Event) -> None:
     Unblocked by: the judge's commits; the end of the other trainer's lease.
     """
     if config.train.launch.node_rank > 0:
-        await launcher.lend(config, stop=stop)
+        await launcher.join_as_worker(config, stop=stop)
         return
     store = await asyncio.to_thread(Store.open, config.store_path)
     try:
-        heartbeats.beat(store, "train", "loading the base model", heartbeats.STARTING)
-        room = await asyncio.to_thread(open_room, config, store)
+        heartbeats.write_heartbeat(store, "train", "loading the base model", heartbeats.STARTING)
+        room = await asyncio.to_thread(open_train_loop, config, store)
         try:
-            await _turn_over(room, store, stop, config.train.poll)
+            await _loop_until_stopped(room, store, stop, config.train.poll)
         finally:
             await asyncio.to_thread(room.close)
     finally:
         store.close()
 
 
-async def _turn_over(room: TrainRoom, store: Store, stop: asyncio.Event, poll: float) -> None:
+async def _loop_until_stopped(room: TrainLoop, store: Store, stop: asyncio.Event, poll: float) -> None:
     beaten = 0.0
     while not stop.is_set():
-        work = asyncio.create_task(asyncio.to_thread(room.turn))
+        work = asyncio.create_task(asyncio.to_thread(room.run_once))
         while True:
-            if time.monotonic() - beaten >= BEAT:
-                await asyncio.to_thread(heartbeats.beat, store, "train", room.note)
+            if time.monotonic() - beaten >= HEARTBEAT_SECONDS:
+                await asyncio.to_thread(heartbeats.write_heartbeat, store, "train", room.note)
                 beaten = time.monotonic()
-            done, _ = await asyncio.wait({work}, timeout=BEAT)
+            done, _ = await asyncio.wait({work}, timeout=HEARTBEAT_SECONDS)
             if done:
                 break
         if not work.result():
-            await _pause(stop, poll)
+            await _wait_or_stop(stop, poll)
 
 
-async def _pause(stop: asyncio.Event, seconds: float) -> None:
+async def _wait_or_stop(stop: asyncio.Event, seconds: float) -> None:
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(stop.wait(), seconds)
 
 
 def make_method(train: TrainConfig) -> methods.AnyMethod:
     """Return the method that the settings select."""
-    return methods.make(
+    return methods.create_method(
         train.method,
-        decay=train.baseline_decay,
-        shrink=train.baseline_shrink,
-        clip=train.opd_clip,
-        w_binary=train.w_binary,
-        w_opd=train.w_opd,
-        distill=methods.Distill(
-            by=train.distill,
-            top=train.topk,
-            divergence=train.divergence,
-            cap=train.distill_cap,
-            hint_choice=train.hint_choice,
+        decay=train.loss.baseline_decay,
+        shrink=train.loss.baseline_shrink,
+        clip=train.distill.opd_clip,
+        w_binary=train.loss.w_binary,
+        w_opd=train.loss.w_opd,
+        distill=methods.DistillOptions(
+            by=train.distill.target,
+            topk_size=train.distill.topk,
+            divergence=train.distill.divergence,
+            ratio_clip=train.distill.ratio_clip,
+            hint_choice=train.distill.hint_choice,
         ),
-        groups=methods.Groups(scale=train.group_scale, floor=train.group_floor),
+        groups=methods.GroupRelativeMethod(scale=train.loss.group_scale, floor=train.loss.group_floor),
     )
 
 
-def open_room(config: Config, store: Store) -> TrainRoom:
+def open_train_loop(config: Config, store: Store) -> TrainLoop:
     """Load the base model and check that the store belongs to it. Raises `ModelError`, `IdentityMismatch`."""
-    files = ModelFiles.of(config.model)
+    files = ModelFiles.from_config(config.model)
     with store.write() as conn:
-        policies.ensure_root(conn, base=str(files.folder), identity=identity(files), at=time.time())
+        policies.ensure_root(conn, base=str(files.folder), identity=compute_identity(files), at=time.time())
     method = make_method(config.train)
-    builder = Builder(
+    builder = SampleBuilder(
         renderer=Renderer(files),
-        transient=Transience(config.serve.transient_patterns),
+        transient=EphemeralMatcher(config.serve.ephemeral_patterns),
         signal=method,
-        max_staleness=config.train.max_staleness,
+        max_staleness=config.train.safety.max_staleness,
     )
-    saver = None if config.train.save_dir is None else Saver(store, config)
-    trainer = _trainer(config, files, method)  # imports torch, so it comes after the fast checks
+    saver = None if config.train.checkpoint.save_dir is None else CheckpointWriter(store, config)
+    trainer = _make_trainer(config, files, method)  # imports torch, so it comes after the fast checks
     run, told = f"openclaw-rl-{config.train.method}", config.train.model_dump(mode="json")
-    tracker = Tracker(config.track, config.logs_dir, run=run, settings=told)
-    return TrainRoom(
+    tracker = MetricsTracker(config.track, config.logs_dir, run=run, settings=told)
+    return TrainLoop(
         store,
         trainer,
         builder,
@@ -117,9 +117,9 @@ def open_room(config: Config, store: Store) -> TrainRoom:
     )
 
 
-def _trainer(config: Config, files: ModelFiles, method: methods.AnyMethod) -> Trainer:
+def _make_trainer(config: Config, files: ModelFiles, method: methods.AnyMethod) -> Trainer:
     if config.train.ranks * config.train.launch.nodes > 1:
-        return launcher.launched(config)
+        return launcher.launch_trainer(config)
     from openclaw_rl.learner.trainer import LocalTrainer
 
     return LocalTrainer(str(files.folder), method, config.train, config.model)

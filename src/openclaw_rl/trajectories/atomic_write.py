@@ -12,12 +12,12 @@ from urllib.parse import quote
 
 from openclaw_rl.errors import OpenClawError
 
-LONGEST_STEM = 180
+MAX_STEM_BYTES = 180
 """In bytes. File systems allow 255, with the suffix and the prefix of a temporary file."""
 
 
 @contextmanager
-def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
+def atomic_writer(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
     """Yield a stream (mode 600) that becomes `path` if the block ends without error. Raises `OpenClawError`.
 
     `sync`: call fsync before the rename; False if the caller syncs after many files.
@@ -43,19 +43,19 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
         part.unlink(missing_ok=True)
 
 
-def write(path: Path, raw: bytes, *, sync: bool = True) -> bool:
+def write_if_changed(path: Path, raw: bytes, *, sync: bool = True) -> bool:
     """Write the file unless it has this content already. Return whether it was written. Raises `OpenClawError`."""
     if path.is_file() and path.stat().st_size == len(raw) and path.read_bytes() == raw:
         return False
-    with replacing(path, sync=sync) as stream:
+    with atomic_writer(path, sync=sync) as stream:
         stream.write(raw)
     return True
 
 
-def stem(session: str) -> str:
+def session_stem(session: str) -> str:
     """Return a file stem for a session's name. Stems are unique and cannot leave the folder."""
     safe = quote(session, safe=" ")
     safe = "%2E" + safe[1:] if safe.startswith(".") else safe
-    if len(safe) > LONGEST_STEM:
-        safe = f"{safe[:LONGEST_STEM]}-{blake2b(session.encode(), digest_size=8).hexdigest()}"
+    if len(safe) > MAX_STEM_BYTES:
+        safe = f"{safe[:MAX_STEM_BYTES]}-{blake2b(session.encode(), digest_size=8).hexdigest()}"
     return safe

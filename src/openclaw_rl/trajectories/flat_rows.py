@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from openclaw_rl.common.message_hash import text_of
+from openclaw_rl.common.message_hash import message_text
 from openclaw_rl.store.rows import to_json
-from openclaw_rl.trajectories.exporter import Session, Stored
-from openclaw_rl.trajectories.schema import made_whole, prompt_of
+from openclaw_rl.trajectories.exporter import StoredSession, StoredTurn
+from openclaw_rl.trajectories.schema import prompt_of, replace_lone_surrogates
 from openclaw_rl.types import ExchangeStatus, Kind
 
 
-def row_of(session: Session, item: Stored) -> Mapping[str, Any] | None:
+def turn_to_row(session: StoredSession, item: StoredTurn) -> Mapping[str, Any] | None:
     """Return the row of a turn; None if it has no text, no tokens, or no log-probabilities."""
     request, reply, verdict = item.exchange.request, item.reply, item.verdict
     known = len(reply.response_ids) > 0 and len(request.prompt_ids) > 0 and bool(np.isfinite(reply.logprobs).all())
@@ -32,15 +32,15 @@ def row_of(session: Session, item: Stored) -> Mapping[str, Any] | None:
         "untrainable": item.turn.untrainable or "",
         "state": item.turn.state.value,
         "agent": request.agent,
-        "prompt": made_whole(prompt_of(request.messages)),
-        "response": made_whole(text_of(reply.message)),
-        "next_state": made_whole("\n".join(text_of(m) for m in said)),
-        "messages_json": _json(request.messages),
-        "reply_json": _json(reply.message),
-        "tools_json": _json(request.tools),
+        "prompt": replace_lone_surrogates(prompt_of(request.messages)),
+        "response": replace_lone_surrogates(message_text(reply.message)),
+        "next_state": replace_lone_surrogates("\n".join(message_text(m) for m in said)),
+        "messages_json": _json_text(request.messages),
+        "reply_json": _json_text(reply.message),
+        "tools_json": _json_text(request.tools),
         "judged": verdict is not None and verdict.score is not None,
         "score": (verdict.score if verdict else None) or 0,
-        "hints_json": _json(verdict.hints if verdict else ()),
+        "hints_json": _json_text(verdict.hints if verdict else ()),
         "prompt_ids": request.prompt_ids.tolist(),
         "response_ids": reply.response_ids.tolist(),
         "logprobs": reply.logprobs.tolist(),
@@ -53,5 +53,5 @@ def row_of(session: Session, item: Stored) -> Mapping[str, Any] | None:
     }
 
 
-def _json(value: Any) -> str:
+def _json_text(value: Any) -> str:
     return to_json(value).decode()

@@ -30,66 +30,68 @@ from openclaw_rl.store.db import Store
 from openclaw_rl.store.rows import to_json
 from openclaw_rl.trajectories import atomic_write, exporter, flat_rows, parquet
 from openclaw_rl.trajectories import files as reading
-from openclaw_rl.trajectories.exporter import Session, Stored
-from openclaw_rl.trajectories.files import Entry
-from openclaw_rl.trajectories.importer import Follow, Importer, score_waiting
-from openclaw_rl.trajectories.redact import Redactor
-from openclaw_rl.trajectories.report import Report, number_of
-from openclaw_rl.trajectories.resolve import plan
-from openclaw_rl.trajectories.schema import Refused
+from openclaw_rl.trajectories.exporter import StoredSession, StoredTurn
+from openclaw_rl.trajectories.files import TrajectoryEntry
+from openclaw_rl.trajectories.importer import EntryProgress, TrajectoryImporter, score_unscored
+from openclaw_rl.trajectories.redact import TrajectoryRedactor
+from openclaw_rl.trajectories.report import ImportReport, trajectories_text
+from openclaw_rl.trajectories.resolve import resolve_turns
+from openclaw_rl.trajectories.schema import TrajectoryRefused
 
-REFUSALS = "refused.jsonl"
-_NO_FORMAT = (".csv", ".tsv", ".txt", ".gz", ".zip", ".zst", ".yaml", ".yml", ".arrow")
+REFUSALS_FILE = "refused.jsonl"
+_UNSUPPORTED_SUFFIXES = (".csv", ".tsv", ".txt", ".gz", ".zip", ".zst", ".yaml", ".yml", ".arrow")
 """Unsupported file suffixes. A target that ends with one is refused, not taken as a folder's name."""
-_SINCE = re.compile(r"(\d+)([hdw])")
-_UNITS = {"h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
-Tick = Callable[[int, int], None]
+_SINCE_PATTERN = re.compile(r"(\d+)([hdw])")
+_UNIT_SECONDS = {"h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
+ProgressTick = Callable[[int, int], None]
 """(bytes, trajectories) processed since the last call."""
 
 
-def check(paths: Sequence[str], *, report: str | None) -> bool:
+def check_files(paths: Sequence[str], *, report: str | None) -> bool:
     """Validate files without importing. Return False if any was refused. Raises `OpenClawError` for no files."""
-    found = reading.files([Path(p) for p in paths])
-    with Report(Path(report) if report else None) as told, _bytes("checking", found) as tick:
-        for entry in _ticked(found, tick):
+    found = reading.find_files([Path(p) for p in paths])
+    with ImportReport(Path(report) if report else None) as told, _byte_progress("checking", found) as tick:
+        for entry in _entries_with_progress(found, tick):
             told.counts.read += 1
             try:
-                told.counts.count(turns=(n := len(plan(entry.trajectory()))), of=n, news=False)
-            except Refused as problem:
-                told.refuse(entry, problem)
-    Console().print(told.shown("valid"))
-    return told.refused == 0
+                told.counts.count_trajectory(
+                    turns=(n := len(resolve_turns(entry.parse_trajectory()))), of=n, news=False
+                )
+            except TrajectoryRefused as problem:
+                told.add_refusal(entry, problem)
+    Console().print(told.render_summary("valid"))
+    return told.refused_count == 0
 
 
-def bring_in(config: Config, paths: Sequence[str], *, score: bool, report: str | None) -> bool:
+def import_files(config: Config, paths: Sequence[str], *, score: bool, report: str | None) -> bool:
     """Import files. Return False if some trajectories were refused. Raises `OpenClawError`."""
-    found = reading.files([Path(p).expanduser() for p in paths])
+    found = reading.find_files([Path(p).expanduser() for p in paths])
     store = Store.open(config.store_path)
     try:
-        importer = Importer(config, store, score=score)
-        file = Path(report) if report else config.logs_dir / REFUSALS
-        with Report(file) as told, _bytes("importing", found) as tick:
-            importer.run(_entries(found), told, follow=_follower(tick))
+        importer = TrajectoryImporter(config, store, score=score)
+        file = Path(report) if report else config.logs_dir / REFUSALS_FILE
+        with ImportReport(file) as told, _byte_progress("importing", found) as tick:
+            importer.run(_iter_entries(found), told, follow=_make_follower(tick))
     finally:
         store.close()
-    Console().print(told.shown("imported"))
-    return told.refused == 0
+    Console().print(told.render_summary("imported"))
+    return told.refused_count == 0
 
 
-def score(config: Config) -> None:
+def score_imported(config: Config) -> None:
     """Compute the log-probabilities that an import left out. Raises `OpenClawError`."""
     store = Store.open(config.store_path, create=False)
     try:
         columns = (TextColumn("scoring"), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=Console(stderr=True)) as bar:
             task = bar.add_task("scoring", total=None)
-            done = score_waiting(config, store, lambda n: bar.advance(task, n))
+            done = score_unscored(config, store, lambda n: bar.advance(task, n))
     finally:
         store.close()
     Console().print(f"{done} turns scored")
 
 
-def send_out(
+def export_sessions(
     config: Config, target: str, *, names: Sequence[str], since: str | None, form: str, redact: bool = False
 ) -> None:
     """Export a file for each session into a folder, or everything into one .jsonl, .json or .parquet.
@@ -97,65 +99,73 @@ def send_out(
     `redact`: replace personal data and secrets. Raises `OpenClawError`.
     """
     path = Path(target).expanduser()
-    if form == "turns" and path.suffix.lower() not in (*reading.LINES, parquet.SUFFIX):
+    if form == "turns" and path.suffix.lower() not in (*reading.JSONL_SUFFIXES, parquet.SUFFIX):
         raise OpenClawError(f"{path}: rows of turns go into one .jsonl or .parquet. Name such a file.")
-    if not target or (path.suffix.lower() in _NO_FORMAT and not path.is_dir()):
+    if not target or (path.suffix.lower() in _UNSUPPORTED_SUFFIXES and not path.is_dir()):
         raise OpenClawError(f"{target!r}: expected a folder, or a file that ends with .jsonl, .json or .parquet.")
     store = Store.open(config.store_path, create=False)
     try:
-        after = None if since is None else moment(since, time.time())
-        redactor = Redactor(store.secret) if redact else None
+        after = None if since is None else parse_since(since, time.time())
+        redactor = TrajectoryRedactor(store.secret) if redact else None
         with store.read() as conn, store.read() as other:
             for name in names:
-                if not exporter.count(other, names=(name,)):
+                if not exporter.count_sessions(other, names=(name,)):
                     raise OpenClawError(f"--session {name}: no such session. `openclaw-rl inspect sessions` lists all.")
-            found = exporter.sessions(conn, names=names, since=after)
-            with _counted("exporting", exporter.count(other, names=names, since=after)) as tick:
-                told = _send(other, path, _each(found, tick), form, redactor)
+            found = exporter.iter_sessions(conn, names=names, since=after)
+            with _count_progress("exporting", exporter.count_sessions(other, names=names, since=after)) as tick:
+                told = _write_sessions(other, path, _with_tick(found, tick), form, redactor)
     finally:
         store.close()
-    Console(soft_wrap=True, highlight=False).print(told if redactor is None else told + redactor.told, markup=False)
+    Console(soft_wrap=True, highlight=False).print(
+        told if redactor is None else told + redactor.summary_text, markup=False
+    )
 
 
-def _send(conn: Connection, path: Path, sessions: Iterable[Session], form: str, redactor: Redactor | None) -> str:
+def _write_sessions(
+    conn: Connection, path: Path, sessions: Iterable[StoredSession], form: str, redactor: TrajectoryRedactor | None
+) -> str:
     if form == "turns":
-        return _rows(conn, path, sessions, redactor)
+        return _write_rows(conn, path, sessions, redactor)
     number, large = 0, list[str]()
     one_file = path.suffix.lower() in reading.SUFFIXES
-    with _into(path, form) if one_file else nullcontext() as add:
-        for session, items in _all(conn, sessions):
-            raw = _told(session, items, redactor)
+    with _open_target(path, form) if one_file else nullcontext() as add:
+        for session, items in _non_empty_sessions(conn, sessions):
+            raw = _trajectory_json(session, items, redactor)
             number += 1
             if len(raw) > reading.ENTRY_BYTES:
-                large.append(session.name if redactor is None else redactor.name(session.name))
+                large.append(session.name if redactor is None else redactor.redact_name(session.name))
             if add is not None:
                 add(raw)
             else:
-                _put(conn, path, session, raw, False, redactor)
+                _write_session_file(conn, path, session, raw, False, redactor)
     if not one_file:
         os.sync()
-    told = f"{number_of(number)} in {path}"
+    told = f"{trajectories_text(number)} in {path}"
     if not large:
         return told
     most = f"{reading.ENTRY_BYTES // 2**20} MiB, more than an import accepts"
     return f"{told}. Above {most}: {', '.join(large[:5])}{' ...' if large[5:] else ''}"
 
 
-def _all(conn: Connection, sessions: Iterable[Session]) -> Iterator[tuple[Session, list[Stored]]]:
+def _non_empty_sessions(
+    conn: Connection, sessions: Iterable[StoredSession]
+) -> Iterator[tuple[StoredSession, list[StoredTurn]]]:
     """Return the sessions that have a turn, with their turns."""
-    return ((session, items) for session, items in exporter.stored_of(conn, sessions) if items)
+    return ((session, items) for session, items in exporter.turns_by_session(conn, sessions) if items)
 
 
-def _rows(conn: Connection, path: Path, sessions: Iterable[Session], redactor: Redactor | None) -> str:
+def _write_rows(
+    conn: Connection, path: Path, sessions: Iterable[StoredSession], redactor: TrajectoryRedactor | None
+) -> str:
     written = left = 0
-    with _into(path, "turns") as add:
-        for session, items in exporter.stored_of(conn, sessions):
+    with _open_target(path, "turns") as add:
+        for session, items in exporter.turns_by_session(conn, sessions):
             if redactor is not None:
-                redactor.begin()
+                redactor.begin_session()
             for item in items:
-                row = flat_rows.row_of(session, item)
+                row = flat_rows.turn_to_row(session, item)
                 if row is not None and redactor is not None:
-                    row = redactor.row(row, redactor.turn(exporter.turn_of(item)))
+                    row = redactor.redact_row(row, redactor.redact_turn(exporter.turn_to_json(item)))
                 written, left = written + (row is not None), left + (row is None)
                 if row is not None:
                     add(to_json(row))
@@ -164,16 +174,16 @@ def _rows(conn: Connection, path: Path, sessions: Iterable[Session], redactor: R
 
 
 @contextmanager
-def _into(path: Path, form: str) -> Iterator[Callable[[bytes], None]]:
+def _open_target(path: Path, form: str) -> Iterator[Callable[[bytes], None]]:
     """Yield a function that appends a JSON value. The file appears if the block ends without error."""
     suffix = path.suffix.lower()
     if suffix == parquet.SUFFIX:
-        parquet.library()
-        with atomic_write.replacing(path) as stream, parquet.writing(stream, form) as add:
+        parquet.import_pyarrow()
+        with atomic_write.atomic_writer(path) as stream, parquet.open_writer(stream, form) as add:
             yield add
         return
-    begin, between, end = (b"", b"\n", b"\n") if suffix in reading.LINES else (b"[", b",\n", b"]\n")
-    with atomic_write.replacing(path) as stream:
+    begin, between, end = (b"", b"\n", b"\n") if suffix in reading.JSONL_SUFFIXES else (b"[", b",\n", b"]\n")
+    with atomic_write.atomic_writer(path) as stream:
         before = begin
 
         def add_raw(raw: bytes) -> None:
@@ -188,43 +198,45 @@ def _into(path: Path, form: str) -> Iterator[Callable[[bytes], None]]:
             stream.write(begin + end)
 
 
-def exported(conn: Connection, session: Session, **which: Any) -> bytes | None:
+def session_json(conn: Connection, session: StoredSession, **which: Any) -> bytes | None:
     """Return a session as one line of JSON; None without turns. `which`: see `exporter.stored_turns`."""
-    items = list(exporter.stored(conn, session, **which))
-    return _told(session, items, None) if items else None
+    items = list(exporter.stored_turns(conn, session, **which))
+    return _trajectory_json(session, items, None) if items else None
 
 
-def _told(session: Session, items: Sequence[Stored], redactor: Redactor | None) -> bytes:
+def _trajectory_json(session: StoredSession, items: Sequence[StoredTurn], redactor: TrajectoryRedactor | None) -> bytes:
     if redactor is None:
-        return to_json(exporter.trajectory(session, items))
-    redactor.begin()
-    turns = [redactor.turn(exporter.turn_of(item)) for item in items]
-    return to_json({"session_id": redactor.name(session.name), "turns": turns})
+        return to_json(exporter.trajectory_to_json(session, items))
+    redactor.begin_session()
+    turns = [redactor.redact_turn(exporter.turn_to_json(item)) for item in items]
+    return to_json({"session_id": redactor.redact_name(session.name), "turns": turns})
 
 
-def save(conn: Connection, folder: Path, session: Session, **which: Any) -> Path | None:
+def save_session(conn: Connection, folder: Path, session: StoredSession, **which: Any) -> Path | None:
     """Write a session's file if its content is new, and return its path; None if there are no turns.
 
     `which`: see `exporter.stored_turns`.
     """
-    raw = exported(conn, session, **which)
-    return None if raw is None else _put(conn, folder, session, raw, True, None)
+    raw = session_json(conn, session, **which)
+    return None if raw is None else _write_session_file(conn, folder, session, raw, True, None)
 
 
-def _put(conn: Connection, folder: Path, session: Session, raw: bytes, sync: bool, redactor: Redactor | None) -> Path:
+def _write_session_file(
+    conn: Connection, folder: Path, session: StoredSession, raw: bytes, sync: bool, redactor: TrajectoryRedactor | None
+) -> Path:
     """Write the file and return its path. `sync`: see `atomic_write.atomic_writer`."""
     stem = exporter.file_stem(conn, session)
-    if redactor is not None and (name := redactor.name(session.name)) != session.name:
-        stem = atomic_write.stem(name) + stem.removeprefix(atomic_write.stem(session.name))
+    if redactor is not None and (name := redactor.redact_name(session.name)) != session.name:
+        stem = atomic_write.session_stem(name) + stem.removeprefix(atomic_write.session_stem(session.name))
     path = folder / f"{stem}.json"
-    atomic_write.write(path, raw + b"\n", sync=sync)
+    atomic_write.write_if_changed(path, raw + b"\n", sync=sync)
     return path
 
 
-def moment(text: str, now: float) -> float:
+def parse_since(text: str, now: float) -> float:
     """Parse 7d, 12h, 2w, 2026-03-01 or 2026-03-01T12:00 to seconds since the epoch. Raises `OpenClawError`."""
-    if ago := _SINCE.fullmatch(text.strip()):
-        return now - int(ago[1]) * _UNITS[ago[2]]
+    if ago := _SINCE_PATTERN.fullmatch(text.strip()):
+        return now - int(ago[1]) * _UNIT_SECONDS[ago[2]]
     try:
         return datetime.fromisoformat(text.strip()).timestamp()
     except ValueError:
@@ -234,62 +246,69 @@ def moment(text: str, now: float) -> float:
 # ------------------------------------------------------------------------------------------------------------ progress
 
 
-def _entries(files: Iterable[Path]) -> Iterator[Entry]:
+def _iter_entries(files: Iterable[Path]) -> Iterator[TrajectoryEntry]:
     for file in files:
-        yield from reading.entries(file)
+        yield from reading.read_entries(file)
 
 
-def _ticked(files: Iterable[Path], tick: Tick) -> Iterator[Entry]:
-    follow = _follower(tick)
-    for entry in _entries(files):
+def _entries_with_progress(files: Iterable[Path], tick: ProgressTick) -> Iterator[TrajectoryEntry]:
+    follow = _make_follower(tick)
+    for entry in _iter_entries(files):
         yield entry
         follow(entry, 1)
 
 
-def _follower(tick: Tick) -> Follow:
+def _make_follower(tick: ProgressTick) -> EntryProgress:
     """Return a callback that turns the progress of entries into bytes and finished trajectories."""
     far: dict[int, int] = {}  # id() of each unfinished entry -> bytes reported so far
 
-    def follow(entry: Entry, share: float) -> None:
+    def report_progress(entry: TrajectoryEntry, share: float) -> None:
         before = far.pop(id(entry), 0)
         now = max(before, int(share * entry.size))
         if share < 1:
             far[id(entry)] = now
         tick(now - before, int(share == 1))
 
-    return follow
+    return report_progress
 
 
-class _Rate(ProgressColumn):
+class _RateColumn(ProgressColumn):
     """Trajectories per second, averaged over the whole run."""
 
     def render(self, task: Any) -> str:
         done, took = task.fields["done"], task.elapsed or 0.0
-        return f"{number_of(done)}, {done / took:.0f}/s" if took > 0.5 else number_of(done)
+        return f"{trajectories_text(done)}, {done / took:.0f}/s" if took > 0.5 else trajectories_text(done)
 
 
 @contextmanager
-def _bytes(what: str, files: Sequence[Path]) -> Iterator[Tick]:
-    total = sum(reading.size(file) for file in files)
-    columns = (TextColumn(what), BarColumn(), DownloadColumn(), _Rate(), TextColumn("left"), TimeRemainingColumn(True))
+def _byte_progress(what: str, files: Sequence[Path]) -> Iterator[ProgressTick]:
+    total = sum(reading.file_size(file) for file in files)
+    columns = (
+        TextColumn(what),
+        BarColumn(),
+        DownloadColumn(),
+        _RateColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(True),
+    )
     with Progress(*columns, console=Console(stderr=True), speed_estimate_period=60.0) as bar:
         task = bar.add_task(what, total=total, done=0)
 
-        def tick(size: int, number: int) -> None:
+        def advance_bar(size: int, number: int) -> None:
             bar.update(task, advance=size, done=bar.tasks[0].fields["done"] + number)
 
-        yield tick
+        yield advance_bar
 
 
 @contextmanager
-def _counted(what: str, total: int) -> Iterator[Callable[[], None]]:
+def _count_progress(what: str, total: int) -> Iterator[Callable[[], None]]:
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TextColumn("left"), TimeRemainingColumn(True))
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task(what, total=total)
         yield lambda: bar.advance(task)
 
 
-def _each(sessions: Iterable[Session], tick: Callable[[], None]) -> Iterator[Session]:
+def _with_tick(sessions: Iterable[StoredSession], tick: Callable[[], None]) -> Iterator[StoredSession]:
     for session in sessions:
         yield session
         tick()

@@ -13,21 +13,21 @@ from typing import Any, BinaryIO
 
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.store.rows import from_json, to_json
-from openclaw_rl.trajectories.parser import decoded
-from openclaw_rl.trajectories.schema import Refused
+from openclaw_rl.trajectories.parser import decode_json
+from openclaw_rl.trajectories.schema import TrajectoryRefused
 
 SUFFIX = ".parquet"
 GROUP_ROWS = 1000
 GROUP_BYTES = 8 * 2**20
 """Bytes of JSON. A row group is written when it reaches GROUP_ROWS rows or GROUP_BYTES bytes."""
 READ_ROWS = 8
-_JSON = "_json"
-_UNTYPED = frozenset({"messages", "message", "tools", "template", "sampling"})
-Found = tuple[str, bytes, Refused | None, int]
+_JSON_SUFFIX = "_json"
+_UNTYPED_KEYS = frozenset({"messages", "message", "tools", "template", "sampling"})
+FoundTrajectory = tuple[str, bytes, TrajectoryRefused | None, int]
 """(place, the trajectory as JSON, its problem, bytes of the file read so far), as `files.read_entries` expects it."""
 
 
-def library() -> Any:
+def import_pyarrow() -> Any:
     """Import and return pyarrow with its Parquet module. Raises `OpenClawError` when it is not installed."""
     try:
         importlib.import_module("pyarrow.parquet")
@@ -43,19 +43,23 @@ def library() -> Any:
 
 
 @contextmanager
-def writing(stream: BinaryIO, form: str) -> Iterator[Callable[[bytes], None]]:
+def open_writer(stream: BinaryIO, form: str) -> Iterator[Callable[[bytes], None]]:
     """Yield a function that appends a trajectory as JSON (`form` "turns": a flat row). Raises `OpenClawError`."""
-    pa = library()
-    schema = _turns(pa) if form == "turns" else _trajectories(pa)
+    pa = import_pyarrow()
+    schema = _row_schema(pa) if form == "turns" else _trajectory_schema(pa)
     held: list[bytes] = []
     size = 0
 
     with pa.parquet.ParquetWriter(stream, schema, compression="zstd") as file:
 
-        def flush() -> None:
+        def write_group() -> None:
             nonlocal size
             rows = [from_json(raw) for raw in held]
-            rows = rows if form == "turns" else [row | {"turns": [_columns(t) for t in row["turns"]]} for row in rows]
+            rows = (
+                rows
+                if form == "turns"
+                else [row | {"turns": [_turn_to_columns(t) for t in row["turns"]]} for row in rows]
+            )
             try:
                 file.write_table(pa.Table.from_pylist(rows, schema=schema))
             except UnicodeEncodeError as error:
@@ -65,27 +69,27 @@ def writing(stream: BinaryIO, form: str) -> Iterator[Callable[[bytes], None]]:
             held.clear()
             size = 0
 
-        def add(raw: bytes) -> None:
+        def add_json(raw: bytes) -> None:
             nonlocal size
             held.append(raw)
             size += len(raw)
             if len(held) >= GROUP_ROWS or size >= GROUP_BYTES:
-                flush()
+                write_group()
 
-        yield add
+        yield add_json
         if held:
-            flush()
+            write_group()
 
 
-def _columns(turn: Mapping[str, Any]) -> dict[str, Any]:
+def _turn_to_columns(turn: Mapping[str, Any]) -> dict[str, Any]:
     """Return a turn of the JSON format as columns."""
-    out = {(key + _JSON if key in _UNTYPED else key): value for key, value in turn.items()}
+    out = {(key + _JSON_SUFFIX if key in _UNTYPED_KEYS else key): value for key, value in turn.items()}
     if isinstance(state := out.get("next_state"), list):
-        out["next_state"], out["next_state" + _JSON] = None, state
-    return {key: to_json(value).decode() if key.endswith(_JSON) else value for key, value in out.items()}
+        out["next_state"], out["next_state" + _JSON_SUFFIX] = None, state
+    return {key: to_json(value).decode() if key.endswith(_JSON_SUFFIX) else value for key, value in out.items()}
 
 
-def _turn(pa: Any) -> Any:
+def _turn_type(pa: Any) -> Any:
     words, number, moment, flag = pa.string(), pa.int32(), pa.float64(), pa.bool_()
     plain = dict.fromkeys(("type", "prompt", "response", "next_state", "next_state_json"), words)
     vote = pa.struct({"score": pa.int8(), "hint": words, "reason": words, "error": words})
@@ -111,15 +115,15 @@ def _turn(pa: Any) -> Any:
     ended = dict.fromkeys(("finish", "status", "error", "unlinked", "untrainable"), words)
     times = dict.fromkeys(("at", "first_token_at", "finished_at"), moment)
     marks = {"trainable": flag, "redacted": flag, "removed": pa.list_(words)}
-    inner = {key + _JSON: words for key in sorted(_UNTYPED)}
+    inner = {key + _JSON_SUFFIX: words for key in sorted(_UNTYPED_KEYS)}
     return pa.struct(plain | marks | told | tokens | place | ended | times | inner)
 
 
-def _trajectories(pa: Any) -> Any:
-    return pa.schema({"session_id": pa.string(), "turns": pa.list_(_turn(pa))})
+def _trajectory_schema(pa: Any) -> Any:
+    return pa.schema({"session_id": pa.string(), "turns": pa.list_(_turn_type(pa))})
 
 
-def _turns(pa: Any) -> Any:
+def _row_schema(pa: Any) -> Any:
     words, ids = pa.string(), pa.list_(pa.int32())
     names = (
         "session_id turn_id type untrainable state agent prompt response next_state messages_json reply_json "
@@ -136,73 +140,80 @@ def _turns(pa: Any) -> Any:
 # ------------------------------------------------------------------------------------------------------------- reading
 
 
-def found(stream: BinaryIO, size: int) -> Iterator[Found]:
+def read_trajectories(stream: BinaryIO, size: int) -> Iterator[FoundTrajectory]:
     """Yield the trajectories of a file of `size` bytes. Raises `OpenClawError` when pyarrow is not installed."""
-    pa = library()
+    pa = import_pyarrow()
     number = 0
     try:
         file = pa.parquet.ParquetFile(stream)
         names, total = file.schema_arrow.names, file.metadata.num_rows
         if "turns" not in names:
-            yield "", b"", _other(names), size
+            yield "", b"", _wrong_columns(names), size
             return
         for batch in file.iter_batches(batch_size=READ_ROWS, use_threads=False):
             for row in batch.to_pylist():
                 number += 1
-                yield _read(row, number, size * number // total)
+                yield _read_row(row, number, size * number // total)
     except (pa.ArrowException, OSError, ValueError) as error:
         said = " ".join(str(error).split())[:200]
         place = f"after row {number}" if number else ""
-        yield place, b"", Refused("not Parquet", f"expected a complete Parquet file: {said}"), size
+        yield place, b"", TrajectoryRefused("not Parquet", f"expected a complete Parquet file: {said}"), size
 
 
-def _other(names: Sequence[str]) -> Refused:
+def _wrong_columns(names: Sequence[str]) -> TrajectoryRefused:
     if "turn_id" in names:
-        return Refused("no turns", "rows of turns are not trajectories; export without --format turns")
-    return Refused("no turns", f"expected the columns session_id and turns, got {', '.join(names[:8])[:200]}")
+        return TrajectoryRefused("no turns", "rows of turns are not trajectories; export without --format turns")
+    return TrajectoryRefused("no turns", f"expected the columns session_id and turns, got {', '.join(names[:8])[:200]}")
 
 
-def _read(row: Mapping[str, Any], number: int, read: int) -> Found:
+def _read_row(row: Mapping[str, Any], number: int, read: int) -> FoundTrajectory:
     place = f"row {number}"
     try:
-        return place, to_json(_trajectory(row)), None, read
-    except Refused as problem:
+        return place, to_json(_row_to_json(row)), None, read
+    except TrajectoryRefused as problem:
         return place, b"", problem, read
     except (TypeError, ValueError, RecursionError) as error:
-        return place, b"", Refused("wrong type", f"expected values that JSON can represent: {str(error)[:200]}"), read
+        return (
+            place,
+            b"",
+            TrajectoryRefused("wrong type", f"expected values that JSON can represent: {str(error)[:200]}"),
+            read,
+        )
 
 
-def _trajectory(row: Mapping[str, Any]) -> dict[str, Any]:
+def _row_to_json(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row in the JSON format. Null columns are omitted: a column does not distinguish null and absent."""
     out = {key: value for key, value in row.items() if value is not None}
     if isinstance(out.get("turns"), list):
-        out["turns"] = [_given(turn, at) if isinstance(turn, dict) else turn for at, turn in enumerate(out["turns"], 1)]
+        out["turns"] = [
+            _columns_to_turn(turn, at) if isinstance(turn, dict) else turn for at, turn in enumerate(out["turns"], 1)
+        ]
     return out
 
 
-def _given(turn: Mapping[str, Any], number: int) -> dict[str, Any]:
+def _columns_to_turn(turn: Mapping[str, Any], number: int) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for key, value in turn.items():
         if value is None:
             continue
-        name = key.removesuffix(_JSON)
-        out[name] = _decoded(key, value, number) if name != key else _filled(value)
+        name = key.removesuffix(_JSON_SUFFIX)
+        out[name] = _decode_column(key, value, number) if name != key else _drop_nulls(value)
     for verdict in [out["verdict"]] if isinstance(out.get("verdict"), dict) else []:
         for scored in (verdict, *(v for v in verdict.get("votes", ()) if isinstance(v, dict))):
             scored.setdefault("score", None)
     return out
 
 
-def _decoded(key: str, value: Any, number: int) -> Any:
+def _decode_column(key: str, value: Any, number: int) -> Any:
     if not isinstance(value, str):
-        raise Refused("not JSON", f"{key}: expected JSON as text", number)
-    return decoded(value.encode(errors="surrogatepass"), f"{key}: ", number)
+        raise TrajectoryRefused("not JSON", f"{key}: expected JSON as text", number)
+    return decode_json(value.encode(errors="surrogatepass"), f"{key}: ", number)
 
 
-def _filled(value: Any) -> Any:
+def _drop_nulls(value: Any) -> Any:
     """Return structs without their null fields."""
     if isinstance(value, dict):
-        return {key: _filled(item) for key, item in value.items() if item is not None}
+        return {key: _drop_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list) and value and isinstance(value[0], dict):
-        return [_filled(item) for item in value]
+        return [_drop_nulls(item) for item in value]
     return value

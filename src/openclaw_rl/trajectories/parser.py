@@ -11,25 +11,25 @@ from typing import Any
 
 import msgspec
 
-from openclaw_rl.common.message_hash import text_of
+from openclaw_rl.common.message_hash import message_text
 from openclaw_rl.settings import strict_yaml
 from openclaw_rl.store.rows import from_json
 from openclaw_rl.trajectories.schema import (
-    LONGEST_NAME,
+    MAX_NAME_LENGTH,
     ROLES,
     FileDropped,
     FileFeedback,
     FileReaction,
     FileTurn,
     FileVerdict,
-    Refused,
     Trajectory,
+    TrajectoryRefused,
+    is_valid_unicode,
     prompt_of,
-    whole,
 )
 from openclaw_rl.types import ExchangeStatus, Kind, Sampling, Span, Vote
 
-_TREE: Mapping[str, tuple[type, Mapping[str, str]]] = {
+_FORMAT_PARTS: Mapping[str, tuple[type, Mapping[str, str]]] = {
     "trajectory": (Trajectory, {"turns": "turn"}),
     "turn": (
         FileTurn,
@@ -45,52 +45,56 @@ _TREE: Mapping[str, tuple[type, Mapping[str, str]]] = {
     "dropped": (FileDropped, {}),
 }
 """Part of the format -> (its type, which lists the allowed keys; the keys that are parts themselves)."""
-_KEYS = {part: tuple(f.name for f in fields(kind)) for part, (kind, _) in _TREE.items()}
+_ALLOWED_KEYS = {part: tuple(f.name for f in fields(kind)) for part, (kind, _) in _FORMAT_PARTS.items()}
 
 
-def decoded(raw: bytes, where: str = "", turn: int | None = None) -> Any:
+def decode_json(raw: bytes, where: str = "", turn: int | None = None) -> Any:
     """Decode JSON to Python values. Raises `TrajectoryRefused`, also for a duplicate key.
 
     `where`: prefix of the error message.
     """
     try:
-        json.loads(raw, object_pairs_hook=strict_yaml.once)  # the decoder below would take the last of two
+        json.loads(
+            raw, object_pairs_hook=strict_yaml.reject_duplicate_keys
+        )  # the decoder below would take the last of two
         return from_json(raw)
     except RecursionError:
-        raise Refused("not JSON", f"{where}nested too deeply", turn) from None
-    except strict_yaml.Twice as error:
-        raise Refused("key twice", f"{where}{error}", turn) from None
+        raise TrajectoryRefused("not JSON", f"{where}nested too deeply", turn) from None
+    except strict_yaml.DuplicateKey as error:
+        raise TrajectoryRefused("key twice", f"{where}{error}", turn) from None
     except ValueError as error:
-        raise Refused("not JSON", f"{where}expected JSON: {str(error)[:200]}", turn) from None
+        raise TrajectoryRefused("not JSON", f"{where}expected JSON: {str(error)[:200]}", turn) from None
 
 
-def parse(value: Any) -> Trajectory:
+def parse_trajectory(value: Any) -> Trajectory:
     """Convert decoded JSON to a trajectory. Raises `TrajectoryRefused`."""
     if not isinstance(value, dict):
-        raise Refused("no object", f"expected an object with session_id and turns, got {_named(value)}")
+        raise TrajectoryRefused(
+            "no object", f"expected an object with session_id and turns, got {_describe_value(value)}"
+        )
     _check_keys(value, "trajectory", None)
     turns = value.get("turns")
     if not isinstance(turns, list) or not turns:
-        raise Refused("no turns", f"turns: expected a list of one turn or more, got {_named(turns)}")
-    read = tuple(_turn(turn, number) for number, turn in enumerate(turns, 1))
-    made = _convert(value | {"turns": ()}, Trajectory, None)
-    for problem in (*_named_badly("session_id", made.session_id), *_halves(made)):
-        raise Refused(*problem)
+        raise TrajectoryRefused("no turns", f"turns: expected a list of one turn or more, got {_describe_value(turns)}")
+    read = tuple(_parse_turn(turn, number) for number, turn in enumerate(turns, 1))
+    made = _convert_part(value | {"turns": ()}, Trajectory, None)
+    for problem in (*_name_problems("session_id", made.session_id), *_surrogate_problems(made)):
+        raise TrajectoryRefused(*problem)
     return Trajectory(session_id=made.session_id, turns=read, agent=made.agent, user=made.user)
 
 
-def _turn(value: Any, number: int) -> FileTurn:
+def _parse_turn(value: Any, number: int) -> FileTurn:
     if not isinstance(value, dict):
-        raise Refused("wrong type", f"expected an object, got {_named(value)}", number)
+        raise TrajectoryRefused("wrong type", f"expected an object, got {_describe_value(value)}", number)
     _check_keys(value, "turn", number)
-    turn: FileTurn = _convert(value, FileTurn, number)
-    for problem in _problems(turn):
-        raise Refused(*problem, number)
+    turn: FileTurn = _convert_part(value, FileTurn, number)
+    for problem in _turn_problems(turn):
+        raise TrajectoryRefused(*problem, number)
     return turn
 
 
 def _check_keys(value: Mapping[str, Any], part: str, turn: int | None) -> None:
-    keys = _KEYS[part]
+    keys = _ALLOWED_KEYS[part]
     for key in value:
         if key not in keys:
             near = difflib.get_close_matches(key, keys, 1, 0.5)
@@ -98,18 +102,18 @@ def _check_keys(value: Mapping[str, Any], part: str, turn: int | None) -> None:
                 f"did you mean {near[0]!r}?" if near else f"known are {', '.join(keys[:6])}" + ", ..." * (len(keys) > 6)
             )
             where = "" if part in ("trajectory", "turn") else f"{part}: "
-            raise Refused("unknown key", f"{where}unknown key {key[:60]!r}; {hint}", turn)
-    for key, inner in _TREE[part][1].items():
-        for item in _items(value.get(key)) if inner != "turn" else ():
+            raise TrajectoryRefused("unknown key", f"{where}unknown key {key[:60]!r}; {hint}", turn)
+    for key, inner in _FORMAT_PARTS[part][1].items():
+        for item in _objects_in(value.get(key)) if inner != "turn" else ():
             _check_keys(item, inner, turn)
 
 
-def _items(value: Any) -> list[dict[str, Any]]:
+def _objects_in(value: Any) -> list[dict[str, Any]]:
     """Return the objects in a value. Other values are left to type checking."""
     return [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, dict)]
 
 
-def _convert(value: Mapping[str, Any], kind: type, turn: int | None) -> Any:
+def _convert_part(value: Mapping[str, Any], kind: type, turn: int | None) -> Any:
     try:
         return msgspec.convert(value, kind, str_keys=True)
     except msgspec.ValidationError as error:
@@ -117,21 +121,21 @@ def _convert(value: Mapping[str, Any], kind: type, turn: int | None) -> Any:
         where = at.rstrip("`").removeprefix("$").removeprefix(".")
         said = said[0].lower() + said[1:].replace("`", "")
         said += "; expected main or side" if where == "type" and "enum" in said else ""
-        raise Refused(
+        raise TrajectoryRefused(
             "missing key" if "missing" in said else "wrong type", f"{where}: {said}" if where else said, turn
         ) from None
     except (OverflowError, ValueError) as error:
-        raise Refused("wrong type", str(error), turn) from None
+        raise TrajectoryRefused("wrong type", str(error), turn) from None
 
 
-def _problems(turn: FileTurn) -> Iterator[tuple[str, str]]:
+def _turn_problems(turn: FileTurn) -> Iterator[tuple[str, str]]:
     """Yield (reason, message) for problems that the types do not catch."""
     for name in ("id", "parent", "relation_of"):
         if (given := getattr(turn, name)) is not None:
-            yield from _named_badly(name, given)
-    yield from _halves(turn)
-    yield from _words(turn)
-    yield from _tokens(turn)
+            yield from _name_problems(name, given)
+    yield from _surrogate_problems(turn)
+    yield from _text_problems(turn)
+    yield from _token_problems(turn)
     for name in ("at", "first_token_at", "finished_at"):
         if (time := getattr(turn, name)) is not None and not (math.isfinite(time) and time >= 0):
             yield "out of range", f"{name}: expected seconds since 1970, got {time!r}"
@@ -145,7 +149,7 @@ def _problems(turn: FileTurn) -> Iterator[tuple[str, str]]:
         yield "contradiction", "a side turn never trains; expected trainable false, or type main"
 
 
-def _words(turn: FileTurn) -> Iterator[tuple[str, str]]:
+def _text_problems(turn: FileTurn) -> Iterator[tuple[str, str]]:
     if turn.redacted:
         if any(v is not None for v in (turn.prompt, turn.response, turn.messages, turn.message, turn.prompt_ids)):
             yield "contradiction", "redacted, but it has text or tokens; expected none of them"
@@ -157,15 +161,15 @@ def _words(turn: FileTurn) -> Iterator[tuple[str, str]]:
     if turn.response is None and turn.message is None:
         yield "missing key", "missing key `response` (or `message`)"
     for name in ("messages", "next_state"):
-        yield from _messages(name, getattr(turn, name))
-    yield from _messages("message", None if turn.message is None else [turn.message], only="assistant")
+        yield from _message_problems(name, getattr(turn, name))
+    yield from _message_problems("message", None if turn.message is None else [turn.message], only="assistant")
     if turn.messages is not None and turn.prompt not in (None, prompt_of(turn.messages)):
         yield "contradiction", "prompt differs from the last user message of messages; expected the same, or only one"
-    if turn.message is not None and turn.response not in (None, text_of(turn.message)):
+    if turn.message is not None and turn.response not in (None, message_text(turn.message)):
         yield "contradiction", "response differs from the text of message; expected the same text, or only one"
 
 
-def _messages(name: str, value: Any, only: str | None = None) -> Iterator[tuple[str, str]]:
+def _message_problems(name: str, value: Any, only: str | None = None) -> Iterator[tuple[str, str]]:
     if not isinstance(value, list):
         return
     if not value and name == "messages":
@@ -174,21 +178,21 @@ def _messages(name: str, value: Any, only: str | None = None) -> Iterator[tuple[
         role = message.get("role")
         if role not in ((only,) if only else ROLES):
             known = only or ", ".join(ROLES[:5])
-            yield "out of range", f"{name}: expected a role of {known}, got {_named(role)}"
+            yield "out of range", f"{name}: expected a role of {known}, got {_describe_value(role)}"
         content, calls = message.get("content"), message.get("tool_calls")
         parts = content if isinstance(content, list) else ()
         if not isinstance(content, str | list | None) or not all(isinstance(p, str | dict) for p in parts):
-            yield "wrong type", f"{name}: content: expected text, or a list of parts, got {_named(content)}"
-        if not isinstance(calls, list | None) or not all(_is_call(c) for c in calls or ()):
+            yield "wrong type", f"{name}: content: expected text, or a list of parts, got {_describe_value(content)}"
+        if not isinstance(calls, list | None) or not all(_is_tool_call(c) for c in calls or ()):
             yield "wrong type", f"{name}: tool_calls: expected a list of calls, each with function.name"
 
 
-def _is_call(call: Any) -> bool:
+def _is_tool_call(call: Any) -> bool:
     function = call.get("function") if isinstance(call, dict) else None
     return isinstance(function, dict) and isinstance(function.get("name"), str)
 
 
-def _tokens(turn: FileTurn) -> Iterator[tuple[str, str]]:
+def _token_problems(turn: FileTurn) -> Iterator[tuple[str, str]]:
     given = [n for n in ("prompt_ids", "response_ids", "logprobs", "mask", "spans") if getattr(turn, n) is not None]
     if not given:
         return
@@ -212,10 +216,10 @@ def _tokens(turn: FileTurn) -> Iterator[tuple[str, str]]:
         yield "token arrays", "prompt_ids: expected one or more, got none"
     if not all(p is None or (math.isfinite(p) and p <= 1e-3) for p in turn.logprobs):
         yield "token arrays", "logprobs: expected natural logarithms of probabilities (0 or less), or null"
-    yield from _spans(turn, r)
+    yield from _span_problems(turn, r)
 
 
-def _spans(turn: FileTurn, r: int) -> Iterator[tuple[str, str]]:
+def _span_problems(turn: FileTurn, r: int) -> Iterator[tuple[str, str]]:
     ends = [(s.start, s.end) for s in turn.spans or ()]
     joined = [0, *(e for _, e in ends)][:-1] == [s for s, _ in ends] and all(s <= e for s, e in ends)
     if ends and not (joined and ends[-1][1] == r):
@@ -224,25 +228,25 @@ def _spans(turn: FileTurn, r: int) -> Iterator[tuple[str, str]]:
         yield "out of range", "version: expected 0 or more"
 
 
-def _named_badly(key: str, name: str) -> Iterator[tuple[str, str]]:
-    if not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
-        shown = "nothing" if not name else f"{len(name)} characters" if len(name) > LONGEST_NAME else repr(name)
-        yield "out of range", f"{key}: expected 1 to {LONGEST_NAME} printable characters, got {shown}"
+def _name_problems(key: str, name: str) -> Iterator[tuple[str, str]]:
+    if not 0 < len(name) <= MAX_NAME_LENGTH or not name.isprintable():
+        shown = "nothing" if not name else f"{len(name)} characters" if len(name) > MAX_NAME_LENGTH else repr(name)
+        yield "out of range", f"{key}: expected 1 to {MAX_NAME_LENGTH} printable characters, got {shown}"
 
 
-def _halves(value: Any) -> Iterator[tuple[str, str]]:
+def _surrogate_problems(value: Any) -> Iterator[tuple[str, str]]:
     """Yield problems of texts with half a surrogate pair, which JSON can escape but a text column cannot hold."""
     for name in (f.name for f in fields(value)):
         given = getattr(value, name)
         if name in ("reaction", "verdict", "dropped") and given is not None:
-            yield from _halves(given)
+            yield from _surrogate_problems(given)
         elif name == "feedback":
-            yield from (problem for item in given for problem in _halves(item))
-        elif isinstance(given, str) and not whole(given):
+            yield from (problem for item in given for problem in _surrogate_problems(item))
+        elif isinstance(given, str) and not is_valid_unicode(given):
             yield "out of range", f"{name}: holds half a surrogate pair; expected whole characters"
 
 
-def _named(value: Any) -> str:
+def _describe_value(value: Any) -> str:
     kinds = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "nothing"}
     if isinstance(value, str):
         return repr(value[:40])

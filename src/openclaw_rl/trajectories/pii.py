@@ -16,10 +16,10 @@ from dataclasses import dataclass
 KINDS = ("email", "phone", "key", "token", "ip", "home")
 """`key`: a key of a known issuer, or PEM. `token`: JWT, bearer, password in a URL, or the value of a secret's name."""
 
-_COMMON = ("com", "org", "net", "edu", "gov", "mil", "int", "info", "biz")
+_COMMON_DOMAINS = ("com", "org", "net", "edu", "gov", "mil", "int", "info", "biz")
 _LETTERS = re.compile(r"[^\W\d_]+")
 
-Keep = Callable[[re.Match[str]], bool]
+KeepMatch = Callable[[re.Match[str]], bool]
 _ESCAPE = r"\\[nrt]"
 
 
@@ -35,14 +35,14 @@ class _Rule:
     pattern: re.Pattern[str]
     hints: tuple[str, ...]  # lower case; a text without any of them cannot match
     quick: re.Pattern[str]  # a cheaper pattern; a text without it cannot match
-    keep: Keep | None
+    keep: KeepMatch | None
 
-    def apply(self, text: str, low: str, counts: Counter[str]) -> str:
+    def replace_matches(self, text: str, low: str, counts: Counter[str]) -> str:
         if not any(hint in low for hint in self.hints) or self.quick.search(text) is None:
             return text
-        return self.pattern.sub(lambda match: self._put(match, counts), text)
+        return self.pattern.sub(lambda match: self._replacement(match, counts), text)
 
-    def _put(self, match: re.Match[str], counts: Counter[str]) -> str:
+    def _replacement(self, match: re.Match[str], counts: Counter[str]) -> str:
         if self.keep is not None and self.keep(match):
             return match[0]
         counts[self.kind] += 1
@@ -50,15 +50,15 @@ class _Rule:
         return match[0][: start - match.start()] + placeholder(self.kind) + match[0][end - match.start() :]
 
 
-def _rule(
-    kind: str, expression: str, hints: str, *, before: str = "", quick: str = "", keep: Keep | None = None
+def _make_rule(
+    kind: str, expression: str, hints: str, *, before: str = "", quick: str = "", keep: KeepMatch | None = None
 ) -> _Rule:
     """`before`: character class that may not precede a match; the letter of a JSON escape may precede it anyway."""
     start = rf"(?:(?<![{before}])(?!(?<=\\)[nrt])|(?<={_ESCAPE}))" if before else ""
     return _Rule(kind, re.compile(start + expression), tuple(hints.split()) or ("",), re.compile(quick), keep)
 
 
-def _no_address(match: re.Match[str]) -> bool:
+def _is_not_email(match: re.Match[str]) -> bool:
     """Return True for matches that are no personal address: `react@18.2.0`, `x@w.T`, `q@k.transpose(1)`, `git@host`.
 
     In doubt a match is an address: redacting `q@k.data` does less harm than leaving an address. Labels after the
@@ -68,23 +68,23 @@ def _no_address(match: re.Match[str]) -> bool:
         return True
     labels = match[0].rpartition("@")[2].split(".")[1:]
     called = match.string[match.end() : match.end() + 1] == "("
-    return not any(_ends_domains(label, called) for label in labels)
+    return not any(_can_end_domain(label, called) for label in labels)
 
 
-def _ends_domains(label: str, called: bool) -> bool:
+def _can_end_domain(label: str, called: bool) -> bool:
     """Return True if a label can end a domain. `called`: `(` follows, so names that look like a method do not count."""
     found = _LETTERS.match(label)
     if found is None or len(found[0]) < 2 or (len(found[0]) == 2 and found[0][0].islower() and found[0][1].isupper()):
         return False  # the last case: `q@k.mT`
     name = found[0].lower()
-    return not called or name in _COMMON or (len(name) == 2 and name != "to")
+    return not called or name in _COMMON_DOMAINS or (len(name) == 2 and name != "to")
 
 
-def _no_phone(match: re.Match[str]) -> bool:
+def _is_not_phone(match: re.Match[str]) -> bool:
     return not 9 <= sum(c.isdigit() for c in match[0]) <= 15
 
 
-def _no_host(match: re.Match[str]) -> bool:
+def _is_harmless_ip(match: re.Match[str]) -> bool:
     """Return True if the match is no IP address, or one that every machine has."""
     try:
         address = ipaddress.ip_address(match[0])
@@ -93,7 +93,7 @@ def _no_host(match: re.Match[str]) -> bool:
     return address.is_loopback or address.is_unspecified or not any(c.isdigit() for c in match[0])
 
 
-_ISSUED = "|".join(
+_ISSUED_KEYS = "|".join(
     (
         r"sk-[\w-]{16,}+",  # OpenAI, Anthropic, OpenRouter, ours
         r"(?:sk|pk|rk)_(?:live|test)_\w{10,}+|whsec_\w{16,}+",  # Stripe
@@ -110,8 +110,8 @@ _PREFIXES = (
     "aiza ya29. gocspx- xoxa xoxb xoxe xoxo xoxp xoxr xoxs xapp- hf_ npm_ fw_ tgp_ gsk_ r8_ pplx dop_v1_ tml wandb_v1_ "
     "pypi- xai- nvapi- sg. :aa"
 )
-_SIGNS = r"+/=_.!#%^*@$-"  # characters of passwords besides letters and digits
-_NAMED = (
+_PASSWORD_CHARACTERS = r"+/=_.!#%^*@$-"  # characters of passwords besides letters and digits
+_SECRET_NAMES = (
     r"(?i:api[_-]?key|secret[_-]?(?:access[_-]?)?key|access[_-]?(?:key|token)|auth[_-]?token|client[_-]?secret"
     r"|private[_-]?key|password|passwd|passphrase|pwd|secret|token)"
 )
@@ -125,58 +125,60 @@ _PHONES = "|".join(
     )
 )
 _V4 = r"(?:\d{1,3}\.){3}\d{1,3}"
-_NAME = r"(?:[\w.@+$-]++(?: [\w.@+$-]++){1,3}(?=\\)|[\w.@+$-]++)"  # of a home folder; with spaces on Windows
+_HOME_NAME = r"(?:[\w.@+$-]++(?: [\w.@+$-]++){1,3}(?=\\)|[\w.@+$-]++)"  # of a home folder; with spaces on Windows
 
 _RULES = (
-    _rule(
+    _make_rule(
         "key",
         r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----[\w+/=\s\\:,.]*+(?:-----END [A-Z ]{0,30}PRIVATE KEY-----)?",
         "-----begin",
     ),
-    _rule("token", r"eyJ[\w-]{8,}+\.[\w-]{8,}+(?:\.[\w-]*+)?", "eyj", before=r"\w-"),
-    _rule("token", r"(?<=://)[^\s/@:\"'\[\]]*+:(?P<it>[^\s/@\"'\[\]]++)(?=@)", "://"),
-    _rule("key", f"(?:{_ISSUED})", _PREFIXES, before=r"A-Za-z0-9"),
-    _rule(
+    _make_rule("token", r"eyJ[\w-]{8,}+\.[\w-]{8,}+(?:\.[\w-]*+)?", "eyj", before=r"\w-"),
+    _make_rule("token", r"(?<=://)[^\s/@:\"'\[\]]*+:(?P<it>[^\s/@\"'\[\]]++)(?=@)", "://"),
+    _make_rule("key", f"(?:{_ISSUED_KEYS})", _PREFIXES, before=r"A-Za-z0-9"),
+    _make_rule(
         "token",
         r"(?i:bearer|authorization[\"':\s]{1,6}basic)\s{1,8}(?P<it>[\w.~+/-]{16,}+=*+)",
         "bearer authorization",
         before=r"A-Za-z0-9",
     ),
-    _rule(
+    _make_rule(
         "token",
-        _NAMED + r"[\"'\\]{0,4}\s{0,4}[:=]{1,2}\s{0,4}[\"'\\]{0,4}"
-        rf"(?P<it>(?=[A-Za-z{_SIGNS}]{{0,80}}\d)(?=[\d{_SIGNS}]{{0,80}}[A-Za-z])[\w{_SIGNS}]{{6,}}+)(?![\[(])",
+        _SECRET_NAMES + r"[\"'\\]{0,4}\s{0,4}[:=]{1,2}\s{0,4}[\"'\\]{0,4}"
+        rf"(?P<it>(?=[A-Za-z{_PASSWORD_CHARACTERS}]{{0,80}}\d)(?=[\d{_PASSWORD_CHARACTERS}]{{0,80}}[A-Za-z])[\w{_PASSWORD_CHARACTERS}]{{6,}}+)(?![\[(])",
         "key pass pwd secret token",
     ),
-    _rule("email", r"[\w.+%-]++@[\w-]++(?:\.[\w-]++)++", "@", before=r"\w.+%-", keep=_no_address),
-    _rule("home", rf"(?<!HOME\])/(?:home|Users)/{_NAME}", "/home/ /users/", before=r"\w."),
-    _rule("home", rf"(?<!HOME\])(?:/[\w.-]++){{1,3}}/(?:home|Users)/{_NAME}", "/home/ /users/", before=r"\w./~"),
-    _rule(
+    _make_rule("email", r"[\w.+%-]++@[\w-]++(?:\.[\w-]++)++", "@", before=r"\w.+%-", keep=_is_not_email),
+    _make_rule("home", rf"(?<!HOME\])/(?:home|Users)/{_HOME_NAME}", "/home/ /users/", before=r"\w."),
+    _make_rule(
+        "home", rf"(?<!HOME\])(?:/[\w.-]++){{1,3}}/(?:home|Users)/{_HOME_NAME}", "/home/ /users/", before=r"\w./~"
+    ),
+    _make_rule(
         "home",
-        rf"[A-Za-z]:[\\/]{{1,4}}(?i:Users|Documents and Settings)[\\/]{{1,4}}{_NAME}",
+        rf"[A-Za-z]:[\\/]{{1,4}}(?i:Users|Documents and Settings)[\\/]{{1,4}}{_HOME_NAME}",
         r":\ :/",
         before=r"\w",
         quick=r":[\\/]{1,4}[UuDd]",
     ),
-    _rule("ip", rf"{_V4}(?!\w|\.\d)", ".", before=r"\w.", quick=r"\d\.\d{1,3}\.\d", keep=_no_host),
-    _rule(
+    _make_rule("ip", rf"{_V4}(?!\w|\.\d)", ".", before=r"\w.", quick=r"\d\.\d{1,3}\.\d", keep=_is_harmless_ip),
+    _make_rule(
         "ip",
         rf"(?:[\dA-Fa-f]{{0,4}}:){{2,7}}(?:{_V4}|[\dA-Fa-f]{{0,4}})(?!\w)",
         ":",
         before=r"\w:.",
         quick=r":[\dA-Fa-f]{0,4}:",
-        keep=_no_host,
+        keep=_is_harmless_ip,
     ),
-    _rule("phone", f"(?:{_PHONES})", "", quick=r"\d[ ./()-]{0,2}\d{2}", keep=_no_phone),
+    _make_rule("phone", f"(?:{_PHONES})", "", quick=r"\d[ ./()-]{0,2}\d{2}", keep=_is_not_phone),
 )
 
 
-def scrubbed(text: str) -> tuple[str, Counter[str]]:
+def scrub_text(text: str) -> tuple[str, Counter[str]]:
     """Return (the redacted text, number of findings by kind). Idempotent."""
     counts: Counter[str] = Counter()
     while True:
         before, low = text, text.lower()
         for rule in _RULES:
-            text = rule.apply(text, low, counts)
+            text = rule.replace_matches(text, low, counts)
         if text == before:
             return text, counts

@@ -13,148 +13,151 @@ from itertools import groupby
 from typing import Any
 
 from openclaw_rl.store.rows import from_json, to_json
-from openclaw_rl.trajectories.pii import KINDS, scrubbed
-from openclaw_rl.trajectories.schema import words_of
+from openclaw_rl.trajectories.pii import KINDS, scrub_text
+from openclaw_rl.trajectories.schema import prompt_and_response
 from openclaw_rl.types import ExchangeStatus
 
-_NAMES = ("id", "parent", "relation_of", "agent", "user")
-_TEXTS = ("sampling", "verdict", "dropped", "error", "untrainable", "unlinked")
-_PLAIN = ("prompt", "response")
-_TOKENS = ("prompt_ids", "response_ids", "logprobs", "mask", "spans", "identity")
-_ROWS_NAMES = ("session_id", "turn_id", "agent")
-_ROWS_TEXTS = ("next_state", "untrainable")
+_NAME_KEYS = ("id", "parent", "relation_of", "agent", "user")
+_TEXT_KEYS = ("sampling", "verdict", "dropped", "error", "untrainable", "unlinked")
+_SUMMARY_KEYS = ("prompt", "response")
+_TOKEN_KEYS = ("prompt_ids", "response_ids", "logprobs", "mask", "spans", "identity")
+_ROW_NAME_KEYS = ("session_id", "turn_id", "agent")
+_ROW_TEXT_KEYS = ("next_state", "untrainable")
 
 
-class Redactor:
+class TrajectoryRedactor:
     """Redacts turns and counts findings; a text repeated in a session counts once. `key`: key of the digests."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
         self.counts: Counter[str] = Counter()
-        self.turns = self.emptied = 0
-        self._known: dict[str, tuple[str, Counter[str]]] = {}
-        self._found: set[str] = set()  # kinds found in the current turn
+        self.turns = self.turns_without_tokens = 0
+        self._redacted: dict[str, tuple[str, Counter[str]]] = {}
+        self._kinds_in_turn: set[str] = set()  # kinds found in the current turn
 
-    def begin(self) -> None:
+    def begin_session(self) -> None:
         """Start another session: forget the texts of the previous one."""
-        self._known.clear()
+        self._redacted.clear()
 
     @property
-    def told(self) -> str:
+    def summary_text(self) -> str:
         """Readable summary: findings by kind, and how many turns lost their tokens."""
         found = ", ".join(f"{self.counts[kind]} {kind}" for kind in KINDS if self.counts[kind]) or "nothing"
-        return f"\nredacted: {found}; {self.emptied} of {self.turns} turns left without tokens and log-probabilities"
+        return (
+            f"\nredacted: {found}; {self.turns_without_tokens} of {self.turns} turns left "
+            f"without tokens and log-probabilities"
+        )
 
-    def name(self, name: str) -> str:
+    def redact_name(self, name: str) -> str:
         """Return a name without findings unchanged, and any other name as a keyed digest."""
-        if self.text(name) == name:
+        if self.redact_text(name) == name:
             return name
         return f"redacted-{blake2b(name.encode(errors='surrogatepass'), key=self._key, digest_size=8).hexdigest()}"
 
-    def text(self, text: str) -> str:
-        if text not in self._known:
-            self._known[text] = scrubbed(text)
-            self.counts += self._known[text][1]
-        clean, counts = self._known[text]
-        self._found |= counts.keys()
+    def redact_text(self, text: str) -> str:
+        if text not in self._redacted:
+            self._redacted[text] = scrub_text(text)
+            self.counts += self._redacted[text][1]
+        clean, counts = self._redacted[text]
+        self._kinds_in_turn |= counts.keys()
         return clean
 
-    def turn(self, turn: Mapping[str, Any]) -> dict[str, Any]:
+    def redact_turn(self, turn: Mapping[str, Any]) -> dict[str, Any]:
         """Redact a turn of `exporter.turn_to_json`, and add the kinds of its findings as `removed`.
 
         Token arrays are kept only if no text that they encode has changed. They are removed from an unfinished reply,
         because its tokens may hold more than its text.
         """
-        self._found = set()
+        self._kinds_in_turn = set()
         new: dict[str, Any] = from_json(to_json(turn))
         said: dict[str, Any] = {key: new[key] for key in ("messages", "message", "tools", "template") if key in new}
-        clean = {key: self._words(value) for key, value in said.items()}
+        clean = {key: self._redact_messages(value) for key, value in said.items()}
         whole = new.get("status", ExchangeStatus.DONE.value) == ExchangeStatus.DONE.value
         new |= clean
         if "messages" in clean:
-            words = words_of(clean["messages"], clean["message"])
-            new = {key: value for key, value in new.items() if key not in _PLAIN or key in words} | words
-        self._rest(new)
+            words = prompt_and_response(clean["messages"], clean["message"])
+            new = {key: value for key, value in new.items() if key not in _SUMMARY_KEYS or key in words} | words
+        self._redact_other_fields(new)
         self.turns += 1
         if "prompt_ids" in new and (clean != said or not whole):
-            self.emptied += 1
-            new = {key: value for key, value in new.items() if key not in _TOKENS} | {"off_policy": True}
-        removed = [kind for kind in KINDS if kind in self._found]
+            self.turns_without_tokens += 1
+            new = {key: value for key, value in new.items() if key not in _TOKEN_KEYS} | {"off_policy": True}
+        removed = [kind for kind in KINDS if kind in self._kinds_in_turn]
         return new | ({"removed": removed} if removed else {})
 
-    def row(self, row: Mapping[str, Any], clean: Mapping[str, Any]) -> dict[str, Any] | None:
+    def redact_row(self, row: Mapping[str, Any], clean: Mapping[str, Any]) -> dict[str, Any] | None:
         """Redact a flat row; None if its tokens were removed. `clean`: the same turn from `redact_turn`."""
         if "prompt_ids" not in clean:
             return None
-        names = {key: self.name(row[key]) for key in _ROWS_NAMES}
-        texts = {key: self.text(row[key]) for key in _ROWS_TEXTS}
-        return {**row, **names, **texts, "hints_json": self._json(row["hints_json"])}
+        names = {key: self.redact_name(row[key]) for key in _ROW_NAME_KEYS}
+        texts = {key: self.redact_text(row[key]) for key in _ROW_TEXT_KEYS}
+        return {**row, **names, **texts, "hints_json": self._redact_json(row["hints_json"])}
 
-    def _rest(self, new: dict[str, Any]) -> None:
+    def _redact_other_fields(self, new: dict[str, Any]) -> None:
         """Redact all fields except prompt and reply, in place."""
-        for key in _NAMES:
+        for key in _NAME_KEYS:
             if isinstance(new.get(key), str):
-                new[key] = self.name(new[key])
-        for key in _TEXTS:
+                new[key] = self.redact_name(new[key])
+        for key in _TEXT_KEYS:
             if key in new:
-                new[key] = self._any(new[key])
+                new[key] = self._redact_value(new[key])
         if "next_state" in new:
-            new["next_state"] = self._words(new["next_state"])
+            new["next_state"] = self._redact_messages(new["next_state"])
         if (reaction := new.get("reaction")) and reaction.get("source"):
-            reaction["source"] = self.name(reaction["source"])
+            reaction["source"] = self.redact_name(reaction["source"])
         for given in new.get("feedback", ()):
-            given |= {key: self.text(given[key]) for key in ("comment", "correction") if key in given}
-            given["id"] = self.name(given["id"])
+            given |= {key: self.redact_text(given[key]) for key in ("comment", "correction") if key in given}
+            given["id"] = self.redact_name(given["id"])
 
     # Values of any shape.
 
-    def _words(self, value: Any) -> Any:
+    def _redact_messages(self, value: Any) -> Any:
         """Redact a list of messages, one message, or tools and template variables."""
         if isinstance(value, list):
-            return [self._words(item) for item in value]
-        clean = self._any(value)
+            return [self._redact_messages(item) for item in value]
+        clean = self._redact_value(value)
         if isinstance(clean, dict) and isinstance(clean.get("content"), list):
-            clean["content"] = self._parts(value["content"])
+            clean["content"] = self._redact_parts(value["content"])
         return clean
 
-    def _parts(self, parts: list[Any]) -> list[Any]:
+    def _redact_parts(self, parts: list[Any]) -> list[Any]:
         """Redact content parts. A model reads them joined, so text parts with a finding across them are merged."""
         out: list[Any] = []
         for is_text, run in groupby(parts, key=lambda p: isinstance(p, dict) and isinstance(p.get("text"), str)):
             given = list(run)
-            clean = [self._any(part) for part in given]
+            clean = [self._redact_value(part) for part in given]
             whole = "".join(part["text"] for part in given) if is_text else ""
-            if is_text and self.text(whole) != whole:
+            if is_text and self.redact_text(whole) != whole:
                 joined = "".join(part["text"] for part in clean)
-                clean = clean if self.text(joined) == joined else [clean[0] | {"text": self.text(whole)}]
+                clean = clean if self.redact_text(joined) == joined else [clean[0] | {"text": self.redact_text(whole)}]
             out += clean
         return out
 
-    def _any(self, value: Any) -> Any:
+    def _redact_value(self, value: Any) -> Any:
         if isinstance(value, str):
-            return self.text(value)
+            return self.redact_text(value)
         if isinstance(value, list):
-            return [self._any(item) for item in value]
+            return [self._redact_value(item) for item in value]
         if not isinstance(value, dict):
             return value
         out: dict[Any, Any] = {}
         for key, item in value.items():
             arguments = key == "arguments" and isinstance(item, str)
-            out[self._key_of(key, out)] = self._json(item) if arguments else self._any(item)
+            out[self._unique_key(key, out)] = self._redact_json(item) if arguments else self._redact_value(item)
         return out
 
-    def _key_of(self, key: Any, taken: Mapping[Any, Any]) -> Any:
+    def _unique_key(self, key: Any, taken: Mapping[Any, Any]) -> Any:
         """Redact a key; a suffix keeps keys distinct that redaction made equal."""
         if not isinstance(key, str):
             return key
-        clean = self.text(key)
+        clean = self.redact_text(key)
         return clean if clean not in taken else f"{clean} {len(taken)}"
 
-    def _json(self, text: str) -> str:
+    def _redact_json(self, text: str) -> str:
         """Redact a text; JSON text stays JSON."""
         try:
             value = from_json(text.encode())
         except (ValueError, RecursionError):
-            return self.text(text)
-        clean = self._any(value)
+            return self.redact_text(text)
+        clean = self._redact_value(value)
         return text if clean == value else to_json(clean).decode()

@@ -15,20 +15,20 @@ from rich.table import Table
 from rich.text import Text
 
 from openclaw_rl.errors import OpenClawError
-from openclaw_rl.trajectories.files import Entry
-from openclaw_rl.trajectories.schema import Refused
+from openclaw_rl.trajectories.files import TrajectoryEntry
+from openclaw_rl.trajectories.schema import TrajectoryRefused
 
-EXAMPLES = 3
+MAX_EXAMPLES = 3
 """Number of examples shown for each reason; the file has all."""
 
 
-def number_of(trajectories: int) -> str:
+def trajectories_text(trajectories: int) -> str:
     """Return the count with its noun."""
     return f"{trajectories} trajector{'y' if trajectories == 1 else 'ies'}"
 
 
 @dataclass(slots=True)
-class Counts:
+class ImportCounts:
     """Counts of trajectories and turns. `known`: already in the store, with nothing new."""
 
     read: int = 0
@@ -40,7 +40,7 @@ class Counts:
     scored: int = 0
     refused: Counter[str] = field(default_factory=Counter)
 
-    def count(self, *, turns: int, of: int, news: bool) -> None:
+    def count_trajectory(self, *, turns: int, of: int, news: bool) -> None:
         """Count one trajectory of `of` turns, `turns` of them new; `news`: a turn has a new reaction or verdict."""
         self.turns += turns
         if turns == of:
@@ -51,11 +51,11 @@ class Counts:
             self.known += 1
 
 
-class Report:
+class ImportReport:
     """Context manager that writes refusals to a file (mode 600, created by the first one); `file` None: only counts."""
 
     def __init__(self, file: Path | None = None) -> None:
-        self.counts = Counts()
+        self.counts = ImportCounts()
         self.file = file
         self.examples: dict[str, list[str]] = {}
         self._stream: IO[str] | None = None
@@ -68,21 +68,21 @@ class Report:
             self._stream.close()
 
     @property
-    def refused(self) -> int:
+    def refused_count(self) -> int:
         return self.counts.refused.total()
 
-    def refuse(self, entry: Entry, problem: Refused) -> None:
+    def add_refusal(self, entry: TrajectoryEntry, problem: TrajectoryRefused) -> None:
         """Count a refusal, and write it to the file."""
         self.counts.refused[problem.reason] += 1
         where = f"{entry.file}, {entry.place}" if entry.place else str(entry.file)
         told = self.examples.setdefault(problem.reason, [])
-        if len(told) < EXAMPLES:
+        if len(told) < MAX_EXAMPLES:
             told.append(f"{where}: {problem.detail}")
         if self.file is not None:
             line = {"file": str(entry.file), "place": entry.place, "turn": problem.turn}
-            self._write(json.dumps(line | {"reason": problem.reason, "detail": problem.detail}))
+            self._write_line(json.dumps(line | {"reason": problem.reason, "detail": problem.detail}))
 
-    def _write(self, line: str) -> None:
+    def _write_line(self, line: str) -> None:
         assert self.file is not None
         if self._stream is None:
             try:
@@ -94,11 +94,11 @@ class Report:
             self._stream = os.fdopen(opened, "w", encoding="utf-8")
         self._stream.write(line + "\n")
 
-    def shown(self, what: str) -> Group:
+    def render_summary(self, what: str) -> Group:
         """Return a readable summary. `what`: participle of the action, such as "imported"."""
-        parts: list[Text | Table] = [Text(self._line(what))]
-        if self.refused:
-            table = Table(title=f"\n{self.refused} refused", title_justify="left", box=None, padding=(0, 2))
+        parts: list[Text | Table] = [Text(self._summary_line(what))]
+        if self.refused_count:
+            table = Table(title=f"\n{self.refused_count} refused", title_justify="left", box=None, padding=(0, 2))
             table.add_column("", justify="right")
             table.add_column("reason", no_wrap=True)
             table.add_column("such as")
@@ -109,9 +109,9 @@ class Report:
                 parts.append(Text(f"all refusals: {self.file}"))
         return Group(*parts)
 
-    def _line(self, what: str) -> str:
+    def _summary_line(self, what: str) -> str:
         c = self.counts
-        words = [f"{number_of(c.imported)} {what} ({c.turns} turns)"]
+        words = [f"{trajectories_text(c.imported)} {what} ({c.turns} turns)"]
         words += [f"{c.grown} updated"] * bool(c.grown) + [f"{c.known} imported before"] * bool(c.known)
         words += [f"{c.tokenised} turns tokenised from text"] * bool(c.tokenised)
         words += [f"{c.scored} scored"] * bool(c.scored)

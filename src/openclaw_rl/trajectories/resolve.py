@@ -9,12 +9,12 @@ from typing import Any
 
 from openclaw_rl.store.imported_turns import IMPORTED
 from openclaw_rl.store.rows import to_json
-from openclaw_rl.trajectories.schema import FileReaction, FileTurn, Refused, Trajectory, prompt_of
+from openclaw_rl.trajectories.schema import FileReaction, FileTurn, Trajectory, TrajectoryRefused, prompt_of
 from openclaw_rl.types import Kind, Message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
+class ResolvedTurn:
     """One turn with all its messages. `number`: its position in the file, from 1."""
 
     number: int
@@ -26,27 +26,27 @@ class Planned:
     messages: tuple[Message, ...]  # everything before the reply; empty: redacted
     reply: Message
     parent: str | None
-    said: tuple[Message, ...]  # the reaction; empty: none, or unknown
+    reaction_messages: tuple[Message, ...]  # the reaction; empty: none, or unknown
     reaction: FileReaction | None  # how and when it was found, if known; with no reaction messages: only feedback
 
 
-def plan(trajectory: Trajectory) -> list[Planned]:
+def resolve_turns(trajectory: Trajectory) -> list[ResolvedTurn]:
     """Return the turns in their order. A main turn without `messages` continues from the previous main turn.
 
     The reaction to a main turn with text only and no `next_state` is the prompt of the next one. Raises
     `TrajectoryRefused` for a duplicate id, and for a cycle of parents.
     """
-    story = _Story(trajectory)
-    made = [story.next(number, turn) for number, turn in enumerate(trajectory.turns, 1)]
+    story = _Conversation(trajectory)
+    made = [story.resolve_next(number, turn) for number, turn in enumerate(trajectory.turns, 1)]
     _check_lineage(made)
-    return [_answered(p, made[at + 1 :]) for at, p in enumerate(made)]
+    return [_with_reaction(p, made[at + 1 :]) for at, p in enumerate(made)]
 
 
-def _check_lineage(made: Sequence[Planned]) -> None:
+def _check_lineage(made: Sequence[ResolvedTurn]) -> None:
     parents: dict[str, str | None] = {}
     for p in made:
         if p.id in parents:
-            raise Refused("contradiction", f"id {p.id!r} is twice in this trajectory", p.number)
+            raise TrajectoryRefused("contradiction", f"id {p.id!r} is twice in this trajectory", p.number)
         parents[p.id] = p.parent
     sound: set[str] = set()
     for p in made:
@@ -54,27 +54,27 @@ def _check_lineage(made: Sequence[Planned]) -> None:
         at: str | None = p.id
         while at is not None and at not in sound:
             if at in line:
-                raise Refused("contradiction", f"parent {p.parent!r} leads back to the turn itself", p.number)
+                raise TrajectoryRefused("contradiction", f"parent {p.parent!r} leads back to the turn itself", p.number)
             line.add(at)
             at = parents.get(at)
         sound |= line
 
 
-class _Story:
+class _Conversation:
     """The conversation up to the current turn."""
 
     def __init__(self, trajectory: Trajectory) -> None:
         self._trajectory = trajectory
         self._history: tuple[Message, ...] = ()
-        self._last: str | None = None  # id of the previous main turn
+        self._last_main_id: str | None = None  # id of the previous main turn
         self._digests = dict.fromkeys(Kind, trajectory.session_id.encode())
 
-    def next(self, number: int, turn: FileTurn) -> Planned:
+    def resolve_next(self, number: int, turn: FileTurn) -> ResolvedTurn:
         main = turn.type is Kind.MAIN
-        messages = self._messages(turn)
+        messages = self._prompt_messages(turn)
         reply: Message = {} if turn.redacted else turn.message or {"role": "assistant", "content": turn.response}
-        id_ = turn.id or self._name(turn, messages, reply)
-        planned = Planned(
+        id_ = turn.id or self._content_id(turn, messages, reply)
+        planned = ResolvedTurn(
             number=number,
             id=id_,
             session=self._trajectory.session_id,
@@ -83,16 +83,17 @@ class _Story:
             turn=turn,
             messages=messages,
             reply=reply,
-            parent=turn.parent or (self._last if turn.messages is None and main and not turn.redacted else None),
-            said=said_of(turn.next_state),
+            parent=turn.parent
+            or (self._last_main_id if turn.messages is None and main and not turn.redacted else None),
+            reaction_messages=to_messages(turn.next_state),
             reaction=turn.reaction,
         )
         if main and not turn.redacted:
-            state = said_of(turn.next_state) if isinstance(turn.next_state, list) else ()
-            self._history, self._last = (*messages, reply, *state), id_
+            state = to_messages(turn.next_state) if isinstance(turn.next_state, list) else ()
+            self._history, self._last_main_id = (*messages, reply, *state), id_
         return planned
 
-    def _messages(self, turn: FileTurn) -> tuple[Message, ...]:
+    def _prompt_messages(self, turn: FileTurn) -> tuple[Message, ...]:
         if turn.redacted:
             return ()
         if turn.messages is not None:
@@ -104,7 +105,7 @@ class _Story:
         heard = told and (not turn.prompt or prompt_of(self._history[-1:]) == str(turn.prompt).strip())
         return self._history if heard else (*self._history, asked)
 
-    def _name(self, turn: FileTurn, messages: Sequence[Message], reply: Message) -> str:
+    def _content_id(self, turn: FileTurn, messages: Sequence[Message], reply: Message) -> str:
         """Return an id from session, position among its kind, and text, so that the same file gives the same ids."""
         words = to_json([turn.type, messages, reply, turn.tools])
         digest = blake2b(self._digests[turn.type] + words, digest_size=16).digest()
@@ -112,20 +113,26 @@ class _Story:
         return f"imported-{digest.hex()}"
 
 
-def said_of(next_state: str | Sequence[dict[str, Any]] | None) -> tuple[Message, ...]:
+def to_messages(next_state: str | Sequence[dict[str, Any]] | None) -> tuple[Message, ...]:
     """Return `next_state` as messages; text becomes a user message."""
     if next_state is None or next_state == "":
         return ()
     return ({"role": "user", "content": next_state},) if isinstance(next_state, str) else tuple(next_state)
 
 
-def _answered(planned: Planned, later: Sequence[Planned]) -> Planned:
+def _with_reaction(planned: ResolvedTurn, later: Sequence[ResolvedTurn]) -> ResolvedTurn:
     turn = planned.turn
-    if planned.said or turn.type is Kind.SIDE or turn.messages is not None or turn.redacted or turn.id is not None:
+    if (
+        planned.reaction_messages
+        or turn.type is Kind.SIDE
+        or turn.messages is not None
+        or turn.redacted
+        or turn.id is not None
+    ):
         return planned
     following = next((p for p in later if p.turn.type is Kind.MAIN), None)
     if following is None or following.turn.messages is not None or not following.turn.prompt:
         return planned
     said: Message = {"role": "user", "content": following.turn.prompt}
     at = following.turn.at or planned.turn.finished_at or planned.turn.at or 0.0
-    return replace(planned, said=(said,), reaction=FileReaction(how=IMPORTED, source=following.id, at=at))
+    return replace(planned, reaction_messages=(said,), reaction=FileReaction(how=IMPORTED, source=following.id, at=at))

@@ -10,16 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from openclaw_rl.common.message_hash import text_of, typed
-from openclaw_rl.store.turn_states import Cause
+from openclaw_rl.common.message_hash import message_text, strip_client_text
+from openclaw_rl.store.turn_states import DropReason
 from openclaw_rl.types import ExchangeStatus, FinishReason, Kind, Message, Sampling, Span, Vote
 
-LONGEST_NAME = 500
+MAX_NAME_LENGTH = 500
 """Maximum length of a session's name and of an id, in characters."""
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
-class Refused(Exception):
+class TrajectoryRefused(Exception):
     """A trajectory cannot be imported. `reason`: the kind of problem; `detail`: the specific problem."""
 
     def __init__(self, reason: str, detail: str, turn: int | None = None) -> None:
@@ -58,7 +58,7 @@ class FileReaction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileDropped:
-    cause: Cause
+    cause: DropReason
     reason: str
 
 
@@ -119,16 +119,16 @@ class Trajectory:
 
 def prompt_of(messages: Sequence[Message]) -> str:
     """Return the readable prompt: the text of the last user message, without what the client program added."""
-    return next((typed(text_of(m)).strip() for m in reversed(messages) if m.get("role") == "user"), "")
+    return next((strip_client_text(message_text(m)).strip() for m in reversed(messages) if m.get("role") == "user"), "")
 
 
-def words_of(messages: Sequence[Message], message: Message) -> dict[str, str]:
+def prompt_and_response(messages: Sequence[Message], message: Message) -> dict[str, str]:
     """Return the readable `prompt` and `response`. Text that is not valid Unicode is omitted."""
-    said = {"prompt": prompt_of(messages), "response": text_of(message)}
-    return {key: text for key, text in said.items() if whole(text)}
+    said = {"prompt": prompt_of(messages), "response": message_text(message)}
+    return {key: text for key, text in said.items() if is_valid_unicode(text)}
 
 
-def whole(text: str) -> bool:
+def is_valid_unicode(text: str) -> bool:
     """Return True if the text has no half of a surrogate pair. JSON can escape one; a text column cannot hold it."""
     try:
         text.encode()
@@ -137,6 +137,6 @@ def whole(text: str) -> bool:
     return True
 
 
-def made_whole(text: str) -> str:
+def replace_lone_surrogates(text: str) -> str:
     """Replace halves of surrogate pairs by U+FFFD, for readers that accept only valid Unicode."""
-    return text if whole(text) else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text if is_valid_unicode(text) else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.trajectories import files
-from openclaw_rl.trajectories.parser import decoded, parse
-from openclaw_rl.trajectories.schema import Refused
+from openclaw_rl.trajectories.parser import decode_json, parse_trajectory
+from openclaw_rl.trajectories.schema import TrajectoryRefused
 
-_SHOWN = 5
-MAIN_LINE = ("user", "assistant")
+_MAX_SHOWN = 5
+CONVERSATION_ROLES = ("user", "assistant")
 
 
 def inspect_sessions(path: str | Path, *, strict: bool = True) -> dict[str, list[dict[str, Any]]]:
@@ -26,19 +26,19 @@ def inspect_sessions(path: str | Path, *, strict: bool = True) -> dict[str, list
     """
     found: dict[str, list[dict[str, Any]]] = {}
     refused: list[str] = []
-    for file in files.files([Path(path).expanduser()]):
-        for entry in files.entries(file):
+    for file in files.find_files([Path(path).expanduser()]):
+        for entry in files.read_entries(file):
             try:
                 if entry.problem is not None:
                     raise entry.problem
-                value = decoded(entry.raw)
-                found.setdefault(parse(value).session_id, []).extend(value["turns"])
-            except Refused as problem:
+                value = decode_json(entry.raw)
+                found.setdefault(parse_trajectory(value).session_id, []).extend(value["turns"])
+            except TrajectoryRefused as problem:
                 refused.append(f"{file}{', ' * bool(entry.place)}{entry.place}: {problem.detail}")
     if refused and strict:
-        more = f" and {len(refused) - _SHOWN} more" * (len(refused) > _SHOWN)
+        more = f" and {len(refused) - _MAX_SHOWN} more" * (len(refused) > _MAX_SHOWN)
         raise OpenClawError(
-            f"{len(refused)} trajectories are not valid: {'; '.join(refused[:_SHOWN])}{more}. "
+            f"{len(refused)} trajectories are not valid: {'; '.join(refused[:_MAX_SHOWN])}{more}. "
             "`openclaw-rl data check` lists all; strict=False omits them."
         )
     return found
@@ -88,7 +88,7 @@ class SessionAwareProcessor:
         """
         out = []
         for session_id, interactions in self.sessions.items():
-            main = [i for i in interactions if i["role"] in MAIN_LINE]
+            main = [i for i in interactions if i["role"] in CONVERSATION_ROLES]
             if len(main) >= min_turns:
                 out.append({"session_id": session_id, **self.compute_trajectory_advantages(main)})
         return out

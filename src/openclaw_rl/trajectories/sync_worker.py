@@ -13,31 +13,31 @@ from pathlib import Path
 
 from sqlalchemy import select
 
-from openclaw_rl.common.atomic_files import usable
+from openclaw_rl.common.atomic_files import ensure_folder
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store import events, heartbeats
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.db import Store
 from openclaw_rl.trajectories import files as reading
-from openclaw_rl.trajectories.exporter import Session
-from openclaw_rl.trajectories.importer import Importer
-from openclaw_rl.trajectories.operations import REFUSALS, save
-from openclaw_rl.trajectories.report import Report, number_of
+from openclaw_rl.trajectories.exporter import StoredSession
+from openclaw_rl.trajectories.importer import TrajectoryImporter
+from openclaw_rl.trajectories.operations import REFUSALS_FILE, save_session
+from openclaw_rl.trajectories.report import ImportReport, trajectories_text
 
 log = logging.getLogger("openclaw_rl.data")
-BEAT = 1.0  # seconds
-SETTLED = ("turn.closed", "turn.judged", "turn.dropped")
-BATCH = 256
-QUIET = 1.0
+HEARTBEAT_SECONDS = 1.0  # seconds
+SETTLED_EVENTS = ("turn.closed", "turn.judged", "turn.dropped")
+EVENTS_PER_BATCH = 256
+QUIET_SECONDS = 1.0
 """Seconds since the last change of a file before it is imported, because it may still be written in place."""
 
 
 async def run(config: Config, *, stop: asyncio.Event) -> None:
     """Run the data worker until `stop` is set.
 
-    Consumes: events of turn states, through a durable cursor; files of `data.path` and `data.rollout_dir`.
-    Produces: a file for each session in `data.buffer_dir`; imported exchanges and their turns.
+    Consumes: events of turn states, through a durable cursor; files of `data.path` and `data.watch_dir`.
+    Produces: a file for each session in `data.export_dir`; imported exchanges and their turns.
     Waits for: turns that close, and files that are new or have changed.
     Unblocked by: any commit; it reads the folders every `data.poll` seconds.
 
@@ -45,14 +45,14 @@ async def run(config: Config, *, stop: asyncio.Event) -> None:
     """
     store = await asyncio.to_thread(Store.open, config.store_path)
     try:
-        heartbeats.beat(store, "data", "starting", heartbeats.STARTING)
-        bridge = Bridge(config, store, stop=stop.is_set)
+        heartbeats.write_heartbeat(store, "data", "starting", heartbeats.STARTING)
+        bridge = FolderSync(config, store, stop=stop.is_set)
         while not stop.is_set():
-            work = asyncio.create_task(asyncio.to_thread(bridge.turn))
-            while not (await asyncio.wait({work}, timeout=BEAT))[0]:
-                await asyncio.to_thread(heartbeats.beat, store, "data", bridge.note)
+            work = asyncio.create_task(asyncio.to_thread(bridge.run_once))
+            while not (await asyncio.wait({work}, timeout=HEARTBEAT_SECONDS))[0]:
+                await asyncio.to_thread(heartbeats.write_heartbeat, store, "data", bridge.note)
             busy = work.result()
-            await asyncio.to_thread(heartbeats.beat, store, "data", bridge.note)
+            await asyncio.to_thread(heartbeats.write_heartbeat, store, "data", bridge.note)
             if not busy:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), config.data.poll)
@@ -60,99 +60,105 @@ async def run(config: Config, *, stop: asyncio.Event) -> None:
         store.close()
 
 
-class Bridge:
+class FolderSync:
     """Syncs folders with the store. `run_once` blocks and is not thread-safe; it polls `stop` during long work."""
 
     def __init__(
         self, config: Config, store: Store, *, stop: Callable[[], bool], clock: Callable[[], float] = time.time
     ) -> None:
         data = config.data
-        self._config, self._store, self._stop, self._clock = config, store, stop, clock
-        self._buffer = Path(data.buffer_dir).expanduser() if data.buffer_dir else None
-        self._path = Path(data.path).expanduser() if data.path else None
-        self._watched = Path(data.rollout_dir).expanduser() if data.rollout_dir else None
+        self._config, self._store, self._should_stop, self._clock = config, store, stop, clock
+        self._export_dir = Path(data.export_dir).expanduser() if data.export_dir else None
+        self._import_path = Path(data.path).expanduser() if data.path else None
+        self._watch_dir = Path(data.watch_dir).expanduser() if data.watch_dir else None
         self._written = self._imported = self._refused = 0
         self.note = "waiting"
 
-    def turn(self) -> bool:
+    def run_once(self) -> bool:
         """Run one iteration. Return True if more events are waiting."""
-        busy = self._out() if self._buffer else False
-        if self._path is not None:
-            self._in(reading.files([self._path]))  # raises at once if the path does not exist
-            self._path = None
-        if self._watched is not None:
-            self._in(self._quiet(self._watched))
-        self.note = f"{self._written} files written, {number_of(self._imported)} imported, {self._refused} refused"
+        busy = self._export_settled() if self._export_dir else False
+        if self._import_path is not None:
+            self._import_changed(reading.find_files([self._import_path]))  # raises at once if the path does not exist
+            self._import_path = None
+        if self._watch_dir is not None:
+            self._import_changed(self._quiet_files(self._watch_dir))
+        self.note = (
+            f"{self._written} files written, {trajectories_text(self._imported)} imported, {self._refused} refused"
+        )
         return busy
 
     # Export: a file for each session.
 
-    def _out(self) -> bool:
+    def _export_settled(self) -> bool:
         """Write the files before the cursor: after a crash they are written again with the same content."""
-        assert self._buffer is not None
-        name = f"data.buffer:{_digest(str(self._buffer.resolve())):x}"
+        assert self._export_dir is not None
+        name = f"data.buffer:{_digest_number(str(self._export_dir.resolve())):x}"
         with self._store.read() as conn:
-            found = events.after(conn, events.cursor(conn, name), BATCH, SETTLED)
-            sessions = self._sessions({event.ref for event in found})
+            found = events.read_after(conn, events.read_cursor(conn, name), EVENTS_PER_BATCH, SETTLED_EVENTS)
+            sessions = self._sessions_of_turns({event.ref for event in found})
             for session in sessions:
-                written = save(conn, self._buffer, session, settled=True, served_here=True)
+                written = save_session(conn, self._export_dir, session, settled=True, served_here=True)
                 self._written += written is not None
         if found:
             with self._store.write() as conn:
                 events.move_cursor(conn, name, found[-1].seq)
-        return len(found) == BATCH
+        return len(found) == EVENTS_PER_BATCH
 
-    def _sessions(self, turns: Iterable[str]) -> list[Session]:
+    def _sessions_of_turns(self, turns: Iterable[str]) -> list[StoredSession]:
         with self._store.read() as conn:
             rows = conn.execute(
                 select(t.turns.c.scope, t.turns.c.session).distinct().where(t.turns.c.id.in_(list(turns)))
             )
-            return sorted((Session(scope=r.scope, name=r.session) for r in rows), key=lambda s: (s.scope, s.name))
+            return sorted((StoredSession(scope=r.scope, name=r.session) for r in rows), key=lambda s: (s.scope, s.name))
 
     # Import: files that are new or have changed.
 
-    def _quiet(self, folder: Path) -> list[Path]:
+    def _quiet_files(self, folder: Path) -> list[Path]:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         now = self._clock()
         # A modification time in the future (another machine's clock) must not delay the import.
-        return [p for p in reading.inside(folder) if not now - QUIET < _changed(p) <= now + QUIET]
+        return [
+            p for p in reading.files_inside(folder) if not now - QUIET_SECONDS < _modified_at(p) <= now + QUIET_SECONDS
+        ]
 
-    def _in(self, files: Iterable[Path]) -> None:
-        fresh = [(file, mark) for file in files if (mark := self._news(file)) is not None]
-        if not fresh or self._stop():
+    def _import_changed(self, files: Iterable[Path]) -> None:
+        fresh = [(file, mark) for file in files if (mark := self._file_change(file)) is not None]
+        if not fresh or self._should_stop():
             return
-        importer = Importer(self._config, self._store)
-        with Report(self._config.logs_dir / REFUSALS) as report:
+        importer = TrajectoryImporter(self._config, self._store)
+        with ImportReport(self._config.logs_dir / REFUSALS_FILE) as report:
             for file, (name, seen) in fresh:
-                self.note = f"importing {file.name}: {number_of(report.counts.imported)} so far"
-                importer.run(reading.entries(file), report, stop=self._stop)
-                if self._stop():
+                self.note = f"importing {file.name}: {trajectories_text(report.counts.imported)} so far"
+                importer.run(reading.read_entries(file), report, stop=self._should_stop)
+                if self._should_stop():
                     return
                 with self._store.write() as conn:
                     events.move_cursor(conn, name, seen)
         self._imported += report.counts.imported + report.counts.grown
-        self._refused += report.refused
-        self._tell(report)
+        self._refused += report.refused_count
+        self._log_report(report)
 
-    def _news(self, file: Path) -> tuple[str, int] | None:
+    def _file_change(self, file: Path) -> tuple[str, int] | None:
         """Return (cursor name, file state) if the file has changed since its import, else None."""
-        return _news(self._store, file)
+        return _file_change(self._store, file)
 
-    def _tell(self, report: Report) -> None:
+    def _log_report(self, report: ImportReport) -> None:
         c = report.counts
         log.info("imported %d trajectories (%d turns), %d updated, %d known", c.imported, c.turns, c.grown, c.known)
-        if report.refused:
+        if report.refused_count:
             kinds = ", ".join(f"{n} {reason}" for reason, n in c.refused.most_common())
-            log.warning("%d trajectories were refused (%s); all refusals: %s", report.refused, kinds, report.file)
+            log.warning("%d trajectories were refused (%s); all refusals: %s", report.refused_count, kinds, report.file)
 
 
-def imported(config: Config, store: Store) -> bool:
+def is_import_done(config: Config, store: Store) -> bool:
     """Return True if all files of `data.path` were imported or refused."""
     path = config.data.path
-    return path is None or all(_news(store, file) is None for file in reading.files([Path(path).expanduser()]))
+    return path is None or all(
+        _file_change(store, file) is None for file in reading.find_files([Path(path).expanduser()])
+    )
 
 
-def _changed(file: Path) -> float:
+def _modified_at(file: Path) -> float:
     """Return the modification time in seconds since the epoch; 0 for a file that was removed in the meantime."""
     try:
         return file.stat().st_mtime
@@ -160,29 +166,29 @@ def _changed(file: Path) -> float:
         return 0.0
 
 
-def _news(store: Store, file: Path) -> tuple[str, int] | None:
+def _file_change(store: Store, file: Path) -> tuple[str, int] | None:
     """Return (cursor name, file state) if the file exists and has changed since its import, else None."""
     try:
         stat = file.stat()
     except FileNotFoundError:  # removed since the folder was read
         return None
-    name = f"data.file:{_digest(str(file.resolve())):x}"
-    state = _digest(f"{stat.st_size} {stat.st_mtime_ns}")
+    name = f"data.file:{_digest_number(str(file.resolve())):x}"
+    state = _digest_number(f"{stat.st_size} {stat.st_mtime_ns}")
     with store.read() as conn:
-        return None if events.cursor(conn, name) == state else (name, state)
+        return None if events.read_cursor(conn, name) == state else (name, state)
 
 
-def _digest(text: str) -> int:
+def _digest_number(text: str) -> int:
     """Return a 63-bit digest of a text."""
     return int.from_bytes(blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).digest(), "big") >> 1
 
 
-def check(config: Config) -> None:
+def check_folders(config: Config) -> None:
     """Raise `ConfigError` if the path to import does not exist, or a folder cannot be used."""
     data = config.data
     if data.path and not os.path.exists(Path(data.path).expanduser()):  # noqa: PTH110 - False without permission
         raise ConfigError(f"data.path {data.path}: no such file or folder. Expected trajectories to import.")
-    if data.buffer_dir:
-        usable("data.buffer_dir", data.buffer_dir)
-    if data.rollout_dir:
-        usable("data.rollout_dir", data.rollout_dir, written=False)
+    if data.export_dir:
+        ensure_folder("data.export_dir", data.export_dir)
+    if data.watch_dir:
+        ensure_folder("data.watch_dir", data.watch_dir, written=False)

@@ -17,16 +17,16 @@ from typing import Any
 import numpy as np
 
 from openclaw_rl.common import message_hash
-from openclaw_rl.common.message_hash import Transience, signature_of, text_of
+from openclaw_rl.common.message_hash import EphemeralMatcher, message_text, reaction_signature
 from openclaw_rl.errors import RequestError
-from openclaw_rl.render.incremental import LONG, Growing, Unequal
+from openclaw_rl.render.incremental import MIN_INCREMENTAL_MESSAGES, IncrementalRenderer, TemplateMismatch
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.store import imported_turns
-from openclaw_rl.store.imported_turns import Answered, Dropped, Outcome, Place
+from openclaw_rl.store.imported_turns import DropRecord, ImportOutcome, ReactionRecord, TurnPosition
 from openclaw_rl.store.rows import to_json
-from openclaw_rl.store.turn_states import Cause
-from openclaw_rl.trajectories.resolve import Planned
-from openclaw_rl.trajectories.schema import FileTurn, FileVerdict, Refused
+from openclaw_rl.store.turn_states import DropReason
+from openclaw_rl.trajectories.resolve import ResolvedTurn
+from openclaw_rl.trajectories.schema import FileTurn, FileVerdict, TrajectoryRefused
 from openclaw_rl.types import (
     Capture,
     ExchangeStatus,
@@ -43,28 +43,28 @@ from openclaw_rl.types import (
     Verdict,
 )
 
-SCOPE = "import"
+IMPORT_SCOPE = "import"
 """A scope of no API key, so imported turns are never linked with live conversations."""
 log = logging.getLogger("openclaw_rl.data")
-Step = Callable[[float], None]
+BuildProgress = Callable[[float], None]
 """Called with the share of the turns that is built."""
-_NOTHING_PASSES = Transience(())
-NOT_TRAINABLE = "its trajectory says so (trainable: false)"
-TOO_LONG = "longer than the model takes: prompt and response have {0} tokens, and it takes {1}"
+_NO_TRANSIENCE = EphemeralMatcher(())
+NOT_TRAINABLE_REASON = "its trajectory says so (trainable: false)"
+TOO_LONG_REASON = "longer than the model takes: prompt and response have {0} tokens, and it takes {1}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Made:
+class BuiltTurn:
     """One turn, ready for the store. `needs_score`: its log-probabilities must still be computed."""
 
     request: Request
     reply: Reply
-    place: Place
-    wants_score: bool
+    place: TurnPosition
+    needs_score: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Tokens:
+class _TurnTokens:
     prompt_ids: Ids  # [P]
     response_ids: Ids  # [R]
     logprobs: Logprobs  # [R] NaN: unknown
@@ -74,54 +74,60 @@ class _Tokens:
     version: int
 
 
-class Maker:
+class TurnBuilder:
     """Builds turns for one model and one head. `key`: the store's secret."""
 
-    def __init__(self, renderer: Renderer, *, identity: str, key: bytes, transient: Transience, version: int) -> None:
+    def __init__(
+        self, renderer: Renderer, *, identity: str, key: bytes, transient: EphemeralMatcher, version: int
+    ) -> None:
         self._renderer, self._identity, self._key = renderer, identity, key
         self._transient, self._version = transient, version
 
-    def make(self, planned: Sequence[Planned], now: float, step: Step) -> list[Made]:
+    def build_turns(self, planned: Sequence[ResolvedTurn], now: float, step: BuildProgress) -> list[BuiltTurn]:
         """Build the turns of one session, in their order. `now`: default for times missing in the file.
 
         Raises `TrajectoryRefused` when the chat template rejects a turn.
         """
         try:
-            return self._made(planned, now, step, Growing(self._renderer))
-        except Unequal:
+            return self._build_all(planned, now, step, IncrementalRenderer(self._renderer))
+        except TemplateMismatch:
             log.info("session %s: incremental rendering is not possible, rendering each turn whole", planned[0].session)
-            return self._made(planned, now, step, Growing(self._renderer, long=math.inf))
+            return self._build_all(planned, now, step, IncrementalRenderer(self._renderer, long=math.inf))
 
-    def _made(self, planned: Sequence[Planned], now: float, step: Step, growing: Growing) -> list[Made]:
-        telling = Telling(growing, key=self._key, transient=self._transient)
+    def _build_all(
+        self, planned: Sequence[ResolvedTurn], now: float, step: BuildProgress, growing: IncrementalRenderer
+    ) -> list[BuiltTurn]:
+        telling = IncrementalTurnHasher(growing, key=self._key, transient=self._transient)
         out = []
         try:
             for number, p in enumerate(planned, 1):
-                out.append(self._turn(p, now, telling))
+                out.append(self._build_turn(p, now, telling))
                 step(number / len(planned))
         finally:  # on an error too, because incremental rendering may have caused it
-            growing.end()
+            growing.verify_last_turn()
         return out
 
-    def _turn(self, planned: Planned, now: float, telling: Telling) -> Made:
+    def _build_turn(self, planned: ResolvedTurn, now: float, telling: IncrementalTurnHasher) -> BuiltTurn:
         turn = planned.turn
         try:
-            marks = telling.marks(planned)
-            tokens = self._tokens(planned, telling.growing)
-            mark = message_hash.mark(
+            marks = telling.message_marks(planned)
+            tokens = self._turn_tokens(planned, telling.incremental)
+            mark = message_hash.mark_message(
                 planned.reply,
                 index=len(planned.messages),
-                chain=marks[-1].chain if marks else message_hash.ROOT,
+                chain=marks[-1].chain if marks else message_hash.CHAIN_ROOT,
                 key=self._key,
             )
         except RequestError as error:
-            raise Refused("chat template", str(error), planned.number) from None
+            raise TrajectoryRefused("chat template", str(error), planned.number) from None
         except (RecursionError, UnicodeEncodeError) as error:
-            raise Refused("not JSON", f"cannot be tokenised: {type(error).__name__}", planned.number) from None
+            raise TrajectoryRefused(
+                "not JSON", f"cannot be tokenised: {type(error).__name__}", planned.number
+            ) from None
         asked = now if turn.at is None else turn.at
         request = Request(
             id=planned.id,
-            scope=SCOPE,
+            scope=IMPORT_SCOPE,
             agent=planned.agent,
             user=planned.user,
             session=planned.session,
@@ -153,22 +159,22 @@ class Maker:
             first_token_at=turn.first_token_at,
             finished_at=asked if turn.finished_at is None else turn.finished_at,
         )
-        place, wants = self._place(planned, tokens)
-        return Made(request=request, reply=reply, place=place, wants_score=wants)
+        place, wants = self._turn_place(planned, tokens)
+        return BuiltTurn(request=request, reply=reply, place=place, needs_score=wants)
 
     # Tokens.
 
-    def _tokens(self, planned: Planned, growing: Growing) -> _Tokens:
+    def _turn_tokens(self, planned: ResolvedTurn, growing: IncrementalRenderer) -> _TurnTokens:
         turn = planned.turn
         if turn.redacted:
-            return _nothing(Origin.TOKENS, turn.version)
+            return _no_tokens(Origin.TOKENS, turn.version)
         if turn.prompt_ids is not None and turn.identity == self._identity:
-            return self._as_recorded(turn, planned.number)
+            return self._recorded_tokens(turn, planned.number)
         if turn.status is not ExchangeStatus.DONE:  # the text does not show how far it got
-            return _nothing(Origin.TEXT, self._version)
-        prompt, response = self._tokenised(planned, growing)
+            return _no_tokens(Origin.TEXT, self._version)
+        prompt, response = self._tokenise_text(planned, growing)
         r = len(response)
-        return _Tokens(
+        return _TurnTokens(
             prompt_ids=prompt,
             response_ids=response,
             logprobs=np.full(r, np.nan, np.float32),
@@ -178,17 +184,19 @@ class Maker:
             version=self._version,
         )
 
-    def _as_recorded(self, turn: FileTurn, number: int) -> _Tokens:
+    def _recorded_tokens(self, turn: FileTurn, number: int) -> _TurnTokens:
         assert turn.prompt_ids is not None
         assert turn.response_ids is not None
         assert turn.logprobs is not None
         r = len(turn.response_ids)
         largest = max((*turn.prompt_ids, *turn.response_ids))
-        size = self._renderer.vocabulary
+        size = self._renderer.vocabulary_size
         if largest >= size and largest >= int(self._renderer.files.config.get("vocab_size", size)):
-            raise Refused("token arrays", f"token {largest} is not in the model's vocabulary of {size}", number)
+            raise TrajectoryRefused(
+                "token arrays", f"token {largest} is not in the model's vocabulary of {size}", number
+            )
         spans = (Span(start=0, end=r, version=turn.version),) if turn.spans is None and r else turn.spans or ()
-        return _Tokens(
+        return _TurnTokens(
             prompt_ids=np.array(turn.prompt_ids, np.int32),
             response_ids=np.array(turn.response_ids, np.int32),
             logprobs=np.array([np.nan if p is None else p for p in turn.logprobs], np.float32),
@@ -198,40 +206,42 @@ class Maker:
             version=turn.version,
         )
 
-    def _tokenised(self, planned: Planned, growing: Growing) -> tuple[Ids, Ids]:
+    def _tokenise_text(self, planned: ResolvedTurn, growing: IncrementalRenderer) -> tuple[Ids, Ids]:
         """Return (prompt [P], response [R] with its stop token), as the template writes the reply after the prompt."""
         renderer, turn = self._renderer, planned.turn
-        prompt_ids, before, whole = growing.turn(
+        prompt_ids, before, whole = growing.render_turn(
             planned.messages, planned.reply, turn.tools, variables=turn.template or {}
         )
-        end = renderer.end_of_turn or str(renderer.tokens.tokenizer.id_to_token(renderer.stop_token_ids[0]))
+        end = renderer.end_of_turn or str(renderer.tokenizer.backend.id_to_token(renderer.stop_token_ids[0]))
         if whole.startswith(before) and end in whole[len(before) :]:
             said, _, after = whole[len(before) :].partition(end)
             broken = end in after
         elif planned.reply.get("tool_calls"):
-            raise Refused(
+            raise TrajectoryRefused(
                 "chat template", "the template does not write this tool call after its own prompt", planned.number
             )
         else:  # if the prompt opens reasoning, close it at once
             opened = renderer.family.opens_thinking(before)
-            said = (f"\n{renderer.family.think[1]}\n\n" if opened else "") + text_of(planned.reply)
+            said = (f"\n{renderer.family.think_tags[1]}\n\n" if opened else "") + message_text(planned.reply)
             broken = end in said
         if broken:
-            raise Refused("chat template", f"the response holds {end}, which ends every reply", planned.number)
-        return prompt_ids, renderer.tokens.encode(said + end).copy()
+            raise TrajectoryRefused(
+                "chat template", f"the response holds {end}, which ends every reply", planned.number
+            )
+        return prompt_ids, renderer.tokenizer.encode(said + end).copy()
 
     # Place and outcome.
 
-    def _place(self, planned: Planned, tokens: _Tokens) -> tuple[Place, bool]:
+    def _turn_place(self, planned: ResolvedTurn, tokens: _TurnTokens) -> tuple[TurnPosition, bool]:
         """Return the turn's place in its session, and whether it must be scored."""
         turn = planned.turn
-        why = turn.untrainable or (NOT_TRAINABLE if turn.trainable is False and turn.type is Kind.MAIN else None)
+        why = turn.untrainable or (NOT_TRAINABLE_REASON if turn.trainable is False and turn.type is Kind.MAIN else None)
         limit, length = self._renderer.context_length, len(tokens.prompt_ids) + len(tokens.response_ids)
         if why is None and tokens.origin is Origin.TEXT and limit is not None and length > limit:
-            why = TOO_LONG.format(length, limit)
+            why = TOO_LONG_REASON.format(length, limit)
         unknown = bool(np.isnan(tokens.logprobs).any()) and tokens.origin is Origin.TEXT
         wants = unknown and why in (None, imported_turns.UNSCORED) and turn.type is Kind.MAIN
-        place = Place(
+        place = TurnPosition(
             turn=planned.id,
             session=planned.session,
             kind=turn.type,
@@ -243,19 +253,19 @@ class Maker:
         )
         return place, wants
 
-    def outcome(self, planned: Planned, now: float) -> Outcome:
+    def turn_outcome(self, planned: ResolvedTurn, now: float) -> ImportOutcome:
         """Return reaction, feedback, verdict and drop reason from the file."""
         turn = planned.turn
-        dropped = Dropped(cause=turn.dropped.cause, reason=turn.dropped.reason) if turn.dropped else None
+        dropped = DropRecord(cause=turn.dropped.cause, reason=turn.dropped.reason) if turn.dropped else None
         if turn.type is Kind.SIDE and dropped is None:
-            dropped = Dropped(cause=Cause.SIDE, reason="side traffic: its trajectory says so")
-        return Outcome(
+            dropped = DropRecord(cause=DropReason.SIDE, reason="side traffic: its trajectory says so")
+        return ImportOutcome(
             turn=planned.id,
-            answered=self._answered(planned, now),
+            reaction=self._reaction_record(planned, now),
             feedback=tuple(
                 Feedback(
                     id=f.id,
-                    scope=SCOPE,
+                    scope=IMPORT_SCOPE,
                     target=planned.id,
                     score=f.score,
                     comment=f.comment,
@@ -264,25 +274,25 @@ class Maker:
                 )
                 for f in turn.feedback
             ),
-            verdict=None if turn.verdict is None else _verdict(planned.id, turn.verdict, now),
+            verdict=None if turn.verdict is None else _to_verdict(planned.id, turn.verdict, now),
             dropped=dropped,
         )
 
-    def _answered(self, planned: Planned, now: float) -> Answered | None:
+    def _reaction_record(self, planned: ResolvedTurn, now: float) -> ReactionRecord | None:
         found = planned.reaction
-        if planned.turn.type is Kind.SIDE or (not planned.said and found is None):
+        if planned.turn.type is Kind.SIDE or (not planned.reaction_messages and found is None):
             return None
-        marks = message_hash.marks(planned.said, self._key, _NOTHING_PASSES)
-        return Answered(
-            messages=planned.said,
-            signature=signature_of(marks) if marks else None,
+        marks = message_hash.mark_messages(planned.reaction_messages, self._key, _NO_TRANSIENCE)
+        return ReactionRecord(
+            messages=planned.reaction_messages,
+            signature=reaction_signature(marks) if marks else None,
             source=found.source if found else None,
             how=found.how if found else imported_turns.IMPORTED,
             at=found.at if found and found.at else now,
         )
 
 
-def _verdict(turn: str, given: FileVerdict, now: float) -> Verdict:
+def _to_verdict(turn: str, given: FileVerdict, now: float) -> Verdict:
     return Verdict(
         turn=turn,
         revision=0,  # set by the store
@@ -296,8 +306,8 @@ def _verdict(turn: str, given: FileVerdict, now: float) -> Verdict:
     )
 
 
-def _nothing(origin: Origin, version: int) -> _Tokens:
-    return _Tokens(
+def _no_tokens(origin: Origin, version: int) -> _TurnTokens:
+    return _TurnTokens(
         prompt_ids=np.empty(0, np.int32),
         response_ids=np.empty(0, np.int32),
         logprobs=np.empty(0, np.float32),
@@ -308,38 +318,38 @@ def _nothing(origin: Origin, version: int) -> _Tokens:
     )
 
 
-class Telling:
+class IncrementalTurnHasher:
     """Hashes the messages of turns in order, reusing a common prefix. Short turns (side traffic) are hashed alone."""
 
-    def __init__(self, growing: Growing, *, key: bytes, transient: Transience) -> None:
-        self.growing, self._key, self._transient = growing, key, transient
-        self._before: Planned | None = None
+    def __init__(self, growing: IncrementalRenderer, *, key: bytes, transient: EphemeralMatcher) -> None:
+        self.incremental, self._key, self._transient = growing, key, transient
+        self._previous: ResolvedTurn | None = None
         self._marks: tuple[Mark, ...] = ()
 
-    def marks(self, planned: Planned) -> tuple[Mark, ...]:
+    def message_marks(self, planned: ResolvedTurn) -> tuple[Mark, ...]:
         """Return the hashes of the turn's messages, and keep only the common prefix in the incremental renderer.
 
         Raises `TemplateMismatch`.
         """
-        if len(planned.messages) < LONG:
-            return message_hash.marks(planned.messages, self._key, self._transient)
-        same = 0 if self._before is None else _same(self._before, planned)
-        self.growing.hold(same)
+        if len(planned.messages) < MIN_INCREMENTAL_MESSAGES:
+            return message_hash.mark_messages(planned.messages, self._key, self._transient)
+        same = 0 if self._previous is None else _common_messages(self._previous, planned)
+        self.incremental.keep_at_most(same)
         known = self._marks[: bisect_left(self._marks, same, key=lambda m: m.index)]
-        self._before = planned
-        self._marks = message_hash.marks(planned.messages, self._key, self._transient, known=known, upto=same)
+        self._previous = planned
+        self._marks = message_hash.mark_messages(planned.messages, self._key, self._transient, known=known, upto=same)
         return self._marks
 
 
-def _same(a: Planned, b: Planned) -> int:
+def _common_messages(a: ResolvedTurn, b: ResolvedTurn) -> int:
     """Return the number of common leading messages; 0 if tools or template variables differ."""
-    if not _alike((a.turn.tools, a.turn.template), (b.turn.tools, b.turn.template)):
+    if not _is_same_json((a.turn.tools, a.turn.template), (b.turn.tools, b.turn.template)):
         return 0
     size = min(len(a.messages), len(b.messages))
     n = next(compress(count(), map(is_not, a.messages, b.messages)), size)  # text turns share the objects
-    return next((at for at in range(n, size) if not _alike(a.messages[at], b.messages[at])), size)
+    return next((at for at in range(n, size) if not _is_same_json(a.messages[at], b.messages[at])), size)
 
 
-def _alike(a: Any, b: Any) -> bool:
+def _is_same_json(a: Any, b: Any) -> bool:
     """Compare as JSON bytes, because `==` treats 1, 1.0 and True as equal."""
     return to_json(a) == to_json(b)

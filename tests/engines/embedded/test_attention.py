@@ -23,7 +23,7 @@ from transformers import (
     XLMWithLMHeadModel,
 )
 
-from openclaw_rl.engines.embedded.model import BaseModel
+from openclaw_rl.engines.embedded.model import EmbeddedModel
 from openclaw_rl.errors import ModelError
 from openclaw_rl.settings.load import EngineConfig, ModelConfig
 
@@ -53,7 +53,7 @@ def test_replies_have_the_log_probabilities_of_a_plain_forward_pass(
     folder: Path, tiny_engine_config: EngineConfig
 ) -> None:
     """Of rows of uneven length that join and leave, in chunks, and from the cache."""
-    bench = Bench(BaseModel.load(ModelConfig(path=str(folder), device="cpu")), tiny_engine_config)
+    bench = Bench(EmbeddedModel.load(ModelConfig(path=str(folder), device="cpu")), tiny_engine_config)
     plain = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
     asked = {f"r{n}": (random_ids(n % 5, 1 + 9 * (n % 5)), (1.0, 0.6, 1.5)[n % 3]) for n in range(10)}
     for n, (name, (prompt, temperature)) in enumerate(asked.items()):
@@ -70,26 +70,28 @@ def test_replies_have_the_log_probabilities_of_a_plain_forward_pass(
 
 
 def test_other_weights_of_the_same_kind_go_the_same_way(folder: Path) -> None:
-    base = BaseModel.load(ModelConfig(path=str(folder), device="cpu"))
+    base = EmbeddedModel.load(ModelConfig(path=str(folder), device="cpu"))
     other = AutoModelForCausalLM.from_pretrained(folder)
     with torch.no_grad():
         for weight in other.parameters():
             weight += 0.1 * torch.randn(weight.shape)
     tensors = {name: p.detach() for name, p in other.named_parameters()}
-    assert base.twin(tensors, name="other").layout == base.layout, "its self-test has compared it with itself whole"
+    assert base.with_weights(tensors, name="other").layout == base.layout, (
+        "its self-test has compared it with itself whole"
+    )
 
 
 def test_what_keeps_a_model_from_loading_is_told_of_the_first_try(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "no-such-kind"}')
     with pytest.raises(ModelError, match=r"cannot be loaded for generation: .*no-such-kind"):
-        BaseModel.load(ModelConfig(path=str(tmp_path)))
+        EmbeddedModel.load(ModelConfig(path=str(tmp_path)))
 
 
 def test_models_of_another_kind_are_told_by_their_name() -> None:
     own = {"emb_dim": 32, "n_layers": 2, "n_heads": 2, "n_words": 64}
     with pytest.raises(ModelError, match=r"of another kind.* \(XLMWithLMHeadModel"):
-        BaseModel(XLMWithLMHeadModel(XLMConfig(**own)), name="xlm")
+        EmbeddedModel(XLMWithLMHeadModel(XLMConfig(**own)), name="xlm")
     few = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16}
     shape = SHAPE | {"num_hidden_layers": 4, "max_position_embeddings": 32}
     with pytest.raises(ModelError, match="this qwen3_next model has layers of type linear_attention"):
-        BaseModel(Qwen3NextForCausalLM(Qwen3NextConfig(**shape, **few)), name="next")
+        EmbeddedModel(Qwen3NextForCausalLM(Qwen3NextConfig(**shape, **few)), name="next")

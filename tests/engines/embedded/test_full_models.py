@@ -17,16 +17,16 @@ from tests.engines.contract_fixtures import closing
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from openclaw_rl import methods
-from openclaw_rl.common.policy_digest import digest_of
+from openclaw_rl.common.policy_digest import digest_of_folder
 from openclaw_rl.engines.embedded.client import EngineClient
-from openclaw_rl.engines.embedded.full_models import Fleet
-from openclaw_rl.engines.embedded.model import BaseModel
-from openclaw_rl.engines.embedded.sequence import Job, Scored, Token
+from openclaw_rl.engines.embedded.full_models import MultiModelEngine
+from openclaw_rl.engines.embedded.model import EmbeddedModel
+from openclaw_rl.engines.embedded.sequence import EngineSequence, NewToken, SequenceScored
 from openclaw_rl.errors import EngineError
-from openclaw_rl.learner.forward.packing import Row
+from openclaw_rl.learner.forward.packing import TokenSequence
 from openclaw_rl.learner.trainer import LocalTrainer
 from openclaw_rl.methods.types import Sample
-from openclaw_rl.settings.load import Config, EngineConfig, ModelConfig, TrainConfig
+from openclaw_rl.settings.load import Config, EngineConfig, ModelConfig, train_settings
 from openclaw_rl.types import Generation, PolicyRef, Sampling
 
 Refs = dict[int, PolicyRef]
@@ -35,7 +35,7 @@ ATOL = 1e-5
 
 
 def _ref(version: int, folder: Path) -> PolicyRef:
-    return PolicyRef(version=version, path=str(folder), digest=digest_of(folder))
+    return PolicyRef(version=version, path=str(folder), digest=digest_of_folder(folder))
 
 
 @pytest.fixture(scope="module")
@@ -80,29 +80,29 @@ class Bench:
     """A fleet, and everything that it gave out."""
 
     def __init__(self, folder: Path, versions: int = 8) -> None:
-        model = BaseModel.load(ModelConfig(path=str(folder), device="cpu"))
-        self.fleet = Fleet(model, EngineConfig(prefill_chunk=16, max_batch=6, versions=versions))
-        self.tokens: dict[str, list[Token]] = {}
+        model = EmbeddedModel.load(ModelConfig(path=str(folder), device="cpu"))
+        self.fleet = MultiModelEngine(model, EngineConfig(prefill_chunk=16, max_batch=6, max_loaded_versions=versions))
+        self.tokens: dict[str, list[NewToken]] = {}
         self.scores: dict[str, np.ndarray] = {}
 
-    def ask(self, name: str, version: int, prompt: np.ndarray, **sampling: object) -> Job:
+    def ask(self, name: str, version: int, prompt: np.ndarray, **sampling: object) -> EngineSequence:
         self.tokens[name] = []
         return self.fleet.generate(name, version, prompt, Sampling(**({"max_tokens": 8, "seed": 0} | sampling)), ())
 
     def step(self) -> None:
         for item in self.fleet.step():
-            if isinstance(item, Scored):
+            if isinstance(item, SequenceScored):
                 self.scores[item.job.owner] = item.logprobs
             else:
                 self.tokens[item.job.owner].append(item)
 
     def finish(self) -> None:
-        while self.fleet.busy:
+        while self.fleet.has_work:
             self.step()
 
     def load(self, *refs: PolicyRef) -> None:
-        files = {(r.version, r.digest): self.fleet.read(r) for r in self.fleet.missing(refs)}
-        for _ in self.fleet.change(refs, files):
+        files = {(r.version, r.digest): self.fleet.read_version(r) for r in self.fleet.unread_policies(refs)}
+        for _ in self.fleet.load_versions(refs, files):
             self.step()
 
     def reply(self, name: str) -> tuple[list[int], list[float]]:
@@ -135,7 +135,7 @@ def test_whole_models_and_adapters_answer_side_by_side(model_folder: Path, all_r
     for version in (0, 1, 5, 6):
         expected = logprobs(version, random_ids(1, 20), random_ids(2, 9), 0.7)
         np.testing.assert_allclose(bench.scores[f"s{version}"], expected, atol=ATOL)
-    assert bench.fleet.running == bench.fleet.waiting == 0
+    assert bench.fleet.running_count == bench.fleet.waiting_count == 0
 
 
 def test_replies_end_on_the_model_on_which_they_began(model_folder: Path, all_refs: Refs, logprobs: Reference) -> None:
@@ -149,17 +149,17 @@ def test_replies_end_on_the_model_on_which_they_began(model_folder: Path, all_re
     assert bench.fleet.versions == (1, 6)
     with pytest.raises(EngineError, match="version 5 is not loaded"):
         bench.ask("late", 5, prompt)
-    assert not bench.fleet.untidy, "the old one still answers"
+    assert not bench.fleet.has_unused, "the old one still answers"
     bench.finish()
     for name, version in (("old", 5), ("new", 6)):
         ids, found = bench.reply(name)
         assert len(ids) == 60
         np.testing.assert_allclose(found, logprobs(version, prompt, ids, 1.0), atol=ATOL)
-    assert bench.fleet.untidy
-    for _ in bench.fleet.tidy():
+    assert bench.fleet.has_unused
+    for _ in bench.fleet.unload_unused():
         pass
-    assert not bench.fleet.untidy
-    assert bench.fleet.missing([all_refs[5], all_refs[6]]) == [all_refs[5]], "it was let go"
+    assert not bench.fleet.has_unused
+    assert bench.fleet.unread_policies([all_refs[5], all_refs[6]]) == [all_refs[5]], "it was let go"
     bench.load(all_refs[5])
     bench.ask("again", 5, prompt, max_tokens=60)
     bench.finish()
@@ -185,11 +185,11 @@ def test_a_cancelled_reply_of_a_whole_model_frees_its_row(model_folder: Path, al
     bench.load(all_refs[0], all_refs[5])
     jobs = [bench.ask(f"r{i}", 5, random_ids(i, 4), max_tokens=400) for i in range(8)]
     bench.step()
-    assert (bench.fleet.running, bench.fleet.waiting) == (4, 4), "what fits one chunk"
+    assert (bench.fleet.running_count, bench.fleet.waiting_count) == (4, 4), "what fits one chunk"
     for job in jobs[1:]:
         bench.fleet.cancel(job)
     bench.step()
-    assert (bench.fleet.running, bench.fleet.waiting) == (1, 0)
+    assert (bench.fleet.running_count, bench.fleet.waiting_count) == (1, 0)
 
 
 def _lose(state: dict[str, torch.Tensor]) -> None:
@@ -234,16 +234,23 @@ def test_another_kind_of_model_is_no_version(model_folder: Path, tmp_path: Path)
                                          num_attention_heads=4, num_key_value_heads=2))  # fmt: skip
     other.save_pretrained(tmp_path)
     with pytest.raises(EngineError, match="cannot be served as"):
-        Bench(model_folder).fleet.read(_ref(9, tmp_path))
+        Bench(model_folder).fleet.read_version(_ref(9, tmp_path))
 
 
 def test_what_the_trainer_writes_is_what_is_served(model_folder: Path, all_refs: Refs, tmp_path: Path) -> None:
     """Three versions of one line, side by side: each gives its trainer's log-probabilities."""
-    made = methods.make("binary", decay=0.95, shrink=8.0, clip=1.0, w_binary=1.0, w_opd=1.0)
-    train = TrainConfig(weights="full", learning_rate=1e-3, max_gap=9.0, max_step_kl=1e9)
+    made = methods.create_method("binary", decay=0.95, shrink=8.0, clip=1.0, w_binary=1.0, w_opd=1.0)
+    train = train_settings(
+        {
+            "finetune": "full",
+            "optimizer.learning_rate": 1e-3,
+            "safety.max_turn_log_ratio": 9.0,
+            "safety.max_step_kl": 1e9,
+        }
+    )
     trainer = LocalTrainer(str(model_folder), made, train, ModelConfig(device="cpu"))
     prompt, response = random_ids(1, 12), random_ids(2, 9)
-    row = Row(prompt_ids=prompt, response_ids=response, temperature=1.0)
+    row = TokenSequence(prompt_ids=prompt, response_ids=response, temperature=1.0)
     refs, expected = [all_refs[0]], [trainer.logprobs([row])[0].numpy()]
     for version in (10, 11):
         sample = Sample(

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from openclaw_rl.engines.embedded.grammar import Grammars, Guide
-from openclaw_rl.engines.embedded.model import BaseModel, where
-from openclaw_rl.engines.embedded.scheduler import Core
-from openclaw_rl.engines.embedded.sequence import Stuck, Token
+from openclaw_rl.engines.embedded.grammar import GrammarCompiler, GrammarState
+from openclaw_rl.engines.embedded.model import EmbeddedModel, resolve_model_path
+from openclaw_rl.engines.embedded.scheduler import EmbeddedEngine
+from openclaw_rl.engines.embedded.sequence import NewToken, SequenceFailed
 from openclaw_rl.errors import GrammarError
 from openclaw_rl.settings.load import STARTER, EngineConfig, ModelConfig
 from openclaw_rl.types import Sampling
@@ -46,18 +46,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             tie_word_embeddings=True,
         )
     ).save_pretrained(out)
-    shutil.copy(Path(where(STARTER)) / "tokenizer.json", out)
+    shutil.copy(Path(resolve_model_path(STARTER)) / "tokenizer.json", out)
     return out
 
 
 @pytest.fixture(scope="module")
-def core(folder: Path) -> Core:
-    return Core(BaseModel.load(ModelConfig(path=str(folder), device="cpu")), EngineConfig(prefill_chunk=64))
+def core(folder: Path) -> EmbeddedEngine:
+    return EmbeddedEngine(
+        EmbeddedModel.load(ModelConfig(path=str(folder), device="cpu")), EngineConfig(prefill_chunk=64)
+    )
 
 
 @pytest.fixture(scope="module")
-def grammars(folder: Path) -> Grammars:
-    found = Grammars.find(str(folder), VOCAB)
+def grammars(folder: Path) -> GrammarCompiler:
+    found = GrammarCompiler.for_model(str(folder), VOCAB)
     assert found is not None
     return found
 
@@ -67,12 +69,12 @@ def tokenizer(folder: Path) -> Tokenizer:
     return Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
-def reply(core: Core, guide: Guide | None, **sampling: Any) -> list[Token]:
+def reply(core: EmbeddedEngine, guide: GrammarState | None, **sampling: Any) -> list[NewToken]:
     core.generate("x", 0, PROMPT, Sampling(**({"max_tokens": 900, "seed": 0} | sampling)), [STOP], guide=guide)
-    out: list[Token] = []
-    while core.busy:
+    out: list[NewToken] = []
+    while core.has_work:
         for item in core.step():
-            assert isinstance(item, Token), item
+            assert isinstance(item, NewToken), item
             out.append(item)
     return out
 
@@ -132,46 +134,53 @@ _schemas = st.recursive(
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(schema=_schemas, seed=st.integers(0, 99), greedy=st.booleans())
 def test_the_reply_parses_and_validates(
-    schema: dict[str, Any], seed: int, greedy: bool, core: Core, grammars: Grammars, tokenizer: Tokenizer
+    schema: dict[str, Any],
+    seed: int,
+    greedy: bool,
+    core: EmbeddedEngine,
+    grammars: GrammarCompiler,
+    tokenizer: Tokenizer,
 ) -> None:
-    guide = grammars.guide("start: %json " + json.dumps(schema | TIGHT), [STOP])
+    guide = grammars.initial_state("start: %json " + json.dumps(schema | TIGHT), [STOP])
     tokens = reply(core, guide, seed=seed, temperature=0.0 if greedy else 1.0)
     text = tokenizer.decode([t.token for t in tokens])
     assert tokens[-1].finish == "stop", text
     assert valid(json.loads(text), schema), (schema, text)
 
 
-def test_the_logprobs_are_those_of_the_free_distribution(core: Core, grammars: Grammars) -> None:
+def test_the_logprobs_are_those_of_the_free_distribution(core: EmbeddedEngine, grammars: GrammarCompiler) -> None:
     schema = {"enum": ["a", "b", 17, None]}
-    tokens = reply(core, grammars.guide("start: %json " + json.dumps(schema), [STOP]), temperature=0.7)
+    tokens = reply(core, grammars.initial_state("start: %json " + json.dumps(schema), [STOP]), temperature=0.7)
     core.score("y", 0, PROMPT, np.array([t.token for t in tokens], dtype=np.int32), 0.7)
     (scored,) = [item for _ in range(3) for item in core.step()]
     np.testing.assert_allclose([t.logprob for t in tokens], scored.logprobs, atol=1e-5)
 
 
-def test_rows_without_a_grammar_draw_as_they_would_alone(core: Core, grammars: Grammars) -> None:
+def test_rows_without_a_grammar_draw_as_they_would_alone(core: EmbeddedEngine, grammars: GrammarCompiler) -> None:
     alone = [t.token for t in reply(core, None, max_tokens=12)]
-    guide = grammars.guide('start: "no" | "yes"', [STOP])
+    guide = grammars.initial_state('start: "no" | "yes"', [STOP])
     core.generate("guided", 0, PROMPT, Sampling(max_tokens=12, seed=3), [STOP], guide=guide)
     core.generate("free", 0, PROMPT, Sampling(max_tokens=12, seed=0), [STOP])
     drawn: dict[str, list[int]] = {"guided": [], "free": []}
-    while core.busy:
+    while core.has_work:
         for item in core.step():
-            assert isinstance(item, Token)
+            assert isinstance(item, NewToken)
             drawn[item.job.owner].append(item.token)
     assert drawn["free"] == alone
     assert drawn["guided"][-1] == STOP
 
 
-def test_tokens_of_the_tokenizer_are_matched_as_tokens(core: Core, grammars: Grammars, tokenizer: Tokenizer) -> None:
+def test_tokens_of_the_tokenizer_are_matched_as_tokens(
+    core: EmbeddedEngine, grammars: GrammarCompiler, tokenizer: Tokenizer
+) -> None:
     call, end = tokenizer.token_to_id("<tool_call>"), tokenizer.token_to_id("</tool_call>")
-    tokens = [t.token for t in reply(core, grammars.guide(f'start: <[{call}]> "\\nx" <[{end}]>', [STOP]))]
+    tokens = [t.token for t in reply(core, grammars.initial_state(f'start: <[{call}]> "\\nx" <[{end}]>', [STOP]))]
     assert (tokens[0], tokens[-2:]) == (call, [end, STOP])
 
 
-def test_a_reply_that_is_cut_is_cut_by_its_length(core: Core, grammars: Grammars) -> None:
+def test_a_reply_that_is_cut_is_cut_by_its_length(core: EmbeddedEngine, grammars: GrammarCompiler) -> None:
     schema = {"type": "string", "minLength": 400}
-    tokens = reply(core, grammars.guide("start: %json " + json.dumps(schema), [STOP]), max_tokens=9)
+    tokens = reply(core, grammars.initial_state("start: %json " + json.dumps(schema), [STOP]), max_tokens=9)
     assert (len(tokens), tokens[-1].finish) == (9, "length")
 
 
@@ -200,37 +209,39 @@ def test_a_reply_that_is_cut_is_cut_by_its_length(core: Core, grammars: Grammars
         ('start: %json {"type": "string", "pattern": "(?=a)b"}', "look-behind, is not supported$"),
     ],
 )
-def test_what_cannot_be_forced_is_refused(grammars: Grammars, grammar: str, words: str) -> None:
+def test_what_cannot_be_forced_is_refused(grammars: GrammarCompiler, grammar: str, words: str) -> None:
     with pytest.raises(GrammarError, match=words) as refused:
-        grammars.guide(grammar, [STOP])
+        grammars.initial_state(grammar, [STOP])
     assert "\n" not in str(refused.value)
 
 
-def test_a_reply_that_cannot_go_on_ends_with_its_reason(core: Core, grammars: Grammars) -> None:
+def test_a_reply_that_cannot_go_on_ends_with_its_reason(core: EmbeddedEngine, grammars: GrammarCompiler) -> None:
     """No stop token at all: the sentence is over, and nothing may follow."""
-    core.generate("x", 0, PROMPT, Sampling(max_tokens=9), (), guide=grammars.guide('start: "a"', ()))
-    out = [item for _ in range(4) if core.busy for item in core.step()]
-    assert isinstance(out[-1], Stuck)
-    assert "no token of the vocabulary" in out[-1].why
-    assert not core.busy
+    core.generate("x", 0, PROMPT, Sampling(max_tokens=9), (), guide=grammars.initial_state('start: "a"', ()))
+    out = [item for _ in range(4) if core.has_work for item in core.step()]
+    assert isinstance(out[-1], SequenceFailed)
+    assert "no token of the vocabulary" in out[-1].reason
+    assert not core.has_work
 
 
-def test_a_grammar_that_fails_while_it_is_sampled_says_why(core: Core, grammars: Grammars) -> None:
+def test_a_grammar_that_fails_while_it_is_sampled_says_why(core: EmbeddedEngine, grammars: GrammarCompiler) -> None:
     """Its regex is built as far as the reply goes, up to the limits; none ends before."""
     large = json.dumps({"type": "string", "pattern": "^(([a-z]{1,1000}){1,1000}){99,1000}$"})
-    guide = grammars.guide("start: %json " + large, [STOP])
+    guide = grammars.initial_state("start: %json " + large, [STOP])
     core.generate("x", 0, PROMPT, Sampling(max_tokens=50, seed=0), [STOP], guide=guide)
-    out = [item for _ in range(50) if core.busy for item in core.step()]
-    assert isinstance(out[-1], Stuck)
-    assert out[-1].why.endswith("required format (lexer error: too many expressions constructed)")
-    assert not core.busy
+    out = [item for _ in range(50) if core.has_work for item in core.step()]
+    assert isinstance(out[-1], SequenceFailed)
+    assert out[-1].reason.endswith("required format (lexer error: too many expressions constructed)")
+    assert not core.has_work
 
 
-def test_compiled_grammars_are_kept_and_do_not_share_their_place(core: Core, grammars: Grammars) -> None:
-    one, two = (grammars.guide('start: "ab"', [STOP]) for _ in range(2))
+def test_compiled_grammars_are_kept_and_do_not_share_their_place(
+    core: EmbeddedEngine, grammars: GrammarCompiler
+) -> None:
+    one, two = (grammars.initial_state('start: "ab"', [STOP]) for _ in range(2))
     first, second = reply(core, one), reply(core, two)
     assert [t.token for t in first][-1] == [t.token for t in second][-1] == STOP
 
 
 def test_a_model_without_a_tokenizer_has_no_grammars(model_folder: Path) -> None:
-    assert Grammars.find(str(model_folder), 64) is None
+    assert GrammarCompiler.for_model(str(model_folder), 64) is None

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openclaw_rl.engines.embedded.prefix_cache import NODE, SHORTEST, PrefixCache
+from openclaw_rl.engines.embedded.prefix_cache import MAX_NODE_TOKENS, MIN_PREFIX_TOKENS, PrefixCache
 
 
 def states(ids: np.ndarray) -> torch.Tensor:
@@ -20,7 +20,7 @@ def sequence(*parts: tuple[int, int]) -> np.ndarray:
 
 
 def put(cache: PrefixCache, key: int, ids: np.ndarray) -> None:
-    if cache.wants(len(ids)):
+    if cache.is_cacheable(len(ids)):
         kept = states(ids)
         cache.add(key, ids, kept)
         kept.zero_()  # the slot goes to another row
@@ -28,7 +28,7 @@ def put(cache: PrefixCache, key: int, ids: np.ndarray) -> None:
 
 def found(cache: PrefixCache, key: int, ids: np.ndarray) -> int:
     """How many tokens of `ids` are known; their states are checked."""
-    hit = cache.find(key, ids)
+    hit = cache.find_prefix(key, ids)
     if hit is None:
         return 0
     length, pieces = hit
@@ -40,34 +40,42 @@ def found(cache: PrefixCache, key: int, ids: np.ndarray) -> int:
 def test_the_start_is_found_to_the_token_and_the_last_one_is_left_to_compute() -> None:
     cache = PrefixCache(1000)
     put(cache, 1, sequence((0, 50)))
-    for length, expected in ((60, 50), (50, 49), (49, 48), (17, 16), (SHORTEST, 0)):
+    for length, expected in ((60, 50), (50, 49), (49, 48), (17, 16), (MIN_PREFIX_TOKENS, 0)):
         assert found(cache, 1, sequence((0, 50), (1, 10))[:length]) == expected
     assert found(cache, 1, sequence((0, 50))[[*range(40), 0, *range(41, 50)]]) == 40
 
 
 def test_a_start_is_found_wherever_it_ends() -> None:
     """At the ends of nodes, and within them, also where a third sequence branches off from a half."""
-    cache, whole = PrefixCache(10_000), sequence((0, 3 * NODE + 10))
+    cache, whole = PrefixCache(10_000), sequence((0, 3 * MAX_NODE_TOKENS + 10))
     put(cache, 1, whole)
-    for length in (20, NODE - 1, NODE, NODE + 1, 2 * NODE + 100, 2 * NODE + 50, 3 * NODE + 9):
+    for length in (
+        20,
+        MAX_NODE_TOKENS - 1,
+        MAX_NODE_TOKENS,
+        MAX_NODE_TOKENS + 1,
+        2 * MAX_NODE_TOKENS + 100,
+        2 * MAX_NODE_TOKENS + 50,
+        3 * MAX_NODE_TOKENS + 9,
+    ):
         branch = np.concatenate([whole[:length], sequence((length, 40))])
         assert found(cache, 1, branch) == length
         put(cache, 1, branch)
         assert found(cache, 1, np.concatenate([branch, sequence((9, 1))])) == len(branch)
         assert found(cache, 1, np.concatenate([whole, sequence((9, 1))])) == len(whole)
-    assert (len(cache), cache.tokens) == (8, 3 * NODE + 10 + 7 * 40)
+    assert (len(cache), cache.tokens) == (8, 3 * MAX_NODE_TOKENS + 10 + 7 * 40)
 
 
 def test_another_policy_s_states_are_never_found() -> None:
     cache = PrefixCache(1000)
     put(cache, 1, sequence((0, 50)))
-    assert cache.find(2, sequence((0, 50))) is None
+    assert cache.find_prefix(2, sequence((0, 50))) is None
     put(cache, 2, sequence((0, 50)))
-    cache.forget(1)
-    assert (cache.find(1, sequence((0, 50))), cache.tokens, len(cache)) == (None, 50, 1)
+    cache.remove_policy(1)
+    assert (cache.find_prefix(1, sequence((0, 50))), cache.tokens, len(cache)) == (None, 50, 1)
     assert found(cache, 2, sequence((0, 50))) == 49
-    cache.forget(2)
-    assert (cache.find(2, sequence((0, 50))), cache.tokens, len(cache)) == (None, 0, 0)
+    cache.remove_policy(2)
+    assert (cache.find_prefix(2, sequence((0, 50))), cache.tokens, len(cache)) == (None, 0, 0)
 
 
 def test_a_continued_sequence_takes_the_place_of_its_start() -> None:
@@ -111,7 +119,9 @@ def test_what_is_kept_holds_no_memory_beside_its_own() -> None:
     cache, whole = PrefixCache(10_000), sequence((0, 700))
     put(cache, 1, whole)
     put(cache, 1, np.concatenate([whole[:300], sequence((1, 40))]))
-    hits = [cache.find(1, ids) for ids in (np.append(whole, 0), np.concatenate([whole[:300], sequence((1, 41))]))]
+    hits = [
+        cache.find_prefix(1, ids) for ids in (np.append(whole, 0), np.concatenate([whole[:300], sequence((1, 41))]))
+    ]
     pieces = {id(piece): piece for hit in hits if hit is not None for piece in hit[1]}.values()
     assert sum(piece.shape[3] for piece in pieces) == cache.tokens == 740
     assert sum(piece.untyped_storage().nbytes() for piece in pieces) == 740 * 4
@@ -121,7 +131,7 @@ def test_the_least_used_goes_first_and_shared_starts_stay() -> None:
     cache = PrefixCache(250)
     for tail in (1, 2):
         put(cache, 1, sequence((0, 48), (tail, 52)))
-    assert cache.find(1, sequence((0, 48), (1, 52), (9, 9))) is not None  # the first is used again
+    assert cache.find_prefix(1, sequence((0, 48), (1, 52), (9, 9))) is not None  # the first is used again
     put(cache, 1, sequence((7, 100)))
     assert (len(cache), cache.tokens) == (2, 200)
     assert found(cache, 1, sequence((0, 48), (1, 52), (9, 9))) == 100
@@ -129,11 +139,11 @@ def test_the_least_used_goes_first_and_shared_starts_stay() -> None:
 
 
 def test_of_a_long_sequence_the_end_goes_first() -> None:
-    cache = PrefixCache(4 * NODE)
-    put(cache, 1, sequence((0, 3 * NODE)))
-    put(cache, 1, sequence((1, NODE + 1)))
-    assert found(cache, 1, sequence((0, 3 * NODE), (9, 9))) == 2 * NODE
-    assert cache.tokens == 3 * NODE + 1
+    cache = PrefixCache(4 * MAX_NODE_TOKENS)
+    put(cache, 1, sequence((0, 3 * MAX_NODE_TOKENS)))
+    put(cache, 1, sequence((1, MAX_NODE_TOKENS + 1)))
+    assert found(cache, 1, sequence((0, 3 * MAX_NODE_TOKENS), (9, 9))) == 2 * MAX_NODE_TOKENS
+    assert cache.tokens == 3 * MAX_NODE_TOKENS + 1
 
 
 SHORT = st.lists(st.integers(0, 2), min_size=1, max_size=8)
@@ -167,11 +177,11 @@ def test_with_room_all_is_found_and_nothing_is_held_twice(
     cache = PrefixCache(100_000)
     for who, blocks in added:
         put(cache, who, spell(blocks, size))
-    kept = [(who, spell(blocks, size).tolist()) for who, blocks in added if len(blocks) * size >= SHORTEST]
+    kept = [(who, spell(blocks, size).tolist()) for who, blocks in added if len(blocks) * size >= MIN_PREFIX_TOKENS]
     assert cache.tokens == len({(who, *ids[:n]) for who, ids in kept for n in range(1, len(ids) + 1)})
     ends = {(who, *ids) for who, ids in kept}
     assert len(cache) == sum(not any(o[: len(e)] == e and o != e for o in ends) for e in ends)
     ids = spell(wanted, size).tolist()[:-1]
     starts = [n for who, known in kept if who == key for n in range(len(ids) + 1) if known[:n] == ids[:n]]
     longest = max(starts, default=0)
-    assert found(cache, key, spell(wanted, size)) == (longest if longest >= SHORTEST else 0)
+    assert found(cache, key, spell(wanted, size)) == (longest if longest >= MIN_PREFIX_TOKENS else 0)

@@ -5,27 +5,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openclaw_rl.engines.base import Info
+from openclaw_rl.engines.base import EngineInfo
 from openclaw_rl.engines.embedded import protocol
 from openclaw_rl.errors import EngineGone
 from openclaw_rl.types import PolicyRef, Sampling
 
 CALLS = [
-    protocol.Generate(1, 3, protocol.pack_ids([1, 2]), Sampling(logit_bias={5: -1.5}, stop=("x",), seed=-4), (2, 3), 5),
-    protocol.Cancel(2),
-    protocol.Load(3, (PolicyRef(version=1, path="/a", digest="d"), PolicyRef(version=0, path=None, digest=""))),
-    protocol.Score(4, 0, b"", protocol.pack_ids([7]), 0.5),
-    protocol.AskInfo(5),
+    protocol.GenerateCall(
+        1, 3, protocol.pack_ids([1, 2]), Sampling(logit_bias={5: -1.5}, stop=("x",), seed=-4), (2, 3), 5
+    ),
+    protocol.CancelCall(2),
+    protocol.LoadCall(3, (PolicyRef(version=1, path="/a", digest="d"), PolicyRef(version=0, path=None, digest=""))),
+    protocol.ScoreCall(4, 0, b"", protocol.pack_ids([7]), 0.5),
+    protocol.InfoCall(5),
 ]
 ANSWERS = [
-    protocol.Tokens([1, 2], [7, 8], [-0.5, -0.25], {2: "stop"}, {1: ((7, -0.5), (9, -2.0))}, {1: 40}),
-    protocol.Loaded(3),
-    protocol.Scores(4, protocol.pack_logprobs([-1.0])),
-    protocol.Failed(5, "no"),
-    protocol.Failed(6, "not this one", grammar=True),
-    protocol.Told(
+    protocol.TokensReply([1, 2], [7, 8], [-0.5, -0.25], {2: "stop"}, {1: ((7, -0.5), (9, -2.0))}, {1: 40}),
+    protocol.LoadReply(3),
+    protocol.ScoreReply(4, protocol.pack_logprobs([-1.0])),
+    protocol.RejectionReply(5, "no"),
+    protocol.RejectionReply(6, "not this one", grammar=True),
+    protocol.InfoReply(
         6,
-        Info(
+        EngineInfo(
             model="m",
             context_length=512,
             vocab_size=64,
@@ -43,22 +45,24 @@ ANSWERS = [
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(1, 60), max_size=40))
 def test_messages_survive_any_cutting_of_the_stream(cuts: list[int]) -> None:
-    stream = b"".join(protocol.encode(m) for m in [*CALLS, *CALLS])
-    frames, got, at = protocol.Frames(), [], 0
+    stream = b"".join(protocol.encode_frame(m) for m in [*CALLS, *CALLS])
+    frames, got, at = protocol.FrameDecoder(), [], 0
     for size in [*cuts, len(stream)]:
-        got += [protocol.calls.decode(body) for body in frames.feed(stream[at : at + size])]
+        got += [protocol.call_decoder.decode(body) for body in frames.feed(stream[at : at + size])]
         at += size
     assert got == [*CALLS, *CALLS]
 
 
 def test_answers_come_back_as_they_were() -> None:
-    frames = protocol.Frames()
-    assert [protocol.answers.decode(b) for b in frames.feed(b"".join(map(protocol.encode, ANSWERS)))] == ANSWERS
+    frames = protocol.FrameDecoder()
+    assert [
+        protocol.reply_decoder.decode(b) for b in frames.feed(b"".join(map(protocol.encode_frame, ANSWERS)))
+    ] == ANSWERS
 
 
 def test_a_frame_too_large_is_another_program() -> None:
     with pytest.raises(EngineGone, match="another program"):
-        list(protocol.Frames().feed(b"HTTP/1.1 400 Bad Request"))
+        list(protocol.FrameDecoder().feed(b"HTTP/1.1 400 Bad Request"))
 
 
 def test_arrays_keep_their_values() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from openclaw_rl.engines.embedded.sampler import Draw, Sampler, invert
+from openclaw_rl.engines.embedded.sampler import Sampler, SamplingState, invert_cdf
 from openclaw_rl.types import Sampling
 
 CPU = torch.device("cpu")
@@ -21,8 +21,8 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 def frequencies(sampling: Sampling, n: int = N) -> np.ndarray:
     """How often each id is drawn in `n` draws of one row."""
-    draw = Draw.of(sampling)
-    if not draw.shaped:  # a thousand rows at a time that share one generator
+    draw = SamplingState.from_sampling(sampling)
+    if not draw.is_shaped:  # a thousand rows at a time that share one generator
         sampler = Sampler([draw] * 1000, CPU)
         ids = [i for _ in range(n // 1000) for i in sampler(LOGITS.expand(1000, -1))[0]]
     else:
@@ -50,22 +50,22 @@ def test_cuts_keep_the_likeliest_and_their_proportions(shape: dict[str, float], 
 
 
 def test_greedy_takes_the_best_and_reports_the_plain_softmax() -> None:
-    ids, logprobs, _ = Sampler([Draw.of(Sampling(temperature=0.0))], CPU)(LOGITS[None])
+    ids, logprobs, _ = Sampler([SamplingState.from_sampling(Sampling(temperature=0.0))], CPU)(LOGITS[None])
     assert ids == [0]
     assert logprobs[0] == pytest.approx(float(LOGITS.log_softmax(-1)[0]))
 
 
 def test_reported_logprobs_ignore_cuts_penalties_and_biases() -> None:
     sampling = Sampling(temperature=0.5, top_k=1, presence_penalty=1, logit_bias={3: 50.0}, seed=0)
-    ids, logprobs, _ = Sampler([Draw.of(sampling)], CPU)(LOGITS[None])
+    ids, logprobs, _ = Sampler([SamplingState.from_sampling(sampling)], CPU)(LOGITS[None])
     assert ids == [3]
     assert logprobs[0] == pytest.approx(float((LOGITS / 0.5).log_softmax(-1)[3]))
 
 
 def test_penalties_count_what_was_drawn() -> None:
-    presence = Sampler([Draw.of(Sampling(temperature=0.0, presence_penalty=1.2))], CPU)
+    presence = Sampler([SamplingState.from_sampling(Sampling(temperature=0.0, presence_penalty=1.2))], CPU)
     assert [presence(LOGITS[None])[0][0] for _ in range(5)] == [0, 1, 0, 0, 0]  # 2 - 1.2 beats 0.5 from then on
-    frequency = Sampler([Draw.of(Sampling(temperature=0.0, frequency_penalty=1.2))], CPU)
+    frequency = Sampler([SamplingState.from_sampling(Sampling(temperature=0.0, frequency_penalty=1.2))], CPU)
     assert [frequency(LOGITS[None])[0][0] for _ in range(5)] == [0, 1, 0, 2, 3]
 
 
@@ -78,8 +78,8 @@ def test_a_row_draws_the_same_in_any_company() -> None:
     steps = torch.randn(30, 1, 64)
 
     def run(company: int) -> list[int]:
-        others = [Draw.of(Sampling(temperature=0.5 + i, top_k=i)) for i in range(company)]
-        sampler = Sampler([*others, Draw.of(Sampling(seed=11, temperature=0.9))], CPU)
+        others = [SamplingState.from_sampling(Sampling(temperature=0.5 + i, top_k=i)) for i in range(company)]
+        sampler = Sampler([*others, SamplingState.from_sampling(Sampling(seed=11, temperature=0.9))], CPU)
         return [sampler(torch.cat([torch.randn(company, 64), row]))[0][-1] for row in steps]
 
     assert run(0) == run(3)
@@ -88,11 +88,11 @@ def test_a_row_draws_the_same_in_any_company() -> None:
 def test_no_id_of_probability_zero_is_ever_drawn() -> None:
     probs = torch.tensor([[0.0, 0.5, 0.0, 0.5, 0.0]]).expand(4, -1)
     uniform = torch.tensor([0.0, 0.4999999, 0.5, 1 - 2**-53], dtype=torch.float64)
-    assert invert(probs, uniform).tolist() == [1, 1, 3, 3]
+    assert invert_cdf(probs, uniform).tolist() == [1, 1, 3, 3]
 
 
 def test_alternatives_are_the_likeliest_in_order() -> None:
-    draws = [Draw.of(Sampling(seed=0), top) for top in (0, 2, 9)]
+    draws = [SamplingState.from_sampling(Sampling(seed=0), top) for top in (0, 2, 9)]
     _, _, tops = Sampler(draws, CPU)(LOGITS.expand(3, -1))
     assert tops is not None
     assert [[i for i, _ in row] for row in tops] == [[], [0, 1], [0, 1, 2, 3, 4, 5]]

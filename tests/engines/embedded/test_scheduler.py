@@ -23,11 +23,11 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from openclaw_rl.common.policy_digest import digest_of
+from openclaw_rl.common.policy_digest import digest_of_folder
 from openclaw_rl.engines import adapter_file
-from openclaw_rl.engines.embedded.model import BaseModel
-from openclaw_rl.engines.embedded.scheduler import Core
-from openclaw_rl.engines.embedded.sequence import Job, Scored, Token
+from openclaw_rl.engines.embedded.model import EmbeddedModel
+from openclaw_rl.engines.embedded.scheduler import EmbeddedEngine
+from openclaw_rl.engines.embedded.sequence import EngineSequence, NewToken, SequenceScored
 from openclaw_rl.errors import EngineError, ModelError
 from openclaw_rl.settings.load import EngineConfig, ModelConfig
 from openclaw_rl.testing import write_adapter
@@ -41,30 +41,30 @@ ATOL = 1e-5
 class Bench:
     """A core, and everything that it gave out."""
 
-    def __init__(self, model: BaseModel, config: EngineConfig) -> None:
-        self.core = Core(model, config)
-        self.tokens: dict[str, list[Token]] = {}
+    def __init__(self, model: EmbeddedModel, config: EngineConfig) -> None:
+        self.core = EmbeddedEngine(model, config)
+        self.tokens: dict[str, list[NewToken]] = {}
         self.scores: dict[str, np.ndarray] = {}
 
-    def ask(self, name: str, version: int, prompt: np.ndarray, **sampling: object) -> Job:
+    def ask(self, name: str, version: int, prompt: np.ndarray, **sampling: object) -> EngineSequence:
         wanted = Sampling(**({"max_tokens": 8, "seed": 0} | sampling))
         self.tokens[name] = []
         return self.core.generate(name, version, prompt, wanted, ())
 
     def step(self) -> None:
         for item in self.core.step():
-            if isinstance(item, Scored):
+            if isinstance(item, SequenceScored):
                 self.scores[item.job.owner] = item.logprobs
             else:
                 self.tokens[item.job.owner].append(item)
 
     def finish(self) -> None:
-        while self.core.busy:
+        while self.core.has_work:
             self.step()
 
     def load(self, *refs: PolicyRef) -> None:
-        files = {(r.version, r.digest): adapter_file.read(r) for r in self.core.missing(refs)}
-        for _ in self.core.change(refs, files):
+        files = {(r.version, r.digest): adapter_file.read_adapter(r) for r in self.core.unread_policies(refs)}
+        for _ in self.core.load_versions(refs, files):
             self.step()  # as the server does: steps go on meanwhile
 
     def reply(self, name: str) -> tuple[list[int], list[float]]:
@@ -72,12 +72,12 @@ class Bench:
 
 
 @pytest.fixture(scope="module")
-def model(model_folder: Path) -> BaseModel:
-    return BaseModel.load(ModelConfig(path=str(model_folder), device="cpu"))
+def model(model_folder: Path) -> EmbeddedModel:
+    return EmbeddedModel.load(ModelConfig(path=str(model_folder), device="cpu"))
 
 
 @pytest.fixture
-def bench(model: BaseModel, tiny_engine_config: EngineConfig, refs: Refs) -> Bench:
+def bench(model: EmbeddedModel, tiny_engine_config: EngineConfig, refs: Refs) -> Bench:
     made = Bench(model, tiny_engine_config)
     made.load(*refs.values())
     return made
@@ -85,7 +85,7 @@ def bench(model: BaseModel, tiny_engine_config: EngineConfig, refs: Refs) -> Ben
 
 def test_loading_draws_no_progress_bar_into_a_log(model_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     transformers_logging.enable_progress_bar()
-    BaseModel.load(ModelConfig(path=str(model_folder), device="cpu"))
+    EmbeddedModel.load(ModelConfig(path=str(model_folder), device="cpu"))
     assert capsys.readouterr().err == ""
 
 
@@ -102,7 +102,7 @@ def test_the_same_on_cuda(
     model_folder: Path, tiny_engine_config: EngineConfig, refs: Refs, reference: Reference
 ) -> None:
     where = ModelConfig(path=str(model_folder), device="cuda", dtype="float32")
-    bench = Bench(BaseModel.load(where), tiny_engine_config)
+    bench = Bench(EmbeddedModel.load(where), tiny_engine_config)
     bench.load(*refs.values())
     _mixed_batch(bench, reference, 1e-4)
 
@@ -121,7 +121,7 @@ def _mixed_batch(bench: Bench, reference: Reference, atol: float) -> None:
     for name, (version, prompt, temperature) in asked.items():
         ids, logprobs = bench.reply(name)
         np.testing.assert_allclose(logprobs, reference(version, prompt, ids, temperature), atol=atol)
-    assert bench.core.running == bench.core.waiting == 0
+    assert bench.core.running_count == bench.core.waiting_count == 0
 
 
 def test_replies_on_one_version_only_take_the_short_way_and_agree(bench: Bench, reference: Reference) -> None:
@@ -184,7 +184,7 @@ def test_the_next_turn_starts_from_the_cache_of_its_own_version_and_agrees(bench
             bench.step()
             steps[version] += 1
         bench.finish()
-        assert job.start == len(longer)
+        assert job.prefilled == len(longer)
         got, logprobs = bench.reply(name)
         np.testing.assert_allclose(logprobs, reference(version, longer, got, 1.0), atol=ATOL)
     assert steps == {1: 1, 2: 6, 0: 6}  # 95 tokens are six chunks; of the cached ones only the end is left
@@ -211,7 +211,7 @@ def test_sessions_that_share_a_trunk_have_their_turns_cached_and_agree(bench: Be
             bench.finish()
             ids, logprobs = bench.reply(name)
             np.testing.assert_allclose(logprobs, reference(1, prompt, ids, 1.0), atol=ATOL)
-            assert job.reused >= (len(history) - len(ids) - 6 if turn else len(trunk) if session else 0)
+            assert job.reused_tokens >= (len(history) - len(ids) - 6 if turn else len(trunk) if session else 0)
             said = np.array(ids, dtype=np.int32)
             histories[session] = np.concatenate([history, said, random_ids(100 * turn + session, 6)])
     assert sum(len(h) for h in histories) > 1.4 * 2048
@@ -249,20 +249,20 @@ def test_an_adapter_is_let_go_when_its_last_reply_has_ended(bench: Bench, refs: 
     job = bench.ask("last", 1, random_ids(3, 20), max_tokens=40)
     bench.step()
     bench.load(refs[2])
-    for _ in bench.core.tidy():
+    for _ in bench.core.unload_unused():
         bench.step()
-    assert {v for v, _ in bench.core.model.adapters.keys} == {1, 2}
+    assert {v for v, _ in bench.core.model.adapters.loaded_keys} == {1, 2}
     bench.finish()
-    assert (bench.core.untidy, len(job.drawn)) == (True, 40)
-    for _ in bench.core.tidy():
+    assert (bench.core.has_unused, len(job.sampled_ids)) == (True, 40)
+    for _ in bench.core.unload_unused():
         pass
-    assert {v for v, _ in bench.core.model.adapters.keys} == {2}
-    assert not bench.core.untidy
+    assert {v for v, _ in bench.core.model.adapters.loaded_keys} == {2}
+    assert not bench.core.has_unused
 
 
 def test_a_cancelled_sequence_frees_its_place_wherever_it_is(bench: Bench) -> None:
-    waiting_only = EngineConfig(prefill_chunk=16, max_batch=2, versions=4)
-    bench.core = Core(bench.core.model, waiting_only)
+    waiting_only = EngineConfig(prefill_chunk=16, max_batch=2, max_loaded_versions=4)
+    bench.core = EmbeddedEngine(bench.core.model, waiting_only)
     decoding = bench.ask("decoding", 0, random_ids(0, 4), max_tokens=200)
     bench.step()
     staged = bench.ask("staged", 0, random_ids(1, 200))
@@ -272,10 +272,10 @@ def test_a_cancelled_sequence_frees_its_place_wherever_it_is(bench: Bench) -> No
     for job in (decoding, staged, waiting):
         bench.core.cancel(job)
     bench.step()
-    assert (bench.core.running, bench.core.waiting) == (1, 0)
+    assert (bench.core.running_count, bench.core.waiting_count) == (1, 0)
     bench.finish()
-    assert len(after.drawn) == 8
-    assert (waiting.drawn, staged.drawn, len(decoding.drawn)) == ([], [], 2)
+    assert len(after.sampled_ids) == 8
+    assert (waiting.sampled_ids, staged.sampled_ids, len(decoding.sampled_ids)) == ([], [], 2)
 
 
 def test_no_more_rows_than_max_batch_and_scores_need_none(bench: Bench) -> None:
@@ -284,7 +284,7 @@ def test_no_more_rows_than_max_batch_and_scores_need_none(bench: Bench) -> None:
     bench.core.score("score", 0, random_ids(0, 4), random_ids(1, 4), 1.0)
     for _ in range(5):
         bench.step()
-    assert (bench.core.running, bench.core.waiting) == (6, 4)
+    assert (bench.core.running_count, bench.core.waiting_count) == (6, 4)
     assert "score" in bench.scores
     bench.finish()
 
@@ -317,7 +317,7 @@ def test_weights_that_do_not_fit_are_refused(bench: Bench, refs: Refs, tmp_path:
     save_file(tensors, tmp_path / "adapter_model.safetensors")
     (tmp_path / "adapter_config.json").write_bytes((source / "adapter_config.json").read_bytes())
     with pytest.raises(EngineError, match=words):
-        bench.load(PolicyRef(version=9, path=str(tmp_path), digest=digest_of(tmp_path)))
+        bench.load(PolicyRef(version=9, path=str(tmp_path), digest=digest_of_folder(tmp_path)))
 
 
 def gpt2() -> Any:
@@ -342,8 +342,8 @@ def test_adapters_of_linear_layers_of_a_familys_own_kind_are_served(
         if "lora_" in name:
             torch.nn.init.normal_(weight, std=0.3)
     tuned.save_pretrained(tmp_path / "tuned")
-    bench = Bench(BaseModel.load(ModelConfig(path=str(tmp_path / "base"), device="cpu")), tiny_engine_config)
-    ref = PolicyRef(version=1, path=str(tmp_path / "tuned"), digest=digest_of(tmp_path / "tuned"))
+    bench = Bench(EmbeddedModel.load(ModelConfig(path=str(tmp_path / "base"), device="cpu")), tiny_engine_config)
+    ref = PolicyRef(version=1, path=str(tmp_path / "tuned"), digest=digest_of_folder(tmp_path / "tuned"))
     bench.load(PolicyRef(version=0, path=None, digest=""), ref)
     prompt, response = random_ids(1, 12), random_ids(2, 9)
     for version in (0, 1):  # in one batch
@@ -364,16 +364,16 @@ def test_kinds_of_models_that_cannot_be_served_say_so() -> None:
     attention = {"intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
     mistral = MistralForCausalLM(MistralConfig(**SMALL, **attention, sliding_window=16, max_position_embeddings=64))
     with pytest.raises(ModelError, match=r"engine\.max_context to 16"):
-        BaseModel(mistral, name="mistral")
+        EmbeddedModel(mistral, name="mistral")
     with pytest.raises(ModelError, match="another kind"):
-        BaseModel(MambaForCausalLM(MambaConfig(**SMALL)), name="mamba")
+        EmbeddedModel(MambaForCausalLM(MambaConfig(**SMALL)), name="mamba")
     with pytest.raises(ModelError, match="no such folder"):
-        BaseModel.load(ModelConfig(path="/nowhere/at/all"))
+        EmbeddedModel.load(ModelConfig(path="/nowhere/at/all"))
 
 
 def test_a_sliding_window_beyond_the_context_and_learned_positions_are_served() -> None:
     attention = {"intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
     mistral = MistralForCausalLM(MistralConfig(**SMALL, **attention, sliding_window=16, max_position_embeddings=64))
-    assert BaseModel(mistral, name="mistral", max_context=16).context_length == 16
+    assert EmbeddedModel(mistral, name="mistral", max_context=16).context_length == 16
     gpt2 = GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=2, n_head=2, vocab_size=64, n_positions=64))
-    assert BaseModel(gpt2, name="gpt2").layout.heads == 2
+    assert EmbeddedModel(gpt2, name="gpt2").layout.heads == 2

@@ -29,7 +29,7 @@ def test_the_request_turns_off_all_that_is_not_ours() -> None:
     asked = Generation(
         id="g", version=1, prompt_ids=np.array([3, 4]), sampling=sampling, stop_token_ids=(2, 9), top_logprobs=5
     )
-    body = completions_api.streamed(asked, model="openclaw-1-abc", limit=12)
+    body = completions_api.streaming_body(asked, model="openclaw-1-abc", limit=12)
     json.dumps(body)
     expected = {
         "model": "openclaw-1-abc",
@@ -49,7 +49,7 @@ def test_the_request_turns_off_all_that_is_not_ours() -> None:
     }
     assert expected.items() <= body.items()
     assert "stop" not in body, "stop strings are the gateway's"
-    assert "seed" not in completions_api.body(model="m", prompt=[1], sampling=Sampling(), limit=1, stop=())
+    assert "seed" not in completions_api.request_body(model="m", prompt=[1], sampling=Sampling(), limit=1, stop=())
 
 
 def test_what_arrives_together_is_one_chunk() -> None:
@@ -58,20 +58,20 @@ def test_what_arrives_together_is_one_chunk() -> None:
         event(token_ids=[7], logprobs=logprobs((7, -0.25), top={7: -0.25}), finish_reason="stop"),
         json.dumps({"choices": [], "usage": {}}).encode(),
     ]
-    assert completions_api.chunk_of(events, 2) == Chunk(
+    assert completions_api.chunk_from_events(events, 2) == Chunk(
         token_ids=(5, 6, 7),
         logprobs=(-0.5, -1.0, -0.25),
         top=(((5, -0.5), (8, -2.0)),) * 2 + (((7, -0.25),),),
         finish="stop",
     )
-    assert completions_api.chunk_of([event(token_ids=[], text="")], 0) is None
-    assert completions_api.chunk_of([event(token_ids=[], finish_reason="length")], 0) == Chunk(
+    assert completions_api.chunk_from_events([event(token_ids=[], text="")], 0) is None
+    assert completions_api.chunk_from_events([event(token_ids=[], finish_reason="length")], 0) == Chunk(
         token_ids=(), logprobs=(), finish="length"
     )
 
 
 def test_ids_may_come_as_the_tokens_names() -> None:
-    chunk = completions_api.chunk_of([event(text="hi", logprobs=logprobs((5, -0.5), (6, None)))], 0)
+    chunk = completions_api.chunk_from_events([event(text="hi", logprobs=logprobs((5, -0.5), (6, None)))], 0)
     assert chunk is not None
     assert chunk.token_ids == (5, 6)
     assert math.isnan(chunk.logprobs[1]), "the gateway refuses what is no number"
@@ -89,21 +89,23 @@ def test_ids_may_come_as_the_tokens_names() -> None:
 )
 def test_what_cannot_train_is_refused(choice: dict[str, Any], words: str) -> None:
     with pytest.raises(EngineError, match=words):
-        completions_api.chunk_of([event(**choice)], 0)
+        completions_api.chunk_from_events([event(**choice)], 0)
 
 
 def test_a_reply_that_the_server_gave_up_is_gone() -> None:
     with pytest.raises(EngineGone, match="abort"):
-        completions_api.chunk_of([event(token_ids=[], finish_reason="abort")], 0)
+        completions_api.chunk_from_events([event(token_ids=[], finish_reason="abort")], 0)
     with pytest.raises(EngineGone, match="is incomplete"):
-        completions_api.chunk_of([json.dumps({"error": {"message": "EngineCore encountered an issue"}}).encode()], 0)
+        completions_api.chunk_from_events(
+            [json.dumps({"error": {"message": "EngineCore encountered an issue"}}).encode()], 0
+        )
     with pytest.raises(EngineError, match="too long") as caught:
-        completions_api.chunk_of([json.dumps({"error": {"message": "too long", "code": 400}}).encode()], 0)
+        completions_api.chunk_from_events([json.dumps({"error": {"message": "too long", "code": 400}}).encode()], 0)
     assert not isinstance(caught.value, EngineGone)
 
 
 def test_prompt_scores_are_those_of_the_ids() -> None:
-    choice = completions_api.choice_of(
+    choice = completions_api.single_choice(
         {
             "choices": [
                 {"prompt_logprobs": [None, {"4": {"logprob": -1.0}, "9": {"logprob": 0.0}}, {"5": {"logprob": -2}}]}
@@ -114,6 +116,6 @@ def test_prompt_scores_are_those_of_the_ids() -> None:
     with pytest.raises(EngineError, match="3 prompt tokens, expected 2"):
         completions_api.prompt_logprobs(choice, [3, 4], 1)
     with pytest.raises(EngineError, match="0 choices"):
-        completions_api.choice_of({"choices": []})
+        completions_api.single_choice({"choices": []})
     with pytest.raises(EngineError, match="not a completion"):
-        completions_api.choice_of([1])
+        completions_api.single_choice([1])

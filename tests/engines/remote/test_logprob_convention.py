@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw_rl.engines.remote.logprob_convention import check, convention_of
+from openclaw_rl.engines.remote.logprob_convention import check_convention, infer_convention
 from openclaw_rl.errors import EngineError
 from openclaw_rl.types import Convention, Sampling
 
@@ -27,7 +27,7 @@ def _top(logits: np.ndarray, convention: Convention, temperature: float, cut: bo
 @given(LOGITS, st.sampled_from(["scaled", "processed", "raw"]))
 def test_it_is_told_from_three_answers(values: list[float], convention: Convention) -> None:
     logits = np.array(values)
-    found = convention_of(
+    found = infer_convention(
         _top(logits, convention, 1.0, cut=False),
         _top(logits, convention, 0.5, cut=False),
         _top(logits, convention, 1.0, cut=True),
@@ -39,22 +39,22 @@ def test_it_is_told_from_three_answers(values: list[float], convention: Conventi
 
 def test_alternatives_that_are_cut_off_may_be_missing() -> None:
     one, half = {1: -0.1, 2: -2.5}, {1: -0.01, 2: -4.8}
-    assert convention_of(one, half, {1: 0.0}) == "processed"
-    assert convention_of({1: 0.0}, {1: 0.0}, {1: 0.0}) is None
+    assert infer_convention(one, half, {1: 0.0}) == "processed"
+    assert infer_convention({1: 0.0}, {1: 0.0}, {1: 0.0}) is None
 
 
 def test_a_difference_says_what_to_do() -> None:
-    check("processed", "processed", where="x", advice="")
-    check(None, "scaled", where="x", advice="")
+    check_convention("processed", "processed", where="x", advice="")
+    check_convention(None, "scaled", where="x", advice="")
     with pytest.raises(
-        EngineError, match=r"at x returns raw .* expected processed .*Start it so\. Or set engine.logprobs to"
+        EngineError, match=r"at x returns raw .* expected processed .*Start it so\. Or set engine.logprob_convention to"
     ):
-        check("raw", "processed", where="x", advice="Start it so. ")
+        check_convention("raw", "processed", where="x", advice="Start it so. ")
 
 
 def test_raw_ones_train_at_temperature_one_only() -> None:
-    assert Sampling(convention="raw").untrainable() is None
+    assert Sampling(convention="raw").untrainable_reason() is None
     assert "raw log-probabilities at temperature 0.7" in (
-        Sampling(convention="raw", temperature=0.7).untrainable() or ""
+        Sampling(convention="raw", temperature=0.7).untrainable_reason() or ""
     )
-    assert Sampling(convention="processed", temperature=0.7).untrainable() is None
+    assert Sampling(convention="processed", temperature=0.7).untrainable_reason() is None

@@ -179,7 +179,7 @@ def test_one_that_is_exact_is_the_engine(
     adapter = PolicyRef(version=1, path=str(tmp_path / "adapter"), digest=digest)
 
     async def body(url: str) -> None:
-        async with closing(registry.connect(settings(url))) as engine:
+        async with closing(registry.connect_engine(settings(url))) as engine:
             info = await engine.info()
             assert (info.model, info.context_length, info.versions, info.grammar) == ("letters", 64, (0,), False)
             await engine.load([PolicyRef(version=0, path=None, digest=""), adapter])
@@ -194,7 +194,7 @@ def test_one_that_is_exact_is_the_engine(
         Endpoint(echo=echo) as endpoint,
         caplog.at_level(logging.WARNING, "openclaw_rl.engines.remote.openai_compatible"),
     ):
-        registry.check(settings(endpoint.url))
+        registry.check_engine(settings(endpoint.url))
         asyncio.run(body(endpoint.url))
     assert str(tmp_path / "adapter") in endpoint.loaded.values()
     assert not caplog.records
@@ -224,14 +224,14 @@ def test_one_that_is_not_is_refused_at_the_start_with_the_reason(
 ) -> None:
     with Endpoint(**settings_of) as endpoint:
         with pytest.raises(EngineError, match=words) as caught:
-            registry.check(settings(endpoint.url))
+            registry.check_engine(settings(endpoint.url))
         told = str(caught.value)
         assert "judge.base_url" in told
         assert "teacher.base_url" in told
         assert "vLLM, SGLang" in told
 
         async def later() -> None:  # the gateway's own connection says the same
-            async with closing(registry.connect(settings(endpoint.url))) as engine:
+            async with closing(registry.connect_engine(settings(endpoint.url))) as engine:
                 with pytest.raises(EngineError, match=words):
                     await engine.wait_ready(5)
 
@@ -244,7 +244,7 @@ def test_ids_that_the_model_did_not_read_are_found_out_without_a_tokenizer(
     (tmp_path / "letters" / "tokenizer.json").unlink()
     words = "its ids are not what its model read"
     with Endpoint(tells=lambda ids: [(i + 1) % 24 for i in ids]) as endpoint, pytest.raises(EngineError, match=words):
-        registry.check(settings(endpoint.url))
+        registry.check_engine(settings(endpoint.url))
 
 
 def test_one_without_adapter_routes_serves_the_base_and_says_so(
@@ -253,7 +253,7 @@ def test_one_without_adapter_routes_serves_the_base_and_says_so(
     digest = write_adapter(tmp_path / "adapter")
 
     async def body(url: str) -> None:
-        async with closing(registry.connect(settings(url))) as engine:
+        async with closing(registry.connect_engine(settings(url))) as engine:
             assert (await collect(engine, call())).finish == "length"
             with pytest.raises(EngineError, match="version 1"):
                 await engine.load([PolicyRef(version=1, path=str(tmp_path / "adapter"), digest=digest)])
@@ -269,14 +269,14 @@ def test_one_without_adapter_routes_serves_the_base_and_says_so(
 
 def test_which_model_and_how_long_its_context_is(settings: Callable[..., Config]) -> None:
     with Endpoint(models=("other", "letters", "third")) as endpoint:
-        registry.check(settings(endpoint.url))
+        registry.check_engine(settings(endpoint.url))
         assert {body["model"] for _, body in endpoint.requests} == {"letters"}
     with Endpoint(models=("one", "two")) as endpoint, pytest.raises(EngineError, match="these models: one, two"):
-        registry.check(settings(endpoint.url))
+        registry.check_engine(settings(endpoint.url))
     with Endpoint(context=None) as endpoint:
         with pytest.raises(EngineError, match=r"engine\.max_context"):
-            registry.check(settings(endpoint.url))
-        registry.check(settings(endpoint.url, max_context=32))
+            registry.check_engine(settings(endpoint.url))
+        registry.check_engine(settings(endpoint.url, max_context=32))
 
 
 def test_one_that_is_down_or_no_endpoint_or_not_named(
@@ -285,12 +285,12 @@ def test_one_that_is_down_or_no_endpoint_or_not_named(
     with Endpoint() as endpoint:
         url = endpoint.url
     with caplog.at_level(logging.WARNING, "openclaw_rl.engines.remote.openai_compatible"):
-        registry.check(settings(url))
+        registry.check_engine(settings(url))
     assert "is checked once it answers" in caplog.text
     with pytest.raises(ConfigError, match=r"engine\.url is needed"):
         settings(None)
     with Endpoint() as endpoint, pytest.raises(EngineError, match="is not an OpenAI-compatible endpoint"):
-        registry.check(settings(endpoint.url.replace("/v1", "/elsewhere")))
+        registry.check_engine(settings(endpoint.url.replace("/v1", "/elsewhere")))
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,7 @@ def test_one_that_is_down_or_no_endpoint_or_not_named(
     ],
 )
 def test_two_greedy_replies(one: Any, two: Any, differ: bool) -> None:
-    assert openai_compatible._differ(one, two) is differ
+    assert openai_compatible._replies_differ(one, two) is differ
 
 
 def test_one_that_accepts_and_never_answers_holds_nothing_up(
@@ -313,15 +313,15 @@ def test_one_that_accepts_and_never_answers_holds_nothing_up(
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         with caplog.at_level(logging.WARNING, "openclaw_rl.engines.remote.openai_compatible"):
-            registry.check(settings(url), wait=0.1)
+            registry.check_engine(settings(url), wait=0.1)
         assert "did not answer within 0.1 s" in caplog.text
 
         async def body() -> None:
             for kind in ("openai", "vllm", "sglang"):
                 config = from_flat({"engine.backend": kind, "engine.url": url})
-                async with closing(registry.connect(config)) as engine:
+                async with closing(registry.connect_engine(config)) as engine:
                     with pytest.raises(EngineGone, match=r"did not answer within 0\.1 s"):
                         await engine.info()
 
-        monkeypatch.setattr(remote, "_GREETING", 0.1)
+        monkeypatch.setattr(remote, "_HANDSHAKE_TIMEOUT", 0.1)
         asyncio.run(body())

@@ -39,13 +39,13 @@ with socket.socket(socket.AF_UNIX) as s:
 ROOM = """
 import json, sys
 from openclaw_rl.settings.load import foreign_environment, inherited
-from openclaw_rl.engines.remote.http_client import Http
-from openclaw_rl.engines.remote.server_process import Program, keep
+from openclaw_rl.engines.remote.http_client import HttpClient
+from openclaw_rl.engines.remote.server_process import ServerProgram, run_server
 from openclaw_rl.common.logging_metrics import setup_logging
 config = inherited()
 setup_logging("engine", config.logs_dir, "info")
-keep(config, Program(name="server", command=json.loads(sys.argv[1]), environment=foreign_environment({}),
-                     http=Http("http://server", socket=config.engine_socket), socket=config.engine_socket))
+run_server(config, ServerProgram(name="server", command=json.loads(sys.argv[1]), environment=foreign_environment({}),
+                     http=HttpClient("http://server", socket=config.engine_socket), socket=config.engine_socket))
 """
 
 

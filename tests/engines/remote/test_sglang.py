@@ -13,9 +13,9 @@ from aiohttp import web
 from tests.engines.contract_fixtures import closing
 from tests.engines.sglang_server import SglangWire
 
-from openclaw_rl.common.policy_digest import digest_of
+from openclaw_rl.common.policy_digest import digest_of_folder
 from openclaw_rl.doctor import random_adapter
-from openclaw_rl.engines.remote.sglang import Server, SglangEngine, check_version
+from openclaw_rl.engines.remote.sglang import SglangEngine, SglangHttpClient, check_version
 from openclaw_rl.errors import EngineError, GrammarError
 from openclaw_rl.settings.load import EngineConfig
 from openclaw_rl.types import Generation, PolicyRef, Sampling
@@ -39,7 +39,7 @@ async def reply(engine: SglangEngine, generation: Generation) -> tuple[list[int]
 def run(url: str, body: Body, *, key: str | None = None, base: str = "/base", **engine: Any) -> None:
     async def whole() -> None:
         settings = EngineConfig(backend="sglang", **engine)
-        async with closing(SglangEngine(Server(url, api_key=key), settings, base)) as made:
+        async with closing(SglangEngine(SglangHttpClient(url, api_key=key), settings, base)) as made:
             await body(made)
 
     asyncio.run(asyncio.wait_for(whole(), 60))
@@ -135,7 +135,7 @@ def test_adapters_have_a_name_for_each_content_and_go_when_nobody_needs_them(
     fresh: Callable[..., SglangWire], refs: dict[int, PolicyRef], model_folder: Path, tmp_path: Path
 ) -> None:
     wire = fresh()
-    other = random_adapter.write([model_folder / "model.safetensors"], tmp_path / "2", version=2, rank=4)
+    other = random_adapter.write_random_adapter([model_folder / "model.safetensors"], tmp_path / "2", version=2, rank=4)
     assert other is not None
     name = f"openclaw-1-{refs[1].digest[:16]}"
 
@@ -191,7 +191,7 @@ def test_full_weights_change_only_when_nobody_answers_and_survive_a_new_client(
     with torch.no_grad():
         tuned.model.norm.weight.mul_(1.5)
     tuned.save_pretrained(tmp_path / "full")
-    full = PolicyRef(version=1, path=str(tmp_path / "full"), digest=digest_of(tmp_path / "full"))
+    full = PolicyRef(version=1, path=str(tmp_path / "full"), digest=digest_of_folder(tmp_path / "full"))
     wire = fresh()
 
     async def body(engine: SglangEngine) -> None:
@@ -278,7 +278,7 @@ def test_what_is_no_sglang_is_told_apart() -> None:
         runner = web.AppRunner(web.Application(), access_log=None)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
-        server = Server(f"http://127.0.0.1:{runner.addresses[0][1]}")
+        server = SglangHttpClient(f"http://127.0.0.1:{runner.addresses[0][1]}")
         async with closing(SglangEngine(server, EngineConfig(backend="sglang"), "/base")) as engine:
             with pytest.raises(EngineError, match="is not an SGLang server, or one that is too old"):
                 await engine.info()

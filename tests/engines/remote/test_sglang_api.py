@@ -53,8 +53,8 @@ STREAMS = {
 @pytest.mark.parametrize("events", STREAMS.values(), ids=STREAMS)
 @pytest.mark.parametrize("together", [False, True])
 def test_all_tokens_are_read_once_however_they_are_streamed(events: list[bytes], together: bool) -> None:
-    reader = sglang_api.Reply(0)
-    chunks = [reader.read(part) for part in ([events] if together else [[e] for e in events])]
+    reader = sglang_api.SglangReplyReader(0)
+    chunks = [reader.read_events(part) for part in ([events] if together else [[e] for e in events])]
     assert [i for c in chunks if c for i in c.token_ids] == [5, 6, 7]
     assert [lp for c in chunks if c for lp in c.logprobs] == [-0.5] * 3
     last = chunks[-1]
@@ -73,8 +73,8 @@ def test_any_split_in_any_mode_reads_the_same(sizes: list[int], mode: int, data:
         told, scored = ids[start if mode else 0 : end], ids[start if mode == 1 else 0 : end]
         events.append(event(told, end, scored, finish))
     cuts = sorted(data.draw(st.sets(st.integers(1, len(events)))) | {len(events)})
-    reader = sglang_api.Reply(0)
-    chunks = [reader.read(events[a:b]) for a, b in zip([0, *cuts], cuts, strict=False)]
+    reader = sglang_api.SglangReplyReader(0)
+    chunks = [reader.read_events(events[a:b]) for a, b in zip([0, *cuts], cuts, strict=False)]
     assert [i for c in chunks if c for i in c.token_ids] == ids
     assert [c.finish for c in chunks if c] == [None] * (len(chunks) - 1) + ["stop"]
 
@@ -92,7 +92,7 @@ def test_any_split_in_any_mode_reads_the_same(sizes: list[int], mode: int, data:
 )
 def test_what_is_no_exact_reply_is_refused(events: list[bytes], words: str) -> None:
     with pytest.raises(EngineError, match=words) as caught:
-        sglang_api.Reply(0).read(events)
+        sglang_api.SglangReplyReader(0).read_events(events)
     assert not isinstance(caught.value, EngineGone)
 
 
@@ -100,4 +100,4 @@ def test_what_is_no_exact_reply_is_refused(events: list[bytes], words: str) -> N
 def test_an_abort_that_is_nobodys_fault_is_a_broken_stream(status: int | None) -> None:
     finish = {"type": "abort", "message": "Abort by user"} | ({"status_code": status} if status else {})
     with pytest.raises(EngineGone, match="Abort by user"):
-        sglang_api.Reply(0).read([event([5], 1, finish=finish)])
+        sglang_api.SglangReplyReader(0).read_events([event([5], 1, finish=finish)])

@@ -10,7 +10,7 @@ from tests.engines.contract_fixtures import Rig
 from tests.engines.sglang_server import SglangWire
 from tests.engines.test_contract import *  # noqa: F403
 
-from openclaw_rl.engines.remote.sglang import Server, SglangEngine
+from openclaw_rl.engines.remote.sglang import SglangEngine, SglangHttpClient
 from openclaw_rl.protocols import Engine
 from openclaw_rl.settings.load import EngineConfig
 from openclaw_rl.types import PolicyRef
@@ -25,7 +25,9 @@ def sglang(request: pytest.FixtureRequest, model_folder: Path) -> Iterator[Sglan
 @pytest.fixture
 def rig(sglang: SglangWire, refs: dict[int, PolicyRef], model_folder: Path) -> Rig:
     def connect() -> Engine:
-        return SglangEngine(Server(sglang.url, api_key="secret"), EngineConfig(backend="sglang"), str(model_folder))
+        return SglangEngine(
+            SglangHttpClient(sglang.url, api_key="secret"), EngineConfig(backend="sglang"), str(model_folder)
+        )
 
     async def running(engine: Engine) -> int:
         return sglang.running

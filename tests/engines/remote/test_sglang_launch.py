@@ -62,7 +62,7 @@ def settings(engine_config: Callable[..., Config], tmp_path: Path) -> Callable[.
 
 def test_the_command_says_what_the_settings_say(settings: Callable[..., Config]) -> None:
     config = settings(max_batch=7, versions=3, max_context=256, args=("--tp", "2"))
-    words = sglang_launch.command(config, "0.5.23")
+    words = sglang_launch.server_command(config, "0.5.23")
     assert words[1:3] == ["-m", "sglang.launch_server"]
     assert words[-2:] == ["--tp", "2"]
     flags = dict(zip(words[3:-4:2], words[4:-4:2], strict=True))
@@ -71,24 +71,24 @@ def test_the_command_says_what_the_settings_say(settings: Callable[..., Config])
     assert (flags["--context-length"], flags["--dtype"], flags["--grammar-backend"]) == ("256", "float32", "llguidance")
     assert (flags["--max-lora-rank"], flags["--lora-target-modules"]) == ("16", "all")
     assert words[-4:-2] == ["--enable-lora", "--incremental-streaming-output"]
-    assert "--incremental-streaming-output" not in sglang_launch.command(config, "0.5.13.post1")
+    assert "--incremental-streaming-output" not in sglang_launch.server_command(config, "0.5.13.post1")
     assert not any("key" in word for word in words), "command lines can be read by others"
 
 
 def test_the_address_is_private_made_once_and_kept(settings: Callable[..., Config]) -> None:
     config = settings()
-    engine = sglang_launch.connect(config)
+    engine = sglang_launch.connect_engine(config)
     file = config.home_dir / "sglang.yaml"
     place = yaml.safe_load(file.read_text())
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert (place["host"], len(place["api-key"]) > 30) == ("127.0.0.1", True)
-    assert engine.http.where == f"http://127.0.0.1:{place['port']}"
-    sglang_launch.connect(config)
+    assert engine.http.address == f"http://127.0.0.1:{place['port']}"
+    sglang_launch.connect_engine(config)
     assert yaml.safe_load(file.read_text()) == place
     assert list(config.home_dir.iterdir()) == [file]
     file.write_text("[]")
     with pytest.raises(EngineError, match=r"sglang\.yaml does not have host, port and api-key"):
-        sglang_launch.connect(config)
+        sglang_launch.connect_engine(config)
 
 
 @pytest.mark.parametrize(
@@ -102,12 +102,12 @@ def test_what_cannot_be_started_is_said_before_anything_is(
     settings: Callable[..., Config], version: str | None, words: str
 ) -> None:
     with pytest.raises(EngineError, match=words):
-        registry.check(settings(version))
+        registry.check_engine(settings(version))
 
 
 def test_an_interpreter_that_is_none_is_said(engine_config: Callable[..., Config], tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=r"engine\.python 'nowhere' cannot be run"):
-        registry.check(engine_config(tmp_path, backend="sglang", python="nowhere"))
+        registry.check_engine(engine_config(tmp_path, backend="sglang", python="nowhere"))
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def test_the_room_starts_it_serves_and_ends_with_it(
     prompt = np.arange(1, 9, dtype=np.int32)
 
     async def body() -> None:
-        engine = registry.connect(config)  # as the gateway does: before there is a server
+        engine = registry.connect_engine(config)  # as the gateway does: before there is a server
         assert isinstance(engine, SglangEngine)
         process = room(config)
         try:

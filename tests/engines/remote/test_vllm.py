@@ -12,14 +12,14 @@ from aiohttp import web
 from tests.engines.contract_fixtures import BASE, closing
 from tests.engines.vllm_server import VllmDouble
 
-from openclaw_rl.common.policy_digest import digest_of
+from openclaw_rl.common.policy_digest import digest_of_folder
 from openclaw_rl.engines import registry
-from openclaw_rl.engines.base import until_ready
+from openclaw_rl.engines.base import wait_until_ready
 from openclaw_rl.engines.remote import vllm_launch
-from openclaw_rl.engines.remote.http_client import Http, message_of
+from openclaw_rl.engines.remote.http_client import HttpClient, error_message
 from openclaw_rl.engines.remote.loaded_versions import owner_of
-from openclaw_rl.engines.remote.openai_compatible import Endpoint
-from openclaw_rl.engines.remote.sglang import Server
+from openclaw_rl.engines.remote.openai_compatible import OpenAiHttpClient
+from openclaw_rl.engines.remote.sglang import SglangHttpClient
 from openclaw_rl.engines.remote.vllm import VllmEngine
 from openclaw_rl.errors import ConfigError, EngineError, EngineGone, GrammarError
 from openclaw_rl.settings.load import EngineConfig, from_flat
@@ -77,7 +77,7 @@ def full(tmp_path: Path) -> dict[int, PolicyRef]:
         folder = tmp_path / f"full{version}"
         folder.mkdir()
         (folder / "model.safetensors").write_bytes(bytes([version]) * 9)
-        out[version] = PolicyRef(version=version, path=str(folder), digest=digest_of(folder))
+        out[version] = PolicyRef(version=version, path=str(folder), digest=digest_of_folder(folder))
     return out
 
 
@@ -261,7 +261,7 @@ def test_the_convention_is_checked_at_the_first_call(tmp_path: Path, run: Callab
 
     async def refused(engine: VllmEngine) -> None:
         with pytest.raises(
-            EngineError, match=r"returns raw .*--logprobs-mode processed_logprobs.*engine.logprobs to raw"
+            EngineError, match=r"returns raw .*--logprobs-mode processed_logprobs.*engine.logprob_convention to raw"
         ):
             await engine.load([BASE])
         assert not engine.connected
@@ -271,7 +271,7 @@ def test_the_convention_is_checked_at_the_first_call(tmp_path: Path, run: Callab
         with pytest.raises(EngineError, match=r"scores at temperature 1, not 0\.5"):
             await engine.score(version=0, prompt_ids=PROMPT, response_ids=PROMPT, temperature=0.5)
         scores = await engine.score(version=0, prompt_ids=PROMPT, response_ids=PROMPT, temperature=1.0)
-        np.testing.assert_allclose(scores, [ScriptedEngine.logprob(int(i), 0) for i in PROMPT])
+        np.testing.assert_allclose(scores, [ScriptedEngine.token_logprob(int(i), 0) for i in PROMPT])
 
     with VllmDouble(tmp_path / "raw.sock", engine, mode="raw") as double:
         run(double, refused)
@@ -282,7 +282,7 @@ def test_given_ids_are_scored_where_they_stand(vllm_double: VllmDouble, run: Cal
     async def body(engine: VllmEngine) -> None:
         ids = np.array([[9, 3], [3, 3], [1, 2], [7, 8]], dtype=np.int32)
         scores = await engine.score_ids(version=0, prompt_ids=PROMPT, response_ids=PROMPT, ids=ids)
-        expected = [[ScriptedEngine.logprob(int(i), 0) for i in row] for row in ids]
+        expected = [[ScriptedEngine.token_logprob(int(i), 0) for i in row] for row in ids]
         np.testing.assert_allclose(scores, expected, rtol=1e-6)
         asked = [b["prompt"] for p, b in vllm_double.requests if b and "logprob_token_ids" in b]
         assert sorted(map(len, asked)) == [4, 5, 6, 7]
@@ -343,7 +343,7 @@ def test_other_servers_and_wrong_keys_are_explained(tmp_path: Path) -> None:
         await site.start()
         port = runner.addresses[0][1]
         for key, words in (("wrong", "OPENCLAW_ENGINE_API_KEY"), ("right", "max_model_len")):
-            http = Http(f"http://127.0.0.1:{port}", api_key=key)
+            http = HttpClient(f"http://127.0.0.1:{port}", api_key=key)
             async with closing(VllmEngine(http, EngineConfig(backend="vllm"), folder=tmp_path)) as engine:
                 with pytest.raises(EngineError, match=words):
                     await engine.info()
@@ -354,14 +354,14 @@ def test_other_servers_and_wrong_keys_are_explained(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("end", ["", "/", "/v1", "/v1/"])
 def test_an_address_may_end_as_clients_of_openai_have_it(end: str) -> None:
-    for kind in (Http, Server, Endpoint):
+    for kind in (HttpClient, SglangHttpClient, OpenAiHttpClient):
         assert kind(f"http://127.0.0.1:8001{end}").url == "http://127.0.0.1:8001"
 
 
 def test_a_server_that_never_answers_is_given_up_in_time_and_says_so() -> None:
     async def main() -> None:
         with pytest.raises(EngineGone, match=r"not ready within 0\.05 s: no answer"):
-            await until_ready(lambda: asyncio.Event().wait(), 0.05, (0.01, 0.01))  # type: ignore[arg-type,return-value]
+            await wait_until_ready(lambda: asyncio.Event().wait(), 0.05, (0.01, 0.01))  # type: ignore[arg-type,return-value]
 
     asyncio.run(main())
 
@@ -378,7 +378,7 @@ def test_a_server_that_never_answers_is_given_up_in_time_and_says_so() -> None:
     ],
 )
 def test_error_bodies_of_all_shapes_are_read(raw: bytes, words: str) -> None:
-    assert message_of(raw) == words
+    assert error_message(raw) == words
 
 
 def test_the_program_is_started_as_the_settings_say(tmp_path: Path) -> None:
@@ -392,7 +392,7 @@ def test_the_program_is_started_as_the_settings_say(tmp_path: Path) -> None:
         "model.device": "cuda:3",
     }
     config = from_flat(flat)
-    command = vllm_launch.command(config)
+    command = vllm_launch.server_command(config)
     assert command[:3] == ["/env/bin/python", "-m", "vllm.entrypoints.openai.api_server"]
     given = dict(zip(command[3::2], command[4::2], strict=False))
     assert given["--uds"] == str(config.engine_socket)
@@ -400,20 +400,20 @@ def test_the_program_is_started_as_the_settings_say(tmp_path: Path) -> None:
     assert given["--generation-config"] == "vllm"
     assert given["--max-lora-rank"] == "32"
     assert given["--dtype"] == "float32", "the starter's weights are float32, and the trainer's are"
-    assert int(given["--max-loras"]) == config.engine.versions + 1
+    assert int(given["--max-loras"]) == config.engine.max_loaded_versions + 1
     assert command[-2:] == ["--tensor-parallel-size", "2"]
-    environment = vllm_launch.environment(config)
+    environment = vllm_launch.server_environment(config)
     assert environment["CUDA_VISIBLE_DEVICES"] == "3"
     assert environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
     assert not any(name.startswith("OPENCLAW") for name in environment)
     with pytest.raises(EngineError, match="ranks up to 512"):
-        vllm_launch.command(from_flat(flat | {"train.lora.rank": 600}))
+        vllm_launch.server_command(from_flat(flat | {"train.lora.rank": 600}))
 
 
 def test_what_cannot_be_started_is_said_before_anything_is(tmp_path: Path) -> None:
     def check(**engine: object) -> None:
         flat = {f"engine.{key}": value for key, value in engine.items()}
-        registry.check(from_flat({"home": str(tmp_path), "engine.backend": "vllm"} | flat))
+        registry.check_engine(from_flat({"home": str(tmp_path), "engine.backend": "vllm"} | flat))
 
     check(url="http://127.0.0.1:1")
     with pytest.raises(EngineError, match="cannot be run"):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw_rl.engines.remote.weight_queue import Shift, Turnstile, read_ahead
+from openclaw_rl.engines.remote.weight_queue import WeightLock, WeightQueue, read_ahead
 from openclaw_rl.errors import EngineError
 
 MOVES = st.lists(
@@ -19,13 +19,13 @@ MOVES = st.lists(
 
 @given(MOVES)
 def test_nobody_runs_on_other_weights_and_nobody_starves(moves: list[str]) -> None:
-    shift, running, waiting = Shift(""), [], {}
+    shift, running, waiting = WeightQueue(""), [], {}
     overtaken: dict[int, int] = {}
 
     def settle(done: bool) -> None:
-        weights = shift.changing
+        weights = shift.changing_to
         assert not running, "weights change under nobody"
-        for ticket in shift.changed(done=done):
+        for ticket in shift.finish_change(done=done):
             assert waiting.pop(ticket) == weights
             if done:
                 running.append(weights)
@@ -36,46 +36,46 @@ def test_nobody_runs_on_other_weights_and_nobody_starves(moves: list[str]) -> No
         if move == "end":
             if running:
                 running.pop()
-                shift.done()
+                shift.end_run()
         elif move in ("change", "fail"):
-            if shift.changing is not None or shift.due() is not None:
+            if shift.changing_to is not None or shift.start_due_change() is not None:
                 settle(done=move == "change")
-        elif shift.ask(ticket, move):
+        elif shift.try_enter(ticket, move):
             running.append(move)
         else:
             waiting[ticket] = move
-        assert shift.running == len(running)
-        assert set(running) <= {shift.current}
-        assert shift.waiting == len(waiting)
+        assert shift.running_count == len(running)
+        assert set(running) <= {shift.current_weights}
+        assert shift.waiting_count == len(waiting)
     for _ in range(4):  # every one of the four kinds of weights, once at most
         while running:
             running.pop()
-            shift.done()
-        if shift.due() is not None or shift.changing is not None:
+            shift.end_run()
+        if shift.start_due_change() is not None or shift.changing_to is not None:
             settle(done=True)
     assert not waiting
     assert all(times <= 4 + moves.count("fail") for times in overtaken.values())
 
 
 def test_who_comes_while_others_wait_stands_behind_them() -> None:
-    shift = Shift("a")
-    assert shift.ask(1, "a")
-    assert not shift.ask(2, "b")
-    assert not shift.ask(3, "a"), "else a busy version would keep the other away for ever"
-    assert shift.due() is None
-    shift.done()
-    assert shift.due() == "b"
-    assert not shift.ask(4, "b")
-    assert shift.changed(done=True) == [2, 4], "all that wait for the same weights go together"
+    shift = WeightQueue("a")
+    assert shift.try_enter(1, "a")
+    assert not shift.try_enter(2, "b")
+    assert not shift.try_enter(3, "a"), "else a busy version would keep the other away for ever"
+    assert shift.start_due_change() is None
+    shift.end_run()
+    assert shift.start_due_change() == "b"
+    assert not shift.try_enter(4, "b")
+    assert shift.finish_change(done=True) == [2, 4], "all that wait for the same weights go together"
 
 
 def test_weights_that_could_not_be_changed_are_nobodys() -> None:
-    shift = Shift("a")
-    assert not shift.ask(1, "b")
-    assert shift.due() == "b"
-    assert shift.changed(done=False) == [1]
-    assert not shift.ask(2, "a"), "half-changed weights answer nothing"
-    assert shift.due() == "a"
+    shift = WeightQueue("a")
+    assert not shift.try_enter(1, "b")
+    assert shift.start_due_change() == "b"
+    assert shift.finish_change(done=False) == [1]
+    assert not shift.try_enter(2, "a"), "half-changed weights answer nothing"
+    assert shift.start_due_change() == "a"
 
 
 async def _changes(log: list[str], weights: str) -> None:
@@ -88,28 +88,28 @@ async def _changes(log: list[str], weights: str) -> None:
 def test_the_turnstile_changes_waits_fails_and_forgets_those_who_left() -> None:
     async def body() -> None:
         log: list[str] = []
-        turns = Turnstile("", lambda weights: _changes(log, weights))
+        turns = WeightLock("", lambda weights: _changes(log, weights))
 
         async def use(weights: str) -> None:
-            await turns.enter(weights)
+            await turns.acquire_weights(weights)
             log.append(f"uses {weights}")
             await asyncio.sleep(0)
-            turns.leave()
+            turns.release_weights()
 
-        await turns.enter("")
+        await turns.acquire_weights("")
         left = asyncio.create_task(use("gone"))
         broken = asyncio.create_task(use("broken"))
         users = [asyncio.create_task(use(w)) for w in ("a", "", "a")]
         await asyncio.sleep(0.01)
-        assert (turns.waiting, log) == (5, [])
+        assert (turns.waiting_count, log) == (5, [])
         left.cancel()
         await asyncio.sleep(0)
-        turns.leave()
+        turns.release_weights()
         await asyncio.wait_for(asyncio.gather(*users), 5)
         with pytest.raises(EngineError, match="do not load"):
             await broken
         assert log == ["a", "uses a", "uses a", "", "uses "]
-        await turns.enter("")
+        await turns.acquire_weights("")
         stuck = asyncio.create_task(use("a"))
         await asyncio.sleep(0)
         turns.close(EngineError("closed"))

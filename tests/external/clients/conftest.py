@@ -47,7 +47,7 @@ class Talk:
             pass
         with self.site.store.read() as conn:
             ids = [row[0] for row in conn.exec_driver_sql("SELECT id FROM exchanges ORDER BY seq").all()]
-            found = [(self.site.get(id), turns.get(conn, id), turns.reaction(conn, id)) for id in ids]
+            found = [(self.site.get(id), turns.get(conn, id), turns.current_reaction(conn, id)) for id in ids]
         return [(exchange, turn, reaction) for exchange, turn, reaction in found if turn is not None]
 
     def check_captured(self) -> list[tuple[Exchange, Turn, Reaction | None]]:
@@ -58,7 +58,7 @@ class Talk:
             assert exchange.reply is not None
             assert exchange.reply.response_ids.tolist() == ids
             assert exchange.reply.mask.all()
-            assert exchange.request.sampling.untrainable() is None, "its defaults leave it trainable"
+            assert exchange.request.sampling.untrainable_reason() is None, "its defaults leave it trainable"
             assert turn.relation == ("fresh" if before is None else "continuation")
             assert turn.parent == (None if before is None else before[1].id)
         return rows

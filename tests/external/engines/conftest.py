@@ -19,15 +19,15 @@ from tests.engines.contract_fixtures import BASE, Rig
 from tests.system.load import Ledger, crowd
 from transformers import AutoModelForCausalLM
 
-from openclaw_rl.common.policy_digest import digest_of
-from openclaw_rl.engines.registry import connect
+from openclaw_rl.common.policy_digest import digest_of_folder
+from openclaw_rl.engines.registry import connect_engine
 from openclaw_rl.engines.remote.vllm import VllmEngine
 from openclaw_rl.protocols import Engine
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.load import STARTER, Config
 from openclaw_rl.store.db import Store
-from openclaw_rl.supervisor.subprocess_system import System, scratch
+from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
 from openclaw_rl.types import PolicyRef
 
 CONTEXT = 1024
@@ -69,12 +69,12 @@ def vllm_python(request: pytest.FixtureRequest) -> str:
 class Served:
     """The running system, and what people saw of it while it learned."""
 
-    system: System
+    system: SubprocessSystem
     store: Store
     ledger: Ledger = field(default_factory=Ledger)
 
     def __post_init__(self) -> None:
-        self._renderer = Renderer(ModelFiles.find(STARTER))
+        self._renderer = Renderer(ModelFiles.from_path(STARTER))
 
     @property
     def config(self) -> Config:
@@ -85,7 +85,7 @@ class Served:
         return self._renderer.stop_token_ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        return str(self._renderer.tokens.tokenizer.decode([*ids]))
+        return str(self._renderer.tokenizer.backend.decode([*ids]))
 
 
 @pytest.fixture(scope="session")
@@ -97,9 +97,9 @@ def served(tmp_path_factory: pytest.TempPathFactory, vllm_python: str) -> Iterat
         "engine.python": vllm_python,
         "engine.max_context": CONTEXT,
         "serve.engine_wait": 240.0,
-        "run.deaths": 20,
+        "run.max_crashes_per_minute": 20,
     }
-    with System(scratch(tmp_path_factory.mktemp("served"), settings)) as system:
+    with SubprocessSystem(scratch_config(tmp_path_factory.mktemp("served"), settings)) as system:
         store = Store.open(system.config.store_path, create=False)
         found = Served(system, store)
 
@@ -108,7 +108,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, vllm_python: str) -> Iterat
                 await asyncio.sleep(TALK)
 
         asyncio.run(talk())
-        system.settle()
+        system.wait_until_settled()
         yield found
         store.close()
 
@@ -117,7 +117,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, vllm_python: str) -> Iterat
 
 
 def base_model() -> torch.nn.Module:
-    return AutoModelForCausalLM.from_pretrained(ModelFiles.find(STARTER).folder, dtype=torch.float32).eval()
+    return AutoModelForCausalLM.from_pretrained(ModelFiles.from_path(STARTER).folder, dtype=torch.float32).eval()
 
 
 @pytest.fixture(scope="session")
@@ -136,7 +136,7 @@ def refs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, PolicyRef]:
 
 def saved(model: torch.nn.Module, folder: Path, version: int) -> PolicyRef:
     model.save_pretrained(folder)
-    return PolicyRef(version=version, path=str(folder), digest=digest_of(folder))
+    return PolicyRef(version=version, path=str(folder), digest=digest_of_folder(folder))
 
 
 @pytest.fixture(scope="session")
@@ -174,8 +174,8 @@ def rig(served: Served, refs: dict[int, PolicyRef]) -> Rig:
     async def running(engine: Engine) -> int:
         """By vLLM's own figures."""
         assert isinstance(engine, VllmEngine)
-        lines = str(await engine.http.call("GET", "/metrics")).splitlines()
+        lines = str(await engine.http.call_json("GET", "/metrics")).splitlines()
         names = ("vllm:num_requests_running{", "vllm:num_requests_waiting{")
         return int(sum(float(line.split()[-1]) for line in lines if line.startswith(names)))
 
-    return Rig(lambda: connect(served.config), refs[1], CONTEXT, running, tolerance=1e-4, patience=120)
+    return Rig(lambda: connect_engine(served.config), refs[1], CONTEXT, running, tolerance=1e-4, patience=120)

@@ -10,7 +10,7 @@ from tests.doctor.test_engine import CHECKS, doctor, marks
 
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.status import diagnose
-from openclaw_rl.supervisor.subprocess_system import System, post, scratch
+from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, post_json, scratch_config
 
 
 @pytest.mark.parametrize("engine", ["embedded", "vllm"])
@@ -28,13 +28,13 @@ def test_vllm_is_named_where_sglang_does_not_start_and_starts(
 ) -> None:
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
     settings: dict[str, Any] = {"engine.backend": "sglang", "engine.python": vllm_python, "engine.max_context": 512}
-    before = scratch(tmp_path, settings)
-    with pytest.raises(OpenClawError, match="sglang"), System(before, command="serve"):
+    before = scratch_config(tmp_path, settings)
+    with pytest.raises(OpenClawError, match="sglang"), SubprocessSystem(before, command="serve"):
         pass
-    trouble = diagnose._engine(before)
+    trouble = diagnose._check_engine(before)
     assert trouble is not None
     assert (trouble.name, trouble.settings) == ("the sglang engine does not start", {"engine.backend": "vllm"})
-    with System(scratch(tmp_path, settings | dict(trouble.settings)), command="serve") as system:
+    with SubprocessSystem(scratch_config(tmp_path, settings | dict(trouble.settings)), command="serve") as system:
         said = [{"role": "user", "content": "What is the capital of Spain?"}]
-        reply = post(system, "/v1/chat/completions", {"model": "openclaw", "messages": said})
+        reply = post_json(system, "/v1/chat/completions", {"model": "openclaw", "messages": said})
     assert "Madrid" in reply["choices"][0]["message"]["content"]

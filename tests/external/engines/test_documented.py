@@ -21,7 +21,7 @@ from tests.external.engines.conftest import Served, base_model, chosen, saved
 from transformers import AutoModelForCausalLM
 
 from openclaw_rl.common import process_guard
-from openclaw_rl.engines.registry import connect
+from openclaw_rl.engines.registry import connect_engine
 from openclaw_rl.engines.remote.vllm import VllmEngine
 from openclaw_rl.errors import EngineError, EngineGone
 from openclaw_rl.render.model_folder import ModelFiles
@@ -64,7 +64,7 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> PolicyRef:
 def server(trained: Policy, vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Config]:
     """A vLLM started as its documentation says, with the trained adapter among `--lora-modules`."""
     folder = tmp_path_factory.mktemp("untied")
-    shutil.copytree(ModelFiles.find(STARTER).folder, folder, dirs_exist_ok=True)
+    shutil.copytree(ModelFiles.from_path(STARTER).folder, folder, dirs_exist_ok=True)
     _untied(0.0).save_pretrained(folder)
     port = free_port()
     command = [
@@ -97,7 +97,7 @@ def server(trained: Policy, vllm_python: str, tmp_path_factory: pytest.TempPathF
             "engine.backend": "vllm",
             "engine.url": f"http://127.0.0.1:{port}",
             "engine.api_key": "sk-documented",
-            "engine.logprobs": "raw",
+            "engine.logprob_convention": "raw",
         }
     )
     try:
@@ -111,7 +111,7 @@ def server(trained: Policy, vllm_python: str, tmp_path_factory: pytest.TempPathF
 
 def _wait(config: Config, process: subprocess.Popen[bytes]) -> None:
     async def ask() -> None:
-        engine = connect(config)
+        engine = connect_engine(config)
         try:
             await engine.wait_ready(2)
         finally:
@@ -131,7 +131,7 @@ def _wait(config: Config, process: subprocess.Popen[bytes]) -> None:
 def test_a_trained_adapter_loads_in_vllm_and_in_transformers(trained: Policy, server: Config) -> None:
     assert trained.path is not None
     tuned = PeftModel.from_pretrained(
-        AutoModelForCausalLM.from_pretrained(ModelFiles.find(STARTER).folder, dtype=torch.float32), trained.path
+        AutoModelForCausalLM.from_pretrained(ModelFiles.from_path(STARTER).folder, dtype=torch.float32), trained.path
     ).eval()
     plain = base_model()
     api = openai.OpenAI(base_url=f"{server.engine.url}/v1", api_key="sk-documented", max_retries=0)
@@ -164,7 +164,7 @@ def test_a_trained_adapter_loads_in_vllm_and_in_transformers(trained: Policy, se
 def test_a_server_of_another_convention_or_key_is_refused_with_what_to_do(server: Config) -> None:
     async def ask(**changed: object) -> None:
         config = server.model_copy(update={"engine": server.engine.model_copy(update=changed)})
-        engine = connect(config)
+        engine = connect_engine(config)
         try:
             await engine.info()
         finally:
@@ -237,7 +237,7 @@ def test_a_tied_head_is_refused_where_it_would_not_be_renewed(server: Config, tm
 
 def _run(config: Config, body: Callable[[VllmEngine], object]) -> None:
     async def whole() -> None:
-        engine = connect(config)
+        engine = connect_engine(config)
         assert isinstance(engine, VllmEngine)
         try:
             await body(engine)  # type: ignore[misc]

@@ -10,7 +10,7 @@ from tests.engines.contract_fixtures import BASE, Rig
 from tests.engines.test_contract import PROMPT, call, collect
 from tests.external.engines.conftest import ADAPTERS, CONTEXT, Reference, Served, chosen
 
-from openclaw_rl.engines.remote.http_client import Http
+from openclaw_rl.engines.remote.http_client import HttpClient
 from openclaw_rl.engines.remote.vllm import VllmEngine
 from openclaw_rl.errors import EngineError
 from openclaw_rl.protocols import Engine
@@ -146,7 +146,7 @@ def test_a_key_that_is_wrong_and_a_convention_that_differs_are_explained(served:
     async def ask() -> None:
         config = served.config.engine.model_copy(update={"logprobs": "raw"})
         engine = VllmEngine(
-            Http("http://vllm", socket=served.config.engine_socket), config, folder=served.config.home_dir
+            HttpClient("http://vllm", socket=served.config.engine_socket), config, folder=served.config.home_dir
         )
         with pytest.raises(EngineError, match="gives processed log-probabilities, expected raw ones"):
             await engine.info()

@@ -58,7 +58,7 @@ def test_stored_logprobs_are_those_of_a_forward_pass_of_the_stored_policy(
         if request.sampling.grammar is not None:
             continue
         assert request.sampling.convention == "processed"
-        assert request.sampling.untrainable() is None
+        assert request.sampling.untrainable_reason() is None
         if request.version not in models:
             with served.store.read() as conn:
                 policy = policies.get(conn, request.version)
@@ -84,7 +84,7 @@ def test_stored_logprobs_are_those_of_a_forward_pass_of_the_stored_policy(
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_tool_is_called_and_its_result_is_taken(served: Served, stream: bool) -> None:
     """The starter policy knows no tools: the format is forced, and the call comes out whole."""
-    api = openai.OpenAI(base_url=f"{served.system.base_url}/v1", api_key=served.system.key, max_retries=0)
+    api = openai.OpenAI(base_url=f"{served.system.base_url}/v1", api_key=served.system.api_key, max_retries=0)
     messages: list[Any] = [{"role": "user", "content": "What is the weather in Oslo?"}]
     asked = {
         "model": "openclaw",

@@ -129,7 +129,7 @@ def test_a_killed_vllm_is_started_again_and_its_versions_are_loaded_again(served
 
     async def siege() -> list[Heard]:
         heard: list[Heard] = []
-        api = user_driver.client(served.system.base_url, served.system.key)
+        api = user_driver.openai_client(served.system.base_url, served.system.api_key)
         async with crowd(served.system, 4, ledger):
             while len(ledger.finished) < 12:
                 await asyncio.sleep(0.05)

@@ -13,7 +13,7 @@ from typing import Any
 from tests.external.openclaw.agent import OpenClaw
 from tests.external.openclaw.rooms import Rooms, until
 
-from openclaw_rl.common.message_hash import text_of, typed
+from openclaw_rl.common.message_hash import message_text, strip_client_text
 from openclaw_rl.store import exchanges, turns
 from openclaw_rl.types import Exchange, Kind, Message, Reaction, Turn, Verdict
 
@@ -81,7 +81,7 @@ class Seen:
         """The reply in words; a tool call as its name and arguments."""
         message = self.exchange.reply.message if self.exchange.reply else {}
         calls = [f"{c['function']['name']} {c['function']['arguments']}" for c in message.get("tool_calls") or ()]
-        return " | ".join([*([text_of(message)] if message.get("content") else []), *calls])
+        return " | ".join([*([message_text(message)] if message.get("content") else []), *calls])
 
     @property
     def reacted(self) -> tuple[str, ...]:
@@ -90,7 +90,7 @@ class Seen:
 
 def words(message: Message) -> str:
     """Without the time before them, and what OpenClaw writes into them."""
-    return re.sub(r"^\[[^\]]*UTC\] ", "", typed(text_of(message)).strip())
+    return re.sub(r"^\[[^\]]*UTC\] ", "", strip_client_text(message_text(message)).strip())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +163,7 @@ def _wake(agent: OpenClaw, rooms: Rooms, event: str) -> None:
     """An event wakes the agent at once, with the prompt of a heartbeat."""
 
     def woken() -> int:
-        prompts = [text_of(m) for e in rooms.exchanges() if e.reply for m in e.request.messages[-2:]]
+        prompts = [message_text(m) for e in rooms.exchanges() if e.reply for m in e.request.messages[-2:]]
         return sum(p.startswith("Follow the heartbeat monitor") for p in prompts)
 
     before = woken()
@@ -185,12 +185,12 @@ def _through_a_death(rooms: Rooms, talk: Callable[[], None]) -> None:
 
 
 def _replied(rooms: Rooms, said: str) -> int:
-    return sum(e.reply is not None and text_of(e.reply.message) == said for e in rooms.exchanges())
+    return sum(e.reply is not None and message_text(e.reply.message) == said for e in rooms.exchanges())
 
 
 def _again(rooms: Rooms, said: str) -> None:
     """The same request once more, as a client's regenerate button sends it: OpenClaw's HTTP door has none."""
-    of = next(e for e in rooms.exchanges() if e.reply and text_of(e.reply.message) == said)
+    of = next(e for e in rooms.exchanges() if e.reply and message_text(e.reply.message) == said)
     body = {"model": "openclaw", "messages": of.request.messages, "tools": of.request.tools}
     headers = {"Authorization": f"Bearer {rooms.key}", "Content-Type": "application/json"}
     request = urllib.request.Request(f"{rooms.base_url}/chat/completions", json.dumps(body).encode(), headers)
@@ -212,8 +212,8 @@ def _seen(rooms: Rooms) -> list[Seen]:
                     exchange=exchange,
                     turn=turn,
                     kind=kind,
-                    reaction=turns.reaction(conn, id_),
-                    verdict=turns.verdict(conn, id_),
+                    reaction=turns.current_reaction(conn, id_),
+                    verdict=turns.current_verdict(conn, id_),
                 )
             )
     return out

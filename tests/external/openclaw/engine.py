@@ -23,7 +23,7 @@ from typing import Any
 import uvloop
 from tokenizers import Tokenizer
 
-from openclaw_rl.engines.base import Info
+from openclaw_rl.engines.base import EngineInfo
 from openclaw_rl.engines.embedded import protocol
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.render.renderer import Renderer
@@ -61,7 +61,7 @@ class Script:
         words, end = last_words(prompt), prompt[-4000:]
         fitting = (c for c in self._cues if c["when"] in words and c.get("near", "") in end)
         cue = next(fitting, {"say": self._silence})
-        ids = self._renderer.tokens.encode(written(cue)).tolist()
+        ids = self._renderer.tokenizer.encode(written(cue)).tolist()
         dies = self._die_at is not None and cue.get("when") == self._die_at and not self._died.exists()
         if dies:
             self._died.touch()
@@ -74,7 +74,7 @@ class Peer(asyncio.Protocol):
     def __init__(self, script: Script, info: Mapping[str, Any]) -> None:
         self._script, self._info = script, info
         self._versions: tuple[int, ...] = (0,)
-        self._frames = protocol.Frames()
+        self._frames = protocol.FrameDecoder()
         self._running: dict[int, asyncio.Task[None]] = {}
         self._transport: Any = None
 
@@ -87,43 +87,43 @@ class Peer(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         for body in self._frames.feed(data):
-            self._call(protocol.calls.decode(body))
+            self._call(protocol.call_decoder.decode(body))
 
-    def _call(self, call: protocol.Call) -> None:
-        if isinstance(call, protocol.Generate):
+    def _call(self, call: protocol.EngineCall) -> None:
+        if isinstance(call, protocol.GenerateCall):
             self._running[call.id] = asyncio.get_running_loop().create_task(self._say(call))
-        elif isinstance(call, protocol.Cancel):
+        elif isinstance(call, protocol.CancelCall):
             if task := self._running.pop(call.id, None):
                 task.cancel()
-        elif isinstance(call, protocol.Load):
+        elif isinstance(call, protocol.LoadCall):
             self._versions = tuple(policy.version for policy in call.policies)
-            self._send(protocol.Loaded(call.id))
-        elif isinstance(call, protocol.AskInfo):
+            self._send(protocol.LoadReply(call.id))
+        elif isinstance(call, protocol.InfoCall):
             running = len(self._running)
-            info = Info(versions=self._versions, running=running, waiting=0, pid=os.getpid(), **self._info)
-            self._send(protocol.Told(call.id, info))
+            info = EngineInfo(versions=self._versions, running=running, waiting=0, pid=os.getpid(), **self._info)
+            self._send(protocol.InfoReply(call.id, info))
         else:
-            self._send(protocol.Failed(call.id, "the scripted engine does not score"))
+            self._send(protocol.RejectionReply(call.id, "the scripted engine does not score"))
 
-    async def _say(self, call: protocol.Generate) -> None:
+    async def _say(self, call: protocol.GenerateCall) -> None:
         ids, dies = self._script.reply(protocol.unpack_ids(call.prompt_ids).tolist())
         for n, token in enumerate(ids):
             await asyncio.sleep(0)
             if dies and n == len(ids) // 2:
                 os._exit(1)
             finish = {call.id: "stop"} if n + 1 == len(ids) else {}
-            self._send(protocol.Tokens([call.id], [token], [LOGPROB], finish))
+            self._send(protocol.TokensReply([call.id], [token], [LOGPROB], finish))
         self._running.pop(call.id, None)
 
-    def _send(self, answer: protocol.Answer) -> None:
+    def _send(self, answer: protocol.EngineReply) -> None:
         if not self._transport.is_closing():
-            self._transport.write(protocol.encode(answer))
+            self._transport.write(protocol.encode_frame(answer))
 
 
 async def serve(settings: Mapping[str, Any]) -> None:
     """Answer until killed; says `ready` once it does."""
-    renderer = Renderer(ModelFiles.find(settings["model"]))
-    info = {"context_length": settings["context"], "vocab_size": renderer.vocabulary, "model": "scripted"}
+    renderer = Renderer(ModelFiles.from_path(settings["model"]))
+    info = {"context_length": settings["context"], "vocab_size": renderer.vocabulary_size, "model": "scripted"}
     info |= {"device": "none", "dtype": "none"}
     script = Script(settings, renderer)
     await asyncio.get_running_loop().create_unix_server(lambda: Peer(script, info), settings["socket"])

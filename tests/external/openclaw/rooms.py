@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar
 
 from tests.render.model_folders import make
 
-from openclaw_rl.collect.worker import CURSOR, KINDS
+from openclaw_rl.collect.worker import CURSOR_NAME, EVENT_KINDS
 from openclaw_rl.settings.load import Config, from_flat, to_environment
 from openclaw_rl.store import events, exchanges, turns
 from openclaw_rl.store.db import Store
@@ -142,7 +142,7 @@ class Rooms:
             assert self.store is not None
             with self.store.read() as conn:
                 running = conn.exec_driver_sql("SELECT count(*) FROM exchanges WHERE status = 'running'").scalar_one()
-                unseen = len(events.after(conn, events.cursor(conn, CURSOR), 1000, KINDS))
+                unseen = len(events.read_after(conn, events.read_cursor(conn, CURSOR_NAME), 1000, EVENT_KINDS))
                 return int(running) + unseen
 
         until(rest, lambda n: n == 0, what="the rooms are not done")

@@ -15,19 +15,19 @@ import pytest
 import ray
 
 from openclaw_rl.errors import ConfigError, RanksGone
-from openclaw_rl.learner.forward.packing import Row
+from openclaw_rl.learner.forward.packing import TokenSequence
 from openclaw_rl.learner.trainer import LocalTrainer
 from openclaw_rl.methods.types import Sample
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.settings.load import Config, from_flat
 from openclaw_rl.status import diagnose
 from openclaw_rl.supervisor.supervisor import free_port
-from openclaw_rl.train.ranks.launcher import launched
+from openclaw_rl.train.ranks.launcher import launch_trainer
 from openclaw_rl.train.worker import make_method
 
 
 def settings(home: Path, **further: object) -> Config:
-    flat = {"home": str(home), "model.dtype": "float64", "train.ranks": 2, "train.max_gap": 9.0}
+    flat = {"home": str(home), "model.dtype": "float64", "train.ranks": 2, "train.safety.max_turn_log_ratio": 9.0}
     launch = {"train.launch.by": "ray", "train.launch.ray": "local", "train.launch.timeout": 120.0}
     return from_flat(flat | launch | further)
 
@@ -37,7 +37,7 @@ def batch(trainer: LocalTrainer) -> list[Sample]:
     out = []
     for number in range(5):
         prompt, reply = (rng.integers(0, 64, n).astype(np.int32) for n in (6, 9))
-        row = Row(prompt_ids=prompt, response_ids=reply, temperature=1.0)
+        row = TokenSequence(prompt_ids=prompt, response_ids=reply, temperature=1.0)
         out.append(
             Sample(
                 turn=f"turn-{number}",
@@ -58,11 +58,11 @@ def batch(trainer: LocalTrainer) -> list[Sample]:
 def test_ray_places_the_ranks_and_tells_of_their_end(tmp_path: Path) -> None:
     config = settings(tmp_path / "home")
     model = config.model
-    one = LocalTrainer(str(ModelFiles.of(model).folder), make_method(config.train), config.train, model)
+    one = LocalTrainer(str(ModelFiles.from_config(model).folder), make_method(config.train), config.train, model)
     given = batch(one)
     alone = one.step(given, str(tmp_path / "one"))
     try:
-        with launched(config) as two:
+        with launch_trainer(config) as two:
             placed = two.step(given, str(tmp_path / "two"))
             assert placed.metrics.keys() == alone.metrics.keys()
             for name in set(alone.metrics) - {"seconds"}:
@@ -72,7 +72,7 @@ def test_ray_places_the_ranks_and_tells_of_their_end(tmp_path: Path) -> None:
                 two.step(given, str(tmp_path / "lost"))
         assert not (tmp_path / "lost").exists()
         with pytest.raises(ConfigError, match=r"found no room for 2 times \{'CPU': 999\}"):
-            launched(settings(tmp_path / "home", **{"train.threads": 999, "train.launch.timeout": 5.0}))
+            launch_trainer(settings(tmp_path / "home", **{"train.threads": 999, "train.launch.timeout": 5.0}))
     finally:
         ray.shutdown()
 
@@ -83,14 +83,16 @@ def test_what_doctor_names_for_a_head_that_is_away_cures_it(tmp_path: Path) -> N
     port = free_port()
     away = {"train.launch.ray": f"127.0.0.1:{port}"}
     config = settings(tmp_path / "home", **away)
-    trouble = diagnose._ray_head(config)
+    trouble = diagnose._check_ray_head(config)
     assert trouble is not None
-    assert f"no head answers at 127.0.0.1:{port}" in trouble.seen
+    assert f"no head answers at 127.0.0.1:{port}" in trouble.evidence
     cured = settings(tmp_path / "home", **away, **trouble.settings)
-    assert diagnose._ray_head(cured) is None
+    assert diagnose._check_ray_head(cured) is None
     model = config.model
-    given = batch(LocalTrainer(str(ModelFiles.of(model).folder), make_method(config.train), config.train, model))
-    with launched(cured) as two:
+    given = batch(
+        LocalTrainer(str(ModelFiles.from_config(model).folder), make_method(config.train), config.train, model)
+    )
+    with launch_trainer(cured) as two:
         here = two.step(given, str(tmp_path / "here"))
     assert "ray start --head" in trouble.advice
     ray_command = str(Path(sys.executable).with_name("ray"))
@@ -98,10 +100,10 @@ def test_what_doctor_names_for_a_head_that_is_away_cures_it(tmp_path: Path) -> N
     open_to_all = os.environ | {"RAY_AUTH_MODE": "disabled"}
     head = subprocess.Popen([ray_command, "start", "--head", *words], env=open_to_all, start_new_session=True)
     try:
-        while diagnose._ray_head(config) is not None:
+        while diagnose._check_ray_head(config) is not None:
             assert head.poll() is None
             time.sleep(0.5)
-        with launched(config) as two:
+        with launch_trainer(config) as two:
             placed = two.step(given, str(tmp_path / "placed"))
     finally:
         ray.shutdown()
@@ -125,6 +127,6 @@ def rank_pid(rank: int) -> int:
 def test_what_answers_but_is_no_head_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as another:
         address = f"127.0.0.1:{another.getsockname()[1]}"
-        trouble = diagnose._ray_head(settings(tmp_path / "home", **{"train.launch.ray": address}))
+        trouble = diagnose._check_ray_head(settings(tmp_path / "home", **{"train.launch.ray": address}))
     assert trouble is not None
-    assert f"something answers at {address}, but it is not a Ray head" in trouble.seen
+    assert f"something answers at {address}, but it is not a Ray head" in trouble.evidence

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from openclaw_rl.settings.load import to_environment
-from openclaw_rl.supervisor.subprocess_system import scratch
+from openclaw_rl.supervisor.subprocess_system import scratch_config
 from openclaw_rl.supervisor.supervisor import free_port
 
 ROOT = Path(__file__).parents[3]
@@ -34,7 +34,7 @@ def talks(file: Path) -> Path:
 def environment(folder: Path, **more: str) -> dict[str, str]:
     """What a login shell has, and `more`. `folder`: its home folder, so nothing of ours is read."""
     beside = Path(sys.executable).parent
-    handed = to_environment(scratch(folder))
+    handed = to_environment(scratch_config(folder))
     kept = {name: handed[name] for name in ("LANG", "TMPDIR", "OMP_WAIT_POLICY") if name in handed}
     return kept | {"PATH": f"{beside}{os.pathsep}{os.defpath}", "HOME": str(folder), "OMP_NUM_THREADS": "1"} | more
 

@@ -35,11 +35,11 @@ def called(name: str, arguments: Any) -> dict[str, Any]:
 
 
 def test_right_code_solves_and_wrong_code_does_not() -> None:
-    for task in tasks.functions():
+    for task in tasks.coding_tasks():
         body = SOLUTIONS[task.name]
         assert task.check(said(f"Here it is:\n```python\ndef {task.name}:\n    {body}\n```\nDone.")) is None
         assert task.check(said(f"def {task.name}:\n    return None")) is not None
-    assert tasks.functions()[1].check(said("def is_even(n): return int(n % 2 == 0)")) is not None, "1 is not True"
+    assert tasks.coding_tasks()[1].check(said("def is_even(n): return int(n % 2 == 0)")) is not None, "1 is not True"
 
 
 @pytest.mark.parametrize(
@@ -55,29 +55,29 @@ def test_right_code_solves_and_wrong_code_does_not() -> None:
     ],
 )
 def test_code_that_misbehaves_is_wrong_and_says_why(code: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code_runner, "SECONDS", 2.0)
-    found = code_runner.check(code, "f", [((1,), 2)])
+    monkeypatch.setattr(code_runner, "CPU_LIMIT_SECONDS", 2.0)
+    found = code_runner.failure_reason(code, "f", [((1,), 2)])
     assert found is not None
     assert re.search(why, found)
 
 
 def test_a_call_is_right_only_with_its_name_and_arguments() -> None:
-    task = tasks.calls()[2]
+    task = tasks.tool_tasks()[2]
     assert task.check(called("add", {"a": 417, "b": 58})) is None
     for wrong in (called("add", {"a": 417}), called("read_file", {"path": "417"}), said("475")):
         assert task.check(wrong) is not None
 
 
 def test_a_conversation_wants_the_fact_and_the_style() -> None:
-    (task,) = (t for t in tasks.conversation()[:1])
+    (task,) = (t for t in tasks.conversation_tasks()[:1])
     assert task.name.startswith("short: ")
     assert "not right" in str(task.check(said("I do not know.")))
-    assert len({t.name for t in tasks.conversation()}) == tasks.CONVERSATIONS
+    assert len({t.name for t in tasks.conversation_tasks()}) == tasks.CONVERSATION_COUNT
 
 
 def test_an_unknown_kind_is_refused() -> None:
     with pytest.raises(ConfigError, match="conversation, coding, tool-use"):
-        task_scores.evaluate(from_flat({}), ["poetry"])
+        task_scores.evaluate_model(from_flat({}), ["poetry"])
 
 
 def test_the_script_scores_the_starter(tmp_path: Path) -> None:

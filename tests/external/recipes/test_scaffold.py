@@ -13,12 +13,12 @@ from click.testing import CliRunner
 from tests.external.recipes.running import environment, free_port, talks
 
 from openclaw_rl.cli.main import cli
-from openclaw_rl.cli.recipes import new_method
+from openclaw_rl.cli.recipes import create_method
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.settings.load import from_flat, load
 from openclaw_rl.store import policies
 from openclaw_rl.store.db import Store
-from openclaw_rl.supervisor.subprocess_system import ready
+from openclaw_rl.supervisor.subprocess_system import is_ready
 
 
 def test_the_command_makes_a_folder_with_everything_in_it(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_the_command_makes_a_folder_with_everything_in_it(tmp_path: Path) -> Non
 @pytest.mark.parametrize("name", ["", "My", "a/b", "..", "a b", "-a", "a-", "1a", "a" * 61, "a\n"])
 def test_names_that_are_no_plain_word_are_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="lower-case letters"):
-        new_method(name, tmp_path)
+        create_method(name, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -48,12 +48,12 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "README.md").write_text("my own words")
     with pytest.raises(ConfigError, match="already exists"):
-        new_method("mine", tmp_path)
+        create_method("mine", tmp_path)
     assert [f.read_text() for f in (tmp_path / "mine").iterdir()] == ["my own words"]
 
 
 def test_it_trains_from_files_with_its_own_loss(tmp_path: Path) -> None:
-    new_method("mine", tmp_path)
+    create_method("mine", tmp_path)
     talks(tmp_path / "talks.jsonl")
     variables = {"DATA_PATH": "talks.jsonl", "OPENCLAW_HOME": "home", "MODEL_PATH": "starter"}
     command = ["bash", "mine/run_mine.sh", "--set", "train.max_steps=1"]
@@ -71,7 +71,7 @@ def test_it_trains_from_files_with_its_own_loss(tmp_path: Path) -> None:
 
 
 def test_it_serves_and_its_rollouts_run(tmp_path: Path) -> None:
-    new_method("mine", tmp_path)
+    create_method("mine", tmp_path)
     port = free_port()
     own = environment(tmp_path, OPENCLAW_HOME="home", MODEL_PATH="starter", OPENCLAW_PORT=str(port))
     process = subprocess.Popen(
@@ -83,7 +83,7 @@ def test_it_serves_and_its_rollouts_run(tmp_path: Path) -> None:
     )
     try:
         end = time.monotonic() + 120
-        while not ready(f"http://127.0.0.1:{port}") and time.monotonic() < end:
+        while not is_ready(f"http://127.0.0.1:{port}") and time.monotonic() < end:
             time.sleep(0.2)
         config = from_flat({"home": str(tmp_path / "home")})
         words = ["--rollout-function-path", "mine/custom_rollout.py", "--prompt", "What is the capital of France?"]

@@ -16,8 +16,8 @@ from tests.external.recipes.running import RECIPES, environment, free_port, scri
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.settings import aliases
 from openclaw_rl.settings.load import STARTER, load
-from openclaw_rl.supervisor.subprocess_system import System, post, ready, scratch
-from openclaw_rl.train.resume import with_base
+from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, is_ready, post_json, scratch_config
+from openclaw_rl.train.resume import resolve_base
 
 pytestmark = pytest.mark.timeout(900)
 Checkpoints = dict[str, Path]
@@ -88,10 +88,10 @@ def test_what_they_leave_is_served(left: Checkpoints, tmp_path: Path) -> None:
     """An adapter as an adapter of its base, whole weights as a model."""
 
     def answered(name: str) -> str:
-        config = with_base(scratch(tmp_path / name, {"model.path": str(left[name])}))
-        with System(config, command="serve") as system:
+        config = resolve_base(scratch_config(tmp_path / name, {"model.path": str(left[name])}))
+        with SubprocessSystem(config, command="serve") as system:
             said = [{"role": "user", "content": "What is the capital of Spain?"}]
-            reply = post(system, "/v1/chat/completions", {"model": "openclaw", "messages": said})
+            reply = post_json(system, "/v1/chat/completions", {"model": "openclaw", "messages": said})
         return str(reply["choices"][0]["message"]["content"])
 
     with ThreadPoolExecutor(2) as pool:
@@ -116,7 +116,7 @@ def test_what_is_not_there_says_so_in_one_line_and_what_to_use(file: Path, tmp_p
 def test_every_settings_file_loads_and_sets_what_it_is_named_for(file: Path) -> None:
     config = load(file=file, environ={})
     assert file.stem.startswith(config.train.method)
-    assert config.train.weights == ("lora" if file.stem.endswith("_lora") else "full")
+    assert config.train.finetune == ("lora" if file.stem.endswith("_lora") else "full")
 
 
 @pytest.mark.parametrize("file", SCRIPTS, ids=lambda f: f.name)
@@ -165,29 +165,29 @@ def test_without_data_it_serves_and_says_where(tmp_path: Path) -> None:
 def test_a_judge_of_its_own_from_the_environment_is_asked(tmp_path: Path) -> None:
     """JUDGE_MODEL_PATH through a script: in `config show`, and in the system that the script starts."""
     judge, recipe = tmp_path / "judge model", RECIPES / "openclaw-rl"
-    shutil.copytree(ModelFiles.find(STARTER).folder, judge)
-    system = scratch(tmp_path / "live")
+    shutil.copytree(ModelFiles.from_path(STARTER).folder, judge)
+    system = scratch_config(tmp_path / "live")
     more = {"MODEL_PATH": "starter", "OPENCLAW_HOME": "live", "JUDGE_MODEL_PATH": str(judge)}
     variables = environment(tmp_path, OPENCLAW_PORT=str(system.serve.port), **more)
     show = ["openclaw-rl", "config", "show", "--config", str(recipe / "binary.yaml")]
     shown = subprocess.run(show, cwd=tmp_path, env=variables, capture_output=True, text=True, check=True).stdout
     assert f"  path: {judge}  # environment: JUDGE_MODEL_PATH" in shown
     assert "  kind: llm  # environment: JUDGE_MODEL_PATH" in shown
-    live, log = System(system), tmp_path / "live" / "logs" / "judge.log"
+    live, log = SubprocessSystem(system), tmp_path / "live" / "logs" / "judge.log"
     words = ["--set", "judge.max_tokens=16", "--with-parent"]
     process = subprocess.Popen(
         ["bash", str(recipe / "run_binary_rl.sh"), *words], cwd=tmp_path, env=variables, stdin=subprocess.DEVNULL
     )
     give_up = time.monotonic() + 240
     try:
-        while not ready(live.base_url):
+        while not is_ready(live.base_url):
             assert process.poll() is None
             assert time.monotonic() < give_up, "no gateway came"
             time.sleep(0.5)
         said = [{"role": "user", "content": "What is the capital of Spain?"}]
-        reply = post(live, "/v1/chat/completions", {"model": "openclaw", "messages": said})
+        reply = post_json(live, "/v1/chat/completions", {"model": "openclaw", "messages": said})
         said += [reply["choices"][0]["message"], {"role": "user", "content": "Perfect, nice and short, thanks!"}]
-        post(live, "/v1/chat/completions", {"model": "openclaw", "messages": said})
+        post_json(live, "/v1/chat/completions", {"model": "openclaw", "messages": said})
         # The starter's words are no vote, and the line that says so names who was asked.
         while f"judge {judge} at " not in (told := log.read_text()) or "no usable vote: expected a JSON" not in told:
             assert time.monotonic() < give_up, f"nobody asked it: {told}"

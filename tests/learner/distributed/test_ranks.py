@@ -20,9 +20,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from openclaw_rl.common.policy_digest import digest_of
+from openclaw_rl.common.policy_digest import digest_of_folder
 from openclaw_rl.errors import ConfigError, RanksGone
-from openclaw_rl.learner.distributed.world import Alone, cut, dealt
+from openclaw_rl.learner.distributed.world import SingleRank, assign, split
 from openclaw_rl.learner.trainer import LocalTrainer
 from openclaw_rl.methods.types import Sample, StepResult
 from openclaw_rl.render.model_folder import ModelFiles
@@ -31,18 +31,18 @@ from openclaw_rl.store import heartbeats
 from openclaw_rl.store.db import Store
 from openclaw_rl.supervisor.supervisor import free_port
 from openclaw_rl.train.ranks import launcher
-from openclaw_rl.train.ranks.launcher import RankedTrainer, launched
-from openclaw_rl.train.ranks.processes import Processes
-from openclaw_rl.train.ranks.rpc import Listener
+from openclaw_rl.train.ranks.launcher import RankedTrainer, launch_trainer
+from openclaw_rl.train.ranks.processes import RankProcesses
+from openclaw_rl.train.ranks.rpc import RpcListener
 from openclaw_rl.train.worker import make_method
 
 Draw = Callable[..., list[Sample]]
 SETTINGS: dict[str, Any] = {
     "model.dtype": "float64",
-    "train.max_gap": 9.0,
-    "train.max_batch_gap": 9.0,
-    "train.max_step_kl": 1e9,
-    "train.micro_tokens": 60,
+    "train.safety.max_turn_log_ratio": 9.0,
+    "train.safety.max_batch_log_ratio": 9.0,
+    "train.safety.max_step_kl": 1e9,
+    "train.batch.micro_tokens": 60,
     "train.ranks": 2,
     "train.launch.timeout": 120.0,
 }
@@ -53,7 +53,9 @@ def settings(home: Path, **further: Any) -> Config:
 
 
 def alone(config: Config) -> LocalTrainer:
-    return LocalTrainer(str(ModelFiles.of(config.model).folder), make_method(config.train), config.train, config.model)
+    return LocalTrainer(
+        str(ModelFiles.from_config(config.model).folder), make_method(config.train), config.train, config.model
+    )
 
 
 def batches(trainer: LocalTrainer, draw: Draw, sizes: Sequence[int]) -> list[list[Sample]]:
@@ -69,7 +71,7 @@ def same(one: StepResult, two: StepResult) -> None:
         assert two.metrics[name] == pytest.approx(one.metrics[name], rel=1e-6, abs=1e-6), name
     assert one.folder
     assert two.folder
-    assert two.digest == digest_of(two.folder)
+    assert two.digest == digest_of_folder(two.folder)
     ours, theirs = weights(one.folder), weights(two.folder)
     assert ours.dtype is torch.float64
     torch.testing.assert_close(theirs, ours, rtol=0, atol=1e-6)
@@ -96,7 +98,7 @@ def test_two_ranks_are_one(how: dict[str, Any], draw: Draw, tmp_path: Path) -> N
     given = batches(one, draw, (7, 1, 5))
     start = weights_of(one)
     done = [one.step(batch, str(tmp_path / f"one-{n}")) for n, batch in enumerate(given)]
-    with launched(config) as two:
+    with launch_trainer(config) as two:
         for n, batch in enumerate(given):
             same(done[n], two.step(batch, str(tmp_path / f"two-{n}")))
     assert (weights_of(one) - start).abs().max() > 1e-4, "the steps did something"
@@ -113,8 +115,8 @@ def test_a_second_machine_lends_its_ranks(draw: Draw, tmp_path: Path) -> None:
     one = alone(config)
     given = batches(one, draw, (4, 3))
     with ThreadPoolExecutor(1) as thread:
-        other = thread.submit(lambda: asyncio.run(launcher.lend(from_flat(flat), stop=asyncio.Event())))
-        with launched(config) as two:
+        other = thread.submit(lambda: asyncio.run(launcher.join_as_worker(from_flat(flat), stop=asyncio.Event())))
+        with launch_trainer(config) as two:
             for n, batch in enumerate(given):
                 same(one.step(batch, str(tmp_path / f"one-{n}")), two.step(batch, str(tmp_path / f"two-{n}")))
         assert isinstance(other.exception(timeout=120), RanksGone)
@@ -122,11 +124,11 @@ def test_a_second_machine_lends_its_ranks(draw: Draw, tmp_path: Path) -> None:
     assert (beat.name, beat.note, beat.pid) == ("train", "1 ranks work for 127.0.0.1", os.getpid())
 
 
-def signs_of_life(home: Path) -> list[heartbeats.Beat]:
+def signs_of_life(home: Path) -> list[heartbeats.Heartbeat]:
     store = Store.open(settings(home).store_path)
     try:
         with store.read() as conn:
-            return heartbeats.beats(conn)
+            return heartbeats.read_heartbeats(conn)
     finally:
         store.close()
 
@@ -138,7 +140,7 @@ def test_a_lent_room_beats_while_its_ranks_wait(tmp_path: Path) -> None:
 
     async def some_time() -> list[float]:
         stop, seen = asyncio.Event(), []
-        room = asyncio.create_task(launcher.lend(config, stop=stop))
+        room = asyncio.create_task(launcher.join_as_worker(config, stop=stop))
         for _ in range(60):
             await asyncio.sleep(0.5)
             seen += [beat.at for beat in signs_of_life(tmp_path)]
@@ -186,7 +188,7 @@ def test_killed_and_frozen_ranks_are_not_noticed_afterwards(draw: Draw, tmp_path
             for pid in children:  # the others end with it
                 with pytest.raises(ProcessLookupError):
                     os.kill(pid, 0)
-    with launched(config) as two:
+    with launch_trainer(config) as two:
         assert last
         two.load(folder=last.folder, memory=last.memory)
         same(done[3], two.step(given[3], str(tmp_path / "two-3")))
@@ -199,9 +201,9 @@ class started:  # noqa: N801 - used as a function is
         self._config = config
 
     def __enter__(self) -> tuple[RankedTrainer, list[int]]:
-        listener = Listener()
-        starts = launcher.local(self._config, listener)
-        self._processes = Processes(starts, listener, self._config.logs_dir / launcher.LOG)
+        listener = RpcListener()
+        starts = launcher.local_commands(self._config, listener)
+        self._processes = RankProcesses(starts, listener, self._config.logs_dir / launcher.RANKS_LOG)
         return RankedTrainer(self._processes), [child.pid for child in self._processes.children]
 
     def __exit__(self, *error: object) -> None:
@@ -212,15 +214,15 @@ class started:  # noqa: N801 - used as a function is
 def test_what_every_rank_refuses_comes_back_as_it_was_raised(tmp_path: Path) -> None:
     config = settings(tmp_path / "home", train__lora__targets=["embed_tokens"])
     with pytest.raises(ConfigError, match=r"train.lora.targets: model.embed_tokens of .* engines serve adapters"):
-        launched(config)
+        launch_trainer(config)
 
 
 @pytest.mark.timeout(300)
 def test_a_slow_rank_0_still_tells_what_all_refuse(tmp_path: Path) -> None:
     """The other has refused long before it: that one is not gone."""
     config = settings(tmp_path / "home", train__lora__targets=["embed_tokens"])
-    listener = Listener()
-    processes = Processes(launcher.local(config, listener), listener, config.logs_dir / launcher.LOG)
+    listener = RpcListener()
+    processes = RankProcesses(launcher.local_commands(config, listener), listener, config.logs_dir / launcher.RANKS_LOG)
     first = processes.children[0].pid
 
     def hold() -> None:
@@ -242,39 +244,39 @@ def test_a_slow_rank_0_still_tells_what_all_refuse(tmp_path: Path) -> None:
         holding.join()
 
 
-@pytest.mark.parametrize("settings_", [{"train.weights": "full"}, {"train.base_bits": 4}])
+@pytest.mark.parametrize("settings_", [{"train.finetune": "full"}, {"train.base_quantization_bits": 4}])
 def test_what_cannot_be_sharded_says_so(settings_: dict[str, Any]) -> None:
-    from openclaw_rl.learner.distributed.fsdp import wanted
+    from openclaw_rl.learner.distributed.fsdp import wants_sharding
 
     with pytest.raises(ConfigError, match=r"train.launch.shard true shards the frozen layers"):
-        wanted(from_flat(settings_ | {"train.ranks": 2, "train.launch.shard": True}).train, cuda=True)
-    assert not wanted(from_flat(settings_ | {"train.ranks": 2}).train, cuda=True)
+        wants_sharding(from_flat(settings_ | {"train.ranks": 2, "train.launch.shard": True}).train, cuda=True)
+    assert not wants_sharding(from_flat(settings_ | {"train.ranks": 2}).train, cuda=True)
 
 
 def test_work_is_dealt_evenly() -> None:
     costs = [5, 1, 9, 9, 2, 7, 3]
-    hands = dealt(costs, 3)
+    hands = assign(costs, 3)
     assert sorted(n for hand in hands for n in hand) == list(range(7))
     assert {len(hand) for hand in hands} == {2, 3}
     sums = [sum(costs[n] for n in hand) for hand in hands]
     assert max(sums) - min(sums) <= max(costs)
-    assert dealt([], 2) == [[], []]
-    assert dealt([4], 2) == [[0], []]
+    assert assign([], 2) == [[], []]
+    assert assign([4], 2) == [[0], []]
 
 
 def test_groups_are_cut_until_every_rank_has_one() -> None:
     lengths = [10, 1, 1, 1, 9, 30]
-    assert cut([[0, 1, 2, 3, 4]], lengths, 1) == [[0, 1, 2, 3, 4]]
-    assert cut([[0, 1, 2, 3, 4]], lengths, 2) == [[0, 1], [2, 3, 4]]
-    assert cut([[5], [0, 4]], lengths, 2) == [[5], [0, 4]]
-    assert cut([[5], [0, 4]], lengths, 9) == [[5], [0], [4]]
+    assert split([[0, 1, 2, 3, 4]], lengths, 1) == [[0, 1, 2, 3, 4]]
+    assert split([[0, 1, 2, 3, 4]], lengths, 2) == [[0, 1], [2, 3, 4]]
+    assert split([[5], [0, 4]], lengths, 2) == [[5], [0, 4]]
+    assert split([[5], [0, 4]], lengths, 9) == [[5], [0], [4]]
 
 
 def test_alone_does_everything_in_order() -> None:
-    assert Alone().each([3, 1, 2], lambda n, weight: n * weight, float) == [0.0, 1.0, 2.0]
+    assert SingleRank().map_over_ranks([3, 1, 2], lambda n, weight: n * weight, float) == [0.0, 1.0, 2.0]
     gradient = torch.nn.Parameter(torch.ones(2))
     gradient.grad = torch.full((2,), 3.0)
-    Alone().add_up([gradient])
+    SingleRank().all_reduce_grads([gradient])
     assert np.array_equal(gradient.grad, [3.0, 3.0])
 
 

@@ -13,7 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention import SDPBackend
 
 from openclaw_rl.learner.forward import causal_attention, prefix_tree, tree_attention
-from openclaw_rl.learner.forward.packing import Row
+from openclaw_rl.learner.forward.packing import TokenSequence
 from openclaw_rl.learner.trainer import LocalTrainer
 from openclaw_rl.methods.types import Sample
 
@@ -22,21 +22,21 @@ Draw = Callable[..., list[Sample]]
 CPU = torch.device("cpu")
 
 
-def row(*ids: int, answer: int = 3) -> Row:
+def row(*ids: int, answer: int = 3) -> TokenSequence:
     every = np.array(ids, np.int32)
-    return Row(prompt_ids=every[:-answer], response_ids=every[-answer:], temperature=1.0)
+    return TokenSequence(prompt_ids=every[:-answer], response_ids=every[-answer:], temperature=1.0)
 
 
-def spans(*rows: Row, padded: int = 0) -> object:
-    planted = prefix_tree.plant(rows, CPU)
-    return tree_attention.Plan(prefix_tree.pad(planted, padded or planted.tokens), None).spans
+def spans(*rows: TokenSequence, padded: int = 0) -> object:
+    planted = prefix_tree.build_tree(rows, CPU)
+    return tree_attention.AttentionPlan(prefix_tree.pad_tree(planted, padded or planted.tokens), None).spans
 
 
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU's kernels stand in for those of a GPU."""
     monkeypatch.setattr(causal_attention, "KERNELS", [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH])
-    monkeypatch.setattr(causal_attention, "works", lambda *shape: True)
+    monkeypatch.setattr(causal_attention, "has_kernel", lambda *shape: True)
 
 
 @pytest.mark.parametrize(("heads", "groups", "size"), [(4, 4, 16), (8, 2, 32), (6, 1, 64)])
@@ -46,17 +46,17 @@ def host(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_kernel_is_attention(
     heads: int, groups: int, size: int, dtype: torch.dtype, bound: float, host: None
 ) -> None:
-    assert causal_attention.gap_of(heads, groups, size, dtype, CPU) <= bound
+    assert causal_attention.kernel_error(heads, groups, size, dtype, CPU) <= bound
 
 
 def test_a_kernel_that_is_wrong_is_seen(host: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = causal_attention.attend
-    monkeypatch.setattr(causal_attention, "attend", lambda q, k, v, *rest: honest(q, k, 1.2 * v, *rest))
-    assert causal_attention.gap_of(4, 2, 16, torch.float32, CPU) > 0.1
+    honest = causal_attention.attend_spans
+    monkeypatch.setattr(causal_attention, "attend_spans", lambda q, k, v, *rest: honest(q, k, 1.2 * v, *rest))
+    assert causal_attention.kernel_error(4, 2, 16, torch.float32, CPU) > 0.1
 
 
 def test_a_cpu_has_none() -> None:
-    assert not causal_attention.works(4, 2, 16, torch.bfloat16, CPU)
+    assert not causal_attention.has_kernel(4, 2, 16, torch.bfloat16, CPU)
 
 
 def test_which_trees_are_sequences() -> None:
@@ -65,7 +65,9 @@ def test_which_trees_are_sequences() -> None:
     assert spans(*session, padded=256) == [(0, 29)]
     assert spans(*session, row(*range(40, 60))) == [(0, 29), (29, 48)]
     assert spans(*session, row(*range(15), 50, 51, 52, 53)) is None, "a branch"
-    assert spans(*(row(*range(9 * n, 9 * n + 8)) for n in range(tree_attention.APART + 1))) is None, "too many calls"
+    assert spans(*(row(*range(9 * n, 9 * n + 8)) for n in range(tree_attention.MAX_SPANS + 1))) is None, (
+        "too many calls"
+    )
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -73,18 +75,18 @@ def test_a_step_with_it_is_the_step_without(
     trainer: Make, draw: Draw, tmp_path: Path, host: None, monkeypatch: pytest.MonkeyPatch, checkpointing: bool
 ) -> None:
     calls = [0]
-    honest = causal_attention.attend
+    honest = causal_attention.attend_spans
 
     def counted(*given: Any) -> torch.Tensor:
         calls[0] += 1
         return honest(*given)
 
-    monkeypatch.setattr(causal_attention, "attend", counted)
+    monkeypatch.setattr(causal_attention, "attend_spans", counted)
     made = trainer(max_gap=9.0, checkpointing=checkpointing)
     batch = draw(made, 11)
     made.step(batch, str(tmp_path / "with"))
     assert calls[0] > 0
-    monkeypatch.setattr(causal_attention, "works", lambda *shape: False)
+    monkeypatch.setattr(causal_attention, "has_kernel", lambda *shape: False)
     plain = trainer(max_gap=9.0)
     calls[0] = 0
     plain.step(batch, str(tmp_path / "without"))
@@ -95,7 +97,7 @@ def test_a_step_with_it_is_the_step_without(
 
 def test_padding_sees_nothing(host: None) -> None:
     states = [torch.randn(1, 2, 8, 16, requires_grad=True) for _ in range(3)]
-    out = causal_attention.attend(states[0], states[1], states[2], [(0, 2), (2, 6)], 0.25)
+    out = causal_attention.attend_spans(states[0], states[1], states[2], [(0, 2), (2, 6)], 0.25)
     assert out.shape == (1, 2, 8, 16)
     assert not out[:, :, 6:].any()
     for found in torch.autograd.grad(out.sum(), states):
@@ -110,5 +112,5 @@ def test_a_trial_within_a_layer_is_none_of_its_checkpoints(host: None) -> None:
         return tensor
 
     with saved_tensors_hooks(pack, lambda tensor: tensor):
-        causal_attention.gap_of(4, 2, 16, torch.float32, CPU)
+        causal_attention.kernel_error(4, 2, 16, torch.float32, CPU)
     assert not seen

@@ -34,7 +34,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 from openclaw_rl.learner.forward import lm_head
 from openclaw_rl.learner.trainer import LocalTrainer
 from openclaw_rl.methods.types import Episode, Sample, StepResult
-from openclaw_rl.settings.load import TrainConfig
+from openclaw_rl.settings.load import TrainConfig, train_settings
 from openclaw_rl.train.worker import make_method
 
 V = 64
@@ -161,13 +161,13 @@ def made_double(folder: str, train: TrainConfig) -> LocalTrainer:
     made = LocalTrainer(folder, make_method(train), train)
     made.load(folder=None, memory=MEMORY)
     made.model.double()
-    if train.weights == "full":
+    if train.finetune == "full":
         for name, base in made._weights._base.items():
             made._weights._base[name] = base.double()
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for name, weight in made._weights.parameters.items():
-            spread = 0.02 if train.weights == "full" else 0.2 * ("lora_B" in name)
+            spread = 0.02 if train.finetune == "full" else 0.2 * ("lora_B" in name)
             weight += spread * torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
     return made
 
@@ -178,7 +178,7 @@ class Reference:
     def __init__(self, reference: ModuleType, made: LocalTrainer, folder: str, train: TrainConfig) -> None:
         self._reference, self._train = reference, train
         self._model = copy.deepcopy(made.model)
-        self._student = self._model if train.weights == "full" else self._model.get_base_model()
+        self._student = self._model if train.finetune == "full" else self._model.get_base_model()
         self._student.set_attn_implementation("sdpa")
         self._base = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa").double().eval()
         named = dict(self._model.named_parameters())
@@ -200,18 +200,18 @@ class Reference:
         stated = [self._stated(s, all_RV) for s, all_RV in zip(samples, whole, strict=True)]
         if self._train.method == "groups":
             self._grouped(samples, stated)
-        weights = {"binary": self._train.w_binary, "opd": self._train.w_opd, "groups": 1.0}
+        weights = {"binary": self._train.loss.w_binary, "opd": self._train.loss.w_opd, "groups": 1.0}
         if self._train.method != "combine":
             weights = dict.fromkeys(weights, 1.0)
         value, slopes = self._valued(stated, weights | {"topk": 0.0})
         followed, bins = self._reference.followed_loss(
             stated,
-            kind=self._train.divergence,
-            cap=self._train.distill_cap,
+            kind=self._train.distill.divergence,
+            cap=self._train.distill.ratio_clip,
             average_length=6.5,
             gap_low=0.5,
             gap_high=5.0,
-            decoupled=self._train.epochs > 1,
+            decoupled=self._train.batch.epochs > 1,
         )
         total = torch.zeros((), dtype=torch.float64)
         for s, all_RV, given, slope, rows in zip(samples, whole, stated, slopes, bins, strict=True):
@@ -223,11 +223,11 @@ class Reference:
     def _valued(self, stated: list[dict[str, Any]], weights: dict[str, float]) -> tuple[float, list[list[float]]]:
         """The loss without targets, and its gradient. A second step starts from the first one's policy, all but."""
         train, common = self._train, {"weights": weights, "kl_coef": 0.2, "average_length": 6.5}
-        if train.loss == "clip" and train.epochs == 1:
+        if train.loss.surrogate == "clip" and train.batch.epochs == 1:
             return self._reference.total_loss(stated, **common, bounds=BOUNDS)  # type: ignore[no-any-return]
-        given = [s | ({"old": s["logp"]} if train.epochs > 1 else {}) for s in stated]
-        bounds = BOUNDS | OTHER[train.loss]
-        value, slopes, _ = self._reference.corrected_loss(given, **common, kind=train.loss, cap=2.0, **bounds)
+        given = [s | ({"old": s["logp"]} if train.batch.epochs > 1 else {}) for s in stated]
+        bounds = BOUNDS | OTHER[train.loss.surrogate]
+        value, slopes, _ = self._reference.corrected_loss(given, **common, kind=train.loss.surrogate, cap=2.0, **bounds)
         return value, slopes
 
     def _grouped(self, samples: list[Sample], stated: list[dict[str, Any]]) -> None:
@@ -237,7 +237,9 @@ class Reference:
             for s in samples
             if (e := s.episode)
         ]
-        for s, a in zip(stated, self._reference.group_advantages(steps, floor=self._train.group_floor), strict=True):
+        for s, a in zip(
+            stated, self._reference.group_advantages(steps, floor=self._train.loss.group_floor), strict=True
+        ):
             s["advantages"]["groups"] = None if a is None else [a] * len(s["logp"])
 
     def _own(self, all_RV: torch.Tensor, s: Sample) -> torch.Tensor:
@@ -253,18 +255,19 @@ class Reference:
             state = {("agent", k): tuple(v) for k, v in MEMORY["baseline"]["agents"].items()}  # type: ignore[index]
             b = self._reference.baselines(state | {"everyone": (0.3, 9)}, s.agent, 8.0)
             advantages["binary"] = [s.reward - b] * len(o)
-        by = {"sdpo": "student_topk", "sdft": "teacher_topk"}.get(train.method, train.distill)
-        choice = train.hint_choice or ("mixture" if by == "token" else "overlap")
+        by = {"sdpo": "student_topk", "sdft": "teacher_topk"}.get(train.method, train.distill.target)
+        choice = train.distill.hint_choice or ("mixture" if by == "token" else "overlap")
         target, ids = None, None
         if train.method not in ("binary", "groups") and teachers:
-            tops = [x.topk(train.topk, -1).indices.tolist() for x in (all_RV, *teachers)]
+            tops = [x.topk(train.distill.topk, -1).indices.tolist() for x in (all_RV, *teachers)]
             if choice == "overlap":
                 number = self._reference.closest_hint(tops[0], tops[1:], s.mask)
                 teachers, tops = [teachers[number]], [tops[0], tops[1 + number]]
             if by == "token":
                 at = [self._own(x, s).tolist() for x in teachers]
                 advantages["opd"] = [
-                    self._reference.opd_advantage(o[t], [x[t] for x in at], train.opd_clip) for t in range(len(o))
+                    self._reference.opd_advantage(o[t], [x[t] for x in at], train.distill.opd_clip)
+                    for t in range(len(o))
                 ]
             else:
                 advantages["topk"] = [0.0] * len(o)  # it is in the batch: the KL to the base stands there
@@ -295,14 +298,14 @@ def test_a_step_is_the_plain_one(
     name: str,
 ) -> None:
     """Heads in chunks; and on one family one pass for each row, and batches in which one of the terms has no sample."""
-    monkeypatch.setattr(lm_head, "FLOATS", V * 5)
+    monkeypatch.setattr(lm_head, "CHUNK_ELEMENTS", V * 5)
     batches: list[tuple[dict[str, Any], int]] = [({}, 10_000)]
     if family == "qwen3":
         batches.append(({}, 1))
     if (family, tuned) == ("qwen3", "lora"):
         batches += [({"rewards": False}, 10_000), ({"hints": False}, 1)]
     for number, (batch, micro) in enumerate(batches):
-        train = TrainConfig(**SETTINGS | METHODS[name] | {"weights": tuned, "micro_tokens": micro})
+        train = train_settings(SETTINGS | METHODS[name] | {"weights": tuned, "micro_tokens": micro})
         made = made_double(folders[family], train)
         stated = Reference(reference, made, folders[family], train)
         samples = stated.sampled(session(9, **batch))
@@ -327,7 +330,7 @@ def test_groups_other_losses_and_second_steps_are_the_plain_ones(
     reference: ModuleType, folders: dict[str, str], tmp_path: Path, name: str
 ) -> None:
     family, tuned, own = FURTHER[name]
-    train = TrainConfig(**SETTINGS | own | {"weights": tuned})
+    train = train_settings(SETTINGS | own | {"weights": tuned})
     made = made_double(folders[family], train)
     stated = Reference(reference, made, folders[family], train)
     samples = stated.sampled(session(9))
@@ -339,7 +342,7 @@ def test_credit_is_as_exact_as_the_model(
     reference: ModuleType, folders: dict[str, str], tmp_path: Path, name: str
 ) -> None:
     """Where gradients nearly cancel, advantages that were rounded to float32 would be all that is seen."""
-    train = TrainConfig(**SETTINGS | (FURTHER["groups"][2] if name == "groups" else METHODS[name]))
+    train = train_settings(SETTINGS | (FURTHER["groups"][2] if name == "groups" else METHODS[name]))
     made = made_double(folders["llama"], train)
     stated = Reference(reference, made, folders["llama"], train)
     samples = stated.sampled(session(9))

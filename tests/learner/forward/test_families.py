@@ -30,7 +30,7 @@ from openclaw_rl.settings.load import TrainConfig
 
 
 def trainer(path: Path, **lora: Any) -> LocalTrainer:
-    method = methods.make("binary", decay=0.95, shrink=8.0, clip=1.0, w_binary=1.0, w_opd=1.0)
+    method = methods.create_method("binary", decay=0.95, shrink=8.0, clip=1.0, w_binary=1.0, w_opd=1.0)
     return LocalTrainer(str(path), method, TrainConfig(lora={"rank": 2, **lora}))
 
 
@@ -42,14 +42,14 @@ def gemma2(folder: Path, **caps: float | None) -> Path:
 
 def test_a_model_without_fused_attention_is_loaded(tmp_path: Path) -> None:
     uncapped = gemma2(tmp_path / "a", final_logit_softcapping=None, attn_logit_softcapping=None)
-    assert trainer(uncapped)._passes.shares
+    assert trainer(uncapped)._runner.uses_tree
     scores = gemma2(tmp_path / "b", final_logit_softcapping=None, attn_logit_softcapping=5.0)
-    assert not trainer(scores)._passes.shares, "what bends scores is left to the model's own attention"
+    assert not trainer(scores)._runner.uses_tree, "what bends scores is left to the model's own attention"
 
 
 def test_a_cap_behind_the_head_is_known(tmp_path: Path) -> None:
     made = trainer(gemma2(tmp_path))
-    assert made._passes._bend.cap == 30
+    assert made._runner._logit_transform.cap == 30
 
 
 def test_layers_that_cannot_be_called_without_the_head_are_refused(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_experts_are_refused_with_layers_that_can_be_named(kind: str, tmp_path: 
         trainer(tmp_path)
     named = str(refused.value).split("[")[1].rstrip("]").split(", ")
     assert named == ["k_proj", "o_proj", "q_proj", "v_proj", *(["wg"] if kind == "hunyuan" else [])]
-    assert trainer(tmp_path, targets=named)._passes.shares
+    assert trainer(tmp_path, targets=named)._runner.uses_tree
 
 
 @pytest.mark.parametrize(
@@ -103,4 +103,4 @@ def test_a_state_that_leaks_is_seen_where_log_probabilities_hardly_differ(tmp_pa
     torch.manual_seed(0)
     config = Lfm2Config(**SHAPE | {"initializer_range": 0.02}, layer_types=["conv", "full_attention"])
     Lfm2ForCausalLM(config).save_pretrained(tmp_path)
-    assert not trainer(tmp_path)._passes.shares
+    assert not trainer(tmp_path)._runner.uses_tree

@@ -20,10 +20,10 @@ from torch.nn.attention.flex_attention import BlockMask
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
 
 from openclaw_rl.learner.forward import flex_attention, prefix_tree, tree_attention
-from openclaw_rl.learner.forward.flex_attention import BLOCK, Masks
-from openclaw_rl.learner.forward.packing import Row
-from openclaw_rl.learner.forward.prefix_tree import Tree
-from openclaw_rl.learner.forward.runner import Passes
+from openclaw_rl.learner.forward.flex_attention import BLOCK, TreeMasks
+from openclaw_rl.learner.forward.packing import TokenSequence
+from openclaw_rl.learner.forward.prefix_tree import PrefixTree
+from openclaw_rl.learner.forward.runner import ForwardRunner
 
 V = 50
 
@@ -34,10 +34,10 @@ def unfused(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch_flex, "_validate_device", lambda *states: None)
     yield
     torch._dynamo.reset()
-    flex_attention.compiled.cache_clear()
+    flex_attention.compiled_kernel.cache_clear()
 
 
-def grown(seed: int, branches: int, longest: int) -> list[Row]:
+def grown(seed: int, branches: int, longest: int) -> list[TokenSequence]:
     """Rows that leave one another at random depths."""
     random = np.random.default_rng(seed)
     rows = [random.integers(0, V, int(random.integers(2, longest))).astype(np.int32)]
@@ -46,15 +46,18 @@ def grown(seed: int, branches: int, longest: int) -> list[Row]:
         own = random.integers(0, V, int(random.integers(2, longest))).astype(np.int32)
         rows.append(np.concatenate([stem[: int(random.integers(0, len(stem)))], own]))
     cuts = [int(random.integers(1, len(ids))) for ids in rows]
-    return [Row(prompt_ids=ids[:n], response_ids=ids[n:], temperature=1.0) for ids, n in zip(rows, cuts, strict=True)]
+    return [
+        TokenSequence(prompt_ids=ids[:n], response_ids=ids[n:], temperature=1.0)
+        for ids, n in zip(rows, cuts, strict=True)
+    ]
 
 
-def planted(rows: list[Row]) -> Tree:
-    bare = prefix_tree.plant(rows, torch.device("cpu"))
-    return prefix_tree.pad(bare, flex_attention.padded_length(bare.tokens))
+def planted(rows: list[TokenSequence]) -> PrefixTree:
+    bare = prefix_tree.build_tree(rows, torch.device("cpu"))
+    return prefix_tree.pad_tree(bare, flex_attention.padded_length(bare.tokens))
 
 
-def seen(of: Tree, window: int | None) -> torch.Tensor:
+def seen(of: PrefixTree, window: int | None) -> torch.Tensor:
     """[T, T] by the segments: a path, then the run itself up to the token."""
     out = torch.zeros(of.tokens, of.tokens, dtype=torch.bool)
     for segment in of.segments:
@@ -94,7 +97,7 @@ def means(mask: BlockMask, tokens: int) -> torch.Tensor:
 def test_the_block_mask_is_the_tree(seed: int, branches: int, longest: int, window: int | None) -> None:
     of = planted(grown(seed, branches, longest))
     wanted = seen(of, window)
-    mask = Masks(of).mask(window)
+    mask = TreeMasks(of).block_mask(window)
     assert torch.equal(means(mask, of.tokens), wanted)
     squares = wanted.view(of.tokens // BLOCK, BLOCK, -1, BLOCK)
     full = blocks(mask.full_kv_num_blocks, mask.full_kv_indices)
@@ -105,17 +108,17 @@ def test_the_block_mask_is_the_tree(seed: int, branches: int, longest: int, wind
 
 
 def test_a_mask_is_made_once_for_all_layers() -> None:
-    masks = Masks(planted(grown(1, 3, 200)))
-    assert masks.mask(None) is masks.mask(None)
-    assert masks.mask(7) is masks.mask(7)
-    assert masks.mask(7) is not masks.mask(None)
+    masks = TreeMasks(planted(grown(1, 3, 200)))
+    assert masks.block_mask(None) is masks.block_mask(None)
+    assert masks.block_mask(7) is masks.block_mask(7)
+    assert masks.block_mask(7) is not masks.block_mask(None)
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**6), st.integers(0, 4), st.integers(3, 200), st.integers(0, 200))
 def test_padding_is_seen_by_nobody(seed: int, branches: int, longest: int, more: int) -> None:
-    bare = prefix_tree.plant(grown(seed, branches, longest), torch.device("cpu"))
-    padded = prefix_tree.pad(bare, bare.tokens + more)
+    bare = prefix_tree.build_tree(grown(seed, branches, longest), torch.device("cpu"))
+    padded = prefix_tree.pad_tree(bare, bare.tokens + more)
     assert padded.tokens == bare.tokens + more
     assert torch.equal(padded.ids_T[: bare.tokens], bare.ids_T)
     assert int(padded.kept_K.max()) < bare.tokens
@@ -139,7 +142,7 @@ def test_states_and_gradients_are_those_of_segments(
     given_states = [torch.randn(1, n, of.tokens, 16, generator=random, dtype=torch.float64) for n in shapes]
     weights = torch.randn(1, heads[0], of.tokens, 16, generator=random, dtype=torch.float64)
     results = []
-    for way, what in ((flex_attention.attend, Masks(of)), (tree_attention.by_segments, of)):
+    for way, what in ((flex_attention.attend_tree, TreeMasks(of)), (tree_attention.attend_by_segments, of)):
         states = [s.clone().requires_grad_() for s in given_states]
         out = way(*states, what, scale, window)  # type: ignore[operator]
         results.append([out.detach(), *torch.autograd.grad((out * weights).sum(), states)])
@@ -153,23 +156,23 @@ def test_one_kernel_serves_all_lengths_and_trees(unfused: None, monkeypatch: pyt
     monkeypatch.setattr(flex_attention, "BACKEND", made)
     for seed, longest in enumerate((400, 200, 20, 300)):
         of = planted(grown(seed, 3, longest))
-        masks = Masks(of)
+        masks = TreeMasks(of)
         query = torch.randn(1, 4, of.tokens, 16)
         key, value = torch.randn(2, 1, 2, of.tokens, 16)
         for window in (None, 5, 60):
             for trains in (True, False):
                 with torch.set_grad_enabled(trains):
-                    flex_attention.attend(query.requires_grad_(trains), key, value, masks, 0.25, window)
+                    flex_attention.attend_tree(query.requires_grad_(trains), key, value, masks, 0.25, window)
     assert made.frame_count == 4
 
 
 def test_too_many_kernels_are_an_error_and_not_a_crawl(unfused: None) -> None:
     of = planted(grown(0, 3, 500))
     query = torch.randn(1, 2, of.tokens, 16)
-    flex_attention.attend(query, query, query, Masks(of), 0.25, None)
+    flex_attention.attend_tree(query, query, query, TreeMasks(of), 0.25, None)
     limit = torch._dynamo.config.patch(recompile_limit=1)
     with limit, pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
-        flex_attention.attend(query.double(), query.double(), query.double(), Masks(of), 0.25, None)
+        flex_attention.attend_tree(query.double(), query.double(), query.double(), TreeMasks(of), 0.25, None)
 
 
 SHAPE = {
@@ -196,9 +199,9 @@ def test_a_whole_model_gives_the_gradients_of_segments(unfused: None, model: typ
     rows = grown(3, 4, 150)
     results = []
     for asked in (True, False):
-        passes = Passes(causal, micro_tokens=10**6, flex=asked)
-        assert passes.shares
-        assert passes.flex is asked
+        passes = ForwardRunner(causal, micro_tokens=10**6, flex=asked)
+        assert passes.uses_tree
+        assert passes.uses_flex is asked
         logp_K, _ = passes.forward(rows)
         results.append([logp_K.detach(), *torch.autograd.grad(logp_K.square().sum(), parameters)])
     for got, want in zip(*results, strict=True):
@@ -209,18 +212,18 @@ def test_where_it_does_not_work_the_log_says_so_and_segments_do(caplog: pytest.L
     """On this machine torch refuses gradients of FlexAttention; a GPU without a compiler is the same case."""
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(**SHAPE)).eval()
-    flex_attention.compiled.cache_clear()
+    flex_attention.compiled_kernel.cache_clear()
     with caplog.at_level(logging.WARNING), pytest.MonkeyPatch.context() as patch:
         patch.setattr(flex_attention, "BACKEND", "aot_eager")
-        passes = Passes(model, micro_tokens=10**6, flex=True)
-    assert passes.shares
-    assert not passes.flex
+        passes = ForwardRunner(model, micro_tokens=10**6, flex=True)
+    assert passes.uses_tree
+    assert not passes.uses_flex
     assert "FlexAttention does not work here, attention runs segment by segment" in caplog.text
     assert "backward on CPU" in caplog.text
     rows = grown(4, 3, 60)
-    plain = Passes(model, micro_tokens=10**6)
-    assert not plain.flex
-    for (got, _), (want, _) in zip(passes.score(rows), plain.score(rows), strict=True):
+    plain = ForwardRunner(model, micro_tokens=10**6)
+    assert not plain.uses_flex
+    for (got, _), (want, _) in zip(passes.score_rows(rows), plain.score_rows(rows), strict=True):
         torch.testing.assert_close(got, want)
 
 
@@ -229,5 +232,5 @@ def test_attention_that_bends_its_scores_is_left_to_the_model(caplog: pytest.Log
 
     torch.manual_seed(0)
     model = Gemma2ForCausalLM(Gemma2Config(**SHAPE, final_logit_softcapping=None)).eval()
-    assert not Passes(model, micro_tokens=10**6).shares
+    assert not ForwardRunner(model, micro_tokens=10**6).uses_tree
     assert "softcap" in caplog.text

@@ -22,17 +22,17 @@ from transformers import (
 
 from openclaw_rl.errors import ModelError
 from openclaw_rl.learner.forward import lm_head
-from openclaw_rl.learner.forward.packing import Row, micro_batches
-from openclaw_rl.learner.forward.runner import Passes
+from openclaw_rl.learner.forward.packing import TokenSequence, micro_batches
+from openclaw_rl.learner.forward.runner import ForwardRunner
 from openclaw_rl.learner.trainer import LocalTrainer
 
 Make = Callable[..., LocalTrainer]
 
 
-def rows(seed: int, count: int = 7) -> list[Row]:
+def rows(seed: int, count: int = 7) -> list[TokenSequence]:
     rng = np.random.default_rng(seed)
     return [
-        Row(
+        TokenSequence(
             prompt_ids=rng.integers(0, 64, int(rng.integers(1, 40))).astype(np.int32),
             response_ids=rng.integers(0, 64, int(rng.integers(1, 30))).astype(np.int32),
             temperature=float(rng.uniform(0.3, 2.0)),
@@ -41,7 +41,7 @@ def rows(seed: int, count: int = 7) -> list[Row]:
     ]
 
 
-def plainly(model: Any, row: Row) -> torch.Tensor:
+def plainly(model: Any, row: TokenSequence) -> torch.Tensor:
     ids = torch.tensor(np.concatenate([row.prompt_ids, row.response_ids]), dtype=torch.long)
     logits = model(input_ids=ids.unsqueeze(0)).logits[0].double() / row.temperature
     logp = torch.log_softmax(logits, -1)
@@ -53,7 +53,9 @@ def plainly(model: Any, row: Row) -> torch.Tensor:
 def test_equal_to_a_plain_forward(trainer: Make, micro_tokens: int) -> None:
     model, batch = trainer().causal, rows(1)
     with torch.no_grad():
-        for row, (logp, entropy) in zip(batch, Passes(model, micro_tokens=micro_tokens).score(batch), strict=True):
+        for row, (logp, entropy) in zip(
+            batch, ForwardRunner(model, micro_tokens=micro_tokens).score_rows(batch), strict=True
+        ):
             torch.testing.assert_close(logp.double(), plainly(model, row), atol=1e-5, rtol=0)
             assert ((entropy > 0) & (entropy <= np.log(64) + 1e-5)).all()
 
@@ -63,7 +65,7 @@ def test_gradients_survive_the_chunked_head(trainer: Make) -> None:
     parameters = [p for p in made.model.parameters() if p.requires_grad]
 
     def gradients(head_floats: int) -> list[torch.Tensor]:
-        logp_K, _ = Passes(made.causal, micro_tokens=4096).forward(rows(2), floats=head_floats)
+        logp_K, _ = ForwardRunner(made.causal, micro_tokens=4096).forward(rows(2), floats=head_floats)
         return list(torch.autograd.grad(logp_K.square().sum(), parameters))
 
     for whole, chunked in zip(gradients(2**24), gradients(64 * 5), strict=True):
@@ -76,11 +78,11 @@ def test_half_precision_is_added_up_in_float32(monkeypatch: pytest.MonkeyPatch, 
     torch.manual_seed(0)
     layer = torch.nn.Linear(48, 40, bias=False).to(dtype)
     hidden_KH = (8 * torch.randn(7, 48)).to(dtype)
-    monkeypatch.setattr(lm_head, "FLOATS", 48 * 16)
+    monkeypatch.setattr(lm_head, "CHUNK_ELEMENTS", 48 * 16)
     with torch.no_grad():
         logits_KV = hidden_KH.double() @ layer.weight.double().T
         ids_K = logits_KV.argmin(-1)
-        picked = lm_head.select(layer, hidden_KH, ids_K, torch.ones(7))
+        picked = lm_head.select_tokens(layer, hidden_KH, ids_K, torch.ones(7))
         rough_KV = (hidden_KH @ layer.weight.T).double()
     wanted_K, rough_K = (x.log_softmax(-1).gather(-1, ids_K[:, None])[:, 0] for x in (logits_KV, rough_KV))
     torch.testing.assert_close(picked.logp.double(), wanted_K, atol=1e-5, rtol=0)
@@ -89,15 +91,15 @@ def test_half_precision_is_added_up_in_float32(monkeypatch: pytest.MonkeyPatch, 
 
 def test_prompts_never_reach_the_head(trainer: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     batch, seen = rows(3), []
-    passes = Passes(trainer().causal, micro_tokens=10_000)
-    logits = lm_head._logits
+    passes = ForwardRunner(trainer().causal, micro_tokens=10_000)
+    logits = lm_head._chunk_logits
 
     def watched(hidden: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         seen.append(len(hidden))
         return logits(hidden, *rest)
 
-    monkeypatch.setattr(lm_head, "_logits", watched)
-    passes.score(batch)
+    monkeypatch.setattr(lm_head, "_chunk_logits", watched)
+    passes.score_rows(batch)
     assert sum(seen) == sum(len(r.response_ids) for r in batch)
 
 
@@ -133,12 +135,12 @@ BENT: dict[str, Any] = {
 def test_logits_that_the_model_bends_are_bent(name: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     model = BENT[name](SMALL).eval().to(dtype)
-    passes = Passes(model, micro_tokens=10_000)
-    assert passes._bend != lm_head.NO_BEND
+    passes = ForwardRunner(model, micro_tokens=10_000)
+    assert passes._logit_transform != lm_head.IDENTITY_TRANSFORM
     wide = copy.deepcopy(model).float()
     tolerance = 1e-5 if dtype is torch.float32 else 0.03
     with torch.no_grad():
-        for row, (logp, _) in zip(batch := rows(1), passes.score(batch), strict=True):
+        for row, (logp, _) in zip(batch := rows(1), passes.score_rows(batch), strict=True):
             torch.testing.assert_close(logp.double(), plainly(wide, row), atol=tolerance, rtol=0)
 
 
@@ -147,18 +149,18 @@ def test_a_bend_that_is_not_known_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     model = BENT["gemma2"](SMALL).eval()
     monkeypatch.setattr("openclaw_rl.learner.forward.logit_transform._CAPS", ())
     with pytest.raises(ModelError, match="this gemma2 model changes its logits after the LM head"):
-        Passes(model, micro_tokens=10)
+        ForwardRunner(model, micro_tokens=10)
 
 
 def test_a_model_that_does_not_run_here_is_refused_by_name() -> None:
     shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 64}
     model = RemBertForCausalLM(RemBertConfig(**shape, is_decoder=True, intermediate_size=32, input_embedding_size=16))
     with pytest.raises(ModelError, match=r"this rembert model cannot be trained here \(RuntimeError"):
-        Passes(model.eval(), micro_tokens=10)
+        ForwardRunner(model.eval(), micro_tokens=10)
 
 
 def test_a_row_needs_both_parts() -> None:
     with pytest.raises(ValueError, match="got 0 and 1 tokens"):
-        Row(prompt_ids=np.zeros(0, np.int32), response_ids=np.zeros(1, np.int32), temperature=1.0)
+        TokenSequence(prompt_ids=np.zeros(0, np.int32), response_ids=np.zeros(1, np.int32), temperature=1.0)
     with pytest.raises(ValueError, match="temperature above 0, got 0"):
-        Row(prompt_ids=np.zeros(1, np.int32), response_ids=np.zeros(1, np.int32), temperature=0.0)
+        TokenSequence(prompt_ids=np.zeros(1, np.int32), response_ids=np.zeros(1, np.int32), temperature=0.0)

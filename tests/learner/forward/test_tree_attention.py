@@ -26,8 +26,8 @@ from transformers import (
 )
 
 from openclaw_rl.learner.forward import prefix_tree, tree_attention
-from openclaw_rl.learner.forward.packing import Row
-from openclaw_rl.learner.forward.runner import Passes
+from openclaw_rl.learner.forward.packing import TokenSequence
+from openclaw_rl.learner.forward.runner import ForwardRunner
 
 V = 50
 SHAPE: dict[str, Any] = {
@@ -50,7 +50,7 @@ MODELS: dict[str, Callable[[], Any]] = {
 }
 
 
-def session(seed: int, turns: int = 4) -> list[Row]:
+def session(seed: int, turns: int = 4) -> list[TokenSequence]:
     """A trunk, a session of turns upon one another, branches, a hinted prompt, a turn twice, another agent's row."""
     rng = np.random.default_rng(seed)
 
@@ -61,15 +61,15 @@ def session(seed: int, turns: int = 4) -> list[Row]:
     for _ in range(turns):
         prompt, temperature = np.concatenate([history, draw(1, 9)]), float(rng.uniform(0.5, 1.5))
         choices = [draw(1, 9) for _ in range(int(rng.integers(1, 4)))]
-        rows += [Row(prompt_ids=prompt, response_ids=c, temperature=temperature) for c in choices]
+        rows += [TokenSequence(prompt_ids=prompt, response_ids=c, temperature=temperature) for c in choices]
         hinted = np.concatenate([prompt[:-1], draw(2, 5), prompt[-1:]])
-        rows.append(Row(prompt_ids=hinted, response_ids=choices[0], temperature=temperature))
+        rows.append(TokenSequence(prompt_ids=hinted, response_ids=choices[0], temperature=temperature))
         history = np.concatenate([prompt, choices[-1]])
-    rows += [rows[1], Row(prompt_ids=draw(1, 20), response_ids=draw(1, 9), temperature=1.0)]
+    rows += [rows[1], TokenSequence(prompt_ids=draw(1, 20), response_ids=draw(1, 9), temperature=1.0)]
     return [rows[i] for i in rng.permutation(len(rows))]
 
 
-def one_by_one(model: Any, rows: list[Row]) -> torch.Tensor:
+def one_by_one(model: Any, rows: list[TokenSequence]) -> torch.Tensor:
     """[K] the plain way, by the model's own attention."""
     out = []
     for row in rows:
@@ -99,9 +99,9 @@ def test_gradients_through_the_tree_are_exact(name: str, tuned: str) -> None:
     expected = one_by_one(model, rows)
     wanted = torch.autograd.grad((expected * weights_K).sum(), parameters)
 
-    passes = Passes(model, micro_tokens=10_000)
-    assert passes.shares
-    assert passes.groups(rows) == [passes.groups(rows)[0]], "one tree"
+    passes = ForwardRunner(model, micro_tokens=10_000)
+    assert passes.uses_tree
+    assert passes.group_rows(rows) == [passes.group_rows(rows)[0]], "one tree"
     got_K, _ = passes.forward(rows, floats=V * 7)
     torch.testing.assert_close(got_K, expected, rtol=1e-6, atol=1e-9)
     gradients = torch.autograd.grad((got_K * weights_K).sum(), parameters)
@@ -116,8 +116,8 @@ def test_nothing_of_ours_is_in_a_lower_precision(shares: bool) -> None:
     model = GPT2LMHeadModel(GPT2Config(vocab_size=V, n_embd=32, n_layer=2, n_head=4, initializer_range=0.3)).double()
     rows = [replace(row, temperature=0.1 + n / 30) for n, row in enumerate(session(7))]
     expected_K, parameters = one_by_one(model.eval(), rows), list(model.parameters())
-    passes = Passes(model, micro_tokens=10_000)
-    passes.shares = shares
+    passes = ForwardRunner(model, micro_tokens=10_000)
+    passes.uses_tree = shares
     got_K, _ = passes.forward(rows)
     torch.testing.assert_close(got_K, expected_K, rtol=1e-11, atol=1e-11)
     wanted = torch.autograd.grad(expected_K.sum(), parameters)
@@ -129,18 +129,18 @@ def test_nothing_of_ours_is_in_a_lower_precision(shares: bool) -> None:
 def test_masks_of_windows_are_bounded(monkeypatch: pytest.MonkeyPatch, shares: bool) -> None:
     """However long the trunk: in pieces, of which those above no branch see no further back than their window."""
     torch.manual_seed(5)
-    monkeypatch.setattr(tree_attention, "QUERIES", 4)
+    monkeypatch.setattr(tree_attention, "MAX_QUERIES", 4)
     model, rows = MODELS["gemma3"]().double().eval(), session(13)
     expected_K = one_by_one(model, rows)
-    passes = Passes(model, micro_tokens=10_000)
-    passes.shares = shares
-    whole, sizes = tree_attention._mask, []
+    passes = ForwardRunner(model, micro_tokens=10_000)
+    passes.uses_tree = shares
+    whole, sizes = tree_attention._window_mask, []
 
     def spy(first: int, queries: int, keys: int, window: int | None, device: torch.device) -> torch.Tensor | None:
         sizes.extend([queries] if window else [])
         return whole(first, queries, keys, window, device)
 
-    monkeypatch.setattr(tree_attention, "_mask", spy)
+    monkeypatch.setattr(tree_attention, "_window_mask", spy)
     got_K, _ = passes.forward(rows)
     torch.testing.assert_close(got_K, expected_K, rtol=1e-6, atol=1e-6)
     parameters = list(model.parameters())
@@ -156,8 +156,8 @@ def test_micro_batches_of_the_tree_add_up() -> None:
     rows = session(8)
     sums = []
     for budget in (10_000, 60, 1):
-        passes = Passes(model, micro_tokens=budget)
-        groups = passes.groups(rows)
+        passes = ForwardRunner(model, micro_tokens=budget)
+        groups = passes.group_rows(rows)
         assert sorted(i for g in groups for i in g) == list(range(len(rows)))
         total = [torch.zeros_like(p) for p in model.parameters()]
         for group in groups:
@@ -173,11 +173,11 @@ def test_micro_batches_of_the_tree_add_up() -> None:
 @given(st.integers(0, 10**6), st.integers(1, 6), st.integers(1, 120))
 def test_a_pass_keeps_to_its_budget_or_near_its_longest_row(seed: int, turns: int, budget: int) -> None:
     rows = [*session(seed), *session(seed + 1)][: 2 * turns]
-    groups = prefix_tree.groups(rows, budget)
+    groups = prefix_tree.group_rows(rows, budget)
     assert sorted(i for g in groups for i in g) == list(range(len(rows)))
     for group in groups:
-        tokens = prefix_tree.plant([rows[i] for i in group], torch.device("cpu")).tokens
-        longest = max(rows[i].length for i in group)
+        tokens = prefix_tree.build_tree([rows[i] for i in group], torch.device("cpu")).tokens
+        longest = max(rows[i].input_length for i in group)
         assert tokens <= max(budget, longest + budget // 4)
 
 
@@ -186,30 +186,30 @@ def test_a_trunk_over_the_budget_is_computed_once() -> None:
     rng = np.random.default_rng(0)
     trunk = rng.integers(0, V, 100).astype(np.int32)
 
-    def row() -> Row:
+    def row() -> TokenSequence:
         said, reply = rng.integers(0, V, 3), rng.integers(0, V, 3)
         prompt = np.concatenate([trunk, said]).astype(np.int32)
-        return Row(prompt_ids=prompt, response_ids=reply.astype(np.int32), temperature=1.0)
+        return TokenSequence(prompt_ids=prompt, response_ids=reply.astype(np.int32), temperature=1.0)
 
     rows = [row() for _ in range(4)]
     for budget in (104, 100, 80):  # just below the rows, and well below
-        assert len(prefix_tree.groups(rows, budget)) == 1
-    assert len(prefix_tree.groups(rows, 16)) > 1, "memory that is short has its way"
+        assert len(prefix_tree.group_rows(rows, budget)) == 1
+    assert len(prefix_tree.group_rows(rows, 16)) > 1, "memory that is short has its way"
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 5))
 def test_the_tree_holds_every_row_and_nothing_twice(seed: int, turns: int) -> None:
     rows = session(seed, turns)
-    planted = prefix_tree.plant(rows, torch.device("cpu"))
-    distinct = {prefix_tree.fed(r)[:n].tobytes() for r in rows for n in range(1, r.length + 1)}
+    planted = prefix_tree.build_tree(rows, torch.device("cpu"))
+    distinct = {prefix_tree.input_ids(r)[:n].tobytes() for r in rows for n in range(1, r.input_length + 1)}
     assert planted.tokens == len(distinct), "each prefix once"
     at = torch.split(planted.kept_K, [len(r.response_ids) for r in rows])
     for row, places in zip(rows, at, strict=True):
         i = int(places[-1])
         seen = [j for j in range(planted.tokens) if j <= i < int(planted.end_T[j])]
-        assert planted.ids_T[seen].tolist() == prefix_tree.fed(row).tolist(), "a token sees its own row, in order"
-        assert planted.depth_T[seen].tolist() == list(range(row.length))
+        assert planted.ids_T[seen].tolist() == prefix_tree.input_ids(row).tolist(), "a token sees its own row, in order"
+        assert planted.depth_T[seen].tolist() == list(range(row.input_length))
     for segment in planted.segments:
         above = [j for a, b in segment.above for j in range(a, b)]
         assert above == [j for j in range(segment.start) if segment.start < int(planted.end_T[j])]
@@ -221,13 +221,13 @@ def test_models_that_carry_a_state_are_trained_row_by_row(caplog: pytest.LogCapt
 
     torch.manual_seed(0)
     model = MambaForCausalLM(MambaConfig(vocab_size=V, hidden_size=16, num_hidden_layers=2, state_size=4)).eval()
-    passes = Passes(model, micro_tokens=1)
-    assert not passes.shares
+    passes = ForwardRunner(model, micro_tokens=1)
+    assert not passes.uses_tree
     assert "shared prompts are computed again" in caplog.text
     rows = session(9, 1)
     with torch.no_grad():
         expected = one_by_one(model, rows)
-    got = torch.cat([logp for logp, _ in passes.score(rows)])
+    got = torch.cat([logp for logp, _ in passes.score_rows(rows)])
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -244,9 +244,9 @@ def test_windows_that_stand_only_in_the_mask_are_kept() -> None:
     rows = session(12)
     with torch.no_grad():
         expected = one_by_one(model, rows)
-        passes = Passes(model, micro_tokens=10_000)
+        passes = ForwardRunner(model, micro_tokens=10_000)
         got_K, _ = passes.forward(rows)
-    assert passes.shares
+    assert passes.uses_tree
     torch.testing.assert_close(got_K, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -259,11 +259,11 @@ def test_positions_that_depend_on_the_longest_row_keep_rows_apart(kind: str) -> 
     length = 96 if kind == "longrope" else 24
     model = LlamaForCausalLM(LlamaConfig(**SHAPE | {"max_position_embeddings": length}, rope_parameters=rope)).eval()
     rows = session(5)
-    assert min(r.length for r in rows) <= 24 < max(r.length for r in rows)
+    assert min(r.input_length for r in rows) <= 24 < max(r.input_length for r in rows)
     with torch.no_grad():
         expected = one_by_one(model, rows)
-    passes = Passes(model, micro_tokens=10_000)
-    groups = passes.groups(rows)
+    passes = ForwardRunner(model, micro_tokens=10_000)
+    groups = passes.group_rows(rows)
     assert sorted(i for g in groups for i in g) == list(range(len(rows)))
-    got = torch.cat([logp for logp, _ in passes.score(rows)])
+    got = torch.cat([logp for logp, _ in passes.score_rows(rows)])
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)

@@ -12,9 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openclaw_rl.learner.forward.lm_head import select
+from openclaw_rl.learner.forward.lm_head import select_tokens
 from openclaw_rl.learner.loss.distillation import divergence
-from openclaw_rl.learner.loss.policy_loss import Bounds, TermSlice, batch_loss
+from openclaw_rl.learner.loss.policy_loss import LossConfig, TermSlice, micro_batch_loss
 from openclaw_rl.methods.types import Divergence
 
 KINDS: dict[Divergence, float] = {"forward": 0.0, "reverse": 1.0, "jsd": 0.5}  # and TRL's alpha
@@ -97,9 +97,9 @@ def ours(seed: int, kind: Divergence, by: str) -> tuple[float, torch.Tensor]:
     torch.nn.init.eye_(head.weight)
     flat = torch.ones(len(ids))
     of = (student if by == "student" else teacher).detach()
-    likeliest = select(head, of, ids, flat, top=5).ids_KN[:, 1:]
-    theirs = select(head, teacher, ids, flat, ids_KN=likeliest).logps_KN[:, 1:].detach()
-    picked = select(head, student, ids, flat, ids_KN=likeliest, floats=15 * 2)
+    likeliest = select_tokens(head, of, ids, flat, top=5).ids_KN[:, 1:]
+    theirs = select_tokens(head, teacher, ids, flat, ids_KN=likeliest).logps_KN[:, 1:].detach()
+    picked = select_tokens(head, student, ids, flat, ids_KN=likeliest, floats=15 * 2)
     every = torch.ones(len(ids), dtype=torch.bool)
     term = TermSlice(
         name="x",
@@ -108,10 +108,10 @@ def ours(seed: int, kind: Divergence, by: str) -> tuple[float, torch.Tensor]:
         mask_K=every,
         denominator=float(len(ids)),
         divergence_K=divergence(picked.logps_KN[:, 1:], theirs, kind),
-        cap=2.0,
+        ratio_cap=2.0,
     )
-    bounds = Bounds(clip_low=0.8, clip_high=1.28, dual_clip=3.0, gap_low=1e-30, gap_high=1e30)
-    loss = batch_loss(
+    bounds = LossConfig(clip_low=0.8, clip_high=1.28, dual_clip=3.0, gap_low=1e-30, gap_high=1e30)
+    loss = micro_batch_loss(
         logp_K=picked.logp, mu_K=mu, base_K=mu, terms=[term], kl_coef=0.0, kl_denominator=1.0, bounds=bounds
     )
     loss.total.backward()
@@ -213,7 +213,7 @@ def test_the_head_gives_what_is_asked_for(kind: str, rows: int) -> None:
     trained = [hidden, *(p for p in head.parameters() if p.requires_grad)]
     wanted = torch.autograd.grad((whole.gather(-1, wanted_ids) * weights).sum(), trained, retain_graph=True)
 
-    picked = select(head, hidden, targets, temperature, ids_KN=ids, top=4, floats=30 * rows)
+    picked = select_tokens(head, hidden, targets, temperature, ids_KN=ids, top=4, floats=30 * rows)
     assert torch.equal(picked.ids_KN, wanted_ids)
     torch.testing.assert_close(picked.logps_KN, whole.gather(-1, wanted_ids))
     torch.testing.assert_close(picked.entropy_K, -(whole.exp() * whole).sum(-1))
@@ -225,4 +225,4 @@ def test_the_head_gives_what_is_asked_for(kind: str, rows: int) -> None:
 def test_no_more_likeliest_tokens_than_there_are() -> None:
     head = heads()["plain"]
     hidden = torch.randn(3, 8, dtype=torch.float64)
-    assert select(head, hidden, torch.zeros(3, dtype=torch.long), torch.ones(3), top=99).ids_KN.shape == (3, 31)
+    assert select_tokens(head, hidden, torch.zeros(3, dtype=torch.long), torch.ones(3), top=99).ids_KN.shape == (3, 31)

@@ -12,9 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openclaw_rl.learner.loss.policy_loss import Bounds, Loss, TermSlice, batch_loss, bounds_of
-from openclaw_rl.learner.step_metrics import shares
-from openclaw_rl.settings.load import TrainConfig
+from openclaw_rl.learner.loss.policy_loss import LossConfig, LossResult, TermSlice, make_loss_config, micro_batch_loss
+from openclaw_rl.learner.step_metrics import token_shares
+from openclaw_rl.settings.load import train_settings
 
 WEIGHTS = {"binary": 0.7, "opd": 1.9}
 KL, AVERAGE = 0.3, 7.5
@@ -50,7 +50,7 @@ def random_batch(seed: int, *, decoupled: bool) -> list[dict[str, Any]]:
     return batch
 
 
-def ours(batch: list[dict[str, Any]], indices: list[int], logp_K: torch.Tensor, bounds: Bounds) -> Loss:
+def ours(batch: list[dict[str, Any]], indices: list[int], logp_K: torch.Tensor, bounds: LossConfig) -> LossResult:
     """The loss of some of the samples, with the denominators of the whole batch."""
 
     def cat(key: str) -> torch.Tensor:
@@ -71,7 +71,7 @@ def ours(batch: list[dict[str, Any]], indices: list[int], logp_K: torch.Tensor, 
 
     counts = {name: sum(s["advantages"][name] is not None for s in batch) for name in WEIGHTS}
     members = sum(any(a is not None for a in s["advantages"].values()) for s in batch)
-    return batch_loss(
+    return micro_batch_loss(
         logp_K=logp_K,
         mu_K=cat("mu"),
         base_K=cat("base"),
@@ -95,7 +95,7 @@ def test_value_gradient_and_counts_are_the_reference(
     batch = random_batch(seed, decoupled=decoupled)
     everything = list(range(len(batch)))
     logp_K = torch.tensor(np.concatenate([s["logp"] for s in batch]), requires_grad=True)
-    loss = ours(batch, everything, logp_K, Bounds(kind=kind, **LIMITS, **MASKS[mask]))
+    loss = ours(batch, everything, logp_K, LossConfig(kind=kind, **LIMITS, **MASKS[mask]))
     low, high = BY_KIND[kind]
     band = tuple(MASKS[mask].values()) if mask == "geometric" else None
     value, slopes, taken = reference.corrected_loss(
@@ -116,7 +116,7 @@ def test_value_gradient_and_counts_are_the_reference(
 @given(seed=st.integers(0, 2**32 - 1))
 def test_micro_batches_add_up(seed: int, mask: str) -> None:
     batch = random_batch(seed, decoupled=False)
-    bounds = Bounds(**LIMITS, **MASKS[mask])
+    bounds = LossConfig(**LIMITS, **MASKS[mask])
     whole = ours(batch, list(range(len(batch))), torch.tensor(np.concatenate([s["logp"] for s in batch])), bounds)
     parts = [ours(batch, [i], torch.tensor(batch[i]["logp"]), bounds) for i in range(len(batch))]
     assert sum(p.total.item() for p in parts) == pytest.approx(whole.total.item(), rel=1e-9, abs=1e-12)
@@ -124,7 +124,7 @@ def test_micro_batches_add_up(seed: int, mask: str) -> None:
         assert sum(p.counts[name] for p in parts) == count
 
 
-def gradient(bounds: Bounds, gaps: list[float], advantage: float, old: list[float] | None = None) -> Loss:
+def gradient(bounds: LossConfig, gaps: list[float], advantage: float, old: list[float] | None = None) -> LossResult:
     """One reply of which each token's log-ratio is given; `loss.total` has been taken back to the tokens."""
     mu_K = torch.full((len(gaps),), -2.0, dtype=torch.float64)
     logp_K = (mu_K + torch.tensor(gaps, dtype=torch.float64)).requires_grad_()
@@ -135,18 +135,18 @@ def gradient(bounds: Bounds, gaps: list[float], advantage: float, old: list[floa
         mask_K=torch.ones(len(gaps), dtype=torch.bool),
         denominator=1.0,
     )
-    loss = batch_loss(
+    loss = micro_batch_loss(
         logp_K=logp_K, mu_K=mu_K, base_K=mu_K, terms=[term], kl_coef=0.0, kl_denominator=1.0, bounds=bounds,
         old_K=None if old is None else torch.tensor(old, dtype=torch.float64),
         rows_K=torch.zeros(len(gaps), dtype=torch.long),
     )  # fmt: skip
     loss.total.backward()
     assert logp_K.grad is not None
-    return Loss(total=logp_K.grad, parts=loss.parts, counts=loss.counts)
+    return LossResult(total=logp_K.grad, parts=loss.parts, counts=loss.counts)
 
 
 def test_opsm_spares_only_bad_replies_that_the_policy_left() -> None:
-    bounds = Bounds(**LIMITS, opsm_delta=0.05)
+    bounds = LossConfig(**LIMITS, opsm_delta=0.05)
     left, near, further = [-0.1, -0.1, 0.0], [-0.1, 0.1, 0.0], [0.1, 0.1, 0.1]
     assert not gradient(bounds, left, -1.0).total.any()
     assert gradient(bounds, left, -1.0).counts["opsm"] == 3
@@ -157,7 +157,7 @@ def test_opsm_spares_only_bad_replies_that_the_policy_left() -> None:
 
 
 def test_geometric_takes_what_drifted_whichever_way() -> None:
-    bounds = Bounds(**LIMITS, geometric_low=0.99, geometric_high=1.01)
+    bounds = LossConfig(**LIMITS, geometric_low=0.99, geometric_high=1.01)
     for gaps in ([-0.1, -0.1], [0.1, 0.0]):
         for advantage in (1.0, -1.0):
             told = gradient(bounds, gaps, advantage)
@@ -167,28 +167,30 @@ def test_geometric_takes_what_drifted_whichever_way() -> None:
 
 
 def test_what_the_caps_take_is_counted() -> None:
-    cispo = gradient(Bounds(**(LIMITS | {"gap_high": 100.0}), kind="cispo"), [2.0, 0.0], 1.0).counts
+    cispo = gradient(LossConfig(**(LIMITS | {"gap_high": 100.0}), kind="cispo"), [2.0, 0.0], 1.0).counts
     assert (cispo["capped/x"], cispo["clipped/x"]) == (1, 0)
-    decoupled = gradient(Bounds(**LIMITS), [1.0, 0.1, 0.5], 1.0, old=[-1.0, -1.9, -2.0]).counts
+    decoupled = gradient(LossConfig(**LIMITS), [1.0, 0.1, 0.5], 1.0, old=[-1.0, -1.9, -2.0]).counts
     assert (decoupled["capped/x"], decoupled["clipped/x"], decoupled["gap"]) == (1, 1, 0)
-    told = shares(decoupled, ["x", "silent"])
+    told = token_shares(decoupled, ["x", "silent"])
     assert told["capped/x"] == told["clipped/x"] == pytest.approx(1 / 3)
     assert told["capped/silent"] == told["masked/gap"] == told["masked/opsm"] == told["masked/geometric"] == 0
 
 
 def test_whose_token_each_is_must_be_known() -> None:
     empty = torch.zeros(0)
-    for bounds in (Bounds(**LIMITS, opsm_delta=0.1), Bounds(**LIMITS, kind="gspo")):
+    for bounds in (LossConfig(**LIMITS, opsm_delta=0.1), LossConfig(**LIMITS, kind="gspo")):
         with pytest.raises(AssertionError, match="need rows_K"):
-            batch_loss(logp_K=empty, mu_K=empty, base_K=empty, terms=[], kl_coef=0.0, kl_denominator=1.0, bounds=bounds)
+            micro_batch_loss(
+                logp_K=empty, mu_K=empty, base_K=empty, terms=[], kl_coef=0.0, kl_denominator=1.0, bounds=bounds
+            )
 
 
 def test_only_the_chosen_mask_is_in_force() -> None:
     settings_ = {"opsm_delta": 0.3, "geometric_low": 0.9, "geometric_high": 1.2}
     none, opsm, geometric = (
-        bounds_of(TrainConfig(sequence_mask=mask, **settings_))  # type: ignore[arg-type]
+        make_loss_config(train_settings({"loss.sequence_mask": mask, **settings_}))  # type: ignore[arg-type]
         for mask in ("none", "opsm", "geometric")
     )
-    assert not none.by_sequence
+    assert not none.needs_rows
     assert (opsm.opsm_delta, opsm.geometric_low, opsm.geometric_high) == (0.3, 0.0, math.inf)
     assert (geometric.opsm_delta, geometric.geometric_low, geometric.geometric_high) == (math.inf, 0.9, 1.2)

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openclaw_rl.learner.loss.policy_loss import Bounds, TermSlice, batch_loss
+from openclaw_rl.learner.loss.policy_loss import LossConfig, TermSlice, micro_batch_loss
 
 LENGTH = 11  # TRL's max_completion_length: our n
 
@@ -62,7 +62,7 @@ def ours(
         mask_K=torch.ones(int(mask.sum()), dtype=torch.bool),
         denominator=float(len(mask) * LENGTH),
     )
-    loss = batch_loss(
+    loss = micro_batch_loss(
         logp_K=logp[mask],
         mu_K=given_["mu"][mask],
         base_K=given_["base"][mask],
@@ -70,7 +70,9 @@ def ours(
         kl_coef=kl,
         kl_denominator=float(len(mask) * LENGTH),
         old_K=None if old is None else old[mask],
-        bounds=Bounds(clip_low=0.8, clip_high=1.28, dual_clip=dual, gap_low=1e-30, gap_high=1e30, kind=kind, **masks),
+        bounds=LossConfig(
+            clip_low=0.8, clip_high=1.28, dual_clip=dual, gap_low=1e-30, gap_high=1e30, kind=kind, **masks
+        ),
         rows_K=torch.arange(len(mask))[:, None].expand_as(mask)[mask],
     )
     loss.total.backward()

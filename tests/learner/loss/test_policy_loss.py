@@ -11,7 +11,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openclaw_rl.learner.loss.policy_loss import Bounds, Loss, TermSlice, batch_loss, k2, ratio
+from openclaw_rl.learner.loss.policy_loss import (
+    LossConfig,
+    LossResult,
+    TermSlice,
+    importance_ratio,
+    k2_penalty,
+    micro_batch_loss,
+)
 
 LIMITS = {"clip_low": 0.8, "clip_high": 1.28, "dual_clip": 3.0, "gap_low": 0.5, "gap_high": 5.0}
 SHORT = {"low": 0.8, "high": 1.28, "dual": 3.0, "gap_low": 0.5, "gap_high": 5.0}
@@ -45,7 +52,7 @@ def random_batch(seed: int) -> list[dict[str, Any]]:
     return batch
 
 
-def ours(batch: list[dict[str, Any]], members: list[int], logp_K: torch.Tensor, names: tuple[str, ...]) -> Loss:
+def ours(batch: list[dict[str, Any]], members: list[int], logp_K: torch.Tensor, names: tuple[str, ...]) -> LossResult:
     """The loss of some of the batch's samples, with the denominators of the whole batch."""
 
     def cat(key: str) -> torch.Tensor:
@@ -70,14 +77,14 @@ def ours(batch: list[dict[str, Any]], members: list[int], logp_K: torch.Tensor, 
         if counts[name]
     ]
     in_any = sum(any(a is not None for a in s["advantages"].values()) for s in batch)
-    return batch_loss(
+    return micro_batch_loss(
         logp_K=logp_K,
         mu_K=cat("mu"),
         base_K=cat("base"),
         terms=terms,
         kl_coef=KL,
         kl_denominator=max(in_any, 1) * AVERAGE,
-        bounds=Bounds(**LIMITS),
+        bounds=LossConfig(**LIMITS),
     )
 
 
@@ -109,8 +116,14 @@ def test_gradient_is_the_slope_of_the_value(seed: int) -> None:
         term = TermSlice(
             name="x", weight=1.0, advantages_K=advantages, mask_K=torch.ones(12, dtype=torch.bool), denominator=3.0
         )
-        return batch_loss(
-            logp_K=logp_K, mu_K=mu, base_K=mu, terms=[term], kl_coef=0.0, kl_denominator=1.0, bounds=Bounds(**LIMITS)
+        return micro_batch_loss(
+            logp_K=logp_K,
+            mu_K=mu,
+            base_K=mu,
+            terms=[term],
+            kl_coef=0.0,
+            kl_denominator=1.0,
+            bounds=LossConfig(**LIMITS),
         ).total
 
     assert torch.autograd.gradcheck(value, ((mu + log_rho).requires_grad_(),), eps=1e-6, atol=1e-6)
@@ -151,8 +164,14 @@ def test_masked_tokens_have_no_gradient_however_wild() -> None:
         mask_K=torch.tensor([True, True, True, False]),
         denominator=1.0,
     )
-    loss = batch_loss(
-        logp_K=logp_K, mu_K=mu_K, base_K=mu_K, terms=[term], kl_coef=1.0, kl_denominator=1.0, bounds=Bounds(**LIMITS)
+    loss = micro_batch_loss(
+        logp_K=logp_K,
+        mu_K=mu_K,
+        base_K=mu_K,
+        terms=[term],
+        kl_coef=1.0,
+        kl_denominator=1.0,
+        bounds=LossConfig(**LIMITS),
     )
     loss.total.backward()
     assert logp_K.grad is not None
@@ -166,14 +185,14 @@ def test_masking_a_token_does_not_make_the_others_heavier() -> None:
         term = TermSlice(
             name="x", weight=1.0, advantages_K=torch.ones(2), mask_K=torch.ones(2, dtype=torch.bool), denominator=2.0
         )
-        batch_loss(
+        micro_batch_loss(
             logp_K=logp_K,
             mu_K=torch.tensor([-1.0, mu_1], dtype=torch.float64),
             base_K=logp_K.detach(),
             terms=[term],
             kl_coef=0.0,
             kl_denominator=1.0,
-            bounds=Bounds(**LIMITS),
+            bounds=LossConfig(**LIMITS),
         ).total.backward()
         assert logp_K.grad is not None
         return float(logp_K.grad[0])
@@ -188,7 +207,7 @@ def test_k2_pulls_like_the_kl() -> None:
     theta.requires_grad_()
     mu, base = torch.log_softmax(mu, 0), torch.log_softmax(base, 0)
     logp = torch.log_softmax(theta, 0)
-    (mu.exp() * k2(logp, base, ratio(logp, mu))).sum().backward()
+    (mu.exp() * k2_penalty(logp, base, importance_ratio(logp, mu))).sum().backward()
     assert theta.grad is not None
     found, theta.grad = theta.grad.clone(), None
     logp = torch.log_softmax(theta, 0)
@@ -199,7 +218,7 @@ def test_k2_pulls_like_the_kl() -> None:
 def test_a_token_that_the_engine_sees_otherwise_does_not_rule_the_kl() -> None:
     """Decoupled: no gap band, so the weight of the KL term is capped as that of the surrogate is."""
     logp_K = torch.tensor([-1.0, -1.0], dtype=torch.float64, requires_grad=True)
-    loss = batch_loss(
+    loss = micro_batch_loss(
         logp_K=logp_K,
         mu_K=torch.tensor([-1.0, -11.0], dtype=torch.float64),
         base_K=torch.tensor([-2.0, -2.0], dtype=torch.float64),
@@ -214,7 +233,7 @@ def test_a_token_that_the_engine_sees_otherwise_does_not_rule_the_kl() -> None:
         ],
         kl_coef=1.0,
         kl_denominator=1.0,
-        bounds=Bounds(**LIMITS),
+        bounds=LossConfig(**LIMITS),
         old_K=logp_K.detach().clone(),
     )
     loss.total.backward()

@@ -28,11 +28,11 @@ from transformers import (
 
 from openclaw_rl.errors import ConfigError, TooLarge
 from openclaw_rl.learner import oom
-from openclaw_rl.learner.forward.packing import Row
+from openclaw_rl.learner.forward.packing import TokenSequence
 from openclaw_rl.learner.model import activation_checkpointing
 from openclaw_rl.learner.trainer import LocalTrainer
 from openclaw_rl.methods.types import Sample
-from openclaw_rl.settings.load import TrainConfig
+from openclaw_rl.settings.load import train_settings
 from openclaw_rl.train.worker import make_method
 
 Draw = Callable[..., list[Sample]]
@@ -51,7 +51,7 @@ def deep(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def made(path: str, **settings: Any) -> LocalTrainer:
-    train = TrainConfig(**WIDE | settings)
+    train = train_settings(WIDE | settings)
     return LocalTrainer(path, make_method(train), train)
 
 
@@ -66,8 +66,10 @@ def long(tokens: int = 400, n: int = 0) -> list[Sample]:
 
 def grant(monkeypatch: pytest.MonkeyPatch, trainer: LocalTrainer, layers: float, tokens: int) -> None:
     """So much memory is free that passes may take what so many layers keep of so many tokens, and gradients."""
-    known = trainer._passes._recompute
-    amount = (layers * known._bytes * tokens + known._owed) / activation_checkpointing.SHARE
+    known = trainer._runner._checkpointing
+    amount = (
+        layers * known._bytes_per_token * tokens + known._gradient_bytes
+    ) / activation_checkpointing.FREE_SHARE_SHARED
     monkeypatch.setattr(activation_checkpointing, "available", lambda _: int(amount))
 
 
@@ -124,7 +126,7 @@ def peak(trainer: LocalTrainer, tmp_path: Path, batch: list[Sample]) -> float:
 def test_a_step_holds_what_it_was_given(deep: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was measured on a few tokens holds for many: all layers within 10%, a part of them within their share."""
     batch, every = long(2000), made(deep)
-    inside = every._passes._recompute._bytes * 2000
+    inside = every._runner._checkpointing._bytes_per_token * 2000
     whole, least = peak(every, tmp_path / "0", batch), peak(made(deep, checkpointing=True), tmp_path / "1", batch)
     assert least < 0.4 * whole, (least, whole)
     assert whole == pytest.approx(LAYERS * inside, rel=0.25), "what the layers keep is most of it"
@@ -141,13 +143,13 @@ def test_what_a_token_keeps_is_measured(tmp_path: Path, family: str) -> None:
         "opt": lambda: OPTForCausalLM(OPTConfig(**OPT, num_hidden_layers=2, word_embed_proj_dim=32)),
     }
     models[family]().save_pretrained(tmp_path)
-    passes = made(str(tmp_path))._passes
+    passes = made(str(tmp_path))._runner
     ids = (np.arange(301) % 48).astype(np.int32)
-    kept = activation_checkpointing._kept(
-        lambda: passes.read([Row(prompt_ids=ids[:-1], response_ids=ids[-1:], temperature=1.0)])
+    kept = activation_checkpointing._saved_bytes(
+        lambda: passes.hidden_states([TokenSequence(prompt_ids=ids[:-1], response_ids=ids[-1:], temperature=1.0)])
     )
     weights = sum(p.nbytes for p in passes._model.parameters())
-    expected = 300 * 2 * passes._recompute._bytes
+    expected = 300 * 2 * passes._checkpointing._bytes_per_token
     assert expected == pytest.approx(kept, abs=weights + 0.05 * kept)
     assert expected > 10 * weights / 7, "which is far more than the weights that a backward pass keeps, too"
 
@@ -221,10 +223,10 @@ def test_then_passes_become_smaller_and_at_last_it_is_told(
     assert "passes of 256 tokens" in words[-1]
     small = made(deep)
     fails_above(small, kept=LAYERS, tokens=3)
-    before = small._passes.size
+    before = small._runner.memory_limits
     with pytest.raises(TooLarge, match="does not fit into memory"):
         small.step(long(), str(tmp_path / "none"))
-    assert small._passes.size == before, "what is left of the batch may fit as it was"
+    assert small._runner.memory_limits == before, "what is left of the batch may fit as it was"
 
 
 CHILD = """
@@ -268,27 +270,31 @@ def test_large_layers_give_back_what_they_free(deep: str, tmp_path: Path, monkey
     trainer = made(deep, checkpointing=True)
     trainer.step(long(), str(tmp_path / "small"))
     assert not given
-    monkeypatch.setattr(activation_checkpointing, "LARGE", trainer._passes._recompute._bytes * 399)
+    monkeypatch.setattr(activation_checkpointing, "TRIM_BYTES", trainer._runner._checkpointing._bytes_per_token * 399)
     trainer.step(long(), str(tmp_path / "large"))
     assert given.count(True) == 3 * LAYERS, "behind a layer, and when it is computed in the two passes"
     assert given.count(False) == 2 * LAYERS, "the base before, the policy after"
 
 
-@pytest.mark.skipif(oom._TRIM is None, reason="glibc's malloc")
+@pytest.mark.skipif(oom._MALLOC_TRIM is None, reason="glibc's malloc")
 def test_holes_between_tensors_go_back_to_the_system() -> None:
     del (whole := [torch.ones(2**22)])[0]  # 16 MiB: malloc takes smaller ones from its heap from now on
     tensors = [torch.ones(2**17) for _ in range(200)]
     kept, freed = tensors[::2], len(tensors[1::2]) * 2**19
     del tensors, whole
     before = psutil.Process().memory_info().rss
-    oom.give_back()
+    oom.trim_malloc()
     assert before - psutil.Process().memory_info().rss > 0.7 * freed
     assert all(bool((tensor == 1).all()) for tensor in kept)
 
 
 @pytest.mark.parametrize(
     ("others", "share"),
-    [(0, activation_checkpointing.ALONE), (1, activation_checkpointing.ALONE), (9, activation_checkpointing.SHARE)],
+    [
+        (0, activation_checkpointing.FREE_SHARE_ALONE),
+        (1, activation_checkpointing.FREE_SHARE_ALONE),
+        (9, activation_checkpointing.FREE_SHARE_SHARED),
+    ],
 )
 def test_an_engine_on_the_same_gpu_is_left_room(
     deep: str, monkeypatch: pytest.MonkeyPatch, others: int, share: float
@@ -298,19 +304,22 @@ def test_an_engine_on_the_same_gpu_is_left_room(
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: ((20 - others) * gib, 24 * gib))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 4 * gib)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 3 * gib)
-    gpu, known = torch.device("cuda"), made(deep)._passes._recompute
+    gpu, known = torch.device("cuda"), made(deep)._runner._checkpointing
     free = (21 - others) * gib
-    assert oom.available(gpu) == free
-    known._device, known._bytes = gpu, gib / 10_000  # of a token, so that the gradients owed are nothing beside it
+    assert oom.available_memory(gpu) == free
+    known._device, known._bytes_per_token = (
+        gpu,
+        gib / 10_000,
+    )  # of a token, so that the gradients owed are nothing beside it
     room = share * free / gib * 10_000  # tokens times layers
-    assert known._keeps(int(room / 6.5)) == 6 - activation_checkpointing.BESIDE
+    assert known._layers_to_keep(int(room / 6.5)) == 6 - activation_checkpointing.RESERVED_LAYERS
 
 
 def test_layers_that_cannot_be_computed_again(deep: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Qwen3ForCausalLM, "supports_gradient_checkpointing", False)
     with pytest.raises(ConfigError, match="true: transformers cannot recompute the layers of a qwen3 model"):
         made(deep, checkpointing=True)
-    assert not made(deep)._passes._recompute.holds
+    assert not made(deep)._runner._checkpointing.has_kept_activations
 
 
 def test_what_a_container_grants_counts(tmp_path: Path) -> None:
@@ -326,7 +335,7 @@ def test_what_a_container_grants_counts(tmp_path: Path) -> None:
     group("fs/user", memory__max="5000\n", memory__current="3000\n", memory__stat="anon 7\ninactive_file 500\n")
     group("fs/user/me", memory__max="max\n", memory__current="100\n")
     group("fs/memory/box", memory__limit_in_bytes="900", memory__usage_in_bytes="1000", memory__stat="cache 1\n")
-    assert sorted(oom._granted(tmp_path / "fs", own)) == [0, 2500]
-    assert list(oom._granted(tmp_path / "none", tmp_path / "nowhere")) == []
-    here = oom.available(torch.device("cpu"))
+    assert sorted(oom._cgroup_free_bytes(tmp_path / "fs", own)) == [0, 2500]
+    assert list(oom._cgroup_free_bytes(tmp_path / "none", tmp_path / "nowhere")) == []
+    here = oom.available_memory(torch.device("cpu"))
     assert 2**20 < here < 2**60

@@ -37,24 +37,24 @@ def weights(made: Any) -> torch.Tensor:
 def test_they_are_what_they_were(trainer: Make, draw: Draw, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """And where a checkpoint computes something else again, the step is taken all the same, without compiled code."""
     plain, fast = trainer(max_gap=9.0), trainer(max_gap=9.0, compile=True, checkpointing=True)
-    assert fast._passes.compiled
-    assert not plain._passes.compiled
+    assert fast._runner.is_compiled
+    assert not plain._runner.is_compiled
     # Norm, attention before and after its kernel, the feed-forward part, with room to spare: not once for each layer.
     assert 0 < torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 8
     batch = draw(plain, 11)
     for made in (plain, fast):
         made.step(batch, str(tmp_path / str(made is fast)))
-    assert fast._passes.compiled
+    assert fast._runner.is_compiled
     torch.testing.assert_close(weights(fast), weights(plain), rtol=1e-4, atol=1e-6)
 
-    honest = fast._step
+    honest = fast._take_step
 
     def once(*given: Any) -> Any:
-        if fast._passes.compiled:
+        if fast._runner.is_compiled:
             raise CheckpointError("a different number of tensors")
         return honest(*given)
 
-    fast._step = once  # type: ignore[method-assign]
+    fast._take_step = once  # type: ignore[method-assign]
     with caplog.at_level(logging.WARNING):
         assert fast.step(draw(plain, 3), str(tmp_path / "again")).folder
     assert "run uncompiled" in caplog.text
@@ -69,7 +69,7 @@ def test_a_compiler_that_fails_is_named(trainer: Make, draw: Draw, tmp_path: Pat
     with caplog.at_level(logging.WARNING):
         made = trainer(compile=True, max_gap=9.0)
     assert "no compiler here" in caplog.text
-    assert not made._passes.compiled
+    assert not made._runner.is_compiled
     assert made.step(draw(made, 3), str(tmp_path / "1")).folder
 
 
@@ -82,4 +82,4 @@ def test_a_compiler_that_is_wrong_is_named(trainer: Make, caplog: pytest.LogCapt
     with caplog.at_level(logging.WARNING):
         made = trainer(compile=True)
     assert "are off by" in caplog.text
-    assert not made._passes.compiled
+    assert not made._runner.is_compiled

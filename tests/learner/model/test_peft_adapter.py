@@ -24,7 +24,7 @@ def adapted(tiny: str, dtype: torch.dtype) -> tuple[Any, Any]:
         if "lora_" in name:
             torch.nn.init.normal_(parameter, std=0.1)
     ours = copy.deepcopy(theirs)
-    peft_adapter.lean(ours)
+    peft_adapter.patch_lora_dtype(ours)
     return theirs, ours
 
 

@@ -24,12 +24,12 @@ from transformers import (
 )
 
 from openclaw_rl import methods
-from openclaw_rl.common.policy_digest import digest_of, weight_files
+from openclaw_rl.common.policy_digest import digest_of_folder, weight_files
 from openclaw_rl.errors import ConfigError, ModelError
-from openclaw_rl.learner.forward.packing import Row
+from openclaw_rl.learner.forward.packing import TokenSequence
 from openclaw_rl.learner.trainer import LocalTrainer
 from openclaw_rl.methods.types import Sample
-from openclaw_rl.settings.load import ModelConfig, TrainConfig
+from openclaw_rl.settings.load import ModelConfig, train_settings
 
 Draw = Callable[..., list[Sample]]
 Make = Callable[..., LocalTrainer]
@@ -89,15 +89,15 @@ def make(family: Callable[[str], str]) -> Make:
         wanted |= MODES[mode] | settings
         path = wanted.pop("path", None) or family(name)
         model = ModelConfig.model_construct(device="cpu", dtype=wanted.pop("dtype", "auto"))  # float64, too
-        train = TrainConfig(**wanted)
-        method = methods.make("combine", decay=0.95, shrink=8.0, clip=1.0, w_binary=1.0, w_opd=1.0)
+        train = train_settings(wanted)
+        method = methods.create_method("combine", decay=0.95, shrink=8.0, clip=1.0, w_binary=1.0, w_opd=1.0)
         return LocalTrainer(path, method, train, model)
 
     return made
 
 
-def row_of(s: Sample) -> Row:
-    return Row(prompt_ids=s.prompt_ids, response_ids=s.response_ids, temperature=s.temperature)
+def row_of(s: Sample) -> TokenSequence:
+    return TokenSequence(prompt_ids=s.prompt_ids, response_ids=s.response_ids, temperature=s.temperature)
 
 
 def trained(trainer: LocalTrainer) -> torch.Tensor:
@@ -118,7 +118,7 @@ def test_every_mode_takes_a_real_step(make: Make, draw: Draw, tmp_path: Path, mo
     batch = draw(made, 0)
     before, base = trained(made), made.logprobs([row_of(s) for s in batch], base=True)
     result = made.step(batch, str(tmp_path / "policy"))
-    assert result.digest == digest_of(tmp_path / "policy")
+    assert result.digest == digest_of_folder(tmp_path / "policy")
     assert result.metrics["gradient/norm"] > 0
     assert result.metrics["kl/step"] > 0
     assert all(np.isfinite(v) for v in result.metrics.values())
@@ -307,7 +307,7 @@ def test_whole_models_that_do_not_fit_or_are_not_whole(
     make: Make, draw: Draw, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     made, other = make("full"), make("full", "llama")
-    assert "train.learning_rate 0.001 suits adapters" in caplog.text
+    assert "train.optimizer.learning_rate 0.001 suits adapters" in caplog.text
     policy = tmp_path / "policy"
     made.step(draw(made, 0), str(policy))
     before = trained(other)
@@ -335,5 +335,7 @@ def test_a_base_whose_files_lack_a_weight_is_refused(make: Make, family: Callabl
     state = load_file(file)
     del state["model.layers.1.mlp.up_proj.weight"]
     save_file(state, file, metadata={"format": "pt"})
-    with pytest.raises(ModelError, match=r"1 weights are missing in its files \(the first: model\.layers\.1\.mlp\.up_proj"):
+    with pytest.raises(
+        ModelError, match=r"1 weights are missing in its files \(the first: model\.layers\.1\.mlp\.up_proj"
+    ):
         make("full", path=str(tmp_path / "base"))

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from openclaw_rl.errors import ModelError
 from openclaw_rl.learner import state_files
 from openclaw_rl.learner.optim.optimizer import Optimizer
-from openclaw_rl.settings.load import TrainConfig
+from openclaw_rl.settings.load import TrainConfig, train_settings
 
 RATE = 1e-4
 
@@ -19,7 +19,7 @@ RATE = 1e-4
 def one(dtype: torch.dtype, value: float = 1.0, **settings: object) -> tuple[torch.nn.Parameter, Optimizer]:
     """A weight of four equal numbers, and its optimizer."""
     weight = torch.nn.Parameter(torch.full((4,), value, dtype=dtype))
-    return weight, Optimizer({"w": weight}, TrainConfig(**{"weights": "full", "clip_grad": 1e9} | settings))
+    return weight, Optimizer({"w": weight}, train_settings({"weights": "full", "clip_grad": 1e9} | settings))
 
 
 @pytest.mark.parametrize("offload", [False, True])
@@ -31,7 +31,7 @@ def test_updates_smaller_than_the_weights_precision_are_not_lost(dtype: torch.dt
     after: list[float] = []
     for _ in range(100):
         for w, o in ((weight, optimizer), (exact, control)):
-            o.zero()
+            o.zero_grad()
             w.sum().backward()
             o.step(RATE, wanted=True)
         after.append(weight[0].item())
@@ -62,7 +62,7 @@ def test_what_a_broken_pass_left_is_forgotten() -> None:
     for dtype in (torch.bfloat16, torch.float32):
         weight, optimizer = one(dtype)
         weight.sum().backward()
-        optimizer.zero()
+        optimizer.zero_grad()
         weight.sum().backward()
         assert optimizer.step(RATE, wanted=True) == pytest.approx(2.0)
 
@@ -71,13 +71,13 @@ def test_what_a_broken_pass_left_is_forgotten() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_half_of_the_way_back_is_half(dtype: torch.dtype, offload: bool) -> None:
     weight, optimizer = one(dtype, offload_optimizer=offload)
-    standing = optimizer.standing()
+    standing = optimizer.snapshot()
     weight.sum().backward()
     optimizer.step(0.5, wanted=True)
     assert weight[0].item() == pytest.approx(0.5)
-    optimizer.halve(standing)
+    optimizer.step_back_half(standing)
     assert weight[0].item() == pytest.approx(0.75)
-    optimizer.halve(standing)
+    optimizer.step_back_half(standing)
     assert weight[0].item() == pytest.approx(0.875)
     assert standing["w"].tolist() == [1.0] * 4
 
@@ -89,21 +89,21 @@ def test_momentum_alone_moves_nothing() -> None:
     optimizer.step(RATE, wanted=True)
     before = weight.detach().clone()
     for wanted, share in ((True, 0.0), (False, 1.0)):
-        optimizer.zero()
+        optimizer.zero_grad()
         (weight * share).sum().backward()
         assert optimizer.step(RATE, wanted=wanted) == pytest.approx(2 * share)
     assert weight.equal(before)
-    assert optimizer.steps == 1
+    assert optimizer.steps_taken == 1
 
 
 def test_an_unsound_step_is_none() -> None:
     weight, optimizer = one(torch.bfloat16)
     for wanted, share in ((False, 1.0), (True, float("nan"))):
-        optimizer.zero()
+        optimizer.zero_grad()
         (weight * share).sum().backward()
         optimizer.step(0.5, wanted=wanted)
     assert weight.tolist() == [1.0] * 4
-    assert optimizer.steps == 0
+    assert optimizer.steps_taken == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -113,7 +113,7 @@ def test_the_state_on_disk_is_exact_and_knows_what_it_belongs_to(tmp_path: Path,
     other, reader = one(dtype, offload_optimizer=True)
     assert reader.read(tmp_path) is False
     for _ in range(3):
-        optimizer.zero()
+        optimizer.zero_grad()
         weight.sum().backward()
         optimizer.step(RATE, wanted=True)
     optimizer.write(tmp_path)
@@ -125,7 +125,7 @@ def test_the_state_on_disk_is_exact_and_knows_what_it_belongs_to(tmp_path: Path,
     reader.start()
     assert reader.read(tmp_path) is True
     for w, o in ((weight, optimizer), (other, reader)):
-        o.zero()
+        o.zero_grad()
         w.sum().backward()
         o.step(RATE, wanted=True)
     again = tmp_path / "again"

@@ -12,8 +12,8 @@ from tests.collect.world import KEY, TRANSIENT
 
 from openclaw_rl.common import message_hash
 from openclaw_rl.errors import RequestError
-from openclaw_rl.serve.chat_request import MAX_ID, Ask
-from openclaw_rl.serve.dialects.anthropic_input import read_user
+from openclaw_rl.serve.chat_request import MAX_ID_CHARS, ChatRequest
+from openclaw_rl.serve.dialects.anthropic_input import read_user_id
 from openclaw_rl.serve.dialects.anthropic_messages import MessagesDialect
 from openclaw_rl.serve.dialects.openai_chat import ChatDialect
 
@@ -25,7 +25,7 @@ def text(words: str, **more: Any) -> dict[str, Any]:
     return {"type": "text", "text": words, **more}
 
 
-def decode(messages: list[Any], headers: dict[str, str] | None = None, **more: Any) -> Ask:
+def decode(messages: list[Any], headers: dict[str, str] | None = None, **more: Any) -> ChatRequest:
     body = {"model": "openclaw", "max_tokens": 9, "messages": messages, **more}
     return MessagesDialect().decode(json.dumps(body).encode(), headers or {})
 
@@ -64,7 +64,9 @@ def test_a_conversation_is_the_same_as_in_chat_completions() -> None:
     }
     chat = ChatDialect().decode(json.dumps(theirs).encode(), {})
     assert [m["role"] for m in ours.messages] == [m["role"] for m in chat.messages]
-    assert message_hash.marks(ours.messages, KEY, TRANSIENT) == message_hash.marks(chat.messages, KEY, TRANSIENT)
+    assert message_hash.mark_messages(ours.messages, KEY, TRANSIENT) == message_hash.mark_messages(
+        chat.messages, KEY, TRANSIENT
+    )
     assert ours.messages[2]["reasoning_content"] == "Hm."
     assert ours.messages[2]["tool_calls"][0]["function"]["arguments"] == '{"at": 2.0, "\\u00e9": null}'
 
@@ -122,15 +124,15 @@ def test_clients_book_keeping_is_not_part_of_the_prompt() -> None:
     ],
 )
 def test_who_asks(user_id: str, user: str, session: str) -> None:
-    assert read_user(user_id) == (user, session)
+    assert read_user_id(user_id) == (user, session)
     ask = decode([USER], metadata={"user_id": user_id})
     assert (ask.user, ask.session) == (user, session or None)
 
 
 def test_a_name_that_is_too_long_to_be_claude_codes_is_not_taken_apart() -> None:
     """The time that it would take is its length squared, and the loop waits."""
-    for name in ("user_" + "_account_" * 200_000, "user_" + "a" * 4 * MAX_ID + "_account_a_session_s"):
-        assert read_user(name) == (name, "")
+    for name in ("user_" + "_account_" * 200_000, "user_" + "a" * 4 * MAX_ID_CHARS + "_account_a_session_s"):
+        assert read_user_id(name) == (name, "")
 
 
 def test_neighbouring_messages_of_the_assistants_are_one() -> None:
@@ -165,27 +167,29 @@ def test_tools() -> None:
     assert tuple(t["function"]["name"] for t in ask.tools) == names
     assert ask.tools[0]["function"] == {"name": "look", "description": "d", "parameters": {"type": "object"}}
     assert "command" in ask.tools[2]["function"]["parameters"]["properties"]
-    assert [words.split(" (")[0] for words in ask.ignored] == [
+    assert [words.split(" (")[0] for words in ask.ignored_fields] == [
         "the tool code_execution_20250825",
         "the tool computer_toolset_20260801",
         "the tool mcp??X: ?",
     ]
-    assert ask.forced is not None
-    assert (ask.forced.calls, ask.parallel_calls) == (names, False)
+    assert ask.constraint is not None
+    assert (ask.constraint.tool_names, ask.parallel_calls) == (names, False)
 
 
 def test_what_a_reply_must_be() -> None:
     schema = {"type": "object", "properties": {"title": {"type": "string"}}}
     wanted = {"type": "json_schema", "schema": schema}
     for more in ({"output_config": {"effort": "low", "format": wanted}}, {"output_format": wanted}):
-        forced = decode([USER], **more).forced
+        forced = decode([USER], **more).constraint
         assert forced is not None
-        assert (forced.schema, forced.calls) == (schema, ())
+        assert (forced.schema, forced.tool_names) == (schema, ())
     tool = {"name": "look", "input_schema": {}}
-    forced = decode([USER], tools=[tool], tool_choice={"type": "tool", "name": "look"}).forced
+    forced = decode([USER], tools=[tool], tool_choice={"type": "tool", "name": "look"}).constraint
     assert forced is not None
-    assert (forced.schema, forced.calls, forced.param) == (None, ("look",), "tool_choice")
-    assert decode([USER], output_config={"effort": "low"}, tools=[tool], tool_choice={"type": "auto"}).forced is None
+    assert (forced.schema, forced.tool_names, forced.param) == (None, ("look",), "tool_choice")
+    assert (
+        decode([USER], output_config={"effort": "low"}, tools=[tool], tool_choice={"type": "auto"}).constraint is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -193,8 +197,8 @@ def test_what_a_reply_must_be() -> None:
     [("enabled", {"enable_thinking": True}), ("disabled", {"enable_thinking": False}), ("adaptive", {})],
 )
 def test_thinking_is_the_templates_business(kind: str, variables: dict[str, bool]) -> None:
-    assert decode([USER], thinking={"type": kind}).template == variables
-    assert decode([USER]).template == {}
+    assert decode([USER], thinking={"type": kind}).template_variables == variables
+    assert decode([USER]).template_variables == {}
 
 
 def test_the_same_bytes_are_read_once() -> None:
@@ -208,7 +212,7 @@ def test_the_same_bytes_are_read_once() -> None:
 def test_a_template_that_wants_no_system_message_later_says_so_in_anthropics_words() -> None:
     """Claude Code then sends its context as the user's."""
     refusal = "the model's chat template refuses this conversation: System message must be at the beginning."
-    said = json.loads(MessagesDialect.error(400, refusal, param="messages"))["error"]["message"]
+    said = json.loads(MessagesDialect.error_body(400, refusal, param="messages"))["error"]["message"]
     assert "role 'system' is not supported" in said
 
 
@@ -247,7 +251,7 @@ BODY = st.fixed_dictionaries(
 
 
 def told(dialect: MessagesDialect, error: RequestError) -> tuple[int, str, str]:
-    shape = json.loads(dialect.error(error.status, str(error), param=error.param, code=error.code))
+    shape = json.loads(dialect.error_body(error.status, str(error), param=error.param, code=error.code))
     return error.status, shape["type"], shape["error"]["type"]
 
 
@@ -263,7 +267,7 @@ def test_whatever_is_sent(body: Any) -> None:
         return
     assert len(ask.raw) == len(ask.messages) > 0
     assert {m["role"] for m in ask.messages} <= {"system", "user", "assistant", "tool"}
-    message_hash.marks(ask.messages, KEY, TRANSIENT)
+    message_hash.mark_messages(ask.messages, KEY, TRANSIENT)
 
 
 @settings(max_examples=100, deadline=None)

@@ -67,7 +67,7 @@ def test_a_reply(site: Site, client: Client, say: Any) -> None:
     assert kept.reply.status is ExchangeStatus.DONE
     assert kept.reply.message == {"role": "assistant", "content": "Hello there, é 😀."}
     assert kept.reply.response_ids.tolist() == ids
-    assert kept.reply.logprobs.tolist() == pytest.approx([ScriptedEngine.logprob(i, 0) for i in ids])
+    assert kept.reply.logprobs.tolist() == pytest.approx([ScriptedEngine.token_logprob(i, 0) for i in ids])
     assert kept.reply.finish_reason is FinishReason.STOP
 
 
@@ -135,7 +135,7 @@ def test_parallel_tools_and_their_results(site: Site, client: Client, say: Any) 
     kept = site.get(reply.id)
     assert kept.reply is not None
     assert kept.reply.finish_reason is FinishReason.TOOL_CALLS
-    said = site.renderer.tokens.tokenizer.decode(kept.reply.response_ids.tolist(), skip_special_tokens=True)
+    said = site.renderer.tokenizer.backend.decode(kept.reply.response_ids.tolist(), skip_special_tokens=True)
     assert said == f"Let me look.\n{CALL}\n{CALL}"
     results = [
         {"type": "tool_result", "tool_use_id": calls[0].id, "content": "sunny"},

@@ -10,7 +10,7 @@ import openai
 import pytest
 from tests.serve.conftest import SCOPE, TOOLS, USER, Site, Start, statuses, wait_for
 
-from openclaw_rl.serve.gateway import check_override
+from openclaw_rl.serve.gateway import parse_sampling_override
 from openclaw_rl.testing import ScriptedEngine
 from openclaw_rl.types import ExchangeStatus, FinishReason, Kind
 
@@ -30,7 +30,7 @@ def test_a_whole_reply(site: Site) -> None:
     assert kept.reply is not None
     assert kept.reply.status is ExchangeStatus.DONE
     assert kept.reply.response_ids.tolist() == ids
-    assert kept.reply.logprobs.tolist() == pytest.approx([ScriptedEngine.logprob(i, 0) for i in ids])
+    assert kept.reply.logprobs.tolist() == pytest.approx([ScriptedEngine.token_logprob(i, 0) for i in ids])
     assert kept.reply.mask.all()
     assert kept.reply.finish_reason is FinishReason.STOP
     assert (kept.request.scope, kept.request.user) == (SCOPE, "ann")
@@ -121,7 +121,7 @@ def test_a_stop_string_cuts_and_masks(site: Site) -> None:
     assert reply.choices[0].finish_reason == "stop"
     kept = site.get(reply.id).reply
     assert kept is not None
-    said = site.renderer.tokens.tokenizer.decode(kept.response_ids[kept.mask].tolist())
+    said = site.renderer.tokenizer.backend.decode(kept.response_ids[kept.mask].tolist())
     assert said.startswith("The quick brown")
     wait_for(lambda: site.engine.running[0], lambda n: n == 0)
 
@@ -145,7 +145,7 @@ def test_logprobs(site: Site, stream: bool) -> None:
         content = [t for c in answer if c.choices and c.choices[0].logprobs for t in c.choices[0].logprobs.content]
     else:
         content = answer.choices[0].logprobs.content
-    assert [t.logprob for t in content] == pytest.approx([ScriptedEngine.logprob(i, 0) for i in ids[:-1]])
+    assert [t.logprob for t in content] == pytest.approx([ScriptedEngine.token_logprob(i, 0) for i in ids[:-1]])
     assert bytes(b for t in content for b in t.bytes).decode() == "é 😀 is"
     assert all(len(t.top_logprobs) == 2 for t in content)
 
@@ -154,7 +154,7 @@ def test_logprobs(site: Site, stream: bool) -> None:
 def test_logprobs_end_where_the_text_ends(site: Site, stream: bool) -> None:
     """Of a stop string, no token is reported but the one that the text before it ends in; all are stored."""
     ids = site.script.say("The quick brown fox jumps over")
-    describe, count = site.renderer.detokenizer.token, 0
+    describe, count = site.renderer.detokenizer.decode_token, 0
     for stop, shown in (("brown fox", "The quick "), ("The", ""), ("ick br", "The qu"), ("none", "")):
         answer = site.client().chat.completions.create(
             model=MODEL, messages=[USER], logprobs=True, stop=stop, stream=stream
@@ -186,7 +186,7 @@ def test_log_probabilities_that_are_no_numbers_are_no_reply(start: Start) -> Non
             return float("nan")
 
     site = start()
-    site.engine.logprob = Broken.logprob  # type: ignore[method-assign]
+    site.engine.token_logprob = Broken.logprob  # type: ignore[method-assign]
     for stream in (False, True):
         with pytest.raises(openai.APIError, match="not finite numbers"):
             list(site.client().chat.completions.create(model=MODEL, messages=[USER], stream=stream))
@@ -202,8 +202,8 @@ def test_a_temperature_near_zero_is_greedy(start: Start) -> None:
         reply = site.client().chat.completions.create(model=MODEL, messages=[USER], temperature=temperature)
         sampling = site.get(reply.id).request.sampling
         assert sampling.temperature == stored
-        assert (sampling.untrainable() is None) == (stored > 0)
-    assert check_override({"temperature": 1e-9}) == {"temperature": 0.0}
+        assert (sampling.untrainable_reason() is None) == (stored > 0)
+    assert parse_sampling_override({"temperature": 1e-9}) == {"temperature": 0.0}
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -230,7 +230,7 @@ def test_a_client_that_goes_away_cancels(start: Start, stream: bool) -> None:
     got = kept.response_ids.tolist()
     assert 0 < len(got) < len(ids)
     assert got == ids[: len(got)]
-    assert kept.message["content"] == site.renderer.tokens.tokenizer.decode(got)
+    assert kept.message["content"] == site.renderer.tokenizer.backend.decode(got)
     wait_for(lambda: site.engine.running[0], lambda n: n == 0)
 
 
@@ -256,7 +256,7 @@ def test_the_owner_may_override_the_sampling(start: Start) -> None:
     reply = site.client().chat.completions.create(model=MODEL, messages=[USER], temperature=0, top_p=0.5, seed=7)
     sampling = site.get(reply.id).request.sampling
     assert (sampling.temperature, sampling.top_p, sampling.seed) == (0.9, 1.0, 7)
-    assert sampling.untrainable() is None
+    assert sampling.untrainable_reason() is None
 
 
 def test_many_at_once(start: Start) -> None:

@@ -13,7 +13,7 @@ import pytest
 from tests.serve.conftest import SCOPE, TOOLS, USER, Site, Start, statuses, wait_for
 
 from openclaw_rl.collect.worker import Collector
-from openclaw_rl.serve.chat_request import Ask, Choice, End, Opening, Usage
+from openclaw_rl.serve.chat_request import ChatRequest, FinishedChoice, ReplyEnd, ReplyHeader, TokenUsage
 from openclaw_rl.serve.dialects.openai_chat import ChatDialect
 from openclaw_rl.serve.gateway import Gateway
 from openclaw_rl.store import turns
@@ -100,19 +100,22 @@ def test_streamed_replies_come_interleaved(three: Site) -> None:
     assert chunks[-1].usage is not None
     assert chunks[-1].usage.prompt_tokens == len(first.request.prompt_ids)
     assert chunks[-1].usage.completion_tokens == len(three.script.ids) + sum(
-        len(three.renderer.tokens.encode(w)) + 1 for w in WORDS[:2]
+        len(three.renderer.tokenizer.encode(w)) + 1 for w in WORDS[:2]
     )
 
 
 def test_of_one_prompt_no_more_is_cached_than_the_first_to_run_found_so() -> None:
-    usages = [Usage(prompt=9, completion=1, reasoning=0, cached=cached) for cached in (8, 2, 8)]
+    usages = [
+        TokenUsage(prompt_tokens=9, completion_tokens=1, reasoning_tokens=0, cached_tokens=cached)
+        for cached in (8, 2, 8)
+    ]
     choices = [
-        Choice(id=f"c.{n}", message={}, tokens=(), end=End(reason=FinishReason.STOP, usage=usage))
+        FinishedChoice(id=f"c.{n}", message={}, tokens=(), end=ReplyEnd(finish_reason=FinishReason.STOP, usage=usage))
         for n, usage in enumerate(usages)
     ]
-    opening = Opening(id="c", created=0, model=MODEL, version=0)
-    ask = Ask(model="", messages=[USER], tools=(), sampling=Sampling(), n=3)
-    usage = json.loads(ChatDialect().final(opening, ask, choices))["usage"]
+    opening = ReplyHeader(id="c", created=0, model=MODEL, version=0)
+    ask = ChatRequest(model="", messages=[USER], tools=(), sampling=Sampling(), n=3)
+    usage = json.loads(ChatDialect().encode_response(opening, ask, choices))["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (9, 3)
     assert usage["prompt_tokens_details"] == {"cached_tokens": 2}
 
@@ -218,10 +221,10 @@ def test_a_reply_that_was_never_begun_ends_too(site: Site) -> None:
             identity="test-identity",
         )
         ask = ChatDialect().decode(json.dumps({"messages": [USER], "n": 3}).encode(), {})
-        servings = await gateway.begin_all(ask, SCOPE)
+        servings = await gateway.begin_replies(ask, SCOPE)
         for serving in servings:
-            serving.abandon()
-            serving.abandon()
+            serving.cancel_unstarted()
+            serving.cancel_unstarted()
         await gateway.close()
 
     asyncio.run(begin_and_leave())

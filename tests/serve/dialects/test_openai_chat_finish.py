@@ -83,7 +83,7 @@ def test_without_parallel_calls_the_reply_ends_after_the_first(site: Site, strea
     assert kept is not None
     got = kept.response_ids.tolist()
     assert got == ids[: len(got)], "nothing that was sampled is thrown away"
-    said = site.renderer.tokens.tokenizer.decode(kept.response_ids[kept.mask].tolist(), skip_special_tokens=False)
+    said = site.renderer.tokenizer.backend.decode(kept.response_ids[kept.mask].tolist(), skip_special_tokens=False)
     assert said.strip() == "Let me look. " + CALL.format("Paris")
     assert not kept.mask.all() or size == 1
     assert len(kept.message["tool_calls"]) == 1

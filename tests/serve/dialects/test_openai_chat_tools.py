@@ -15,10 +15,10 @@ from tests.serve.conftest import TOOLS, USER, Site, Start, wait_for
 
 from openclaw_rl.errors import RequestError
 from openclaw_rl.serve.dialects.openai_chat import ChatDialect
-from openclaw_rl.serve.structured_output import closed
+from openclaw_rl.serve.structured_output import close_objects
 from openclaw_rl.store import exchanges
 from openclaw_rl.store.db import Store
-from openclaw_rl.supervisor.subprocess_system import System, scratch
+from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
 from openclaw_rl.types import ExchangeStatus, FinishReason
 
 MODEL = "openclaw"
@@ -58,7 +58,7 @@ def test_what_the_engine_is_asked_for(site: Site) -> None:
     assert one is not None
     assert "stop_all" in one
     assert "get_weather" not in one
-    call = site.renderer.tokens.special_ids["<tool_call>"]
+    call = site.renderer.tokenizer.special_ids["<tool_call>"]
     assert f"<[{call}]>" in one, "a token of the tokenizer is matched as a token"
     some = grammar_of(site, tools=[*TOOLS, OTHER], tool_choice="required")
     assert some is not None
@@ -74,7 +74,7 @@ def test_what_is_forced_is_not_trained_on(site: Site) -> None:
     site.script.say('{"a": 1}')
     site.client().chat.completions.create(model=MODEL, messages=[USER], response_format={"type": "json_object"})
     kept = site.last()
-    assert "a free reply is needed" in (kept.request.sampling.untrainable() or "")
+    assert "a free reply is needed" in (kept.request.sampling.untrainable_reason() or "")
     assert kept.reply is not None
     assert kept.reply.status is ExchangeStatus.DONE
 
@@ -141,30 +141,30 @@ def test_whatever_is_sent_is_understood_or_refused(value: Any) -> None:
     with suppress(RequestError):  # nothing else
         ask = ChatDialect().decode(json.dumps(body).encode(), {})
         assert ask.tools or value == "none"
-    closed(value)
+    close_objects(value)
 
 
 def test_only_objects_that_list_their_properties_are_closed() -> None:
     inner = {"type": "object", "properties": {"properties": {"type": "object"}}}
-    assert closed({"items": inner})["items"] == inner | {"additionalProperties": False}
+    assert close_objects({"items": inner})["items"] == inner | {"additionalProperties": False}
     for kept in ({"type": "object"}, {"properties": {}, "additionalProperties": True}, {"enum": [{"properties": {}}]}):
-        assert closed(kept) == kept
+        assert close_objects(kept) == kept
     composed = {"properties": {"a": {}}, "anyOf": [{"properties": {"b": {}}}]}
-    assert closed(composed) == composed
+    assert close_objects(composed) == composed
 
 
 # The real engine, with the policy that is shipped: it has never seen a tool of ours.
 
 
 @pytest.fixture(scope="module")
-def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    with System(scratch(tmp_path_factory.mktemp("forced"), {"run.log_level": "warning"})) as made:
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SubprocessSystem]:
+    with SubprocessSystem(scratch_config(tmp_path_factory.mktemp("forced"), {"run.log_level": "warning"})) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def client(system: System) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=system.base_url + "/v1", api_key=system.key, max_retries=0, timeout=60) as made:
+def client(system: SubprocessSystem) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=system.base_url + "/v1", api_key=system.api_key, max_retries=0, timeout=60) as made:
         yield made
 
 
@@ -196,7 +196,9 @@ def check_flight(arguments: str) -> None:
 
 @pytest.mark.parametrize("choice", ["required", forced("search_flights")])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_forced_call_is_a_call(client: openai.OpenAI, system: System, choice: Any, temperature: float) -> None:
+def test_a_forced_call_is_a_call(
+    client: openai.OpenAI, system: SubprocessSystem, choice: Any, temperature: float
+) -> None:
     reply = client.chat.completions.create(
         model=MODEL, messages=[USER], tools=[SEARCH], tool_choice=choice, temperature=temperature, n=4
     )
@@ -273,7 +275,9 @@ def test_a_grammar_that_fails_at_its_first_token_is_refused(client: openai.OpenA
     assert refused.value.code == "invalid_grammar"
 
 
-def test_a_grammar_that_fails_in_the_middle_breaks_the_reply_off(client: openai.OpenAI, system: System) -> None:
+def test_a_grammar_that_fails_in_the_middle_breaks_the_reply_off(
+    client: openai.OpenAI, system: SubprocessSystem
+) -> None:
     nowhere = {"$ref": "#/$defs/nowhere"}
     schema = {"type": "object", "properties": {"a": {"const": 1}, "b": nowhere}, "required": ["a", "b"]}
     schema["$defs"] = {"nowhere": nowhere}
@@ -319,7 +323,7 @@ def test_a_call_that_could_never_be_read_is_refused(client: openai.OpenAI, strea
             )
 
 
-def test_a_client_that_leaves_while_its_grammar_is_compiled(client: openai.OpenAI, system: System) -> None:
+def test_a_client_that_leaves_while_its_grammar_is_compiled(client: openai.OpenAI, system: SubprocessSystem) -> None:
     hasty = client.with_options(timeout=0.02)
     for number in range(5):
         schema = {"type": "object", "properties": {f"p{number}_{n}": {"type": "string"} for n in range(900)}}

@@ -35,7 +35,7 @@ def test_a_whole_reply(site: Site) -> None:
     assert (reply.usage.input_tokens, reply.usage.output_tokens) == (len(kept.request.prompt_ids), len(ids))
     assert kept.reply.response_ids.tolist() == ids
     assert kept.reply.finish_reason is FinishReason.STOP
-    assert kept.reply.logprobs.tolist() == pytest.approx([ScriptedEngine.logprob(i, 0, 0.7) for i in ids])
+    assert kept.reply.logprobs.tolist() == pytest.approx([ScriptedEngine.token_logprob(i, 0, 0.7) for i in ids])
     assert (kept.request.scope, kept.request.user, kept.request.dialect) == (SCOPE, "ann", "responses")
     chat = [{"role": "system", "content": "Be kind."}, USER]
     assert kept.request.prompt_ids.tolist() == site.renderer.render(chat).prompt_ids.tolist()
@@ -165,8 +165,8 @@ def test_logprobs_are_those_of_the_words(start: Start, stream: bool, kind: str) 
     entries = said["content"][0]["logprobs"]
     assert bytes(b for t in entries for b in t["bytes"]).decode().strip() == "é 😀 is"
     assert all(len(t["top_logprobs"]) == 2 for t in entries)
-    describe = site.renderer.detokenizer.token
-    known = {tuple(describe(i)[1]): ScriptedEngine.logprob(i, 0) for i in site.script.ids}
+    describe = site.renderer.detokenizer.decode_token
+    known = {tuple(describe(i)[1]): ScriptedEngine.token_logprob(i, 0) for i in site.script.ids}
     assert [t["logprob"] for t in entries] == pytest.approx([known[tuple(t["bytes"])] for t in entries])
 
 

@@ -13,13 +13,13 @@ from openclaw_rl.common import message_hash
 from openclaw_rl.errors import RequestError
 from openclaw_rl.serve.chat_request import TokenInfo
 from openclaw_rl.serve.dialects.openai_responses import ResponsesDialect
-from openclaw_rl.serve.dialects.openai_responses_input import read_input, sealed, unsealed
-from openclaw_rl.serve.dialects.openai_responses_output import ItemIds, Tokens, items_of
-from openclaw_rl.serve.dialects.openai_responses_tools import Origin
-from openclaw_rl.serve.dialects.validation import unseen
+from openclaw_rl.serve.dialects.openai_responses_input import decode_reasoning, encode_reasoning, read_input
+from openclaw_rl.serve.dialects.openai_responses_output import ItemIdGenerator, PendingTokens, output_items
+from openclaw_rl.serve.dialects.openai_responses_tools import ToolOrigin
+from openclaw_rl.serve.dialects.validation import image_placeholder
 
 KEY = b"k" * 16
-ORIGINS = {"patch": Origin("custom", "patch"), "ns__f": Origin("function", "f", "ns")}
+ORIGINS = {"patch": ToolOrigin("custom", "patch"), "ns__f": ToolOrigin("function", "f", "ns")}
 USER = {"role": "user", "content": "hi"}
 
 
@@ -58,7 +58,7 @@ turns = st.builds(turn, words, words, calls)
 
 @given(turns, st.booleans())
 def test_a_turn_comes_back_as_it_was(said: dict[str, Any], named: bool) -> None:
-    items = items_of(said, ItemIds(response_id(1)), ORIGINS, seal=True)
+    items = output_items(said, ItemIdGenerator(response_id(1)), ORIGINS, seal=True)
     if not named:
         items = [{k: v for k, v in i.items() if k != "id"} for i in items]
         if [i["type"] for i in items] == ["reasoning"]:
@@ -71,14 +71,14 @@ def test_a_turn_comes_back_as_it_was(said: dict[str, Any], named: bool) -> None:
 
 @given(st.lists(turns, min_size=1, max_size=4))
 def test_turns_that_follow_each_other_are_told_apart_by_their_ids(said: list[dict[str, Any]]) -> None:
-    items = [i for n, t in enumerate(said) for i in items_of(t, ItemIds(response_id(n)), ORIGINS)]
+    items = [i for n, t in enumerate(said) for i in output_items(t, ItemIdGenerator(response_id(n)), ORIGINS)]
     back = messages(*items)
     assert [message_hash.own_hash(m, KEY) for m in back] == [message_hash.own_hash(m, KEY) for m in said]
 
 
 def test_calls_and_outputs_in_turn_are_still_one_turn() -> None:
     said = turn("I look.", "", [("f", "{}"), ("f", '{"a": 1}')])
-    text, one, two = items_of(said, ItemIds(response_id(3)), {})
+    text, one, two = output_items(said, ItemIdGenerator(response_id(3)), {})
     results = [{"type": "function_call_output", "call_id": f"call_{n}", "output": f"r{n}"} for n in (0, 1)]
     back = messages(USER, text, one, results[0], two, results[1])
     assert [m["role"] for m in back] == ["user", "assistant", "tool", "tool"]
@@ -115,7 +115,7 @@ def test_items_of_tools_that_are_not_here_are_passed_over() -> None:
 def test_what_a_tool_shows_is_told_of_in_words() -> None:
     shown = [{"type": "input_text", "text": "a: "}, {"type": "input_image", "image_url": "x"}, {"type": "input_file"}]
     (result,) = messages({"type": "function_call_output", "call_id": "c", "output": shown})
-    assert result["content"] == f"a: {unseen('input_image')}{unseen('input_file')}"
+    assert result["content"] == f"a: {image_placeholder('input_image')}{image_placeholder('input_file')}"
     with pytest.raises(RequestError, match="got an image; this model reads text only"):
         read_input([{"role": "user", "content": shown}])
 
@@ -158,22 +158,22 @@ def test_what_cannot_be_read_is_named(item: dict[str, Any], param: str) -> None:
 
 @given(st.text())
 def test_what_is_sealed_can_be_opened(text: str) -> None:
-    assert unsealed(sealed(text)) == text
-    assert unsealed(text) == ""
-    assert unsealed("openclaw1." + text) is not None
+    assert decode_reasoning(encode_reasoning(text)) == text
+    assert decode_reasoning(text) == ""
+    assert decode_reasoning("openclaw1." + text) is not None
 
 
 @given(st.lists(st.tuples(st.text(min_size=1, max_size=4), st.booleans()), min_size=1, max_size=8))
 def test_tokens_go_with_their_words(pieces: list[tuple[str, bool]]) -> None:
     """Words and tags in turn, cut into single bytes: each word gets its own bytes back, tags are skipped."""
-    tokens = Tokens()
+    tokens = PendingTokens()
     for number, (word, tag) in enumerate(pieces):
         text = f"\x01{number}\x02" if tag else f"\x03{number}{word}\x04"
-        tokens.add([TokenInfo(text="?", raw=[b], logprob=-1.0) for b in text.encode()])
+        tokens.add([TokenInfo(text="?", utf8_bytes=[b], logprob=-1.0) for b in text.encode()])
     for number, (word, tag) in enumerate(pieces):
         if not tag:
             text = f"\x03{number}{word}\x04"
-            assert bytes(b for t in tokens.take(text) for b in t.raw) == text.encode()
+            assert bytes(b for t in tokens.take_for_text(text) for b in t.utf8_bytes) == text.encode()
 
 
 json_values = st.recursive(

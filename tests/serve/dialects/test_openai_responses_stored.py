@@ -12,11 +12,11 @@ from tests.serve.conftest import OTHER_KEY, USER, Site, Start, wait_for
 from tests.serve.dialects.responses_client import FUNCTION, call, stored, whole
 from tests.serve.test_sampled_prompts import goes_on, odd
 
-from openclaw_rl.collect.link import EXACT, link
-from openclaw_rl.collect.traffic import Sides
+from openclaw_rl.collect.link import EXACT, link_request
+from openclaw_rl.collect.traffic import TrafficClassifier
 from openclaw_rl.collect.worker import Collector
 from openclaw_rl.store import exchanges, turns
-from openclaw_rl.store.exchange_index import StoredPast
+from openclaw_rl.store.exchange_index import ExchangeIndex
 from openclaw_rl.types import Capture, Exchange, TurnState
 
 MODEL = "openclaw"
@@ -31,9 +31,9 @@ def say(site: Site, given: Any, **options: Any) -> tuple[Any, Exchange]:
 def answers(site: Site, exchange: Exchange) -> dict[str, tuple[list[str], str]]:
     """What the collector makes of a request: turn -> (the messages of its reaction, how it was found)."""
     with site.store.read() as conn:
-        found = link(exchange.request, exchange.seq, StoredPast(conn), Sides([]))
+        found = link_request(exchange.request, exchange.seq, ExchangeIndex(conn), TrafficClassifier([]))
     told = exchange.request.messages
-    return {a.turn: ([str(told[i]["content"]) for i in a.messages], a.how) for a in found.answers}
+    return {a.turn: ([str(told[i]["content"]) for i in a.messages], a.how) for a in found.reaction_links}
 
 
 @pytest.mark.parametrize("kind", ["chatml", "keeping", "llama"])
@@ -113,7 +113,7 @@ def test_what_goes_on_by_id_is_linked_without_its_instructions(site: Site) -> No
         pass
     with site.store.read() as conn:
         found = [turns.get(conn, r.id) for r in (first, second, third)]
-        reaction = turns.reaction(conn, first.id)
+        reaction = turns.current_reaction(conn, first.id)
     assert [(t.parent, t.session, t.unlinked) for t in found if t] == [
         (None, first.id, None),
         (first.id, first.id, None),

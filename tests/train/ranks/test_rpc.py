@@ -13,7 +13,7 @@ import pytest
 from openclaw_rl.errors import ModelError, OpenClawError
 from openclaw_rl.methods.types import Episode, Sample, StepResult
 from openclaw_rl.train.ranks import rpc
-from openclaw_rl.train.ranks.rpc import Done, Line, Listener, Load, Refused, Step
+from openclaw_rl.train.ranks.rpc import ErrorReply, LoadCommand, RpcChannel, RpcListener, StepCommand, StepReply
 
 
 def sample(**further: object) -> Sample:
@@ -34,8 +34,8 @@ def sample(**further: object) -> Sample:
 def test_samples_arrive_whole() -> None:
     episode = Episode(task="x", rollout="r", step=2, outcome=None, step_reward=0.5)
     sent = [sample(), sample(reward=None, hinted_prompts=(np.arange(3, dtype=np.int32),), episode=episode)]
-    got = rpc.commands.decode(rpc.encode(Step(sent, "/out")))
-    assert isinstance(got, Step)
+    got = rpc.command_decoder.decode(rpc.encode(StepCommand(sent, "/out")))
+    assert isinstance(got, StepCommand)
     assert got.out == "/out"
     for one, two in zip(sent, got.samples, strict=True):
         for field in fields(Sample):
@@ -48,25 +48,25 @@ def test_results_and_commands_arrive() -> None:
     result = StepResult(
         folder=None, digest="d", metrics={"kl": float("nan")}, memory={"a": [1, {"b": 2.5}]}, dropped={}
     )
-    got = rpc.answers.decode(rpc.encode(Done(result)))
-    assert isinstance(got, Done)
+    got = rpc.reply_decoder.decode(rpc.encode(StepReply(result)))
+    assert isinstance(got, StepReply)
     assert np.isnan(got.result.metrics["kl"])
     assert (got.result.memory, got.result.folder) == (result.memory, None)
-    load = Load("/folder", {"count": np.float32(2.0)})
-    assert rpc.commands.decode(rpc.encode(load)) == Load("/folder", {"count": 2.0})
+    load = LoadCommand("/folder", {"count": np.float32(2.0)})
+    assert rpc.command_decoder.decode(rpc.encode(load)) == LoadCommand("/folder", {"count": 2.0})
 
 
 def test_what_was_raised_there_is_raised_here() -> None:
     for error in (ModelError("no such model"), ValueError("broken weights")):
-        again = rpc.error_of(rpc.refused(error))
+        again = rpc.to_exception(rpc.error_reply(error))
         assert (type(again), str(again)) == (type(error), str(error))
-    assert type(rpc.error_of(Refused("Exception", "x"))) is OpenClawError
-    assert type(rpc.error_of(Refused("annotations", "x"))) is OpenClawError
+    assert type(rpc.to_exception(ErrorReply("Exception", "x"))) is OpenClawError
+    assert type(rpc.to_exception(ErrorReply("annotations", "x"))) is OpenClawError
 
 
 def test_messages_are_cut_where_they_end() -> None:
     here, there = socket.socketpair()
-    ours, theirs = Line(here), Line(there)
+    ours, theirs = RpcChannel(here), RpcChannel(there)
     large = os.urandom(3 * 2**20)
     sender = threading.Thread(target=lambda: [ours.send(raw) for raw in (b"a", large, b"")])
     sender.start()
@@ -84,12 +84,12 @@ def test_messages_are_cut_where_they_end() -> None:
 
 
 def test_only_we_can_reach_the_listener() -> None:
-    listener = Listener()
+    listener = RpcListener()
     assert listener.folder.stat().st_mode & 0o077 == 0
-    found = rpc.find(str(listener.path))
+    found = rpc.connect_to_worker(str(listener.path))
     accepted = listener.accept(lambda: None)
     found.send(b"ready")
-    assert rpc.answer(accepted, lambda: None) == b"ready"
+    assert rpc.receive_reply(accepted, lambda: None) == b"ready"
     found.close()
     accepted.close()
     listener.close()

@@ -11,7 +11,7 @@ from transformers.utils import logging as transformers_logging
 
 from openclaw_rl.errors import ModelError
 
-LONGEST = 2048  # tokens; of a longer text the last ones are read
+MAX_TEXT_TOKENS = 2048  # tokens; of a longer text the last ones are read
 
 
 class SequenceClassifier:
@@ -31,27 +31,27 @@ class SequenceClassifier:
             raise ModelError(f"{path}: has {model.config.num_labels} classes, expected 1 or 2 (the second is positive)")
         chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
         self._model = model.eval().requires_grad_(False).to(chosen)
-        self._longest = min(LONGEST, getattr(model.config, "max_position_embeddings", LONGEST))
-        self._pad()
+        self._max_tokens = min(MAX_TEXT_TOKENS, getattr(model.config, "max_position_embeddings", MAX_TEXT_TOKENS))
+        self._configure_padding()
 
-    def _pad(self) -> None:
+    def _configure_padding(self) -> None:
         """Set up padding and truncation. Texts are classified one by one if the tokenizer has no padding token."""
         self._tokenizer.truncation_side, self._tokenizer.padding_side = "left", "right"
         if self._tokenizer.pad_token is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token
-        self._batches = self._tokenizer.pad_token is not None
+        self._can_batch = self._tokenizer.pad_token is not None
         self._model.config.pad_token_id = self._tokenizer.pad_token_id
 
     def probabilities(self, texts: Sequence[str]) -> list[float]:
         """Return the probabilities [B] of the positive class."""
-        if self._batches or len(texts) < 2:
-            return self._read(texts)
-        return [one for text in texts for one in self._read([text])]
+        if self._can_batch or len(texts) < 2:
+            return self._classify_batch(texts)
+        return [one for text in texts for one in self._classify_batch([text])]
 
     @torch.no_grad()
-    def _read(self, texts: Sequence[str]) -> list[float]:
+    def _classify_batch(self, texts: Sequence[str]) -> list[float]:
         inputs = self._tokenizer(
-            list(texts), return_tensors="pt", truncation=True, max_length=self._longest, padding=len(texts) > 1
+            list(texts), return_tensors="pt", truncation=True, max_length=self._max_tokens, padding=len(texts) > 1
         )
         inputs.pop("token_type_ids", None)  # the text is a single segment
         logits = self._model(**inputs.to(self._model.device)).logits.float()

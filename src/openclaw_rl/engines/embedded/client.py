@@ -11,7 +11,7 @@ from typing import cast
 
 import msgspec
 
-from openclaw_rl.engines.base import Info, OnConnect, until_ready
+from openclaw_rl.engines.base import EngineInfo, OnConnect, wait_until_ready
 from openclaw_rl.engines.embedded import protocol
 from openclaw_rl.errors import EngineError, EngineGone, GrammarError
 from openclaw_rl.types import Chunk, Generation, Ids, Logprobs, PolicyRef
@@ -19,7 +19,7 @@ from openclaw_rl.types import Chunk, Generation, Ids, Logprobs, PolicyRef
 _BACK_OFF = (0.02, 1.0)  # seconds between attempts to connect: first, longest
 
 
-class _Stream:
+class _TokenStream:
     """Buffer for the received tokens of one reply. Tokens that wait together are returned as one chunk."""
 
     __slots__ = ("cached", "error", "finish", "logprobs", "token_ids", "top", "waiter")
@@ -33,15 +33,15 @@ class _Stream:
         self.error: EngineError | None = None
         self.waiter: asyncio.Future[None] | None = None
 
-    def wake(self) -> None:
+    def notify_waiter(self) -> None:
         if self.waiter is not None and not self.waiter.done():
             self.waiter.set_result(None)
 
     def fail(self, error: EngineError) -> None:
         self.error = error
-        self.wake()
+        self.notify_waiter()
 
-    async def take(self) -> Chunk:
+    async def next_chunk(self) -> Chunk:
         """Wait for the next chunk. Raise the engine's error if it rejected the call, or `EngineGone`."""
         while not self.token_ids and self.finish is None:
             if self.error is not None:
@@ -59,15 +59,15 @@ class _Stream:
         return chunk
 
 
-class _Connection(asyncio.Protocol):
+class _EngineConnection(asyncio.Protocol):
     """One connection to the engine: sends calls and routes the replies to streams and callers."""
 
-    def __init__(self, lost: Callable[[_Connection], None]) -> None:
-        self._frames = protocol.Frames()
-        self._lost = lost
+    def __init__(self, lost: Callable[[_EngineConnection], None]) -> None:
+        self._frame_decoder = protocol.FrameDecoder()
+        self._on_lost = lost
         self._transport: asyncio.Transport | None = None
-        self.streams: dict[int, _Stream] = {}
-        self.calls: dict[int, asyncio.Future[protocol.Answer]] = {}
+        self.streams: dict[int, _TokenStream] = {}
+        self.pending_calls: dict[int, asyncio.Future[protocol.EngineReply]] = {}
         self.alive = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -76,21 +76,21 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            for body in self._frames.feed(data):
-                self._answer(protocol.answers.decode(body))
+            for body in self._frame_decoder.feed(data):
+                self._dispatch_reply(protocol.reply_decoder.decode(body))
         except (EngineGone, msgspec.DecodeError) as error:
-            self._break(f"the engine sent an invalid reply ({error})")
+            self._close_with_error(f"the engine sent an invalid reply ({error})")
 
-    def _answer(self, answer: protocol.Answer) -> None:
-        if isinstance(answer, protocol.Tokens):
-            self._tokens(answer)
-        elif (call := self.calls.pop(answer.id, None)) is not None:
+    def _dispatch_reply(self, answer: protocol.EngineReply) -> None:
+        if isinstance(answer, protocol.TokensReply):
+            self._append_tokens(answer)
+        elif (call := self.pending_calls.pop(answer.id, None)) is not None:
             if not call.done():
                 call.set_result(answer)
-        elif isinstance(answer, protocol.Failed) and answer.id in self.streams:
-            self.streams[answer.id].fail(_refusal(answer))
+        elif isinstance(answer, protocol.RejectionReply) and answer.id in self.streams:
+            self.streams[answer.id].fail(_error_from_reply(answer))
 
-    def _tokens(self, step: protocol.Tokens) -> None:
+    def _append_tokens(self, step: protocol.TokensReply) -> None:
         streams, top, finish, cached = self.streams, step.top, step.finish, step.cached
         for key, token, logprob in zip(step.ids, step.token_ids, step.logprobs, strict=True):
             stream = streams.get(key)
@@ -104,30 +104,30 @@ class _Connection(asyncio.Protocol):
                 stream.cached = cached[key]
             if finish and key in finish:
                 stream.finish = finish[key]
-            stream.wake()
+            stream.notify_waiter()
 
-    def send(self, call: protocol.Call) -> None:
+    def send(self, call: protocol.EngineCall) -> None:
         if not self.alive or self._transport is None:
             raise EngineGone("the engine is gone; `openclaw-rl up` restarts it")
-        self._transport.write(protocol.encode(call))
+        self._transport.write(protocol.encode_frame(call))
 
-    async def ask(self, call: protocol.Call) -> protocol.Answer:
+    async def request_reply(self, call: protocol.EngineCall) -> protocol.EngineReply:
         """Send a call and return its only reply. Raise `EngineError` if it is rejected, `EngineGone` if it is lost."""
-        future: asyncio.Future[protocol.Answer] = asyncio.get_running_loop().create_future()
-        self.calls[call.id] = future
+        future: asyncio.Future[protocol.EngineReply] = asyncio.get_running_loop().create_future()
+        self.pending_calls[call.id] = future
         try:
             self.send(call)
             answer = await future
         finally:
-            self.calls.pop(call.id, None)
-        if isinstance(answer, protocol.Failed):
-            raise _refusal(answer)
+            self.pending_calls.pop(call.id, None)
+        if isinstance(answer, protocol.RejectionReply):
+            raise _error_from_reply(answer)
         return answer
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._break("the engine's process ended" + (f" ({error})" if error else ""))
+        self._close_with_error("the engine's process ended" + (f" ({error})" if error else ""))
 
-    def _break(self, why: str) -> None:
+    def _close_with_error(self, why: str) -> None:
         if not self.alive:
             return
         self.alive = False
@@ -135,25 +135,25 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
         for stream in self.streams.values():
             stream.fail(EngineGone(f"{why}; the reply is broken off. Retry when the engine is back."))
-        for call in self.calls.values():
+        for call in self.pending_calls.values():
             if not call.done():
                 call.set_exception(EngineGone(f"{why}; the call got no reply"))
-        self._lost(self)
+        self._on_lost(self)
 
     def hang_up(self) -> None:
-        self._break("the connection to the engine was closed")
+        self._close_with_error("the connection to the engine was closed")
 
 
 class EngineClient:
     """`EngineLink` to the engine process behind `socket_path`. `on_connect(epoch)`: see `OnConnect`."""
 
     def __init__(self, socket_path: str | Path, *, on_connect: OnConnect | None = None) -> None:
-        self._path = str(socket_path)
-        self._ids = itertools.count(1)
+        self._socket_path = str(socket_path)
+        self._call_ids = itertools.count(1)
         self._on_connect = on_connect
-        self._connection: _Connection | None = None
+        self._connection: _EngineConnection | None = None
         self._lock = asyncio.Lock()
-        self._again: asyncio.Task[None] | None = None
+        self._reconnect_task: asyncio.Task[None] | None = None
         self._closed = False
         self.epoch = 0
 
@@ -161,7 +161,7 @@ class EngineClient:
     def connected(self) -> bool:
         return self._connection is not None and self._connection.alive
 
-    async def _connect(self) -> _Connection:
+    async def _open_connection(self) -> _EngineConnection:
         """Return the open connection; connect first if needed. Raise `EngineGone` if no engine answers."""
         if self._connection is not None and self._connection.alive:
             return self._connection
@@ -172,90 +172,94 @@ class EngineClient:
                 raise EngineGone("this engine client was closed")
             loop = asyncio.get_running_loop()
             try:
-                _, made = await loop.create_unix_connection(lambda: _Connection(self._on_lost), self._path)
+                _, made = await loop.create_unix_connection(
+                    lambda: _EngineConnection(self._handle_lost_connection), self._socket_path
+                )
             except OSError as error:
-                raise EngineGone(f"no engine answers at {self._path} ({error.strerror or error})") from None
+                raise EngineGone(f"no engine answers at {self._socket_path} ({error.strerror or error})") from None
             self._connection = made
             self.epoch += 1
             if self._on_connect is not None:
                 self._on_connect(self.epoch)
             return made
 
-    def _on_lost(self, connection: _Connection) -> None:
+    def _handle_lost_connection(self, connection: _EngineConnection) -> None:
         if connection is self._connection and not self._closed:
-            self._again = asyncio.get_running_loop().create_task(self._reconnect())
+            self._reconnect_task = asyncio.get_running_loop().create_task(self._reconnect_loop())
 
-    async def _reconnect(self) -> None:
+    async def _reconnect_loop(self) -> None:
         pause, longest = _BACK_OFF
         while not self._closed:
             await asyncio.sleep(pause)
             pause = min(2 * pause, longest)
             with contextlib.suppress(EngineGone):
-                await self._connect()
+                await self._open_connection()
                 return
 
-    async def wait_ready(self, timeout: float) -> Info:  # noqa: ASYNC109 (a deadline over several attempts)
+    async def wait_ready(self, timeout: float) -> EngineInfo:  # noqa: ASYNC109 (a deadline over several attempts)
         """Wait until the engine answers. Raise `EngineGone` after `timeout` seconds."""
-        return await until_ready(self.info, timeout, _BACK_OFF)
+        return await wait_until_ready(self.info, timeout, _BACK_OFF)
 
-    async def info(self) -> Info:
+    async def info(self) -> EngineInfo:
         """Return model, limits and loaded versions. Raise `EngineGone` if the engine does not answer."""
-        connection = await self._connect()
-        answer = await connection.ask(protocol.AskInfo(next(self._ids)))
-        assert isinstance(answer, protocol.Told)
+        connection = await self._open_connection()
+        answer = await connection.request_reply(protocol.InfoCall(next(self._call_ids)))
+        assert isinstance(answer, protocol.InfoReply)
         return answer.info
 
     async def generate(self, generation: Generation) -> AsyncIterator[Chunk]:
         """See `protocols.Engine.generate`."""
-        connection = await self._connect()
-        key, stream = next(self._ids), _Stream()
+        connection = await self._open_connection()
+        key, stream = next(self._call_ids), _TokenStream()
         connection.streams[key] = stream
         try:
-            connection.send(_generate(key, generation))
+            connection.send(_generate_call(key, generation))
             while True:
-                chunk = await stream.take()
+                chunk = await stream.next_chunk()
                 yield chunk
                 if chunk.finish is not None:
                     return
         finally:
             del connection.streams[key]
             if connection.alive and stream.finish is None and stream.error is None:
-                connection.send(protocol.Cancel(key))
+                connection.send(protocol.CancelCall(key))
 
     async def score(self, *, version: int, prompt_ids: Ids, response_ids: Ids, temperature: float) -> Logprobs:
         """See `protocols.Engine.score`."""
-        connection = await self._connect()
-        key = next(self._ids)
-        call = protocol.Score(key, version, protocol.pack_ids(prompt_ids), protocol.pack_ids(response_ids), temperature)
+        connection = await self._open_connection()
+        key = next(self._call_ids)
+        call = protocol.ScoreCall(
+            key, version, protocol.pack_ids(prompt_ids), protocol.pack_ids(response_ids), temperature
+        )
         try:
-            answer = await connection.ask(call)
+            answer = await connection.request_reply(call)
         except asyncio.CancelledError:
             if connection.alive:
-                connection.send(protocol.Cancel(key))
+                connection.send(protocol.CancelCall(key))
             raise
-        assert isinstance(answer, protocol.Scores)
+        assert isinstance(answer, protocol.ScoreReply)
         return protocol.unpack_logprobs(answer.logprobs)
 
     async def load(self, policies: Sequence[PolicyRef]) -> None:
         """See `protocols.Engine.load`."""
-        connection = await self._connect()
-        await connection.ask(protocol.Load(next(self._ids), tuple(policies)))
+        connection = await self._open_connection()
+        await connection.request_reply(protocol.LoadCall(next(self._call_ids), tuple(policies)))
 
     async def close(self) -> None:
         """Close the connection for good; running streams raise `EngineGone`."""
         self._closed = True
-        if self._again is not None:
-            self._again.cancel()
+        if self._reconnect_task is not None:
+            self._reconnect_task.cancel()
         if self._connection is not None:
             self._connection.hang_up()
 
 
-def _refusal(answer: protocol.Failed) -> EngineError:
+def _error_from_reply(answer: protocol.RejectionReply) -> EngineError:
     return GrammarError(answer.message) if answer.grammar else EngineError(answer.message)
 
 
-def _generate(key: int, generation: Generation) -> protocol.Generate:
-    return protocol.Generate(
+def _generate_call(key: int, generation: Generation) -> protocol.GenerateCall:
+    return protocol.GenerateCall(
         key,
         generation.version,
         protocol.pack_ids(generation.prompt_ids),

@@ -2,7 +2,7 @@
 
 Each full-weight version has its own `EmbeddedEngine`, with weights, KV cache and prefix cache; the engines step in
 turn. So replies on different versions share no forward pass, and each loaded version costs the memory of a whole model.
-`engine.versions` limits their number.
+`engine.max_loaded_versions` limits their number.
 """
 
 from __future__ import annotations
@@ -17,85 +17,90 @@ from safetensors import SafetensorError, safe_open
 from openclaw_rl.common.policy_digest import weight_files
 from openclaw_rl.engines import adapter_file
 from openclaw_rl.engines.adapter_file import AdapterFile
-from openclaw_rl.engines.embedded.grammar import Guide
-from openclaw_rl.engines.embedded.model import BaseModel
-from openclaw_rl.engines.embedded.multi_lora import Key
-from openclaw_rl.engines.embedded.scheduler import Core
-from openclaw_rl.engines.embedded.sequence import Job, Out
+from openclaw_rl.engines.embedded.grammar import GrammarState
+from openclaw_rl.engines.embedded.model import EmbeddedModel
+from openclaw_rl.engines.embedded.multi_lora import VersionKey
+from openclaw_rl.engines.embedded.scheduler import EmbeddedEngine
+from openclaw_rl.engines.embedded.sequence import EngineSequence, StepEvent
 from openclaw_rl.errors import EngineError, ModelError
 from openclaw_rl.settings.load import EngineConfig
 from openclaw_rl.types import Ids, PolicyRef, Sampling
 
-Files = AdapterFile | BaseModel
+VersionFiles = AdapterFile | EmbeddedModel
 """Files of a version: an adapter, or a model with full weights."""
-_ONLY = 0  # version number inside an engine that has only one
+_ONLY_VERSION = 0  # version number inside an engine that has only one
 
 
-class Fleet(Core):
+class MultiModelEngine(EmbeddedEngine):
     """An `EmbeddedEngine` whose versions may also be full models."""
 
-    def __init__(self, model: BaseModel, config: EngineConfig) -> None:
+    def __init__(self, model: EmbeddedModel, config: EngineConfig) -> None:
         super().__init__(model, config)
-        self._whole: dict[Key, Core] = {}  # loaded, or with running replies
+        self._full_engines: dict[VersionKey, EmbeddedEngine] = {}  # loaded, or with running replies
 
     @property
-    def running(self) -> int:
-        return super().running + sum(core.running for core in self._whole.values())
+    def running_count(self) -> int:
+        return super().running_count + sum(core.running_count for core in self._full_engines.values())
 
     @property
-    def waiting(self) -> int:
-        return super().waiting + sum(core.waiting for core in self._whole.values())
+    def waiting_count(self) -> int:
+        return super().waiting_count + sum(core.waiting_count for core in self._full_engines.values())
 
     @property
-    def busy(self) -> bool:
-        return super().busy or any(core.busy for core in self._whole.values())
+    def has_work(self) -> bool:
+        return super().has_work or any(core.has_work for core in self._full_engines.values())
 
-    def _draining(self, named: frozenset[Key]) -> frozenset[Key]:
-        return super()._draining(named) | frozenset(k for k, core in self._whole.items() if core.busy) - named
+    def _draining_versions(self, named: frozenset[VersionKey]) -> frozenset[VersionKey]:
+        return (
+            super()._draining_versions(named)
+            | frozenset(k for k, core in self._full_engines.items() if core.has_work) - named
+        )
 
-    def missing(self, policies: Sequence[PolicyRef]) -> list[PolicyRef]:
+    def unread_policies(self, policies: Sequence[PolicyRef]) -> list[PolicyRef]:
         """Return the policies whose files must be read before `load_versions`."""
-        return [p for p in super().missing(policies) if (p.version, p.digest) not in self._whole]
+        return [p for p in super().unread_policies(policies) if (p.version, p.digest) not in self._full_engines]
 
-    def read(self, ref: PolicyRef) -> Files:
+    def read_version(self, ref: PolicyRef) -> VersionFiles:
         """Read and check a version's files; slow, so call it in a thread. Raise `EngineError` if they are unusable."""
         assert ref.path is not None
-        if not adapter_file.holds_full_weights(ref.path):
-            return adapter_file.read(ref)
-        adapter_file.check_full(ref)
+        if not adapter_file.has_full_weights(ref.path):
+            return adapter_file.read_adapter(ref)
+        adapter_file.check_full_weights(ref)
         try:
-            return self.model.twin(_tensors(Path(ref.path)), name=self.model.name)
+            return self.model.with_weights(_load_tensors(Path(ref.path)), name=self.model.name)
         except (OSError, SafetensorError, ModelError, RuntimeError) as error:
             raise EngineError(
                 f"version {ref.version}: the weights in {ref.path} cannot be served as {self.model.name}: {error}. "
                 "Roll back, or serve its own base"
             ) from error
 
-    def change(self, policies: Sequence[PolicyRef], files: Mapping[Key, Files]) -> Generator[None]:
+    def load_versions(self, policies: Sequence[PolicyRef], files: Mapping[VersionKey, VersionFiles]) -> Generator[None]:
         """See `EmbeddedEngine.load_versions`."""
-        made = {key: Core(model, self._config) for key, model in files.items() if isinstance(model, BaseModel)}
-        yield from super().change(policies, {k: f for k, f in files.items() if isinstance(f, AdapterFile)})
-        self._whole |= made
+        made = {
+            key: EmbeddedEngine(model, self._config) for key, model in files.items() if isinstance(model, EmbeddedModel)
+        }
+        yield from super().load_versions(policies, {k: f for k, f in files.items() if isinstance(f, AdapterFile)})
+        self._full_engines |= made
 
-    def _gone(self) -> frozenset[Key]:
+    def _unused_models(self) -> frozenset[VersionKey]:
         """Return the full models that no loaded version and no running reply uses."""
         held = {key for key, _ in self._loaded.values()}
-        return frozenset(key for key, core in self._whole.items() if key not in held and not core.busy)
+        return frozenset(key for key, core in self._full_engines.items() if key not in held and not core.has_work)
 
     @property
-    def untidy(self) -> bool:
+    def has_unused(self) -> bool:
         """Whether weights are in memory that no loaded version and no running sequence uses."""
-        return super().untidy or bool(self._gone())
+        return super().has_unused or bool(self._unused_models())
 
-    def tidy(self) -> Generator[None]:
+    def unload_unused(self) -> Generator[None]:
         """Unload unused adapters and full models, in small steps."""
-        yield from super().tidy()
-        for key in self._gone():
-            del self._whole[key]
+        yield from super().unload_unused()
+        for key in self._unused_models():
+            del self._full_engines[key]
 
-    def _own(self, version: int) -> Core | None:
+    def _full_engine(self, version: int) -> EmbeddedEngine | None:
         """Return the engine of a full model, None for an adapter. Raise `EngineError` if the version is not loaded."""
-        return self._whole.get(self._look_up(version)[0])
+        return self._full_engines.get(self._keys_of_version(version)[0])
 
     def generate(
         self,
@@ -105,41 +110,41 @@ class Fleet(Core):
         sampling: Sampling,
         stop: Sequence[int],
         top: int = 0,
-        guide: Guide | None = None,
-    ) -> Job:
+        guide: GrammarState | None = None,
+    ) -> EngineSequence:
         """See `EmbeddedEngine.generate`."""
-        if (core := self._own(version)) is not None:
-            return core.generate(owner, _ONLY, prompt_ids, sampling, stop, top, guide)
+        if (core := self._full_engine(version)) is not None:
+            return core.generate(owner, _ONLY_VERSION, prompt_ids, sampling, stop, top, guide)
         return super().generate(owner, version, prompt_ids, sampling, stop, top, guide)
 
-    def score(self, owner: Any, version: int, prompt_ids: Ids, response_ids: Ids, temperature: float) -> Job:
+    def score(self, owner: Any, version: int, prompt_ids: Ids, response_ids: Ids, temperature: float) -> EngineSequence:
         """See `EmbeddedEngine.score`."""
-        if (core := self._own(version)) is not None:
-            return core.score(owner, _ONLY, prompt_ids, response_ids, temperature)
+        if (core := self._full_engine(version)) is not None:
+            return core.score(owner, _ONLY_VERSION, prompt_ids, response_ids, temperature)
         return super().score(owner, version, prompt_ids, response_ids, temperature)
 
-    def cancel(self, job: Job) -> None:
+    def cancel(self, job: EngineSequence) -> None:
         """Cancel a sequence of any of the engines; the next step frees its row."""
         super().cancel(job)
-        for core in self._whole.values():
+        for core in self._full_engines.values():
             core.cancel(job)
 
     @property
-    def pause(self) -> float:
+    def retry_delay(self) -> float:
         """See `EmbeddedEngine.retry_delay`."""
-        own = [super().pause] if super().busy else []
-        return min([*own, *(core.pause for core in self._whole.values() if core.busy)], default=0.0)
+        own = [super().retry_delay] if super().has_work else []
+        return min([*own, *(core.retry_delay for core in self._full_engines.values() if core.has_work)], default=0.0)
 
-    def step(self) -> list[Out]:
+    def step(self) -> list[StepEvent]:
         """Run a step of each engine that has work."""
-        out = super().step() if super().busy else []
-        for core in self._whole.values():
-            if core.busy:
+        out = super().step() if super().has_work else []
+        for core in self._full_engines.values():
+            if core.has_work:
                 out += core.step()
         return out
 
 
-def _tensors(folder: Path) -> dict[str, torch.Tensor]:
+def _load_tensors(folder: Path) -> dict[str, torch.Tensor]:
     """Load all weights of a folder into memory. Raise `ModelError` if a value is not finite."""
     tensors: dict[str, torch.Tensor] = {}
     for name in weight_files(folder):

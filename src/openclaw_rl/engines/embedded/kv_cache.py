@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-_BLOCK = 128  # tokens; the capacity is a multiple of it
-_LARGE = 2**26  # bytes; smaller caches are not freed
+_CAPACITY_STEP = 128  # tokens; the capacity is a multiple of it
+_MIN_FREED_BYTES = 2**26  # bytes; smaller caches are not freed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class CacheLayout:
     """Shape, dtype and device of the states of one token."""
 
     layers: int
@@ -29,14 +29,14 @@ class Layout:
     device: torch.device
 
 
-class Slots:
+class KVCache:
     """KV cache tensor [L, 2, N, H, C, D]. When full, the rows double and the capacity grows by a quarter."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: CacheLayout) -> None:
         self.layout = layout
-        self.data = self._new(0, 0)
+        self.data = self._allocate_tensor(0, 0)
 
-    def _new(self, rows: int, capacity: int) -> Tensor:
+    def _allocate_tensor(self, rows: int, capacity: int) -> Tensor:
         at = self.layout
         return torch.zeros(at.layers, 2, rows, at.heads, capacity, at.dim, dtype=at.dtype, device=at.device)
 
@@ -52,26 +52,26 @@ class Slots:
         while have_rows < rows:
             have_rows = max(1, 2 * have_rows)
         if have <= length:
-            have = -(-max(length + 1, have + max(_BLOCK, have // 4)) // _BLOCK) * _BLOCK
-        old, self.data = self.data, self._new(have_rows, have)
+            have = -(-max(length + 1, have + max(_CAPACITY_STEP, have // 4)) // _CAPACITY_STEP) * _CAPACITY_STEP
+        old, self.data = self.data, self._allocate_tensor(have_rows, have)
         self.data[:, :, : old.shape[2], :, : old.shape[4]] = old
 
-    def shrink(self) -> None:
+    def free_memory(self) -> None:
         """Free the memory if it is large; call only when no row is in use."""
-        if self.data.nbytes > _LARGE:
-            self.data = self._new(0, 0)
+        if self.data.nbytes > _MIN_FREED_BYTES:
+            self.data = self._allocate_tensor(0, 0)
             if self.layout.device.type == "cuda":
                 torch.cuda.empty_cache()  # so that a trainer on the same device can use it
 
-    def take(self, row: int, length: int) -> Tensor:
+    def row_states(self, row: int, length: int) -> Tensor:
         """Return the states [L, 2, H, length, D] of a row's first tokens, as a view."""
         return self.data[:, :, row, :, :length]
 
-    def put(self, row: int, states: Tensor) -> None:
+    def write_row(self, row: int, states: Tensor) -> None:
         """Write states to a row, starting at its first token."""
         self.data[:, :, row, :, : states.shape[3]] = states
 
-    def fill(self, row: int, pieces: Sequence[Tensor]) -> None:
+    def write_pieces(self, row: int, pieces: Sequence[Tensor]) -> None:
         """Write consecutive pieces of states to a row, starting at its first token."""
         at = 0
         for states in pieces:
@@ -80,15 +80,15 @@ class Slots:
             at = end
 
 
-class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped here
+class KVCacheView(Cache):  # type: ignore[misc]  # transformers is untyped here
     """Adapter from `KVCache` to the transformers cache interface, for one forward pass.
 
     `positions_NQ`: the slot that each new token is written to; `length`: number of tokens that attention reads.
     """
 
-    def __init__(self, slots: Slots, positions_NQ: Tensor, length: int) -> None:
+    def __init__(self, slots: KVCache, positions_NQ: Tensor, length: int) -> None:
         super().__init__(layers=[])
-        self._slots = slots
+        self._kv_cache = slots
         self._positions_NQ = positions_NQ
         self._rows_N1 = torch.arange(positions_NQ.shape[0], device=positions_NQ.device)[:, None]
         self._length = length
@@ -97,7 +97,7 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped here
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Write keys and values [N, H, Q, D]; return those of all tokens [N, H, length, D]."""
-        keys, values = self._slots.data[layer_idx]
+        keys, values = self._kv_cache.data[layer_idx]
         keys[self._rows_N1, :, self._positions_NQ] = key_states.transpose(1, 2)
         values[self._rows_N1, :, self._positions_NQ] = value_states.transpose(1, 2)
         rows = key_states.shape[0]
@@ -113,18 +113,18 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped here
         return self.get_seq_length()
 
 
-class Shapes(Cache):  # type: ignore[misc]
+class CacheShapeProbe(Cache):  # type: ignore[misc]
     """Cache that records the shapes a model writes and returns its input unchanged."""
 
     def __init__(self) -> None:
         super().__init__(layers=[])
-        self.seen: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        self.shapes_by_layer: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         self.dtype = torch.float32
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        self.seen[layer_idx] = (tuple(key_states.shape), tuple(value_states.shape))
+        self.shapes_by_layer[layer_idx] = (tuple(key_states.shape), tuple(value_states.shape))
         self.dtype = key_states.dtype
         return key_states, value_states
 

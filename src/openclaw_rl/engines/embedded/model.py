@@ -17,19 +17,22 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from openclaw_rl.common.assets import ASSETS
-from openclaw_rl.engines.embedded.kv_cache import Layout, Shapes, SlotCache, Slots
-from openclaw_rl.engines.embedded.multi_lora import Adapters
+from openclaw_rl.engines.embedded.kv_cache import CacheLayout, CacheShapeProbe, KVCache, KVCacheView
+from openclaw_rl.engines.embedded.multi_lora import LoadedAdapters
 from openclaw_rl.errors import ModelError
 from openclaw_rl.settings.load import STARTER, ModelConfig
 
-_PROBE = 24  # tokens
-_TOLERANCE = {torch.float32: 1e-3}  # self-test in float32: largest log-probability difference
-_LOW_TOLERANCE = 0.2  # self-test in lower precisions: mean log-probability difference
-_ATTENTION = ("sdpa", "eager")  # first choice first; eager for families whose attention scores sdpa cannot compute
+_SELF_TEST_TOKENS = 24  # tokens
+_MAX_LOGPROB_DIFFERENCE = {torch.float32: 1e-3}  # self-test in float32: largest log-probability difference
+_MEAN_LOGPROB_DIFFERENCE = 0.2  # self-test in lower precisions: mean log-probability difference
+_ATTENTION_PREFERENCE = (
+    "sdpa",
+    "eager",
+)  # first choice first; eager for families whose attention scores sdpa cannot compute
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-class BaseModel:
+class EmbeddedModel:
     """A causal language model. Each row of a batch has its own position and policy version."""
 
     def __init__(self, model: nn.Module, *, name: str, max_context: int | None = None) -> None:
@@ -38,30 +41,32 @@ class BaseModel:
         like = next(model.parameters())
         self.device, self.dtype = like.device, like.dtype
         text: Any = model.config.get_text_config()  # type: ignore[union-attr, operator]
-        self._adds_masks = text._attn_implementation == "eager"  # eager adds the mask to the scores; sdpa: boolean
+        self._has_additive_mask = (
+            text._attn_implementation == "eager"
+        )  # eager adds the mask to the scores; sdpa: boolean
         self.vocab_size = int(text.vocab_size)
         self.context_length = _context_length(text, max_context)
         _check_kind(text, self.context_length, name)
         if "logits_to_keep" not in inspect.signature(model.forward).parameters:
             raise ModelError(f"{name}: {type(model).__name__} cannot compute the logits of selected positions only")
-        self.adapters = Adapters(model)
-        self.layout = self._layout()
+        self.adapters = LoadedAdapters(model)
+        self.layout = self._probe_layout()
         self._self_test()
 
     @staticmethod
-    def load(config: ModelConfig, *, max_context: int | None = None) -> BaseModel:
+    def load(config: ModelConfig, *, max_context: int | None = None) -> EmbeddedModel:
         """Load the configured model. Raise `ModelError` if it is missing, incomplete or of an unsupported kind."""
-        folder = where(config.path)
+        folder = resolve_model_path(config.path)
         transformers_logging.disable_progress_bar()
-        device = _device(config.device)
+        device = _resolve_device(config.device)
         dtype = _DTYPES.get(config.dtype) or (torch.bfloat16 if device.type == "cuda" else torch.float32)
         try:
-            model = _loaded(folder, dtype)
+            model = _load_pretrained(folder, dtype)
         except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
             raise ModelError(f"model.path {config.path!r} cannot be loaded for generation: {error}") from error
-        return BaseModel(model.to(device), name=config.path, max_context=max_context)
+        return EmbeddedModel(model.to(device), name=config.path, max_context=max_context)
 
-    def twin(self, tensors: Mapping[str, Tensor], *, name: str) -> BaseModel:
+    def with_weights(self, tensors: Mapping[str, Tensor], *, name: str) -> EmbeddedModel:
         """Return a model of the same kind with other weights. Raise `ModelError` if some are missing or unknown."""
         with torch.device("meta"):
             kind: Any = type(self._model)
@@ -76,18 +81,18 @@ class BaseModel:
         wrong = sorted(told.unexpected_keys) + sorted(n for n, p in model.named_parameters() if p.is_meta)
         if wrong:
             raise ModelError(f"{len(wrong)} weights are missing or unknown (the first: {wrong[0]})")
-        return BaseModel(model, name=name, max_context=self.context_length)
+        return EmbeddedModel(model, name=name, max_context=self.context_length)
 
-    def forward(self, ids_NQ: Tensor, positions_NQ: Tensor, slots: Slots, *, writes_NQ: Tensor | None, length: int,
+    def forward(self, ids_NQ: Tensor, positions_NQ: Tensor, slots: KVCache, *, writes_NQ: Tensor | None, length: int,
                 keep: int) -> Tensor:  # fmt: skip
         """Return float32 logits [N, keep, V] of the last `keep` tokens; write keys and values at `writes_NQ`."""
-        cache = SlotCache(slots, positions_NQ if writes_NQ is None else writes_NQ, length)
-        return self._call(ids_NQ, positions_NQ, cache, length, keep)
+        cache = KVCacheView(slots, positions_NQ if writes_NQ is None else writes_NQ, length)
+        return self._call_model(ids_NQ, positions_NQ, cache, length, keep)
 
-    def _call(self, ids_NQ: Tensor, positions_NQ: Tensor, cache: Any, length: int, keep: int) -> Tensor:
+    def _call_model(self, ids_NQ: Tensor, positions_NQ: Tensor, cache: Any, length: int, keep: int) -> Tensor:
         seen_J = torch.arange(length, device=self.device)
         mask_N1QJ = (seen_J <= positions_NQ[:, :, None])[:, None]
-        if self._adds_masks:
+        if self._has_additive_mask:
             hidden = torch.zeros((), dtype=self.dtype, device=self.device), torch.finfo(self.dtype).min
             mask_N1QJ = torch.where(mask_N1QJ, *hidden)
         out: Tensor = self._model(
@@ -101,28 +106,30 @@ class BaseModel:
         return out.float()
 
     @torch.inference_mode()
-    def _layout(self) -> Layout:
+    def _probe_layout(self) -> CacheLayout:
         """Return the shape of what the model caches, found by one forward pass."""
-        shapes = Shapes()
+        shapes = CacheShapeProbe()
         ids = torch.zeros(1, 2, dtype=torch.long, device=self.device)
         try:
-            self._call(ids, torch.arange(2, device=self.device)[None], shapes, 2, 1)
-        except _FAULTS as error:
-            raise ModelError(f"{self.name}: {_KINDS} ({type(self._model).__name__}: {error})") from error
-        kinds = set(shapes.seen.values())
-        layers = sorted(shapes.seen)
-        if layers != list(range(len(layers))) or len(kinds) != 1 or not _uniform(kinds):
-            raise ModelError(f"{self.name}: {_KINDS} ({type(self._model).__name__} caches {kinds or 'nothing'})")
+            self._call_model(ids, torch.arange(2, device=self.device)[None], shapes, 2, 1)
+        except _UNSUPPORTED_MODEL_ERRORS as error:
+            raise ModelError(f"{self.name}: {_SUPPORTED_KINDS} ({type(self._model).__name__}: {error})") from error
+        kinds = set(shapes.shapes_by_layer.values())
+        layers = sorted(shapes.shapes_by_layer)
+        if layers != list(range(len(layers))) or len(kinds) != 1 or not _is_uniform(kinds):
+            raise ModelError(
+                f"{self.name}: {_SUPPORTED_KINDS} ({type(self._model).__name__} caches {kinds or 'nothing'})"
+            )
         (shape, _), *_ = kinds
-        return Layout(layers=len(layers), heads=shape[1], dim=shape[3], dtype=shapes.dtype, device=self.device)
+        return CacheLayout(layers=len(layers), heads=shape[1], dim=shape[3], dtype=shapes.dtype, device=self.device)
 
     @torch.inference_mode()
     def _self_test(self) -> None:
         """Raise `ModelError` if cached forward passes in parts give other log-probabilities than one whole pass."""
-        size = min(_PROBE, self.context_length)
+        size = min(_SELF_TEST_TOKENS, self.context_length)
         ids = torch.arange(1, size + 1, device=self.device)[None] * 7919 % self.vocab_size
         whole = self._model(input_ids=ids, use_cache=False).logits.float().log_softmax(-1)
-        slots, cut = Slots(self.layout), size // 2
+        slots, cut = KVCache(self.layout), size // 2
         slots.reserve(1, size)
         slots.data.fill_(3.0)  # stale values in the slots must not matter
         at = torch.arange(size, device=self.device)[None]
@@ -131,26 +138,26 @@ class BaseModel:
                 self.forward(ids[:, i:j], at[:, i:j], slots, writes_NQ=None, length=j, keep=j - i)
                 for i, j in [(0, cut), (cut, size - 1), (size - 1, size)]
             ]
-        except _FAULTS as error:
-            raise ModelError(f"{self.name}: {_KINDS} ({type(self._model).__name__}: {error})") from error
+        except _UNSUPPORTED_MODEL_ERRORS as error:
+            raise ModelError(f"{self.name}: {_SUPPORTED_KINDS} ({type(self._model).__name__}: {error})") from error
         gap = (torch.cat(parts, 1).log_softmax(-1) - whole).abs()
-        worst = float(gap.max()) if self.dtype in _TOLERANCE else float(gap.mean())
-        if not worst <= _TOLERANCE.get(self.dtype, _LOW_TOLERANCE):
+        worst = float(gap.max()) if self.dtype in _MAX_LOGPROB_DIFFERENCE else float(gap.mean())
+        if not worst <= _MAX_LOGPROB_DIFFERENCE.get(self.dtype, _MEAN_LOGPROB_DIFFERENCE):
             found = f"{type(self._model).__name__}, self-test: log-probabilities differ by {worst:.3g}"
-            raise ModelError(f"{self.name}: {_KINDS} ({found})")
+            raise ModelError(f"{self.name}: {_SUPPORTED_KINDS} ({found})")
 
 
-_FAULTS = (AssertionError, AttributeError, TypeError, ValueError, LookupError, RuntimeError)
+_UNSUPPORTED_MODEL_ERRORS = (AssertionError, AttributeError, TypeError, ValueError, LookupError, RuntimeError)
 """Errors that models of unsupported kinds raise."""
-_KINDS = (
+_SUPPORTED_KINDS = (
     "the embedded engine serves decoders whose layers all attend to the full context with rotary or learned "
     "positions; this model's are of another kind. Serve it with vLLM or SGLang"
 )
 
 
-def _loaded(folder: str, dtype: torch.dtype) -> Any:
+def _load_pretrained(folder: str, dtype: torch.dtype) -> Any:
     """Load with the first supported attention implementation. If none loads, raise the error of the first."""
-    first, other = _ATTENTION
+    first, other = _ATTENTION_PREFERENCE
     try:
         return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=first)
     except ValueError as error:
@@ -160,7 +167,7 @@ def _loaded(folder: str, dtype: torch.dtype) -> Any:
             raise error from None
 
 
-def _uniform(kinds: set[tuple[tuple[int, ...], tuple[int, ...]]]) -> bool:
+def _is_uniform(kinds: set[tuple[tuple[int, ...], tuple[int, ...]]]) -> bool:
     return all(keys == values and len(keys) == 4 and keys[0] == 1 for keys, values in kinds)
 
 
@@ -173,7 +180,7 @@ def _check_kind(text: Any, context: int, name: str) -> None:
     kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if kinds:
         said = f"this {text.model_type} model has layers of type {', '.join(sorted(kinds))}"
-        raise ModelError(f"{name}: {said}. {_KINDS[0].upper()}{_KINDS[1:]}")
+        raise ModelError(f"{name}: {said}. {_SUPPORTED_KINDS[0].upper()}{_SUPPORTED_KINDS[1:]}")
     window = getattr(text, "sliding_window", None)
     typed = getattr(text, "layer_types", None)
     slides = "sliding_attention" in typed if typed else getattr(text, "use_sliding_window", True)
@@ -184,7 +191,7 @@ def _check_kind(text: Any, context: int, name: str) -> None:
         )
 
 
-def where(path: str) -> str:
+def resolve_model_path(path: str) -> str:
     """Return the model's folder or hub id. Raise `ModelError` if `path` is neither."""
     if path == STARTER:
         return str(ASSETS / "starter")
@@ -196,7 +203,7 @@ def where(path: str) -> str:
     return path
 
 
-def _device(name: str) -> torch.device:
+def _resolve_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

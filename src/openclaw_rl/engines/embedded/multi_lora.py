@@ -20,31 +20,31 @@ from transformers.pytorch_utils import Conv1D
 from openclaw_rl.engines.adapter_file import AdapterFile, RawTensor
 from openclaw_rl.errors import EngineError
 
-Key = tuple[int, str]
+VersionKey = tuple[int, str]
 """(version, digest): identifies a loaded policy."""
-Pair = tuple[Tensor, Tensor]
+LoraPair = tuple[Tensor, Tensor]
 """A [R, I] and scaled B transposed [R, O]."""
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
 
 
 @dataclass(slots=True, eq=False)
-class Route:
+class LoraRouting:
     """LoRA updates of one batch: a pair per module."""
 
-    pairs: Sequence[Pair | None]
+    pairs: Sequence[LoraPair | None]
     mask: Tensor | None  # [N, 1, K]; None: all rows use the whole pair
 
 
 @dataclass(slots=True)
-class Switch:
+class ActiveLoraRouting:
     """Routing of the next forward pass, shared by all linear layers of a model. `route` None: base weights only."""
 
-    route: Route | None = None
+    route: LoraRouting | None = None
 
 
 @cache
-def _routed(kind: type[nn.Module]) -> type[nn.Module]:
+def _routed_class(kind: type[nn.Module]) -> type[nn.Module]:
     """Return a subclass of a linear layer class that adds the LoRA update of the current routing.
 
     It is assigned to the `__class__` of existing layers, so the model keeps its names, weights and ties.
@@ -69,66 +69,70 @@ def _routed(kind: type[nn.Module]) -> type[nn.Module]:
     return type(f"Routed{kind.__name__}", (kind,), {"forward": forward})
 
 
-def _sizes(module: Any) -> tuple[int, int]:
+def _layer_sizes(module: Any) -> tuple[int, int]:
     """Return (input features, output features)."""
     out, into = module.weight.shape
     return (out, into) if isinstance(module, Conv1D) else (into, out)  # GPT-2's Conv1D is transposed
 
 
 @dataclass(slots=True, eq=False)
-class Stack:
+class LoraStack:
     """Matrices of all loaded adapters and the span of each. Not changed after it is in use."""
 
-    spans: dict[Key, slice] = field(default_factory=dict)
-    pairs: list[Pair | None] = field(default_factory=list)
-    own: dict[Key, list[Pair | None]] = field(default_factory=dict)  # per version: views of its slice
+    spans: dict[VersionKey, slice] = field(default_factory=dict)
+    pairs: list[LoraPair | None] = field(default_factory=list)
+    pairs_by_version: dict[VersionKey, list[LoraPair | None]] = field(
+        default_factory=dict
+    )  # per version: views of its slice
     width: int = 0
 
 
-class Adapters:
+class LoadedAdapters:
     """The adapters loaded into a model. Loading runs in small steps, so that decode steps can run in between."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.switch = Switch()
+        self.switch = ActiveLoraRouting()
         self.modules: dict[str, Any] = {}
         for name, module in model.named_modules():
             if isinstance(module, nn.Linear | Conv1D):
                 routed: Any = module
-                routed.__class__ = _routed(type(routed))  # type: ignore[arg-type]
+                routed.__class__ = _routed_class(type(routed))  # type: ignore[arg-type]
                 routed.switch, routed.index = self.switch, len(self.modules)
                 self.modules[name] = routed
-        self._stack = Stack(pairs=[None] * len(self.modules))
+        self._stack = LoraStack(pairs=[None] * len(self.modules))
 
     @property
-    def keys(self) -> frozenset[Key]:
+    def loaded_keys(self) -> frozenset[VersionKey]:
         return frozenset(self._stack.spans)
 
-    def route(self, keys: Sequence[Key | None]) -> Route | None:
+    def route_batch(self, keys: Sequence[VersionKey | None]) -> LoraRouting | None:
         """Return the routing of a batch whose row i uses `keys[i]` (None: the base)."""
         first = keys[0]
         if all(k == first for k in keys):
-            return None if first is None else Route(self._stack.own[first], None)
+            return None if first is None else LoraRouting(self._stack.pairs_by_version[first], None)
         like = next(iter(self.modules.values())).weight
         mask = torch.zeros(len(keys), 1, self._stack.width, dtype=like.dtype)
         for row, key in enumerate(keys):
             if key is not None:
                 mask[row, 0, self._stack.spans[key]] = 1
-        return Route(self._stack.pairs, mask.to(like.device))
+        return LoraRouting(self._stack.pairs, mask.to(like.device))
 
-    def change(self, add: Mapping[Key, AdapterFile], keep: frozenset[Key]) -> Generator[None]:
+    def replace_adapters(self, add: Mapping[VersionKey, AdapterFile], keep: frozenset[VersionKey]) -> Generator[None]:
         """Load `add`, keep the loaded adapters in `keep`, and drop the rest, in small steps.
 
         Takes effect after the last step. Raise `EngineError` if an adapter does not fit the model.
         """
         count = len(self.modules)
-        parts = {k: (s.stop - s.start, self._stack.own[k]) for k, s in self._stack.spans.items() if k in keep}
+        parts = {
+            k: (s.stop - s.start, self._stack.pairs_by_version[k]) for k, s in self._stack.spans.items() if k in keep
+        }
         for key, file in add.items():
-            read = yield from self._read(file)
+            read = yield from self._read_pairs(file)
             parts[key] = (file.rank, [read.get(i) for i in range(count)])
-        self._stack = yield from _stack(parts, count)
+        self._stack = yield from _build_stack(parts, count)
 
-    def _read(self, file: AdapterFile) -> Generator[None, None, dict[int, Pair]]:
-        pairs: dict[int, Pair] = {}
+    def _read_pairs(self, file: AdapterFile) -> Generator[None, None, dict[int, LoraPair]]:
+        pairs: dict[int, LoraPair] = {}
         for name, (raw_a, raw_b) in file.pairs.items():
             module = self.modules.get(name)
             where = f"version {file.ref.version}, {file.ref.path}"
@@ -136,13 +140,13 @@ class Adapters:
                 raise EngineError(
                     f"{where}: the base model has no linear layer {name!r}. Was it trained on another base?"
                 )
-            into, out = _sizes(module)
+            into, out = _layer_sizes(module)
             if raw_a.shape[1] != into or raw_b.shape[0] != out:
                 raise EngineError(
                     f"{where}: {name}: lora_A {list(raw_a.shape)} and lora_B {list(raw_b.shape)}, expected "
                     f"[rank, {into}] and [{out}, rank]. Was it trained on another base?"
                 )
-            a, b = _tensor(file, raw_a), _tensor(file, raw_b)
+            a, b = _lora_tensor(file, raw_a), _lora_tensor(file, raw_b)
             if not (bool(torch.isfinite(a).all()) and bool(torch.isfinite(b).all())):
                 raise EngineError(f"{where}: {name} contains values that are not finite")
             like = module.weight
@@ -152,7 +156,7 @@ class Adapters:
         return pairs
 
 
-def _tensor(file: AdapterFile, raw: RawTensor) -> Tensor:
+def _lora_tensor(file: AdapterFile, raw: RawTensor) -> Tensor:
     dtype = _DTYPES.get(raw.dtype)
     if dtype is None:
         raise EngineError(f"version {file.ref.version}, {file.ref.path}: {raw.dtype} weights, expected {list(_DTYPES)}")
@@ -160,9 +164,11 @@ def _tensor(file: AdapterFile, raw: RawTensor) -> Tensor:
     return torch.frombuffer(file.buffer, dtype=dtype, count=count, offset=raw.begin).view(raw.shape)
 
 
-def _stack(parts: Mapping[Key, tuple[int, Sequence[Pair | None]]], count: int) -> Generator[None, None, Stack]:
+def _build_stack(
+    parts: Mapping[VersionKey, tuple[int, Sequence[LoraPair | None]]], count: int
+) -> Generator[None, None, LoraStack]:
     """Concatenate the pairs of all versions; yield after each module."""
-    stack = Stack(own={key: [] for key in parts})
+    stack = LoraStack(pairs_by_version={key: [] for key in parts})
     for key, (rank, _) in parts.items():
         stack.spans[key] = slice(stack.width, stack.width + rank)
         stack.width += rank
@@ -172,12 +178,12 @@ def _stack(parts: Mapping[Key, tuple[int, Sequence[Pair | None]]], count: int) -
         stack.pairs.append(whole)
         for key, pair in here.items():
             span = stack.spans[key]
-            stack.own[key].append((whole[0][span], whole[1][span]) if whole and pair else None)
+            stack.pairs_by_version[key].append((whole[0][span], whole[1][span]) if whole and pair else None)
         yield
     return stack
 
 
-def _side_by_side(here: Mapping[Key, Pair | None], stack: Stack) -> Pair | None:
+def _side_by_side(here: Mapping[VersionKey, LoraPair | None], stack: LoraStack) -> LoraPair | None:
     """Return A [K, I] and B [K, O] of one module; zeros where a version has no update or a lower rank."""
     like = next((pair for pair in here.values() if pair is not None), None)
     if like is None:

@@ -12,39 +12,39 @@ from dataclasses import dataclass
 
 import torch
 
-from openclaw_rl.engines.embedded.sequence import Job
+from openclaw_rl.engines.embedded.sequence import EngineSequence
 
-PATIENCE = 60.0  # seconds for which one sequence is tried alone before it fails
-PAUSE = 0.2  # seconds between two attempts
-BESIDE = 2.0  # seconds until a prefill is tried again although no row has ended
+SINGLE_SEQUENCE_TIMEOUT = 60.0  # seconds for which one sequence is tried alone before it fails
+RETRY_INTERVAL = 0.2  # seconds between two attempts
+PREFILL_RETRY_DELAY = 2.0  # seconds until a prefill is tried again although no row has ended
 
 
 @dataclass(slots=True)
-class Lack:
+class OomState:
     """Out-of-memory state. `rows`: batch size at the last failure."""
 
     rows: int
     again: float  # monotonic time at which a prefill is tried although no row has ended
 
     @classmethod
-    def now(cls, rows: int) -> Lack:
-        return cls(rows=rows, again=time.monotonic() + BESIDE)
+    def at_failure(cls, rows: int) -> OomState:
+        return cls(rows=rows, again=time.monotonic() + PREFILL_RETRY_DELAY)
 
     def may_prefill(self, rows: int) -> bool:
         return rows == 0 or rows < self.rows or time.monotonic() >= self.again
 
 
-def is_hopeless(job: Job) -> bool:
+def has_timed_out(job: EngineSequence) -> bool:
     """Record that a sequence does not fit alone. Return whether that has lasted for the timeout."""
     now = time.monotonic()
-    job.lacking = job.lacking or now
-    return now - job.lacking >= PATIENCE
+    job.oom_since = job.oom_since or now
+    return now - job.oom_since >= SINGLE_SEQUENCE_TIMEOUT
 
 
-def told(tokens: int, device: torch.device) -> str:
+def oom_reason(tokens: int, device: torch.device) -> str:
     """Return the error message for a sequence of `tokens` tokens that does not fit."""
     return (
-        f"{tokens} tokens do not fit into the memory of {device}, tried for {PATIENCE:g} s. "
+        f"{tokens} tokens do not fit into the memory of {device}, tried for {SINGLE_SEQUENCE_TIMEOUT:g} s. "
         "Start a new conversation, or free memory: lower engine.max_context, engine.max_batch or engine.prefill_chunk, "
         "move the trainer to another device (train.gpus), or use a smaller model"
     )

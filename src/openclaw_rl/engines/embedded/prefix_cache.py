@@ -17,18 +17,18 @@ from torch import Tensor
 
 from openclaw_rl.types import Ids
 
-SHORTEST = 16  # tokens: minimum of a hit and of a stored sequence
-NODE = 256  # tokens per node at most: bounds the copy when a sequence branches off inside a node
+MIN_PREFIX_TOKENS = 16  # tokens: minimum of a hit and of a stored sequence
+MAX_NODE_TOKENS = 256  # tokens per node at most: bounds the copy when a sequence branches off inside a node
 
 
 @dataclass(slots=True, eq=False)
-class Node:
+class PrefixNode:
     """Tree node: a private copy of the `states` [L, 2, H, n, D] of `ids` [n]. A root has no tokens."""
 
     ids: Ids
     states: Tensor
-    parent: Node | None
-    children: dict[int, Node] = field(default_factory=dict)  # by first id
+    parent: PrefixNode | None
+    children: dict[int, PrefixNode] = field(default_factory=dict)  # by first id
 
 
 class PrefixCache:
@@ -36,106 +36,106 @@ class PrefixCache:
 
     def __init__(self, limit: int) -> None:
         self.limit, self.tokens = limit, 0
-        self._roots: dict[Hashable, Node] = {}
+        self._roots: dict[Hashable, PrefixNode] = {}
         # Least recently used first. `_mark_used` goes from the leaf to the root, so a node precedes its parent: the
         # first node is always a leaf, and removing it breaks no path.
-        self._order: OrderedDict[Node, Hashable] = OrderedDict()
+        self._use_order: OrderedDict[PrefixNode, Hashable] = OrderedDict()
 
     def __len__(self) -> int:
         """Return the number of leaves."""
-        return sum(not node.children for node in self._order)
+        return sum(not node.children for node in self._use_order)
 
-    def wants(self, length: int) -> bool:
+    def is_cacheable(self, length: int) -> bool:
         """Return whether a sequence of this length would be stored."""
-        return SHORTEST <= length <= self.limit
+        return MIN_PREFIX_TOKENS <= length <= self.limit
 
-    def find(self, key: Hashable, ids: Ids) -> tuple[int, list[Tensor]] | None:
+    def find_prefix(self, key: Hashable, ids: Ids) -> tuple[int, list[Tensor]] | None:
         """Return the longest cached prefix of `ids[:-1]`: number of tokens, and their states in pieces.
 
         The pieces [L, 2, H, n, D] are views that are valid until the next `add`.
         """
-        path, partly = self._walk(key, ids[:-1])
+        path, partly = self._match_path(key, ids[:-1])
         pieces = [node.states for node in path]
         if partly:
             pieces[-1] = pieces[-1][:, :, :, :partly]
         length = sum(piece.shape[3] for piece in pieces)
-        if length < SHORTEST:
+        if length < MIN_PREFIX_TOKENS:
             return None
-        self._use(path)
+        self._mark_used(path)
         return length, pieces
 
     def add(self, key: Hashable, ids: Ids, states: Tensor) -> None:
         """Store a finished sequence; copies the new part of `states` [L, 2, H, len(ids), D]."""
-        path, partly = self._walk(key, ids)
+        path, partly = self._match_path(key, ids)
         at = sum(len(node.ids) for node in path[:-1]) + (partly or len(path[-1].ids)) if path else 0
         if partly and at < len(ids):
-            path[-1] = self._split(key, path[-1], partly)
-        node = path[-1] if path else self._roots.setdefault(key, Node(ids[:0], torch.empty(0), None))
-        for start in range(at, len(ids), NODE):
-            end = min(start + NODE, len(ids))
-            node = self._hang(key, node, ids[start:end].copy(), _copied(states[:, :, :, start:end]))
+            path[-1] = self._split_node(key, path[-1], partly)
+        node = path[-1] if path else self._roots.setdefault(key, PrefixNode(ids[:0], torch.empty(0), None))
+        for start in range(at, len(ids), MAX_NODE_TOKENS):
+            end = min(start + MAX_NODE_TOKENS, len(ids))
+            node = self._add_child(key, node, ids[start:end].copy(), _contiguous_copy(states[:, :, :, start:end]))
             path.append(node)
         self.tokens += len(ids) - at
-        self._use(path)
+        self._mark_used(path)
         while self.tokens > self.limit:
-            self._drop(next(iter(self._order)))
+            self._remove_leaf(next(iter(self._use_order)))
 
     def clear(self) -> None:
         """Remove all prefixes."""
-        self._order.clear()
+        self._use_order.clear()
         self._roots.clear()
         self.tokens = 0
 
-    def forget(self, key: Hashable) -> None:
+    def remove_policy(self, key: Hashable) -> None:
         """Remove all prefixes of one policy."""
-        for node in [n for n, owner in self._order.items() if owner == key]:
-            del self._order[node]
+        for node in [n for n, owner in self._use_order.items() if owner == key]:
+            del self._use_order[node]
             self.tokens -= len(node.ids)
         self._roots.pop(key, None)
 
-    def _walk(self, key: Hashable, ids: Ids) -> tuple[list[Node], int]:
+    def _match_path(self, key: Hashable, ids: Ids) -> tuple[list[PrefixNode], int]:
         """Return the nodes that match the start of `ids`, and the tokens matched in the last one (0: all)."""
-        path: list[Node] = []
+        path: list[PrefixNode] = []
         node, at = self._roots.get(key), 0
         while node is not None and at < len(ids) and (node := node.children.get(int(ids[at]))) is not None:
             path.append(node)
-            same = _same(node.ids, ids[at : at + len(node.ids)])
+            same = _common_length(node.ids, ids[at : at + len(node.ids)])
             if same < len(node.ids):
                 return path, same
             at += same
         return path, 0
 
-    def _split(self, key: Hashable, node: Node, at: int) -> Node:
+    def _split_node(self, key: Hashable, node: PrefixNode, at: int) -> PrefixNode:
         """Split a node in two and return the first half. The second keeps its place in the order of use."""
         assert node.parent is not None
-        first = self._hang(key, node.parent, node.ids[:at], _copied(node.states[:, :, :, :at]))
-        node.ids, node.states, node.parent = node.ids[at:], _copied(node.states[:, :, :, at:]), first
+        first = self._add_child(key, node.parent, node.ids[:at], _contiguous_copy(node.states[:, :, :, :at]))
+        node.ids, node.states, node.parent = node.ids[at:], _contiguous_copy(node.states[:, :, :, at:]), first
         first.children[int(node.ids[0])] = node
         return first
 
-    def _hang(self, key: Hashable, parent: Node, ids: Ids, states: Tensor) -> Node:
+    def _add_child(self, key: Hashable, parent: PrefixNode, ids: Ids, states: Tensor) -> PrefixNode:
         """Add a node below `parent`. It ranks as the most recently used until its path is marked."""
-        node = parent.children[int(ids[0])] = Node(ids, states, parent)
-        self._order[node] = key
+        node = parent.children[int(ids[0])] = PrefixNode(ids, states, parent)
+        self._use_order[node] = key
         return node
 
-    def _use(self, path: list[Node]) -> None:
+    def _mark_used(self, path: list[PrefixNode]) -> None:
         for node in reversed(path):
-            self._order.move_to_end(node)
+            self._use_order.move_to_end(node)
 
-    def _drop(self, node: Node) -> None:
+    def _remove_leaf(self, node: PrefixNode) -> None:
         assert node.parent is not None
         assert not node.children, "only a leaf can be removed"
-        del self._order[node], node.parent.children[int(node.ids[0])]
+        del self._use_order[node], node.parent.children[int(node.ids[0])]
         self.tokens -= len(node.ids)
 
 
-def _same(one: Ids, other: Ids) -> int:
+def _common_length(one: Ids, other: Ids) -> int:
     """Return the length of the common prefix."""
     most = min(len(one), len(other))
     differs = np.flatnonzero(one[:most] != other[:most])
     return int(differs[0]) if len(differs) else most
 
 
-def _copied(states: Tensor) -> Tensor:
+def _contiguous_copy(states: Tensor) -> Tensor:
     return states.clone(memory_format=torch.contiguous_format)

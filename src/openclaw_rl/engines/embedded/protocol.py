@@ -12,15 +12,15 @@ from collections.abc import Iterator, Sequence
 import msgspec
 import numpy as np
 
-from openclaw_rl.engines.base import Info
+from openclaw_rl.engines.base import EngineInfo
 from openclaw_rl.errors import EngineGone
 from openclaw_rl.types import Ids, Logprobs, PolicyRef, Sampling
 
-MAX_FRAME = 256 * 2**20
-_HEADER = 4
+MAX_FRAME_BYTES = 256 * 2**20
+_HEADER_BYTES = 4
 
 
-class Generate(msgspec.Struct, array_like=True, tag="generate", frozen=True):
+class GenerateCall(msgspec.Struct, array_like=True, tag="generate", frozen=True):
     id: int
     version: int
     prompt_ids: bytes
@@ -29,16 +29,16 @@ class Generate(msgspec.Struct, array_like=True, tag="generate", frozen=True):
     top_logprobs: int = 0
 
 
-class Cancel(msgspec.Struct, array_like=True, tag="cancel", frozen=True):
+class CancelCall(msgspec.Struct, array_like=True, tag="cancel", frozen=True):
     id: int
 
 
-class Load(msgspec.Struct, array_like=True, tag="load", frozen=True):
+class LoadCall(msgspec.Struct, array_like=True, tag="load", frozen=True):
     id: int
     policies: tuple[PolicyRef, ...]
 
 
-class Score(msgspec.Struct, array_like=True, tag="score", frozen=True):
+class ScoreCall(msgspec.Struct, array_like=True, tag="score", frozen=True):
     id: int
     version: int
     prompt_ids: bytes
@@ -46,11 +46,11 @@ class Score(msgspec.Struct, array_like=True, tag="score", frozen=True):
     temperature: float
 
 
-class AskInfo(msgspec.Struct, array_like=True, tag="ask", frozen=True):
+class InfoCall(msgspec.Struct, array_like=True, tag="ask", frozen=True):
     id: int
 
 
-class Tokens(msgspec.Struct, array_like=True, tag="tokens", frozen=True):
+class TokensReply(msgspec.Struct, array_like=True, tag="tokens", frozen=True):
     """Tokens of one decode step, in columns: stream `ids[i]` got `token_ids[i]`. The mappings are sparse."""
 
     ids: list[int]
@@ -61,16 +61,16 @@ class Tokens(msgspec.Struct, array_like=True, tag="tokens", frozen=True):
     cached: dict[int, int] = {}  # sent with a stream's first token: prompt tokens found in the prefix cache
 
 
-class Loaded(msgspec.Struct, array_like=True, tag="loaded", frozen=True):
+class LoadReply(msgspec.Struct, array_like=True, tag="loaded", frozen=True):
     id: int
 
 
-class Scores(msgspec.Struct, array_like=True, tag="scores", frozen=True):
+class ScoreReply(msgspec.Struct, array_like=True, tag="scores", frozen=True):
     id: int
     logprobs: bytes
 
 
-class Failed(msgspec.Struct, array_like=True, tag="failed", frozen=True):
+class RejectionReply(msgspec.Struct, array_like=True, tag="failed", frozen=True):
     """The call was rejected; the engine continues to run."""
 
     id: int
@@ -78,26 +78,26 @@ class Failed(msgspec.Struct, array_like=True, tag="failed", frozen=True):
     grammar: bool = False  # whether the grammar was the reason
 
 
-class Told(msgspec.Struct, array_like=True, tag="info", frozen=True):
+class InfoReply(msgspec.Struct, array_like=True, tag="info", frozen=True):
     id: int
-    info: Info
+    info: EngineInfo
 
 
-Call = Generate | Cancel | Load | Score | AskInfo
-Answer = Tokens | Loaded | Scores | Failed | Told
+EngineCall = GenerateCall | CancelCall | LoadCall | ScoreCall | InfoCall
+EngineReply = TokensReply | LoadReply | ScoreReply | RejectionReply | InfoReply
 
 _encoder = msgspec.msgpack.Encoder()
-calls = msgspec.msgpack.Decoder(Call)
-answers = msgspec.msgpack.Decoder(Answer)
+call_decoder = msgspec.msgpack.Decoder(EngineCall)
+reply_decoder = msgspec.msgpack.Decoder(EngineReply)
 
 
-def encode(message: Call | Answer) -> bytes:
+def encode_frame(message: EngineCall | EngineReply) -> bytes:
     """Encode a message as one frame."""
     body = _encoder.encode(message)
-    return len(body).to_bytes(_HEADER, "little") + body
+    return len(body).to_bytes(_HEADER_BYTES, "little") + body
 
 
-class Frames:
+class FrameDecoder:
     """Decoder from a byte stream to message bodies."""
 
     def __init__(self) -> None:
@@ -108,14 +108,16 @@ class Frames:
         buffer = self._buffer
         buffer += data
         start = 0
-        while len(buffer) - start >= _HEADER:
-            size = int.from_bytes(buffer[start : start + _HEADER], "little")
-            if size > MAX_FRAME:
-                raise EngineGone(f"engine socket: frame of {size} bytes (limit {MAX_FRAME}); is it another program?")
-            if len(buffer) - start - _HEADER < size:
+        while len(buffer) - start >= _HEADER_BYTES:
+            size = int.from_bytes(buffer[start : start + _HEADER_BYTES], "little")
+            if size > MAX_FRAME_BYTES:
+                raise EngineGone(
+                    f"engine socket: frame of {size} bytes (limit {MAX_FRAME_BYTES}); is it another program?"
+                )
+            if len(buffer) - start - _HEADER_BYTES < size:
                 break
-            yield bytes(buffer[start + _HEADER : start + _HEADER + size])
-            start += _HEADER + size
+            yield bytes(buffer[start + _HEADER_BYTES : start + _HEADER_BYTES + size])
+            start += _HEADER_BYTES + size
         del buffer[:start]
 
 

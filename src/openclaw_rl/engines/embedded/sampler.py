@@ -16,85 +16,87 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from openclaw_rl.engines.embedded.grammar import Guide
+from openclaw_rl.engines.embedded.grammar import GrammarState
 from openclaw_rl.types import Sampling
 
-Top = tuple[tuple[int, float], ...]
+TopTokens = tuple[tuple[int, float], ...]
 
 
 @dataclass(slots=True, eq=False)
-class Draw:
+class SamplingState:
     """Sampling parameters and state of one row. `top`: number of alternatives to report."""
 
     sampling: Sampling
     top: int = 0
     rng: random.Random = field(default_factory=random.Random)
-    counts: Counter[int] = field(default_factory=Counter)  # of the sampled tokens; filled only if penalties are set
-    guide: Guide | None = None  # constrains the reply
+    token_counts: Counter[int] = field(
+        default_factory=Counter
+    )  # of the sampled tokens; filled only if penalties are set
+    grammar_state: GrammarState | None = None  # constrains the reply
 
     @staticmethod
-    def of(sampling: Sampling, top: int = 0, guide: Guide | None = None) -> Draw:
+    def from_sampling(sampling: Sampling, top: int = 0, guide: GrammarState | None = None) -> SamplingState:
         rng = random.Random(sampling.seed)  # seed None: system entropy
-        return Draw(sampling, top, rng, guide=guide)
+        return SamplingState(sampling, top, rng, grammar_state=guide)
 
     @property
-    def greedy(self) -> bool:
+    def is_greedy(self) -> bool:
         return self.sampling.temperature <= 0
 
     @property
-    def penalised(self) -> bool:
+    def has_penalties(self) -> bool:
         return bool(self.sampling.presence_penalty or self.sampling.frequency_penalty)
 
     @property
-    def shaped(self) -> bool:
+    def is_shaped(self) -> bool:
         """Whether the row samples from another distribution than the reported one."""
         s = self.sampling
-        if self.guide is not None:
+        if self.grammar_state is not None:
             return True
-        return self.greedy or s.top_p < 1 or s.top_k > 0 or s.min_p > 0 or self.penalised or bool(s.logit_bias)
+        return self.is_greedy or s.top_p < 1 or s.top_k > 0 or s.min_p > 0 or self.has_penalties or bool(s.logit_bias)
 
 
 class Sampler:
     """Sampler for one composition of the batch; rebuilt when a row joins or leaves."""
 
-    def __init__(self, draws: Sequence[Draw], device: torch.device) -> None:
-        self._draws = draws
+    def __init__(self, draws: Sequence[SamplingState], device: torch.device) -> None:
+        self._states = draws
         self._device = device
-        temperatures = [1.0 if d.greedy else d.sampling.temperature for d in draws]
+        temperatures = [1.0 if d.is_greedy else d.sampling.temperature for d in draws]
         plain = all(t == 1.0 for t in temperatures)
         self._temperatures_N1 = None if plain else torch.tensor(temperatures, device=device)[:, None]
-        self._shaped = [i for i, d in enumerate(draws) if d.shaped]
-        self._top = max((d.top for d in draws), default=0)
+        self._shaped_rows = [i for i, d in enumerate(draws) if d.is_shaped]
+        self._max_top = max((d.top for d in draws), default=0)
 
-    def __call__(self, logits_NV: Tensor) -> tuple[list[int], list[float], list[Top] | None]:
+    def __call__(self, logits_NV: Tensor) -> tuple[list[int], list[float], list[TopTokens] | None]:
         """Return token ids [N], their log-probabilities [N], and the top alternatives [N][K] if any row wants them."""
         scaled_NV = logits_NV if self._temperatures_N1 is None else logits_NV / self._temperatures_N1
         logprobs_NV = scaled_NV.log_softmax(-1)
-        uniform_N = [d.rng.random() for d in self._draws]
-        if len(self._shaped) < len(self._draws):
+        uniform_N = [d.rng.random() for d in self._states]
+        if len(self._shaped_rows) < len(self._states):
             u = torch.tensor(uniform_N, dtype=torch.float64, device=self._device)
-            ids_N = invert(logprobs_NV.exp(), u)
+            ids_N = invert_cdf(logprobs_NV.exp(), u)
         else:
-            ids_N = torch.empty(len(self._draws), dtype=torch.long, device=self._device)
-        for row in self._shaped:
-            ids_N[row] = draw_shaped(logits_NV[row], self._draws[row], uniform_N[row])
+            ids_N = torch.empty(len(self._states), dtype=torch.long, device=self._device)
+        for row in self._shaped_rows:
+            ids_N[row] = sample_shaped(logits_NV[row], self._states[row], uniform_N[row])
         chosen_N = logprobs_NV.gather(1, ids_N[:, None])[:, 0]
         ids, logprobs = torch.stack([ids_N.double(), chosen_N.double()]).tolist()  # one device-to-host transfer
         tokens = [int(i) for i in ids]
-        for draw, token in zip(self._draws, tokens, strict=True):
-            if draw.penalised:
-                draw.counts[token] += 1
-            if draw.guide is not None:
-                draw.guide.take(token)
-        return tokens, logprobs, self._alternatives(logprobs_NV) if self._top else None
+        for draw, token in zip(self._states, tokens, strict=True):
+            if draw.has_penalties:
+                draw.token_counts[token] += 1
+            if draw.grammar_state is not None:
+                draw.grammar_state.accept_token(token)
+        return tokens, logprobs, self._top_alternatives(logprobs_NV) if self._max_top else None
 
-    def _alternatives(self, logprobs_NV: Tensor) -> list[Top]:
-        values, ids = logprobs_NV.topk(min(self._top, logprobs_NV.shape[-1]), -1)
-        rows = zip(ids.tolist(), values.tolist(), self._draws, strict=True)
+    def _top_alternatives(self, logprobs_NV: Tensor) -> list[TopTokens]:
+        values, ids = logprobs_NV.topk(min(self._max_top, logprobs_NV.shape[-1]), -1)
+        rows = zip(ids.tolist(), values.tolist(), self._states, strict=True)
         return [tuple(zip(i[: d.top], v[: d.top], strict=True)) for i, v, d in rows]
 
 
-def invert(probs_NV: Tensor, uniform_N: Tensor) -> Tensor:
+def invert_cdf(probs_NV: Tensor, uniform_N: Tensor) -> Tensor:
     """Return [N] the first id whose cumulative share exceeds `uniform_N`. Ids of probability 0 are never chosen."""
     sums_NV = probs_NV.cumsum(-1, dtype=torch.float64)
     wanted_N1 = uniform_N[:, None] * sums_NV[:, -1:]
@@ -102,13 +104,13 @@ def invert(probs_NV: Tensor, uniform_N: Tensor) -> Tensor:
     return ids_N.clamp_(max=probs_NV.shape[-1] - 1)
 
 
-def draw_shaped(logits_V: Tensor, draw: Draw, uniform: float) -> Tensor:
+def sample_shaped(logits_V: Tensor, draw: SamplingState, uniform: float) -> Tensor:
     """Sample one id after grammar, biases, penalties, temperature, top-k, top-p and min-p, applied in this order."""
-    if draw.guide is not None:
-        logits_V = draw.guide.masked(logits_V)
-    logits_V = _shifted(logits_V, draw)
+    if draw.grammar_state is not None:
+        logits_V = draw.grammar_state.mask_logits(logits_V)
+    logits_V = _add_biases(logits_V, draw)
     s = draw.sampling
-    if draw.greedy:
+    if draw.is_greedy:
         return logits_V.argmax()
     probs_V, order_V = (logits_V / s.temperature).softmax(-1).sort(descending=True, stable=True)
     keep_V = torch.ones_like(probs_V, dtype=torch.bool)
@@ -122,15 +124,15 @@ def draw_shaped(logits_V: Tensor, draw: Draw, uniform: float) -> Tensor:
         keep_V &= probs_V >= s.min_p * probs_V[0]
     keep_V[0] = True
     u = torch.tensor([uniform], dtype=torch.float64, device=logits_V.device)
-    return order_V[invert((probs_V * keep_V)[None], u)[0]]
+    return order_V[invert_cdf((probs_V * keep_V)[None], u)[0]]
 
 
-def _shifted(logits_V: Tensor, draw: Draw) -> Tensor:
+def _add_biases(logits_V: Tensor, draw: SamplingState) -> Tensor:
     """Add OpenAI's logit_bias and penalties to the logits; penalties count the tokens of the reply only."""
     s, size = draw.sampling, logits_V.shape[-1]
     shift = {i: float(v) for i, v in s.logit_bias.items() if 0 <= i < size}
-    if draw.penalised:
-        for i, n in draw.counts.items():
+    if draw.has_penalties:
+        for i, n in draw.token_counts.items():
             shift[i] = shift.get(i, 0.0) - s.presence_penalty - s.frequency_penalty * n
     if not shift:
         return logits_V

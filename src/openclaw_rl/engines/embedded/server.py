@@ -21,32 +21,32 @@ import msgspec
 import torch
 import uvloop
 
-from openclaw_rl.engines.base import Info
+from openclaw_rl.engines.base import EngineInfo
 from openclaw_rl.engines.embedded import protocol
-from openclaw_rl.engines.embedded.full_models import Fleet
-from openclaw_rl.engines.embedded.grammar import Grammars, Guide
-from openclaw_rl.engines.embedded.model import BaseModel, where
-from openclaw_rl.engines.embedded.sequence import Job, Out, Scored, Stuck
+from openclaw_rl.engines.embedded.full_models import MultiModelEngine
+from openclaw_rl.engines.embedded.grammar import GrammarCompiler, GrammarState
+from openclaw_rl.engines.embedded.model import EmbeddedModel, resolve_model_path
+from openclaw_rl.engines.embedded.sequence import EngineSequence, SequenceFailed, SequenceScored, StepEvent
 from openclaw_rl.errors import EngineError, EngineGone, GrammarError
 from openclaw_rl.settings.load import Config
 from openclaw_rl.types import PolicyRef
 
 log = logging.getLogger(__name__)
 
-_SLICE = (0.0002, 0.1)  # time slice of a load between two steps: minimum in seconds, or share of a step
-_BACKLOG = 64 * 2**20  # bytes that a client may leave unread before it is disconnected
-_PARENT_POLL = 1.0  # seconds
-_SOCKET_PATH = 103  # bytes; the limit that all supported systems share
+_LOAD_TIME_SLICE = (0.0002, 0.1)  # time slice of a load between two steps: minimum in seconds, or share of a step
+_MAX_UNREAD_BYTES = 64 * 2**20  # bytes that a client may leave unread before it is disconnected
+_PARENT_POLL_SECONDS = 1.0  # seconds
+_MAX_SOCKET_PATH_BYTES = 103  # bytes; the limit that all supported systems share
 
 
-class _Peer(asyncio.Protocol):
+class _ClientConnection(asyncio.Protocol):
     """One client connection."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: EmbeddedServer) -> None:
         self._server = server
-        self._frames = protocol.Frames()
+        self._frame_decoder = protocol.FrameDecoder()
         self._transport: asyncio.Transport | None = None
-        self.jobs: dict[int, Job] = {}
+        self.jobs: dict[int, EngineSequence] = {}
         self.compiling: set[int] = set()  # calls whose grammar is not ready yet
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -54,8 +54,8 @@ class _Peer(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            for body in self._frames.feed(data):
-                self._server.handle(self, protocol.calls.decode(body))
+            for body in self._frame_decoder.feed(data):
+                self._server.handle_call(self, protocol.call_decoder.decode(body))
         except (EngineGone, msgspec.DecodeError) as error:
             log.warning("a client sent an invalid call (%s); disconnecting it", error)
             assert self._transport is not None
@@ -64,122 +64,127 @@ class _Peer(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
         for job in self.jobs.values():
-            self._server.core.cancel(job)
+            self._server.engine.cancel(job)
         self.jobs.clear()
         self.compiling.clear()
 
-    def send(self, answer: protocol.Answer) -> None:
+    def send(self, answer: protocol.EngineReply) -> None:
         if self._transport is None:
             return  # the client disconnected before its reply was ready
-        self._transport.write(protocol.encode(answer))
-        if self._transport.get_write_buffer_size() > _BACKLOG:
-            log.warning("a client left %d MiB unread; disconnecting it", _BACKLOG >> 20)
+        self._transport.write(protocol.encode_frame(answer))
+        if self._transport.get_write_buffer_size() > _MAX_UNREAD_BYTES:
+            log.warning("a client left %d MiB unread; disconnecting it", _MAX_UNREAD_BYTES >> 20)
             self._transport.abort()
 
 
-class Server:
+class EmbeddedServer:
     """Server of one engine: takes calls from the clients, steps the engine and sends the tokens."""
 
-    def __init__(self, core: Fleet, grammars: Grammars | None = None) -> None:
-        self.core, self._grammars = core, grammars
-        self._wake = asyncio.Event()
-        self._loading = asyncio.Lock()
+    def __init__(self, core: MultiModelEngine, grammars: GrammarCompiler | None = None) -> None:
+        self.engine, self._grammars = core, grammars
+        self._work_available = asyncio.Event()
+        self._load_lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._step_seconds = 0.0
 
-    def handle(self, peer: _Peer, call: protocol.Call) -> None:
+    def handle_call(self, peer: _ClientConnection, call: protocol.EngineCall) -> None:
         """Handle one call; slow work runs in a background task."""
-        if isinstance(call, protocol.Cancel):
+        if isinstance(call, protocol.CancelCall):
             peer.compiling.discard(call.id)
             job = peer.jobs.pop(call.id, None)
             if job is not None:
-                self.core.cancel(job)
-        elif isinstance(call, protocol.AskInfo):
-            peer.send(self._info(call.id))
-        elif isinstance(call, protocol.Load):
-            self._spawn(self._load(peer, call))
-        elif isinstance(call, protocol.Generate) and call.sampling.grammar is not None:
+                self.engine.cancel(job)
+        elif isinstance(call, protocol.InfoCall):
+            peer.send(self._info_reply(call.id))
+        elif isinstance(call, protocol.LoadCall):
+            self._start_task(self._handle_load(peer, call))
+        elif isinstance(call, protocol.GenerateCall) and call.sampling.grammar is not None:
             peer.compiling.add(call.id)
-            self._spawn(self._guided(peer, call, call.sampling.grammar))
+            self._start_task(self._submit_with_grammar(peer, call, call.sampling.grammar))
         else:
-            self._submit(peer, call)
+            self._submit_call(peer, call)
 
-    async def _guided(self, peer: _Peer, call: protocol.Generate, grammar: str) -> None:
+    async def _submit_with_grammar(self, peer: _ClientConnection, call: protocol.GenerateCall, grammar: str) -> None:
         """Compile the grammar in a thread, then submit the call unless it was cancelled in the meantime."""
         try:
             if self._grammars is None:
                 raise GrammarError("this model has no tokenizer.json, which is needed to enforce a format")
-            guide = await asyncio.to_thread(self._grammars.guide, grammar, call.stop_token_ids)
+            guide = await asyncio.to_thread(self._grammars.initial_state, grammar, call.stop_token_ids)
         except GrammarError as error:
-            peer.send(protocol.Failed(call.id, str(error), grammar=True))
+            peer.send(protocol.RejectionReply(call.id, str(error), grammar=True))
             return
         if call.id in peer.compiling:
             peer.compiling.remove(call.id)
-            self._submit(peer, call, guide)
+            self._submit_call(peer, call, guide)
 
-    def _submit(self, peer: _Peer, call: protocol.Generate | protocol.Score, guide: Guide | None = None) -> None:
+    def _submit_call(
+        self,
+        peer: _ClientConnection,
+        call: protocol.GenerateCall | protocol.ScoreCall,
+        guide: GrammarState | None = None,
+    ) -> None:
         owner, ids = (peer, call.id), protocol.unpack_ids(call.prompt_ids)
         try:
-            if isinstance(call, protocol.Generate):
-                job = self.core.generate(
+            if isinstance(call, protocol.GenerateCall):
+                job = self.engine.generate(
                     owner, call.version, ids, call.sampling, call.stop_token_ids, call.top_logprobs, guide
                 )
             else:
                 response = protocol.unpack_ids(call.response_ids)
-                job = self.core.score(owner, call.version, ids, response, call.temperature)
+                job = self.engine.score(owner, call.version, ids, response, call.temperature)
         except EngineError as error:
-            peer.send(protocol.Failed(call.id, str(error)))
+            peer.send(protocol.RejectionReply(call.id, str(error)))
             return
         peer.jobs[call.id] = job
-        self._wake.set()
+        self._work_available.set()
 
-    def _info(self, call: int) -> protocol.Told:
-        core, model = self.core, self.core.model
-        info = Info(
+    def _info_reply(self, call: int) -> protocol.InfoReply:
+        core, model = self.engine, self.engine.model
+        info = EngineInfo(
             model=model.name,
             context_length=model.context_length,
             vocab_size=model.vocab_size,
             versions=core.versions,
             device=str(model.device),
             dtype=str(model.dtype).removeprefix("torch."),
-            running=core.running,
-            waiting=core.waiting,
+            running=core.running_count,
+            waiting=core.waiting_count,
             pid=os.getpid(),
             grammar=self._grammars is not None,
         )
-        return protocol.Told(call, info)
+        return protocol.InfoReply(call, info)
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+    def _start_task(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _load(self, peer: _Peer, call: protocol.Load) -> None:
-        async with self._loading:
+    async def _handle_load(self, peer: _ClientConnection, call: protocol.LoadCall) -> None:
+        async with self._load_lock:
             try:
-                await self._change(call.policies)
+                await self._load_versions(call.policies)
             except EngineError as error:
-                peer.send(protocol.Failed(call.id, str(error)))
+                peer.send(protocol.RejectionReply(call.id, str(error)))
             except RuntimeError as error:  # torch is out of memory; the loaded versions are unchanged
-                peer.send(protocol.Failed(call.id, f"the versions could not be loaded: {error}"))
+                peer.send(protocol.RejectionReply(call.id, f"the versions could not be loaded: {error}"))
             else:
-                peer.send(protocol.Loaded(call.id))
-        await self._tidy()
+                peer.send(protocol.LoadReply(call.id))
+        await self._unload_unused()
 
-    async def _change(self, policies: tuple[PolicyRef, ...]) -> None:
-        self.core.check_room(policies)
+    async def _load_versions(self, policies: tuple[PolicyRef, ...]) -> None:
+        self.engine.check_capacity(policies)
         files = {}
-        for ref in self.core.missing(policies):
-            files[ref.version, ref.digest] = await asyncio.to_thread(self.core.read, ref)
-        await self._between_steps(self.core.change(policies, files))
+        for ref in self.engine.unread_policies(policies):
+            files[ref.version, ref.digest] = await asyncio.to_thread(self.engine.read_version, ref)
+        await self._between_steps(self.engine.load_versions(policies, files))
 
-    async def _tidy(self) -> None:
-        async with self._loading:
-            if self.core.untidy:
-                await self._between_steps(self.core.tidy())
+    async def _unload_unused(self) -> None:
+        async with self._load_lock:
+            if self.engine.has_unused:
+                await self._between_steps(self.engine.unload_unused())
 
     async def _between_steps(self, work: Generator[None]) -> None:
-        least, share = _SLICE
+        least, share = _LOAD_TIME_SLICE
         started = time.perf_counter()
         for _ in work:
             now = time.perf_counter()
@@ -190,38 +195,38 @@ class Server:
     async def run_steps(self) -> None:
         """Step the engine while it has work."""
         while True:
-            if self.core.untidy and not self._loading.locked():
-                self._spawn(self._tidy())
-            if not self.core.busy:
-                self._wake.clear()
-                await self._wake.wait()
+            if self.engine.has_unused and not self._load_lock.locked():
+                self._start_task(self._unload_unused())
+            if not self.engine.has_work:
+                self._work_available.clear()
+                await self._work_available.wait()
             started = time.perf_counter()
-            out = self.core.step()
+            out = self.engine.step()
             self._step_seconds = time.perf_counter() - started
-            self._send(out)
-            await asyncio.sleep(self.core.pause)
+            self._send_events(out)
+            await asyncio.sleep(self.engine.retry_delay)
 
-    def _send(self, out: list[Out]) -> None:
+    def _send_events(self, out: list[StepEvent]) -> None:
         """Send the events of a step: one frame per client for all tokens."""
-        steps: dict[_Peer, protocol.Tokens] = {}
+        steps: dict[_ClientConnection, protocol.TokensReply] = {}
         for item in out:
             peer, key = item.job.owner
-            if isinstance(item, Stuck):
+            if isinstance(item, SequenceFailed):
                 peer.jobs.pop(key, None)
-                peer.send(protocol.Failed(key, item.why, grammar=item.grammar))
+                peer.send(protocol.RejectionReply(key, item.reason, grammar=item.grammar))
                 continue
-            if isinstance(item, Scored):
+            if isinstance(item, SequenceScored):
                 peer.jobs.pop(key, None)
-                peer.send(protocol.Scores(key, protocol.pack_logprobs(item.logprobs)))
+                peer.send(protocol.ScoreReply(key, protocol.pack_logprobs(item.logprobs)))
                 continue
             step = steps.get(peer)
             if step is None:
-                step = steps[peer] = protocol.Tokens([], [], [], {}, {}, {})
+                step = steps[peer] = protocol.TokensReply([], [], [], {}, {}, {})
             step.ids.append(key)
             step.token_ids.append(item.token)
             step.logprobs.append(item.logprob)
-            if item.job.reused and len(item.job.drawn) == 1:
-                step.cached[key] = item.job.reused
+            if item.job.reused_tokens and len(item.job.sampled_ids) == 1:
+                step.cached[key] = item.job.reused_tokens
             if item.top is not None:
                 step.top[key] = item.top
             if item.finish is not None:
@@ -231,10 +236,12 @@ class Server:
             peer.send(step)
 
 
-def bind(path: Path) -> socket.socket:
+def bind_socket(path: Path) -> socket.socket:
     """Return a listening Unix socket at `path`, mode 600. Raise `EngineError` if another engine listens there."""
-    if len(str(path).encode()) > _SOCKET_PATH:
-        raise EngineError(f"{path}: a Unix socket path has at most {_SOCKET_PATH} bytes. Choose a shorter `home`")
+    if len(str(path).encode()) > _MAX_SOCKET_PATH_BYTES:
+        raise EngineError(
+            f"{path}: a Unix socket path has at most {_MAX_SOCKET_PATH_BYTES} bytes. Choose a shorter `home`"
+        )
     if path.exists():
         with socket.socket(socket.AF_UNIX) as probe:
             try:
@@ -254,34 +261,36 @@ def bind(path: Path) -> socket.socket:
     return bound
 
 
-async def _serve(config: Config) -> None:
+async def _run_server(config: Config) -> None:
     parent = os.getppid()
-    bound = bind(config.engine_socket)  # first: a second engine must fail before it loads a model
+    bound = bind_socket(config.engine_socket)  # first: a second engine must fail before it loads a model
     try:
-        core = _core(config)
-        grammars = Grammars.find(where(config.model.path), core.model.vocab_size)
-        await _until_told(Server(core, grammars), bound, parent)
+        core = _load_engine(config)
+        grammars = GrammarCompiler.for_model(resolve_model_path(config.model.path), core.model.vocab_size)
+        await _serve_until_stopped(EmbeddedServer(core, grammars), bound, parent)
     finally:
         bound.close()
         config.engine_socket.unlink(missing_ok=True)
 
 
-def _core(config: Config) -> Fleet:
+def _load_engine(config: Config) -> MultiModelEngine:
     torch.set_num_threads(config.engine.threads)
-    core = Fleet(BaseModel.load(config.model, max_context=config.engine.max_context), config.engine)
+    core = MultiModelEngine(EmbeddedModel.load(config.model, max_context=config.engine.max_context), config.engine)
     gc.collect()
     gc.freeze()  # the model's objects are permanent: exclude them from later collections
     log.info("engine: %s on %s, context %d", core.model.name, core.model.device, core.model.context_length)
     return core
 
 
-async def _until_told(server: Server, bound: socket.socket, parent: int) -> None:
+async def _serve_until_stopped(server: EmbeddedServer, bound: socket.socket, parent: int) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    listener = await loop.create_unix_server(lambda: _Peer(server), sock=bound)
-    tasks = [loop.create_task(work) for work in (server.run_steps(), _until_orphaned(parent), _wait(stop))]
+    listener = await loop.create_unix_server(lambda: _ClientConnection(server), sock=bound)
+    tasks = [
+        loop.create_task(work) for work in (server.run_steps(), _wait_for_parent_exit(parent), _wait_for_stop(stop))
+    ]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if tasks[0].done():
@@ -292,13 +301,13 @@ async def _until_told(server: Server, bound: socket.socket, parent: int) -> None
             task.cancel()
 
 
-async def _wait(stop: asyncio.Event) -> None:
+async def _wait_for_stop(stop: asyncio.Event) -> None:
     await stop.wait()
 
 
-async def _until_orphaned(parent: int) -> None:
+async def _wait_for_parent_exit(parent: int) -> None:
     while os.getppid() == parent:  # noqa: ASYNC110 - not every system has an event for it
-        await asyncio.sleep(_PARENT_POLL)
+        await asyncio.sleep(_PARENT_POLL_SECONDS)
     log.warning("engine: the parent process is gone; exiting")
 
 
@@ -308,4 +317,4 @@ def main(config: Config) -> None:
     Raise `ModelError` if the model cannot be served, `EngineError` if the socket is in use.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(config))
+        runner.run(_run_server(config))

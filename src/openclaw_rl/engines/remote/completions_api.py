@@ -8,46 +8,46 @@ from typing import Any
 
 import msgspec
 
-from openclaw_rl.engines.remote.http_client import refused
+from openclaw_rl.engines.remote.http_client import error_from_event
 from openclaw_rl.errors import EngineError, EngineGone
 from openclaw_rl.types import Chunk, Generation, Ids, Sampling
 
-Top = tuple[tuple[int, float], ...]
-_ID = "token_id:"
+TopLogprobs = tuple[tuple[int, float], ...]
+_ID_PREFIX = "token_id:"
 
 
-class Logprobs(msgspec.Struct):
+class CompletionLogprobs(msgspec.Struct):
     token_logprobs: list[float | None] = []
     tokens: list[str] = []
     top_logprobs: list[dict[str, float | None] | None] = []
 
 
-class Choice(msgspec.Struct):
+class CompletionChoice(msgspec.Struct):
     text: str = ""
     token_ids: list[int] | None = None
-    logprobs: Logprobs | None = None
+    logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
     prompt_logprobs: list[dict[str, dict[str, Any]] | None] | None = None
 
 
-class Details(msgspec.Struct):
+class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int | None = None
 
 
-class Usage(msgspec.Struct):
-    prompt_tokens_details: Details | None = None
+class CompletionUsage(msgspec.Struct):
+    prompt_tokens_details: PromptTokensDetails | None = None
 
 
-class Completion(msgspec.Struct):
-    choices: list[Choice] = []
+class CompletionResponse(msgspec.Struct):
+    choices: list[CompletionChoice] = []
     error: Any = None
-    usage: Usage | None = None
+    usage: CompletionUsage | None = None
 
 
-_decoder = msgspec.json.Decoder(Completion)
+_response_decoder = msgspec.json.Decoder(CompletionResponse)
 
 
-def body(
+def request_body(
     *, model: str, prompt: Ids | Sequence[int], sampling: Sampling, limit: int, stop: Sequence[int], top: int = 0
 ) -> dict[str, Any]:
     """Return a request body. The gateway handles stop strings; eos stops a reply only if it is in `stop`."""
@@ -76,9 +76,9 @@ def body(
     return made
 
 
-def streamed(generation: Generation, *, model: str, limit: int) -> dict[str, Any]:
+def streaming_body(generation: Generation, *, model: str, limit: int) -> dict[str, Any]:
     """Return the request body for one streamed reply."""
-    made = body(
+    made = request_body(
         model=model,
         prompt=generation.prompt_ids,
         sampling=generation.sampling,
@@ -89,21 +89,21 @@ def streamed(generation: Generation, *, model: str, limit: int) -> dict[str, Any
     return made | {"stream": True, "stream_options": {"include_usage": True}}
 
 
-def decode(raw: bytes) -> Completion:
+def decode_event(raw: bytes) -> CompletionResponse:
     """Decode one event or one whole answer. Raises `EngineError` for an error event."""
     try:
-        found = _decoder.decode(raw)
+        found = _response_decoder.decode(raw)
     except msgspec.DecodeError as error:
         raise EngineError(f"the engine's answer is not a completion ({error}): {raw[:200]!r}") from None
     if found.error is not None:
-        raise refused(found.error)
+        raise error_from_event(found.error)
     return found
 
 
-def choice_of(answer: Any) -> Choice:
+def single_choice(answer: Any) -> CompletionChoice:
     """Return the only choice of a whole answer. Raises `EngineError` if the answer has another shape."""
     try:
-        found = msgspec.convert(answer, Completion)
+        found = msgspec.convert(answer, CompletionResponse)
     except msgspec.ValidationError as error:
         raise EngineError(f"the engine's answer is not a completion ({error})") from None
     if len(found.choices) != 1:
@@ -111,23 +111,23 @@ def choice_of(answer: Any) -> Choice:
     return found.choices[0]
 
 
-def chunk_of(events: Sequence[bytes], top: int) -> Chunk | None:
+def chunk_from_events(events: Sequence[bytes], top: int) -> Chunk | None:
     """Return the events of one read as one chunk; None if they have no token and no finish reason.
 
     Raises `EngineError` if ids or log-probabilities are missing, `EngineGone` if the server aborted the reply.
     """
     ids: list[int] = []
     logprobs: list[float] = []
-    tops: list[Top] = []
+    tops: list[TopLogprobs] = []
     finish: str | None = None
     for raw in events:
-        for choice in decode(raw).choices:
+        for choice in decode_event(raw).choices:
             finish = choice.finish_reason or finish
-            found = ids_of(choice)
+            found = token_ids_of(choice)
             if found:
                 ids += found
-                logprobs += _logprobs(choice, len(found))
-                tops += _tops(choice, top) if top else []
+                logprobs += _token_logprobs(choice, len(found))
+                tops += _top_logprobs(choice, top) if top else []
     if finish not in (None, "stop", "length"):
         raise EngineGone(f"the engine aborted the reply ({finish}). Repeat the request")
     if not ids and finish is None:
@@ -135,46 +135,46 @@ def chunk_of(events: Sequence[bytes], top: int) -> Chunk | None:
     return Chunk(token_ids=tuple(ids), logprobs=tuple(logprobs), top=tuple(tops), finish=finish)
 
 
-def cached_of(events: Sequence[bytes]) -> int:
+def cached_prompt_tokens(events: Sequence[bytes]) -> int:
     """Return how many prompt tokens came from the server's prefix cache, read from the last event."""
-    usage = decode(events[-1]).usage
+    usage = decode_event(events[-1]).usage
     details = usage.prompt_tokens_details if usage is not None else None
     return (details.cached_tokens or 0) if details is not None else 0
 
 
-def ids_of(choice: Choice) -> list[int]:
+def token_ids_of(choice: CompletionChoice) -> list[int]:
     """Return the token ids. Servers without `return_token_ids` send them as token strings, `token_id:N`."""
     if choice.token_ids is not None:
         return choice.token_ids
     tokens = choice.logprobs.tokens if choice.logprobs is not None else []
-    if not all(t.startswith(_ID) for t in tokens) or (choice.text and not tokens):
+    if not all(t.startswith(_ID_PREFIX) for t in tokens) or (choice.text and not tokens):
         raise EngineError(
             "the engine returns no token ids, so it cannot serve the policy. Serve it with vLLM or SGLang, "
             "or use this endpoint as a judge (judge.base_url)"
         )
-    return [int(t.removeprefix(_ID)) for t in tokens]
+    return [int(t.removeprefix(_ID_PREFIX)) for t in tokens]
 
 
-def _logprobs(choice: Choice, expected: int) -> list[float]:
+def _token_logprobs(choice: CompletionChoice, expected: int) -> list[float]:
     found = choice.logprobs.token_logprobs if choice.logprobs is not None else []
     if len(found) != expected:
         raise EngineError(f"the engine returned {len(found)} log-probabilities for {expected} tokens")
     return [math.nan if value is None else value for value in found]
 
 
-def _tops(choice: Choice, top: int) -> list[Top]:
+def _top_logprobs(choice: CompletionChoice, top: int) -> list[TopLogprobs]:
     """Return the `top` likeliest ids at each position, likeliest first (a server may add the sampled id)."""
     assert choice.logprobs is not None
-    return [alternatives(entry or {}, top) for entry in choice.logprobs.top_logprobs]
+    return [top_alternatives(entry or {}, top) for entry in choice.logprobs.top_logprobs]
 
 
-def alternatives(entry: Mapping[str, float | None], top: int | None = None) -> Top:
+def top_alternatives(entry: Mapping[str, float | None], top: int | None = None) -> TopLogprobs:
     """Return (token id, log-probability) pairs of one position, likeliest first."""
-    found = [(int(name.removeprefix(_ID)), math.nan if lp is None else lp) for name, lp in entry.items()]
+    found = [(int(name.removeprefix(_ID_PREFIX)), math.nan if lp is None else lp) for name, lp in entry.items()]
     return tuple(sorted(found, key=lambda pair: -pair[1])[:top])
 
 
-def prompt_logprobs(choice: Choice, ids: Ids | Sequence[int], start: int) -> list[float]:
+def prompt_logprobs(choice: CompletionChoice, ids: Ids | Sequence[int], start: int) -> list[float]:
     """Return the log-probabilities of `ids[start:]` from a request with `prompt_logprobs`. Raises `EngineError`."""
     found = choice.prompt_logprobs or []
     if len(found) != len(ids):

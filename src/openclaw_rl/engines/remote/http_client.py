@@ -16,17 +16,20 @@ import msgspec
 
 from openclaw_rl.errors import EngineError, EngineGone
 
-_GONE = frozenset({502, 503, 504})
-_DEAD = ("EngineDead", "EngineCore encountered")  # vLLM's message, with status 500, when its engine process died
-_KEEP_ALIVE = 2.0  # seconds; less than uvicorn's keep-alive timeout of 5 s
-_CONNECT = 5.0  # seconds
-ANSWER = 20.0  # seconds that a health check may take; long, because a busy server answers slowly
+_UNAVAILABLE_STATUSES = frozenset({502, 503, 504})
+_ENGINE_DEAD_MESSAGES = (
+    "EngineDead",
+    "EngineCore encountered",
+)  # vLLM's message, with status 500, when its engine process died
+_KEEP_ALIVE_TIMEOUT = 2.0  # seconds; less than uvicorn's keep-alive timeout of 5 s
+_CONNECT_TIMEOUT = 5.0  # seconds
+HEALTH_TIMEOUT = 20.0  # seconds that a health check may take; long, because a busy server answers slowly
 
-_encoder = msgspec.json.Encoder()
-_anything = msgspec.json.Decoder()
+_json_encoder = msgspec.json.Encoder()
+_json_decoder = msgspec.json.Decoder()
 
 
-class Http:
+class HttpClient:
     """Client for the server at `url`, such as `http://host:port`, with or without a final `/v1`.
 
     `socket`: connect to this Unix socket instead; `url` is then only a name.
@@ -38,14 +41,14 @@ class Http:
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._session: aiohttp.ClientSession | None = None
-        self._open: set[aiohttp.ClientResponse] = set()
+        self._open_responses: set[aiohttp.ClientResponse] = set()
 
     @property
-    def where(self) -> str:
+    def address(self) -> str:
         """Socket path or URL, for messages."""
         return str(self._socket or self.url)
 
-    async def call(
+    async def call_json(
         self,
         method: str,
         path: str,
@@ -59,31 +62,31 @@ class Http:
         Raises `EngineError` if the server refuses, `EngineGone` if it cannot be reached or the connection is lost.
         """
         try:
-            async with self._request(method, path, body, params, limit) as answer:
-                return _decoded(await answer.read())
+            async with self._send_request(method, path, body, params, limit) as answer:
+                return _decode_json(await answer.read())
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise self._gone(error, "the call got no answer") from None
+            raise self._connection_error(error, "the call got no answer") from None
 
-    async def alive(self, path: str = "/health") -> None:
+    async def check_alive(self, path: str = "/health") -> None:
         """Check the health of the server. Raises `EngineGone`."""
         try:
-            async with self._request("GET", path, None, None, ANSWER) as answer:
+            async with self._send_request("GET", path, None, None, HEALTH_TIMEOUT) as answer:
                 await answer.read()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise self._gone(error, "the health check failed") from None
+            raise self._connection_error(error, "the health check failed") from None
         except EngineGone:
             raise
         except EngineError as error:
             raise EngineGone(str(error)) from None
 
-    async def events(self, path: str, body: Any) -> AsyncGenerator[list[bytes]]:
+    async def stream_events(self, path: str, body: Any) -> AsyncGenerator[list[bytes]]:
         """Yield the `data:` payloads of a streamed answer, one list for each read; ends at `[DONE]`.
 
         Raises the same errors as `call_json`. Closing the generator closes the connection.
         """
         try:
-            async with self._request("POST", path, body, None, None) as answer:
-                self._open.add(answer)
+            async with self._send_request("POST", path, body, None, None) as answer:
+                self._open_responses.add(answer)
                 try:
                     rest = b""
                     while data := await answer.content.readany():
@@ -95,83 +98,83 @@ class Http:
                         if done:
                             return
                 finally:
-                    self._open.discard(answer)
+                    self._open_responses.discard(answer)
                     answer.close()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise self._gone(error, "the reply is incomplete. Repeat it once the engine is back") from None
+            raise self._connection_error(error, "the reply is incomplete. Repeat it once the engine is back") from None
 
-    def break_off(self) -> None:
+    def abort_streams(self) -> None:
         """Close all running streams; each of them raises `EngineGone`."""
-        for answer in list(self._open):
+        for answer in list(self._open_responses):
             answer.close()
 
     async def close(self) -> None:
-        self.break_off()
+        self.abort_streams()
         if self._session is not None:
             await self._session.close()
             self._session = None
 
     @asynccontextmanager
-    async def _request(
+    async def _send_request(
         self, method: str, path: str, body: Any, params: Mapping[str, str] | None, limit: float | None
     ) -> AsyncGenerator[aiohttp.ClientResponse]:
-        data = None if body is None else _encoder.encode(body)
-        timeout = aiohttp.ClientTimeout(total=limit, sock_connect=_CONNECT)
-        async with self._connected().request(
+        data = None if body is None else _json_encoder.encode(body)
+        timeout = aiohttp.ClientTimeout(total=limit, sock_connect=_CONNECT_TIMEOUT)
+        async with self._get_session().request(
             method, self.url + path, data=data, params=params, timeout=timeout
         ) as answer:
             if answer.status >= 300:
-                raise self._refusal(answer.status, path, await answer.read())
+                raise self._refusal_error(answer.status, path, await answer.read())
             yield answer
 
-    def _connected(self) -> aiohttp.ClientSession:
+    def _get_session(self) -> aiohttp.ClientSession:
         if self._session is None or self._session.closed:
             connector: aiohttp.BaseConnector
             if self._socket is not None:
-                connector = aiohttp.UnixConnector(str(self._socket), limit=0, keepalive_timeout=_KEEP_ALIVE)
+                connector = aiohttp.UnixConnector(str(self._socket), limit=0, keepalive_timeout=_KEEP_ALIVE_TIMEOUT)
             else:
-                connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE)
+                connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_TIMEOUT)
             self._session = aiohttp.ClientSession(connector=connector, headers=self._headers)
         return self._session
 
-    def _refusal(self, status: int, path: str, raw: bytes) -> EngineError:
-        words = message_of(raw)
+    def _refusal_error(self, status: int, path: str, raw: bytes) -> EngineError:
+        words = error_message(raw)
         if status in (401, 403):
             return EngineError(
-                f"the engine at {self.where} refused the key ({status}). Set engine.api_key (OPENCLAW_ENGINE_API_KEY)"
+                f"the engine at {self.address} refused the key ({status}). Set engine.api_key (OPENCLAW_ENGINE_API_KEY)"
             )
-        if status in _GONE or any(sign in words for sign in _DEAD):
-            return EngineGone(f"the engine at {self.where} cannot answer ({status} {words})")
-        return EngineError(words if status == 400 and words else f"{path} at {self.where}: {status} {words}")
+        if status in _UNAVAILABLE_STATUSES or any(sign in words for sign in _ENGINE_DEAD_MESSAGES):
+            return EngineGone(f"the engine at {self.address} cannot answer ({status} {words})")
+        return EngineError(words if status == 400 and words else f"{path} at {self.address}: {status} {words}")
 
-    def _gone(self, error: BaseException, then: str) -> EngineGone:
+    def _connection_error(self, error: BaseException, then: str) -> EngineGone:
         if isinstance(error, aiohttp.ClientConnectorError):
-            return EngineGone(f"no engine answers at {self.where} ({error.os_error.strerror or error.os_error})")
+            return EngineGone(f"no engine answers at {self.address} ({error.os_error.strerror or error.os_error})")
         words = str(error) or type(error).__name__
-        return EngineGone(f"the connection to the engine at {self.where} was lost ({words}); {then}")
+        return EngineGone(f"the connection to the engine at {self.address} was lost ({words}); {then}")
 
 
-def refused(error: object) -> EngineError:
+def error_from_event(error: object) -> EngineError:
     """Return the exception for an error event of a stream."""
-    words = message_of(_encoder.encode(error))
-    if any(sign in words for sign in _DEAD):
+    words = error_message(_json_encoder.encode(error))
+    if any(sign in words for sign in _ENGINE_DEAD_MESSAGES):
         return EngineGone(f"the engine died ({words}); the reply is incomplete. Repeat it once the engine is back")
     return EngineError(words)
 
 
-def message_of(raw: bytes) -> str:
+def error_message(raw: bytes) -> str:
     """Return the message in an error body of any of the usual shapes, at most 1000 characters."""
-    value = _decoded(raw)
+    value = _decode_json(raw)
     for key in ("error", "message", "detail", "error_message"):
         if isinstance(value, dict) and value.get(key):
             value = value[key]
     return (value if isinstance(value, str) else raw.decode(errors="replace"))[:1000]
 
 
-def _decoded(raw: bytes) -> Any:
+def _decode_json(raw: bytes) -> Any:
     if not raw:
         return None
     try:
-        return _anything.decode(raw)
+        return _json_decoder.decode(raw)
     except msgspec.DecodeError:
         return raw.decode(errors="replace")

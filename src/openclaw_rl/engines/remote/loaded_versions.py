@@ -12,12 +12,12 @@ from pathlib import Path
 from openclaw_rl.errors import EngineError
 from openclaw_rl.types import PolicyRef
 
-Key = tuple[int, str]
+VersionKey = tuple[int, str]
 """(version, digest)"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class LoadedVersion:
     """A version as it is loaded into the server. Without adapter and weights: the plain base."""
 
     ref: PolicyRef
@@ -26,15 +26,15 @@ class Held:
     source: PolicyRef | None = None  # policy whose files the adapter has, if not `ref`
 
     @property
-    def key(self) -> Key:
+    def version_key(self) -> VersionKey:
         return self.ref.version, self.ref.digest
 
     @property
-    def files(self) -> PolicyRef:
+    def adapter_files(self) -> PolicyRef:
         return self.source or self.ref
 
     @property
-    def plain(self) -> bool:
+    def is_plain_base(self) -> bool:
         return self.adapter is None and self.weights is None
 
 
@@ -51,14 +51,14 @@ def adapter_name(ref: PolicyRef, owner: str = "") -> str:
     return f"openclaw-{ref.version}-{ref.digest[:16]}{owner and '-'}{owner}"
 
 
-class Holds:
+class VersionTable:
     """Versions loaded over one connection: at most `cap`, including those that are still in use."""
 
     def __init__(self, cap: int) -> None:
-        self._cap = cap
-        base = Held(ref=PolicyRef(version=0, path=None, digest=""))
-        self._loaded: dict[int, Held] = {0: base}
-        self._running: Counter[Held] = Counter()
+        self._max_versions = cap
+        base = LoadedVersion(ref=PolicyRef(version=0, path=None, digest=""))
+        self._loaded: dict[int, LoadedVersion] = {0: base}
+        self._use_counts: Counter[LoadedVersion] = Counter()
         self.adapters: set[str] = set()  # on the server, also those of versions that drain
 
     @property
@@ -66,51 +66,52 @@ class Holds:
         return tuple(sorted(self._loaded))
 
     @property
-    def running(self) -> int:
-        return self._running.total()
+    def running_replies(self) -> int:
+        return self._use_counts.total()
 
     @property
-    def plain_running(self) -> int:
+    def plain_base_replies(self) -> int:
         """Number of replies that use the plain base."""
-        return sum(n for held, n in self._running.items() if held.plain)
+        return sum(n for held, n in self._use_counts.items() if held.is_plain_base)
 
-    def look_up(self, version: int) -> Held:
+    def look_up(self, version: int) -> LoadedVersion:
         """Return the loaded version. Raises `EngineError` if it is not loaded."""
         if version not in self._loaded:
             raise EngineError(f"version {version} is not loaded; loaded are: {list(self.versions)}")
         return self._loaded[version]
 
-    def check_room(self, policies: Sequence[PolicyRef]) -> None:
-        """Raise `EngineError` if these versions and those still in use are more than `engine.versions`."""
+    def check_capacity(self, policies: Sequence[PolicyRef]) -> None:
+        """Raise `EngineError` if these versions and those still in use are more than `engine.max_loaded_versions`."""
         named = {(p.version, p.digest) for p in policies}
         if len({p.version for p in policies}) != len(policies):
             raise EngineError(f"load received a version twice: {[p.version for p in policies]}")
-        draining = {held.key for held in self._running} - named
-        if len(named | draining) > self._cap:
+        draining = {held.version_key for held in self._use_counts} - named
+        if len(named | draining) > self._max_versions:
             still = f" and {sorted(v for v, _ in draining)} still answering" if draining else ""
             raise EngineError(
                 f"versions {sorted(p.version for p in policies)} requested{still}; "
-                f"engine.versions is {self._cap}. Try again when a reply has ended, or raise engine.versions"
+                f"engine.max_loaded_versions is {self._max_versions}. Try again when a reply has ended, or raise "
+                "engine.max_loaded_versions"
             )
 
-    def known(self, ref: PolicyRef) -> Held | None:
+    def find_loaded(self, ref: PolicyRef) -> LoadedVersion | None:
         """Return the loaded version with this digest, or None."""
         held = self._loaded.get(ref.version)
         return held if held is not None and held.ref == ref else None
 
-    def change(self, held: Mapping[int, Held]) -> None:
+    def replace_versions(self, held: Mapping[int, LoadedVersion]) -> None:
         """Serve exactly these versions from now on."""
         self._loaded = dict(held)
 
-    def begin(self, held: Held) -> None:
-        self._running[held] += 1
+    def begin_use(self, held: LoadedVersion) -> None:
+        self._use_counts[held] += 1
 
-    def end(self, held: Held) -> None:
-        self._running[held] -= 1
-        if self._running[held] <= 0:
-            del self._running[held]
+    def end_use(self, held: LoadedVersion) -> None:
+        self._use_counts[held] -= 1
+        if self._use_counts[held] <= 0:
+            del self._use_counts[held]
 
     @property
-    def unneeded(self) -> set[str]:
+    def unused_adapters(self) -> set[str]:
         """Adapters that can be unloaded: of no loaded version, and used by no reply."""
-        return self.adapters - {held.adapter for held in (*self._loaded.values(), *self._running)}
+        return self.adapters - {held.adapter for held in (*self._loaded.values(), *self._use_counts)}

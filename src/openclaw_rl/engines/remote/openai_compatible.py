@@ -15,9 +15,9 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from openclaw_rl.engines.base import Info, OnConnect
+from openclaw_rl.engines.base import EngineInfo, OnConnect
 from openclaw_rl.engines.remote import completions_api, server_process
-from openclaw_rl.engines.remote.http_client import ANSWER, Http
+from openclaw_rl.engines.remote.http_client import HEALTH_TIMEOUT, HttpClient
 from openclaw_rl.engines.remote.loaded_versions import owner_of
 from openclaw_rl.engines.remote.vllm import VllmEngine
 from openclaw_rl.errors import EngineError, EngineGone
@@ -26,49 +26,49 @@ from openclaw_rl.types import Sampling
 
 log = logging.getLogger(__name__)
 
-Decode = Callable[[Sequence[int], bool], str]
+DecodeFunction = Callable[[Sequence[int], bool], str]
 """(ids, skip_special_tokens) -> text"""
 
-PROMPT = (1, 2, 3, 4, 5, 6, 7, 8)  # in every vocabulary, and unlikely as the tokenization of a text
-_TOKENS = 6  # tokens that the probe samples
-_NEAR = 0.05  # nats by which the log-probability of a token may differ between two calls
-_INSTEAD = (
+PROBE_PROMPT = (1, 2, 3, 4, 5, 6, 7, 8)  # in every vocabulary, and unlikely as the tokenization of a text
+_PROBE_TOKENS = 6  # tokens that the probe samples
+_MAX_LOGPROB_DIFFERENCE = 0.05  # nats by which the log-probability of a token may differ between two calls
+_ALTERNATIVES_ADVICE = (
     "Training needs the sampled token ids and their exact log-probabilities. Use this "
     "endpoint as a judge (judge.base_url) or as a teacher (teacher.base_url), and serve the policy with vLLM, SGLang "
     "or the embedded engine (engine.backend)"
 )
 
 
-class Endpoint(Http):
+class OpenAiHttpClient(HttpClient):
     """`HttpClient` for servers that have no `/health`."""
 
-    async def alive(self, path: str = "/v1/models") -> None:
+    async def check_alive(self, path: str = "/v1/models") -> None:
         """Check the health of the server. Raises `EngineGone`."""
-        await super().alive(path)
+        await super().check_alive(path)
 
 
-def connect(config: Config, *, on_connect: OnConnect | None = None) -> OpenAiEngine:
+def connect_engine(config: Config, *, on_connect: OnConnect | None = None) -> OpenAiEngine:
     """Return a client for the endpoint at `engine.url`."""
     return OpenAiEngine(config, on_connect=on_connect)
 
 
-def check(config: Config, *, wait: float = ANSWER) -> None:
+def check_endpoint(config: Config, *, wait: float = HEALTH_TIMEOUT) -> None:
     """Raise `EngineError` if the endpoint cannot be the policy's engine.
 
     If it does not answer within `wait` seconds, only log a warning.
     """
 
-    async def ask() -> None:
-        engine = connect(config)
+    async def ask_info() -> None:
+        engine = connect_engine(config)
         try:
             await asyncio.wait_for(engine.info(), wait)
         except (EngineGone, TimeoutError) as error:
-            why = str(error) or f"{engine.http.where} did not answer within {wait:g} s"
+            why = str(error) or f"{engine.http.address} did not answer within {wait:g} s"
             log.warning("%s: whether it can serve the policy is checked once it answers", why)
         finally:
             await engine.close()
 
-    asyncio.run(ask())
+    asyncio.run(ask_info())
 
 
 class OpenAiEngine(VllmEngine):
@@ -79,29 +79,31 @@ class OpenAiEngine(VllmEngine):
 
     def __init__(self, config: Config, *, on_connect: OnConnect | None = None) -> None:
         assert config.engine.url is not None, "the settings are validated"
-        http, home = Endpoint(config.engine.url, api_key=config.engine.api_key), config.home_dir
+        http, home = OpenAiHttpClient(config.engine.url, api_key=config.engine.api_key), config.home_dir
         folder, owner = home / "identity", owner_of(home)
         super().__init__(http, config.engine, folder=folder, owner=owner, on_connect=on_connect)
-        self._model = config.model.path
-        self._base_path = server_process.location(config.model.path)
-        self._decode = _decoder(config.model.path)
+        self._model_path = config.model.path
+        self._base_path = server_process.model_location(config.model.path)
+        self._decode_ids = _load_decoder(config.model.path)
 
-    async def _hello(self) -> Info:
-        self._added.clear()
-        card = _card(await self._models(), self._model, self.http.where)
+    async def _fetch_info(self) -> EngineInfo:
+        self._loaded_adapters.clear()
+        card = _find_model_card(await self._list_models(), self._model_path, self.http.address)
         context = self.config.max_context or card.get("max_model_len")
         if not isinstance(context, int):
-            raise EngineError(f"{self.http.where} does not report its context length. Set engine.max_context (tokens)")
-        self._base, self._context = str(card["id"]), context
-        await self._probe()
-        if not await self._takes_adapters():
+            raise EngineError(
+                f"{self.http.address} does not report its context length. Set engine.max_context (tokens)"
+            )
+        self._base_name, self._context_length = str(card["id"]), context
+        await self._probe_endpoint()
+        if not await self._supports_adapters():
             log.warning(
                 "%s has no route to load adapters: it serves the base only, and no trained version is served. "
                 "Serve the model with vLLM, SGLang or the embedded engine to serve trained versions",
-                self.http.where,
+                self.http.address,
             )
-        return Info(
-            model=self._base,
+        return EngineInfo(
+            model=self._base_name,
             context_length=context,
             vocab_size=0,
             versions=(0,),
@@ -111,43 +113,47 @@ class OpenAiEngine(VllmEngine):
             waiting=0,
         )
 
-    async def _models(self) -> Any:
+    async def _list_models(self) -> Any:
         try:
-            return await self.http.call("GET", "/v1/models", limit=ANSWER)
+            return await self.http.call_json("GET", "/v1/models", limit=HEALTH_TIMEOUT)
         except EngineGone:
             raise
         except EngineError as error:
-            raise EngineError(f"{self.http.where} is not an OpenAI-compatible endpoint: {error}") from None
+            raise EngineError(f"{self.http.address} is not an OpenAI-compatible endpoint: {error}") from None
 
-    async def _probe(self) -> None:
+    async def _probe_endpoint(self) -> None:
         """Raise `EngineError` with reason and advice if the endpoint's replies cannot be trained on exactly."""
-        first = await self._asked(PROMPT, _TOKENS)
-        if (why := fault(first, PROMPT, self._decode)) is not None:
-            raise self._unfit(why)
-        ids, logprobs = sampled(first)
+        first = await self._probe_completion(PROBE_PROMPT, _PROBE_TOKENS)
+        if (why := unfit_reason(first, PROBE_PROMPT, self._decode_ids)) is not None:
+            raise self._unfit_error(why)
+        ids, logprobs = sampled_tokens(first)
         half = len(ids) // 2
         if half == 0:
             return
-        again = await self._asked((*PROMPT, *ids[:half]), len(ids) - half)
-        if fault(again, (*PROMPT, *ids[:half]), self._decode) or _differ((ids[half:], logprobs[half:]), sampled(again)):
-            raise self._unfit("its ids are not what its model read: as a prompt, they continue differently")
+        again = await self._probe_completion((*PROBE_PROMPT, *ids[:half]), len(ids) - half)
+        if unfit_reason(again, (*PROBE_PROMPT, *ids[:half]), self._decode_ids) or _replies_differ(
+            (ids[half:], logprobs[half:]), sampled_tokens(again)
+        ):
+            raise self._unfit_error("its ids are not what its model read: as a prompt, they continue differently")
 
-    async def _asked(self, prompt: Sequence[int], limit: int) -> Any:
+    async def _probe_completion(self, prompt: Sequence[int], limit: int) -> Any:
         greedy = Sampling(temperature=0.0, seed=0)
-        body = completions_api.body(model=self._base, prompt=prompt, sampling=greedy, limit=limit, stop=(), top=1)
+        body = completions_api.request_body(
+            model=self._base_name, prompt=prompt, sampling=greedy, limit=limit, stop=(), top=1
+        )
         try:
-            return await self.http.call("POST", "/v1/completions", body)
+            return await self.http.call_json("POST", "/v1/completions", body)
         except EngineGone:
             raise
         except EngineError as error:
-            raise self._unfit(f"it refuses /v1/completions with a prompt of token ids ({error})") from None
+            raise self._unfit_error(f"it refuses /v1/completions with a prompt of token ids ({error})") from None
 
-    def _unfit(self, why: str) -> EngineError:
-        return EngineError(f"{self.http.where} cannot be the policy's engine: {why}. {_INSTEAD}.")
+    def _unfit_error(self, why: str) -> EngineError:
+        return EngineError(f"{self.http.address} cannot be the policy's engine: {why}. {_ALTERNATIVES_ADVICE}.")
 
-    async def _takes_adapters(self) -> bool:
+    async def _supports_adapters(self) -> bool:
         try:
-            await self.http.call("POST", "/v1/load_lora_adapter", {})
+            await self.http.call_json("POST", "/v1/load_lora_adapter", {})
         except EngineGone:
             raise
         except EngineError as error:
@@ -155,11 +161,11 @@ class OpenAiEngine(VllmEngine):
         return True
 
 
-def fault(answer: Any, prompt: Sequence[int], decode: Decode | None) -> str | None:
+def unfit_reason(answer: Any, prompt: Sequence[int], decode: DecodeFunction | None) -> str | None:
     """Return why this answer to `prompt` cannot be trained on, or None."""
     try:
-        choice = completions_api.choice_of(answer)
-        ids = completions_api.ids_of(choice)
+        choice = completions_api.single_choice(answer)
+        ids = completions_api.token_ids_of(choice)
     except EngineError as error:
         return "it returns no token ids" if "token ids" in str(error) else str(error)
     if not ids:
@@ -167,21 +173,21 @@ def fault(answer: Any, prompt: Sequence[int], decode: Decode | None) -> str | No
     logprobs = choice.logprobs.token_logprobs if choice.logprobs is not None else []
     if len(logprobs) != len(ids) or any(lp is None or not math.isfinite(lp) or lp > 1e-3 for lp in logprobs):
         return f"it returns {len(logprobs)} usable log-probabilities for {len(ids)} tokens"
-    if (why := _prompt_fault(answer, prompt)) is not None:
+    if (why := _prompt_mismatch_reason(answer, prompt)) is not None:
         return why
-    if decode is not None and choice.text and not _spells(ids, choice.text, decode):
+    if decode is not None and choice.text and not _matches_text(ids, choice.text, decode):
         return "its ids do not decode to its text with the tokenizer of model.path: another model, or it re-tokenises"
     return None
 
 
-def sampled(answer: Any) -> tuple[list[int], list[float]]:
+def sampled_tokens(answer: Any) -> tuple[list[int], list[float]]:
     """Return the ids and log-probabilities of an answer that `unfit_reason` accepts."""
-    choice = completions_api.choice_of(answer)
+    choice = completions_api.single_choice(answer)
     assert choice.logprobs is not None
-    return completions_api.ids_of(choice), [float(lp or 0.0) for lp in choice.logprobs.token_logprobs]
+    return completions_api.token_ids_of(choice), [float(lp or 0.0) for lp in choice.logprobs.token_logprobs]
 
 
-def _prompt_fault(answer: Mapping[str, Any], prompt: Sequence[int]) -> str | None:
+def _prompt_mismatch_reason(answer: Mapping[str, Any], prompt: Sequence[int]) -> str | None:
     choice = answer["choices"][0]
     read = choice.get("prompt_token_ids", answer.get("prompt_token_ids"))
     if read is not None:
@@ -192,26 +198,26 @@ def _prompt_fault(answer: Mapping[str, Any], prompt: Sequence[int]) -> str | Non
     return None
 
 
-def _spells(ids: Sequence[int], text: str, decode: Decode) -> bool:
-    return any(_letters(decode(ids, skip)) == _letters(text) for skip in (False, True))
+def _matches_text(ids: Sequence[int], text: str, decode: DecodeFunction) -> bool:
+    return any(_normalize_text(decode(ids, skip)) == _normalize_text(text) for skip in (False, True))
 
 
-def _letters(text: str) -> str:
+def _normalize_text(text: str) -> str:
     """Remove cut characters, and white space at the ends, which some tokenizers drop."""
     return text.replace("�", "").strip()
 
 
-def _differ(one: tuple[Sequence[int], Sequence[float]], two: tuple[Sequence[int], Sequence[float]]) -> bool:
+def _replies_differ(one: tuple[Sequence[int], Sequence[float]], two: tuple[Sequence[int], Sequence[float]]) -> bool:
     """Return whether two greedy replies differ, other than by a choice between equally likely tokens."""
     for a, b, p, q in zip(*one[:1], *two[:1], *one[1:], *two[1:], strict=False):
-        if abs(p - q) > _NEAR:
+        if abs(p - q) > _MAX_LOGPROB_DIFFERENCE:
             return True
         if a != b:
             return False
     return len(one[0]) != len(two[0])
 
 
-def _card(listed: Any, model: str, where: str) -> dict[str, Any]:
+def _find_model_card(listed: Any, model: str, where: str) -> dict[str, Any]:
     """Return the entry of the model named in the settings, or the only entry that is not an adapter."""
     found = listed.get("data") if isinstance(listed, dict) else None
     cards = [c for c in found or () if isinstance(c, dict) and isinstance(c.get("id"), str) and not c.get("parent")]
@@ -222,9 +228,9 @@ def _card(listed: Any, model: str, where: str) -> dict[str, Any]:
     raise EngineError(f"{where} serves these models: {there}. Set model.path, or its last part, to one of them")
 
 
-def _decoder(model: str) -> Decode | None:
+def _load_decoder(model: str) -> DecodeFunction | None:
     """Return a decode function for the model's tokenizer, or None if the files are not on this machine."""
-    file = Path(server_process.location(model)) / "tokenizer.json"
+    file = Path(server_process.model_location(model)) / "tokenizer.json"
     if not file.is_file():
         return None
     tokenizer: Any = Tokenizer.from_file(str(file))

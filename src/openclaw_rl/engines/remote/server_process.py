@@ -22,64 +22,66 @@ from typing import Any
 
 from openclaw_rl.common import process_guard
 from openclaw_rl.common.assets import ASSETS
-from openclaw_rl.engines.remote.http_client import Http
+from openclaw_rl.engines.remote.http_client import HttpClient
 from openclaw_rl.errors import EngineError, EngineGone
 from openclaw_rl.settings.load import STARTER, Config
 
 log = logging.getLogger(__name__)
 
-_TELL = 5.0  # seconds between two progress messages
-_POLL = 0.25  # seconds between two health checks during the start
-_WATCH = 2.0  # seconds between two health checks of a server at `engine.url`
-_GRACE = 9.0  # seconds between stop and kill; the supervisor waits 10
-_DRAIN = 1.0  # seconds to read the last lines of a program that died
-_TAIL = 25  # last lines that the error message quotes
+_PROGRESS_INTERVAL = 5.0  # seconds between two progress messages
+_STARTUP_POLL_INTERVAL = 0.25  # seconds between two health checks during the start
+_WATCH_INTERVAL = 2.0  # seconds between two health checks of a server at `engine.url`
+_STOP_TIMEOUT = 9.0  # seconds between stop and kill; the supervisor waits 10
+_DRAIN_TIMEOUT = 1.0  # seconds to read the last lines of a program that died
+_TAIL_LINES = 25  # last lines that the error message quotes
 _LOG_BYTES, _LOG_FILES = 10 * 2**20, 3
-_LOUD = re.compile(r"\b(ERROR|CRITICAL)\b(?!.*\]  )|^\w*(Error|Exception): ")  # excludes the inner lines of a traceback
-_PID = re.compile(r"^guard: pid (\d+)$")
-_SOCKET_PATH = 103  # bytes; the limit that every supported system allows
+_ERROR_LINE = re.compile(
+    r"\b(ERROR|CRITICAL)\b(?!.*\]  )|^\w*(Error|Exception): "
+)  # excludes the inner lines of a traceback
+_GUARD_PID_LINE = re.compile(r"^guard: pid (\d+)$")
+_MAX_SOCKET_PATH = 103  # bytes; the limit that every supported system allows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
+class ServerProgram:
     """A server program to start, and the client that reaches it."""
 
     name: str  # for messages and the log file name
     command: Sequence[str]
     environment: Mapping[str, str]
-    http: Http
+    http: HttpClient
     socket: Path | None = None  # the Unix socket that it creates
 
 
-def keep(config: Config, program: Program) -> None:
+def run_server(config: Config, program: ServerProgram) -> None:
     """Run the program until SIGTERM or SIGINT. Raises `EngineError` if it ends by itself."""
     if program.socket is not None:
         clear_socket(program.socket)
     try:
-        asyncio.run(_Keeper(config, program).run())
+        asyncio.run(ServerProcess(config, program).run())
     finally:
         if program.socket is not None:
             program.socket.unlink(missing_ok=True)
 
 
-def watch(config: Config, http: Http | None = None) -> None:
+def watch_server(config: Config, http: HttpClient | None = None) -> None:
     """Watch the server at `engine.url` until SIGTERM or SIGINT; log when it comes up or goes down."""
     assert config.engine.url is not None
-    asyncio.run(_watch(http or Http(config.engine.url, api_key=config.engine.api_key)))
+    asyncio.run(_watch_until_stopped(http or HttpClient(config.engine.url, api_key=config.engine.api_key)))
 
 
-class _Keeper:
+class ServerProcess:
     """Runs a server program and copies its output to the logs, until a signal arrives or the program ends."""
 
-    def __init__(self, config: Config, program: Program) -> None:
+    def __init__(self, config: Config, program: ServerProgram) -> None:
         self._program = program
-        self._tail: deque[str] = deque(maxlen=_TAIL)
-        self._group: int | None = None
-        self._loud = True  # False during the stop: errors then go to its own log only
+        self._last_lines: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._process_group: int | None = None
+        self._log_errors = True  # False during the stop: errors then go to its own log only
         self.log_file = config.logs_dir / f"{program.name}.log"
 
     async def run(self) -> None:
-        program, stop = self._program, _stopped_by_signals()
+        program, stop = self._program, _make_stop_event()
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", process_guard.__file__, *program.command),
             env=dict(program.environment),
@@ -90,28 +92,28 @@ class _Keeper:
         )
         assert process.stdout is not None
         tasks = [
-            asyncio.create_task(self._relay(process.stdout)),
-            asyncio.create_task(self._until_up()),
+            asyncio.create_task(self._relay_output(process.stdout)),
+            asyncio.create_task(self._log_until_ready()),
             asyncio.create_task(stop.wait()),
-            asyncio.create_task(_exited(process)),
+            asyncio.create_task(_wait_for_exit(process)),
         ]
         try:
             await asyncio.wait(tasks[2:], return_when=asyncio.FIRST_COMPLETED)
-            self._loud = not stop.is_set()
-            if self._loud:
-                await asyncio.wait(tasks[:1], timeout=_DRAIN)  # read its last output
+            self._log_errors = not stop.is_set()
+            if self._log_errors:
+                await asyncio.wait(tasks[:1], timeout=_DRAIN_TIMEOUT)  # read its last output
         finally:
-            await self._end(process)
+            await self._end_process(process)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await program.http.close()
         if not stop.is_set():
-            raise self._ended(process.returncode)
+            raise self._exit_error(process.returncode)
 
-    async def _relay(self, lines: asyncio.StreamReader) -> None:
+    async def _relay_output(self, lines: asyncio.StreamReader) -> None:
         """Write every line to the program's own log, and errors also to ours."""
-        own = _own_log(self._program.name, self.log_file)
+        own = _program_logger(self._program.name, self.log_file)
         try:
             while True:
                 try:
@@ -121,87 +123,87 @@ class _Keeper:
                 if not raw:
                     return
                 line = raw.decode(errors="replace").rstrip()
-                if (found := _PID.match(line)) is not None:
-                    self._group = int(found[1])
+                if (found := _GUARD_PID_LINE.match(line)) is not None:
+                    self._process_group = int(found[1])
                     continue
-                self._tail.append(line)
+                self._last_lines.append(line)
                 own.info("%s", line)
-                loud = self._loud and _LOUD.search(line) is not None
+                loud = self._log_errors and _ERROR_LINE.search(line) is not None
                 log.log(logging.WARNING if loud else logging.DEBUG, "%s: %s", self._program.name, line)
         finally:
             for handler in list(own.handlers):
                 own.removeHandler(handler)
                 handler.close()
 
-    async def _until_up(self) -> None:
+    async def _log_until_ready(self) -> None:
         program, began = self._program, time.monotonic()
         told = began
         while True:
             try:
-                await program.http.alive()
-                log.info("%s answers at %s after %.0f s", program.name, program.http.where, time.monotonic() - began)
+                await program.http.check_alive()
+                log.info("%s answers at %s after %.0f s", program.name, program.http.address, time.monotonic() - began)
                 return
             except EngineGone:
                 pass
             now = time.monotonic()
-            if now - told >= _TELL:
+            if now - told >= _PROGRESS_INTERVAL:
                 told = now
                 log.info("%s loads the model: %.0f s so far (log: %s)", program.name, now - began, self.log_file)
-            await asyncio.sleep(_POLL)
+            await asyncio.sleep(_STARTUP_POLL_INTERVAL)
 
-    async def _end(self, process: asyncio.subprocess.Process) -> None:
+    async def _end_process(self, process: asyncio.subprocess.Process) -> None:
         """Stop the program through its guard; kill both after the timeout."""
         assert process.stdin is not None
         process.stdin.close()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(_exited(process), _GRACE)
+            await asyncio.wait_for(_wait_for_exit(process), _STOP_TIMEOUT)
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
-        if self._group is not None:  # the program survives if its guard was killed
+        if self._process_group is not None:  # the program survives if its guard was killed
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._group, signal.SIGKILL)
+                os.killpg(self._process_group, signal.SIGKILL)
         await process.wait()
 
-    def _ended(self, code: int | None) -> EngineError:
+    def _exit_error(self, code: int | None) -> EngineError:
         number = -code if code and code < 0 else code - 128 if code and code > 128 else None
         how = f"signal {signal.Signals(number).name}" if number is not None else f"exit code {code}"
-        tail = "\n".join(f"    {line}" for line in self._tail)
+        tail = "\n".join(f"    {line}" for line in self._last_lines)
         return EngineError(f"{self._program.name} ended ({how}). Its last output:\n{tail}\nIts log: {self.log_file}")
 
 
-async def _exited(process: asyncio.subprocess.Process) -> None:
+async def _wait_for_exit(process: asyncio.subprocess.Process) -> None:
     """Wait for the exit. Unlike `process.wait()`, do not wait until all holders of its output have closed it."""
     while process.returncode is None:  # noqa: ASYNC110 - asyncio has no event for it
         await asyncio.sleep(0.05)
 
 
-async def _watch(http: Http) -> None:
+async def _watch_until_stopped(http: HttpClient) -> None:
     """Check the health until a signal arrives; log every change."""
-    stop, up = _stopped_by_signals(), None
+    stop, up = _make_stop_event(), None
     while not stop.is_set():
         try:
-            await http.alive()
+            await http.check_alive()
             if up is not True:
-                log.info("the engine at %s answers", http.where)
+                log.info("the engine at %s answers", http.address)
             up = True
         except EngineGone as error:
             if up is not False:
                 log.warning("%s. Start it, or correct engine.url; the gateway waits for it", error)
             up = False
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), _WATCH)
+            await asyncio.wait_for(stop.wait(), _WATCH_INTERVAL)
     await http.close()
 
 
-def _stopped_by_signals() -> asyncio.Event:
+def _make_stop_event() -> asyncio.Event:
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     return stop
 
 
-def _own_log(name: str, path: Path) -> logging.Logger:
+def _program_logger(name: str, path: Path) -> logging.Logger:
     """Return a logger that writes lines without prefix to a rotating file."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     own = logging.getLogger(f"{__name__}.{name}")
@@ -216,8 +218,8 @@ def _own_log(name: str, path: Path) -> logging.Logger:
 
 def clear_socket(path: Path) -> None:
     """Remove a stale socket. Raises `EngineError` if a server answers on it or the path is too long."""
-    if len(str(path).encode()) > _SOCKET_PATH:
-        raise EngineError(f"{path}: a Unix socket path has at most {_SOCKET_PATH} bytes. Choose a shorter `home`")
+    if len(str(path).encode()) > _MAX_SOCKET_PATH:
+        raise EngineError(f"{path}: a Unix socket path has at most {_MAX_SOCKET_PATH} bytes. Choose a shorter `home`")
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not path.exists():
         return
@@ -230,7 +232,7 @@ def clear_socket(path: Path) -> None:
             raise EngineError(f"{path}: another engine answers there. Stop it, or choose another `home`")
 
 
-def asked(python: str, code: str) -> subprocess.CompletedProcess[bytes]:
+def run_python(python: str, code: str) -> subprocess.CompletedProcess[bytes]:
     """Run code in another Python interpreter. Raises `EngineError` if the interpreter cannot be run."""
     try:
         return subprocess.run([python, "-c", code], stdin=subprocess.DEVNULL, capture_output=True, check=False)
@@ -240,7 +242,7 @@ def asked(python: str, code: str) -> subprocess.CompletedProcess[bytes]:
         ) from None
 
 
-def location(path: str) -> str:
+def model_location(path: str) -> str:
     """Return `model.path` for another program: an absolute folder, or the hub id."""
     if path == STARTER:
         return str(ASSETS / "starter")
@@ -248,7 +250,7 @@ def location(path: str) -> str:
     return str(folder.resolve()) if folder.is_dir() else path
 
 
-def dtype(wanted: str, model: str) -> str:
+def dtype_flag(wanted: str, model: str) -> str:
     """Return the dtype flag. `auto` keeps a float32 checkpoint, which servers would round, unlike the trainer."""
     if wanted != "auto":
         return wanted

@@ -12,31 +12,31 @@ from typing import Any
 
 import msgspec
 
-from openclaw_rl.engines.remote.http_client import refused
+from openclaw_rl.engines.remote.http_client import error_from_event
 from openclaw_rl.errors import EngineError, EngineGone
 from openclaw_rl.types import Chunk, Generation, Ids, Sampling
 
-Scored = tuple[float | None, int, str | None]
+ScoredToken = tuple[float | None, int, str | None]
 """(log-probability, token id, text if requested)"""
 
 
-class Meta(msgspec.Struct):
+class SglangMeta(msgspec.Struct):
     finish_reason: dict[str, Any] | None = None
     completion_tokens: int = 0  # in the whole reply so far, not only in the event
     cached_tokens: int = 0
-    output_token_logprobs: list[Scored] = []
-    output_top_logprobs: list[list[Scored] | None] = []
-    output_token_ids_logprobs: list[list[Scored] | None] = []
-    input_token_logprobs: list[Scored] = []
+    output_token_logprobs: list[ScoredToken] = []
+    output_top_logprobs: list[list[ScoredToken] | None] = []
+    output_token_ids_logprobs: list[list[ScoredToken] | None] = []
+    input_token_logprobs: list[ScoredToken] = []
 
 
-class Answer(msgspec.Struct):
+class SglangAnswer(msgspec.Struct):
     output_ids: list[int] = []
-    meta_info: Meta = msgspec.field(default_factory=Meta)
+    meta_info: SglangMeta = msgspec.field(default_factory=SglangMeta)
     error: Any = None
 
 
-_decoder = msgspec.json.Decoder(Answer)
+_answer_decoder = msgspec.json.Decoder(SglangAnswer)
 
 
 def sampling_params(sampling: Sampling, *, limit: int, stop: Sequence[int] = ()) -> dict[str, Any]:
@@ -69,20 +69,20 @@ def sampling_params(sampling: Sampling, *, limit: int, stop: Sequence[int] = ())
     return params
 
 
-def streamed(generation: Generation, *, adapter: str | None, limit: int, rid: str) -> dict[str, Any]:
+def streaming_body(generation: Generation, *, adapter: str | None, limit: int, rid: str) -> dict[str, Any]:
     """Return the request body for one streamed reply. `rid` must not be a prefix of another: aborts match prefixes."""
     params = sampling_params(generation.sampling, limit=limit, stop=generation.stop_token_ids)
     top = generation.top_logprobs
-    return _request(generation.prompt_ids, params, adapter) | {"stream": True, "rid": rid, "top_logprobs_num": top}
+    return _request_body(generation.prompt_ids, params, adapter) | {"stream": True, "rid": rid, "top_logprobs_num": top}
 
 
-def scoring(whole: Ids, start: int, *, adapter: str | None) -> dict[str, Any]:
+def scoring_body(whole: Ids, start: int, *, adapter: str | None) -> dict[str, Any]:
     """Return the request body that scores `whole[start:]` at temperature 1 and samples nothing."""
     params = sampling_params(Sampling(), limit=0)
-    return _request(whole, params, adapter) | {"logprob_start_len": start - 1}
+    return _request_body(whole, params, adapter) | {"logprob_start_len": start - 1}
 
 
-def next_token(prompt: Ids, ids: Sequence[int], temperature: float, *, adapter: str | None) -> dict[str, Any]:
+def next_token_body(prompt: Ids, ids: Sequence[int], temperature: float, *, adapter: str | None) -> dict[str, Any]:
     """Return the request body for the log-probabilities of `ids` as the token after `prompt`.
 
     `token_ids_logprob` applies to all positions, so different ids per position need one request each.
@@ -90,34 +90,34 @@ def next_token(prompt: Ids, ids: Sequence[int], temperature: float, *, adapter: 
     params = sampling_params(Sampling(temperature=temperature), limit=1)
     # Without a start, the ids are scored at the prompt's last position too.
     told = {"logprob_start_len": len(prompt), "token_ids_logprob": [int(i) for i in ids]}
-    return _request(prompt, params, adapter) | told
+    return _request_body(prompt, params, adapter) | told
 
 
-def _request(prompt: Ids, params: dict[str, Any], adapter: str | None) -> dict[str, Any]:
+def _request_body(prompt: Ids, params: dict[str, Any], adapter: str | None) -> dict[str, Any]:
     made = {"input_ids": [int(i) for i in prompt], "sampling_params": params, "return_logprob": True, "stream": False}
     return made if adapter is None else made | {"lora_path": adapter}
 
 
-def decode(raw: bytes) -> Answer:
+def decode_event(raw: bytes) -> SglangAnswer:
     """Decode one event. Raises `EngineError` for an error event."""
     try:
-        found = _decoder.decode(raw)
+        found = _answer_decoder.decode(raw)
     except msgspec.DecodeError as error:
         raise EngineError(f"the engine's answer is not in SGLang's format ({error}): {raw[:200]!r}") from None
     if found.error is not None:
-        raise refused(found.error)
+        raise error_from_event(found.error)
     return found
 
 
-def answer_of(value: Any) -> Answer:
+def parse_answer(value: Any) -> SglangAnswer:
     """Validate an answer that was not streamed. Raises `EngineError`."""
     try:
-        return msgspec.convert(value, Answer)
+        return msgspec.convert(value, SglangAnswer)
     except msgspec.ValidationError as error:
         raise EngineError(f"the engine's answer is not in SGLang's format ({error})") from None
 
 
-class Reply:
+class SglangReplyReader:
     """Reader for one streamed reply, whose events have either all tokens so far or only the new ones.
 
     All tokens are the server's default. With `--incremental-streaming-output` an event has only the new ids, and from
@@ -125,9 +125,9 @@ class Reply:
     """
 
     def __init__(self, top: int) -> None:
-        self._top, self._seen, self._first = top, 0, True
+        self._top_count, self._tokens_seen, self._is_first_chunk = top, 0, True
 
-    def read(self, events: Sequence[bytes]) -> Chunk | None:
+    def read_events(self, events: Sequence[bytes]) -> Chunk | None:
         """Return the events of one read as one chunk; None if they have no token and no finish reason.
 
         Raises `EngineError` if tokens are missing, `EngineGone` if the server aborted the reply.
@@ -138,23 +138,25 @@ class Reply:
         finish: str | None = None
         cached = 0
         for raw in events:
-            answer = decode(raw)
+            answer = decode_event(raw)
             meta = answer.meta_info
-            finish = _finish(meta.finish_reason)
+            finish = _finish_reason(meta.finish_reason)
             total = meta.completion_tokens
-            scored = self._new(meta.output_token_logprobs, total, "log-probabilities")
-            fresh = self._new(answer.output_ids, total, "token ids")
+            scored = self._new_tokens(meta.output_token_logprobs, total, "log-probabilities")
+            fresh = self._new_tokens(answer.output_ids, total, "token ids")
             if [i for _, i, _ in scored] != fresh:
                 raise EngineError("the engine's log-probabilities and token ids are of different tokens")
-            if self._top:
-                found = self._new(meta.output_top_logprobs, total, "alternatives")
-                tops += [tuple((i, _finite(lp)) for lp, i, _ in (entry or ())[: self._top]) for entry in found]
+            if self._top_count:
+                found = self._new_tokens(meta.output_top_logprobs, total, "alternatives")
+                tops += [
+                    tuple((i, _nan_if_none(lp)) for lp, i, _ in (entry or ())[: self._top_count]) for entry in found
+                ]
             ids += fresh
-            logprobs += [_finite(lp) for lp, _, _ in scored]
-            cached, self._seen = meta.cached_tokens, total
+            logprobs += [_nan_if_none(lp) for lp, _, _ in scored]
+            cached, self._tokens_seen = meta.cached_tokens, total
         if not ids and finish is None:
             return None
-        first, self._first = self._first, False
+        first, self._is_first_chunk = self._is_first_chunk, False
         return Chunk(
             token_ids=tuple(ids),
             logprobs=tuple(logprobs),
@@ -163,11 +165,11 @@ class Reply:
             cached=cached if first else 0,
         )
 
-    def _new(self, found: list[Any], total: int, what: str) -> list[Any]:
+    def _new_tokens(self, found: list[Any], total: int, what: str) -> list[Any]:
         """Return the entries of the tokens that were not seen yet."""
-        fresh = total - self._seen
+        fresh = total - self._tokens_seen
         if fresh >= 0 and len(found) >= total:
-            return found[self._seen : total]
+            return found[self._tokens_seen : total]
         if len(found) == fresh:
             return found
         raise EngineError(
@@ -176,7 +178,7 @@ class Reply:
         )
 
 
-def _finish(reason: dict[str, Any] | None) -> str | None:
+def _finish_reason(reason: dict[str, Any] | None) -> str | None:
     """Return `stop`, `length` or None. Raises `EngineError` or `EngineGone` if the server aborted the reply."""
     if reason is None:
         return None
@@ -190,11 +192,11 @@ def _finish(reason: dict[str, Any] | None) -> str | None:
     raise EngineGone(f"the engine aborted the reply ({words}). Repeat the request")
 
 
-def _finite(logprob: float | None) -> float:
+def _nan_if_none(logprob: float | None) -> float:
     return math.nan if logprob is None else logprob
 
 
-def prompt_logprobs(answer: Answer, ids: Sequence[int], where: str) -> list[float]:
+def prompt_logprobs(answer: SglangAnswer, ids: Sequence[int], where: str) -> list[float]:
     """Return the log-probabilities of the scored `ids`. Raises `EngineError` if the answer has other ids.
 
     The entry before them has no log-probability. SGLang returns the last id of the vocabulary, its image mark, as 0.
@@ -207,13 +209,13 @@ def prompt_logprobs(answer: Answer, ids: Sequence[int], where: str) -> list[floa
         raise EngineError(
             f"the engine at {where} scored {max(len(found) - 1, 0)} tokens, or others, of {len(ids)} sent"
         )
-    return [_finite(lp) for lp, _, _ in found[1:]]
+    return [_nan_if_none(lp) for lp, _, _ in found[1:]]
 
 
-def alternatives(answer: Answer, ids: Sequence[int], where: str) -> list[float]:
+def given_id_logprobs(answer: SglangAnswer, ids: Sequence[int], where: str) -> list[float]:
     """Return [K] log-probabilities of `ids` from an answer to `next_token_body`. Raises `EngineError`."""
     rows = answer.meta_info.output_token_ids_logprobs
-    found = {i: _finite(lp) for lp, i, _ in (rows[0] or ())} if rows else {}
+    found = {i: _nan_if_none(lp) for lp, i, _ in (rows[0] or ())} if rows else {}
     if not found.keys() >= {int(i) for i in ids}:
         raise EngineError(f"the engine at {where} does not score given ids (token_ids_logprob)")
     return [found[int(i)] for i in ids]

@@ -14,37 +14,37 @@ from typing import Any
 import numpy as np
 
 from openclaw_rl.engines import adapter_file
-from openclaw_rl.engines.base import Info, OnConnect
+from openclaw_rl.engines.base import EngineInfo, OnConnect
 from openclaw_rl.engines.remote import completions_api
 from openclaw_rl.engines.remote.engine import RemoteEngine
-from openclaw_rl.engines.remote.http_client import ANSWER, Http
-from openclaw_rl.engines.remote.loaded_versions import Held, adapter_name, owner_of
-from openclaw_rl.engines.remote.positional_scoring import each_position
+from openclaw_rl.engines.remote.http_client import HEALTH_TIMEOUT, HttpClient
+from openclaw_rl.engines.remote.loaded_versions import LoadedVersion, adapter_name, owner_of
+from openclaw_rl.engines.remote.positional_scoring import score_positions
 from openclaw_rl.errors import EngineError, EngineGone, GrammarError
 from openclaw_rl.settings.load import Config, EngineConfig
 from openclaw_rl.types import Chunk, Generation, Ids, Logprobs, PolicyRef, Sampling
 
-_PATTERNS_SINCE = (0, 32)  # earlier versions ignored rank_pattern and alpha_pattern
-_TAGS = re.compile(r"^openclaw-\d+-[0-9a-f]+$")
-_GRAMMAR = '%llguidance {}\nstart: "1"'
+_PATTERNS_MIN_VERSION = (0, 32)  # earlier versions ignored rank_pattern and alpha_pattern
+_WEIGHT_TAG = re.compile(r"^openclaw-\d+-[0-9a-f]+$")
+_PROBE_GRAMMAR = '%llguidance {}\nstart: "1"'
 # White space between JSON tokens is bounded, because a small model fills its reply with it.
-_LAYOUT = re.compile(r'"x-guidance": \{"whitespace_pattern": "[^"]*"\}')
-_SEPARATORS = '"x-guidance": ' + json.dumps(
+_WHITESPACE_PATTERN = re.compile(r'"x-guidance": \{"whitespace_pattern": "[^"]*"\}')
+_SEPARATOR_PATTERNS = '"x-guidance": ' + json.dumps(
     {"whitespace_flexible": False, "item_separator": r",( |\n[ ]{0,16})?", "key_separator": ":[ ]?"}
 )
-_LORA = (
+_LORA_ADVICE = (
     "Start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, or let `openclaw-rl` start it (no engine.url)"
 )
-_DEV = "Start it with VLLM_SERVER_DEV_MODE=1 on an address that only this machine reaches"
+_DEV_MODE_ADVICE = "Start it with VLLM_SERVER_DEV_MODE=1 on an address that only this machine reaches"
 
 
-def connect(config: Config, *, on_connect: OnConnect | None = None) -> VllmEngine:
+def connect_engine(config: Config, *, on_connect: OnConnect | None = None) -> VllmEngine:
     """Return a client for the server at `engine.url`, or for the one that the engine process started."""
     engine = config.engine
     if engine.url is not None:
-        http = Http(engine.url, api_key=engine.api_key)
+        http = HttpClient(engine.url, api_key=engine.api_key)
     else:
-        http = Http("http://vllm", socket=config.engine_socket)
+        http = HttpClient("http://vllm", socket=config.engine_socket)
     home = config.home_dir
     return VllmEngine(http, engine, folder=home / "identity", owner=owner_of(home), on_connect=on_connect)
 
@@ -54,15 +54,15 @@ class VllmEngine(RemoteEngine):
 
     kind = "vLLM"
     convention_advice = "Start it with --logprobs-mode processed_logprobs. "
-    _base = ""  # the base model's name on the server
+    _base_name = ""  # the base model's name on the server
     _base_path = ""
-    _context = 0
+    _context_length = 0
     _device = ""
-    _patterns = False  # whether it supports per-module ranks and alphas
+    _supports_patterns = False  # whether it supports per-module ranks and alphas
 
     def __init__(
         self,
-        http: Http,
+        http: HttpClient,
         config: EngineConfig,
         *,
         folder: Path,
@@ -70,24 +70,26 @@ class VllmEngine(RemoteEngine):
         on_connect: OnConnect | None = None,
     ) -> None:
         super().__init__(http, config, owner=owner, on_connect=on_connect)
-        self._folder = folder
-        self._identity: PolicyRef | None = None
-        self._added: set[str] = set()  # over this connection; unloaded ones may still occupy slots
+        self._identity_folder = folder
+        self._identity_adapter: PolicyRef | None = None
+        self._loaded_adapters: set[str] = set()  # over this connection; unloaded ones may still occupy slots
 
-    async def _hello(self) -> Info:
-        self._added.clear()
-        cards = _cards(await self.http.call("GET", "/v1/models", limit=ANSWER))
+    async def _fetch_info(self) -> EngineInfo:
+        self._loaded_adapters.clear()
+        cards = _model_cards(await self.http.call_json("GET", "/v1/models", limit=HEALTH_TIMEOUT))
         if not cards:
-            raise EngineError(f"the engine at {self.http.where} lists no models; expected a vLLM server")
+            raise EngineError(f"the engine at {self.http.address} lists no models; expected a vLLM server")
         card = next((c for c in cards if not c.get("parent")), cards[0])
         context = card.get("max_model_len")
         if not isinstance(context, int):
-            raise EngineError(f"the engine at {self.http.where} does not report max_model_len; expected a vLLM server")
-        self._context = context
-        self._base, self._base_path = str(card["id"]), str(card.get("root") or card["id"])
-        self._patterns = await self._version() >= _PATTERNS_SINCE
-        self._device, dtype = await self._hardware()
-        return Info(
+            raise EngineError(
+                f"the engine at {self.http.address} does not report max_model_len; expected a vLLM server"
+            )
+        self._context_length = context
+        self._base_name, self._base_path = str(card["id"]), str(card.get("root") or card["id"])
+        self._supports_patterns = await self._server_version() >= _PATTERNS_MIN_VERSION
+        self._device, dtype = await self._device_and_dtype()
+        return EngineInfo(
             model=self._base_path,
             context_length=context,
             vocab_size=0,
@@ -96,18 +98,18 @@ class VllmEngine(RemoteEngine):
             dtype=dtype,
             running=0,
             waiting=0,
-            grammar=await self._knows_grammars(),
+            grammar=await self._supports_grammars(),
         )
 
-    async def _version(self) -> tuple[int, ...]:
-        found = await self.http.call("GET", "/version")
+    async def _server_version(self) -> tuple[int, ...]:
+        found = await self.http.call_json("GET", "/version")
         words = str(found.get("version", "")) if isinstance(found, dict) else ""
         return tuple(int(n) for n in re.findall(r"\d+", words.split("+")[0])[:2])
 
-    async def _hardware(self) -> tuple[str, str]:
+    async def _device_and_dtype(self) -> tuple[str, str]:
         """Return device and dtype; empty outside of the server's development mode, which reports them."""
         try:
-            found = await self.http.call("GET", "/server_info", params={"config_format": "json"})
+            found = await self.http.call_json("GET", "/server_info", params={"config_format": "json"})
             config = found["vllm_config"]
             device, dtype = config["device_config"]["device"], config["model_config"]["dtype"]
         except EngineGone:
@@ -116,39 +118,39 @@ class VllmEngine(RemoteEngine):
             return "", ""
         return str(device), str(dtype).removeprefix("torch.")
 
-    async def _knows_grammars(self) -> bool:
+    async def _supports_grammars(self) -> bool:
         """Return whether the server constrains replies by an llguidance grammar; older ones ignore the field."""
-        asked = completions_api.body(
-            model=self._base, prompt=[1], sampling=Sampling(seed=0), limit=1, stop=()
-        ) | _grammar(_GRAMMAR)
+        asked = completions_api.request_body(
+            model=self._base_name, prompt=[1], sampling=Sampling(seed=0), limit=1, stop=()
+        ) | _grammar_fields(_PROBE_GRAMMAR)
         try:
-            return (await self._complete(asked)).text == "1"
+            return (await self._request_choice(asked)).text == "1"
         except EngineGone:
             raise
         except EngineError:
             return False
 
-    async def _complete(self, asked: dict[str, Any]) -> completions_api.Choice:
+    async def _request_choice(self, asked: dict[str, Any]) -> completions_api.CompletionChoice:
         """Return the choice of an answer that is not streamed."""
-        return completions_api.choice_of(await self.http.call("POST", "/v1/completions", asked))
+        return completions_api.single_choice(await self.http.call_json("POST", "/v1/completions", asked))
 
-    def _name(self, held: Held) -> str:
-        return held.adapter or self._base
+    def _model_name(self, held: LoadedVersion) -> str:
+        return held.adapter or self._base_name
 
-    async def _chunks(self, generation: Generation, held: Held, limit: int) -> AsyncGenerator[Chunk]:
-        asked = completions_api.streamed(generation, model=self._name(held), limit=limit)
+    async def _stream_chunks(self, generation: Generation, held: LoadedVersion, limit: int) -> AsyncGenerator[Chunk]:
+        asked = completions_api.streaming_body(generation, model=self._model_name(held), limit=limit)
         if generation.sampling.grammar is not None:
-            asked |= _grammar(generation.sampling.grammar)
+            asked |= _grammar_fields(generation.sampling.grammar)
         end, cached = None, 0
         try:
-            async with aclosing(self.http.events("/v1/completions", asked)) as events:
+            async with aclosing(self.http.stream_events("/v1/completions", asked)) as events:
                 async for together in events:
-                    chunk = completions_api.chunk_of(together, generation.top_logprobs)
+                    chunk = completions_api.chunk_from_events(together, generation.top_logprobs)
                     if chunk is not None and chunk.finish is None:
                         yield chunk
                     end = chunk or end
                     if end is not None and end.finish is not None:
-                        cached = completions_api.cached_of(together)
+                        cached = completions_api.cached_prompt_tokens(together)
         except EngineGone:
             raise
         except EngineError as error:
@@ -160,119 +162,133 @@ class VllmEngine(RemoteEngine):
 
     # Scoring
 
-    async def _score(self, held: Held, prompt_ids: Ids, response_ids: Ids, temperature: float) -> Logprobs:
+    async def _score_response(
+        self, held: LoadedVersion, prompt_ids: Ids, response_ids: Ids, temperature: float
+    ) -> Logprobs:
         """Score with one request at temperature 1, else with one per position, which the prefix cache makes cheap."""
         if temperature == 1.0:
             return await self._score_prompt(held, prompt_ids, response_ids)
-        if self.config.convention == "raw":
+        if self.config.effective_convention == "raw":
             raise EngineError(
                 f"the engine returns raw log-probabilities, so it scores at temperature 1, not {temperature:g}. "
                 + self.convention_advice
             )
-        scored = await self._each(held, prompt_ids, response_ids, response_ids[:, None], temperature)
+        scored = await self._score_positions(held, prompt_ids, response_ids, response_ids[:, None], temperature)
         return scored[:, 0]
 
-    async def _score_prompt(self, held: Held, prompt_ids: Ids, response_ids: Ids) -> Logprobs:
+    async def _score_prompt(self, held: LoadedVersion, prompt_ids: Ids, response_ids: Ids) -> Logprobs:
         whole = np.concatenate([prompt_ids, response_ids])
-        if len(whole) == self._context:  # no space for the one token that a request must sample
-            last = await self._each(held, whole[:-1], whole[-1:], whole[-1:, None], 1.0)
+        if len(whole) == self._context_length:  # no space for the one token that a request must sample
+            last = await self._score_positions(held, whole[:-1], whole[-1:], whole[-1:, None], 1.0)
             if len(response_ids) == 1:
                 return last[:, 0]
             return np.concatenate([await self._score_prompt(held, prompt_ids, response_ids[:-1]), last[:, 0]])
-        asked = completions_api.body(
-            model=self._name(held), prompt=whole, sampling=Sampling(seed=0), limit=1, stop=()
+        asked = completions_api.request_body(
+            model=self._model_name(held), prompt=whole, sampling=Sampling(seed=0), limit=1, stop=()
         ) | {"prompt_logprobs": 0}
-        found = completions_api.prompt_logprobs(await self._complete(asked), whole, len(prompt_ids))
+        found = completions_api.prompt_logprobs(await self._request_choice(asked), whole, len(prompt_ids))
         return np.array(found, dtype=np.float32)
 
-    async def _score_ids(self, held: Held, prompt_ids: Ids, response_ids: Ids, ids: Ids) -> Logprobs:
-        return await self._each(held, prompt_ids, response_ids, ids, 1.0)
+    async def _score_given_ids(self, held: LoadedVersion, prompt_ids: Ids, response_ids: Ids, ids: Ids) -> Logprobs:
+        return await self._score_positions(held, prompt_ids, response_ids, ids, 1.0)
 
-    async def _each(self, held: Held, prompt_ids: Ids, response_ids: Ids, ids: Ids, temperature: float) -> Logprobs:
-        async def at(prompt: Ids, wanted: Sequence[int]) -> list[float]:
-            return await self._at(held, prompt, wanted, temperature)
+    async def _score_positions(
+        self, held: LoadedVersion, prompt_ids: Ids, response_ids: Ids, ids: Ids, temperature: float
+    ) -> Logprobs:
+        async def score_at(prompt: Ids, wanted: Sequence[int]) -> list[float]:
+            return await self._score_next_token(held, prompt, wanted, temperature)
 
-        return await each_position(at, prompt_ids, response_ids, ids)
+        return await score_positions(score_at, prompt_ids, response_ids, ids)
 
-    async def _at(self, held: Held, prompt: Ids, wanted: Sequence[int], temperature: float) -> list[float]:
+    async def _score_next_token(
+        self, held: LoadedVersion, prompt: Ids, wanted: Sequence[int], temperature: float
+    ) -> list[float]:
         """Return [K] log-probabilities of the ids `wanted` as the token after `prompt`."""
         sampling = Sampling(temperature=temperature, seed=0)
-        asked = completions_api.body(model=self._name(held), prompt=prompt, sampling=sampling, limit=1, stop=())
-        choice = await self._complete(asked | {"logprob_token_ids": sorted(set(wanted))})
+        asked = completions_api.request_body(
+            model=self._model_name(held), prompt=prompt, sampling=sampling, limit=1, stop=()
+        )
+        choice = await self._request_choice(asked | {"logprob_token_ids": sorted(set(wanted))})
         tops = choice.logprobs.top_logprobs if choice.logprobs is not None else []
-        found = dict(completions_api.alternatives(tops[0] or {})) if tops else {}
+        found = dict(completions_api.top_alternatives(tops[0] or {})) if tops else {}
         if not found.keys() >= set(wanted):
             raise EngineError(
-                f"the vLLM server at {self.http.where} does not score given ids (logprob_token_ids); "
+                f"the vLLM server at {self.http.address} does not score given ids (logprob_token_ids); "
                 "it needs a newer version"
             )
         return [found[i] for i in wanted]
 
     # Versions
 
-    async def _prepared(self, held: Held, beside: Sequence[Held]) -> Held:
+    async def _prepare_version(self, held: LoadedVersion, beside: Sequence[LoadedVersion]) -> LoadedVersion:
         """Serve the base as an identity adapter if there are other adapters.
 
         Without a GPU, vLLM applies the adapter of its last slot to rows without one if other rows have an adapter.
         """
-        if not held.plain:
+        if not held.is_plain_base:
             return held
-        if self._identity is None:
+        if self._identity_adapter is None:
             first = next((h for h in beside if h.adapter is not None), None)
             if first is None:
                 return held
-            file = await asyncio.to_thread(adapter_file.read, first.files)
-            self._identity = await asyncio.to_thread(adapter_file.write_identity, file, self._folder)
-        return Held(ref=held.ref, adapter=adapter_name(self._identity, self.owner), source=self._identity)
+            file = await asyncio.to_thread(adapter_file.read_adapter, first.adapter_files)
+            self._identity_adapter = await asyncio.to_thread(
+                adapter_file.write_identity_adapter, file, self._identity_folder
+            )
+        return LoadedVersion(
+            ref=held.ref, adapter=adapter_name(self._identity_adapter, self.owner), source=self._identity_adapter
+        )
 
-    async def _add(self, name: str, ref: PolicyRef) -> None:
+    async def _load_adapter(self, name: str, ref: PolicyRef) -> None:
         assert ref.path is not None
         await self._check_patterns(ref)
-        if self._holds.plain_running and len(self._added) >= self.config.versions - 1:
+        if self._version_table.plain_base_replies and len(self._loaded_adapters) >= self.config.max_loaded_versions - 1:
             raise EngineError(
                 f"version {ref.version} needs the last adapter slot while a reply on the base without an adapter is "
                 "still running. Try again when it has ended"
             )
-        self._added.add(name)
+        self._loaded_adapters.add(name)
         try:
-            await self.http.call("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": _absolute(ref)})
+            await self.http.call_json(
+                "POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": _absolute_path(ref)}
+            )
         except EngineGone:
             raise
         except EngineError as error:
             if "already been loaded" in str(error):
                 return  # over an earlier connection; the name identifies the content
-            advice = f" {_LORA}" if "404" in str(error) else ""
+            advice = f" {_LORA_ADVICE}" if "404" in str(error) else ""
             raise EngineError(f"version {ref.version}: vLLM cannot load {ref.path}: {error}{advice}") from None
 
     async def _check_patterns(self, ref: PolicyRef) -> None:
         """Raise `EngineError` if the adapter does not fit the base or has per-module keys that this vLLM ignores."""
-        file = await asyncio.to_thread(adapter_file.read, ref)
-        await asyncio.to_thread(adapter_file.check_fits, file, self._base_path)
+        file = await asyncio.to_thread(adapter_file.read_adapter, ref)
+        await asyncio.to_thread(adapter_file.check_fits_base, file, self._base_path)
         config = file.config
         found = [key for key in ("rank_pattern", "alpha_pattern") if config.get(key)]
-        if found and not self._patterns:
+        if found and not self._supports_patterns:
             raise EngineError(
                 f"version {ref.version}: this version of vLLM ignores {' and '.join(found)} of {ref.path}; "
-                f"expected {'.'.join(map(str, _PATTERNS_SINCE))} or newer"
+                f"expected {'.'.join(map(str, _PATTERNS_MIN_VERSION))} or newer"
             )
 
-    async def _remove(self, name: str) -> None:
-        await self.http.call("POST", "/v1/unload_lora_adapter", {"lora_name": name})
+    async def _unload_adapter(self, name: str) -> None:
+        await self.http.call_json("POST", "/v1/unload_lora_adapter", {"lora_name": name})
 
-    async def _weights_now(self) -> str | None:
+    async def _loaded_weights_name(self) -> str | None:
         """Return the tag that `_load_full_weights` set. Without the route we cannot have loaded other weights."""
         try:
-            found = await self.http.call("GET", "/weight_info")
+            found = await self.http.call_json("GET", "/weight_info")
         except EngineGone:
             raise
         except EngineError:
             return ""
         tag = str(found.get("weight_version", "")) if isinstance(found, dict) else ""
-        return tag if _TAGS.match(tag) else ""
+        return tag if _WEIGHT_TAG.match(tag) else ""
 
-    async def _reweigh(self, name: str, ref: PolicyRef | None) -> None:
-        path = _absolute(ref) if ref is not None else self._base_path
-        if self._device == "cpu" and ref is not None and await asyncio.to_thread(_ties_head, Path(path)):
+    async def _load_full_weights(self, name: str, ref: PolicyRef | None) -> None:
+        path = _absolute_path(ref) if ref is not None else self._base_path
+        if self._device == "cpu" and ref is not None and await asyncio.to_thread(_has_tied_head, Path(path)):
             raise EngineError(
                 f"version {ref.version}: the output head of {path} is tied to its embeddings, and vLLM without a GPU "
                 "does not update such a head. Serve it with a GPU, untie the head, or train LoRA adapters"
@@ -282,22 +298,22 @@ class VllmEngine(RemoteEngine):
         except EngineGone:
             raise
         except EngineError as error:
-            advice = f" {_DEV}" if "404" in str(error) else ""
+            advice = f" {_DEV_MODE_ADVICE}" if "404" in str(error) else ""
             raise EngineError(f"vLLM cannot load the weights in {path}: {error}{advice}") from None
 
     async def _pause_and_reload(self, name: str, path: str) -> None:
-        await self.http.call("POST", "/pause", params={"mode": "keep"})
+        await self.http.call_json("POST", "/pause", params={"mode": "keep"})
         try:
             # The base needs its path too: without a path, vLLM reloads the last weights.
             asked = {"method": "reload_weights", "kwargs": {"weights_path": path}}
-            await self.http.call("POST", "/collective_rpc", asked)
-            await self.http.call("POST", "/reset_prefix_cache")
-            await self.http.call("POST", "/update_weight_version", {"new_version": name or "base"})
+            await self.http.call_json("POST", "/collective_rpc", asked)
+            await self.http.call_json("POST", "/reset_prefix_cache")
+            await self.http.call_json("POST", "/update_weight_version", {"new_version": name or "base"})
         finally:
-            await self.http.call("POST", "/resume")
+            await self.http.call_json("POST", "/resume")
 
 
-def _ties_head(folder: Path) -> bool:
+def _has_tied_head(folder: Path) -> bool:
     """Return whether config.json ties the output head to the embeddings."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -306,19 +322,19 @@ def _ties_head(folder: Path) -> bool:
     return bool(config.get("tie_word_embeddings"))
 
 
-def _absolute(ref: PolicyRef) -> str:
+def _absolute_path(ref: PolicyRef) -> str:
     """Return the absolute path, because the server has another working directory."""
     assert ref.path is not None
     return str(Path(ref.path).absolute())
 
 
-def _grammar(grammar: str) -> dict[str, Any]:
+def _grammar_fields(grammar: str) -> dict[str, Any]:
     """Return the request field for a grammar. llguidance 1.7 (vLLM 0.32) repeats `whitespace_pattern` without limit, so
     the separators limit it instead; they allow no white space after an opening or before a closing bracket.
     """
-    return {"structured_outputs": {"grammar": _LAYOUT.sub(lambda _: _SEPARATORS, grammar)}}
+    return {"structured_outputs": {"grammar": _WHITESPACE_PATTERN.sub(lambda _: _SEPARATOR_PATTERNS, grammar)}}
 
 
-def _cards(listed: Any) -> list[dict[str, Any]]:
+def _model_cards(listed: Any) -> list[dict[str, Any]]:
     found = listed.get("data") if isinstance(listed, dict) else None
     return [c for c in found if isinstance(c, dict) and "id" in c] if isinstance(found, list) else []

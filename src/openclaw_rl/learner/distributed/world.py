@@ -26,7 +26,7 @@ class World(Protocol):
     @property
     def size(self) -> int: ...
 
-    def each(self, costs: Sequence[int], work: Callable[[int, float], _T], kind: type[_T]) -> list[_T]:
+    def map_over_ranks(self, costs: Sequence[int], work: Callable[[int, float], _T], kind: type[_T]) -> list[_T]:
         """Return `work(number, weight)` of each piece of work on every rank; each piece runs on one rank.
 
         `costs`: tokens of each piece. `weight` is 1, or 0 for a pass without effect that a rank runs only because the
@@ -34,45 +34,45 @@ class World(Protocol):
         """
         ...
 
-    def add_up(self, tensors: Iterable[torch.Tensor]) -> None:
+    def all_reduce_grads(self, tensors: Iterable[torch.Tensor]) -> None:
         """Replace the gradients of the tensors by their sums over all ranks."""
         ...
 
-    def agree(self, yes: bool) -> bool:
+    def all_true(self, yes: bool) -> bool:
         """Return whether `yes` is true on every rank."""
         ...
 
-    def placed(self, path: str, model: ModelConfig) -> ModelConfig:
+    def device_for(self, path: str, model: ModelConfig) -> ModelConfig:
         """Return the settings with the device and dtype with which this rank loads the model at `path`."""
         ...
 
-    def spread(self, causal: Any, trained: Iterable[torch.nn.Parameter]) -> bool:
+    def shard(self, causal: Any, trained: Iterable[torch.nn.Parameter]) -> bool:
         """Shard the layers if the settings ask for it. Return whether they are sharded."""
         ...
 
 
-class Alone:
+class SingleRank:
     """World of one process, which does all the work."""
 
     rank, size = 0, 1
 
-    def each(self, costs: Sequence[int], work: Callable[[int, float], _T], kind: type[_T]) -> list[_T]:
+    def map_over_ranks(self, costs: Sequence[int], work: Callable[[int, float], _T], kind: type[_T]) -> list[_T]:
         return [work(number, 1.0) for number in range(len(costs))]
 
-    def add_up(self, tensors: Iterable[torch.Tensor]) -> None:
+    def all_reduce_grads(self, tensors: Iterable[torch.Tensor]) -> None:
         return
 
-    def agree(self, yes: bool) -> bool:
+    def all_true(self, yes: bool) -> bool:
         return yes
 
-    def placed(self, path: str, model: ModelConfig) -> ModelConfig:
+    def device_for(self, path: str, model: ModelConfig) -> ModelConfig:
         return model
 
-    def spread(self, causal: Any, trained: Iterable[torch.nn.Parameter]) -> bool:
+    def shard(self, causal: Any, trained: Iterable[torch.nn.Parameter]) -> bool:
         return False
 
 
-def dealt(costs: Sequence[int], size: int) -> list[list[int]]:
+def assign(costs: Sequence[int], size: int) -> list[list[int]]:
     """Return the piece numbers of each rank: most expensive first, and counts that differ by at most one."""
     order = sorted(range(len(costs)), key=lambda n: (-costs[n], n))
     hands: list[list[int]] = [[] for _ in range(size)]
@@ -82,7 +82,7 @@ def dealt(costs: Sequence[int], size: int) -> list[list[int]]:
     return hands
 
 
-def cut(groups: Sequence[Sequence[int]], lengths: Sequence[int], size: int) -> list[list[int]]:
+def split(groups: Sequence[Sequence[int]], lengths: Sequence[int], size: int) -> list[list[int]]:
     """Split the longest group in two until there is one group per rank, or only groups of one row.
 
     `lengths`: tokens of each row. Rows stay in order, because neighbours share the longest prefixes.
@@ -90,13 +90,13 @@ def cut(groups: Sequence[Sequence[int]], lengths: Sequence[int], size: int) -> l
     out = [list(group) for group in groups]
     while len(out) < size and (many := [group for group in out if len(group) > 1]):
         longest = max(many, key=lambda group: sum(lengths[i] for i in group))
-        at = _middle([lengths[i] for i in longest])
+        at = _split_point([lengths[i] for i in longest])
         place = out.index(longest)
         out[place : place + 1] = [longest[:at], longest[at:]]
     return out
 
 
-def _middle(lengths: Sequence[int]) -> int:
+def _split_point(lengths: Sequence[int]) -> int:
     """Return the split index that makes the longer part as short as possible."""
     sums = list(accumulate(lengths))
     return min(range(1, len(lengths)), key=lambda at: max(sums[at - 1], sums[-1] - sums[at - 1]))

@@ -16,69 +16,71 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 log = logging.getLogger(__name__)
 KERNELS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]  # in order of preference
-_HALF = (torch.bfloat16, torch.float16)
-_WIDE = 0.03  # largest accepted relative error (norm) in half precision
-_TRIAL = 384
+_HALF_DTYPES = (torch.bfloat16, torch.float16)
+_MAX_ERROR = 0.03  # largest accepted relative error (norm) in half precision
+_TRIAL_TOKENS = 384
 
 Spans = Sequence[tuple[int, int]]
-_Way = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+_AttentionFn = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, spans: Spans, scale: float) -> torch.Tensor:
+def attend_spans(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, spans: Spans, scale: float
+) -> torch.Tensor:
     """Return [1, H, T, D]: attention of the consecutive sequences in `spans`, and zeros after the last one.
 
     query [1, H, T, D], key and value [1, G, T, D]. Raises `RuntimeError` if no kernel of `KERNELS` supports the shape.
     """
     with sdpa_kernel(KERNELS, set_priority=True):
-        parts = [_plain(query[:, :, a:b], key[:, :, a:b], value[:, :, a:b], scale) for a, b in spans]
+        parts = [_causal_sdpa(query[:, :, a:b], key[:, :, a:b], value[:, :, a:b], scale) for a, b in spans]
     if (rest := query.shape[2] - spans[-1][1]) > 0:
         parts.append(torch.zeros_like(query[:, :, :rest]))
     return torch.cat(parts, dim=2) if len(parts) > 1 else parts[0]
 
 
-def _plain(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
+def _causal_sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
     grouped = query.shape[1] != key.shape[1]
     return functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=grouped)
 
 
 @cache
-def works(heads: int, groups: int, size: int, dtype: torch.dtype, device: torch.device) -> bool:
+def has_kernel(heads: int, groups: int, size: int, dtype: torch.dtype, device: torch.device) -> bool:
     """Return whether a kernel supports this attention shape; tried once on random states."""
-    if device.type != "cuda" or dtype not in _HALF:
+    if device.type != "cuda" or dtype not in _HALF_DTYPES:
         return False
     try:
-        gap = gap_of(heads, groups, size, dtype, device)
+        gap = kernel_error(heads, groups, size, dtype, device)
     except RuntimeError as error:
         log.info("no causal kernel for %d heads of %d: %s", heads, size, error)
         return False
-    if not gap <= _WIDE:
+    if not gap <= _MAX_ERROR:
         log.warning("the causal kernel for %d heads of %d has an error of %.3g here and is not used", heads, size, gap)
-    return gap <= _WIDE
+    return gap <= _MAX_ERROR
 
 
-def gap_of(heads: int, groups: int, size: int, dtype: torch.dtype, device: torch.device) -> float:
+def kernel_error(heads: int, groups: int, size: int, dtype: torch.dtype, device: torch.device) -> float:
     """Return the largest relative error (norm) of outputs and gradients against float32 (or wider) attention.
 
     Safe inside a checkpointed layer, because the trial tensors are not saved by its checkpoint.
     """
-    with saved_tensors_hooks(_as_it_is, _as_it_is), torch.enable_grad():
+    with saved_tensors_hooks(_same_tensor, _same_tensor), torch.enable_grad():
         random = torch.Generator().manual_seed(0)
-        states = [torch.randn(1, n, _TRIAL, size, generator=random) for n in (heads, groups, groups, heads)]
-        spans, scale = ((0, _TRIAL // 3), (_TRIAL // 3, _TRIAL)), size**-0.5
+        states = [torch.randn(1, n, _TRIAL_TOKENS, size, generator=random) for n in (heads, groups, groups, heads)]
+        spans, scale = ((0, _TRIAL_TOKENS // 3), (_TRIAL_TOKENS // 3, _TRIAL_TOKENS)), size**-0.5
 
-        def plain(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-            parts = [_plain(query[:, :, a:b], key[:, :, a:b], value[:, :, a:b], scale) for a, b in spans]
+        def attend_plain(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            parts = [_causal_sdpa(query[:, :, a:b], key[:, :, a:b], value[:, :, a:b], scale) for a, b in spans]
             return torch.cat(parts, dim=2)
 
-        def seen(wide: torch.dtype, way: _Way) -> list[torch.Tensor]:
+        def outputs_and_grads(wide: torch.dtype, way: _AttentionFn) -> list[torch.Tensor]:
             asked = [s.to(device, dtype).to(wide).clone().requires_grad_() for s in states[:3]]
             out = way(*asked)
             return [out.detach(), *torch.autograd.grad((out * states[3].to(device, wide)).sum(), asked)]
 
-        got = seen(dtype, lambda q, k, v: attend(q, k, v, spans, scale))
-        want = seen(torch.promote_types(dtype, torch.float32), plain)
+        got = outputs_and_grads(dtype, lambda q, k, v: attend_spans(q, k, v, spans, scale))
+        want = outputs_and_grads(torch.promote_types(dtype, torch.float32), attend_plain)
         return max(float((a.to(b.dtype) - b).norm() / b.norm()) for a, b in zip(got, want, strict=True))
 
 
-def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
+def _same_tensor(tensor: torch.Tensor) -> torch.Tensor:
     return tensor

@@ -17,23 +17,23 @@ from typing import Any
 import torch
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from openclaw_rl.learner.forward.prefix_tree import Tree
+from openclaw_rl.learner.forward.prefix_tree import PrefixTree
 
 BLOCK = 128
-LEAST = 2 * BLOCK  # one block would compile another kernel, as sizes of 1 are never symbolic
+MIN_LENGTH = 2 * BLOCK  # one block would compile another kernel, as sizes of 1 are never symbolic
 BACKEND = "inductor"
-KERNELS = 64  # head shapes, dtypes, windows, gradients on or off; above it the call raises, or it would be slow
+MAX_KERNELS = 64  # head shapes, dtypes, windows, gradients on or off; above it the call raises, or it would be slow
 
 MaskMod = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def padded_length(tokens: int) -> int:
     """Return the token count rounded up to whole blocks."""
-    return max(LEAST, -(-tokens // BLOCK) * BLOCK)
+    return max(MIN_LENGTH, -(-tokens // BLOCK) * BLOCK)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class AttentionShape:
     """Shape of an attention layer, for which one kernel is compiled."""
 
     heads: int  # H
@@ -43,72 +43,72 @@ class Call:
     windowed: bool
 
 
-class Masks:
+class TreeMasks:
     """FlexAttention masks of one tree. The mask of each window is created once and shared by all layers."""
 
-    def __init__(self, tree: Tree) -> None:
+    def __init__(self, tree: PrefixTree) -> None:
         """`tree`: padded to `padded_length`."""
         assert tree.tokens == padded_length(tree.tokens), f"{tree.tokens} tokens are not whole blocks"
         self._end_T = tree.end_T.int()
         self._depth_T = tree.depth_T.int()
         self._made: dict[int | None, BlockMask] = {}
-        self.calls: set[Call] = set()
+        self.shapes: set[AttentionShape] = set()
 
-    def mask(self, window: int | None) -> BlockMask:
+    def block_mask(self, window: int | None) -> BlockMask:
         """Return the mask. `window`: visible tokens back in depth, including the token itself; None: up to the root."""
         if window not in self._made:
-            self._made[window] = _block_mask(self._end_T, self._depth_T, window)
+            self._made[window] = _make_block_mask(self._end_T, self._depth_T, window)
         return self._made[window]
 
 
-def _block_mask(end_T: torch.Tensor, depth_T: torch.Tensor, window: int | None) -> BlockMask:
+def _make_block_mask(end_T: torch.Tensor, depth_T: torch.Tensor, window: int | None) -> BlockMask:
     tokens = len(end_T)
     end_NB = end_T.view(-1, BLOCK)
     first_N = torch.arange(0, tokens, BLOCK, device=end_T.device, dtype=end_T.dtype)
     below_NN = first_N[:, None] > first_N[None]  # query blocks after key blocks
     some_NN = below_NN & (first_N[:, None] < end_NB.amax(1)[None])
     all_NN = below_NN & (first_N[:, None] + BLOCK <= end_NB.amin(1)[None])
-    mask_mod = _sees(end_T)
+    mask_mod = _causal_mask_mod(end_T)
     if window is not None:
         floor_T = depth_T - window
         floor_NB, depth_NB = floor_T.view(-1, BLOCK), depth_T.view(-1, BLOCK)
         some_NN &= depth_NB.amax(1)[None] > floor_NB.amin(1)[:, None]
         all_NN &= depth_NB.amin(1)[None] > floor_NB.amax(1)[:, None]
-        mask_mod = _sees_within(end_T, depth_T, floor_T)
+        mask_mod = _window_mask_mod(end_T, depth_T, floor_T)
     some_NN |= torch.eye(len(first_N), dtype=torch.bool, device=end_T.device)
     return BlockMask.from_kv_blocks(
-        *_ordered(some_NN & ~all_NN),
-        *_ordered(all_NN),
+        *_order_blocks(some_NN & ~all_NN),
+        *_order_blocks(all_NN),
         BLOCK_SIZE=BLOCK,
         mask_mod=mask_mod,
         seq_lengths=(tokens, tokens),
     )
 
 
-def _ordered(blocks_NN: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _order_blocks(blocks_NN: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (key blocks per query block [1, 1, N], their indices, padded by the other blocks [1, 1, N, N])."""
     counts_N = blocks_NN.sum(1, dtype=torch.int32)
     which_NN = torch.argsort(blocks_NN.int(), dim=1, descending=True, stable=True).int()
     return counts_N[None, None].contiguous(), which_NN[None, None].contiguous()
 
 
-def _sees(end_T: torch.Tensor) -> MaskMod:
-    def sees(batch: torch.Tensor, head: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+def _causal_mask_mod(end_T: torch.Tensor) -> MaskMod:
+    def sees_token(batch: torch.Tensor, head: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
         return (j <= i) & (i < end_T[j])
 
-    return sees
+    return sees_token
 
 
-def _sees_within(end_T: torch.Tensor, depth_T: torch.Tensor, floor_T: torch.Tensor) -> MaskMod:
+def _window_mask_mod(end_T: torch.Tensor, depth_T: torch.Tensor, floor_T: torch.Tensor) -> MaskMod:
     """Return a windowed mask. The window is in a tensor, because each constant would compile another kernel."""
 
-    def sees(batch: torch.Tensor, head: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+    def sees_token(batch: torch.Tensor, head: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
         return (j <= i) & (i < end_T[j]) & (depth_T[j] > floor_T[i])
 
-    return sees
+    return sees_token
 
 
-def _call(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: BlockMask, scale: str) -> Any:
+def _attend_blocks(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: BlockMask, scale: str) -> Any:
     """`scale` is a string, because a number would become a kernel input instead of a constant."""
     torch._check(query.shape[2] % BLOCK == 0)  # type: ignore[no-untyped-call]  # no partial last block in the kernel
     grouped = query.shape[1] != key.shape[1]
@@ -116,17 +116,18 @@ def _call(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Blo
 
 
 @cache
-def compiled(backend: str) -> Callable[..., torch.Tensor]:
+def compiled_kernel(backend: str) -> Callable[..., torch.Tensor]:
     """Return the compiled kernel. With `fullgraph`, too many recompilations raise instead of using a [T, T] matrix."""
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, KERNELS)
-    return torch.compile(_call, dynamic=True, fullgraph=True, backend=backend)
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MAX_KERNELS)
+    return torch.compile(_attend_blocks, dynamic=True, fullgraph=True, backend=backend)
 
 
-def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, masks: Masks, scale: float, window: int | None
-           ) -> torch.Tensor:  # fmt: skip
+def attend_tree(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, masks: TreeMasks, scale: float, window: int | None
+) -> torch.Tensor:
     """Return [1, H, T, D]; query [1, H, T, D], key and value [1, G, T, D]. Compiler errors propagate."""
-    masks.calls.add(
-        Call(
+    masks.shapes.add(
+        AttentionShape(
             heads=query.shape[1],
             groups=key.shape[1],
             size=query.shape[3],
@@ -134,4 +135,4 @@ def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, masks: M
             windowed=window is not None,
         )
     )
-    return compiled(BACKEND)(query, key, value, masks.mask(window), repr(scale))
+    return compiled_kernel(BACKEND)(query, key, value, masks.block_mask(window), repr(scale))

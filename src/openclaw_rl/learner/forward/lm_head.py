@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-FLOATS = 2**24  # logits, and head weights in another dtype, that exist at once: 64 MiB each in float32
+CHUNK_ELEMENTS = 2**24  # logits, and head weights in another dtype, that exist at once: 64 MiB each in float32
 
-Columns = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # logps, entropy, ids
+HeadColumns = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # logps, entropy, ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bend:
+class LogitTransform:
     """Change of the logits after the head in some model families: scaling, then `cap · tanh(logits / cap)`."""
 
     times: float = 1.0
@@ -30,11 +30,11 @@ class Bend:
         return scaled if self.cap is None else torch.tanh(scaled / self.cap) * self.cap
 
 
-NO_BEND = Bend()
+IDENTITY_TRANSFORM = LogitTransform()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Picked:
+class TokenLogprobs:
     """Log-probabilities of selected tokens at K response positions. The entropy has no gradient."""
 
     ids_KN: torch.Tensor  # the response token, then the given ids, then the top-k in descending order
@@ -46,15 +46,15 @@ class Picked:
         """Log-probabilities of the response tokens, [K]."""
         return self.logps_KN[:, 0]
 
-    def split(self, lengths: Sequence[int]) -> list[Picked]:
+    def split_rows(self, lengths: Sequence[int]) -> list[TokenLogprobs]:
         """Split into one entry per row, on the CPU and without gradients."""
         columns = (self.ids_KN, self.logps_KN, self.entropy_K)
         parts = zip(*(torch.split(column.detach().cpu(), list(lengths)) for column in columns), strict=True)
-        return [Picked(ids_KN=ids, logps_KN=logps, entropy_K=entropy) for ids, logps, entropy in parts]
+        return [TokenLogprobs(ids_KN=ids, logps_KN=logps, entropy_K=entropy) for ids, logps, entropy in parts]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Read:
+class HiddenStates:
     """Hidden states below the head at the K response positions of some rows.
 
     The head runs later, when the wanted tokens are known, and may run several times.
@@ -65,24 +65,26 @@ class Read:
     targets_K: torch.Tensor
     temperature_K: torch.Tensor
     lengths: tuple[int, ...]  # response tokens of each row
-    bend: Bend = NO_BEND
+    logit_transform: LogitTransform = IDENTITY_TRANSFORM
 
-    def of(self, rows: Sequence[int]) -> Read:
+    def select_rows(self, rows: Sequence[int]) -> HiddenStates:
         """Return the given rows, in that order."""
         places = torch.split(torch.arange(len(self.targets_K), device=self.targets_K.device), list(self.lengths))
         at = torch.cat([places[i] for i in rows])
-        return Read(
+        return HiddenStates(
             head=self.head,
             hidden_KH=self.hidden_KH[at],
             targets_K=self.targets_K[at],
             temperature_K=self.temperature_K[at],
             lengths=tuple(self.lengths[i] for i in rows),
-            bend=self.bend,
+            logit_transform=self.logit_transform,
         )
 
-    def pick(self, *, ids_KN: torch.Tensor | None = None, top: int = 0, floats: int | None = None) -> Picked:
+    def token_logprobs(
+        self, *, ids_KN: torch.Tensor | None = None, top: int = 0, floats: int | None = None
+    ) -> TokenLogprobs:
         """Apply the head; see `select_tokens`."""
-        return select(
+        return select_tokens(
             self.head,
             self.hidden_KH,
             self.targets_K,
@@ -90,11 +92,11 @@ class Read:
             ids_KN=ids_KN,
             top=top,
             floats=floats,
-            bend=self.bend,
+            bend=self.logit_transform,
         )
 
 
-def select(
+def select_tokens(
     head: torch.nn.Module,
     hidden_KH: torch.Tensor,
     targets_K: torch.Tensor,
@@ -103,37 +105,37 @@ def select(
     ids_KN: torch.Tensor | None = None,
     top: int = 0,
     floats: int | None = None,
-    bend: Bend = NO_BEND,
-) -> Picked:
+    bend: LogitTransform = IDENTITY_TRANSFORM,
+) -> TokenLogprobs:
     """Return log-probabilities of the targets, of `ids_KN` if given, and of the `top` most likely tokens.
 
     `floats`: number of logits that may exist at once.
     """
     vocabulary = int(head.weight.shape[0]) if isinstance(head.weight, torch.Tensor) else len(hidden_KH)
-    size = max(1, (floats or FLOATS) // vocabulary)
+    size = max(1, (floats or CHUNK_ELEMENTS) // vocabulary)
     wanted_KN = targets_K.unsqueeze(-1) if ids_KN is None else torch.cat([targets_K.unsqueeze(-1), ids_KN], dim=-1)
     if bend.cap is None:  # without a cap, the transform equals another temperature
-        temperature_K, bend = temperature_K * (bend.over / bend.times), NO_BEND
+        temperature_K, bend = temperature_K * (bend.over / bend.times), IDENTITY_TRANSFORM
     if type(head) is torch.nn.Linear and getattr(head, "bias", None) is None and bend.cap is None:
-        whole: Columns = _Select.apply(hidden_KH, head.weight, wanted_KN, temperature_K, top, size)  # type: ignore[no-untyped-call]
-        return Picked(logps_KN=whole[0], entropy_K=whole[1], ids_KN=whole[2])
+        whole: HeadColumns = _ChunkedHead.apply(hidden_KH, head.weight, wanted_KN, temperature_K, top, size)  # type: ignore[no-untyped-call]
+        return TokenLogprobs(logps_KN=whole[0], entropy_K=whole[1], ids_KN=whole[2])
     columns = (hidden_KH, wanted_KN, temperature_K)
     parts = [tuple(column[at : at + size] for column in columns) for at in range(0, len(hidden_KH), size)]
-    triples = [checkpoint(_through, head, *part, top, bend, use_reentrant=False) for part in parts]
+    triples = [checkpoint(_apply_head, head, *part, top, bend, use_reentrant=False) for part in parts]
     logps_KN, entropy_K, all_KN = (torch.cat(column) for column in zip(*triples, strict=True))
-    return Picked(logps_KN=logps_KN, entropy_K=entropy_K, ids_KN=all_KN)
+    return TokenLogprobs(logps_KN=logps_KN, entropy_K=entropy_K, ids_KN=all_KN)
 
 
-def _through(head: torch.nn.Module, hidden_CH: torch.Tensor, wanted_CN: torch.Tensor, temperature_C: torch.Tensor,
-             top: int, bend: Bend) -> Columns:  # fmt: skip
+def _apply_head(head: torch.nn.Module, hidden_CH: torch.Tensor, wanted_CN: torch.Tensor, temperature_C: torch.Tensor,
+             top: int, bend: LogitTransform) -> HeadColumns:  # fmt: skip
     """Apply a head with an adapter, a bias or a cap; the backward pass is left to autograd."""
     logits_CV = head(hidden_CH)
     logits_CV = bend(logits_CV.to(torch.promote_types(logits_CV.dtype, torch.float32))) / temperature_C.unsqueeze(-1)
-    logps_CN, entropy_C, ids_CN, _ = _chosen(logits_CV, wanted_CN, top)
+    logps_CN, entropy_C, ids_CN, _ = _gather_logprobs(logits_CV, wanted_CN, top)
     return logps_CN, entropy_C.detach(), ids_CN
 
 
-def _chosen(logits_CV: torch.Tensor, wanted_CN: torch.Tensor, top: int
+def _gather_logprobs(logits_CV: torch.Tensor, wanted_CN: torch.Tensor, top: int
             ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """Return (logps_CN, entropy_C, ids_CN with the top-k after the wanted ids, log-partition log_z_C)."""
     log_z_C = torch.logsumexp(logits_CV, dim=-1)
@@ -144,7 +146,7 @@ def _chosen(logits_CV: torch.Tensor, wanted_CN: torch.Tensor, top: int
     return logits_CV.gather(-1, ids_CN) - log_z_C.unsqueeze(-1), entropy_C, ids_CN, log_z_C
 
 
-def _logits(hidden_CH: torch.Tensor, weight_VH: torch.Tensor, temperature_C: torch.Tensor) -> torch.Tensor:
+def _chunk_logits(hidden_CH: torch.Tensor, weight_VH: torch.Tensor, temperature_C: torch.Tensor) -> torch.Tensor:
     """Return [C, V] in float32 or wider; sums rounded to half precision would have errors of hundredths."""
     wide = torch.promote_types(hidden_CH.dtype, torch.float32)
     if hidden_CH.dtype is wide:
@@ -152,21 +154,21 @@ def _logits(hidden_CH: torch.Tensor, weight_VH: torch.Tensor, temperature_C: tor
     elif hidden_CH.is_cuda:
         logits_CV = torch.mm(hidden_CH, weight_VH.T, out_dtype=wide)
     else:
-        logits_CV = _widened(hidden_CH.to(wide), weight_VH)
+        logits_CV = _widened_logits(hidden_CH.to(wide), weight_VH)
     return logits_CV.div_(temperature_C.unsqueeze(-1))
 
 
-def _widened(hidden_CH: torch.Tensor, weight_VH: torch.Tensor) -> torch.Tensor:
+def _widened_logits(hidden_CH: torch.Tensor, weight_VH: torch.Tensor) -> torch.Tensor:
     """Return [C, V], with the head cast to the dtype of `hidden_CH` in parts, for devices without `out_dtype`."""
     logits_CV = hidden_CH.new_empty(len(hidden_CH), len(weight_VH))
-    size = max(1, FLOATS // weight_VH.shape[1])
+    size = max(1, CHUNK_ELEMENTS // weight_VH.shape[1])
     for at in range(0, len(weight_VH), size):
         part_PH = weight_VH[at : at + size].to(hidden_CH.dtype)
         logits_CV[:, at : at + size] = torch.mm(hidden_CH, part_PH.T)
     return logits_CV
 
 
-class _Select(torch.autograd.Function):
+class _ChunkedHead(torch.autograd.Function):
     """d logps[n] / d logits = (onehot[n] - softmax) / T, with T the temperature; the backward pass recomputes logits.
 
     The head's gradient is accumulated in float32 or wider, because rounding the part of each chunk would bias it.
@@ -174,12 +176,12 @@ class _Select(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden_KH: torch.Tensor, weight_VH: torch.Tensor, wanted_KN: torch.Tensor,
-                temperature_K: torch.Tensor, top: int, size: int) -> Columns:  # fmt: skip
+                temperature_K: torch.Tensor, top: int, size: int) -> HeadColumns:  # fmt: skip
         parts = []
         for at in range(0, len(hidden_KH), size):
             end = at + size
-            logits_CV = _logits(hidden_KH[at:end], weight_VH, temperature_K[at:end])
-            parts.append(_chosen(logits_CV, wanted_KN[at:end], top))
+            logits_CV = _chunk_logits(hidden_KH[at:end], weight_VH, temperature_K[at:end])
+            parts.append(_gather_logprobs(logits_CV, wanted_KN[at:end], top))
         logps_KN, entropy_K, ids_KN, log_z_K = (torch.cat(column) for column in zip(*parts, strict=True))
         ctx.save_for_backward(hidden_KH, weight_VH, ids_KN, temperature_K, log_z_K)
         ctx.size = size
@@ -195,7 +197,7 @@ class _Select(torch.autograd.Function):
         for at in range(0, len(hidden_KH), ctx.size):
             end = at + ctx.size
             hidden_CH, temperature_C = hidden_KH[at:end], temperature_K[at:end]
-            logits_CV = _logits(hidden_CH, weight_VH, temperature_C)
+            logits_CV = _chunk_logits(hidden_CH, weight_VH, temperature_C)
             g_CN = grads[0][at:end] / temperature_C.unsqueeze(-1)
             d_logits_CV = logits_CV.sub_(log_z_K[at:end].unsqueeze(-1)).exp_().mul_(-g_CN.sum(-1, keepdim=True))
             d_logits_CV.scatter_add_(-1, ids_KN[at:end], g_CN)

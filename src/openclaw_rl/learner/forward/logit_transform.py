@@ -7,28 +7,31 @@ from typing import Any
 import torch
 
 from openclaw_rl.errors import ModelError
-from openclaw_rl.learner.forward.lm_head import NO_BEND, Bend
+from openclaw_rl.learner.forward.lm_head import IDENTITY_TRANSFORM, LogitTransform
 
 _CAPS = ("final_logit_softcapping", "logits_soft_cap")  # Gemma
 _FACTORS = ("logit_scale", "logits_scaling")  # Cohere multiplies; Granite divides, HyperCLOVA X multiplies
 
 
-def bend_of(model: Any) -> Bend:
+def find_logit_transform(model: Any) -> LogitTransform:
     """Return the logit transform of a model. Raises `ModelError` if no known transform reproduces its logits."""
-    own, plain = _seen(model)
-    gaps = {bend: (own - bend(plain)).abs().max().item() for bend in _possible(model.config.get_text_config())}
+    own, plain = _trial_logits(model)
+    gaps = {
+        bend: (own - bend(plain)).abs().max().item() for bend in _candidate_transforms(model.config.get_text_config())
+    }
     best = min(gaps, key=lambda bend: gaps[bend])
     # Both come from the same operations and differ only by rounding; a wrong transform changes small logits little.
     if gaps[best] <= min(1e-2, 64 * torch.finfo(own.dtype).eps * own.abs().max().item()):
         return best
     raise ModelError(
         f"{model.config.name_or_path}: this {model.config.model_type} model changes its logits after the LM head (by "
-        f"up to {gaps[NO_BEND]:.3g}) in a way that the local trainer does not know. Use a model of another family."
+        f"up to {gaps[IDENTITY_TRANSFORM]:.3g}) in a way that the local trainer does not know. Use a model of another "
+        "family."
     )
 
 
 @torch.no_grad()
-def _seen(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _trial_logits(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (logits of the model for some tokens, logits of its head on the hidden states)."""
     try:
         ids_BL = torch.arange(min(8, model.config.get_text_config().vocab_size), device=model.device).unsqueeze(0)
@@ -44,9 +47,9 @@ def _seen(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
         ) from error
 
 
-def _possible(text: Any) -> list[Bend]:
+def _candidate_transforms(text: Any) -> list[LogitTransform]:
     """Return the transforms to try, the identity first."""
     caps = [float(cap) for name in _CAPS if (cap := getattr(text, name, None))]
     factors = [float(factor) for name in _FACTORS if (factor := getattr(text, name, None))]
     scales = [{}, *({"times": f} for f in factors), *({"over": f} for f in factors)]
-    return [Bend(**scale, cap=cap) for cap in (None, *caps) for scale in scales]
+    return [LogitTransform(**scale, cap=cap) for cap in (None, *caps) for scale in scales]

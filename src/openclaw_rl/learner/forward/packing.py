@@ -14,7 +14,7 @@ from openclaw_rl.types import Ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class TokenSequence:
     """Sequence to score; only the response gets log-probabilities."""
 
     prompt_ids: Ids  # [P]
@@ -30,13 +30,13 @@ class Row:
             raise ValueError(f"expected a temperature above 0, got {self.temperature}")
 
     @property
-    def length(self) -> int:
+    def input_length(self) -> int:
         """Number of input tokens: all but the last response token, which predicts no response token."""
         return len(self.prompt_ids) + len(self.response_ids) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Packed:
+class PaddedBatch:
     """Rows as tensors, padded on the right. Causal attention never sees the padding, so no mask is needed."""
 
     ids_BL: torch.Tensor
@@ -58,20 +58,20 @@ def micro_batches(lengths: Sequence[int], budget: int) -> list[list[int]]:
     return groups
 
 
-def pack(rows: Sequence[Row], device: torch.device) -> Packed:
+def pack_padded(rows: Sequence[TokenSequence], device: torch.device) -> PaddedBatch:
     """Return the tensors of one forward pass, with response tokens in row order."""
-    width = max(row.length for row in rows)
+    width = max(row.input_length for row in rows)
     ids_BL = torch.zeros(len(rows), width, dtype=torch.long)
     kept, targets, temperatures = [], [], []
     for b, row in enumerate(rows):
         p, r = len(row.prompt_ids), len(row.response_ids)
         response_R = torch.from_numpy(row.response_ids.astype("int64"))
         ids_BL[b, :p] = torch.from_numpy(row.prompt_ids.astype("int64"))
-        ids_BL[b, p : row.length] = response_R[:-1]
+        ids_BL[b, p : row.input_length] = response_R[:-1]
         kept.append(b * width + torch.arange(p - 1, p - 1 + r))
         targets.append(response_R)
         temperatures.append(torch.full((r,), row.temperature, dtype=torch.float64))
-    return Packed(
+    return PaddedBatch(
         ids_BL=ids_BL.to(device),
         kept_K=torch.cat(kept).to(device),
         targets_K=torch.cat(targets).to(device),

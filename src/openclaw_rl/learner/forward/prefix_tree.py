@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from openclaw_rl.learner.forward.packing import Row
+from openclaw_rl.learner.forward.packing import TokenSequence
 
 Range = tuple[int, int]  # [start, end) in the tokens of the tree
 
@@ -33,7 +33,7 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tree:
+class PrefixTree:
     """Rows as one packed tree. `kept_K` may repeat a token: the last one of a shared prompt."""
 
     ids_T: torch.Tensor
@@ -50,12 +50,12 @@ class Tree:
         return len(self.ids_T)
 
 
-def fed(row: Row) -> NDArray[np.int32]:
+def input_ids(row: TokenSequence) -> NDArray[np.int32]:
     """Return the input tokens of a row: all but the last one."""
     return np.concatenate([row.prompt_ids, row.response_ids[:-1]]).astype(np.int32, copy=False)
 
 
-def _common(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:
+def _common_prefix(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:
     n = min(len(a), len(b))
     differ = np.flatnonzero(a[:n] != b[:n])
     return int(differ[0]) if len(differ) else n
@@ -64,17 +64,17 @@ def _common(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:
 def depth_first(sequences: Sequence[NDArray[np.int32]]) -> tuple[list[int], list[int]]:
     """Return (row numbers in depth-first order, number of tokens that each shares with the previous one)."""
     order = sorted(range(len(sequences)), key=lambda i: sequences[i].astype(">i4").tobytes())
-    shared = [0] * bool(order) + [_common(sequences[a], sequences[b]) for a, b in pairwise(order)]
+    shared = [0] * bool(order) + [_common_prefix(sequences[a], sequences[b]) for a, b in pairwise(order)]
     return order, shared
 
 
-def groups(rows: Sequence[Row], budget: int) -> list[list[int]]:
+def group_rows(rows: Sequence[TokenSequence], budget: int) -> list[list[int]]:
     """Return groups of row numbers whose trees have at most max(`budget`, longest row + `budget` / 4) tokens.
 
     A row near or above the budget must be computed anyway. Rows that share its prefix add little to its tree, while a
     group of their own would compute the whole prefix again.
     """
-    sequences = [fed(row) for row in rows]
+    sequences = [input_ids(row) for row in rows]
     order, shared = depth_first(sequences)
     out: list[list[int]] = []
     size = longest = 0
@@ -90,16 +90,16 @@ def groups(rows: Sequence[Row], budget: int) -> list[list[int]]:
     return out
 
 
-def plant(rows: Sequence[Row], device: torch.device) -> Tree:
+def build_tree(rows: Sequence[TokenSequence], device: torch.device) -> PrefixTree:
     """Return the prefix tree of the rows."""
-    sequences = [fed(row) for row in rows]
+    sequences = [input_ids(row) for row in rows]
     order, shared = depth_first(sequences)
     segments: list[Segment] = []
     places: list[tuple[Range, ...]] = [()] * len(rows)  # token ranges of each row, in order of depth
     path: tuple[Range, ...] = ()
     size = 0
     for index, common in zip(order, shared, strict=True):
-        path = _first(path, common)
+        path = _path_prefix(path, common)
         new = len(sequences[index]) - common
         if new and path and path[-1][1] == size:  # a row that extends the last one extends its segment
             segments[-1] = replace(segments[-1], end=size + new)
@@ -114,18 +114,18 @@ def plant(rows: Sequence[Row], device: torch.device) -> Tree:
         at = np.concatenate([np.arange(*r) for r in ranges])
         ids[at], depth[at] = sequences[index], np.arange(len(at))
         end[at] = np.maximum(end[at], at[-1] + 1)
-    return Tree(
+    return PrefixTree(
         ids_T=torch.from_numpy(ids).to(device),
         depth_T=torch.from_numpy(depth).to(device),
         end_T=torch.from_numpy(end).to(device),
         segments=tuple(segments),
-        kept_K=torch.cat([_predictors(r, p) for r, p in zip(rows, places, strict=True)]).to(device),
+        kept_K=torch.cat([_predictor_positions(r, p) for r, p in zip(rows, places, strict=True)]).to(device),
         targets_K=torch.cat([torch.from_numpy(r.response_ids.astype("int64")) for r in rows]).to(device),
         temperature_K=torch.cat([torch.full((len(r.response_ids),), r.temperature, dtype=torch.float64) for r in rows]),
     )
 
 
-def pad(tree: Tree, tokens: int) -> Tree:
+def pad_tree(tree: PrefixTree, tokens: int) -> PrefixTree:
     """Return the tree padded to `tokens` tokens; no token attends to the padding, and no output uses it."""
     size, device = tree.tokens, tree.ids_T.device
     if tokens == size:
@@ -141,7 +141,7 @@ def pad(tree: Tree, tokens: int) -> Tree:
     )
 
 
-def _first(path: tuple[Range, ...], tokens: int) -> tuple[Range, ...]:
+def _path_prefix(path: tuple[Range, ...], tokens: int) -> tuple[Range, ...]:
     """Return the first `tokens` tokens of a path."""
     out: list[Range] = []
     for start, end in path:
@@ -152,7 +152,7 @@ def _first(path: tuple[Range, ...], tokens: int) -> tuple[Range, ...]:
     return tuple(out)
 
 
-def _predictors(row: Row, places: tuple[Range, ...]) -> torch.Tensor:
+def _predictor_positions(row: TokenSequence, places: tuple[Range, ...]) -> torch.Tensor:
     """Return [R]: tree indices of the tokens that predict the row's response."""
     at = np.concatenate([np.arange(*r) for r in places])
     return torch.from_numpy(at[len(row.prompt_ids) - 1 :])

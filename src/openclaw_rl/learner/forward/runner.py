@@ -17,12 +17,12 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from openclaw_rl.learner.distributed.world import Alone, World, cut
+from openclaw_rl.learner.distributed.world import SingleRank, World, split
 from openclaw_rl.learner.forward import lm_head, prefix_tree, tree_attention
-from openclaw_rl.learner.forward.flex_attention import Masks, padded_length
-from openclaw_rl.learner.forward.logit_transform import bend_of
-from openclaw_rl.learner.forward.packing import Packed, Row, micro_batches, pack
-from openclaw_rl.learner.model.activation_checkpointing import Recompute
+from openclaw_rl.learner.forward.flex_attention import TreeMasks, padded_length
+from openclaw_rl.learner.forward.logit_transform import find_logit_transform
+from openclaw_rl.learner.forward.packing import PaddedBatch, TokenSequence, micro_batches, pack_padded
+from openclaw_rl.learner.model.activation_checkpointing import LayerCheckpointing
 from openclaw_rl.learner.model.compile import compile_parts, interpret_parts
 
 _T = TypeVar("_T")
@@ -30,16 +30,16 @@ log = logging.getLogger(__name__)
 _TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3}  # of log-probabilities; half precision: next line
 _LOW_TOLERANCE = 0.3
 _STATE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}  # of attention outputs and gradients, relative norm
-_LOW_STATES = 0.03
+_LOW_STATE_TOLERANCE = 0.03
 _HIDDEN_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4}  # of hidden states, relative norm. A leak between
-_LOW_HIDDEN = 0.2  # branches exceeds it, even if the log-probabilities of the model hardly differ
-_LOW_LAYERS = 0.2  # of gradients through all layers; compiled layers round less often, which adds up
-_SHORT = 8  # tokens of the pass that measures activation bytes
+_LOW_HIDDEN_TOLERANCE = 0.2  # branches exceeds it, even if the log-probabilities of the model hardly differ
+_LOW_LAYER_TOLERANCE = 0.2  # of gradients through all layers; compiled layers round less often, which adds up
+_MEASURED_TOKENS = 8  # tokens of the pass that measures activation bytes
 _TRIAL_WEIGHTS = 8  # number of smallest and of largest tensors whose gradients a trial compares: in a new adapter, only
 # one matrix of each pair has a gradient
 
 
-class Passes:
+class ForwardRunner:
     """Runs forward passes of one model over rows, as prefix trees if its layers allow it, else as padded rows.
 
     `uses_tree` is the choice; models with recurrent layers cannot branch.
@@ -62,28 +62,30 @@ class Passes:
         `world`: ranks over which passes are distributed; `compiled`: try compiled layers; `checkpointing`: see
         `LayerCheckpointing`.
         """
-        self._model, self.budget, self._parts, self._world = model, micro_tokens, parts, world or Alone()
-        self._bend = bend_of(model)
-        self._own = model.config._attn_implementation
-        self._together = _together(model.config.get_text_config())
-        self._growing = [m for m in model.modules() if getattr(m, "rope_type", None) == "dynamic"]
-        self._most = 1  # largest number of rows in a pass since the budget was halved
-        self._recompute = Recompute(model, checkpointing)
-        self.flex = self._world.agree(model.device.type == "cuda" if flex is None else flex)
-        self.shares = self._try_tree()
-        self.compiled = False
+        self._model, self.budget, self._min_passes, self._world = model, micro_tokens, parts, world or SingleRank()
+        self._logit_transform = find_logit_transform(model)
+        self._own_attention = model.config._attn_implementation
+        self._max_shared_length = _max_shared_length(model.config.get_text_config())
+        self._dynamic_ropes = [m for m in model.modules() if getattr(m, "rope_type", None) == "dynamic"]
+        self._max_rows = 1  # largest number of rows in a pass since the budget was halved
+        self._checkpointing = LayerCheckpointing(model, checkpointing)
+        self.uses_flex = self._world.all_true(model.device.type == "cuda" if flex is None else flex)
+        self.uses_tree = self._try_tree()
+        self.is_compiled = False
         if compiled:
-            self.compiled = self._try_compiled()
+            self.is_compiled = self._try_compiled()
         vocabulary = model.config.get_text_config().vocab_size
-        self._recompute.measure(self.read, padded_length(1) if self.flex else _SHORT, vocabulary)
+        self._checkpointing.measure_layer_bytes(
+            self.hidden_states, padded_length(1) if self.uses_flex else _MEASURED_TOKENS, vocabulary
+        )
 
     def _try_compiled(self) -> bool:
         """Compile the layers and compare their results with those before; log the reason if they are not usable."""
-        plain = self._trial()
+        plain = self._trial_gradients()
         try:
             compile_parts(self._model)
-            gaps = [float((a - b).norm() / b.norm()) for a, b in zip(self._trial(), plain, strict=True)]
-            bound = _STATE_TOLERANCE.get(self._model.dtype, _LOW_LAYERS)
+            gaps = [float((a - b).norm() / b.norm()) for a, b in zip(self._trial_gradients(), plain, strict=True)]
+            bound = _STATE_TOLERANCE.get(self._model.dtype, _LOW_LAYER_TOLERANCE)
             why = None if max(gaps) <= bound else f"log-probabilities and gradients are off by {max(gaps):.3g}"
         except torch.OutOfMemoryError:
             raise
@@ -91,19 +93,19 @@ class Passes:
             why = f"{type(error).__name__}: {error}"
         if why is None:
             return True
-        self.interpret(why)
+        self.disable_compile(why)
         return False
 
-    def interpret(self, why: str = "they cannot be recomputed for the backward pass") -> bool:
+    def disable_compile(self, why: str = "they cannot be recomputed for the backward pass") -> bool:
         """Stop using compiled layers. Return whether they were in use."""
-        was, self.compiled = self.compiled, False
+        was, self.is_compiled = self.is_compiled, False
         interpret_parts(self._model)
         name = type(self._model).__name__
         log.warning("%s: its layers cannot be compiled and run uncompiled, which is slower (%s)", name, why)
         return was
 
     @torch.enable_grad()
-    def _trial(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def _trial_gradients(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return (log-probabilities of short rows, gradients of their sum for some of the trained weights)."""
         logp_K, _ = self.forward(_trial_rows(self._model.config.get_text_config()))
         trained = sorted((p for p in self._model.parameters() if p.requires_grad), key=torch.numel)
@@ -118,42 +120,45 @@ class Passes:
         """
         text = self._model.config.get_text_config()
         if getattr(text, "attention_chunk_size", None):
-            return self._go_padded("its layers use chunked attention")
+            return self._use_padded("its layers use chunked attention")
         rows = _trial_rows(text)
         with torch.no_grad():
-            padded = [self._padded([row]) for row in rows]
-        why = self._agreed(self._why_not(rows, padded))
-        if why and self.flex:
+            padded = [self._run_padded([row]) for row in rows]
+        why = self._reason_on_any_rank(self._tree_failure_reason(rows, padded))
+        if why and self.uses_flex:
             log.warning(
                 "%s: FlexAttention does not work here, attention runs segment by segment, which is slower (%s)",
                 type(self._model).__name__,
                 why,
             )
-            self.flex = False
-            why = self._agreed(self._why_not(rows, padded))
-        return self._go_padded(why) if why else True
+            self.uses_flex = False
+            why = self._reason_on_any_rank(self._tree_failure_reason(rows, padded))
+        return self._use_padded(why) if why else True
 
-    def _agreed(self, why: str | None) -> str | None:
+    def _reason_on_any_rank(self, why: str | None) -> str | None:
         """Return the reason of any rank, or None if no rank has one."""
-        return None if self._world.agree(why is None) else why or "it does not work on another rank"
+        return None if self._world.all_true(why is None) else why or "it does not work on another rank"
 
     @torch.no_grad()
-    def _why_not(self, rows: Sequence[Row], padded: Sequence[lm_head.Read]) -> str | None:
+    def _tree_failure_reason(self, rows: Sequence[TokenSequence], padded: Sequence[lm_head.HiddenStates]) -> str | None:
         """Return why trees do not work with the current `uses_flex`, or None if they work."""
         try:
-            self._model.set_attn_implementation(tree_attention.NAME)
-            planted = self._planted(rows)
-            masks = self._masks(planted)
-            whole, alone = self._over(rows, planted, masks), self._tree(rows[:1])  # the second uses another kernel
-            gap = max(_gap(whole, padded), _gap(alone, padded[:1]))
+            self._model.set_attn_implementation(tree_attention.ATTENTION_NAME)
+            planted = self._build_tree(rows)
+            masks = self._tree_masks(planted)
+            whole, alone = (
+                self._run_tree(rows, planted, masks),
+                self._tree_hidden_states(rows[:1]),
+            )  # the second uses another kernel
+            gap = max(_logprob_gap(whole, padded), _logprob_gap(alone, padded[:1]))
             if not gap <= _TOLERANCE.get(self._model.dtype, _LOW_TOLERANCE):
                 return f"log-probabilities are off by {gap:.3g}"
-            gap = _leak(whole, padded)
-            if not gap <= _HIDDEN_TOLERANCE.get(self._model.dtype, _LOW_HIDDEN):
+            gap = _state_gap(whole, padded)
+            if not gap <= _HIDDEN_TOLERANCE.get(self._model.dtype, _LOW_HIDDEN_TOLERANCE):
                 return f"states are off by {gap:.3g}"
-            for call in masks.calls if masks else ():
-                gap = tree_attention.flex_gap(call, self._model.device)
-                if not gap <= _STATE_TOLERANCE.get(call.dtype, _LOW_STATES):
+            for call in masks.shapes if masks else ():
+                gap = tree_attention.flex_error(call, self._model.device)
+                if not gap <= _STATE_TOLERANCE.get(call.dtype, _LOW_STATE_TOLERANCE):
                     return f"{call}: states and gradients are off by {gap:.3g}"
         except torch.OutOfMemoryError:
             raise
@@ -161,8 +166,8 @@ class Passes:
             return f"{type(error).__name__}: {error}"
         return None
 
-    def _go_padded(self, why: str) -> bool:
-        self._model.set_attn_implementation(self._own)
+    def _use_padded(self, why: str) -> bool:
+        self._model.set_attn_implementation(self._own_attention)
         log.warning(
             "%s: rows are trained one by one, and shared prompts are computed again for each row (%s)",
             type(self._model).__name__,
@@ -170,125 +175,131 @@ class Passes:
         )
         return False
 
-    def groups(self, rows: Sequence[Row]) -> list[list[int]]:
+    def group_rows(self, rows: Sequence[TokenSequence]) -> list[list[int]]:
         """Return the row numbers of each forward pass, within the token budget (see `prefix_tree.group_rows`)."""
-        parts = min(self._parts, len(rows))
+        parts = min(self._min_passes, len(rows))
         cuts = [len(rows) * part // parts for part in range(parts + 1)] if rows else []
-        out = [group for a, b in pairwise(cuts) for group in self._grouped(rows, range(a, b))]
-        out = cut(out, [row.length for row in rows], self._world.size)
-        self._most = max([self._most, *map(len, out)])
+        out = [group for a, b in pairwise(cuts) for group in self._groups_within_budget(rows, range(a, b))]
+        out = split(out, [row.input_length for row in rows], self._world.size)
+        self._max_rows = max([self._max_rows, *map(len, out)])
         return out
 
     @property
-    def again(self) -> int:
+    def recomputed_layers(self) -> int:
         """Number of layers that the last pass with gradients recomputes."""
-        return self._recompute.again
+        return self._checkpointing.recomputed_layers
 
     @property
-    def size(self) -> tuple[int, float]:
+    def memory_limits(self) -> tuple[int, float]:
         """Limits that `reduce_memory` changes: (tokens per pass, tokens times layers that keep activations)."""
-        return self.budget, self._recompute.room
+        return self.budget, self._checkpointing.token_layer_limit
 
-    @size.setter
-    def size(self, size: tuple[int, float]) -> None:
-        self.budget, self._recompute.room = size
+    @memory_limits.setter
+    def memory_limits(self, size: tuple[int, float]) -> None:
+        self.budget, self._checkpointing.token_layer_limit = size
 
-    def shrink(self) -> str | None:
+    def reduce_memory(self) -> str | None:
         """On all ranks: recompute more layers, or if all are recomputed, halve the tokens per pass.
 
         Returns None without a change if all passes since the last call had one row and kept no activations.
         """
-        if not self._world.agree(not self._recompute.holds):
-            self._recompute.shrink()
+        if not self._world.all_true(not self._checkpointing.has_kept_activations):
+            self._checkpointing.halve_kept()
             return "more layers recomputed in the backward pass"
-        if self._most < 2 or self.budget < 2:
+        if self._max_rows < 2 or self.budget < 2:
             return None
-        self.budget, self._most = self.budget // 2, 1
+        self.budget, self._max_rows = self.budget // 2, 1
         return f"passes of {self.budget} tokens"
 
-    def _grouped(self, rows: Sequence[Row], numbers: Sequence[int]) -> list[list[int]]:
-        alone = [[i] for i in numbers if rows[i].length > self._together]
-        rest = [i for i in numbers if rows[i].length <= self._together]
-        if self.shares:
-            found = prefix_tree.groups([rows[i] for i in rest], self.budget)
+    def _groups_within_budget(self, rows: Sequence[TokenSequence], numbers: Sequence[int]) -> list[list[int]]:
+        alone = [[i] for i in numbers if rows[i].input_length > self._max_shared_length]
+        rest = [i for i in numbers if rows[i].input_length <= self._max_shared_length]
+        if self.uses_tree:
+            found = prefix_tree.group_rows([rows[i] for i in rest], self.budget)
         else:
-            found = micro_batches([rows[i].length for i in rest], self.budget)
+            found = micro_batches([rows[i].input_length for i in rest], self.budget)
         return [*alone, *([rest[j] for j in group] for group in found)]
 
     @property
-    def ranks(self) -> int:
+    def world_size(self) -> int:
         """Number of ranks."""
         return self._world.size
 
-    def over(self, rows: Sequence[Row], work: Callable[[list[int], float], _T], kind: type[_T]) -> list[_T]:
+    def map_groups(
+        self, rows: Sequence[TokenSequence], work: Callable[[list[int], float], _T], kind: type[_T]
+    ) -> list[_T]:
         """Return `work(group, weight)` for each group of `rows`; see `World.map_over_ranks`."""
-        groups = self.groups(rows)
-        costs = [sum(rows[i].length for i in group) for group in groups]
-        return self._world.each(costs, lambda n, weight: work(groups[n], weight), kind)
+        groups = self.group_rows(rows)
+        costs = [sum(rows[i].input_length for i in group) for group in groups]
+        return self._world.map_over_ranks(costs, lambda n, weight: work(groups[n], weight), kind)
 
-    def forward(self, rows: Sequence[Row], *, floats: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, rows: Sequence[TokenSequence], *, floats: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Return (logp_K, entropy_K in nats) of one pass, at the temperature of each row, in row order."""
-        picked = self.read(rows).pick(floats=floats)
+        picked = self.hidden_states(rows).token_logprobs(floats=floats)
         return picked.logp, picked.entropy_K
 
-    def read(self, rows: Sequence[Row]) -> lm_head.Read:
+    def hidden_states(self, rows: Sequence[TokenSequence]) -> lm_head.HiddenStates:
         """Run one pass of all layers below the head; response tokens are in row order."""
-        for rope in self._growing:
+        for rope in self._dynamic_ropes:
             rope.max_seq_len_cached = 0  # else it keeps the frequencies of the longest row so far
-        return self._tree(rows) if self.shares else self._padded(rows)
+        return self._tree_hidden_states(rows) if self.uses_tree else self._run_padded(rows)
 
-    def _tree(self, rows: Sequence[Row]) -> lm_head.Read:
-        planted = self._planted(rows)
-        return self._over(rows, planted, self._masks(planted))
+    def _tree_hidden_states(self, rows: Sequence[TokenSequence]) -> lm_head.HiddenStates:
+        planted = self._build_tree(rows)
+        return self._run_tree(rows, planted, self._tree_masks(planted))
 
-    def _planted(self, rows: Sequence[Row]) -> prefix_tree.Tree:
-        planted = prefix_tree.plant(rows, self._model.device)
-        return prefix_tree.pad(planted, padded_length(planted.tokens)) if self.flex else planted
+    def _build_tree(self, rows: Sequence[TokenSequence]) -> prefix_tree.PrefixTree:
+        planted = prefix_tree.build_tree(rows, self._model.device)
+        return prefix_tree.pad_tree(planted, padded_length(planted.tokens)) if self.uses_flex else planted
 
-    def _masks(self, planted: prefix_tree.Tree) -> Masks | None:
-        return Masks(planted) if self.flex else None
+    def _tree_masks(self, planted: prefix_tree.PrefixTree) -> TreeMasks | None:
+        return TreeMasks(planted) if self.uses_flex else None
 
-    def _over(self, rows: Sequence[Row], planted: prefix_tree.Tree, masks: Masks | None) -> lm_head.Read:
-        self._recompute.fit(planted.tokens)
+    def _run_tree(
+        self, rows: Sequence[TokenSequence], planted: prefix_tree.PrefixTree, masks: TreeMasks | None
+    ) -> lm_head.HiddenStates:
+        self._checkpointing.plan_pass(planted.tokens)
         out = self._model.get_decoder()(
             input_ids=planted.ids_T[None],
             position_ids=planted.depth_T[None],
             use_cache=False,
-            plan=tree_attention.Plan(planted, masks),
+            plan=tree_attention.AttentionPlan(planted, masks),
         )
-        return self._read(rows, out.last_hidden_state[0], planted)
+        return self._response_states(rows, out.last_hidden_state[0], planted)
 
-    def _padded(self, rows: Sequence[Row]) -> lm_head.Read:
-        packed = pack(rows, self._model.device)
-        self._recompute.fit(packed.ids_BL.numel())
+    def _run_padded(self, rows: Sequence[TokenSequence]) -> lm_head.HiddenStates:
+        packed = pack_padded(rows, self._model.device)
+        self._checkpointing.plan_pass(packed.ids_BL.numel())
         hidden_BLH = self._model.get_decoder()(input_ids=packed.ids_BL, use_cache=False).last_hidden_state
-        return self._read(rows, hidden_BLH.flatten(0, 1), packed)
+        return self._response_states(rows, hidden_BLH.flatten(0, 1), packed)
 
-    def _read(self, rows: Sequence[Row], hidden_TH: torch.Tensor, at: prefix_tree.Tree | Packed) -> lm_head.Read:
-        return lm_head.Read(
+    def _response_states(
+        self, rows: Sequence[TokenSequence], hidden_TH: torch.Tensor, at: prefix_tree.PrefixTree | PaddedBatch
+    ) -> lm_head.HiddenStates:
+        return lm_head.HiddenStates(
             head=self._model.get_output_embeddings(),
             hidden_KH=hidden_TH[at.kept_K],
             targets_K=at.targets_K,
             temperature_K=at.temperature_K.to(hidden_TH.device, torch.promote_types(hidden_TH.dtype, torch.float32)),
             lengths=tuple(len(row.response_ids) for row in rows),
-            bend=self._bend,
+            logit_transform=self._logit_transform,
         )
 
-    def score(
-        self, rows: Sequence[Row], done: Callable[[int], None] = lambda _: None
+    def score_rows(
+        self, rows: Sequence[TokenSequence], done: Callable[[int], None] = lambda _: None
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return (logp [R], entropy [R]) of each row, on the CPU and without gradients; `done`: see `logprobs`."""
-        return [(seen.logp, seen.entropy_K) for seen in self.look(rows, done=done)]
+        return [(seen.logp, seen.entropy_K) for seen in self.logprobs(rows, done=done)]
 
     @torch.no_grad()
-    def look(
+    def logprobs(
         self,
-        rows: Sequence[Row],
+        rows: Sequence[TokenSequence],
         *,
         ids: Sequence[torch.Tensor] | None = None,
         top: int = 0,
         done: Callable[[int], None] = lambda _: None,
-    ) -> list[lm_head.Picked]:
+    ) -> list[lm_head.TokenLogprobs]:
         """Return the result of `lm_head.select_tokens` for each row, on the CPU and without gradients.
 
         `ids`: [R, N] further tokens to score for each row, with the same N for all rows. `done` is called after each
@@ -296,37 +307,44 @@ class Passes:
         """
         so_far = 0
 
-        def seen(group: list[int], _: float) -> dict[int, lm_head.Picked]:
+        def score_group(group: list[int], _: float) -> dict[int, lm_head.TokenLogprobs]:
             nonlocal so_far
-            read = self.read([rows[i] for i in group])
+            read = self.hidden_states([rows[i] for i in group])
             asked = None if ids is None else torch.cat([ids[i] for i in group]).to(read.hidden_KH.device)
-            picked = dict(zip(group, read.pick(ids_KN=asked, top=top).split(read.lengths), strict=True))
+            picked = dict(zip(group, read.token_logprobs(ids_KN=asked, top=top).split_rows(read.lengths), strict=True))
             so_far += len(group)
             done(so_far)
             return picked
 
-        out = dict(pair for found in self.over(rows, seen, dict[int, lm_head.Picked]) for pair in found.items())
+        out = dict(
+            pair
+            for found in self.map_groups(rows, score_group, dict[int, lm_head.TokenLogprobs])
+            for pair in found.items()
+        )
         return [out[i] for i in range(len(rows))]
 
 
-def _trial_rows(text: Any) -> list[Row]:
+def _trial_rows(text: Any) -> list[TokenSequence]:
     """Return short branches near the root, which show a state that leaks from one branch into the next."""
     ids = np.arange(12, dtype=np.int32) * 7 % max(2, text.vocab_size)
-    return [Row(prompt_ids=ids[:n], response_ids=ids[a : a + 3], temperature=1.0) for n, a in ((6, 2), (6, 7), (4, 5))]
+    return [
+        TokenSequence(prompt_ids=ids[:n], response_ids=ids[a : a + 3], temperature=1.0)
+        for n, a in ((6, 2), (6, 7), (4, 5))
+    ]
 
 
-def _gap(read: lm_head.Read, padded: Sequence[lm_head.Read]) -> float:
+def _logprob_gap(read: lm_head.HiddenStates, padded: Sequence[lm_head.HiddenStates]) -> float:
     """Return the largest difference of the log-probabilities."""
-    return float((read.pick().logp - torch.cat([row.pick().logp for row in padded])).abs().max())
+    return float((read.token_logprobs().logp - torch.cat([row.token_logprobs().logp for row in padded])).abs().max())
 
 
-def _leak(read: lm_head.Read, padded: Sequence[lm_head.Read]) -> float:
+def _state_gap(read: lm_head.HiddenStates, padded: Sequence[lm_head.HiddenStates]) -> float:
     """Return the relative difference (norm) of the hidden states."""
     own_KH = torch.cat([row.hidden_KH for row in padded])
     return float((read.hidden_KH - own_KH).norm() / own_KH.norm())
 
 
-def _together(text: Any) -> float:
+def _max_shared_length(text: Any) -> float:
     """Return the row length up to which RoPE does not depend on the longest row in the pass."""
     rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
     kinds = [rope] if "rope_type" in rope else [kind for kind in rope.values() if isinstance(kind, dict)]

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import torch
 
-from openclaw_rl.learner.forward.packing import Row
-from openclaw_rl.learner.forward.runner import Passes
+from openclaw_rl.learner.forward.packing import TokenSequence
+from openclaw_rl.learner.forward.runner import ForwardRunner
 from openclaw_rl.learner.model import weights
 from openclaw_rl.settings.load import ModelConfig, TrainConfig
 from openclaw_rl.types import Ids, Logprobs
 
 
-class Scorer:
+class SequenceScorer:
     """Scorer for one loaded policy. Prompts that rows share are computed once."""
 
     def __init__(self, path: str, folder: str | None, train: TrainConfig, model: ModelConfig) -> None:
@@ -24,18 +24,20 @@ class Scorer:
         Raises `ModelError` or `ConfigError` if they cannot be loaded or do not match.
         """
         torch.set_num_threads(train.threads)
-        made = weights.make(path, train, model)
+        made = weights.make_weights(path, train, model)
         if folder is not None:
             made.read(Path(folder))
         made.model.eval()
-        self._standing = nullcontext if folder is not None else made.frozen  # an adapter without effect costs time
-        self._passes = Passes(made.causal, micro_tokens=train.micro_tokens)
+        self._weights_context = (
+            nullcontext if folder is not None else made.using_base
+        )  # an adapter without effect costs time
+        self._runner = ForwardRunner(made.causal, micro_tokens=train.batch.micro_tokens)
 
     def score(self, rows: Sequence[tuple[Ids, Ids]], done: Callable[[int], None]) -> list[Logprobs]:
         """Return [R] natural log-probabilities at temperature 1 for each (prompt [P], response [R]).
 
         `done` is called with the number of rows scored so far.
         """
-        packed = [Row(prompt_ids=prompt, response_ids=response, temperature=1.0) for prompt, response in rows]
-        with self._standing():
-            return [logp.to(torch.float32).numpy() for logp, _ in self._passes.score(packed, done)]
+        packed = [TokenSequence(prompt_ids=prompt, response_ids=response, temperature=1.0) for prompt, response in rows]
+        with self._weights_context():
+            return [logp.to(torch.float32).numpy() for logp, _ in self._runner.score_rows(packed, done)]

@@ -19,33 +19,35 @@ from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from openclaw_rl.learner.forward import causal_attention, flex_attention
-from openclaw_rl.learner.forward.flex_attention import Masks
-from openclaw_rl.learner.forward.packing import Row
-from openclaw_rl.learner.forward.prefix_tree import Segment, Tree, pad, plant
+from openclaw_rl.learner.forward.flex_attention import TreeMasks
+from openclaw_rl.learner.forward.packing import TokenSequence
+from openclaw_rl.learner.forward.prefix_tree import PrefixTree, Segment, build_tree, pad_tree
 
-NAME = "tree"
-QUERIES = 1024  # queries per call below a path or with a window; bounds the mask size
-APART = 8  # most unshared sequences with one call each; more sequences use one masked call
-BENT = ("softcap", "s_aux", "position_bias")  # score changes of some models, not implemented here
+ATTENTION_NAME = "tree"
+MAX_QUERIES = 1024  # queries per call below a path or with a window; bounds the mask size
+MAX_SPANS = 8  # most unshared sequences with one call each; more sequences use one masked call
+UNSUPPORTED_ARGUMENTS = ("softcap", "s_aux", "position_bias")  # score changes of some models, not implemented here
 
 
-class Plan:
+class AttentionPlan:
     """Attention inputs of one pass. Not a dataclass, because the compiler would trace it and recompile per tree."""
 
-    def __init__(self, tree: Tree, masks: Masks | None) -> None:
+    def __init__(self, tree: PrefixTree, masks: TreeMasks | None) -> None:
         """`masks`: for FlexAttention; None: attention segment by segment."""
         self.tree, self.masks = tree, masks
         whole = tree.segments[:-1] if tree.padding else tree.segments
-        self.spans = None if any(s.above for s in whole) or len(whole) > APART else [(s.start, s.end) for s in whole]
+        self.spans = (
+            None if any(s.above for s in whole) or len(whole) > MAX_SPANS else [(s.start, s.end) for s in whole]
+        )
 
 
-def _gathered(states_1HTD: torch.Tensor, segment: Segment, upto: int) -> torch.Tensor:
+def _gather_path(states_1HTD: torch.Tensor, segment: Segment, upto: int) -> torch.Tensor:
     """Return [1, H, depth + own, D]: states of a segment's path and of its own tokens up to `upto`."""
     ranges = (*segment.above, (segment.start, upto))
     return torch.cat([states_1HTD[:, :, a:b] for a, b in ranges], dim=2)
 
 
-def _mask(first: int, queries: int, keys: int, window: int | None, device: torch.device) -> torch.Tensor | None:
+def _window_mask(first: int, queries: int, keys: int, window: int | None, device: torch.device) -> torch.Tensor | None:
     """Return the mask [queries, keys] of queries at depths first, first + 1, ...; None: the plain causal square."""
     if first == 0 and queries == keys and window is None:
         return None
@@ -55,7 +57,7 @@ def _mask(first: int, queries: int, keys: int, window: int | None, device: torch
     return seen if window is None else seen & (depth_J > depth_Q - window)
 
 
-def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float
+def _masked_sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float
             ) -> torch.Tensor:  # fmt: skip
     grouped = query.shape[1] != key.shape[1]
     return functional.scaled_dot_product_attention(
@@ -63,44 +65,46 @@ def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: t
     )
 
 
-def _branches(tree: Tree) -> list[tuple[Segment, int, int]]:
+def _branch_pieces(tree: PrefixTree) -> list[tuple[Segment, int, int]]:
     """Return (segment, first query, end): all segments with ancestors, in pieces of bounded size."""
     return [
-        (segment, at, min(at + QUERIES, segment.end))
+        (segment, at, min(at + MAX_QUERIES, segment.end))
         for segment in tree.segments
         if segment.above
-        for at in range(segment.start, segment.end, QUERIES)
+        for at in range(segment.start, segment.end, MAX_QUERIES)
     ]
 
 
-class _Branches(torch.autograd.Function):
+class _BranchAttention(torch.autograd.Function):
     """Attention output [1, H, T, D], valid only for segments with ancestors.
 
     Runs piece by piece, saves only its inputs, and recomputes each piece in the backward pass.
     """
 
     @staticmethod
-    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, tree: Tree, scale: float,
+    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, tree: PrefixTree, scale: float,
                 window: int | None) -> torch.Tensor:  # fmt: skip
         ctx.save_for_backward(query, key, value)
         ctx.tree, ctx.scale, ctx.window = tree, scale, window
         out = torch.empty_like(query)
-        for segment, start, end in _branches(tree):
-            k, v = _gathered(key, segment, end), _gathered(value, segment, end)
-            mask = _mask(segment.depth + start - segment.start, end - start, k.shape[2], window, query.device)
-            out[:, :, start:end] = _attend(query[:, :, start:end], k, v, mask, scale)
+        for segment, start, end in _branch_pieces(tree):
+            k, v = _gather_path(key, segment, end), _gather_path(value, segment, end)
+            mask = _window_mask(segment.depth + start - segment.start, end - start, k.shape[2], window, query.device)
+            out[:, :, start:end] = _masked_sdpa(query[:, :, start:end], k, v, mask, scale)
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         query, key, value = ctx.saved_tensors
         d_query, d_key, d_value = (torch.zeros_like(states) for states in (query, key, value))
-        for segment, start, end in _branches(ctx.tree):
+        for segment, start, end in _branch_pieces(ctx.tree):
             with torch.enable_grad():
                 q = query[:, :, start:end].detach().requires_grad_()
-                k, v = (_gathered(states, segment, end).detach().requires_grad_() for states in (key, value))
-                mask = _mask(segment.depth + start - segment.start, end - start, k.shape[2], ctx.window, q.device)
-                out = _attend(q, k, v, mask, ctx.scale)
+                k, v = (_gather_path(states, segment, end).detach().requires_grad_() for states in (key, value))
+                mask = _window_mask(
+                    segment.depth + start - segment.start, end - start, k.shape[2], ctx.window, q.device
+                )
+                out = _masked_sdpa(q, k, v, mask, ctx.scale)
                 dq, dk, dv = torch.autograd.grad(out, (q, k, v), grads[0][:, :, start:end])
             d_query[:, :, start:end] = dq
             at = 0
@@ -111,34 +115,34 @@ class _Branches(torch.autograd.Function):
         return d_query, d_key, d_value, None, None, None
 
 
-def by_segments(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, tree: Tree, scale: float, window: int | None
+def attend_by_segments(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, tree: PrefixTree, scale: float, window: int | None
 ) -> torch.Tensor:
     """Return [1, H, T, D] without FlexAttention; query [1, H, T, D], key and value [1, G, T, D]."""
     below = query
     if any(segment.above for segment in tree.segments):
-        below = _Branches.apply(query, key, value, tree, scale, window)  # type: ignore[no-untyped-call]
+        below = _BranchAttention.apply(query, key, value, tree, scale, window)  # type: ignore[no-untyped-call]
     parts = []
     for segment in tree.segments:
         start, end = segment.start, segment.end
         if segment.above:
             parts.append(below[:, :, start:end])
         else:
-            parts += _root(query[:, :, start:end], key[:, :, start:end], value[:, :, start:end], scale, window)
+            parts += _attend_root(query[:, :, start:end], key[:, :, start:end], value[:, :, start:end], scale, window)
     return torch.cat(parts, dim=2)
 
 
-def _root(
+def _attend_root(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, window: int | None
 ) -> list[torch.Tensor]:
     """Return causal attention of one sequence in pieces; without a window, one piece that needs no mask."""
     tokens = query.shape[2]
     out = []
-    for at in range(0, tokens, tokens if window is None else QUERIES):
-        end = tokens if window is None else min(at + QUERIES, tokens)
+    for at in range(0, tokens, tokens if window is None else MAX_QUERIES):
+        end = tokens if window is None else min(at + MAX_QUERIES, tokens)
         first = 0 if window is None else max(0, at - window + 1)  # first key that the first query of the piece sees
-        mask = _mask(at - first, end - at, end - first, window, query.device)
-        out.append(_attend(query[:, :, at:end], key[:, :, first:end], value[:, :, first:end], mask, scale))
+        mask = _window_mask(at - first, end - at, end - first, window, query.device)
+        out.append(_masked_sdpa(query[:, :, at:end], key[:, :, first:end], value[:, :, first:end], mask, scale))
     return out
 
 
@@ -151,7 +155,7 @@ def tree_attention(
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
-    plan: Plan | None = None,
+    plan: AttentionPlan | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention interface of transformers: query [1, H, T, D], key and value [1, G, T, D] -> [1, T, H, D].
@@ -159,28 +163,28 @@ def tree_attention(
     `attention_mask`: result of `_window_only`. Without a plan, runs plain causal attention of rows without left
     padding. Raises `ValueError` for models that change their attention scores.
     """
-    if bent := [name for name in BENT if kwargs.get(name) is not None]:
+    if bent := [name for name in UNSUPPORTED_ARGUMENTS if kwargs.get(name) is not None]:
         raise ValueError(f"its attention uses {bent[0]}, which tree attention does not support")
     window = kwargs.get("sliding_window")
     if attention_mask is not None:  # from `_window_only`; not every model also passes its window to the attention
         window = int(attention_mask)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if plan is None:
-        out = torch.cat(_root(query, key, value, scale, window), dim=2)
-    elif window is None and plan.spans and _works(query, key):
-        out = causal_attention.attend(query, key, value, plan.spans, scale)
+        out = torch.cat(_attend_root(query, key, value, scale, window), dim=2)
+    elif window is None and plan.spans and _has_causal_kernel(query, key):
+        out = causal_attention.attend_spans(query, key, value, plan.spans, scale)
     elif plan.masks is not None:
-        out = flex_attention.attend(query, key, value, plan.masks, scale, window)
+        out = flex_attention.attend_tree(query, key, value, plan.masks, scale, window)
     else:
-        out = by_segments(query, key, value, plan.tree, scale, window)
+        out = attend_by_segments(query, key, value, plan.tree, scale, window)
     return out.transpose(1, 2).contiguous(), None
 
 
-def _works(query: torch.Tensor, key: torch.Tensor) -> bool:
-    return causal_attention.works(query.shape[1], key.shape[1], query.shape[3], query.dtype, query.device)
+def _has_causal_kernel(query: torch.Tensor, key: torch.Tensor) -> bool:
+    return causal_attention.has_kernel(query.shape[1], key.shape[1], query.shape[3], query.dtype, query.device)
 
 
-def flex_gap(call: flex_attention.Call, device: torch.device) -> float:
+def flex_error(call: flex_attention.AttentionShape, device: torch.device) -> float:
     """Return the largest relative error (norm) of FlexAttention outputs and gradients for this shape.
 
     The reference is `attend_by_segments`. Compiler errors propagate.
@@ -193,28 +197,32 @@ def flex_gap(call: flex_attention.Call, device: torch.device) -> float:
     ]
     window = tree.tokens // 4 if call.windowed else None
 
-    def both(way: Any, what: Masks | Tree) -> list[torch.Tensor]:
+    def outputs_and_grads(way: Any, what: TreeMasks | PrefixTree) -> list[torch.Tensor]:
         query, key, value = (s.clone().requires_grad_() for s in states[:3])
         out = way(query, key, value, what, call.size**-0.5, window)
         return [out.detach(), *torch.autograd.grad((out * states[3]).sum(), (query, key, value))]
 
     with torch.enable_grad():
-        pairs = zip(both(flex_attention.attend, Masks(tree)), both(by_segments, tree), strict=True)
+        pairs = zip(
+            outputs_and_grads(flex_attention.attend_tree, TreeMasks(tree)),
+            outputs_and_grads(attend_by_segments, tree),
+            strict=True,
+        )
         return max(float((got - want).norm() / want.norm()) for got, want in pairs)
 
 
-def _trial_tree(device: torch.device) -> Tree:
+def _trial_tree(device: torch.device) -> PrefixTree:
     """Return a trunk with two branches at its end and one in its middle: full, mixed and empty blocks, some padding.
 
     It has five blocks, a number of heads that few models have, because the compiler merges sizes that are equal.
     """
     trunk, *branches = (np.arange(n, dtype=np.int32) + 1000 * n for n in (240, 119, 120, 121))
     rows = [
-        Row(prompt_ids=np.concatenate([trunk[:start], branch]), response_ids=branch[:1], temperature=1.0)
+        TokenSequence(prompt_ids=np.concatenate([trunk[:start], branch]), response_ids=branch[:1], temperature=1.0)
         for start, branch in zip((240, 240, 130), branches, strict=True)
     ]
-    planted = plant(rows, device)
-    return pad(planted, flex_attention.padded_length(planted.tokens))
+    planted = build_tree(rows, device)
+    return pad_tree(planted, flex_attention.padded_length(planted.tokens))
 
 
 def _window_only(*args: Any, local_size: int | None = None, **kwargs: Any) -> torch.Tensor | None:
@@ -222,5 +230,5 @@ def _window_only(*args: Any, local_size: int | None = None, **kwargs: Any) -> to
     return None if local_size is None else torch.tensor(local_size)
 
 
-AttentionInterface.register(NAME, tree_attention)
-AttentionMaskInterface.register(NAME, _window_only)
+AttentionInterface.register(ATTENTION_NAME, tree_attention)
+AttentionMaskInterface.register(ATTENTION_NAME, _window_only)

@@ -10,25 +10,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-KEY = "reply_tokens"
+STATE_KEY = "reply_tokens"
 
 
-class ReplyTokens:
+class LengthEma:
     """Moving average of tokens per reply, kept in the method state; the first batch initialises it."""
 
     def __init__(self, memory: Mapping[str, Any], *, decay: float) -> None:
         self._memory, self._decay = memory, decay
 
-    def read(self, lengths: Sequence[int]) -> float:
+    def average_length(self, lengths: Sequence[int]) -> float:
         """Return the average tokens per reply before the batch; before the first batch, the mean of `lengths`."""
-        return float(self._memory[KEY]) if KEY in self._memory else sum(lengths) / len(lengths)
+        return float(self._memory[STATE_KEY]) if STATE_KEY in self._memory else sum(lengths) / len(lengths)
 
-    def updated(self, lengths: Sequence[int]) -> dict[str, Any]:
+    def updated_state(self, lengths: Sequence[int]) -> dict[str, Any]:
         """Return the method state after the batch."""
         if not lengths:
             return dict(self._memory)
-        average = self.read(lengths)
-        if KEY in self._memory:
+        average = self.average_length(lengths)
+        if STATE_KEY in self._memory:
             for length in lengths:
                 average = self._decay * average + (1 - self._decay) * length
-        return dict(self._memory) | {KEY: average}
+        return dict(self._memory) | {STATE_KEY: average}

@@ -17,15 +17,15 @@ from typing import Any
 import torch
 
 from openclaw_rl.errors import PluginError
-from openclaw_rl.learner.loss.policy_loss import Loss, bounds_of, corrections
-from openclaw_rl.learner.scored_batch import Scored
-from openclaw_rl.methods.types import AnyTerm, Method, Term
-from openclaw_rl.plugins.loader import Plugin, check_call, load
+from openclaw_rl.learner.loss.policy_loss import LossResult, make_loss_config, off_policy_correction
+from openclaw_rl.learner.scored_batch import ScoredBatch
+from openclaw_rl.methods.types import AnyTerm, CreditMethod, PolicyGradientTerm
+from openclaw_rl.plugins.loader import Plugin, check_call, load_plugin
 from openclaw_rl.settings.load import TrainConfig
 
 log = logging.getLogger("openclaw_rl.plugins")
-SETTING = "train.loss_path"
-PARAMETERS = {
+SETTING = "train.loss.path"
+FUNCTION_PARAMETERS = {
     "compute_loss": ("policy_logits", "reference_logits", "rewards", "advantages", "config"),
     "compute_opd_loss": ("student_logprobs", "teacher_logprobs", "advantage_mask", "clip_ratio"),
     "compute_hybrid_loss": (
@@ -36,7 +36,7 @@ PARAMETERS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class PluginReply:
     """Inputs of a loss for one reply: [T] each, natural log-probabilities at the sampling temperature."""
 
     student: torch.Tensor  # under the policy being trained, with the autograd graph
@@ -67,21 +67,21 @@ def compute_gae(
     return torch.tensor(out[::-1], dtype=rewards.dtype, device=rewards.device)
 
 
-class Custom:
+class PluginLoss:
     """Loss function from the user's file, selected by its name, with the settings that it receives."""
 
     def __init__(self, plugin: Plugin, train: TrainConfig) -> None:
         """Raises `PluginError` unless the file defines exactly one of the functions, with the expected parameters."""
-        self._plugin, self._train, self._bounds = plugin, train, bounds_of(train)
-        self.name, self._function = plugin.only(*PARAMETERS)
-        check_call(plugin, self.name, self._function, PARAMETERS[self.name])
-        self.wrong: tuple[str, ...] = ()  # problems that the sign check found
-        self._left_out: set[str] = set()  # names of non-finite metrics that were already logged
+        self._plugin, self._train, self._loss_config = plugin, train, make_loss_config(train)
+        self.name, self._function = plugin.single_function(*FUNCTION_PARAMETERS)
+        check_call(plugin, self.name, self._function, FUNCTION_PARAMETERS[self.name])
+        self.sign_problems: tuple[str, ...] = ()  # problems that the sign check found
+        self._logged_metrics: set[str] = set()  # names of non-finite metrics that were already logged
 
     @property
-    def metrics(self) -> dict[str, float]:
+    def extra_metrics(self) -> dict[str, float]:
         """Extra metrics, besides the parts of the loss."""
-        return {"plugin/wrong_signs": float(len(self.wrong))}
+        return {"plugin/wrong_signs": float(len(self.sign_problems))}
 
     @property
     def identity(self) -> dict[str, str]:
@@ -93,74 +93,84 @@ class Custom:
             "function": self.name,
         }
 
-    def finite(self, parts: Mapping[str, float]) -> dict[str, float]:
+    def finite_metrics(self, parts: Mapping[str, float]) -> dict[str, float]:
         """Return the loss parts of a step (all ranks) without non-finite plug-in metrics; log each such name once.
 
         These metrics do not affect the loss, but the gate would reject the step for any non-finite number.
         """
         out = {n: v for n, v in parts.items() if not n.startswith("custom/") or math.isfinite(v)}
-        for name in parts.keys() - out.keys() - self._left_out:
-            self._left_out.add(name)
+        for name in parts.keys() - out.keys() - self._logged_metrics:
+            self._logged_metrics.add(name)
             words = f"returned {parts[name]} as its metric {name.removeprefix('custom/')!r}, expected a finite number"
-            log.warning("%s. The metric is not reported", self.error(words))
+            log.warning("%s. The metric is not reported", self.plugin_error(words))
         return out
 
-    def error(self, words: str) -> PluginError:
+    def plugin_error(self, words: str) -> PluginError:
         """Return an error that names the file and the function."""
-        return self._plugin.error(f"{self.name} {words}")
+        return self._plugin.make_error(f"{self.name} {words}")
 
-    def differentiating(self) -> AbstractContextManager[None]:
+    def running_backward(self) -> AbstractContextManager[None]:
         """Context for the backward pass, where in-place changes and the function's own backward code fail."""
-        return self._plugin.running(f"the gradient of {self.name}", passing=(torch.OutOfMemoryError,))
+        return self._plugin.convert_errors(f"the gradient of {self.name}", passing=(torch.OutOfMemoryError,))
 
-    def of(self, reply: Reply, **instead: float) -> tuple[torch.Tensor, Mapping[str, float]] | None:
+    def reply_loss(self, reply: PluginReply, **instead: float) -> tuple[torch.Tensor, Mapping[str, float]] | None:
         """Return the loss on one reply and the function's metrics, or None without a needed hint.
 
         `instead`: arguments that replace those from the settings. Raises `PluginError`.
         """
         if self.name == "compute_opd_loss" and reply.teacher is None:
             return None
-        given = self._given(reply) | instead
+        given = self._call_arguments(reply) | instead
         shape = f"given tensors of shape {tuple(reply.sampled.shape)}: one number for each token of the reply"
-        with self._plugin.running(self.name, passing=(torch.OutOfMemoryError,), given=shape):
+        with self._plugin.convert_errors(self.name, passing=(torch.OutOfMemoryError,), given=shape):
             result = self._function(**given)
         if self.name != "compute_hybrid_loss":
-            return self._scalar(result), {}
+            return self._check_scalar(result), {}
         if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)):
-            raise self.error(f"returned {_shown(result)}, expected (loss, metrics): scalar tensor and dict of numbers")
-        with self._plugin.running(f"{self.name}: a metric that is not a number"):
-            return self._scalar(result[0]), {str(name): _number(value) for name, value in result[1].items()}
+            raise self.plugin_error(
+                f"returned {_describe_value(result)}, expected (loss, metrics): scalar tensor and dict of numbers"
+            )
+        with self._plugin.convert_errors(f"{self.name}: a metric that is not a number"):
+            return self._check_scalar(result[0]), {str(name): _metric_value(value) for name, value in result[1].items()}
 
-    def _given(self, reply: Reply) -> dict[str, Any]:
+    def _call_arguments(self, reply: PluginReply) -> dict[str, Any]:
         rewards = torch.zeros_like(reply.sampled)
         rewards[-1] = reply.score or 0.0
-        clip = 1 - self._train.clip_low
+        clip = 1 - self._train.loss.clip_low
         match self.name:
             case "compute_loss":
-                config = {"clip_range": clip, "kl_coeff": self._train.kl_coef, "base_logprobs": reply.base}
+                config = {"clip_range": clip, "kl_coeff": self._train.loss.kl_coef, "base_logprobs": reply.base}
                 values = (reply.student, reply.sampled, rewards, reply.advantages, config)
             case "compute_opd_loss":
                 values = (reply.student, reply.teacher, torch.ones_like(rewards), clip)  # type: ignore[assignment]
             case _:
                 # Without a hint, the student stands in for the teacher, so the distillation part has no gradient.
                 teacher = reply.student.detach() if reply.teacher is None else reply.teacher
-                values = (reply.student, teacher, rewards, self._train.w_opd, self._train.w_binary, clip)  # type: ignore[assignment]
-        return dict(zip(PARAMETERS[self.name], values, strict=True))
+                values = (reply.student, teacher, rewards, self._train.loss.w_opd, self._train.loss.w_binary, clip)  # type: ignore[assignment]
+        return dict(zip(FUNCTION_PARAMETERS[self.name], values, strict=True))
 
-    def _scalar(self, value: Any) -> torch.Tensor:
+    def _check_scalar(self, value: Any) -> torch.Tensor:
         sound = isinstance(value, torch.Tensor) and value.ndim == 0 and value.is_floating_point()
         if not sound:
-            raise self.error(f"returned {_shown(value)}, expected a scalar float tensor, e.g. the mean over the tokens")
+            raise self.plugin_error(
+                f"returned {_describe_value(value)}, expected a scalar float tensor, e.g. the mean over the tokens"
+            )
         if not value.requires_grad:
-            raise self.error(
-                f"returned a loss without a gradient, expected one that depends on {PARAMETERS[self.name][0]}. "
+            raise self.plugin_error(
+                "returned a loss without a gradient, expected one that depends on "
+                f"{FUNCTION_PARAMETERS[self.name][0]}. "
                 "Was it detached, or computed under no_grad?"
             )
         return value  # type: ignore[no-any-return]
 
-    def loss(
-        self, batch: Scored, terms: Sequence[AnyTerm], indices: Sequence[int], logp_K: torch.Tensor, denominator: float
-    ) -> Loss:
+    def micro_batch_loss(
+        self,
+        batch: ScoredBatch,
+        terms: Sequence[AnyTerm],
+        indices: Sequence[int],
+        logp_K: torch.Tensor,
+        denominator: float,
+    ) -> LossResult:
         """Return the loss of a micro-batch: sum over replies of T * (function value) / `denominator`.
 
         Such functions return the mean over a reply's tokens. This turns it into a sum over tokens with the denominator
@@ -169,8 +179,8 @@ class Custom:
         total, counts, parts = 0.0 * logp_K.sum(), Counter[str](), defaultdict[str, float](float)
         lengths = [len(batch.samples[i].response_ids) for i in indices]
         for i, logp in zip(indices, torch.split(logp_K, lengths), strict=True):
-            reply = self._reply(batch, terms, i, logp, counts)
-            if reply is None or (found := self.of(reply)) is None:
+            reply = self._reply_inputs(batch, terms, i, logp, counts)
+            if reply is None or (found := self.reply_loss(reply)) is None:
                 continue
             counts["live"] += len(reply.sampled)
             weight = len(reply.sampled) / denominator
@@ -178,42 +188,44 @@ class Custom:
             parts["custom"] += weight * found[0].item()
             for name, value in found[1].items():
                 parts[f"custom/{name}"] += weight * value
-        return Loss(total=total, parts=dict(parts), counts=dict(counts))
+        return LossResult(total=total, parts=dict(parts), counts=dict(counts))
 
-    def _reply(
-        self, batch: Scored, terms: Sequence[AnyTerm], i: int, logp: torch.Tensor, counts: Counter[str]
-    ) -> Reply | None:
+    def _reply_inputs(
+        self, batch: ScoredBatch, terms: Sequence[AnyTerm], i: int, logp: torch.Tensor, counts: Counter[str]
+    ) -> PluginReply | None:
         """Return the inputs for the tokens that are in any term and not masked; None if there are no such tokens."""
-        own = [term for term in terms if isinstance(term, Term) and term.masks[i].any()]
+        own = [term for term in terms if isinstance(term, PolicyGradientTerm) and term.masks[i].any()]
         advantages, anywhere = torch.zeros(len(logp), dtype=logp.dtype), torch.zeros(len(logp), dtype=torch.bool)
         for term in own:
             mask = torch.from_numpy(term.masks[i].astype(bool))
             advantages += term.weight * torch.from_numpy(term.advantages[i]) * mask
             anywhere |= mask
-        mu, mask = batch.mu(i).to(logp.device), anywhere.to(logp.device)
+        mu, mask = batch.sampled_logprobs(i).to(logp.device), anywhere.to(logp.device)
         row = torch.zeros(len(logp), dtype=torch.long, device=logp.device)
-        seen = corrections(logp, mu, None, row, mask, self._bounds)
-        keep = mask & seen.band_K & seen.steady_K
+        seen = off_policy_correction(logp, mu, None, row, mask, self._loss_config)
+        keep = mask & seen.in_band_K & seen.in_geometric_band_K
         counts.update(
-            tokens=int(mask.sum()), gap=int((mask & ~seen.band_K).sum()), geometric=int((mask & ~seen.steady_K).sum())
+            tokens=int(mask.sum()),
+            gap=int((mask & ~seen.in_band_K).sum()),
+            geometric=int((mask & ~seen.in_geometric_band_K).sum()),
         )
         if not keep.any():
             return None
-        return Reply(
+        return PluginReply(
             student=logp[keep],
             sampled=mu[keep],
             base=batch.base[i].to(logp.device)[keep],
-            teacher=_mixture(batch.teachers[i], keep),
+            teacher=_teacher_mixture(batch.teachers[i], keep),
             advantages=advantages.to(logp.device)[keep],
             score=batch.samples[i].reward,
         )
 
 
-def _number(value: Any) -> float:
+def _metric_value(value: Any) -> float:
     return float(value.detach() if isinstance(value, torch.Tensor) else value)
 
 
-def _mixture(teachers: Sequence[torch.Tensor], keep: torch.Tensor) -> torch.Tensor | None:
+def _teacher_mixture(teachers: Sequence[torch.Tensor], keep: torch.Tensor) -> torch.Tensor | None:
     """Return [T]: the log of the mean teacher probability; None without teachers."""
     if not teachers:
         return None
@@ -221,129 +233,143 @@ def _mixture(teachers: Sequence[torch.Tensor], keep: torch.Tensor) -> torch.Tens
     return torch.logsumexp(stacked, 0) - math.log(len(teachers))
 
 
-def _shown(value: Any) -> str:
+def _describe_value(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape {tuple(value.shape)}, {str(value.dtype).removeprefix('torch.')}"
     if isinstance(value, tuple):
-        return f"({', '.join(_shown(one) for one in value)})"
+        return f"({', '.join(_describe_value(one) for one in value)})"
     return f"a value of type {type(value).__name__}"
 
 
-def make(train: TrainConfig, method: Method) -> Custom | None:
+def load_plugin_loss(train: TrainConfig, method: CreditMethod) -> PluginLoss | None:
     """Load the loss that the settings name and check its signs. None means the built-in loss. Raises `PluginError`."""
-    if train.loss_path is None:
+    if train.loss.path is None:
         return None
-    custom = Custom(load(SETTING, train.loss_path, {"compute_gae": compute_gae}), train)
+    custom = PluginLoss(load_plugin(SETTING, train.loss.path, {"compute_gae": compute_gae}), train)
     if custom.name != "compute_loss" and not method.uses_hints:
-        raise custom.error("follows a teacher, but the method uses no hints. Set train.method opd or combine")
+        raise custom.plugin_error("follows a teacher, but the method uses no hints. Set train.method opd or combine")
     if custom.name == "compute_hybrid_loss" and not method.uses_reward:
-        raise custom.error("needs scores, but the method uses none. Set train.method combine")
-    custom.wrong = wrong_ways(custom, train)
-    for words in custom.wrong:
-        log.warning("%s", custom.error(words))
+        raise custom.plugin_error("needs scores, but the method uses none. Set train.method combine")
+    custom.sign_problems = find_sign_problems(custom, train)
+    for words in custom.sign_problems:
+        log.warning("%s", custom.plugin_error(words))
     return custom
 
 
 # ------------------------------------------------------------------------------------------------------ sign check
 
-_CURE = "The loss is used anyway. docs/guides/plugins.md derives the signs; examples/plugins has corrected losses"
+_SIGN_HINT = "The loss is used anyway. docs/guides/plugins.md derives the signs; examples/plugins has corrected losses"
 
 
-def wrong_ways(custom: Custom, train: TrainConfig) -> tuple[str, ...]:
+def find_sign_problems(custom: PluginLoss, train: TrainConfig) -> tuple[str, ...]:
     """Return the cases in which the loss moves a policy over two tokens, the first one sampled, the wrong way.
 
     The gradient goes through a real softmax, at the sampling policy (a ratio of 1). A loss that passes with one token
     and a close teacher is also tried with several tokens and a distant teacher, where a zero gradient is accepted.
     """
-    found = [words for case in _cases(custom.name, train) if (words := _wrong(custom, case))]
+    found = [words for case in _single_token_cases(custom.name, train) if (words := _sign_problem(custom, case))]
     if not found:
-        found = [words for case in _further(custom.name, train) if (words := _wrong(custom, case, still=True))]
+        found = [
+            words
+            for case in _several_token_cases(custom.name, train)
+            if (words := _sign_problem(custom, case, still=True))
+        ]
     return tuple(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class SignCase:
     """Case of the sign check. `way`: the correct direction, +1 or -1; `instead`: arguments that isolate one part."""
 
     why: str
     way: int
-    reply: Callable[[torch.Tensor], Reply]
+    reply: Callable[[torch.Tensor], PluginReply]
     instead: Mapping[str, float] = field(default_factory=dict)
     tokens: int = 1
 
 
-def _cases(name: str, train: TrainConfig) -> list[Case]:
-    scores = [Case(why=f"the advantage is {a:+d}", way=a, reply=_scored(a)) for a in (1, -1)]
+def _single_token_cases(name: str, train: TrainConfig) -> list[SignCase]:
+    scores = [SignCase(why=f"the advantage is {a:+d}", way=a, reply=_scored_reply(a)) for a in (1, -1)]
     hints = [
-        Case(why="the teacher prefers the token (0.6, the student 0.5)", way=1, reply=_taught(0.6)),
-        Case(why="the teacher likes the token less (0.4, the student 0.5)", way=-1, reply=_taught(0.4)),
+        SignCase(why="the teacher prefers the token (0.6, the student 0.5)", way=1, reply=_taught_reply(0.6)),
+        SignCase(why="the teacher likes the token less (0.4, the student 0.5)", way=-1, reply=_taught_reply(0.4)),
     ]
-    return _of(name, train, scores, hints)
+    return _cases_for(name, train, scores, hints)
 
 
-def _further(name: str, train: TrainConfig) -> list[Case]:
+def _several_token_cases(name: str, train: TrainConfig) -> list[SignCase]:
     scores = [
-        Case(why=f"the advantage of each of three tokens is {a:+d}", way=a, reply=_scored(a), tokens=3) for a in (1, -1)
+        SignCase(why=f"the advantage of each of three tokens is {a:+d}", way=a, reply=_scored_reply(a), tokens=3)
+        for a in (1, -1)
     ]
     hints = [
-        Case(why=f"the teacher {likes} three tokens ({p}, the student 0.5)", way=way, reply=_taught(p), tokens=3)
+        SignCase(
+            why=f"the teacher {likes} three tokens ({p}, the student 0.5)", way=way, reply=_taught_reply(p), tokens=3
+        )
         for likes, p, way in (("prefers", 0.95, 1), ("likes less each of", 0.05, -1))
     ]
-    return _of(name, train, scores, hints)
+    return _cases_for(name, train, scores, hints)
 
 
-def _of(name: str, train: TrainConfig, scores: list[Case], hints: list[Case]) -> list[Case]:
+def _cases_for(name: str, train: TrainConfig, scores: list[SignCase], hints: list[SignCase]) -> list[SignCase]:
     """Return the cases that apply to this function."""
     if name == "compute_loss":
         return scores
     if name == "compute_opd_loss":
         return hints
-    binary = [replace(case, instead={"opd_weight": 0.0}) for case in scores if train.w_binary > 0]
-    return binary + [replace(case, instead={"binary_weight": 0.0}) for case in hints if train.w_opd > 0]
+    binary = [replace(case, instead={"opd_weight": 0.0}) for case in scores if train.loss.w_binary > 0]
+    return binary + [replace(case, instead={"binary_weight": 0.0}) for case in hints if train.loss.w_opd > 0]
 
 
-def _scored(score: int) -> Callable[[torch.Tensor], Reply]:
-    def reply(student: torch.Tensor) -> Reply:
+def _scored_reply(score: int) -> Callable[[torch.Tensor], PluginReply]:
+    def make_reply(student: torch.Tensor) -> PluginReply:
         own, advantages = student.detach(), torch.full_like(student, float(score), requires_grad=False)
-        return Reply(student=student, sampled=own, base=own, teacher=own, advantages=advantages, score=float(score))
+        return PluginReply(
+            student=student, sampled=own, base=own, teacher=own, advantages=advantages, score=float(score)
+        )
 
-    return reply
+    return make_reply
 
 
-def _taught(teacher: float) -> Callable[[torch.Tensor], Reply]:
-    def reply(student: torch.Tensor) -> Reply:
+def _taught_reply(teacher: float) -> Callable[[torch.Tensor], PluginReply]:
+    def make_reply(student: torch.Tensor) -> PluginReply:
         own = student.detach()
         told = torch.full_like(own, math.log(teacher))
-        return Reply(student=student, sampled=own, base=own, teacher=told, advantages=torch.zeros_like(own), score=None)
+        return PluginReply(
+            student=student, sampled=own, base=own, teacher=told, advantages=torch.zeros_like(own), score=None
+        )
 
-    return reply
+    return make_reply
 
 
-def _wrong(custom: Custom, case: Case, *, still: bool = False) -> str:
+def _sign_problem(custom: PluginLoss, case: SignCase, *, still: bool = False) -> str:
     """Return a description of the problem, or an empty string. `still`: an unchanged probability is accepted."""
-    rise = _rise(custom, case)
+    rise = _logprob_slope(custom, case)
     if rise * case.way > 0 or (still and abs(rise) < 1e-6):
         return ""
     does = "does not change" if rise == 0 else "raises" if rise > 0 else "lowers"
     which = "the token's probability" if case.tokens == 1 else "their probability"
-    return f"pushes the wrong way: {case.why}, and a step {does} {which}. {_CURE}"
+    return f"pushes the wrong way: {case.why}, and a step {does} {which}. {_SIGN_HINT}"
 
 
-def _rise(custom: Custom, case: Case) -> float:
+def _logprob_slope(custom: PluginLoss, case: SignCase) -> float:
     """Return the derivative of the reply's log-probability along a step of gradient descent."""
     with torch.enable_grad():
         logits = torch.zeros(case.tokens, 2, requires_grad=True)
-        found = custom.of(case.reply(torch.log_softmax(logits, 1)[:, 0]), **case.instead)
+        found = custom.reply_loss(case.reply(torch.log_softmax(logits, 1)[:, 0]), **case.instead)
         assert found is not None, "every case gives the function what it needs"
         which = "one token" if case.tokens == 1 else f"{case.tokens} tokens"
         if not torch.isfinite(found[0]):
-            raise custom.error(f"returned {found[0].item()} for a reply of {which}, expected a finite loss")
-        with custom.differentiating():
+            raise custom.plugin_error(f"returned {found[0].item()} for a reply of {which}, expected a finite loss")
+        with custom.running_backward():
             (down,) = torch.autograd.grad(found[0], logits, allow_unused=True)
     if down is None:
-        raise custom.error(
-            f"returned a loss whose gradient does not reach {PARAMETERS[custom.name][0]}. Compute it from the arguments"
+        raise custom.plugin_error(
+            f"returned a loss whose gradient does not reach {FUNCTION_PARAMETERS[custom.name][0]}. Compute it from "
+            "the arguments"
         )
     if not torch.isfinite(down).all():
-        raise custom.error(f"returned a loss with a non-finite gradient for a reply of {which}, expected a finite one")
+        raise custom.plugin_error(
+            f"returned a loss with a non-finite gradient for a reply of {which}, expected a finite one"
+        )
     return -float((down * (torch.tensor([1.0, 0.0]) - torch.softmax(logits.detach(), 1))).sum())

@@ -20,7 +20,7 @@ MAX_LOG_RATIO = 20.0  # keeps exp() from overflowing; the band on the ratio alre
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
+class LossConfig:
     """Surrogate kind, clip(rho, low, high), dual clip c, and the band [gap_low, gap_high] for token ratios.
 
     `kind`: clip (PPO, per token), cispo (arXiv:2506.13585: the ratio is a capped weight on log pi), gspo
@@ -43,7 +43,7 @@ class Bounds:
     geometric_high: float = math.inf
 
     @property
-    def by_sequence(self) -> bool:
+    def needs_rows(self) -> bool:
         """Whether the loss must know which sequence each token belongs to."""
         masks = self.opsm_delta < math.inf or self.geometric_low > 0 or self.geometric_high < math.inf
         return masks or self.kind == "gspo"
@@ -62,11 +62,11 @@ class TermSlice:
     mask_K: torch.Tensor  # bool
     denominator: float
     divergence_K: torch.Tensor | None = None
-    cap: float = math.inf  # cap of the ratio that weights a divergence
+    ratio_cap: float = math.inf  # cap of the ratio that weights a divergence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loss:
+class LossResult:
     """Loss of a micro-batch, its unweighted parts, and token counts by name (input of `step_metrics.token_shares`)."""
 
     total: torch.Tensor
@@ -75,24 +75,24 @@ class Loss:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Correction:
+class OffPolicyCorrection:
     """Off-policy corrections and masks per token: [K] each, all but `ratio_K` without gradient."""
 
-    from_K: torch.Tensor  # log-probability in the denominator of the ratio: mu, or old when decoupled
-    step_K: torch.Tensor  # pi / exp(log_denominator_K)
+    log_denominator_K: torch.Tensor  # log-probability in the denominator of the ratio: mu, or old when decoupled
+    ratio_K: torch.Tensor  # pi / exp(log_denominator_K)
     weight_K: torch.Tensor  # weight of the surrogate: 1, or old / mu capped when decoupled
     capped_K: torch.Tensor  # bool: the cap reduced the weight
-    band_K: torch.Tensor  # bool: token ratio is in the band
-    steady_K: torch.Tensor  # bool: sequence passes the geometric mask
-    behind_K: torch.Tensor  # bool: OPSM masks negative advantages of the sequence
+    in_band_K: torch.Tensor  # bool: token ratio is in the band
+    in_geometric_band_K: torch.Tensor  # bool: sequence passes the geometric mask
+    opsm_masked_K: torch.Tensor  # bool: OPSM masks negative advantages of the sequence
 
 
-def ratio(logp_K: torch.Tensor, mu_K: torch.Tensor) -> torch.Tensor:
+def importance_ratio(logp_K: torch.Tensor, mu_K: torch.Tensor) -> torch.Tensor:
     """Return rho = pi / mu."""
     return torch.exp(torch.clamp(logp_K - mu_K, -MAX_LOG_RATIO, MAX_LOG_RATIO))
 
 
-def in_band(rho_K: torch.Tensor, bounds: Bounds) -> torch.Tensor:
+def in_ratio_band(rho_K: torch.Tensor, bounds: LossConfig) -> torch.Tensor:
     """Return [K] bool, detached: the engine-trainer ratio is in the band (IcePop; arXiv:2512.16144, eq. 1)."""
     rho = rho_K.detach()
     return (rho >= bounds.gap_low) & (rho <= bounds.gap_high)
@@ -116,44 +116,46 @@ def sequence_ratio(logp_K: torch.Tensor, from_K: torch.Tensor, mask_K: torch.Ten
     return torch.exp(sequence_mean(log_rho_K, mask_K, rows_K)) * torch.exp(logp_K - logp_K.detach())
 
 
-def corrections(
+def off_policy_correction(
     logp_K: torch.Tensor,
     mu_K: torch.Tensor,
     old_K: torch.Tensor | None,
     rows_K: torch.Tensor | None,
     anywhere_K: torch.Tensor,
-    bounds: Bounds,
-) -> Correction:
+    bounds: LossConfig,
+) -> OffPolicyCorrection:
     """Return the corrections: a band for one step per batch, a weight for several, and the sequence masks.
 
     drift = mean over the tokens of a sequence of log pi - log mu. Geometric mask: exp(drift) must be in its band. OPSM
     (arXiv:2512.02556, eq. 9): if -drift is above delta, tokens with negative advantages are masked.
     """
-    rho_K, everywhere_K = ratio(logp_K, mu_K), torch.ones_like(anywhere_K)
-    weight_K, capped_K, band_K = torch.ones_like(mu_K), ~everywhere_K, in_band(rho_K, bounds)
+    rho_K, everywhere_K = importance_ratio(logp_K, mu_K), torch.ones_like(anywhere_K)
+    weight_K, capped_K, band_K = torch.ones_like(mu_K), ~everywhere_K, in_ratio_band(rho_K, bounds)
     if old_K is not None:
-        stale_K = ratio(old_K, mu_K)
+        stale_K = importance_ratio(old_K, mu_K)
         weight_K, capped_K = stale_K.clamp(max=bounds.weight_cap), stale_K > bounds.weight_cap
         band_K = everywhere_K
     steady_K, behind_K = everywhere_K, ~everywhere_K
-    if bounds.by_sequence:
+    if bounds.needs_rows:
         assert rows_K is not None, "sequence masks and sequence ratios need rows_K"
         drift_K = sequence_mean(logp_K.detach() - mu_K, anywhere_K, rows_K)
         whole_K = torch.exp(torch.clamp(drift_K, -MAX_LOG_RATIO, MAX_LOG_RATIO))
         steady_K = (whole_K >= bounds.geometric_low) & (whole_K <= bounds.geometric_high)
         behind_K = -drift_K > bounds.opsm_delta
-    return Correction(
-        from_K=mu_K if old_K is None else old_K,
-        step_K=rho_K if old_K is None else ratio(logp_K, old_K),
+    return OffPolicyCorrection(
+        log_denominator_K=mu_K if old_K is None else old_K,
+        ratio_K=rho_K if old_K is None else importance_ratio(logp_K, old_K),
         weight_K=weight_K,
         capped_K=capped_K,
-        band_K=band_K,
-        steady_K=steady_K,
-        behind_K=behind_K,
+        in_band_K=band_K,
+        in_geometric_band_K=steady_K,
+        opsm_masked_K=behind_K,
     )
 
 
-def surrogate(rho_K: torch.Tensor, logp_K: torch.Tensor, advantages_K: torch.Tensor, bounds: Bounds) -> torch.Tensor:
+def surrogate_loss(
+    rho_K: torch.Tensor, logp_K: torch.Tensor, advantages_K: torch.Tensor, bounds: LossConfig
+) -> torch.Tensor:
     """Return [K]: -min(rho A, clip(rho) A), for A < 0 at most -c A; for CISPO -sg(min(rho, cap)) A log pi.
 
     The upper clip is wider (arXiv:2503.14476); the dual clip is from arXiv:1912.09729.
@@ -165,7 +167,7 @@ def surrogate(rho_K: torch.Tensor, logp_K: torch.Tensor, advantages_K: torch.Ten
     return torch.where(advantages_K < 0, torch.minimum(loss, -bounds.dual_clip * advantages_K), loss)
 
 
-def k2(logp_K: torch.Tensor, base_K: torch.Tensor, rho_K: torch.Tensor) -> torch.Tensor:
+def k2_penalty(logp_K: torch.Tensor, base_K: torch.Tensor, rho_K: torch.Tensor) -> torch.Tensor:
     """Return [K] sg(rho) (log pi - log base)^2 / 2, which has the gradient of KL(pi || base) (arXiv:2510.01555).
 
     k1 as a loss has an expected gradient of zero, so it only adds noise; k3 is biased.
@@ -173,7 +175,7 @@ def k2(logp_K: torch.Tensor, base_K: torch.Tensor, rho_K: torch.Tensor) -> torch
     return rho_K.detach() * 0.5 * (logp_K - base_K).square()
 
 
-def batch_loss(
+def micro_batch_loss(
     *,
     logp_K: torch.Tensor,
     mu_K: torch.Tensor,
@@ -181,10 +183,10 @@ def batch_loss(
     terms: Sequence[TermSlice],
     kl_coef: float,
     kl_denominator: float,
-    bounds: Bounds,
+    bounds: LossConfig,
     old_K: torch.Tensor | None = None,
     rows_K: torch.Tensor | None = None,
-) -> Loss:
+) -> LossResult:
     """Return the sum over terms of w * sum(surrogate) / denominator, plus kl_coef * sum(k2) / kl_denominator.
 
     A token counts if its term's mask, the ratio band and the sequence masks all allow it. Masked tokens stay in the
@@ -195,63 +197,63 @@ def batch_loss(
     anywhere_K = torch.zeros_like(mu_K, dtype=torch.bool)
     for term in terms:
         anywhere_K = anywhere_K | term.mask_K
-    seen = corrections(logp_K, mu_K, old_K, rows_K, anywhere_K, bounds)
+    seen = off_policy_correction(logp_K, mu_K, old_K, rows_K, anywhere_K, bounds)
     total = torch.zeros((), dtype=logp_K.dtype, device=logp_K.device)
     parts: dict[str, float] = {}
-    counts, moving_K = _masked(anywhere_K, terms, seen), torch.zeros_like(anywhere_K)
+    counts, moving_K = _mask_counts(anywhere_K, terms, seen), torch.zeros_like(anywhere_K)
     for term in terms:
-        live_K = term.mask_K & seen.band_K & seen.steady_K & ~_held(term, seen)
+        live_K = term.mask_K & seen.in_band_K & seen.in_geometric_band_K & ~_opsm_mask(term, seen)
         moving_K = moving_K | (live_K if term.divergence_K is not None else live_K & (term.advantages_K != 0))
-        step_K = seen.step_K
+        step_K = seen.ratio_K
         if bounds.kind == "gspo" and term.divergence_K is None:  # a divergence belongs to one position
             assert rows_K is not None, "off_policy_correction() requires rows_K"
-            step_K = sequence_ratio(logp_K, seen.from_K, term.mask_K & seen.band_K, rows_K)
+            step_K = sequence_ratio(logp_K, seen.log_denominator_K, term.mask_K & seen.in_band_K, rows_K)
         if term.divergence_K is None:
-            losses_K = seen.weight_K * surrogate(step_K, logp_K, term.advantages_K, bounds)
+            losses_K = seen.weight_K * surrogate_loss(step_K, logp_K, term.advantages_K, bounds)
         else:
-            losses_K = seen.weight_K * step_K.detach().clamp(max=term.cap) * term.divergence_K
+            losses_K = seen.weight_K * step_K.detach().clamp(max=term.ratio_cap) * term.divergence_K
         part = _masked_sum(losses_K, live_K) / term.denominator
         total = total + term.weight * part
         parts[term.name] = part.item()
-        counts |= _clipped(term, step_K.detach(), live_K, seen.capped_K, bounds)
+        counts |= _clip_counts(term, step_K.detach(), live_K, seen.capped_K, bounds)
     # The decoupled form has the same two factors as above, so that the weight of a token with a large gap stays capped.
-    penalty_K = k2(logp_K, base_K, seen.weight_K * seen.step_K)
-    penalty = _masked_sum(penalty_K, anywhere_K & seen.band_K & seen.steady_K) / kl_denominator
+    penalty_K = k2_penalty(logp_K, base_K, seen.weight_K * seen.ratio_K)
+    penalty = _masked_sum(penalty_K, anywhere_K & seen.in_band_K & seen.in_geometric_band_K) / kl_denominator
     counts |= {"live": int(moving_K.sum())}  # tokens with a gradient from a term; KL alone does not justify a step
-    return Loss(total=total + kl_coef * penalty, parts=parts | {"kl": penalty.item()}, counts=counts)
+    return LossResult(total=total + kl_coef * penalty, parts=parts | {"kl": penalty.item()}, counts=counts)
 
 
 def _masked_sum(values_K: torch.Tensor, mask_K: torch.Tensor) -> torch.Tensor:
     return torch.where(mask_K, values_K, torch.zeros_like(values_K)).sum()
 
 
-def _held(term: TermSlice, seen: Correction) -> torch.Tensor:
+def _opsm_mask(term: TermSlice, seen: OffPolicyCorrection) -> torch.Tensor:
     """Return [K] bool: OPSM masks the token."""
-    return seen.behind_K & (term.advantages_K < 0)
+    return seen.opsm_masked_K & (term.advantages_K < 0)
 
 
-def _masked(anywhere_K: torch.Tensor, terms: Sequence[TermSlice], seen: Correction) -> dict[str, int]:
+def _mask_counts(anywhere_K: torch.Tensor, terms: Sequence[TermSlice], seen: OffPolicyCorrection) -> dict[str, int]:
     """Return the number of tokens in any term, and how many of them each mask removes (OPSM: from any term)."""
     held_K = torch.zeros_like(anywhere_K)
     for term in terms:
-        held_K = held_K | (term.mask_K & _held(term, seen))
+        held_K = held_K | (term.mask_K & _opsm_mask(term, seen))
     return {
         "tokens": int(anywhere_K.sum()),
-        "gap": int((anywhere_K & ~seen.band_K).sum()),
-        "geometric": int((anywhere_K & ~seen.steady_K).sum()),
+        "gap": int((anywhere_K & ~seen.in_band_K).sum()),
+        "geometric": int((anywhere_K & ~seen.in_geometric_band_K).sum()),
         "opsm": int(held_K.sum()),
     }
 
 
-def _clipped(
-    term: TermSlice, rho_K: torch.Tensor, live_K: torch.Tensor, capped_K: torch.Tensor, bounds: Bounds
+def _clip_counts(
+    term: TermSlice, rho_K: torch.Tensor, live_K: torch.Tensor, capped_K: torch.Tensor, bounds: LossConfig
 ) -> dict[str, int]:
     """Return counts of tokens in the term, tokens without gradient due to the clip, and tokens with a capped weight."""
     low, high = (bounds.gspo_low, bounds.gspo_high) if bounds.kind == "gspo" else (bounds.clip_low, bounds.clip_high)
     up_K = (term.advantages_K > 0) & (rho_K > high)
     down_K = (term.advantages_K < 0) & ((rho_K < low) | (rho_K > bounds.dual_clip))
     clipped_K = up_K | down_K
-    cap = bounds.cispo_high if term.divergence_K is None else term.cap
+    cap = bounds.cispo_high if term.divergence_K is None else term.ratio_cap
     if bounds.kind == "cispo" or term.divergence_K is not None:  # tokens keep their gradient, some with less weight
         clipped_K, capped_K = torch.zeros_like(up_K), capped_K | (rho_K > cap)
     return {
@@ -261,19 +263,19 @@ def _clipped(
     }
 
 
-def bounds_of(train: TrainConfig) -> Bounds:
+def make_loss_config(train: TrainConfig) -> LossConfig:
     """Return the loss settings; masks that are not selected keep bounds that mask nothing."""
     masks: dict[str, dict[str, float]] = {
         "none": {},
-        "opsm": {"opsm_delta": train.opsm_delta},
-        "geometric": {"geometric_low": train.geometric_low, "geometric_high": train.geometric_high},
+        "opsm": {"opsm_delta": train.loss.opsm_delta},
+        "geometric": {"geometric_low": train.loss.geometric_low, "geometric_high": train.loss.geometric_high},
     }
-    return Bounds(
-        clip_low=train.clip_low,
-        clip_high=train.clip_high,
-        dual_clip=train.dual_clip,
-        gap_low=train.gap_low,
-        gap_high=train.gap_high,
-        kind=train.loss,
-        **masks[train.sequence_mask],
+    return LossConfig(
+        clip_low=train.loss.clip_low,
+        clip_high=train.loss.clip_high,
+        dual_clip=train.loss.dual_clip,
+        gap_low=train.loss.token_ratio_min,
+        gap_high=train.loss.token_ratio_max,
+        kind=train.loss.surrogate,
+        **masks[train.loss.sequence_mask],
     )

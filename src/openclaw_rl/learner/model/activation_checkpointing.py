@@ -23,18 +23,18 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from openclaw_rl.errors import ConfigError
-from openclaw_rl.learner.forward.packing import Row
-from openclaw_rl.learner.oom import alone_on, available, give_back
+from openclaw_rl.learner.forward.packing import TokenSequence
+from openclaw_rl.learner.oom import available_memory, is_alone_on_gpu, trim_malloc
 
 log = logging.getLogger(__name__)
-ALONE = 0.8  # share of the free memory, if this process is alone on the GPU
-SHARE = 0.5  # share of the free memory, if an engine or other programs use the same memory
-LARGE = 2**25  # bytes of activations per layer, above which `trim_malloc` is worth its time on a CPU
-BESIDE = 2  # memory reserved for the layer being recomputed and its gradients, in layers
-NAMED = ("activation_checkpointing_enable", "gradient_checkpointing_enable")  # renamed within transformers 5
+FREE_SHARE_ALONE = 0.8  # share of the free memory, if this process is alone on the GPU
+FREE_SHARE_SHARED = 0.5  # share of the free memory, if an engine or other programs use the same memory
+TRIM_BYTES = 2**25  # bytes of activations per layer, above which `trim_malloc` is worth its time on a CPU
+RESERVED_LAYERS = 2  # memory reserved for the layer being recomputed and its gradients, in layers
+ENABLE_METHODS = ("activation_checkpointing_enable", "gradient_checkpointing_enable")  # renamed within transformers 5
 
 
-class Recompute:
+class LayerCheckpointing:
     """Activation checkpointing of one model.
 
     `token_layer_limit`: maximum of tokens times layers that keep activations, lowered after out-of-memory errors.
@@ -44,105 +44,112 @@ class Recompute:
     def __init__(self, causal: Any, wanted: bool | None) -> None:
         """`wanted`: all layers (True), none, or by memory (None). Raises `ConfigError` if True is not supported."""
         self._device: torch.device = causal.device
-        self._wanted, self.again = wanted, 0
-        self._bytes = 0.0  # activation bytes per token and layer
-        self._owed = 4 * sum(p.numel() for p in causal.parameters() if p.requires_grad)  # bytes of future gradients
-        self._most, self.room = 0, math.inf
+        self._wanted, self.recomputed_layers = wanted, 0
+        self._bytes_per_token = 0.0  # activation bytes per token and layer
+        self._gradient_bytes = 4 * sum(
+            p.numel() for p in causal.parameters() if p.requires_grad
+        )  # bytes of future gradients
+        self._max_kept, self.token_layer_limit = 0, math.inf
         self._layers = [m for m in causal.get_decoder().modules() if isinstance(m, GradientCheckpointingLayer)]
         can = bool(self._layers) and causal.supports_gradient_checkpointing
         if wanted and not can:
             raise ConfigError(
-                f"train.checkpointing true: transformers cannot recompute the layers of a {causal.config.model_type} "
+                "train.gradient_checkpointing true: transformers cannot recompute the layers of a "
+                f"{causal.config.model_type} "
                 "model. Remove the setting, or set it false"
             )
-        self._large = False
+        self._trims_malloc = False
         if self._device.type == "cpu":
             for layer in self._layers:
-                layer.register_forward_hook(self._passed)
+                layer.register_forward_hook(self._after_layer)
         if wanted is False or not can:
             self._wanted = False
             return
-        next(getattr(causal, name) for name in NAMED if hasattr(causal, name))({"use_reentrant": False})
+        next(getattr(causal, name) for name in ENABLE_METHODS if hasattr(causal, name))({"use_reentrant": False})
         for layer in self._layers:
             layer.gradient_checkpointing = False
-            layer._gradient_checkpointing_func = partial(self._again, layer)
+            layer._gradient_checkpointing_func = partial(self._checkpoint_layer, layer)
 
     @property
-    def holds(self) -> bool:
+    def has_kept_activations(self) -> bool:
         """Whether a pass since the last `halve_kept` kept activations that it could have recomputed."""
-        return self._wanted is None and self._most > 0
+        return self._wanted is None and self._max_kept > 0
 
-    def shrink(self) -> None:
+    def halve_kept(self) -> None:
         """After an out-of-memory error: keep at most half of what the largest pass kept."""
-        self.room, self._most = min(self.room, self._most / 2), 0
+        self.token_layer_limit, self._max_kept = min(self.token_layer_limit, self._max_kept / 2), 0
 
-    def measure(self, read: Callable[[Sequence[Row]], object], tokens: int, vocabulary: int) -> None:
+    def measure_layer_bytes(
+        self, read: Callable[[Sequence[TokenSequence]], object], tokens: int, vocabulary: int
+    ) -> None:
         """Measure the activation bytes per token and layer, from two passes of `read`, of T `tokens` and 2 T tokens.
 
         `vocabulary`: number of token ids.
         """
         if self._layers:
-            short, long = (_kept(partial(read, [_row(n, vocabulary)])) for n in (tokens, 2 * tokens))
-            self._bytes = (long - short) / tokens / len(self._layers)
+            short, long = (_saved_bytes(partial(read, [_dummy_sequence(n, vocabulary)])) for n in (tokens, 2 * tokens))
+            self._bytes_per_token = (long - short) / tokens / len(self._layers)
 
-    def fit(self, tokens: int) -> None:
+    def plan_pass(self, tokens: int) -> None:
         """Choose the layers to recompute in the next pass of T `tokens` and its backward pass."""
-        self._large = self._bytes * tokens >= LARGE
+        self._trims_malloc = self._bytes_per_token * tokens >= TRIM_BYTES
         every, again = len(self._layers), 0
         if torch.is_grad_enabled():
-            before, again = self.again, every - self._keeps(tokens)
-            self.again = again
+            before, again = self.recomputed_layers, every - self._layers_to_keep(tokens)
+            self.recomputed_layers = again
             if again != before and self._wanted is None:
                 log.info("%d of %d layers are recomputed in a pass of %d tokens", again, every, tokens)
         for place, layer in enumerate(self._layers):
             layer.gradient_checkpointing = layer.training = place < again
 
-    def _keeps(self, tokens: int) -> int:
+    def _layers_to_keep(self, tokens: int) -> int:
         """Return the number of layers that keep their activations."""
         every = len(self._layers)
         if self._wanted is not None:
             return 0 if self._wanted else every
-        free = (ALONE if alone_on(self._device) else SHARE) * available(self._device) - self._owed
-        room = max(0.0, min(self.room, free / max(1.0, self._bytes)))
-        kept = every if room >= every * tokens else max(0, int(room / tokens) - BESIDE)
-        self._most = max(self._most, kept * tokens)
+        free = (FREE_SHARE_ALONE if is_alone_on_gpu(self._device) else FREE_SHARE_SHARED) * available_memory(
+            self._device
+        ) - self._gradient_bytes
+        room = max(0.0, min(self.token_layer_limit, free / max(1.0, self._bytes_per_token)))
+        kept = every if room >= every * tokens else max(0, int(room / tokens) - RESERVED_LAYERS)
+        self._max_kept = max(self._max_kept, kept * tokens)
         return kept
 
-    def _again(self, layer: torch.nn.Module, call: Callable[..., Any], *args: Any) -> Any:
+    def _checkpoint_layer(self, layer: torch.nn.Module, call: Callable[..., Any], *args: Any) -> Any:
         """Checkpoint a layer. transformers reads `training` as "recompute"; inside, some layers read it for dropout."""
 
-        def plain(*given: Any) -> Any:
+        def run_layer(*given: Any) -> Any:
             asked, layer.training = layer.training, False
             try:
                 return call(*given)
             finally:
                 layer.training = asked
-                self._passed()
+                self._after_layer()
 
-        return checkpoint(plain, *args, use_reentrant=False)
+        return checkpoint(run_layer, *args, use_reentrant=False)
 
-    def _passed(self, *_: object) -> None:
+    def _after_layer(self, *_: object) -> None:
         """After a layer: return freed memory to the system, as it is fragmented by kept activations."""
-        if self._large and self._device.type == "cpu":
-            give_back()
+        if self._trims_malloc and self._device.type == "cpu":
+            trim_malloc()
 
 
-def _row(tokens: int, vocabulary: int) -> Row:
+def _dummy_sequence(tokens: int, vocabulary: int) -> TokenSequence:
     """Return a sequence with `tokens` input tokens, of which the last one is scored."""
     ids = (np.arange(tokens + 1) % vocabulary).astype(np.int32)
-    return Row(prompt_ids=ids[:-1], response_ids=ids[-1:], temperature=1.0)
+    return TokenSequence(prompt_ids=ids[:-1], response_ids=ids[-1:], temperature=1.0)
 
 
 @torch.enable_grad()
-def _kept(work: Callable[[], object]) -> int:
+def _saved_bytes(work: Callable[[], object]) -> int:
     """Return the bytes that `work` saves for a backward pass."""
     held: dict[int, torch.Tensor] = {}
 
-    def keep(tensor: torch.Tensor) -> None:
+    def record_tensor(tensor: torch.Tensor) -> None:
         held[tensor.untyped_storage().data_ptr()] = tensor  # a reference, so that no other tensor reuses its address
 
     try:
-        with saved_tensors_hooks(keep, _no_way_back):
+        with saved_tensors_hooks(record_tensor, _reject_unpack):
             out = work()
         del out
         return sum(tensor.untyped_storage().nbytes() for tensor in held.values())
@@ -150,5 +157,5 @@ def _kept(work: Callable[[], object]) -> int:
         held.clear()  # breaks a cycle through the graph that the garbage collector cannot see
 
 
-def _no_way_back(_: None) -> torch.Tensor:
+def _reject_unpack(_: None) -> torch.Tensor:
     raise AssertionError("a pass that is only measured has no backward pass")

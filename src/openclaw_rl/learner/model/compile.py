@@ -13,10 +13,10 @@ import torch
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 BACKEND = "inductor"
-KINDS = 64  # recompilations: gradients, adapter and dropout, each on or off, times the kinds of layers
+MAX_VARIANTS = 64  # recompilations: gradients, adapter and dropout, each on or off, times the kinds of layers
 
 
-def parts(causal: Any) -> Iterator[torch.nn.Module]:
+def compiled_modules(causal: Any) -> Iterator[torch.nn.Module]:
     """Yield the modules to compile."""
     for layer in causal.get_decoder().modules():
         if isinstance(layer, GradientCheckpointingLayer):
@@ -29,12 +29,12 @@ def compile_parts(causal: Any) -> None:
     Call `torch.set_num_threads` before the first backward pass of the process. Otherwise autograd threads may have
     another number of threads, and recomputed layers are compiled a second time for it.
     """
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, KINDS)
-    for part in parts(causal):
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MAX_VARIANTS)
+    for part in compiled_modules(causal):
         part.compile(dynamic=True, backend=BACKEND)
 
 
 def interpret_parts(causal: Any) -> None:
     """Undo `compile_parts`."""
-    for part in parts(causal):
+    for part in compiled_modules(causal):
         part._compiled_call_impl = None

@@ -19,13 +19,13 @@ from openclaw_rl.errors import ModelError
 from openclaw_rl.learner import state_files
 
 log = logging.getLogger(__name__)
-FILE = "average.state"
+EMA_FILE = "average.state"
 """Safetensors layout; for the suffix see `state_files.OPTIMIZER_FILE`."""
 
-State = dict[str, torch.Tensor]
+TensorsByName = dict[str, torch.Tensor]
 
 
-class Average:
+class EmaTeacher:
     """avg <- avg + rate (theta - avg) after each step (SDPO, arXiv:2601.20802), of the trained weights, in float32."""
 
     def __init__(self, parameters: Mapping[str, torch.nn.Parameter], *, rate: float, bound: float) -> None:
@@ -33,17 +33,19 @@ class Average:
         self._parameters, self._rate, self._bound = parameters, rate, bound
         self.start()
         log.warning(
-            "train.reference average: the teacher follows its student, and both can drift. It is not updated where it "
-            "would be more than %g nats per token from the base (train.average_bound; teacher/moved in the metrics)",
+            "train.distill.teacher average: the teacher follows its student, and both can drift. It is not updated "
+            "where it "
+            "would be more than %g nats per token from the base (train.distill.ema_max_kl; teacher/moved in the "
+            "metrics)",
             bound,
         )
 
     def start(self) -> None:
         """Start the average at the current weights."""
-        self._tensors: State = {name: _wide(p) for name, p in self._parameters.items()}
+        self._tensors: TensorsByName = {name: _float32_copy(p) for name, p in self._parameters.items()}
 
     @contextmanager
-    def standing(self) -> Iterator[None]:
+    def swapped_in(self) -> Iterator[None]:
         """Run forward passes under the average. Swaps tensors, not their contents, so autograd graphs stay valid."""
         own = {name: parameter.data for name, parameter in self._parameters.items()}
         try:
@@ -54,13 +56,13 @@ class Average:
             for name, parameter in self._parameters.items():
                 parameter.data = own[name]
 
-    def follow(self, distance: Callable[[], float]) -> dict[str, float]:
+    def follow_policy(self, distance: Callable[[], float]) -> dict[str, float]:
         """Move the average towards the current weights if the bound allows it. Return metrics.
 
         `distance` returns KL(base || average) in nats per token for the average at the time of the call.
         """
         before = self._tensors
-        self._tensors = {n: before[n].lerp(_wide(p), self._rate) for n, p in self._parameters.items()}
+        self._tensors = {n: before[n].lerp(_float32_copy(p), self._rate) for n, p in self._parameters.items()}
         after = distance()
         if after <= self._bound:
             return {"teacher/kl": after, "teacher/moved": 1.0}
@@ -73,24 +75,24 @@ class Average:
 
     def write(self, folder: Path) -> None:
         """Write the average next to the policy's weights."""
-        state_files.write_tensors(folder / FILE, self._tensors)
+        state_files.write_tensors(folder / EMA_FILE, self._tensors)
 
     def read(self, folder: Path) -> None:
         """Load the average; without a file, start at the policy's weights. Raises `ModelError` if it does not match."""
         self.start()
-        if not (folder / FILE).exists():
+        if not (folder / EMA_FILE).exists():
             log.warning("%s has no moving average: it starts at the weights of this policy", folder)
             return
-        with safe_open(folder / FILE, framework="pt") as stored:
+        with safe_open(folder / EMA_FILE, framework="pt") as stored:
             theirs = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 - not a mapping
         if {n: t.shape for n, t in theirs.items()} != {n: t.shape for n, t in self._tensors.items()}:
             raise ModelError(
-                f"{folder / FILE}: the moving average does not match the trained weights. Set train.weights and "
+                f"{folder / EMA_FILE}: the moving average does not match the trained weights. Set train.finetune and "
                 "train.lora back, or remove the file: the average then starts at the policy"
             )
         self._tensors = {name: tensor.to(self._tensors[name]) for name, tensor in theirs.items()}
 
 
-def _wide(parameter: torch.nn.Parameter) -> torch.Tensor:
+def _float32_copy(parameter: torch.nn.Parameter) -> torch.Tensor:
     dtype = torch.promote_types(parameter.dtype, torch.float32)
     return parameter.detach().to(dtype, copy=True)

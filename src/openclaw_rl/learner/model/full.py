@@ -18,12 +18,12 @@ from openclaw_rl.learner.model import peft_adapter
 from openclaw_rl.settings.load import ModelConfig, TrainConfig
 
 log = logging.getLogger(__name__)
-MOST = 1e-4  # a higher rate suits adapters, which need ten times as much (arXiv:2106.09685)
-_SHARD = "2GB"  # writing a shard blocks other threads, one of which renews the trainer's lease
-_TOKENIZER = ("tokenizer*", "*.jinja", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt")
+MAX_LEARNING_RATE = 1e-4  # a higher rate suits adapters, which need ten times as much (arXiv:2106.09685)
+_SHARD_SIZE = "2GB"  # writing a shard blocks other threads, one of which renews the trainer's lease
+_TOKENIZER_FILES = ("tokenizer*", "*.jinja", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt")
 
 
-class Full:
+class FullWeights:
     """Weights of a policy and a copy of the base weights, which can be swapped in for a while.
 
     A tied weight (a head tied to the embeddings) counts as one weight.
@@ -40,17 +40,18 @@ class Full:
         self._base: dict[str, torch.Tensor] = {}
         for name, parameter in self.parameters.items():
             parameter.requires_grad_(True)
-            place = torch.device("cpu") if train.offload_optimizer else parameter.device
+            place = torch.device("cpu") if train.optimizer.offload else parameter.device
             self._base[name] = parameter.detach().to(place, copy=True)
-        if train.learning_rate > MOST:
+        if train.optimizer.learning_rate > MAX_LEARNING_RATE:
             log.warning(
-                "train.learning_rate %g suits adapters; whole models (train.weights full) break above about %g",
-                train.learning_rate,
-                MOST,
+                "train.optimizer.learning_rate %g suits adapters; whole models (train.finetune full) break above "
+                "about %g",
+                train.optimizer.learning_rate,
+                MAX_LEARNING_RATE,
             )
 
     @contextmanager
-    def frozen(self) -> Iterator[None]:
+    def using_base(self) -> Iterator[None]:
         trained = {name: parameter.data for name, parameter in self.parameters.items()}
         try:
             for name, parameter in self.parameters.items():
@@ -60,28 +61,28 @@ class Full:
             for name, parameter in self.parameters.items():
                 parameter.data = trained[name]
 
-    def reset(self) -> None:
-        self._put(self._base)
+    def reset_to_base(self) -> None:
+        self._set_weights(self._base)
 
     def read(self, folder: Path) -> None:
         if (folder / ADAPTER_CONFIG).exists():
             raise ConfigError(
-                f"{folder}: the policy was trained with train.weights lora, but the settings say full. Set "
-                "train.weights back, or start from the base in a new home."
+                f"{folder}: the policy was trained with train.finetune lora, but the settings say full. Set "
+                "train.finetune back, or start from the base in a new home."
             )
         if not weight_files(folder):
             raise ModelError(
                 f"{folder}: the policy's weights were pruned. Roll back to a version that still has them, and raise "
-                "train.keep_checkpoints to keep more."
+                "train.checkpoint.keep to keep more."
             )
         there = self._config.model_copy(update={"device": "cpu"})
         if there.dtype == "auto":
             kind = str(self.causal.dtype).removeprefix("torch.")
             there = there.model_copy(update={"dtype": kind})
-        self._put(dict(peft_adapter.load_base(str(folder), there).named_parameters()))
+        self._set_weights(dict(peft_adapter.load_base(str(folder), there).named_parameters()))
 
     @torch.no_grad()
-    def _put(self, state: dict[str, torch.Tensor]) -> None:
+    def _set_weights(self, state: dict[str, torch.Tensor]) -> None:
         for name, parameter in self.parameters.items():
             if name not in state or state[name].shape != parameter.shape:
                 raise ModelError(
@@ -93,12 +94,12 @@ class Full:
 
     def write(self, folder: Path) -> None:
         """Write the weights in their training precision, with the other files of the base."""
-        self.causal.save_pretrained(folder, max_shard_size=_SHARD)
+        self.causal.save_pretrained(folder, max_shard_size=_SHARD_SIZE)
         config = json.loads((self._path / MODEL_CONFIG).read_text(encoding="utf-8"))
         kind = "torch_dtype" if "torch_dtype" in config else "dtype"
         config[kind] = str(self.causal.dtype).removeprefix("torch.")
         (folder / MODEL_CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
         (folder / "generation_config.json").unlink(missing_ok=True)
-        for pattern in ("generation_config.json", *_TOKENIZER):
+        for pattern in ("generation_config.json", *_TOKENIZER_FILES):
             for file in self._path.glob(pattern):
                 shutil.copyfile(file, folder / file.name)

@@ -26,7 +26,7 @@ from openclaw_rl.errors import ConfigError, ModelError
 from openclaw_rl.settings.load import LoraConfig, ModelConfig
 
 
-def device_of(model: ModelConfig) -> torch.device:
+def resolve_device(model: ModelConfig) -> torch.device:
     """Return the device of the settings; auto means the GPU if there is one."""
     if model.device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -39,7 +39,7 @@ def load_base(path: str, model: ModelConfig, quantization: Any = None) -> Any:
     `quantization`: transformers' quantization config for a base with fewer bits. Raises `ModelError`, also if a weight
     is missing in the files, which transformers would initialise at random.
     """
-    device = device_of(model)
+    device = resolve_device(model)
     transformers_logging.disable_progress_bar()
     dtype = ("float32" if device.type == "cpu" else "auto") if model.dtype == "auto" else model.dtype
     placed = {} if quantization is None else {"quantization_config": quantization, "device_map": {"": device}}
@@ -55,7 +55,7 @@ def load_base(path: str, model: ModelConfig, quantization: Any = None) -> Any:
     return base if placed else base.to(device)
 
 
-def attach(base: Any, path: str, lora: LoraConfig, seed: int) -> Any:
+def attach_lora(base: Any, path: str, lora: LoraConfig, seed: int) -> Any:
     """Return a PEFT model over `base`. The adapter starts as the identity and depends only on the seed."""
     targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
     config = PeftLoraConfig(
@@ -79,7 +79,7 @@ def attach(base: Any, path: str, lora: LoraConfig, seed: int) -> Any:
                 "all-linear"
             ) from error
     _check_linear(model, path, targets)
-    lean(model)
+    patch_lora_dtype(model)
     model.peft_config["default"].base_model_name_or_path = path
     return model.eval()
 
@@ -119,7 +119,7 @@ def _is_linear(adapted: LoraLayer) -> bool:
     return isinstance(out, torch.Tensor) and out.shape == (1, base.weight.shape[0])
 
 
-def trainable(model: Any) -> dict[str, torch.nn.Parameter]:
+def trainable_parameters(model: Any) -> dict[str, torch.nn.Parameter]:
     """Return the adapter's parameters by name, in a fixed order."""
     return {name: p for name, p in sorted(model.named_parameters()) if p.requires_grad}
 
@@ -131,24 +131,24 @@ def to_files(model: Any) -> dict[str, bytes]:
     config = model.peft_config["default"].to_dict() | {"inference_mode": True}
     return {
         ADAPTER_WEIGHTS: save(tensors, metadata={"format": "pt"}),
-        ADAPTER_CONFIG: json.dumps(config, indent=2, sort_keys=True, default=_plain).encode(),
+        ADAPTER_CONFIG: json.dumps(config, indent=2, sort_keys=True, default=_json_default).encode(),
     }
 
 
-def _plain(value: Any) -> Any:
+def _json_default(value: Any) -> Any:
     if isinstance(value, set | frozenset):  # PEFT stores module names in a set, whose order differs between processes
         return sorted(value)
     return str(value)
 
 
-def tensors(model: Any) -> dict[str, torch.Tensor]:
+def adapter_tensors(model: Any) -> dict[str, torch.Tensor]:
     """Return a copy of the adapter's weights."""
     return {k: v.detach().clone() for k, v in get_peft_model_state_dict(model, save_embedding_layers=False).items()}
 
 
-def put(model: Any, state: Mapping[str, torch.Tensor]) -> None:
+def set_adapter_tensors(model: Any, state: Mapping[str, torch.Tensor]) -> None:
     """Set the adapter's weights from `state`. Raises `ModelError` if names or shapes differ."""
-    expected = tensors(model)
+    expected = adapter_tensors(model)
     wrong = sorted(set(expected) ^ set(state)) or [k for k in expected if expected[k].shape != state[k].shape]
     if wrong:
         raise ModelError(
@@ -158,7 +158,7 @@ def put(model: Any, state: Mapping[str, torch.Tensor]) -> None:
     set_peft_model_state_dict(model, dict(state))
 
 
-def read(model: Any, folder: Path) -> None:
+def read_adapter(model: Any, folder: Path) -> None:
     """Load the adapter from `folder`. Raises `ConfigError` if rank or alpha differ from the settings."""
     try:
         theirs = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
@@ -172,32 +172,32 @@ def read(model: Any, folder: Path) -> None:
                 f"{folder}: the policy was trained with train.lora.{setting} {theirs[key]}, but the settings say "
                 f"{getattr(ours, key)}. Set train.lora.{setting} back, or start from the base in a new home."
             )
-    put(model, state)
+    set_adapter_tensors(model, state)
 
 
-ADAPTER = "default"
+ADAPTER_NAME = "default"
 
 
-def lean(model: Any) -> None:
+def patch_lora_dtype(model: Any) -> None:
     """Make adapted linear layers compute in the dtype of the base. Changes nothing for float32 and wider bases."""
     for module in model.modules():
-        if isinstance(module, LoraLayer) and ADAPTER in module.lora_A:
-            module.__class__ = _lean(type(module))  # type: ignore[arg-type]
+        if isinstance(module, LoraLayer) and ADAPTER_NAME in module.lora_A:
+            module.__class__ = _patched_class(type(module))  # type: ignore[arg-type]
 
 
 @cache
-def _lean(kind: type[torch.nn.Module]) -> type[torch.nn.Module]:
+def _patched_class(kind: type[torch.nn.Module]) -> type[torch.nn.Module]:
     """Return a subclass with `_lora_forward`. One class for all layers lets them share compiled code."""
-    return type(kind.__name__, (kind,), {"forward": _forward})
+    return type(kind.__name__, (kind,), {"forward": _lora_forward})
 
 
-def _forward(layer: Any, x: torch.Tensor) -> torch.Tensor:
+def _lora_forward(layer: Any, x: torch.Tensor) -> torch.Tensor:
     """Map [..., in] to [..., out]; the adapter's two weights are [rank, in] and [out, rank]."""
     out = layer.base_layer(x)
     if layer.disable_adapters:
         return out  # type: ignore[no-any-return]
-    a, b, scale = layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight, layer.scaling[ADAPTER]
-    low = functional.linear(layer.lora_dropout[ADAPTER](x.to(out.dtype)), a.to(out.dtype))
+    a, b, scale = layer.lora_A[ADAPTER_NAME].weight, layer.lora_B[ADAPTER_NAME].weight, layer.scaling[ADAPTER_NAME]
+    low = functional.linear(layer.lora_dropout[ADAPTER_NAME](x.to(out.dtype)), a.to(out.dtype))
     if out.dtype in (torch.bfloat16, torch.float16):  # scale the smallest tensor
         return out + functional.linear(low * scale, b.to(out.dtype))  # type: ignore[no-any-return]
     return out + functional.linear(low, b) * scale  # type: ignore[no-any-return]

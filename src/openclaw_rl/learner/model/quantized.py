@@ -17,18 +17,19 @@ from openclaw_rl.learner.model import peft_adapter
 from openclaw_rl.settings.load import ModelConfig
 
 
-def load_base(path: str, model: ModelConfig) -> Any:
+def load_quantized_base(path: str, model: ModelConfig) -> Any:
     """Load the base in 4 bits, else like `peft_adapter.load_base`. Raises `ConfigError` without bitsandbytes."""
     if importlib.util.find_spec("bitsandbytes") is None:
         raise ConfigError(
-            'train.base_bits 4 needs bitsandbytes, which is not installed. Install "openclaw-rl[qlora]", or set '
-            "train.base_bits 16"
+            "train.base_quantization_bits 4 needs bitsandbytes, which is not installed. Install "
+            '"openclaw-rl[qlora]", or set '
+            "train.base_quantization_bits 16"
         )
-    return peft_adapter.load_base(path, model, _settings(model))
+    return peft_adapter.load_base(path, model, _quantization_config(model))
 
 
-def _settings(model: ModelConfig) -> BitsAndBytesConfig:
-    on_cpu = peft_adapter.device_of(model).type == "cpu"
+def _quantization_config(model: ModelConfig) -> BitsAndBytesConfig:
+    on_cpu = peft_adapter.resolve_device(model).type == "cpu"
     auto = torch.float32 if on_cpu else torch.bfloat16
     return BitsAndBytesConfig(
         load_in_4bit=True,

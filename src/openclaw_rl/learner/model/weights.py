@@ -12,11 +12,11 @@ import torch
 from openclaw_rl.common.policy_digest import ADAPTER_CONFIG, MODEL_CONFIG
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.learner.model import peft_adapter, quantized
-from openclaw_rl.learner.model.full import Full
+from openclaw_rl.learner.model.full import FullWeights
 from openclaw_rl.settings.load import ModelConfig, TrainConfig
 
 
-class Weights(Protocol):
+class PolicyWeights(Protocol):
     """Weights of a policy and of its base."""
 
     model: Any
@@ -29,11 +29,11 @@ class Weights(Protocol):
     """Dropout of the trained layers during training."""
 
     @contextmanager
-    def frozen(self) -> Iterator[None]:
+    def using_base(self) -> Iterator[None]:
         """Context in which forward passes use the base weights."""
         ...
 
-    def reset(self) -> None:
+    def reset_to_base(self) -> None:
         """Return to the base."""
         ...
 
@@ -46,7 +46,7 @@ class Weights(Protocol):
         ...
 
 
-class Lora:
+class LoraWeights:
     """LoRA adapter (arXiv:2106.09685) in a frozen base, which may have 4 bits (arXiv:2305.14314).
 
     The adapter and its optimizer state are float32 for any dtype of the base.
@@ -54,41 +54,42 @@ class Lora:
 
     def __init__(self, path: str, train: TrainConfig, model: ModelConfig) -> None:
         """`path`: folder of the base weights. Raises `ModelError`, `ConfigError`."""
-        load = quantized.load_base if train.base_bits == 4 else peft_adapter.load_base
-        self.model = peft_adapter.attach(load(path, model), path, train.lora, train.seed)
+        load = quantized.load_quantized_base if train.base_quantization_bits == 4 else peft_adapter.load_base
+        self.model = peft_adapter.attach_lora(load(path, model), path, train.lora, train.seed)
         self.causal = self.model.get_base_model()
-        self.parameters = peft_adapter.trainable(self.model)
+        self.parameters = peft_adapter.trainable_parameters(self.model)
         self.dropout = train.lora.dropout
-        self._fresh = peft_adapter.tensors(self.model)
+        self._initial_adapter = peft_adapter.adapter_tensors(self.model)
 
     @contextmanager
-    def frozen(self) -> Iterator[None]:
+    def using_base(self) -> Iterator[None]:
         with self.model.disable_adapter():
             yield
 
-    def reset(self) -> None:
-        peft_adapter.put(self.model, self._fresh)
+    def reset_to_base(self) -> None:
+        peft_adapter.set_adapter_tensors(self.model, self._initial_adapter)
 
     def read(self, folder: Path) -> None:
         if not (folder / ADAPTER_CONFIG).exists() and (folder / MODEL_CONFIG).exists():
             raise ConfigError(
-                f"{folder}: the policy was trained with train.weights full, but the settings say lora. Set "
-                "train.weights back, or start from the base in a new home."
+                f"{folder}: the policy was trained with train.finetune full, but the settings say lora. Set "
+                "train.finetune back, or start from the base in a new home."
             )
-        peft_adapter.read(self.model, folder)
+        peft_adapter.read_adapter(self.model, folder)
 
     def write(self, folder: Path) -> None:
         for name, raw in peft_adapter.to_files(self.model).items():
             (folder / name).write_bytes(raw)
 
 
-def make(path: str, train: TrainConfig, model: ModelConfig) -> Weights:
+def make_weights(path: str, train: TrainConfig, model: ModelConfig) -> PolicyWeights:
     """Return the weights that the settings select. Raises `ConfigError` if the settings contradict each other."""
-    if train.weights == "lora":
-        return Lora(path, train, model)
-    if train.base_bits != 16:
+    if train.finetune == "lora":
+        return LoraWeights(path, train, model)
+    if train.base_quantization_bits != 16:
         raise ConfigError(
-            f"train.weights full trains the base itself, which therefore cannot have {train.base_bits} bits. "
-            "Set train.weights lora, or train.base_bits 16"
+            f"train.finetune full trains the base itself, which therefore cannot have {train.base_quantization_bits} "
+            "bits. "
+            "Set train.finetune lora, or train.base_quantization_bits 16"
         )
-    return Full(path, train, model)
+    return FullWeights(path, train, model)

@@ -14,31 +14,33 @@ from functools import partial
 
 import torch
 
-_LOW = (torch.bfloat16, torch.float16)
+_HALF_DTYPES = (torch.bfloat16, torch.float16)
 
 
-class Masters:
+class MasterWeights:
     """Master weights by name. The optimizer updates `tensors`; `copy_to_model` then copies them to the model."""
 
     def __init__(self, parameters: Mapping[str, torch.nn.Parameter], *, offload: bool) -> None:
         """`offload`: keep copies on the CPU for weights of any precision."""
         self._parameters = parameters
         self.tensors: dict[str, torch.nn.Parameter] = {}
-        self._apart: list[str] = []
-        self.finer: list[str] = []  # names of masters with a higher precision than their weights
+        self._copied: list[str] = []
+        self.higher_precision: list[str] = []  # names of masters with a higher precision than their weights
         for name, parameter in parameters.items():
-            low = parameter.dtype in _LOW
+            low = parameter.dtype in _HALF_DTYPES
             if not low and not offload:
                 self.tensors[name] = parameter
                 continue
-            self.tensors[name] = torch.nn.Parameter(_copy(parameter, offload=offload))
-            self._apart.append(name)
-            self.finer += [name] if low else []
+            self.tensors[name] = torch.nn.Parameter(_copy_parameter(parameter, offload=offload))
+            self._copied.append(name)
+            self.higher_precision += [name] if low else []
             parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                partial(_collect, weakref.ref(self), name)  # a strong reference would form a cycle with the weight
+                partial(
+                    _gradient_hook, weakref.ref(self), name
+                )  # a strong reference would form a cycle with the weight
             )
 
-    def _collect(self, name: str, parameter: torch.Tensor) -> None:
+    def _take_gradient(self, name: str, parameter: torch.Tensor) -> None:
         """Add the gradient of a weight to that of its master, and free it; called in the backward pass."""
         assert parameter.grad is not None
         master = self.tensors[name]
@@ -46,37 +48,37 @@ class Masters:
         master.grad = gradient if master.grad is None else master.grad.add_(gradient)
         parameter.grad = None
 
-    def forget(self) -> None:
+    def clear_gradients(self) -> None:
         """Clear all gradients, also those of an interrupted backward pass."""
         for tensors in (self._parameters, self.tensors):
             for tensor in tensors.values():
                 tensor.grad = None
 
     @torch.no_grad()
-    def follow(self) -> None:
+    def copy_from_model(self) -> None:
         """Copy the model weights into the master weights."""
-        for name in self._apart:
+        for name in self._copied:
             self.tensors[name].copy_(self._parameters[name])
 
     @torch.no_grad()
-    def publish(self) -> None:
+    def copy_to_model(self) -> None:
         """Copy the master weights into the model, rounded to the precision of the model weights."""
-        for name in self._apart:
+        for name in self._copied:
             self._parameters[name].copy_(self.tensors[name])
 
 
-def _collect(masters: weakref.ref[Masters], name: str, parameter: torch.Tensor) -> None:
+def _gradient_hook(masters: weakref.ref[MasterWeights], name: str, parameter: torch.Tensor) -> None:
     if (there := masters()) is not None:
-        there._collect(name, parameter)
+        there._take_gradient(name, parameter)
 
 
-def _copy(parameter: torch.nn.Parameter, *, offload: bool) -> torch.Tensor:
+def _copy_parameter(parameter: torch.nn.Parameter, *, offload: bool) -> torch.Tensor:
     device = torch.device("cpu") if offload else parameter.device
     dtype = torch.promote_types(parameter.dtype, torch.float32)
     return parameter.detach().to(device, dtype, copy=True)
 
 
-class Aside:
+class PinnedSnapshot:
     """Snapshot of the tensors of one GPU in pinned host memory.
 
     The memory is kept between snapshots, because copying a whole 4B model into fresh pages takes ten seconds.
@@ -88,7 +90,7 @@ class Aside:
         self._copies: dict[str, torch.Tensor] = {}
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
 
-    def take(self) -> Mapping[str, torch.Tensor]:
+    def start_copy(self) -> Mapping[str, torch.Tensor]:
         """Start copying the tensors as they are after all GPU work queued so far. Overwrites the last snapshot."""
         if not self._copies:
             for name, tensor in self._tensors.items():
@@ -99,6 +101,6 @@ class Aside:
                 self._copies[name].copy_(tensor.detach(), non_blocking=True)
         return self._copies
 
-    def wait(self) -> None:
+    def wait_for_copy(self) -> None:
         """Make GPU work that is queued from now on, such as weight updates, wait until the copies are done."""
         torch.cuda.current_stream(self._device).wait_stream(self._stream)

@@ -10,47 +10,49 @@ from safetensors import safe_open
 
 from openclaw_rl.errors import ModelError
 from openclaw_rl.learner import state_files
-from openclaw_rl.learner.optim.master_weights import Aside, Masters
+from openclaw_rl.learner.optim.master_weights import MasterWeights, PinnedSnapshot
 from openclaw_rl.settings.load import TrainConfig
 
-Standing = Mapping[str, torch.Tensor]
+WeightSnapshot = Mapping[str, torch.Tensor]
 """Weights at one point in time, by name."""
-_MASTER = "master"
+_MASTER_PREFIX = "master"
 
 
 class Optimizer:
     """AdamW for a sequence of policies. `parameters`: by name, in a fixed order."""
 
     def __init__(self, parameters: Mapping[str, torch.nn.Parameter], train: TrainConfig) -> None:
-        self._masters = Masters(parameters, offload=train.offload_optimizer)
+        self._masters = MasterWeights(parameters, offload=train.optimizer.offload)
         self._train = train
         self._on_gpu = all(m.device.type == "cuda" for m in self._masters.tensors.values())
         # A GPU that trains a whole model has no memory for a second copy of it.
-        self._aside = Aside(self._masters.tensors) if self._on_gpu and train.weights == "full" else None
-        self.steps = 0  # steps taken since this object was created
+        self._pinned_snapshot = (
+            PinnedSnapshot(self._masters.tensors) if self._on_gpu and train.finetune == "full" else None
+        )
+        self.steps_taken = 0  # steps taken since this object was created
         self.start()
 
     def start(self) -> None:
         """Reset the optimizer state and take the current model weights as master weights."""
-        self._masters.follow()
-        self.zero()
+        self._masters.copy_from_model()
+        self.zero_grad()
         self._adam = torch.optim.AdamW(
             self._masters.tensors.values(),
-            lr=self._train.learning_rate,
-            betas=(self._train.adam_beta1, self._train.adam_beta2),
-            weight_decay=self._train.weight_decay,
+            lr=self._train.optimizer.learning_rate,
+            betas=(self._train.optimizer.adam_beta1, self._train.optimizer.adam_beta2),
+            weight_decay=self._train.optimizer.weight_decay,
             foreach=False,
             fused=self._on_gpu,  # one kernel for hundreds of matrices
         )
 
     @property
-    def tensors(self) -> Collection[torch.Tensor]:
+    def master_tensors(self) -> Collection[torch.Tensor]:
         """Master weights in a fixed order; their `grad` holds the gradients."""
         return self._masters.tensors.values()
 
-    def zero(self) -> None:
+    def zero_grad(self) -> None:
         """Clear the gradients."""
-        self._masters.forget()
+        self._masters.clear_gradients()
 
     def step(self, rate: float, *, wanted: bool) -> float:
         """Take one step at learning rate `rate`. Return the gradient norm before clipping.
@@ -61,38 +63,38 @@ class Optimizer:
         for group in self._adam.param_groups:
             group["lr"] = rate
         masters = self._masters.tensors.values()
-        norm = torch.nn.utils.clip_grad_norm_(masters, self._train.clip_grad, foreach=self._on_gpu)
+        norm = torch.nn.utils.clip_grad_norm_(masters, self._train.optimizer.clip_grad, foreach=self._on_gpu)
         if wanted and bool(torch.isfinite(norm)) and bool(norm > 0):
-            self.steps += 1
-            if self._aside is not None:
-                self._aside.wait()
+            self.steps_taken += 1
+            if self._pinned_snapshot is not None:
+                self._pinned_snapshot.wait_for_copy()
             self._adam.step()
-            self._masters.publish()
+            self._masters.copy_to_model()
         return norm.item()
 
-    def standing(self) -> Standing:
+    def snapshot(self) -> WeightSnapshot:
         """Return a copy of the current weights; the next call may overwrite it."""
-        if self._aside is not None:
-            return self._aside.take()
+        if self._pinned_snapshot is not None:
+            return self._pinned_snapshot.start_copy()
         return {name: master.detach().clone() for name, master in self._masters.tensors.items()}
 
     @torch.no_grad()
-    def halve(self, standing: Standing) -> None:
+    def step_back_half(self, standing: WeightSnapshot) -> None:
         """Move the weights half of the way back to `standing`."""
         for name, master in self._masters.tensors.items():
             master.copy_(torch.lerp(standing[name].to(master.device), master, 0.5))
-        self._masters.publish()
+        self._masters.copy_to_model()
 
     def write(self, folder: Path) -> None:
         """Write the moments as `<moment>/<weight>`, and the master weights with more precision than the model's."""
-        state_files.write_tensors(folder / state_files.OPTIMIZER_FILE, dict(self._state()))
+        state_files.write_tensors(folder / state_files.OPTIMIZER_FILE, dict(self._state_tensors()))
 
-    def _state(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def _state_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, master in self._masters.tensors.items():
             for moment, value in self._adam.state.get(master, {}).items():
                 yield f"{moment}/{name}", torch.as_tensor(value)
-            if name in self._masters.finer:
-                yield f"{_MASTER}/{name}", master
+            if name in self._masters.higher_precision:
+                yield f"{_MASTER_PREFIX}/{name}", master
 
     def read(self, folder: Path) -> bool:
         """Restore the state. Return False if the folder no longer has one (old states are pruned)."""
@@ -101,18 +103,18 @@ class Optimizer:
             return False
         with safe_open(file, framework="pt") as stored:
             for key in stored.keys():  # noqa: SIM118 - not a mapping
-                self._put(file, key, stored.get_tensor(key))
+                self._restore_tensor(file, key, stored.get_tensor(key))
         return True
 
-    def _put(self, file: Path, key: str, value: torch.Tensor) -> None:
+    def _restore_tensor(self, file: Path, key: str, value: torch.Tensor) -> None:
         moment, _, name = key.partition("/")
         if name not in self._masters.tensors:
             raise ModelError(
-                f"{file}: contains a moment of {name!r}, which is not trained. Set train.weights and train.lora back, "
+                f"{file}: contains a moment of {name!r}, which is not trained. Set train.finetune and train.lora back, "
                 "or remove the file: the optimizer then starts from the beginning"
             )
         master = self._masters.tensors[name]
-        if moment == _MASTER:
+        if moment == _MASTER_PREFIX:
             with torch.no_grad():
                 master.copy_(value)
         else:
@@ -120,12 +122,12 @@ class Optimizer:
             self._adam.state[master][moment] = value if counts else value.to(master.device, master.dtype)
 
 
-def rate(train: TrainConfig, *, steps: int, samples: int) -> float:
+def scheduled_learning_rate(train: TrainConfig, *, steps: int, samples: int) -> float:
     """Return the learning rate of the step after `steps` steps on `samples` turns. Pure, so there is no state to save.
 
     Warm-up is linear over `warmup_steps` steps or `warmup_samples` turns, whichever lasts longer. The first step has a
     learning rate above zero.
     """
-    by_steps = (steps + 1) / train.warmup_steps if train.warmup_steps else 1.0
-    by_samples = (samples + 1) / train.warmup_samples if train.warmup_samples else 1.0
-    return train.learning_rate * min(1.0, by_steps, by_samples)
+    by_steps = (steps + 1) / train.optimizer.warmup_steps if train.optimizer.warmup_steps else 1.0
+    by_samples = (samples + 1) / train.optimizer.warmup_samples if train.optimizer.warmup_samples else 1.0
+    return train.optimizer.learning_rate * min(1.0, by_steps, by_samples)

@@ -13,19 +13,19 @@ from typing import Any
 
 import msgspec
 
-from openclaw_rl.common.client_patterns import LOCAL_COMMAND, REMINDER
-from openclaw_rl.serve.chat_request import MAX_ID
-from openclaw_rl.serve.dialects.validation import PICTURES, bad, decode_json, unseen
+from openclaw_rl.common.client_patterns import LOCAL_COMMAND, SYSTEM_REMINDER
+from openclaw_rl.serve.chat_request import MAX_ID_CHARS
+from openclaw_rl.serve.dialects.validation import NON_TEXT_PARTS, decode_json, field_error, image_placeholder
 
-_PASSING = [re.compile(pattern, re.DOTALL) for pattern in (REMINDER, LOCAL_COMMAND)]
+_CLIENT_CONTEXT = [re.compile(pattern, re.DOTALL) for pattern in (SYSTEM_REMINDER, LOCAL_COMMAND)]
 # Claude Code sends text that the user typed during a run as a system message (to older servers as a reminder).
-_TYPED = re.compile(r"\s*The user sent a new message")
+_TYPED_DURING_RUN = re.compile(r"\s*The user sent a new message")
 # Claude Code puts this accounting line before the system prompt; Anthropic's servers remove it too.
-_BILLING = "x-anthropic-billing-header:"
-_OLD_USER = re.compile(r"user_(?P<user>.+?)_account_(?P<account>.*?)_session_(?P<session>.+)", re.DOTALL)
+_BILLING_PREFIX = "x-anthropic-billing-header:"
+_LEGACY_USER_ID = re.compile(r"user_(?P<user>.+?)_account_(?P<account>.*?)_session_(?P<session>.+)", re.DOTALL)
 
 
-class Block(msgspec.Struct):
+class ContentBlock(msgspec.Struct):
     """Content block of any type, with the keys that are used here."""
 
     type: str
@@ -40,74 +40,82 @@ class Block(msgspec.Struct):
     tool_name: str | None = None
 
 
-class _Message(msgspec.Struct):
+class _AnthropicMessage(msgspec.Struct):
     role: str
-    content: str | list[Block]
+    content: str | list[ContentBlock]
 
 
-_message = msgspec.json.Decoder(_Message)
-_words = msgspec.json.Decoder(str | list[Block] | None)
-_blocks: msgspec.json.Decoder[list[Block]] = msgspec.json.Decoder(list[Block])
-_object = msgspec.json.Decoder(dict[str, Any])
+_message_decoder = msgspec.json.Decoder(_AnthropicMessage)
+_content_decoder = msgspec.json.Decoder(str | list[ContentBlock] | None)
+_blocks_decoder: msgspec.json.Decoder[list[ContentBlock]] = msgspec.json.Decoder(list[ContentBlock])
+_object_decoder = msgspec.json.Decoder(dict[str, Any])
 
 
 def read_message(raw: bytes, place: str) -> list[dict[str, Any]]:
     """Decode one message to chat messages. Raises `RequestError` that names the block and what was expected."""
-    message = decode_json(_message, raw, place)
+    message = decode_json(_message_decoder, raw, place)
     if message.role not in ("user", "assistant", "system"):
-        raise bad(f"{place}.role", f"{place}.role: expected user, assistant or system, got {message.role[:40]!r}.")
+        raise field_error(
+            f"{place}.role", f"{place}.role: expected user, assistant or system, got {message.role[:40]!r}."
+        )
     content, place = message.content, f"{place}.content"
     if message.role == "assistant":
-        return [_assistant([Block(type="text", text=content)] if isinstance(content, str) else content, place)]
+        return [
+            _read_assistant_blocks(
+                [ContentBlock(type="text", text=content)] if isinstance(content, str) else content, place
+            )
+        ]
     if not content and isinstance(content, list):
-        raise bad(place, f"{place}: expected at least one block, got none.")
+        raise field_error(place, f"{place}: expected at least one block, got none.")
     if message.role == "system":
-        text = content if isinstance(content, str) else _joined(_texts(content, place))
-        return [{"role": "user" if _TYPED.match(text) else "system", "content": text}]
-    return [{"role": "user", "content": content}] if isinstance(content, str) else _user(content, place)
+        text = content if isinstance(content, str) else _join_lines(_block_texts(content, place))
+        return [{"role": "user" if _TYPED_DURING_RUN.match(text) else "system", "content": text}]
+    return [{"role": "user", "content": content}] if isinstance(content, str) else _read_user_blocks(content, place)
 
 
 def read_system(raw: bytes) -> list[dict[str, Any]]:
     """Return the system prompt as a list of one message; empty if there is no system prompt."""
-    content = decode_json(_words, raw, "system") if raw else None
+    content = decode_json(_content_decoder, raw, "system") if raw else None
     if isinstance(content, list):
-        content = _joined(t for t in _texts(content, "system") if not t.startswith(_BILLING))
+        content = _join_lines(t for t in _block_texts(content, "system") if not t.startswith(_BILLING_PREFIX))
     return [{"role": "system", "content": content}] if content else []
 
 
-def _user(blocks: Sequence[Block], place: str) -> list[dict[str, Any]]:
+def _read_user_blocks(blocks: Sequence[ContentBlock], place: str) -> list[dict[str, Any]]:
     """Return the tool results in order, then the text: templates expect results directly after their calls."""
     results, texts = [], []
     for index, block in enumerate(blocks):
         where = f"{place}[{index}]"
         if block.type == "tool_result":
-            results.append(_result(block, where))
+            results.append(_read_tool_result(block, where))
         else:
-            texts.append(_text(block, where))
-    said = [{"role": "user", "content": _joined(run)} for _, run in groupby(texts, key=_is_passing)]
+            texts.append(_block_text(block, where))
+    said = [{"role": "user", "content": _join_lines(run)} for _, run in groupby(texts, key=_is_client_context)]
     return results + said
 
 
-def _is_passing(text: str) -> bool:
-    return any(pattern.search(text) for pattern in _PASSING)
+def _is_client_context(text: str) -> bool:
+    return any(pattern.search(text) for pattern in _CLIENT_CONTEXT)
 
 
-def _result(block: Block, place: str) -> dict[str, Any]:
+def _read_tool_result(block: ContentBlock, place: str) -> dict[str, Any]:
     if block.tool_use_id is None:
-        raise bad(f"{place}.tool_use_id", f"{place}.tool_use_id: expected the id of a tool_use block.")
+        raise field_error(f"{place}.tool_use_id", f"{place}.tool_use_id: expected the id of a tool_use block.")
     place = f"{place}.content"
-    content = decode_json(_words, bytes(block.content), place) if bytes(block.content) else None
-    text = content if isinstance(content, str) else _joined(_given(content or (), place))
+    content = decode_json(_content_decoder, bytes(block.content), place) if bytes(block.content) else None
+    text = content if isinstance(content, str) else _join_lines(_tool_result_texts(content or (), place))
     out = {"role": "tool", "tool_call_id": block.tool_use_id, "content": text}
     return out | {"is_error": True} if block.is_error else out
 
 
-def _given(blocks: Sequence[Block], place: str) -> list[str]:
+def _tool_result_texts(blocks: Sequence[ContentBlock], place: str) -> list[str]:
     """Return the texts of a tool result, with placeholders for images."""
-    return [unseen(block.type) or _text(block, f"{place}[{index}]") for index, block in enumerate(blocks)]
+    return [
+        image_placeholder(block.type) or _block_text(block, f"{place}[{index}]") for index, block in enumerate(blocks)
+    ]
 
 
-def _assistant(blocks: Sequence[Block], place: str) -> dict[str, Any]:
+def _read_assistant_blocks(blocks: Sequence[ContentBlock], place: str) -> dict[str, Any]:
     """Merge all blocks into one message, in the form in which the store has this gateway's own replies."""
     texts: list[str] = []
     thoughts: list[str] = []
@@ -115,62 +123,62 @@ def _assistant(blocks: Sequence[Block], place: str) -> dict[str, Any]:
     for index, block in enumerate(blocks):
         where = f"{place}[{index}]"
         if block.type == "tool_use":
-            calls.append(_call(block, where))
+            calls.append(_read_tool_use(block, where))
         elif block.type == "thinking":
             thoughts.append(block.thinking or "")
         elif block.type != "redacted_thinking":  # only the service that wrote it can read it
-            texts.append(_text(block, where))
-    return _said(texts, thoughts, calls)
+            texts.append(_block_text(block, where))
+    return _assistant_message(texts, thoughts, calls)
 
 
-def _call(block: Block, place: str) -> dict[str, Any]:
+def _read_tool_use(block: ContentBlock, place: str) -> dict[str, Any]:
     for key in ("id", "name"):
         if not getattr(block, key):
-            raise bad(f"{place}.{key}", f"{place}.{key}: expected a string that is not empty.")
+            raise field_error(f"{place}.{key}", f"{place}.{key}: expected a string that is not empty.")
     raw = bytes(block.input) or b"{}"
-    decode_json(_object, raw, f"{place}.input")
+    decode_json(_object_decoder, raw, f"{place}.input")
     return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": raw.decode()}}
 
 
-def _texts(blocks: Sequence[Block], place: str) -> list[str]:
-    return [_text(block, f"{place}[{index}]") for index, block in enumerate(blocks)]
+def _block_texts(blocks: Sequence[ContentBlock], place: str) -> list[str]:
+    return [_block_text(block, f"{place}[{index}]") for index, block in enumerate(blocks)]
 
 
-def _text(block: Block, place: str) -> str:
+def _block_text(block: ContentBlock, place: str) -> str:
     """Return a block's text. Raises `RequestError` for blocks that the model cannot read."""
     if block.type == "text":
         if block.text is None:
-            raise bad(f"{place}.text", f"{place}.text: expected a string.")
+            raise field_error(f"{place}.text", f"{place}.text: expected a string.")
         return block.text
     if block.type == "search_result":
-        found = decode_json(_blocks, bytes(block.content) or b"[]", place)
-        return _joined(_texts(found, place))
+        found = decode_json(_blocks_decoder, bytes(block.content) or b"[]", place)
+        return _join_lines(_block_texts(found, place))
     if block.type == "tool_reference":
         return f"The tool {block.tool_name} can be called."
-    what = PICTURES.get(block.type, f"a block of type {block.type[:40]!r}")
-    raise bad(place, f"{place}: got {what}; this model reads text only. Send its text as a text block.")
+    what = NON_TEXT_PARTS.get(block.type, f"a block of type {block.type[:40]!r}")
+    raise field_error(place, f"{place}: got {what}; this model reads text only. Send its text as a text block.")
 
 
-def _joined(texts: Iterable[str]) -> str:
+def _join_lines(texts: Iterable[str]) -> str:
     return "\n".join(texts)
 
 
-def merged(messages: Sequence[tuple[bytes, dict[str, Any]]]) -> list[tuple[bytes, dict[str, Any]]]:
+def merge_assistant_messages(messages: Sequence[tuple[bytes, dict[str, Any]]]) -> list[tuple[bytes, dict[str, Any]]]:
     """Merge adjacent assistant messages, which were one reply. Items are (cache key, message)."""
     out: list[tuple[bytes, dict[str, Any]]] = []
     for own, found in groupby(messages, key=lambda known: known[1]["role"] == "assistant"):
         run = list(found)
-        out += [(b"+".join(key for key, _ in run), _one([m for _, m in run]))] if own and len(run) > 1 else run
+        out += [(b"+".join(key for key, _ in run), _merge_run([m for _, m in run]))] if own and len(run) > 1 else run
     return out
 
 
-def _one(run: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _merge_run(run: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     calls = [call for message in run for call in message.get("tool_calls", ())]
     thoughts = [message.get("reasoning_content", "") for message in run]
-    return _said([message["content"] or "" for message in run], thoughts, calls)
+    return _assistant_message([message["content"] or "" for message in run], thoughts, calls)
 
 
-def _said(texts: Iterable[str], thoughts: Iterable[str], calls: list[dict[str, Any]]) -> dict[str, Any]:
+def _assistant_message(texts: Iterable[str], thoughts: Iterable[str], calls: list[dict[str, Any]]) -> dict[str, Any]:
     content = "".join(texts)
     out: dict[str, Any] = {"role": "assistant", "content": content if content or not calls else None}
     if reasoning := "".join(thoughts):
@@ -178,16 +186,18 @@ def _said(texts: Iterable[str], thoughts: Iterable[str], calls: list[dict[str, A
     return out | {"tool_calls": calls} if calls else out
 
 
-def read_user(user_id: str) -> tuple[str, str]:
+def read_user_id(user_id: str) -> tuple[str, str]:
     """Return (user, session) of `metadata.user_id`, where Claude Code packs both in one of two formats."""
     if user_id.startswith("{"):
         try:
-            packed = _object.decode(user_id)
+            packed = _object_decoder.decode(user_id)
         except (msgspec.DecodeError, RecursionError):
             return user_id, ""
         names = [packed.get(key) for key in ("account_uuid", "device_id", "session_id")]
         account, device, session = (name if isinstance(name, str) else "" for name in names)
         return (account or device, session) if session else (user_id, "")
-    if len(user_id) <= 4 * MAX_ID and (found := _OLD_USER.fullmatch(user_id)):  # matching takes quadratic time
+    if len(user_id) <= 4 * MAX_ID_CHARS and (
+        found := _LEGACY_USER_ID.fullmatch(user_id)
+    ):  # matching takes quadratic time
         return found["account"] or found["user"], found["session"]
     return user_id, ""

@@ -6,19 +6,19 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from openclaw_rl.serve.chat_request import Ask, Choice, Opening, Part, TokenInfo
+from openclaw_rl.serve.chat_request import ChatRequest, FinishedChoice, ReplyHeader, StreamPart, TokenInfo
 
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 
 
-class Wire(Protocol):
+class StreamEncoder(Protocol):
     """Encoder of one streamed response."""
 
-    def part(self, part: Part, choice: int = 0) -> bytes:
+    def encode_part(self, part: StreamPart, choice: int = 0) -> bytes:
         """Return the bytes for `part` of reply `choice`; the end of the last reply also ends the stream."""
         ...
 
-    def broken(self, status: int, message: str, code: str) -> bytes:
+    def encode_error(self, status: int, message: str, code: str) -> bytes:
         """Return the bytes of an error. No finish follows, so that clients do not take the reply for complete."""
         ...
 
@@ -29,25 +29,25 @@ class Dialect(Protocol):
     @property
     def name(self) -> str: ...
 
-    def decode(self, body: bytes, headers: Mapping[str, str]) -> Ask:
+    def decode(self, body: bytes, headers: Mapping[str, str]) -> ChatRequest:
         """Decode a body. Raises `RequestError` that names the field and what was expected."""
         ...
 
-    def stream(self, opening: Opening, ask: Ask) -> Wire: ...
+    def stream_encoder(self, opening: ReplyHeader, ask: ChatRequest) -> StreamEncoder: ...
 
-    def final(self, opening: Opening, ask: Ask, choices: Sequence[Choice]) -> bytes:
+    def encode_response(self, opening: ReplyHeader, ask: ChatRequest, choices: Sequence[FinishedChoice]) -> bytes:
         """Return the body of a response that is not streamed."""
         ...
 
 
-class Counts(Protocol):
+class TokenCountDialect(Protocol):
     """Wire format of a path that counts prompt tokens."""
 
-    def decode_count(self, body: bytes, headers: Mapping[str, str]) -> Ask:
+    def decode_count_request(self, body: bytes, headers: Mapping[str, str]) -> ChatRequest:
         """Decode a body. Raises `RequestError` that names the field and what was expected."""
         ...
 
-    def counted(self, tokens: int) -> bytes:
+    def encode_count(self, tokens: int) -> bytes:
         """Return the body of the response."""
         ...
 
@@ -56,12 +56,14 @@ def token_entry(info: TokenInfo) -> dict[str, Any]:
     """Return one token's log-probability in OpenAI's format."""
     return {
         "token": info.text,
-        "logprob": _finite(info.logprob),
-        "bytes": list(info.raw),
-        "top_logprobs": [{"token": t, "bytes": list(raw), "logprob": _finite(lp)} for t, raw, lp in info.top],
+        "logprob": _finite_logprob(info.logprob),
+        "bytes": list(info.utf8_bytes),
+        "top_logprobs": [
+            {"token": t, "bytes": list(raw), "logprob": _finite_logprob(lp)} for t, raw, lp in info.top_logprobs
+        ],
     }
 
 
-def _finite(logprob: float) -> float:
+def _finite_logprob(logprob: float) -> float:
     """Replace infinity, which JSON cannot express, by -9999, as OpenAI does."""
     return logprob if math.isfinite(logprob) else -9999.0

@@ -8,16 +8,28 @@ from typing import Any
 import msgspec
 
 from openclaw_rl.errors import RequestError
-from openclaw_rl.render.caches import Recent
-from openclaw_rl.serve.chat_request import Ask, Choice, Forced, Opening, checked_id
+from openclaw_rl.render.caches import TwoGenerationLRU
+from openclaw_rl.serve.chat_request import ChatRequest, FinishedChoice, ReplyHeader, ResponseConstraint, check_id_length
 from openclaw_rl.serve.dialects.openai_responses_input import DIALECT, ID_PREFIX, read_input, system_message
-from openclaw_rl.serve.dialects.openai_responses_output import Extra, ItemIds, items_of, response, status_of
-from openclaw_rl.serve.dialects.openai_responses_stream import ResponsesStream
-from openclaw_rl.serve.dialects.openai_responses_tools import Toolbox, ToolChoice, chosen_tools, read_choice, read_tools
+from openclaw_rl.serve.dialects.openai_responses_output import (
+    ItemIdGenerator,
+    ResponseOptions,
+    output_items,
+    response_object,
+    status_of,
+)
+from openclaw_rl.serve.dialects.openai_responses_stream import ResponsesStreamEncoder
+from openclaw_rl.serve.dialects.openai_responses_tools import (
+    ResponsesToolChoice,
+    Toolbox,
+    read_tool_choice,
+    read_tools,
+    select_tools,
+)
 from openclaw_rl.serve.dialects.validation import (
     SamplingFields,
-    bad,
     decode_json,
+    field_error,
     read_kind,
     read_sampling,
     read_top_logprobs,
@@ -26,18 +38,18 @@ from openclaw_rl.store.rows import to_json
 from openclaw_rl.types import Kind
 
 CACHE_BYTES = 4 * 2**20  # raw bytes of the tools in the cache
-LOGPROBS, SEALED = "message.output_text.logprobs", "reasoning.encrypted_content"
-_MARGIN = 200  # nesting levels, including stack frames
+INCLUDE_LOGPROBS, INCLUDE_REASONING = "message.output_text.logprobs", "reasoning.encrypted_content"
+_DEPTH_MARGIN = 200  # nesting levels, including stack frames
 _SESSION_HEADERS = ("session-id", "session_id", "conversation_id")  # sent by Codex, newest version first
-_CODEX_TURN = "x-codex-turn-metadata"
+_CODEX_TURN_HEADER = "x-codex-turn-metadata"
 
 
-class _Text(msgspec.Struct):
+class _TextOptions(msgspec.Struct):
     format: dict[str, Any] | None = None
     verbosity: str | None = None
 
 
-class _Reasoning(msgspec.Struct):
+class _ReasoningOptions(msgspec.Struct):
     effort: str | None = None
     summary: str | None = None
 
@@ -46,7 +58,7 @@ class _CodexTurn(msgspec.Struct):
     request_kind: str = "turn"
 
 
-class _Body(SamplingFields, kw_only=True):
+class _ResponsesBody(SamplingFields, kw_only=True):
     """Request body, with the keys that are used; all others are accepted and ignored."""
 
     input: str | list[dict[str, Any]] | None = None
@@ -58,8 +70,8 @@ class _Body(SamplingFields, kw_only=True):
     max_output_tokens: int | None = None
     max_tool_calls: int | None = None
     stream: bool | None = None
-    text: _Text | None = None
-    reasoning: _Reasoning | None = None
+    text: _TextOptions | None = None
+    reasoning: _ReasoningOptions | None = None
     include: list[str] | None = None
     top_logprobs: int | None = None
     previous_response_id: str | None = None
@@ -79,8 +91,8 @@ class _Body(SamplingFields, kw_only=True):
     session_done: bool | None = None
 
 
-_decoder = msgspec.json.Decoder(_Body)
-_codex_turn = msgspec.json.Decoder(_CodexTurn)
+_decoder = msgspec.json.Decoder(_ResponsesBody)
+_codex_turn_decoder = msgspec.json.Decoder(_CodexTurn)
 
 
 class ResponsesDialect:
@@ -89,146 +101,152 @@ class ResponsesDialect:
     name = DIALECT
 
     def __init__(self) -> None:
-        self._tools: Recent[bytes, Toolbox] = Recent(CACHE_BYTES, lambda raw, box: len(raw))
+        self._tools_cache: TwoGenerationLRU[bytes, Toolbox] = TwoGenerationLRU(CACHE_BYTES, lambda raw, box: len(raw))
 
-    def decode(self, body: bytes, headers: Mapping[str, str]) -> Ask:
+    def decode(self, body: bytes, headers: Mapping[str, str]) -> ChatRequest:
         """Decode a body. Raises `RequestError` that names the field and what was expected."""
         try:
-            return self._ask(decode_json(_decoder, body), headers, len(body))
+            return self._to_request(decode_json(_decoder, body), headers, len(body))
         except RecursionError:
             raise RequestError("the body is nested too deeply.") from None
 
-    def _ask(self, b: _Body, headers: Mapping[str, str], size: int) -> Ask:
+    def _to_request(self, b: _ResponsesBody, headers: Mapping[str, str], size: int) -> ChatRequest:
         _check_unsupported(b)
         box = self._read_tools(bytes(b.tools))
-        choice = read_choice(b.tool_choice, box)
-        tools, raw_tools = chosen_tools(box, choice)
-        echo = _echo(b, box)
+        choice = read_tool_choice(b.tool_choice, box)
+        tools, raw_tools = select_tools(box, choice)
+        echo = _echoed_fields(b, box)
         _check_depth(echo)
         own = [system_message(b.instructions)] if b.instructions else []
         given = read_input(b.input)
         messages = [*own, *given.messages]
         include = b.include or ()
-        return Ask(
+        return ChatRequest(
             model=b.model or "",
             messages=messages,
             tools=tools,
             sampling=read_sampling(b, limit=b.max_output_tokens, stop=None, names=("max_output_tokens", "stop")),
-            template=_template(b),
+            template_variables=_template_variables(b),
             stream=bool(b.stream),
-            logprobs=LOGPROBS in include,
-            top_logprobs=read_top_logprobs(b.top_logprobs) if LOGPROBS in include else 0,
-            user=checked_id(b.user or b.safety_identifier or "", "user"),
-            session=_session(b, headers),
-            kind=_kind(b, headers),
+            logprobs=INCLUDE_LOGPROBS in include,
+            top_logprobs=read_top_logprobs(b.top_logprobs) if INCLUDE_LOGPROBS in include else 0,
+            user=check_id_length(b.user or b.safety_identifier or "", "user"),
+            session=_read_session(b, headers),
+            kind=_request_kind(b, headers),
             session_done=bool(b.session_done),
             size=size,
             raw=[to_json(m) for m in messages],
             raw_tools=raw_tools,
             dialect=self.name,
             id_prefix=ID_PREFIX,
-            forced=_forced(b, choice, tools),
+            constraint=_reply_constraint(b, choice, tools),
             parallel_calls=b.parallel_tool_calls is not False,
-            previous=b.previous_response_id or None,
+            previous_id=b.previous_response_id or None,
             references={n + len(own): id for n, id in given.references.items()},
-            instructions=bool(own),
-            extra=Extra(echo=echo, origins=box.origins, seal=SEALED in include),
-            ignored=tuple(dict.fromkeys([*box.ignored, *given.ignored, *_without_meaning(b)])),
+            has_instructions=bool(own),
+            dialect_state=ResponseOptions(echo=echo, origins=box.origins, seal=INCLUDE_REASONING in include),
+            ignored_fields=tuple(dict.fromkeys([*box.ignored, *given.ignored, *_ignored_fields(b)])),
         )
 
-    def decode_count(self, body: bytes, headers: Mapping[str, str]) -> Ask:
+    def decode_count_request(self, body: bytes, headers: Mapping[str, str]) -> ChatRequest:
         """Decode the body of a token count request."""
         return self.decode(body, headers)
 
-    def counted(self, tokens: int) -> bytes:
+    def encode_count(self, tokens: int) -> bytes:
         """Return the body of the response to a token count request."""
         return to_json({"object": "response.input_tokens", "input_tokens": tokens})
 
     def _read_tools(self, raw: bytes) -> Toolbox:
-        box = self._tools.get(raw)
+        box = self._tools_cache.get(raw)
         if box is None:
             box = read_tools(raw)
-            self._tools.put(raw, box)
+            self._tools_cache.put(raw, box)
         return box
 
-    def stream(self, opening: Opening, ask: Ask) -> ResponsesStream:
-        return ResponsesStream(opening, ask)
+    def stream_encoder(self, opening: ReplyHeader, ask: ChatRequest) -> ResponsesStreamEncoder:
+        return ResponsesStreamEncoder(opening, ask)
 
-    def final(self, opening: Opening, ask: Ask, choices: Sequence[Choice]) -> bytes:
+    def encode_response(self, opening: ReplyHeader, ask: ChatRequest, choices: Sequence[FinishedChoice]) -> bytes:
         """Return the body of a response that is not streamed."""
         (choice,) = choices
-        extra: Extra = ask.extra
-        status = status_of(choice.end.reason)
-        ids = ItemIds(opening.id)
+        extra: ResponseOptions = ask.dialect_state
+        status = status_of(choice.end.finish_reason)
+        ids = ItemIdGenerator(opening.id)
         tokens = choice.tokens if ask.logprobs else ()
-        items = items_of(choice.message, ids, extra.origins, status=status, tokens=tokens, seal=extra.seal)
-        return to_json(response(opening, extra.echo, status, items, usage=choice.end.usage))
+        items = output_items(choice.message, ids, extra.origins, status=status, tokens=tokens, seal=extra.seal)
+        return to_json(response_object(opening, extra.echo, status, items, usage=choice.end.usage))
 
 
-def _check_unsupported(b: _Body) -> None:
+def _check_unsupported(b: _ResponsesBody) -> None:
     if b.background:
-        raise bad("background", "background: background replies are not supported; send background: false.")
+        raise field_error("background", "background: background replies are not supported; send background: false.")
     if b.conversation is not None:
-        raise bad("conversation", "conversation: not supported; send previous_response_id, or the whole input.")
+        raise field_error("conversation", "conversation: not supported; send previous_response_id, or the whole input.")
     if b.prompt is not None:
-        raise bad("prompt", "prompt: templates stored at OpenAI are not supported; send their text as instructions.")
+        raise field_error(
+            "prompt", "prompt: templates stored at OpenAI are not supported; send their text as instructions."
+        )
 
 
 def _check_depth(echo: Any) -> None:
     """Raise `RecursionError` if a value that could be decoded is nested too deeply to be encoded in a response."""
-    for _ in range(_MARGIN):
+    for _ in range(_DEPTH_MARGIN):
         echo = [echo]
     to_json(echo)
 
 
-def _template(b: _Body) -> dict[str, Any]:
+def _template_variables(b: _ResponsesBody) -> dict[str, Any]:
     effort = b.reasoning.effort if b.reasoning else None
     return ({"reasoning_effort": effort} if effort else {}) | (b.chat_template_kwargs or {})
 
 
-def _forced(b: _Body, choice: ToolChoice, tools: Sequence[Mapping[str, Any]]) -> Forced | None:
+def _reply_constraint(
+    b: _ResponsesBody, choice: ResponsesToolChoice, tools: Sequence[Mapping[str, Any]]
+) -> ResponseConstraint | None:
     """Return the constraint on the reply. A required call outranks a text format; optional calls are an alternative."""
     form = (b.text.format if b.text else None) or {"type": "text"}
     kind, schema = form.get("type"), form.get("schema")
     if kind not in ("text", "json_object", "json_schema"):
-        raise bad(
+        raise field_error(
             "text.format.type",
             f"text.format.type: expected text, json_object or json_schema, got {str(kind)[:60]!r}.",
         )
     if kind == "json_schema" and not isinstance(schema, dict):
-        raise bad("text.format.schema", "text.format.schema: expected a JSON schema, an object.")
+        raise field_error("text.format.schema", "text.format.schema: expected a JSON schema, an object.")
     if choice.forced:
-        return Forced(calls=choice.forced, field="tool_choice")
+        return ResponseConstraint(tool_names=choice.forced, request_field="tool_choice")
     if kind == "text":
         return None
     calls = tuple(t["function"]["name"] for t in tools)
-    return Forced(schema=schema if kind == "json_schema" else {}, calls=calls, field="text.format")
+    return ResponseConstraint(
+        schema=schema if kind == "json_schema" else {}, tool_names=calls, request_field="text.format"
+    )
 
 
-def _session(b: _Body, headers: Mapping[str, str]) -> str | None:
+def _read_session(b: _ResponsesBody, headers: Mapping[str, str]) -> str | None:
     """Return the client's session id. (`prompt_cache_key` cannot serve as one: many conversations share a key.)"""
     told = next((value for name in _SESSION_HEADERS if (value := headers.get(name))), b.session_id or "")
     told = told.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-    return checked_id(told, "session_id") or None
+    return check_id_length(told, "session_id") or None
 
 
-def _kind(b: _Body, headers: Mapping[str, str]) -> Kind | None:
+def _request_kind(b: _ResponsesBody, headers: Mapping[str, str]) -> Kind | None:
     """Return the kind the client declares. Codex marks requests that are not turns (summaries, memory) in a header."""
     if kind := read_kind(b.turn_type, "turn_type"):
         return kind
     try:
-        turn = _codex_turn.decode(headers.get(_CODEX_TURN, "{}").encode("utf-8", "surrogateescape"))
+        turn = _codex_turn_decoder.decode(headers.get(_CODEX_TURN_HEADER, "{}").encode("utf-8", "surrogateescape"))
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return None
     return None if turn.request_kind == "turn" else Kind.SIDE
 
 
-def _without_meaning(b: _Body) -> list[str]:
+def _ignored_fields(b: _ResponsesBody) -> list[str]:
     told = ["truncation: auto (a conversation that is too long is refused)"] if b.truncation == "auto" else []
     return told if b.store is not False else [*told, "store: false (the gateway's settings decide what is stored)"]
 
 
-def _echo(b: _Body, box: Toolbox) -> dict[str, Any]:
+def _echoed_fields(b: _ResponsesBody, box: Toolbox) -> dict[str, Any]:
     """Return the request fields that a Response object repeats."""
     return {
         "background": False,
@@ -260,5 +278,5 @@ def _echo(b: _Body, box: Toolbox) -> dict[str, Any]:
     }
 
 
-PLAIN: Mapping[str, Any] = _echo(_Body(), Toolbox())
+DEFAULT_ECHO: Mapping[str, Any] = _echoed_fields(_ResponsesBody(), Toolbox())
 """Request fields that a Response object repeats, for a request without any of them."""

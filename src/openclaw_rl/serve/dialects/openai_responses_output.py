@@ -9,35 +9,35 @@ from typing import Any
 
 import msgspec
 
-from openclaw_rl.serve.chat_request import Opening, TokenInfo, Usage
+from openclaw_rl.serve.chat_request import ReplyHeader, TokenInfo, TokenUsage
 from openclaw_rl.serve.dialects.base import token_entry
-from openclaw_rl.serve.dialects.openai_responses_input import ID_PREFIX, sealed
-from openclaw_rl.serve.dialects.openai_responses_tools import LOCAL_SHELL, Origin
+from openclaw_rl.serve.dialects.openai_responses_input import ID_PREFIX, encode_reasoning
+from openclaw_rl.serve.dialects.openai_responses_tools import LOCAL_SHELL, ToolOrigin
 from openclaw_rl.types import FinishReason, Message
 
 Item = dict[str, Any]
 COMPLETED, INCOMPLETE, IN_PROGRESS = "completed", "incomplete", "in_progress"
-_PREFIXES = {"custom_tool_call": "ctc", "local_shell_call": "lsc", "function_call": "fc"}
-_object = msgspec.json.Decoder(dict[str, Any])
+_ID_PREFIXES = {"custom_tool_call": "ctc", "local_shell_call": "lsc", "function_call": "fc"}
+_object_decoder = msgspec.json.Decoder(dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Extra:
+class ResponseOptions:
     """Data of the request that the response needs."""
 
     echo: Mapping[str, Any]  # request fields that the Response object repeats
-    origins: Mapping[str, Origin] = field(default_factory=dict)
+    origins: Mapping[str, ToolOrigin] = field(default_factory=dict)
     seal: bool = False  # also send the reasoning as `encrypted_content`
 
 
-class ItemIds:
+class ItemIdGenerator:
     """Generator of item ids. They contain the response id, so that a history shows which items were one reply."""
 
     def __init__(self, response: str) -> None:
-        self._base, self._next = response.removeprefix(ID_PREFIX), 0
+        self._base, self._next_number = response.removeprefix(ID_PREFIX), 0
 
-    def next(self, prefix: str) -> str:
-        number, self._next = self._next, self._next + 1
+    def next_id(self, prefix: str) -> str:
+        number, self._next_number = self._next_number, self._next_number + 1
         return f"{prefix}_{self._base}{number:02x}"
 
 
@@ -58,50 +58,55 @@ def reasoning_item(id_: str, text: str | None, status: str, *, seal: bool) -> It
     if text is not None:
         item["content"] = [{"type": "reasoning_text", "text": text}]
     if seal:
-        item["encrypted_content"] = sealed(text or "")
+        item["encrypted_content"] = encode_reasoning(text or "")
     return item
 
 
-def call_item(call: Mapping[str, Any], ids: ItemIds, origins: Mapping[str, Origin]) -> Item:
+def call_item(call: Mapping[str, Any], ids: ItemIdGenerator, origins: Mapping[str, ToolOrigin]) -> Item:
     """Return the item of a tool call. A shell call with malformed arguments stays a function call."""
     name, arguments = str(call["function"]["name"]), str(call["function"]["arguments"])
-    origin = origins.get(name) or Origin("function", name)
+    origin = origins.get(name) or ToolOrigin("function", name)
     item: Item = {"type": "function_call", "call_id": call["id"], "name": origin.name, "arguments": arguments}
     if origin.kind == "custom":
-        item = {"type": "custom_tool_call", "call_id": call["id"], "name": origin.name, "input": _freeform(arguments)}
-    elif origin.kind == LOCAL_SHELL and (action := _action(arguments)) is not None:
+        item = {
+            "type": "custom_tool_call",
+            "call_id": call["id"],
+            "name": origin.name,
+            "input": _custom_tool_input(arguments),
+        }
+    elif origin.kind == LOCAL_SHELL and (action := _shell_action(arguments)) is not None:
         item = {"type": "local_shell_call", "call_id": call["id"], "action": action}
     if origin.namespace is not None and item["type"] != "local_shell_call":
         item["namespace"] = origin.namespace
-    return {"id": ids.next(_PREFIXES[item["type"]]), "status": COMPLETED} | item
+    return {"id": ids.next_id(_ID_PREFIXES[item["type"]]), "status": COMPLETED} | item
 
 
-def _freeform(arguments: str) -> str:
+def _custom_tool_input(arguments: str) -> str:
     """Return the `input` string of a custom tool call; the raw arguments if they have no such string."""
-    value = _read(arguments).get("input")
+    value = _parse_arguments(arguments).get("input")
     return value if isinstance(value, str) else arguments
 
 
-def _action(arguments: str) -> Item | None:
+def _shell_action(arguments: str) -> Item | None:
     """Return the action of a local shell call; None if the arguments do not have its shape."""
-    given = _read(arguments)
+    given = _parse_arguments(arguments)
     command, env = given.pop("command", None), given.pop("env", {})
     if not isinstance(command, list) or not all(isinstance(word, str) for word in command) or not isinstance(env, dict):
         return None
     return {"type": "exec", "command": command, "env": env} | given
 
 
-def _read(arguments: str) -> Item:
+def _parse_arguments(arguments: str) -> Item:
     try:
-        return _object.decode(arguments)
+        return _object_decoder.decode(arguments)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return {}
 
 
-def items_of(
+def output_items(
     message: Message,
-    ids: ItemIds,
-    origins: Mapping[str, Origin],
+    ids: ItemIdGenerator,
+    origins: Mapping[str, ToolOrigin],
     *,
     status: str = COMPLETED,
     tokens: Sequence[TokenInfo] = (),
@@ -109,22 +114,22 @@ def items_of(
 ) -> list[Item]:
     """Convert an assistant message to items, at least one."""
     items: list[Item] = []
-    reasoning, content = str(message.get("reasoning_content") or ""), words_of(message.get("content"))
-    spans = Tokens(tokens)
+    reasoning, content = str(message.get("reasoning_content") or ""), content_text(message.get("content"))
+    spans = PendingTokens(tokens)
     if reasoning:
-        spans.take(reasoning)
-        items.append(reasoning_item(ids.next("rs"), reasoning, COMPLETED, seal=seal))
+        spans.take_for_text(reasoning)
+        items.append(reasoning_item(ids.next_id("rs"), reasoning, COMPLETED, seal=seal))
     calls = message.get("tool_calls") or ()
     if content or not (items or calls):
-        part = text_part(content, [token_entry(t) for t in spans.take(content)])
-        items.append(message_item(ids.next("msg"), [part], COMPLETED))
+        part = text_part(content, [token_entry(t) for t in spans.take_for_text(content)])
+        items.append(message_item(ids.next_id("msg"), [part], COMPLETED))
     items += [call_item(call, ids, origins) for call in calls]
     if items[-1]["type"] in ("message", "reasoning"):  # call items are always complete
         items[-1]["status"] = status
     return items
 
 
-def words_of(content: Any) -> str:
+def content_text(content: Any) -> str:
     if isinstance(content, list):
         return "".join(p if isinstance(p, str) else str(p.get("text", p.get("refusal", ""))) for p in content)
     return content or ""
@@ -133,38 +138,38 @@ def words_of(content: Any) -> str:
 # ------------------------------------------------------------------------------------------------------------ tokens
 
 
-class Tokens:
+class PendingTokens:
     """Tokens that wait for their text. Tokens between the texts (tags, calls) are skipped."""
 
     def __init__(self, tokens: Sequence[TokenInfo] = ()) -> None:
-        self._held = list(tokens)
+        self._pending = list(tokens)
 
     def add(self, tokens: Sequence[TokenInfo]) -> None:
-        self._held += tokens
+        self._pending += tokens
 
-    def take(self, text: str) -> list[TokenInfo]:
+    def take_for_text(self, text: str) -> list[TokenInfo]:
         """Remove and return the tokens of `text`, the next text; all waiting tokens if its bytes are not found."""
         wanted, starts = text.encode("utf-8", "surrogatepass"), [0]
-        for token in self._held:
-            starts.append(starts[-1] + len(token.raw))
-        at = b"".join(bytes(t.raw) for t in self._held).find(wanted)
+        for token in self._pending:
+            starts.append(starts[-1] + len(token.utf8_bytes))
+        at = b"".join(bytes(t.utf8_bytes) for t in self._pending).find(wanted)
         begin, end = (at, at + len(wanted)) if at >= 0 else (0, starts[-1])
-        first = next((n for n in range(len(self._held)) if starts[n + 1] > begin), len(self._held))
-        after = next((n for n in range(first, len(self._held)) if starts[n] >= end), len(self._held))
-        taken, self._held = self._held[first:after], self._held[after:]
+        first = next((n for n in range(len(self._pending)) if starts[n + 1] > begin), len(self._pending))
+        after = next((n for n in range(first, len(self._pending)) if starts[n] >= end), len(self._pending))
+        taken, self._pending = self._pending[first:after], self._pending[after:]
         return taken
 
 
 # ---------------------------------------------------------------------------------------------------------- Response
 
 
-def response(
-    opening: Opening,
+def response_object(
+    opening: ReplyHeader,
     echo: Mapping[str, Any],
     status: str,
     output: Sequence[Item] = (),
     *,
-    usage: Usage | None = None,
+    usage: TokenUsage | None = None,
     error: Mapping[str, Any] | None = None,
 ) -> Item:
     """Return the Response object. `echo`: the request fields that it repeats."""
@@ -176,7 +181,7 @@ def response(
         "status": status,
         "model": opening.model,
         "output": list(output),
-        "usage": usage and usage_of(usage),
+        "usage": usage and usage_fields(usage),
         "error": error,
         "incomplete_details": {"reason": "max_output_tokens"} if status == INCOMPLETE else None,
         "system_fingerprint": f"v{opening.version}",
@@ -188,11 +193,11 @@ def status_of(reason: FinishReason) -> str:
     return INCOMPLETE if reason is FinishReason.LENGTH else COMPLETED
 
 
-def usage_of(usage: Usage) -> Item:
+def usage_fields(usage: TokenUsage) -> Item:
     return {
-        "input_tokens": usage.prompt,
-        "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
-        "output_tokens": usage.completion,
-        "output_tokens_details": {"reasoning_tokens": usage.reasoning},
-        "total_tokens": usage.prompt + usage.completion,
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }

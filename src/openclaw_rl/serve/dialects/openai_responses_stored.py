@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from openclaw_rl.serve.chat_request import Opening, Usage
+from openclaw_rl.serve.chat_request import ReplyHeader, TokenUsage
 from openclaw_rl.serve.dialects import openai_responses_output as out
-from openclaw_rl.serve.dialects.openai_responses import PLAIN
+from openclaw_rl.serve.dialects.openai_responses import DEFAULT_ECHO
 from openclaw_rl.serve.dialects.openai_responses_input import ID_PREFIX, has_instructions
-from openclaw_rl.serve.dialects.openai_responses_output import Item, ItemIds
-from openclaw_rl.serve.dialects.openai_responses_tools import FREEFORM, LOCAL_SHELL, Origin
+from openclaw_rl.serve.dialects.openai_responses_output import Item, ItemIdGenerator
+from openclaw_rl.serve.dialects.openai_responses_tools import CUSTOM_TOOL_PARAMETERS, LOCAL_SHELL, ToolOrigin
 from openclaw_rl.types import Exchange, ExchangeStatus, Message, Reply, Request
 
-_STATES = {ExchangeStatus.CANCELLED: "cancelled", ExchangeStatus.FAILED: "failed"}
+_RESPONSE_STATUS = {ExchangeStatus.CANCELLED: "cancelled", ExchangeStatus.FAILED: "failed"}
 
 
 def stored_response(exchange: Exchange, model: str, *, reasoning: int) -> Item:
@@ -22,19 +22,25 @@ def stored_response(exchange: Exchange, model: str, *, reasoning: int) -> Item:
     Fields that are not stored have defaults: metadata, text format, tool choice, `max_output_tokens`, cached tokens.
     """
     request, reply = exchange.request, exchange.reply
-    opening = Opening(id=request.id, created=int(request.admitted_at), model=model, version=_version(exchange))
+    opening = ReplyHeader(
+        id=request.id, created=int(request.admitted_at), model=model, version=_sampled_version(exchange)
+    )
     if reply is None:
-        return out.response(opening, _echo(request), out.IN_PROGRESS)
-    status = _STATES.get(reply.status) or out.status_of(_finish(reply))
-    items = out.items_of(reply.message, ItemIds(request.id), _origins(request.tools), status=_item_status(status))
+        return out.response_object(opening, _echoed_fields(request), out.IN_PROGRESS)
+    status = _RESPONSE_STATUS.get(reply.status) or out.status_of(_finish_reason(reply))
+    items = out.output_items(
+        reply.message, ItemIdGenerator(request.id), _tool_origins(request.tools), status=_item_status(status)
+    )
     error = {"code": "server_error", "message": reply.error or "the reply failed"} if status == "failed" else None
-    whole = out.response(opening, _echo(request), status, items, error=error)
+    whole = out.response_object(opening, _echoed_fields(request), status, items, error=error)
     completed = int(reply.finished_at) if status == out.COMPLETED else None
-    usage = Usage(prompt=len(request.prompt_ids), completion=len(reply.response_ids), reasoning=reasoning)
-    return whole | {"completed_at": completed, "usage": out.usage_of(usage)}
+    usage = TokenUsage(
+        prompt_tokens=len(request.prompt_ids), completion_tokens=len(reply.response_ids), reasoning_tokens=reasoning
+    )
+    return whole | {"completed_at": completed, "usage": out.usage_fields(usage)}
 
 
-def _finish(reply: Reply) -> Any:
+def _finish_reason(reply: Reply) -> Any:
     assert reply.finish_reason is not None, "a complete reply has a finish reason"
     return reply.finish_reason
 
@@ -43,12 +49,12 @@ def _item_status(status: str) -> str:
     return out.COMPLETED if status == out.COMPLETED else out.INCOMPLETE
 
 
-def _version(exchange: Exchange) -> int:
+def _sampled_version(exchange: Exchange) -> int:
     spans = exchange.reply.spans if exchange.reply is not None else ()
     return spans[0].version if spans else exchange.request.version
 
 
-def _echo(request: Request) -> dict[str, Any]:
+def _echoed_fields(request: Request) -> dict[str, Any]:
     sampling = request.sampling
     instructions = request.messages[0]["content"] if has_instructions(request) else None
     effort = request.template.get("reasoning_effort")
@@ -57,15 +63,15 @@ def _echo(request: Request) -> dict[str, Any]:
         "previous_response_id": request.previous,
         "reasoning": {"effort": effort if isinstance(effort, str) else None, "summary": None},
         "temperature": sampling.temperature,
-        "tools": [_tool(t["function"]) for t in request.tools],
+        "tools": [_tool_definition(t["function"]) for t in request.tools],
         "top_p": sampling.top_p,
         "user": request.user or None,
     }
-    return {**PLAIN, **known}
+    return {**DEFAULT_ECHO, **known}
 
 
-def _tool(function: Mapping[str, Any]) -> Item:
-    kind = _kind(function)
+def _tool_definition(function: Mapping[str, Any]) -> Item:
+    kind = _tool_kind(function)
     if kind == LOCAL_SHELL:
         return {"type": LOCAL_SHELL}
     words = {"name": function["name"], "description": function.get("description")}
@@ -74,33 +80,33 @@ def _tool(function: Mapping[str, Any]) -> Item:
     return {"type": kind} | words | {"parameters": function.get("parameters"), "strict": None}
 
 
-def _kind(function: Mapping[str, Any]) -> str:
-    if function.get("parameters") == FREEFORM:
+def _tool_kind(function: Mapping[str, Any]) -> str:
+    if function.get("parameters") == CUSTOM_TOOL_PARAMETERS:
         return "custom"
     return LOCAL_SHELL if function["name"] == LOCAL_SHELL else "function"
 
 
-def _origins(tools: Sequence[Mapping[str, Any]]) -> dict[str, Origin]:
-    names = {str(t["function"]["name"]): _kind(t["function"]) for t in tools}
-    return {name: Origin(kind, name) for name, kind in names.items()}
+def _tool_origins(tools: Sequence[Mapping[str, Any]]) -> dict[str, ToolOrigin]:
+    names = {str(t["function"]["name"]): _tool_kind(t["function"]) for t in tools}
+    return {name: ToolOrigin(kind, name) for name, kind in names.items()}
 
 
 def input_items(exchange: Exchange) -> list[Item]:
     """Return the input items of the request, oldest first, without its instructions."""
     request = exchange.request
-    origins, base = _origins(request.tools), request.id.removeprefix(ID_PREFIX)
+    origins, base = _tool_origins(request.tools), request.id.removeprefix(ID_PREFIX)
     items: list[Item] = []
     start = 1 if has_instructions(request) else 0
     for index, message in enumerate(request.messages[start:], start):
-        items += _items(message, f"in{index:x}{base}", origins)
+        items += _message_items(message, f"in{index:x}{base}", origins)
     return items
 
 
-def _items(message: Message, base: str, origins: Mapping[str, Origin]) -> list[Item]:
+def _message_items(message: Message, base: str, origins: Mapping[str, ToolOrigin]) -> list[Item]:
     role = message.get("role")
     if role == "assistant":
-        return out.items_of(message, ItemIds(base), origins)
-    text = out.words_of(message.get("content"))
+        return out.output_items(message, ItemIdGenerator(base), origins)
+    text = out.content_text(message.get("content"))
     if role in ("tool", "function"):
         call = str(message.get("tool_call_id") or "")
         return [

@@ -9,14 +9,14 @@ from typing import Any, TypeVar
 import msgspec
 
 from openclaw_rl.errors import RequestError
-from openclaw_rl.serve.chat_request import COLDEST
+from openclaw_rl.serve.chat_request import MIN_TEMPERATURE
 from openclaw_rl.types import Kind, Sampling
 
-MAX_STOPS = 16
+MAX_STOP_STRINGS = 16
 MAX_TOP_LOGPROBS = 20
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal"})
-PICTURES = {
+NON_TEXT_PARTS = {
     "image": "an image",
     "image_url": "an image",
     "input_image": "an image",
@@ -27,10 +27,10 @@ PICTURES = {
     "input_audio": "a recording",
 }
 """Part types that the model cannot read, and their names in error messages."""
-INT32 = 2**31 - 1
+INT32_MAX = 2**31 - 1
 _UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
-_PATH = re.compile(r" - at `\$\.?(.*)`$")
-_MISSING = re.compile(r"missing required field `(\w+)`")
+_ERROR_PATH = re.compile(r" - at `\$\.?(.*)`$")
+_MISSING_FIELD = re.compile(r"missing required field `(\w+)`")
 _T = TypeVar("_T")
 
 
@@ -47,7 +47,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     seed: int | None = None
 
 
-def bad(param: str, message: str) -> RequestError:
+def field_error(param: str, message: str) -> RequestError:
     """Return a 400 error that names the field."""
     return RequestError(message, param=param)
 
@@ -57,8 +57,8 @@ def decode_json(decoder: msgspec.json.Decoder[_T], body: bytes, place: str = "")
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        path = _PATH.search(str(error))
-        param = _param(place, path.group(1) if path else "", _MISSING.search(str(error)))
+        path = _ERROR_PATH.search(str(error))
+        param = _join_param(place, path.group(1) if path else "", _MISSING_FIELD.search(str(error)))
         words = str(error)[: path.start()] if path else str(error)
         raise RequestError(f"{param or 'body'}: {words[:1].lower()}{words[1:]}.", param=param or None) from None
     except UnicodeDecodeError as error:
@@ -69,7 +69,7 @@ def decode_json(decoder: msgspec.json.Decoder[_T], body: bytes, place: str = "")
         raise RequestError(f"the body is not valid JSON: {error}.") from None
 
 
-def _param(place: str, path: str, missing: re.Match[str] | None) -> str:
+def _join_param(place: str, path: str, missing: re.Match[str] | None) -> str:
     """Join `place` and the path within it, up to the first `[...]` (a key that msgspec does not name)."""
     names = (place, path.split("[...]", 1)[0].rstrip("."), missing.group(1) if missing else "")
     return ".".join(filter(None, names)).replace(".[", "[")
@@ -82,42 +82,42 @@ def read_kind(value: str | None, param: str) -> Kind | None:
     try:
         return Kind(value.strip().lower())
     except ValueError:
-        raise bad(param, f"{param}: expected main or side, got {value[:40]!r}.") from None
+        raise field_error(param, f"{param}: expected main or side, got {value[:40]!r}.") from None
 
 
-def printable(text: str) -> str:
+def printable_header(text: str) -> str:
     """Return at most 60 characters of a client's text in printable ASCII, for use in a header."""
     return _UNPRINTABLE.sub("?", text[:60])
 
 
-def unseen(kind: Any) -> str | None:
+def image_placeholder(kind: Any) -> str | None:
     """Return text that replaces an image in a tool result; None for other parts. An error would end the agent run."""
-    what = PICTURES.get(kind) if isinstance(kind, str) else None
+    what = NON_TEXT_PARTS.get(kind) if isinstance(kind, str) else None
     return what and f"(The tool gave {what}, which this model cannot see.)"
 
 
-def told(message: dict[str, Any]) -> dict[str, Any]:
+def replace_images(message: dict[str, Any]) -> dict[str, Any]:
     """Replace images in a tool message by a text placeholder. Other messages stay unchanged."""
     content = message.get("content")
     if message.get("role") not in ("tool", "function") or not isinstance(content, list):
         return message
-    return message | {"content": [_told_part(part) for part in content]}
+    return message | {"content": [_replace_image_part(part) for part in content]}
 
 
-def _told_part(part: Any) -> Any:
-    words = unseen(part.get("type")) if isinstance(part, dict) else None
+def _replace_image_part(part: Any) -> Any:
+    words = image_placeholder(part.get("type")) if isinstance(part, dict) else None
     return {"type": "text", "text": words} if words else part
 
 
-def check_name(name: str, known: Container[str], place: str) -> None:
+def check_tool_name(name: str, known: Container[str], place: str) -> None:
     """Raise `RequestError` if the tool at `place` has the name of an earlier tool."""
     if name in known:
-        raise bad(f"{place}.name", f"{place}.name: two tools have the name {name[:60]!r}.")
+        raise field_error(f"{place}.name", f"{place}.name: two tools have the name {name[:60]!r}.")
 
 
 def read_top_logprobs(top: int | None) -> int:
     if not 0 <= (top or 0) <= MAX_TOP_LOGPROBS:
-        raise bad("top_logprobs", f"top_logprobs: expected 0 to {MAX_TOP_LOGPROBS}, got {top}.")
+        raise field_error("top_logprobs", f"top_logprobs: expected 0 to {MAX_TOP_LOGPROBS}, got {top}.")
     return top or 0
 
 
@@ -125,64 +125,72 @@ def check_message(message: Mapping[str, Any], place: str) -> None:
     """Check a chat message. Raises `RequestError` for a wrong role, content, tool call or type of an optional key."""
     role = message.get("role")
     if not isinstance(role, str) or role not in _ROLES:
-        raise bad(f"{place}.role", f"{place}.role: expected one of {sorted(_ROLES)}, got {role!r}.")
+        raise field_error(f"{place}.role", f"{place}.role: expected one of {sorted(_ROLES)}, got {role!r}.")
     _check_content(message.get("content"), f"{place}.content")
     if message.get("tool_calls") is not None:
-        _check_calls(message["tool_calls"], f"{place}.tool_calls")
+        _check_tool_calls(message["tool_calls"], f"{place}.tool_calls")
     for key in ("reasoning_content", "reasoning", "thinking", "name", "tool_call_id"):
         if not isinstance(message.get(key), str | None):
-            raise bad(f"{place}.{key}", f"{place}.{key}: expected a string, got {kind_of(message[key])}.")
+            raise field_error(
+                f"{place}.{key}", f"{place}.{key}: expected a string, got {json_type_name(message[key])}."
+            )
 
 
 def _check_content(content: Any, place: str) -> None:
     if content is None or isinstance(content, str):
         return
     if not isinstance(content, list):
-        raise bad(place, f"{place}: expected a string or a list of parts, got {kind_of(content)}.")
+        raise field_error(place, f"{place}: expected a string or a list of parts, got {json_type_name(content)}.")
     for index, part in enumerate(content):
         if isinstance(part, str):
             continue
         kind = part.get("type") if isinstance(part, dict) else None
         if not isinstance(kind, str) or kind not in _TEXT_PARTS:
-            raise bad(f"{place}[{index}]", f"{place}[{index}]: got {part_name(part)}; this model reads text only.")
+            raise field_error(
+                f"{place}[{index}]", f"{place}[{index}]: got {part_name(part)}; this model reads text only."
+            )
         if not isinstance(part.get("text", part.get("refusal")), str):
-            raise bad(f"{place}[{index}].text", f"{place}[{index}].text: expected a string.")
+            raise field_error(f"{place}[{index}].text", f"{place}[{index}].text: expected a string.")
 
 
 def part_name(part: Any) -> str:
     """Describe a part that is not text, for error messages."""
     kind = part.get("type") if isinstance(part, dict) else None
-    if isinstance(kind, str) and kind in PICTURES:
-        return PICTURES[kind]
-    return f"a part of type {str(kind)[:60]!r}" if isinstance(part, dict) else kind_of(part)
+    if isinstance(kind, str) and kind in NON_TEXT_PARTS:
+        return NON_TEXT_PARTS[kind]
+    return f"a part of type {str(kind)[:60]!r}" if isinstance(part, dict) else json_type_name(part)
 
 
-def _check_calls(calls: Any, place: str) -> None:
+def _check_tool_calls(calls: Any, place: str) -> None:
     if not isinstance(calls, list):
-        raise bad(place, f"{place}: expected a list, got {kind_of(calls)}.")
+        raise field_error(place, f"{place}: expected a list, got {json_type_name(calls)}.")
     for index, call in enumerate(calls):
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise bad(f"{place}[{index}].function", f"{place}[{index}].function: expected an object with a name.")
+            raise field_error(
+                f"{place}[{index}].function", f"{place}[{index}].function: expected an object with a name."
+            )
         if not isinstance(function.get("arguments", ""), str | dict):
-            raise bad(
+            raise field_error(
                 f"{place}[{index}].function.arguments", f"{place}[{index}].function.arguments: expected JSON text."
             )
 
 
-def kind_of(value: Any) -> str:
+def json_type_name(value: Any) -> str:
     """Return the JSON type of a value, for error messages."""
     names = {dict: "an object", list: "a list", bool: "a boolean", int: "a number", float: "a number", str: "a string"}
     return names.get(type(value), "null")
 
 
-def ranged(b: SamplingFields, name: str, low: float, high: float, default: float, *, above: bool = False) -> float:
+def number_in_range(
+    b: SamplingFields, name: str, low: float, high: float, default: float, *, above: bool = False
+) -> float:
     """Return a field that must be in [low, high], or in (low, high] with `above`."""
     value = getattr(b, name)
     if value is None:
         return default
     if not (low < value if above else low <= value) or value > high:
-        raise bad(
+        raise field_error(
             name,
             f"{name}: expected {'more than' if above else 'at least'} {low:g} and at most {high:g}, got {value:g}.",
         )
@@ -194,42 +202,42 @@ def read_sampling(
 ) -> Sampling:
     """Read and check the sampling values. `names`: the dialect's names of the token limit and of the stop strings."""
     if limit is not None and limit < 1:
-        raise bad(names[0], f"{names[0]}: expected at least 1, got {limit}.")
+        raise field_error(names[0], f"{names[0]}: expected at least 1, got {limit}.")
     top_k = b.top_k or 0
-    if not -1 <= top_k <= INT32:
-        raise bad("top_k", "top_k: expected -1 or 0 (all), or a positive number.")
+    if not -1 <= top_k <= INT32_MAX:
+        raise field_error("top_k", "top_k: expected -1 or 0 (all), or a positive number.")
     if b.seed is not None and not -(2**63) <= b.seed < 2**63:
-        raise bad("seed", "seed: expected a 64-bit integer.")
-    temperature = ranged(b, "temperature", 0, 2, 1.0)
+        raise field_error("seed", "seed: expected a 64-bit integer.")
+    temperature = number_in_range(b, "temperature", 0, 2, 1.0)
     return Sampling(
-        temperature=temperature if temperature >= COLDEST else 0.0,
-        top_p=ranged(b, "top_p", 0, 1, 1.0, above=True),
+        temperature=temperature if temperature >= MIN_TEMPERATURE else 0.0,
+        top_p=number_in_range(b, "top_p", 0, 1, 1.0, above=True),
         top_k=max(top_k, 0),
-        min_p=ranged(b, "min_p", 0, 1, 0.0),
-        presence_penalty=ranged(b, "presence_penalty", -2, 2, 0.0),
-        frequency_penalty=ranged(b, "frequency_penalty", -2, 2, 0.0),
-        logit_bias=_bias(b.logit_bias),
+        min_p=number_in_range(b, "min_p", 0, 1, 0.0),
+        presence_penalty=number_in_range(b, "presence_penalty", -2, 2, 0.0),
+        frequency_penalty=number_in_range(b, "frequency_penalty", -2, 2, 0.0),
+        logit_bias=_read_logit_bias(b.logit_bias),
         seed=b.seed,
-        max_tokens=min(limit or 0, INT32),
+        max_tokens=min(limit or 0, INT32_MAX),
         stop=read_stops(stop, names[1]),
     )
 
 
-def _bias(given: Mapping[str, float] | None) -> dict[int, float]:
+def _read_logit_bias(given: Mapping[str, float] | None) -> dict[int, float]:
     out: dict[int, float] = {}
     for key, value in (given or {}).items():
-        if not (key.isascii() and key.isdigit()) or int(key[:10]) > INT32 or len(key) > 10:
-            raise bad("logit_bias", f"logit_bias: keys are token ids, got {key[:40]!r}.")
+        if not (key.isascii() and key.isdigit()) or int(key[:10]) > INT32_MAX or len(key) > 10:
+            raise field_error("logit_bias", f"logit_bias: keys are token ids, got {key[:40]!r}.")
         if not -100 <= value <= 100:
-            raise bad("logit_bias", f"logit_bias: values are -100 to 100, got {value:g} for token {key}.")
+            raise field_error("logit_bias", f"logit_bias: values are -100 to 100, got {value:g} for token {key}.")
         out[int(key)] = value
     return out
 
 
 def read_stops(given: str | Sequence[str] | None, name: str = "stop") -> tuple[str, ...]:
     stops = (given,) if isinstance(given, str) else tuple(given or ())
-    if len(stops) > MAX_STOPS:
-        raise bad(name, f"{name}: at most {MAX_STOPS} strings, got {len(stops)}.")
+    if len(stops) > MAX_STOP_STRINGS:
+        raise field_error(name, f"{name}: at most {MAX_STOP_STRINGS} strings, got {len(stops)}.")
     if not all(stops):
-        raise bad(name, f"{name}: expected strings that are not empty.")
+        raise field_error(name, f"{name}: expected strings that are not empty.")
     return stops

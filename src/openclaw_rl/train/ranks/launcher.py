@@ -22,18 +22,18 @@ from openclaw_rl.settings.load import Config
 from openclaw_rl.store import heartbeats
 from openclaw_rl.store.db import Store
 from openclaw_rl.train.ranks import rpc
-from openclaw_rl.train.ranks.processes import PROGRAM, Processes, Start
-from openclaw_rl.train.ranks.rpc import Done, Listener, Load, Ready, Refused, Step
+from openclaw_rl.train.ranks.processes import RANK_PROGRAM, ProcessSpec, RankProcesses
+from openclaw_rl.train.ranks.rpc import ErrorReply, LoadCommand, ReadyReply, RpcListener, StepCommand, StepReply
 
 log = logging.getLogger(__name__)
-LOG = "ranks.log"  # standard error of the ranks
-_LOOK = 1.0  # seconds
+RANKS_LOG = "ranks.log"  # standard error of the ranks
+_POLL_SECONDS = 1.0  # seconds
 
 
-class Ranks(Protocol):
+class RankPool(Protocol):
     """The rank processes, and the connection to rank 0."""
 
-    def ask(self, raw: bytes | None) -> bytes:
+    def send_command(self, raw: bytes | None) -> bytes:
         """Send a command and return the reply; None: only await the reply that loading sends. Raises `RanksGone`."""
         ...
 
@@ -45,33 +45,33 @@ class Ranks(Protocol):
 class RankedTrainer:
     """`protocols.Trainer` over several processes. An error of a command ends them, and `load` starts new ones."""
 
-    def __init__(self, ranks: Ranks, again: Callable[[], Ranks] | None = None) -> None:
+    def __init__(self, ranks: RankPool, again: Callable[[], RankPool] | None = None) -> None:
         """Wait until the model is loaded. Raises the error of loading it, or `RanksGone`. `again`: starts new ranks."""
-        self._ranks, self._again, self._refused = ranks, again, False
-        self._told(None)
+        self._ranks, self._restart, self._has_failed = ranks, again, False
+        self._send_command(None)
 
     def load(self, *, folder: str | None, memory: Mapping[str, Any]) -> None:
-        if self._refused and self._again is not None:
-            self._ranks, self._refused = self._again(), False
-            self._told(None)
-        self._told(Load(folder, dict(memory)))
+        if self._has_failed and self._restart is not None:
+            self._ranks, self._has_failed = self._restart(), False
+            self._send_command(None)
+        self._send_command(LoadCommand(folder, dict(memory)))
 
     def step(self, samples: Sequence[Sample], out: str) -> StepResult:
-        answer = self._told(Step(list(samples), out))
-        assert isinstance(answer, Done), answer
+        answer = self._send_command(StepCommand(list(samples), out))
+        assert isinstance(answer, StepReply), answer
         return answer.result
 
-    def _told(self, command: Load | Step | None) -> Ready | Done:
+    def _send_command(self, command: LoadCommand | StepCommand | None) -> ReadyReply | StepReply:
         try:
             raw = None if command is None else rpc.encode(command)
-            answer: rpc.Answer = rpc.answers.decode(self._ranks.ask(raw))
+            answer: rpc.RankReply = rpc.reply_decoder.decode(self._ranks.send_command(raw))
         except BaseException:  # an interrupt must end the ranks too
             self.close()
             raise
-        if isinstance(answer, Refused):
+        if isinstance(answer, ErrorReply):
             self.close()
-            self._refused = True
-            raise rpc.error_of(answer)
+            self._has_failed = True
+            raise rpc.to_exception(answer)
         return answer
 
     def close(self) -> None:
@@ -90,32 +90,34 @@ class RankedTrainer:
 def rank_environment(config: Config) -> dict[str, str]:
     """Return the environment of a rank: only the settings that it needs, and no keys."""
     own = Config(home=config.home, model=config.model, train=config.train, run=config.run)
-    return settings.foreign_environment({settings.HANDED_DOWN: own.model_dump_json()} | settings.for_training())
+    return settings.foreign_environment(
+        {settings.CONFIG_VARIABLE: own.model_dump_json()} | settings.trainer_variables()
+    )
 
 
-def local(config: Config, listener: Listener) -> list[Start]:
+def local_commands(config: Config, listener: RpcListener) -> list[ProcessSpec]:
     """Return a command for each rank. They rendezvous by a file and use loopback: no port is open to other machines."""
     size, out = config.train.ranks, []
     loop = "lo" if sys.platform == "linux" else "lo0"
     for rank in range(size):
         how = ["--store", str(listener.folder / "store"), "--rank", str(rank), "--ranks", str(size)]
         extra = {"LOCAL_RANK": str(rank), "GLOO_SOCKET_IFNAME": loop, "NCCL_SOCKET_IFNAME": loop}
-        out.append(([*PROGRAM, *how, "--link", str(listener.path)], rank_environment(config) | extra))
+        out.append(([*RANK_PROGRAM, *how, "--link", str(listener.path)], rank_environment(config) | extra))
     return out
 
 
-def _torchrun(config: Config, listener: Listener | None) -> list[Start]:
+def _torchrun_commands(config: Config, listener: RpcListener | None) -> list[ProcessSpec]:
     """Return the torchrun command of this machine's ranks, which rendezvous at machine 0. It ends with this process."""
     launch = config.train.launch
     where = ["--master-addr", launch.master_addr, "--master-port", str(launch.master_port)]
     which = ["--nnodes", str(launch.nodes), "--node-rank", str(launch.node_rank)]
-    each = ["--nproc-per-node", str(config.train.ranks), *PROGRAM[1:]]
+    each = ["--nproc-per-node", str(config.train.ranks), *RANK_PROGRAM[1:]]
     link = [] if listener is None else ["--link", str(listener.path)]
-    command = [PROGRAM[0], "-m", "torch.distributed.run", *which, *where, *each, *link]
-    return [([PROGRAM[0], "-I", process_guard.__file__, *command], rank_environment(config))]
+    command = [RANK_PROGRAM[0], "-m", "torch.distributed.run", *which, *where, *each, *link]
+    return [([RANK_PROGRAM[0], "-I", process_guard.__file__, *command], rank_environment(config))]
 
 
-async def lend(config: Config, *, stop: asyncio.Event) -> None:
+async def join_as_worker(config: Config, *, stop: asyncio.Event) -> None:
     """Run the train worker of an additional machine, whose ranks take part in the steps of machine 0.
 
     Consumes: nothing. Produces: heartbeats in this machine's store. Waits for: machine 0.
@@ -123,34 +125,40 @@ async def lend(config: Config, *, stop: asyncio.Event) -> None:
     """
     master = config.train.launch.master_addr
     store = await asyncio.to_thread(Store.open, config.store_path)
-    processes = Processes(_torchrun(config, None), None, config.logs_dir / LOG)
+    processes = RankProcesses(_torchrun_commands(config, None), None, config.logs_dir / RANKS_LOG)
     log.info("%d ranks join %s", config.train.ranks, master)
     try:
         while not stop.is_set():
-            await asyncio.to_thread(processes.check)
-            await asyncio.to_thread(heartbeats.beat, store, "train", f"{config.train.ranks} ranks work for {master}")
+            await asyncio.to_thread(processes.check_running)
+            await asyncio.to_thread(
+                heartbeats.write_heartbeat, store, "train", f"{config.train.ranks} ranks work for {master}"
+            )
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), _LOOK)
+                await asyncio.wait_for(stop.wait(), _POLL_SECONDS)
     finally:
         await asyncio.to_thread(processes.close)
         store.close()
 
 
-def launched(config: Config) -> RankedTrainer:
+def launch_trainer(config: Config) -> RankedTrainer:
     """Start the trainer of `train.ranks` and `train.launch`. Raises `ConfigError`, `ModelError`, `RanksGone`."""
-    by = config.train.launch.how
+    by = config.train.launch.launcher
     log.info("starting %d ranks on %d machines (%s)", config.train.ranks, config.train.launch.nodes, by)
-    return RankedTrainer(_started(config), lambda: _started(config))
+    return RankedTrainer(_start_ranks(config), lambda: _start_ranks(config))
 
 
-def _started(config: Config) -> Ranks:
-    if config.train.launch.how == "ray":
+def _start_ranks(config: Config) -> RankPool:
+    if config.train.launch.launcher == "ray":
         from openclaw_rl.train.ranks.ray_launcher import RayRanks
 
-        started: Ranks = RayRanks(config)
+        started: RankPool = RayRanks(config)
     else:
-        listener = Listener()
-        starts = _torchrun(config, listener) if config.train.launch.how == "torchrun" else local(config, listener)
-        started = Processes(starts, listener, config.logs_dir / LOG)
+        listener = RpcListener()
+        starts = (
+            _torchrun_commands(config, listener)
+            if config.train.launch.launcher == "torchrun"
+            else local_commands(config, listener)
+        )
+        started = RankProcesses(starts, listener, config.logs_dir / RANKS_LOG)
     atexit.register(started.close)  # for a normal exit; if the worker is killed, the ranks notice
     return started

@@ -16,14 +16,16 @@ from openclaw_rl.errors import OpenClawError
 from openclaw_rl.settings import load as settings
 from openclaw_rl.settings.load import Config
 from openclaw_rl.train.ranks import rpc
-from openclaw_rl.train.ranks.rpc import Done, Idle, Line, Load, Ready
+from openclaw_rl.train.ranks.rpc import IdleCommand, LoadCommand, ReadyReply, RpcChannel, StepReply
 
 if TYPE_CHECKING:
-    from openclaw_rl.learner.distributed.process_group import Group
+    from openclaw_rl.learner.distributed.process_group import ProcessGroup
     from openclaw_rl.learner.trainer import LocalTrainer
 
 log = logging.getLogger("openclaw_rl.train.rank")
-LINGER = 20.0  # seconds for rank 0 to report an error; if another rank ended first, the worker would see only that
+ERROR_REPORT_SECONDS = (
+    20.0  # seconds for rank 0 to report an error; if another rank ended first, the worker would see only that
+)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -35,60 +37,60 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--ranks", type=int, default=-1)
     given = parser.parse_args(arguments)
     die_with_parent()
-    config = settings.inherited() or Config()
+    config = settings.inherited_config() or Config()
     from openclaw_rl.learner.distributed import process_group
 
     world = process_group.join(config.train, config.model, store=given.store, rank=given.rank, size=given.ranks)
     mine = world.rank == 0
     if mine and given.link is None:
         raise OpenClawError("rank 0 is started by `openclaw-rl train`; start only the ranks of the other machines")
-    config = Config.model_validate_json(world.told(config.model_dump_json().encode() if mine else None))
+    config = Config.model_validate_json(world.broadcast(config.model_dump_json().encode() if mine else None))
     setup_logging(f"rank-{world.rank}", config.logs_dir, config.run.log_level)
-    link = rpc.find(given.link) if mine else None
+    link = rpc.connect_to_worker(given.link) if mine else None
     try:
-        _work(_trainer(config, world), world, link, every=config.train.launch.timeout / 4)
+        _serve_commands(_load_trainer(config, world), world, link, every=config.train.launch.timeout / 4)
     except (OpenClawError, ValueError) as error:  # every rank raises it; only rank 0 reports it
         log.error("%s", error)
         if link is not None:
-            link.send(rpc.encode(rpc.refused(error)))
+            link.send(rpc.encode(rpc.error_reply(error)))
         else:
-            time.sleep(LINGER)
+            time.sleep(ERROR_REPORT_SECONDS)
         raise SystemExit(1) from error
 
 
-def _trainer(config: Config, world: Group) -> LocalTrainer:
+def _load_trainer(config: Config, world: ProcessGroup) -> LocalTrainer:
     from openclaw_rl.learner.trainer import LocalTrainer
     from openclaw_rl.render.model_folder import ModelFiles
     from openclaw_rl.train.worker import make_method
 
-    path = str(ModelFiles.of(config.model).folder)
+    path = str(ModelFiles.from_config(config.model).folder)
     trainer = LocalTrainer(path, make_method(config.train), config.train, config.model, world)
     log.info("rank %d of %d: the model is loaded", world.rank, world.size)
-    world.gather()
+    world.barrier()
     return trainer
 
 
-def _work(trainer: LocalTrainer, world: Group, link: Line | None, *, every: float) -> None:
+def _serve_commands(trainer: LocalTrainer, world: ProcessGroup, link: RpcChannel | None, *, every: float) -> None:
     """Serve commands forever. All ranks wait for rank 0, which sends a keep-alive each `every` seconds."""
     if link is not None:
-        link.send(rpc.encode(Ready()))
+        link.send(rpc.encode(ReadyReply()))
     while True:
-        command = rpc.commands.decode(world.told(None if link is None else _next(link, every)))
-        if isinstance(command, Idle):
+        command = rpc.command_decoder.decode(world.broadcast(None if link is None else _next_command(link, every)))
+        if isinstance(command, IdleCommand):
             continue
-        if isinstance(command, Load):
+        if isinstance(command, LoadCommand):
             trainer.load(folder=command.folder, memory=command.memory)
-            done: rpc.Answer = Ready()
+            done: rpc.RankReply = ReadyReply()
         else:
-            done = Done(trainer.step(command.samples, command.out))
+            done = StepReply(trainer.step(command.samples, command.out))
         if link is not None:
             link.send(rpc.encode(done))
 
 
-def _next(link: Line, every: float) -> bytes:
+def _next_command(link: RpcChannel, every: float) -> bytes:
     """Return the worker's next command; `IdleCommand` after `every` seconds. Raises `SystemExit` if it is gone."""
     try:
-        return link.receive(every) or rpc.encode(Idle())
+        return link.receive(every) or rpc.encode(IdleCommand())
     except EOFError:
         raise SystemExit(0) from None
 

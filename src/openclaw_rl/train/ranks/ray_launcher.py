@@ -14,13 +14,13 @@ from typing import Any
 from openclaw_rl.errors import ConfigError, RanksGone
 from openclaw_rl.settings import load as settings
 from openclaw_rl.settings.load import Config
-from openclaw_rl.train.ranks.processes import PROGRAM, Processes, Start
-from openclaw_rl.train.ranks.rpc import Listener
+from openclaw_rl.train.ranks.processes import RANK_PROGRAM, ProcessSpec, RankProcesses
+from openclaw_rl.train.ranks.rpc import RpcListener
 
-_POLL = 0.2  # seconds
+_POLL_SECONDS = 0.2  # seconds
 
 
-class Place:
+class RankActor:
     """Ray actor of one rank. Runs `ask` and `wait` concurrently."""
 
     def address(self) -> tuple[str, int]:
@@ -34,21 +34,25 @@ class Place:
     def start(self, config: str, rank: int, size: int, where: tuple[str, int]) -> None:
         """Start the rank's process. `config`: the settings as JSON; `where`: address and port of rank 0."""
         logs = Config.model_validate_json(config).logs_dir
-        listener = Listener() if rank == 0 else None
-        self._processes = Processes([_command(config, rank, size, where, listener)], listener, _log_file(logs, rank))
+        listener = RpcListener() if rank == 0 else None
+        self._processes = RankProcesses(
+            [_process_spec(config, rank, size, where, listener)], listener, _log_file(logs, rank)
+        )
 
     def ask(self, raw: bytes | None) -> bytes:
         """Send a command to rank 0 and return the reply."""
-        return self._processes.ask(raw)
+        return self._processes.send_command(raw)
 
     def wait(self) -> None:
         """Block until the process ends, then raise `RanksGone`."""
         while True:
-            self._processes.check()
-            time.sleep(_POLL)
+            self._processes.check_running()
+            time.sleep(_POLL_SECONDS)
 
 
-def _command(config: str, rank: int, size: int, where: tuple[str, int], listener: Listener | None) -> Start:
+def _process_spec(
+    config: str, rank: int, size: int, where: tuple[str, int], listener: RpcListener | None
+) -> ProcessSpec:
     how = [] if listener is None else ["--link", str(listener.path)]
     extra = {
         "RANK": str(rank),
@@ -56,9 +60,9 @@ def _command(config: str, rank: int, size: int, where: tuple[str, int], listener
         "LOCAL_RANK": "0",  # Ray shows an actor only its own GPU
         "MASTER_ADDR": where[0],
         "MASTER_PORT": str(where[1]),
-        settings.HANDED_DOWN: config,
+        settings.CONFIG_VARIABLE: config,
     }
-    return [*PROGRAM, *how], settings.foreign_environment(extra)
+    return [*RANK_PROGRAM, *how], settings.foreign_environment(extra)
 
 
 def _log_file(logs: Path, rank: int) -> Path:
@@ -87,13 +91,13 @@ class RayRanks:
                 f"train.launch.ray {launch.ray}: {error}. Start a head there (`ray start --head --port=PORT`); where "
                 "it requires a token, as newer versions do, set RAY_AUTH_MODE=token here too"
             ) from None
-        self._places = self._placed(config, size)
-        address = ray.get(self._places[0].address.remote())
+        self._actors = self._place_actors(config, size)
+        address = ray.get(self._actors[0].address.remote())
         own = Config(home=config.home, model=config.model, train=config.train, run=config.run).model_dump_json()
-        ray.get([place.start.remote(own, rank, size, address) for rank, place in enumerate(self._places)])
-        self._ends = [place.wait.remote() for place in self._places]
+        ray.get([place.start.remote(own, rank, size, address) for rank, place in enumerate(self._actors)])
+        self._exit_refs = [place.wait.remote() for place in self._actors]
 
-    def _placed(self, config: Config, size: int) -> list[Any]:
+    def _place_actors(self, config: Config, size: int) -> list[Any]:
         ray, train = self._ray, config.train
         gpus = 1 if ray.cluster_resources().get("GPU") and not config.model.device.startswith("cpu") else 0
         bundle = {"CPU": train.threads} | ({"GPU": gpus} if gpus else {})
@@ -107,7 +111,7 @@ class RayRanks:
             ) from None
         strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
         return [
-            ray.remote(Place)
+            ray.remote(RankActor)
             .options(
                 num_cpus=train.threads,
                 num_gpus=gpus,
@@ -118,9 +122,9 @@ class RayRanks:
             for number in range(size)
         ]
 
-    def ask(self, raw: bytes | None) -> bytes:
-        answer = self._places[0].ask.remote(raw)
-        done, _ = self._ray.wait([answer, *self._ends], num_returns=1)
+    def send_command(self, raw: bytes | None) -> bytes:
+        answer = self._actors[0].ask.remote(raw)
+        done, _ = self._ray.wait([answer, *self._exit_refs], num_returns=1)
         try:
             given = self._ray.get(done[0])
         except self._ray.exceptions.RayTaskError as error:
@@ -133,6 +137,6 @@ class RayRanks:
     def close(self) -> None:
         if not self._ray.is_initialized():
             return
-        for place in self._places:
+        for place in self._actors:
             self._ray.kill(place)
         self._ray.util.remove_placement_group(self._group)

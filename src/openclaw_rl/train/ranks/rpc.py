@@ -23,41 +23,41 @@ import numpy as np
 from openclaw_rl import errors
 from openclaw_rl.methods.types import Sample, StepResult
 
-_HEADER = 8
-_POLL = 0.2  # seconds
+_HEADER_BYTES = 8
+_POLL_SECONDS = 0.2  # seconds
 
 
-class Load(msgspec.Struct, tag="load", frozen=True):
+class LoadCommand(msgspec.Struct, tag="load", frozen=True):
     folder: str | None
     memory: dict[str, Any]
 
 
-class Step(msgspec.Struct, tag="step", frozen=True):
+class StepCommand(msgspec.Struct, tag="step", frozen=True):
     samples: list[Sample]
     out: str
 
 
-class Idle(msgspec.Struct, tag="idle", frozen=True):
+class IdleCommand(msgspec.Struct, tag="idle", frozen=True):
     """Keep-alive, only from rank 0 to the other ranks."""
 
 
-class Ready(msgspec.Struct, tag="ready", frozen=True):
+class ReadyReply(msgspec.Struct, tag="ready", frozen=True):
     """Reply: the load command is done, or, before any command, the model is loaded."""
 
 
-class Done(msgspec.Struct, tag="done", frozen=True):
+class StepReply(msgspec.Struct, tag="done", frozen=True):
     result: StepResult
 
 
-class Refused(msgspec.Struct, tag="refused", frozen=True):
+class ErrorReply(msgspec.Struct, tag="refused", frozen=True):
     """Reply: the command raised this error, on every rank."""
 
     kind: str
     message: str
 
 
-Command = Load | Step | Idle
-Answer = Ready | Done | Refused
+RankCommand = LoadCommand | StepCommand | IdleCommand
+RankReply = ReadyReply | StepReply | ErrorReply
 
 
 def _to_bytes(value: Any) -> Any:
@@ -75,24 +75,24 @@ def _from_bytes(kind: Any, value: Any) -> Any:
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_to_bytes)
-commands = msgspec.msgpack.Decoder(Command, dec_hook=_from_bytes)
-answers = msgspec.msgpack.Decoder(Answer, dec_hook=_from_bytes)
+command_decoder = msgspec.msgpack.Decoder(RankCommand, dec_hook=_from_bytes)
+reply_decoder = msgspec.msgpack.Decoder(RankReply, dec_hook=_from_bytes)
 
 
-def encode(message: Command | Answer) -> bytes:
+def encode(message: RankCommand | RankReply) -> bytes:
     return _encoder.encode(message)
 
 
-def refused(error: Exception) -> Refused:
-    return Refused(type(error).__name__, str(error))
+def error_reply(error: Exception) -> ErrorReply:
+    return ErrorReply(type(error).__name__, str(error))
 
 
-def error_of(refusal: Refused) -> Exception:
+def to_exception(refusal: ErrorReply) -> Exception:
     """Return the rank's error as an exception; our own errors and `ValueError` keep their class."""
-    return errors.named(refusal.kind, refusal.message)
+    return errors.rebuild_error(refusal.kind, refusal.message)
 
 
-class Line:
+class RpcChannel:
     """One end of the connection. Both methods raise `EOFError` when the other end is gone."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -100,13 +100,13 @@ class Line:
 
     def send(self, raw: bytes) -> None:
         try:
-            self._connection.sendall(len(raw).to_bytes(_HEADER, "little") + raw)
+            self._connection.sendall(len(raw).to_bytes(_HEADER_BYTES, "little") + raw)
         except OSError as error:
             raise EOFError(f"the other end is gone ({error})") from None
 
     def receive(self, timeout: float) -> bytes | None:
         """Return the next message; None when no byte arrives for `timeout` seconds."""
-        while len(self._buffer) < _HEADER or len(self._buffer) < _HEADER + self._wanted():
+        while len(self._buffer) < _HEADER_BYTES or len(self._buffer) < _HEADER_BYTES + self._frame_length():
             ready, _, _ = select.select([self._connection], [], [], timeout)
             if not ready:
                 return None
@@ -117,19 +117,19 @@ class Line:
             if not more:
                 raise EOFError("the other end has closed the connection")
             self._buffer += more
-        end = _HEADER + self._wanted()
-        raw = bytes(self._buffer[_HEADER:end])
+        end = _HEADER_BYTES + self._frame_length()
+        raw = bytes(self._buffer[_HEADER_BYTES:end])
         del self._buffer[:end]
         return raw
 
-    def _wanted(self) -> int:
-        return int.from_bytes(self._buffer[:_HEADER], "little")
+    def _frame_length(self) -> int:
+        return int.from_bytes(self._buffer[:_HEADER_BYTES], "little")
 
     def close(self) -> None:
         self._connection.close()
 
 
-class Listener:
+class RpcListener:
     """Unix socket to which rank 0 connects, in a private folder."""
 
     def __init__(self) -> None:
@@ -138,16 +138,16 @@ class Listener:
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(str(self.path))
         self._socket.listen(1)
-        self._socket.settimeout(_POLL)
+        self._socket.settimeout(_POLL_SECONDS)
 
-    def accept(self, check: Callable[[], None]) -> Line:
+    def accept(self, check: Callable[[], None]) -> RpcChannel:
         """Wait for rank 0 to connect; `check` raises when it never will."""
         while True:
             check()
             with contextlib.suppress(TimeoutError):
                 connection, _ = self._socket.accept()
                 connection.setblocking(True)
-                return Line(connection)
+                return RpcChannel(connection)
 
     def close(self) -> None:
         """Remove the folder, with the rendezvous file of the ranks."""
@@ -155,27 +155,27 @@ class Listener:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def find(path: str) -> Line:
+def connect_to_worker(path: str) -> RpcChannel:
     """Connect to the train worker. Raises `OSError` when it is gone."""
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(path)
-    return Line(connection)
+    return RpcChannel(connection)
 
 
-def ask(line: Line, raw: bytes, check: Callable[[], None]) -> bytes:
+def send_and_receive(line: RpcChannel, raw: bytes, check: Callable[[], None]) -> bytes:
     """Send one command and return its reply. `check` raises when none can come any more. Raises `EOFError`."""
     line.send(raw)
-    return answer(line, check)
+    return receive_reply(line, check)
 
 
-def answer(line: Line, check: Callable[[], None]) -> bytes:
+def receive_reply(line: RpcChannel, check: Callable[[], None]) -> bytes:
     """Return the next reply; `check` raises when none can come any more. Raises `EOFError`."""
-    while (raw := line.receive(_POLL)) is None:
+    while (raw := line.receive(_POLL_SECONDS)) is None:
         check()
     return raw
 
 
-def wait(until: Callable[[], bool], seconds: float) -> bool:
+def wait_until(until: Callable[[], bool], seconds: float) -> bool:
     """Poll until the condition is true, for at most `seconds`. Return whether it became true."""
     end = time.monotonic() + seconds
     while not (true := until()) and time.monotonic() < end:

@@ -1,0 +1,85 @@
+"""Settings keys of version 0.1, which stay valid as aliases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+EARLIER_KEYS: Mapping[str, str] = {
+    "train.batch_min": "train.batch.min_turns",
+    "train.batch_max": "train.batch.max_turns",
+    "train.accumulation": "train.batch.gradient_accumulation_steps",
+    "train.max_wait": "train.batch.max_wait",
+    "train.epochs": "train.batch.epochs",
+    "train.micro_tokens": "train.batch.micro_tokens",
+    "train.max_uses": "train.batch.max_uses",
+    "train.replay": "train.batch.replay_ratio",
+    "train.learning_rate": "train.optimizer.learning_rate",
+    "train.warmup_steps": "train.optimizer.warmup_steps",
+    "train.warmup_samples": "train.optimizer.warmup_samples",
+    "train.weight_decay": "train.optimizer.weight_decay",
+    "train.adam_beta1": "train.optimizer.adam_beta1",
+    "train.adam_beta2": "train.optimizer.adam_beta2",
+    "train.clip_grad": "train.optimizer.clip_grad",
+    "train.offload_optimizer": "train.optimizer.offload",
+    "train.loss": "train.loss.surrogate",
+    "train.loss_path": "train.loss.path",
+    "train.clip_low": "train.loss.clip_low",
+    "train.clip_high": "train.loss.clip_high",
+    "train.dual_clip": "train.loss.dual_clip",
+    "train.gap_low": "train.loss.token_ratio_min",
+    "train.gap_high": "train.loss.token_ratio_max",
+    "train.sequence_mask": "train.loss.sequence_mask",
+    "train.opsm_delta": "train.loss.opsm_delta",
+    "train.geometric_low": "train.loss.geometric_low",
+    "train.geometric_high": "train.loss.geometric_high",
+    "train.kl_coef": "train.loss.kl_coef",
+    "train.w_binary": "train.loss.w_binary",
+    "train.w_opd": "train.loss.w_opd",
+    "train.baseline_decay": "train.loss.baseline_decay",
+    "train.baseline_shrink": "train.loss.baseline_shrink",
+    "train.group_scale": "train.loss.group_scale",
+    "train.group_floor": "train.loss.group_floor",
+    "train.length_decay": "train.loss.length_ema_decay",
+    "train.distill": "train.distill.target",
+    "train.opd_clip": "train.distill.opd_clip",
+    "train.topk": "train.distill.topk",
+    "train.teacher_temperature": "train.distill.teacher_temperature",
+    "train.divergence": "train.distill.divergence",
+    "train.distill_cap": "train.distill.ratio_clip",
+    "train.hint_choice": "train.distill.hint_choice",
+    "train.reference": "train.distill.teacher",
+    "train.average_rate": "train.distill.ema_rate",
+    "train.average_bound": "train.distill.ema_max_kl",
+    "train.max_gap": "train.safety.max_turn_log_ratio",
+    "train.max_batch_gap": "train.safety.max_batch_log_ratio",
+    "train.max_staleness": "train.safety.max_staleness",
+    "train.max_step_kl": "train.safety.max_step_kl",
+    "train.gate_grad_norm": "train.safety.gate_grad_norm",
+    "train.gate_kl": "train.safety.gate_kl",
+    "train.lease": "train.safety.lease_ttl",
+    "train.keep_checkpoints": "train.checkpoint.keep",
+    "train.save_dir": "train.checkpoint.save_dir",
+    "train.save_interval": "train.checkpoint.save_interval",
+    "train.resume": "train.checkpoint.resume",
+    "train.weights": "train.finetune",
+    "train.base_bits": "train.base_quantization_bits",
+    "train.checkpointing": "train.gradient_checkpointing",
+    "train.once": "train.exit_when_done",
+    "engine.versions": "engine.max_loaded_versions",
+    "engine.logprobs": "engine.logprob_convention",
+    "collect.interlude_patterns": "collect.client_prompt_patterns",
+    "serve.transient_patterns": "serve.ephemeral_patterns",
+    "run.deaths": "run.max_crashes_per_minute",
+    "run.hang": "run.heartbeat_timeout",
+    "run.start": "run.startup_timeout",
+    "data.buffer_dir": "data.export_dir",
+    "data.rollout_dir": "data.watch_dir",
+}
+"""Keys of version 0.1 -> keys of today."""
+_EARLIER_VALUES = {("train.reference", "average"): "ema"}
+
+
+def current_key(key: str, value: Any) -> tuple[str, Any]:
+    """Translate a key of version 0.1, and its value where that changed too; other keys are returned as they are."""
+    return EARLIER_KEYS.get(key, key), _EARLIER_VALUES.get((key, value) if isinstance(value, str) else (key, ""), value)
