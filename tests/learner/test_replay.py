@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from openclaw_rl.learner.forward.packing import TokenSequence
-from openclaw_rl.learner.scored_batch import plain_sequence
+from openclaw_rl.learner.loss.scored_batch import plain_sequence
 from openclaw_rl.learner.trainer import LocalTrainer
 from openclaw_rl.methods.combine import CombinedMethod
 from openclaw_rl.methods.types import BatchLogprobs, Sample

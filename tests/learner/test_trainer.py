@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, OPTC
 
 from openclaw_rl.common.atomic_files import write_folder
 from openclaw_rl.errors import ConfigError, ModelError
-from openclaw_rl.learner import state_files
+from openclaw_rl.learner.model import state_files
 from openclaw_rl.learner.forward.packing import TokenSequence
 from openclaw_rl.learner.trainer import LocalTrainer
 from openclaw_rl.methods.types import Sample

@@ -54,7 +54,7 @@ def test_the_file_runs_with_what_is_supplied(make: Make, caplog: pytest.LogCaptu
     ],
 )
 def test_a_file_that_does_not_run(make: Make, text: str, words: str) -> None:
-    with pytest.raises(PluginError, match=rf"^train\.loss_path: .*{words}"):
+    with pytest.raises(PluginError, match=rf"^train\.loss\.path: .*{words}"):
         make(text)
 
 

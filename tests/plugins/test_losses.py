@@ -145,7 +145,7 @@ PLAIN = "def compute_loss(policy_logits, reference_logits, rewards, advantages, 
 )  # fmt: skip
 def test_what_does_not_fit_is_said_before_training(trainer: Make, tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "mine.py").write_text(text)
-    with pytest.raises(PluginError, match=rf"^train\.loss_path: .*{words}"):
+    with pytest.raises(PluginError, match=rf"^train\.loss\.path: .*{words}"):
         trainer("binary", loss_path=str(tmp_path / "mine.py"))
 
 

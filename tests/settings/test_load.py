@@ -59,7 +59,7 @@ def test_two_spellings_that_disagree_are_an_error() -> None:
         ("serve: {port: many}", "serve.port: .*got 'many'"),
         ("serve: {port: 0}", "serve.port: Input should be greater than or equal to 1"),
         ("serve: [", "cannot be read as YAML"),
-        ("train: {batch_min: 9, batch_max: 4}", "batch_max .* below"),
+        ("train: {batch_min: 9, batch_max: 4}", "batch.max_turns .* below"),
         ("train: {method: sdft, hint_choice: mixture}", "train.distill.hint_choice mixture: .*Say overlap"),
         ("train: {method: opd, distill: teacher_topk, hint_choice: mixture}", "train.distill.hint_choice mixture: "),
         ("train: {method: combine, w_binary: 0, w_opd: 0}", "nothing could be learned"),
@@ -68,7 +68,7 @@ def test_two_spellings_that_disagree_are_an_error() -> None:
         ("train: {method: sdpo, distill: token, loss: gspo}", "work on advantages"),
         ("train: {method: sdft, sequence_mask: opsm}", "work on advantages"),
         ("train: {method: sdpo, distill: student_topk}", "says already what is compared"),
-        ("train: {max_gap: 0.2, max_batch_gap: 0.3}", "max_batch_gap .* is above"),
+        ("train: {max_gap: 0.2, max_batch_gap: 0.3}", "max_batch_log_ratio .* is above"),
         ("train: {max_uses: 2, replay: 0}", "no room for them"),
         ("train: {max_uses: 2, batch_min: 4, batch_max: 4}", "no room for them"),
         ("train: {launch: {by: ray}}", "for several ranks"),
@@ -91,10 +91,10 @@ def test_two_spellings_that_disagree_are_an_error() -> None:
         ("teacher: {base_url: 'http://x:99999/v1', model: m}", "teacher.base_url: expected an address"),
         ("collect: {side_patterns: ['(']}", "no regular expression"),
         ("serve: {transient_patterns: ['[']}", "no regular expression"),
-        ("train: {method: opd}\ntrain: {batch_min: 8}", "line 2: 'train' stands twice"),
+        ("train: {method: opd}\ntrain: {batch_min: 8}", "line 2: 'train' is given twice"),
         ("model: {name: 2026-13-45}", "cannot be read as YAML: month must be"),
         ("train: {seed: " + "9" * 5000 + "}", "cannot be read as YAML: .*4300 digits"),
-        ("train: &x {lora: *x}", "an alias .* leads back"),
+        ("train: &x {lora: *x}", "an alias .* contains itself"),
         ("[" * 3000, "nested too deeply"),
         ("train: {x: " + "[" * 60 + "]" * 60 + "}", "nested too deeply"),
         ("train: {learning_rate: 1e400}", "train.optimizer.learning_rate: Input should be a finite number"),
@@ -136,7 +136,7 @@ def test_json_is_read_as_json(tmp_path: Path) -> None:
     file.write_text('{\n\t"model": {"name": "\\ud83d\\ude00"}, "train": {"learning_rate": 1e-6}}')
     config = settings.load(file=file, environ={})
     assert (config.model.name, config.train.optimizer.learning_rate) == ("\U0001f600", 1e-6)
-    for text, words in (('{"home": "a", "home": "b"}', "'home' stands twice"), ("{", "as JSON: Expecting")):
+    for text, words in (('{"home": "a", "home": "b"}', "'home' is given twice"), ("{", "as JSON: Expecting")):
         file.write_text(text)
         with pytest.raises(ConfigError, match=words):
             settings.load(file=file, environ={})

@@ -37,7 +37,7 @@ from openclaw_rl.engines.embedded.model import EmbeddedModel
 from openclaw_rl.engines.embedded.scheduler import EmbeddedEngine
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.judge import worker as judging
-from openclaw_rl.learner.oom import retry_on_oom
+from openclaw_rl.learner.model.oom import retry_on_oom
 from openclaw_rl.learner.trainer import LocalTrainer
 from openclaw_rl.methods.types import Sample
 from openclaw_rl.protocols import Judge
@@ -334,7 +334,7 @@ def too_large(store: Store) -> Mapping[str, Any]:
 
 WIDE = {
     **{"train.method": "binary", "train.safety.max_turn_log_ratio": 99.0, "train.safety.max_batch_log_ratio": 99.0},
-    # By default a trainer takes this cure by itself (tests/learner/model/test_activation_checkpointing.py).
+    # By default a trainer takes this cure by itself (tests/learner/forward/test_activation_checkpointing.py).
     "train.gradient_checkpointing": False,
 }
 

@@ -25,7 +25,7 @@ from openclaw_rl.common import message_hash
 from openclaw_rl.common.logging_metrics import setup_logging
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.judge.voting import majority_score
-from openclaw_rl.learner.oom import retry_on_oom
+from openclaw_rl.learner.model.oom import retry_on_oom
 from openclaw_rl.settings.load import Config, TrackConfig, from_flat, load_all
 from openclaw_rl.status import diagnose
 from openclaw_rl.status.diagnose import Diagnosis

@@ -18,7 +18,7 @@ import pytest
 from openclaw_rl.common.atomic_files import link_files
 from openclaw_rl.common.policy_digest import digest_of_folder
 from openclaw_rl.errors import ConfigError, IdentityMismatch, ModelError
-from openclaw_rl.settings.load import Config
+from openclaw_rl.settings.load import Config, train_settings
 from openclaw_rl.store import events, leases, policies
 from openclaw_rl.store.db import Store
 from openclaw_rl.supervisor.completion import save_last_checkpoint
@@ -36,7 +36,7 @@ SHAPE = {"rank": 1, "alpha": 1}  # of the scripted trainer's adapters
 
 
 def settings(home: Path, **train: Any) -> Config:
-    return Config(home=str(home), train={"batch_min": 2, "batch_max": 2, "lora": SHAPE, **train})
+    return Config(home=str(home), train=train_settings({"batch.min_turns": 2, "batch.max_turns": 2, "lora": SHAPE, **train}))
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ SAVING = """
 import itertools, sys
 from dataclasses import replace
 from pathlib import Path
-from openclaw_rl.settings.load import Config
+from openclaw_rl.settings.load import Config, train_settings
 from openclaw_rl.store import policies
 from openclaw_rl.store.db import Store
 from openclaw_rl.train.checkpoints import CheckpointWriter
@@ -166,7 +166,7 @@ with store.read() as conn:
     head = policies.head(conn)
 saver = CheckpointWriter(store, config)
 for step in itertools.cycle(range(1, 4)):
-    saver.published(replace(head, metrics={"step": step}))
+    saver.write_if_due(replace(head, metrics={"step": step}))
     print(step, flush=True)
 """
 
@@ -249,7 +249,7 @@ def test_a_fresh_home_begins_on_a_checkpoint(
 def test_latest_is_the_newest_of_the_folder(checkpoint: Path, tmp_path: Path) -> None:
     config = settings(tmp_path / "new", resume="latest", save_dir=str(checkpoint.parent))
     assert checkpoints.find_checkpoint(config.train) == checkpoint
-    with pytest.raises(ConfigError, match=r"set train\.save_dir too, the folder with the checkpoints"):
+    with pytest.raises(ConfigError, match=r"set train\.checkpoint\.save_dir too, the folder with the checkpoints"):
         checkpoints.find_checkpoint(settings(tmp_path, resume="latest").train)
     with pytest.raises(ConfigError, match="no such checkpoint"):
         checkpoints.find_checkpoint(settings(tmp_path, resume=str(tmp_path / "none")).train)
@@ -320,7 +320,7 @@ def test_the_folder_of_an_adapters_checkpoint_is_a_model_by_itself(checkpoint: P
     )
     plain = Config(home=str(tmp_path / "new"))
     assert resume.resolve_base(plain) == plain
-    other = Config(model={"path": str(checkpoint)}, train={"resume": str(tmp_path)})
+    other = Config(model={"path": str(checkpoint)}, train=train_settings({"checkpoint.resume": str(tmp_path)}))
     with pytest.raises(ConfigError, match="Set only one of them"):
         resume.resolve_base(other)
 
@@ -351,12 +351,16 @@ def test_binary_then_opd_on_the_shipped_model(
 ) -> None:
     """Optimizer, schedule and baseline go along from one method to the next, and from home to home."""
     caplog.set_level(logging.INFO)
-    loose = {"batch_min": 2, "batch_max": 2, "max_gap": 99, "gap_low": 1e-6, "gap_high": 1e6, "poll": 0.01}
+    loose = {
+        **{"batch.min_turns": 2, "batch.max_turns": 2, "safety.max_turn_log_ratio": 99, "poll": 0.01},
+        **{"loss.token_ratio_min": 1e-6, "loss.token_ratio_max": 1e6},
+    }
     said = {"request": {"identity": starter_identity}, "hints": ("Answer in one word.",), "score": -1}
     before: Path | None = None
     for step, method in enumerate(("binary", "opd"), start=1):
         out = tmp_path / f"saved-{method}"
-        train = loose | {"method": method, "save_dir": str(out), "resume": before and str(before)}
+        saved = {"checkpoint.save_dir": str(out), "checkpoint.resume": before and str(before)}
+        train = train_settings(loose | saved | {"method": method})
         config = Config(home=str(tmp_path / method), train=train)
         resume.start_from_checkpoint(config, train=True)
         store = Store.open(config.store_path)

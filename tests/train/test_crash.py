@@ -44,7 +44,7 @@ class Trainer(ScriptedTrainer):
         return result
 
 method = methods.create_method("combine", decay=0.95, shrink=8, clip=1, w_binary=1, w_opd=1)
-renderer = Renderer(ModelFiles.find(STARTER))
+renderer = Renderer(ModelFiles.from_path(STARTER))
 builder = SampleBuilder(renderer=renderer, transient=EphemeralMatcher([]), signal=method, max_staleness=64)
 train = train_settings({"safety.lease_ttl": float(sys.argv[3])})
 room = TrainLoop(Store.open(home / "store.db"), Trainer(), builder, train, home / "policies")

@@ -76,7 +76,7 @@ def test_of_whole_models_the_weights_are_thinned_out_too(tmp_path: Path) -> None
     with pytest.raises(FileNotFoundError, match="no longer kept"):
         digest_of_folder(paths[0])
     policy_folders.prune(tmp_path, keep=4, spare=(None, str(paths[1])))
-    with pytest.raises(EngineError, match=r"version 1: .* no longer kept; .* train\.keep_checkpoints"):
+    with pytest.raises(EngineError, match=r"version 1: .* no longer kept; .* train\.checkpoint\.keep"):
         adapter_file.check_full_weights(PolicyRef(version=1, path=str(paths[0]), digest=digests[0]))
 
 

@@ -167,7 +167,7 @@ def test_wrong_paths_are_said_before_anything_starts(tmp_path: Path) -> None:
     put(tmp_path / "file.jsonl", PRINTED)
     with pytest.raises(ConfigError, match=r"data\.path .*: no such file or folder"):
         sync_worker.check_folders(from_flat({"data.path": str(tmp_path / "none")}))
-    with pytest.raises(ConfigError, match=r"data\.buffer_dir .*: this is a file"):
+    with pytest.raises(ConfigError, match=r"data\.export_dir .*: this is a file"):
         sync_worker.check_folders(from_flat({"data.export_dir": str(tmp_path / "file.jsonl")}))
 
 

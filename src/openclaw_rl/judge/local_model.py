@@ -30,7 +30,7 @@ def is_configured(config: Config) -> bool:
 def engine_config(config: Config) -> Config:
     """Return the settings of the judge's engine: the policy's with another model, and a subfolder as home."""
     model = {"path": config.judge.path, "tokenizer": None, "name": "judge"}
-    engine = {"url": None, "api_key": None, "args": (), "versions": 2, "gpus": config.judge.gpus}
+    engine = {"url": None, "api_key": None, "args": (), "max_loaded_versions": 2, "gpus": config.judge.gpus}
     return config.model_copy(
         update={
             "home": str(config.home_dir / "judge"),

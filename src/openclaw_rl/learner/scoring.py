@@ -9,14 +9,14 @@ from collections.abc import Sequence
 
 import torch
 
-from openclaw_rl.learner import scored_batch as scored
+from openclaw_rl.learner.loss import scored_batch as scored
 from openclaw_rl.learner.forward.lm_head import TokenLogprobs
 from openclaw_rl.learner.forward.packing import TokenSequence
 from openclaw_rl.learner.forward.runner import ForwardRunner
 from openclaw_rl.learner.loss.distillation import divergence
 from openclaw_rl.learner.model.ema_teacher import EmaTeacher
 from openclaw_rl.learner.model.weights import PolicyWeights
-from openclaw_rl.learner.scored_batch import ReusedForward, ScoredBatch
+from openclaw_rl.learner.loss.scored_batch import ReusedForward, ScoredBatch
 from openclaw_rl.learner.staleness import drop_stale
 from openclaw_rl.methods.types import CreditMethod, Sample
 from openclaw_rl.settings.load import TrainConfig

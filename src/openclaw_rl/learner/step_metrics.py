@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from openclaw_rl.learner.loss.policy_loss import MAX_LOG_RATIO
-from openclaw_rl.learner.scored_batch import ScoredBatch
+from openclaw_rl.learner.loss.scored_batch import ScoredBatch
 from openclaw_rl.methods.types import AnyTerm, Sample
 
 MASKS = ("gap", "opsm", "geometric")

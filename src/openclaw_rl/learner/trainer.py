@@ -19,8 +19,8 @@ from torch.utils.checkpoint import CheckpointError
 
 from openclaw_rl.common.atomic_files import write_folder
 from openclaw_rl.common.policy_digest import digest_of_folder
-from openclaw_rl.learner import oom as memory
-from openclaw_rl.learner import state_files
+from openclaw_rl.learner.model import oom as memory
+from openclaw_rl.learner.model import state_files
 from openclaw_rl.learner.distributed.world import SingleRank, World
 from openclaw_rl.learner.forward.packing import TokenSequence
 from openclaw_rl.learner.forward.runner import ForwardRunner
@@ -30,7 +30,7 @@ from openclaw_rl.learner.loss.policy_loss import LossResult, TermSlice, make_los
 from openclaw_rl.learner.model import weights
 from openclaw_rl.learner.model.ema_teacher import EmaTeacher
 from openclaw_rl.learner.optim.optimizer import Optimizer, WeightSnapshot, scheduled_learning_rate
-from openclaw_rl.learner.scored_batch import ScoredBatch, check_token_ids
+from openclaw_rl.learner.loss.scored_batch import ScoredBatch, check_token_ids
 from openclaw_rl.learner.scoring import PolicyScorer
 from openclaw_rl.learner.staleness import no_signal_reason
 from openclaw_rl.learner.step_metrics import EpochResult, epoch_metrics, no_step_reason, policy_metrics

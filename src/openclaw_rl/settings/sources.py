@@ -120,7 +120,8 @@ class SettingsSource:
             return f" Did you mean {near[0]}?" if near else " `--set KEY=VALUE` sets any setting."
         names = [*self.keys, *aliases.by_form("file")]
         leaf = name.split(".")[-1]
-        near = difflib.get_close_matches(name, names, 1, 0.5) or difflib.get_close_matches(
+        same_leaf = [key for key in self.keys if key.split(".")[-1] == leaf]
+        near = same_leaf or difflib.get_close_matches(name, names, 1, 0.5) or difflib.get_close_matches(
             leaf, [n.split(".")[-1] for n in names], 1, 0.5
         )
         full = next((n for n in names if near and (n == near[0] or n.split(".")[-1] == near[0])), None)

@@ -48,7 +48,8 @@ def resolve_base(config: Config) -> Config:
         )
     rank, alpha = _lora_shape(folder)
     lora = config.train.lora.model_copy(update={"rank": rank, "alpha": alpha})
-    train = {"resume": str(folder.resolve()), "lora": lora, "weights": "lora"}
+    checkpoint = config.train.checkpoint.model_copy(update={"resume": str(folder.resolve())})
+    train = {"checkpoint": checkpoint, "lora": lora, "finetune": "lora"}
     model = {"path": note.model, "tokenizer": config.model.tokenizer or note.tokenizer}
     return config.model_copy(
         update={

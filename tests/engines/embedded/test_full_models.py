@@ -171,7 +171,7 @@ def test_whole_models_count_among_the_versions_held(model_folder: Path, all_refs
     bench.load(all_refs[0], all_refs[5])
     bench.ask("running", 5, random_ids(1, 4), max_tokens=40)
     bench.step()
-    with pytest.raises(EngineError, match=r"\[1, 6\] requested and \[5\] still answering; engine\.versions is 2"):
+    with pytest.raises(EngineError, match=r"\[1, 6\] requested and \[5\] still answering; engine\.max_loaded_versions is 2"):
         bench.load(all_refs[1], all_refs[6])
     assert bench.fleet.versions == (0, 5)
     bench.load(all_refs[6])

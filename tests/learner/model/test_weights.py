@@ -293,13 +293,13 @@ def test_no_four_bits_without_the_library(make: Make, monkeypatch: pytest.Monkey
 
 
 def test_settings_that_contradict_one_another(make: Make, draw: Draw, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"train\.base_bits 16"):
+    with pytest.raises(ConfigError, match=r"train\.base_quantization_bits 16"):
         make("full", base_bits=4)
     adapter, whole = make("lora"), make("full")
     folders = [t.step(draw(t, 0), str(tmp_path / str(n))).folder for n, t in enumerate((adapter, whole))]
-    with pytest.raises(ConfigError, match=r"train\.weights full, but the settings say lora"):
+    with pytest.raises(ConfigError, match=r"train\.finetune full, but the settings say lora"):
         adapter.load(folder=folders[1], memory={})
-    with pytest.raises(ConfigError, match=r"train\.weights lora, but the settings say full"):
+    with pytest.raises(ConfigError, match=r"train\.finetune lora, but the settings say full"):
         whole.load(folder=folders[0], memory={})
 
 

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from openclaw_rl.errors import ModelError
-from openclaw_rl.learner import state_files
+from openclaw_rl.learner.model import state_files
 from openclaw_rl.learner.optim.optimizer import Optimizer
 from openclaw_rl.settings.load import TrainConfig, train_settings
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from openclaw_rl.errors import ModelError, OpenClawError, rebuild_error
 from openclaw_rl.learner.distributed import fsdp
 from openclaw_rl.learner.distributed.world import assign
-from openclaw_rl.learner.oom import OOM_HINT, RankOutOfMemory
+from openclaw_rl.learner.model.oom import OOM_HINT, RankOutOfMemory
 from openclaw_rl.settings.load import ModelConfig, TrainConfig
 
 _T = TypeVar("_T")

@@ -22,7 +22,7 @@ from openclaw_rl.learner.forward import lm_head, prefix_tree, tree_attention
 from openclaw_rl.learner.forward.flex_attention import TreeMasks, padded_length
 from openclaw_rl.learner.forward.logit_transform import find_logit_transform
 from openclaw_rl.learner.forward.packing import PaddedBatch, TokenSequence, micro_batches, pack_padded
-from openclaw_rl.learner.model.activation_checkpointing import LayerCheckpointing
+from openclaw_rl.learner.forward.activation_checkpointing import LayerCheckpointing
 from openclaw_rl.learner.model.compile import compile_parts, interpret_parts
 
 _T = TypeVar("_T")

@@ -18,7 +18,7 @@ import torch
 
 from openclaw_rl.errors import PluginError
 from openclaw_rl.learner.loss.policy_loss import LossResult, make_loss_config, off_policy_correction
-from openclaw_rl.learner.scored_batch import ScoredBatch
+from openclaw_rl.learner.loss.scored_batch import ScoredBatch
 from openclaw_rl.methods.types import AnyTerm, CreditMethod, PolicyGradientTerm
 from openclaw_rl.plugins.loader import Plugin, check_call, load_plugin
 from openclaw_rl.settings.load import TrainConfig

@@ -16,7 +16,7 @@ import torch
 from safetensors import safe_open
 
 from openclaw_rl.errors import ModelError
-from openclaw_rl.learner import state_files
+from openclaw_rl.learner.model import state_files
 
 log = logging.getLogger(__name__)
 EMA_FILE = "average.state"

@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 
 from openclaw_rl.errors import ModelError
-from openclaw_rl.learner import state_files
+from openclaw_rl.learner.model import state_files
 from openclaw_rl.learner.optim.master_weights import MasterWeights, PinnedSnapshot
 from openclaw_rl.settings.load import TrainConfig
 

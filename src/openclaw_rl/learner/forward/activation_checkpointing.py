@@ -24,7 +24,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.learner.forward.packing import TokenSequence
-from openclaw_rl.learner.oom import available_memory, is_alone_on_gpu, trim_malloc
+from openclaw_rl.learner.model.oom import available_memory, is_alone_on_gpu, trim_malloc
 
 log = logging.getLogger(__name__)
 FREE_SHARE_ALONE = 0.8  # share of the free memory, if this process is alone on the GPU

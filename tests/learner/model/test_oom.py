@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from openclaw_rl.errors import ModelError, TooLarge
-from openclaw_rl.learner.oom import RankOutOfMemory, retry_on_oom
+from openclaw_rl.learner.model.oom import RankOutOfMemory, retry_on_oom
 from openclaw_rl.learner.trainer import LocalTrainer
 from openclaw_rl.methods.types import Sample
 
@@ -44,7 +44,7 @@ def test_a_step_that_does_not_fit_is_tried_in_smaller_passes(
     tight, plain = trainer(micro_tokens=80, **settings), trainer(micro_tokens=40, **settings)
     bound(tight, 50)
     batches = [draw(plain, seed) for seed in range(2)]
-    with caplog.at_level(logging.ERROR, "openclaw_rl.learner.oom"):
+    with caplog.at_level(logging.ERROR, "openclaw_rl.learner.model.oom"):
         results = [t.step(batches[0], str(tmp_path / n)) for n, t in (("tight", tight), ("plain", plain))]
     assert results[0].digest == results[1].digest, "nothing of the first attempt is in the second"
     assert "Retrying with passes of 40 tokens" in caplog.text
@@ -122,7 +122,7 @@ class Rows:
 def test_a_cpu_without_memory_is_told_as_a_gpu_is(caplog: pytest.LogCaptureFixture) -> None:
     """What torch's own allocator raises there, and nothing else of that kind."""
     rows = Rows()
-    with caplog.at_level(logging.ERROR, "openclaw_rl.learner.oom"), pytest.raises(TooLarge, match="can't allocate"):
+    with caplog.at_level(logging.ERROR, "openclaw_rl.learner.model.oom"), pytest.raises(TooLarge, match="can't allocate"):
         retry_on_oom(lambda: torch.empty(2**50, dtype=torch.float64), rows, lambda: False)
     assert "Retrying with passes of 64 tokens" in caplog.text
     with pytest.raises(RuntimeError, match="must match"):

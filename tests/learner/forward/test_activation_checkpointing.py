@@ -27,9 +27,9 @@ from transformers import (
 )
 
 from openclaw_rl.errors import ConfigError, TooLarge
-from openclaw_rl.learner import oom
+from openclaw_rl.learner.model import oom
 from openclaw_rl.learner.forward.packing import TokenSequence
-from openclaw_rl.learner.model import activation_checkpointing
+from openclaw_rl.learner.forward import activation_checkpointing
 from openclaw_rl.learner.trainer import LocalTrainer
 from openclaw_rl.methods.types import Sample
 from openclaw_rl.settings.load import train_settings
@@ -233,7 +233,7 @@ CHILD = """
 import resource, sys
 from pathlib import Path
 import psutil, torch
-from tests.learner.model.test_activation_checkpointing import long, made
+from tests.learner.forward.test_activation_checkpointing import long, made
 
 wanted = {"none": False, "auto": None}[sys.argv[2]]
 trainer = made(sys.argv[1], checkpointing=wanted, max_gap=99.0)
