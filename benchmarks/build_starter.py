@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from benchmarks.starter_corpus import Dialogue, draw_dialogues, with_hint
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from openclaw_rl.evals.starter_corpus import INSTRUCTIONS, Dialogue, draw_dialogues, with_hint
+from openclaw_rl.evals.phrases import INSTRUCTIONS
 from openclaw_rl.evals.styles import TASTES, Taste, has_style
 from openclaw_rl.evals.toy_world import Fact, Question, all_facts, held_out_questions, is_correct
-from openclaw_rl.settings.cli_options import option
 
 if TYPE_CHECKING:
     import torch
@@ -276,9 +276,9 @@ def save(model: Any, tokenizer: Any, out: Path) -> None:
 
 
 @click.command(help=__doc__)
-@option("--out", required=True, type=click.Path(file_okay=False, path_type=Path), help="The folder to write.")
-@option("--seed", default=0, show_default=True)
-@option(
+@click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path), help="The folder to write.")
+@click.option("--seed", default=0, show_default=True)
+@click.option(
     "--steps",
     type=click.IntRange(min=1),
     default=750,

@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from openclaw_rl.learner.forward.packing import TokenSequence
+from openclaw_rl.methods.registry import make_method
 from openclaw_rl.settings.load import train_settings, trainer_variables
 
 PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
@@ -117,7 +118,6 @@ def child(batch: Batch, folder: Path) -> None:
     import torch
 
     import qwen3
-    from openclaw_rl import methods
     from openclaw_rl.learner.trainer import LocalTrainer
 
     torch.set_num_threads(1)
@@ -131,7 +131,7 @@ def child(batch: Batch, folder: Path) -> None:
             "safety.max_step_kl": 1e9,
         }
     )
-    method = methods.create_method("binary", decay=0.95, shrink=8.0, clip=1.0, w_binary=1.0, w_opd=1.0)
+    method = make_method(train_settings({"method": "binary"}))
     trainer = LocalTrainer(str(folder), method, train)
     samples, before, seconds = qwen3.samples(rows(batch)), _peak(), []
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:

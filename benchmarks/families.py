@@ -152,8 +152,8 @@ def trained(path: str, weights: str) -> str:
     from openclaw_rl.errors import OpenClawError
     from openclaw_rl.learner.forward.packing import TokenSequence
     from openclaw_rl.learner.trainer import LocalTrainer
+    from openclaw_rl.methods.registry import make_method
     from openclaw_rl.settings.load import train_settings
-    from openclaw_rl.train.worker import make_method
 
     rate = {"optimizer.learning_rate": 1e-5}
     train = train_settings({"method": "binary", "finetune": weights, "lora": {"rank": 2}, **rate})

@@ -47,7 +47,7 @@ class Work:
 def work_of(rows: Sequence[TokenSequence]) -> Work:
     """Of rows that are one tree."""
     planted = prefix_tree.build_tree(rows, torch.device("cpu"))
-    return Work(tokens=planted.tokens, asked=len(planted.targets_K), pairs=int((planted.depth_T + 1).sum()))
+    return Work(tokens=planted.tokens, asked=len(planted.kept_K), pairs=int((planted.depth_T + 1).sum()))
 
 
 def linear(shape: Mapping[str, Any]) -> int:

@@ -23,9 +23,9 @@ from transformers.utils import logging as transformers_logging
 
 from openclaw_rl.learner.forward.packing import TokenSequence
 from openclaw_rl.learner.trainer import LocalTrainer
+from openclaw_rl.methods.registry import make_method
 from openclaw_rl.methods.types import Sample
 from openclaw_rl.settings.load import train_settings
-from openclaw_rl.train.worker import make_method
 
 PAGE = Path(__file__).parent.parent / "docs" / "concepts" / "training_safety.md"
 BEGIN, END = "<!-- made by benchmarks/garbage.py: begin -->", "<!-- end -->"

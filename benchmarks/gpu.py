@@ -31,7 +31,6 @@ from transformers.utils import logging as transformers_logging
 
 import flops
 import qwen3
-from openclaw_rl import methods
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.learner.forward.packing import TokenSequence
 from openclaw_rl.learner.forward.runner import ForwardRunner
@@ -39,6 +38,7 @@ from openclaw_rl.learner.loss.policy_loss import TermSlice, make_loss_config, mi
 from openclaw_rl.learner.model import weights
 from openclaw_rl.learner.optim.optimizer import Optimizer
 from openclaw_rl.learner.trainer import LocalTrainer
+from openclaw_rl.methods.registry import make_method
 from openclaw_rl.settings.load import ModelConfig, TrainConfig, train_settings
 
 RESULTS = Path(__file__).parent / "results" / "gpu.md"
@@ -151,7 +151,7 @@ class Stand:
             terms=[term],
             kl_coef=0.1,
             kl_denominator=float(len(old_K)),
-            bounds=make_loss_config(self._train),
+            config=make_loss_config(self._train),
             rows_K=torch.zeros_like(old_K, dtype=torch.long),
         )
         loss.total.backward()
@@ -183,7 +183,7 @@ def measure(path: str, cell: Cell, device: torch.device) -> Measured:
 def whole(path: str, cell: Cell, device: torch.device, scratch: Path) -> float:
     """Seconds of the second `LocalTrainer.step`."""
     batch = qwen3.samples(qwen3.session(qwen3.SHAPES[cell.model]["vocab_size"], cell.tokens))
-    method = methods.create_method("binary", decay=0.95, shrink=8.0, clip=1.0, w_binary=1.0, w_opd=1.0)
+    method = make_method(train_settings({"method": "binary"}))
     trainer = LocalTrainer(path, method, cell.settings(), ModelConfig(path=path, device=str(device)))
     found = 0.0
     for n in range(2):

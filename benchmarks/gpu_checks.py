@@ -21,7 +21,6 @@ from safetensors.torch import load_file
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 import qwen3
-from openclaw_rl import methods
 from openclaw_rl.common.policy_digest import digest_of_folder
 from openclaw_rl.engines import adapter_file
 from openclaw_rl.engines.embedded.model import EmbeddedModel, resolve_model_path
@@ -34,6 +33,7 @@ from openclaw_rl.learner.forward.packing import TokenSequence
 from openclaw_rl.learner.forward.runner import ForwardRunner
 from openclaw_rl.learner.optim.master_weights import PinnedSnapshot
 from openclaw_rl.learner.trainer import LocalTrainer
+from openclaw_rl.methods.registry import make_method
 from openclaw_rl.methods.types import StepResult
 from openclaw_rl.settings.load import STARTER, EngineConfig, ModelConfig, train_settings
 from openclaw_rl.types import PolicyRef, Sampling
@@ -241,7 +241,7 @@ def _trainer(place: Place, base: str, settings: dict[str, Any]) -> LocalTrainer:
             "threads": torch.get_num_threads(),
         }
     )
-    method = methods.create_method("binary", decay=0.95, shrink=8.0, clip=1.0, w_binary=1.0, w_opd=1.0)
+    method = make_method(train_settings({"method": "binary"}))
     model = ModelConfig(path=base, device=str(place.device), dtype=settings["dtype"])
     return LocalTrainer(base, method, train, model)
 

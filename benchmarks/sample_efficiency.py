@@ -23,18 +23,12 @@ from typing import Any
 from benchmarks import sample_efficiency_report
 from benchmarks.in_process import Rooms
 from benchmarks.sample_efficiency_report import Point, Run
+from benchmarks.setting_args import on_off, parse_settings, setting_argument
 from benchmarks.taste_benchmark import accuracy
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from openclaw_rl.evals.cli_args import (
-    LARGEST_SEED,
-    bounded_int,
-    exit_on_error,
-    on_off,
-    parse_settings,
-    setting_argument,
-)
+from openclaw_rl.evals.cli_args import LARGEST_SEED, bounded_int, exit_on_error
 from openclaw_rl.evals.personas import Persona
 from openclaw_rl.evals.styles import TASTES, Taste
 from openclaw_rl.evals.toy_world import Question, held_out_questions

@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 import uvloop
 
+from openclaw_rl.common.frames import FrameDecoder
 from openclaw_rl.engines.base import EngineInfo
 from openclaw_rl.engines.embedded import protocol
 
@@ -112,7 +113,7 @@ class Engine(asyncio.Protocol):
         self._ids = [*token_ids, stop]
         self._info = info
         self._versions: tuple[int, ...] = (0,)
-        self._frames = protocol.FrameDecoder()
+        self._frames = FrameDecoder()
         self._running: dict[int, int] = {}
         self._transport: Any = None
         self._stepping = False

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.setting_args import parse_settings, setting_argument
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from openclaw_rl.evals import user_driver
-from openclaw_rl.evals.cli_args import LARGEST_SEED, bounded_int, exit_on_error, parse_settings, setting_argument
+from openclaw_rl.evals.cli_args import LARGEST_SEED, bounded_int, exit_on_error
 from openclaw_rl.evals.personas import Persona
 from openclaw_rl.evals.plots import markdown_table
 from openclaw_rl.evals.styles import TASTES, Taste

@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from openclaw_rl.methods.registry import make_method
 from openclaw_rl.methods.types import Sample
 from openclaw_rl.settings.load import train_settings, trainer_variables
 
@@ -99,7 +100,6 @@ def make_model(folder: Path) -> None:
 
 
 def ours(folder: Path, batch: Sequence[Sample]) -> Callable[[], None]:
-    from openclaw_rl import methods
     from openclaw_rl.learner.trainer import LocalTrainer
 
     # The trust region takes no part: TRL has none, and how often it halves depends on the learning rate.
@@ -113,7 +113,7 @@ def ours(folder: Path, batch: Sequence[Sample]) -> Callable[[], None]:
             "batch.micro_tokens": 16384,
         }
     )
-    method = methods.create_method("binary", decay=0.95, shrink=8.0, clip=1.0, w_binary=1.0, w_opd=1.0)
+    method = make_method(train_settings({"method": "binary"}))
     trainer = LocalTrainer(str(folder), method, train)
     scratch = tempfile.mkdtemp(dir=folder.parent)
 

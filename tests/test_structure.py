@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "methods": "types",
     "protocols": "types methods",
     "testing": "types errors common methods",
-    "settings": "types errors common",
+    "settings": "types errors common methods",
     "store": "types errors common",
     "plugins": BASE,
     "render": BASE,
@@ -29,11 +29,11 @@ MAY_IMPORT = {
     "serve": f"{BASE} protocols store render engines",
     "judge": f"{BASE} protocols store render engines plugins",
     "train": f"{BASE} protocols store render methods learner",
-    "trajectories": f"{BASE} store render learner",
+    "trajectories": f"{BASE} store render learner methods",
     "compat": f"{BASE} learner",
     "environments": f"{BASE} protocols store render plugins",
-    "supervisor": f"{BASE} store engines collect serve judge train trajectories environments",
-    "status": f"{BASE} store render engines train",
+    "supervisor": f"{BASE} methods store engines collect serve judge train trajectories environments",
+    "status": f"{BASE} methods store render engines train",
     "connect": f"{BASE} render supervisor",
     "rollouts": f"{BASE} plugins supervisor",
     "evals": f"{BASE} supervisor",
@@ -128,6 +128,11 @@ def test_heavy_libraries_stay_in_their_folders() -> None:
         if heavy and not relative.startswith(MAY_IMPORT_HEAVY):
             problems.append(f"{relative} imports {sorted(heavy)}")
     assert not problems
+
+
+def test_only_the_store_knows_its_tables() -> None:
+    users = [name for name in sources() if "store.schema" in imported_modules(name)]
+    assert not [name for name in users if folder_of(name) != "store"]
 
 
 def test_only_the_settings_read_the_environment() -> None:

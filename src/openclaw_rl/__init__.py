@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from openclaw_rl.compat.script_helpers import log_training_metrics, setup_wandb_logging
     from openclaw_rl.compat.script_helpers_lora import setup_lora_model
-    from openclaw_rl.trajectories.sessions import SessionAwareProcessor, compute_gae, inspect_sessions
+    from openclaw_rl.methods.gae import compute_gae
+    from openclaw_rl.trajectories.sessions import SessionAwareProcessor, inspect_sessions
 
 __version__ = "0.1.0"
 __all__ = [
@@ -19,7 +20,8 @@ __all__ = [
     "setup_wandb_logging",
 ]
 _MODULES = {
-    "trajectories.sessions": ("SessionAwareProcessor", "compute_gae", "inspect_sessions"),
+    "methods.gae": ("compute_gae",),
+    "trajectories.sessions": ("SessionAwareProcessor", "inspect_sessions"),
     "compat.script_helpers": ("log_training_metrics", "setup_wandb_logging"),
     "compat.script_helpers_lora": ("setup_lora_model",),
 }

@@ -24,6 +24,8 @@ scaled: log softmax(logits / T), before top-p, top-k, min-p and penalties. proce
 distribution, after temperature, penalties, bias and truncation; equals scaled if only T is set.
 raw: log softmax(logits), independent of T; equals scaled only at T = 1.
 """
+EpisodeOutcome = Literal["done", "void"]
+"""Done: the reward counts, also that of a failure of the policy. Void: the environment failed; it trains nothing."""
 Message = Mapping[str, Any]
 """One chat message as the client sent it: a JSON object, with unknown keys kept."""
 
@@ -283,6 +285,26 @@ class JudgeInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Episode:
+    """One attempt at a task of an environment; the episodes of a group are attempts at the same task."""
+
+    id: str
+    task: str
+    group: str
+    split: Literal["train", "held_out"]
+    agent: str = ""
+    started_at: float
+    outcome: EpisodeOutcome | None = None  # None: it is running
+    reward: float | None = None  # None: not known
+    ended_at: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.reward is not None and (self.outcome != "done" or not np.isfinite(self.reward)):
+            why = f"got {self.reward} with outcome {self.outcome}"
+            raise ValueError(f"episode {self.id}: expected a finite reward of an episode that is done, or none; {why}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedTurn:
     """One turn of the training queue, with everything needed to build a `Sample`."""
 
@@ -290,6 +312,8 @@ class JudgedTurn:
     turn: Turn
     verdict: Verdict
     earlier_uses: int
+    episode: Episode | None = None  # None: a conversation
+    step: int | None = None  # its place in the episode, from 0; None: a branch that the end of it does not follow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

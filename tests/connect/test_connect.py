@@ -1,9 +1,9 @@
-"""`openclaw-rl connect`: what is printed can be pasted, what is written keeps the rest."""
+"""`openclaw-rl connect`: what is printed can be pasted; OpenClaw itself edits its settings."""
 
 from __future__ import annotations
 
 import json
-import stat
+import shlex
 import tomllib
 from pathlib import Path
 
@@ -14,7 +14,6 @@ from tests.render.model_folders import make
 from openclaw_rl.cli import connect as commands
 from openclaw_rl.cli.main import cli
 from openclaw_rl.connect import claude_code_codex, openclaw
-from openclaw_rl.connect.json5 import parse
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.settings.load import Config, from_flat
 
@@ -45,67 +44,66 @@ def test_the_entry_is_of_the_served_model(config: Config) -> None:
     assert "Next: openclaw models set openclaw-rl/openclaw" in done.stderr
 
 
-def test_it_is_written_once_and_nothing_is_lost(config: Config, tmp_path: Path) -> None:
-    file = tmp_path / "oc" / "openclaw.json"
-    file.parent.mkdir()
-    old = "{ // mine\n  models: { mode: 'replace', providers: { other: { apiKey: 'k' } } },\n}\n"
-    file.write_text(old)
-    connect(config, "openclaw", "--into", str(file))
-    new = file.read_text()
-    value = parse(new).value
-    assert "// mine" in new
-    assert value["models"]["mode"] == "replace"
-    assert value["models"]["providers"]["other"] == {"apiKey": "k"}
-    assert value["models"]["providers"]["openclaw-rl"] == openclaw.provider_entry(config)
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    copies = list(file.parent.glob("*.bak"))
-    assert [c.read_text() for c in copies] == [old]
-    connect(config, "openclaw", "--into", str(file))
-    assert (file.read_text(), list(file.parent.glob("*.bak"))) == (new, copies)
+@pytest.fixture
+def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in which an `openclaw` on PATH records what it is given; it fails if the folder has a file `fail`."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    program = folder / "openclaw"
+    program.write_text(
+        f"""#!/bin/sh
+cd {shlex.quote(str(folder))}
+printf '%s\\n' "$@" > arguments
+cat > stdin
+printf %s "$OPENCLAW_CONFIG_PATH" > file
+printf %s "$OPENCLAW_API_KEY" > key
+if [ -e fail ]; then echo "config is invalid" >&2; exit 3; fi
+echo "Applied 4 config update(s)."
+"""
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    monkeypatch.setenv("OPENCLAW_API_KEY", KEY)
+    return folder
 
 
-def test_a_file_from_windows_keeps_its_line_ends(config: Config, tmp_path: Path) -> None:
-    file = tmp_path / "openclaw.json"
-    old = b"\xef\xbb\xbf{ // mine\r\n  models: {\r\n    providers: { other: { apiKey: 'k' } }\r\n  }\r\n}\r\n"
-    file.write_bytes(old)
-    connect(config, "openclaw", "--into", str(file))
-    new = file.read_bytes()
-    assert new.count(b"\n") == new.count(b"\r\n") > old.count(b"\n")
-    assert new.startswith(b"\xef\xbb\xbf{ // mine\r\n")
-    assert new.endswith(b"}\r\n")
-    assert parse(new.decode()).value["models"]["providers"]["openclaw-rl"] == openclaw.provider_entry(config)
-    assert [c.read_bytes() for c in file.parent.glob("*.bak")] == [old]
-
-
-def test_what_the_owner_added_to_the_entry_stays(config: Config) -> None:
-    text = '{models: {providers: {"openclaw-rl": {headers: {a: "b"}, apiKey: "old"}}}}'
-    entry = parse(openclaw.edit_settings(text, openclaw.provider_entry(config))).value["models"]["providers"][
-        "openclaw-rl"
+def test_openclaw_itself_adds_the_entry(config: Config, recorded: Path) -> None:
+    done = connect(config, "openclaw", "--write")
+    assert done.exit_code == 0
+    assert (recorded / "arguments").read_text().split() == [
+        *("config", "patch", "--stdin", "--replace-path", "models.providers.openclaw-rl.models")
     ]
-    assert entry == {"headers": {"a": "b"}} | openclaw.provider_entry(config)
+    patch = json.loads((recorded / "stdin").read_text())
+    assert patch == {"models": {"providers": {"openclaw-rl": openclaw.provider_entry(config)}}}
+    assert (recorded / "file").read_text() == ""
+    assert (recorded / "key").read_text() == "", "our own variables are not for other programs"
+    assert done.stdout == ""
+    assert "Applied 4 config update(s)." in done.stderr
+    assert "Next: openclaw models set openclaw-rl/openclaw" in done.stderr
 
 
-def test_a_file_is_made_where_there_is_none(config: Config, tmp_path: Path) -> None:
-    file = tmp_path / "new" / "openclaw.json"
-    assert openclaw.write_settings(config, file) is None
-    assert parse(file.read_text()).value["models"]["mode"] == "merge"
+def test_another_file_is_named_to_openclaw(config: Config, recorded: Path, tmp_path: Path) -> None:
+    assert connect(config, "openclaw", "--into", str(tmp_path / "other.json")).exit_code == 0
+    assert (recorded / "file").read_text() == str(tmp_path / "other.json")
+    assert not (tmp_path / "other.json").exists()
 
 
-def test_a_file_that_cannot_be_read_stays_as_it_is(config: Config, tmp_path: Path) -> None:
-    file = tmp_path / "openclaw.json"
-    file.write_text("{ models: [1] }")
-    with pytest.raises(OpenClawError, match=r"expected an object.*Nothing was changed"):
-        openclaw.write_settings(config, file)
-    assert file.read_text() == "{ models: [1] }"
+def test_a_refusal_is_shown_and_the_entry_is_printed(
+    config: Config, recorded: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (recorded / "fail").touch()
+    with pytest.raises(OpenClawError, match=r"exit code 3:\nconfig is invalid\nNothing was changed\. Add the entry"):
+        commands.connect_openclaw(config, write=True, into=None)
+    assert capsys.readouterr().out.strip() == openclaw.settings_snippet(config)
 
 
-def test_a_link_is_followed(config: Config, tmp_path: Path) -> None:
-    real, link = tmp_path / "real.json", tmp_path / "link.json"
-    real.write_text("{}")
-    link.symlink_to(real)
-    openclaw.write_settings(config, link)
-    assert link.is_symlink()
-    assert "openclaw-rl" in real.read_text()
+def test_without_openclaw_the_entry_is_printed(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    with pytest.raises(OpenClawError, match=r"not on PATH.*npm install.*by hand"):
+        commands.connect_openclaw(config, write=True, into=None)
+    assert capsys.readouterr().out.strip() == openclaw.settings_snippet(config)
 
 
 def test_a_context_that_is_too_small_is_said(config: Config) -> None:

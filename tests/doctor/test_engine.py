@@ -95,9 +95,7 @@ def test_an_engine_that_is_not_there_is_said(words: tuple[str, ...], told: str) 
 
 def test_trial_adapters_fit_the_model_and_differ(tmp_path: Path) -> None:
     files = ModelFiles.from_path("starter")
-    one, two = (
-        random_adapter.write_random_adapter(files.weights, tmp_path / str(n), version=n, rank=4) for n in (1, 2)
-    )
+    one, two = (random_adapter.write_random_adapter(files.folder, tmp_path / str(n), version=n, rank=4) for n in (1, 2))
     assert one is not None
     assert two is not None
     assert one.digest != two.digest
@@ -109,4 +107,4 @@ def test_a_model_without_the_projections_has_no_trial_adapter(tmp_path: Path) ->
     header = json.dumps({"h.0.attn.c_attn.weight": {"dtype": "F32", "shape": [1, 1], "data_offsets": [0, 4]}}).encode()
     file = tmp_path / "model.safetensors"
     file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
-    assert random_adapter.write_random_adapter([file], tmp_path / "out", version=1, rank=2) is None
+    assert random_adapter.write_random_adapter(tmp_path, tmp_path / "out", version=1, rank=2) is None

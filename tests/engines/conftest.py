@@ -109,8 +109,8 @@ class Process:
     def __init__(self, config: Config, *, through: str = "") -> None:
         self.socket = config.engine_socket
         code = (
-            "from openclaw_rl.settings.load import inherited; from openclaw_rl.engines.embedded.server import main; "
-            "main(inherited())"
+            "from openclaw_rl.settings.load import inherited_config; "
+            "from openclaw_rl.engines.embedded.server import main; main(inherited_config())"
         )
         command = [sys.executable, "-c", code]
         if through:  # a parent in between, which prints the engine's pid and lives until its stdin closes
@@ -171,7 +171,7 @@ def start() -> Iterator[Callable[..., Process]]:
 @pytest.fixture(scope="session")
 def process(engine_config: Callable[..., Config], short_home: Callable[[], Path]) -> Iterator[Process]:
     """One engine process for all tests that do not harm it. It must end cleanly and take its socket with it."""
-    started = Process(engine_config(short_home(), prefill_chunk=16, max_batch=8, versions=4))
+    started = Process(engine_config(short_home(), prefill_chunk=16, max_batch=8, max_loaded_versions=4))
     try:
         started.wait_ready()
         yield started

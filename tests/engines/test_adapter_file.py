@@ -94,7 +94,7 @@ def test_what_cannot_be_served_is_explained(tmp_path: Path, harm: Callable[[Path
 
 def test_an_adapter_of_another_base_names_the_module_and_both_shapes(tmp_path: Path) -> None:
     base = ModelFiles.from_path("starter")
-    ref = random_adapter.write_random_adapter(base.weights, tmp_path / "own", version=1, rank=2)
+    ref = random_adapter.write_random_adapter(base.folder, tmp_path / "own", version=1, rank=2)
     assert ref is not None
     file = adapter_file.read_adapter(ref)
     adapter_file.check_fits_base(file, str(base.folder))

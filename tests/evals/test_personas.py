@@ -7,16 +7,23 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from benchmarks.starter_corpus import draw_style, write_answer
 
 from openclaw_rl.evals import personas, phrases
 from openclaw_rl.evals.personas import DECK_SIZE, SUBTLE_CARDS, WRONG_CARDS, Persona
-from openclaw_rl.evals.phrases import PhrasePool
-from openclaw_rl.evals.starter_corpus import INSTRUCTIONS
-from openclaw_rl.evals.styles import TASTES, VALUES, Taste, draw_style, write_answer
-from openclaw_rl.evals.toy_world import all_facts, question_in, questions_about, split_of
+from openclaw_rl.evals.phrases import INSTRUCTIONS, PhrasePool
+from openclaw_rl.evals.styles import TASTES, VALUES, Taste
+from openclaw_rl.evals.toy_world import Question, all_facts, questions_about, split_of
 from openclaw_rl.judge.rules import Rule, RulesJudge
 
 RULES = RulesJudge.load().rules
+QUESTIONS = {q.text: q for fact in all_facts() for q in questions_about(fact)}
+
+
+def question_in(text: str) -> Question | None:
+    """The question at the end of a user's message."""
+    found = [q for known, q in QUESTIONS.items() if text.endswith(known)]
+    return max(found, key=lambda q: len(q.text), default=None)
 
 
 def matching(text: str, who: str = "user") -> list[Rule]:

@@ -8,6 +8,7 @@ from collections import Counter
 from typing import get_args
 
 import pytest
+from benchmarks.starter_corpus import ReplyStyle, draw_style, write_answer
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,11 +17,8 @@ from openclaw_rl.evals.styles import (
     TASTES,
     Format,
     Length,
-    ReplyStyle,
     Tone,
-    draw_style,
     has_style,
-    write_answer,
 )
 from openclaw_rl.evals.toy_world import (
     FAMILIES,
@@ -30,7 +28,6 @@ from openclaw_rl.evals.toy_world import (
     facts_of,
     held_out_questions,
     is_correct,
-    question_in,
     questions_about,
     split_of,
 )
@@ -41,6 +38,7 @@ STYLES = [
     for tone in get_args(Tone)
     for form in get_args(Format)
 ]
+PERU = next(fact for fact in all_facts() if fact.key == "capital/Peru")
 a_fact = st.sampled_from(all_facts())
 a_style = st.sampled_from(STYLES)
 
@@ -76,13 +74,6 @@ def test_no_two_questions_are_the_same() -> None:
     assert all(len(questions_about(fact)) >= 3 for fact in all_facts())
 
 
-@given(st.integers(), st.sampled_from(["", "Too long. ", "Perfect, thanks. "]))
-def test_the_question_is_found_at_the_end_of_a_message(seed: int, lead: str) -> None:
-    question = draw_question("asked", random.Random(seed))
-    assert question_in(lead + question.text) == question
-    assert question_in(question.text + " Thanks.") is None
-
-
 def test_asking_stays_on_its_side_of_the_split() -> None:
     rng = random.Random(0)
     assert {split_of(draw_question("asked", rng).fact) for _ in range(300)} == {"asked"}
@@ -114,8 +105,7 @@ def test_another_facts_reply_is_wrong(mine: Fact, theirs: Fact, style: ReplyStyl
 
 
 def test_hedging_is_wrong() -> None:
-    question = question_in("What is the capital of Peru?")
-    assert question is not None
+    (question,) = (q for q in questions_about(PERU) if q.text == "What is the capital of Peru?")
     assert is_correct(question, "I think it is Lima.")
     assert not is_correct(question, "It is Lima or Paris.")
     assert not is_correct(question, "Limal.")

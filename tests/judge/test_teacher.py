@@ -14,6 +14,7 @@ from aiohttp import web
 from tests.judge.endpoint import ITEM, Answer, Endpoint, always, completion, serving, then
 from tests.judge.world import World
 
+from openclaw_rl.common import worker_loop
 from openclaw_rl.errors import ConfigError, JudgeError
 from openclaw_rl.judge import worker as judge_loop
 from openclaw_rl.judge.preflight import check_judge_settings
@@ -235,7 +236,7 @@ def looped(world: World, answer: Answer, judge: ScriptedJudge, body: Callable[[]
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judge_loop, "READ_EVERY", 0.02)
-    monkeypatch.setattr(judge_loop, "BEAT_EVERY", 0.02)
+    monkeypatch.setattr(worker_loop, "HEARTBEAT_SECONDS", 0.02)
 
 
 def test_verdicts_are_stored_with_its_hints(world: World) -> None:

@@ -16,6 +16,7 @@ import pytest
 from aiohttp import web
 from tests.judge.world import World
 
+from openclaw_rl.common import worker_loop
 from openclaw_rl.errors import ConfigError, JudgeError
 from openclaw_rl.judge import worker as judge_loop
 from openclaw_rl.protocols import Judge
@@ -35,7 +36,7 @@ def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judge_loop, "FIRST_WAIT", 0.05)
     monkeypatch.setattr(judge_loop, "LONGEST_PROBE", 0.05)
     monkeypatch.setattr(judge_loop, "READ_EVERY", 0.05)
-    monkeypatch.setattr(judge_loop, "BEAT_EVERY", 0.02)
+    monkeypatch.setattr(worker_loop, "HEARTBEAT_SECONDS", 0.02)
 
 
 @contextlib.asynccontextmanager

@@ -13,10 +13,11 @@ from openclaw_rl.learner.forward.packing import TokenSequence
 from openclaw_rl.learner.loss.length_ema import LengthEma
 from openclaw_rl.learner.loss.policy_loss import LossConfig, TermSlice, micro_batch_loss
 from openclaw_rl.learner.trainer import LocalTrainer
-from openclaw_rl.methods import AnyMethod, BinaryMethod, OpdMethod
-from openclaw_rl.methods.types import BatchLogprobs, Sample
+from openclaw_rl.methods.binary import BinaryMethod
+from openclaw_rl.methods.opd import OpdMethod
+from openclaw_rl.methods.types import BatchLogprobs, CreditMethod, Sample
 
-BOUNDS = LossConfig(clip_low=0.8, clip_high=1.28, dual_clip=3.0, gap_low=0.5, gap_high=5.0)
+BOUNDS = LossConfig(clip_low=0.8, clip_high=1.28, dual_clip=3.0, token_ratio_min=0.5, token_ratio_max=5.0)
 PROMPT = np.zeros(1, np.int32)
 
 
@@ -38,7 +39,7 @@ def reply(ids: Sequence[int], logp: np.ndarray, *, reward: float | None = None, 
 def descend(
     theta: torch.Tensor,
     logp_K: torch.Tensor,
-    method: AnyMethod,
+    method: CreditMethod,
     samples: list[Sample],
     teachers: list[list[np.ndarray]],
     memory: dict,
@@ -62,7 +63,7 @@ def descend(
     ]
     mu_K = torch.from_numpy(np.concatenate([s.logprobs for s in samples]))
     loss = micro_batch_loss(
-        logp_K=logp_K, mu_K=mu_K, base_K=mu_K, terms=terms, kl_coef=0.0, kl_denominator=1.0, bounds=BOUNDS
+        logp_K=logp_K, mu_K=mu_K, base_K=mu_K, terms=terms, kl_coef=0.0, kl_denominator=1.0, config=BOUNDS
     )
     (gradient,) = torch.autograd.grad(loss.total, theta)
     with torch.no_grad():

@@ -17,7 +17,7 @@ from openclaw_rl.learner.forward.packing import TokenSequence
 from openclaw_rl.learner.staleness import drop_stale
 from openclaw_rl.learner.step_metrics import ALL_MASKED
 from openclaw_rl.learner.trainer import LocalTrainer
-from openclaw_rl.methods.types import Episode, Sample
+from openclaw_rl.methods.types import EpisodeStep, Sample
 
 Make = Callable[..., LocalTrainer]
 Draw = Callable[..., list[Sample]]
@@ -193,7 +193,7 @@ def test_no_step_is_taken_on_nothing(
 
 
 def in_group(s: Sample, task: str, rollout: str, step: int, outcome: float | None) -> Sample:
-    return replace(s, reward=None, episode=Episode(task=task, rollout=rollout, step=step, outcome=outcome))
+    return replace(s, reward=None, episode=EpisodeStep(group=task, episode=rollout, step=step, outcome=outcome))
 
 
 def test_a_step_on_groups(trainer: Make, draw: Draw, tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ import torch
 
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.learner.trainer import LocalTrainer
+from openclaw_rl.methods.registry import make_method
 from openclaw_rl.methods.types import Sample
 from openclaw_rl.settings.load import from_flat
-from openclaw_rl.train.worker import make_method
 
 Make = Callable[..., LocalTrainer]
 Draw = Callable[..., list[Sample]]

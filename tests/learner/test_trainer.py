@@ -16,10 +16,11 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, OPTC
 
 from openclaw_rl.common.atomic_files import write_folder
 from openclaw_rl.errors import ConfigError, ModelError
-from openclaw_rl.learner.model import state_files
 from openclaw_rl.learner.forward.packing import TokenSequence
+from openclaw_rl.learner.model import state_files
 from openclaw_rl.learner.trainer import LocalTrainer
 from openclaw_rl.methods.types import Sample
+from openclaw_rl.settings.load import train_settings
 from openclaw_rl.train.gate import rejection_reason
 
 Make = Callable[..., LocalTrainer]
@@ -248,12 +249,14 @@ def test_a_step_that_no_halving_holds_is_refused(trainer: Make, draw: Draw, tmp_
     """And nothing of it stays, once the trainer stands where it stood: the next step is as if it had not been."""
     never, held = trainer(learning_rate=3e-2, max_gap=9.0), trainer(learning_rate=3e-2, max_gap=9.0)
     first = [t.step(draw(t, 0), str(tmp_path / f"{n}")) for n, t in enumerate((never, held))][1]
-    held._train = held._train.model_copy(update={"max_step_kl": 1e-12})
+    safety = held._train.safety.model_copy(update={"max_step_kl": 1e-12})
+    held._train = held._train.model_copy(update={"safety": safety})
     metrics = held.step(draw(held, 1), str(tmp_path / "refused")).metrics
     assert metrics["step/scale"] == 2**-8
-    words = rejection_reason(metrics, grad_norm=1e9, kl=1e9, step_kl=1e-12)
+    wide = {"safety.gate_grad_norm": 1e9, "safety.gate_kl": 1e9}
+    words = rejection_reason(metrics, train_settings(wide | {"safety.max_step_kl": 1e-12}))
     assert str(words).startswith("even 0.00391 of the step moves the policy by ")
-    assert rejection_reason(metrics, grad_norm=1e9, kl=1e9, step_kl=metrics["kl/step"]) is None
+    assert rejection_reason(metrics, train_settings(wide | {"safety.max_step_kl": metrics["kl/step"]})) is None
     held._train = never._train
     held.load(folder=first.folder, memory=first.memory)
     batch = draw(never, 2)
@@ -302,7 +305,7 @@ def test_every_loss_pushes_towards_the_better_reply(trainer: Make, draw: Draw, t
 def test_a_token_that_the_model_does_not_have_is_the_turns_fault(
     trainer: Make, draw: Draw, tmp_path: Path, where: str, token: int
 ) -> None:
-    """A `ValueError`, which is of the batch and not of the trainer: the turn leaves, and the room goes on."""
+    """A `ValueError`, which is of the batch and not of the trainer: the turn leaves, and the worker continues."""
     made = trainer()
     first, *others = draw(made, 0)
     ids = np.array([*first.response_ids[:-1], token], np.int32)

@@ -10,10 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openclaw_rl import methods
-from openclaw_rl.methods import BinaryMethod, CombinedMethod, OpdMethod
 from openclaw_rl.methods.baseline import MAX_AGENTS, ScoreBaseline
+from openclaw_rl.methods.binary import BinaryMethod
+from openclaw_rl.methods.combine import CombinedMethod
+from openclaw_rl.methods.opd import OpdMethod
+from openclaw_rl.methods.registry import METHODS, make_method
 from openclaw_rl.methods.types import BatchLogprobs, Sample
+from openclaw_rl.settings.load import train_settings
 
 DECAY, SHRINK, C = 0.95, 8.0, 1.0
 
@@ -136,14 +139,12 @@ def test_a_term_counts_only_its_own_samples() -> None:
         sample(rng, 2, reward=-1.0, hints=1),
         sample(rng, 3, reward=None),
     ]
-    terms = methods.create_method("combine", decay=DECAY, shrink=SHRINK, clip=C, w_binary=1, w_opd=1).loss_terms(
-        evidence(samples, *scores(rng, samples)), {}
-    )
+    terms = make_method(train_settings({"method": "combine"})).loss_terms(evidence(samples, *scores(rng, samples)), {})
     assert {t.name: t.sample_count for t in terms} == {"binary": 2, "opd": 2}
 
 
 def test_a_weight_of_zero_takes_the_signal_away() -> None:
-    method = methods.create_method("combine", decay=DECAY, shrink=SHRINK, clip=C, w_binary=1, w_opd=0)
+    method = make_method(train_settings({"method": "combine", "loss.w_opd": 0.0}))
     assert (method.uses_reward, method.uses_hints) == (True, False)
     rng = np.random.default_rng(0)
     samples = [sample(rng, 0, reward=1.0, hints=1)]
@@ -190,7 +191,7 @@ def test_forgets_the_agents_judged_longest_ago() -> None:
 
 def test_other_memory_is_kept() -> None:
     rng = np.random.default_rng(0)
-    method = methods.create_method("combine", decay=DECAY, shrink=SHRINK, clip=C, w_binary=1, w_opd=1)
+    method = make_method(train_settings({"method": "combine"}))
     assert method.update_state([sample(rng, 0, reward=1.0)], {"reply_tokens": 7.0})["reply_tokens"] == 7.0
 
 
@@ -210,6 +211,13 @@ def test_refuses_lengths_that_do_not_fit() -> None:
         OpdMethod().loss_terms(evidence(samples, student, [[np.append(teachers[0][0], 0.0)]]), {})
 
 
-def test_an_unknown_method_lists_what_there_is() -> None:
-    with pytest.raises(ValueError, match="binary, opd, combine"):
-        methods.create_method("grpo", decay=DECAY, shrink=SHRINK, clip=C, w_binary=1, w_opd=1)
+def test_the_registry_is_what_the_settings_accept() -> None:
+    for name, spec in METHODS.items():
+        train = train_settings({"method": name})
+        assert (spec.name, train.method) == (name, name)
+        method = make_method(train)
+        assert method.uses_reward or method.uses_hints or method.uses_episodes
+        known = {key.removeprefix("train.loss.") for key in spec.own_settings}
+        assert known <= type(train.loss).model_fields.keys()
+    with pytest.raises(ValueError, match="'binary', 'opd', 'combine', 'sdpo', 'sdft' or 'groups'"):
+        train_settings({"method": "grpo"})

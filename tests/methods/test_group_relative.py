@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import ModuleType
 
 import numpy as np
@@ -9,15 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openclaw_rl import methods
 from openclaw_rl.errors import ConfigError
-from openclaw_rl.methods import GroupRelativeMethod
-from openclaw_rl.methods.types import BatchLogprobs, Episode, PolicyGradientTerm, Sample
+from openclaw_rl.methods.group_relative import GroupRelativeMethod
+from openclaw_rl.methods.registry import make_method
+from openclaw_rl.methods.types import BatchLogprobs, EpisodeStep, PolicyGradientTerm, Sample
 from openclaw_rl.settings.load import from_flat, train_settings
-from openclaw_rl.train.worker import make_method
 
 
-def sample(n: int, episode: Episode | None, tokens: int = 3) -> Sample:
+def sample(n: int, episode: EpisodeStep | None, tokens: int = 3) -> Sample:
     mask = np.ones(tokens, bool)
     mask[n % tokens] = tokens == 1
     return Sample(
@@ -27,14 +27,14 @@ def sample(n: int, episode: Episode | None, tokens: int = 3) -> Sample:
     )  # fmt: skip
 
 
-def rollout(task: str, name: str, outcome: float | None, rewards: list[float | None]) -> list[Episode]:
+def rollout(task: str, name: str, outcome: float | None, rewards: list[float | None]) -> list[EpisodeStep]:
     return [
-        Episode(task=task, rollout=name, step=k, outcome=outcome, step_reward=reward)
+        EpisodeStep(group=task, episode=name, step=k, outcome=outcome, step_reward=reward)
         for k, reward in enumerate(rewards)
     ]
 
 
-def term_of(method: GroupRelativeMethod, episodes: list[Episode | None]) -> PolicyGradientTerm:
+def term_of(method: GroupRelativeMethod, episodes: list[EpisodeStep | None]) -> PolicyGradientTerm:
     samples = [sample(n, e) for n, e in enumerate(episodes)]
     student = [s.logprobs for s in samples]
     (term,) = method.loss_terms(
@@ -43,7 +43,7 @@ def term_of(method: GroupRelativeMethod, episodes: list[Episode | None]) -> Poli
     return term
 
 
-def advantages(method: GroupRelativeMethod, episodes: list[Episode | None]) -> list[float | None]:
+def advantages(method: GroupRelativeMethod, episodes: list[EpisodeStep | None]) -> list[float | None]:
     """One a sample; None where it is not in the term."""
     term = term_of(method, episodes)
     assert all(len(set(a.tolist())) == 1 for a in term.advantages), "the same for every token"
@@ -51,10 +51,10 @@ def advantages(method: GroupRelativeMethod, episodes: list[Episode | None]) -> l
 
 
 @st.composite
-def batches(draw: st.DrawFn) -> list[Episode | None]:
+def batches(draw: st.DrawFn) -> list[EpisodeStep | None]:
     """Tasks of one to five rollouts, of one to four steps; outcomes and rewards that are often equal or missing."""
     values = st.sampled_from([-1.0, -0.25, 0.0, 0.5, 1.0])
-    episodes: list[Episode | None] = [None] * draw(st.integers(0, 2))
+    episodes: list[EpisodeStep | None] = [None] * draw(st.integers(0, 2))
     for task in range(draw(st.integers(1, 4))):
         for name in range(draw(st.integers(1, 5))):
             outcome = draw(st.none() | values)
@@ -65,11 +65,13 @@ def batches(draw: st.DrawFn) -> list[Episode | None]:
 
 @settings(max_examples=200, deadline=None)
 @given(batches(), st.sampled_from([None, 0.1, 0.7]))
-def test_credit_is_the_reference(reference: ModuleType, episodes: list[Episode | None], floor: float | None) -> None:
+def test_credit_is_the_reference(
+    reference: ModuleType, episodes: list[EpisodeStep | None], floor: float | None
+) -> None:
     method = GroupRelativeMethod() if floor is None else GroupRelativeMethod(scale="std", floor=floor)
     found = advantages(method, episodes)
     stated = [
-        {"task": e.task, "rollout": e.rollout, "step": e.step, "outcome": e.outcome, "reward": e.step_reward}
+        {"task": e.group, "rollout": e.episode, "step": e.step, "outcome": e.outcome, "reward": e.step_reward}
         for e in episodes
         if e is not None
     ]
@@ -82,9 +84,9 @@ def test_credit_is_the_reference(reference: ModuleType, episodes: list[Episode |
 
 @settings(max_examples=100, deadline=None)
 @given(batches())
-def test_what_a_group_says_sums_to_nothing(episodes: list[Episode | None]) -> None:
+def test_what_a_group_says_sums_to_nothing(episodes: list[EpisodeStep | None]) -> None:
     """Over rollouts of a task that all take one step, the advantages cancel: praise for one is blame for the rest."""
-    single = [Episode(task=e.task, rollout=e.rollout, step=0, outcome=e.outcome) for e in episodes if e and e.step == 0]
+    single = [replace(e, step_reward=None) for e in episodes if e and e.step == 0]
     found = [a for a in advantages(GroupRelativeMethod(), list(single)) if a is not None]
     assert sum(found) == pytest.approx(0, abs=1e-5)
 
@@ -129,24 +131,24 @@ def test_dividing_by_the_deviation_has_a_floor() -> None:
 
 def test_a_rollout_that_contradicts_itself_is_refused() -> None:
     first, second = rollout("t", "r", 1.0, [None])[0], rollout("t", "r", 0.0, [None, None])[1]
-    with pytest.raises(ValueError, match="task t, rollout r: expected one outcome at all its steps, got 1 and 0"):
+    with pytest.raises(ValueError, match="group t, episode r: expected one outcome at all its steps, got 1 and 0"):
         advantages(GroupRelativeMethod(), [first, second])
-    with pytest.raises(ValueError, match="task t, rollout r: expected step 0 once, got it twice"):
+    with pytest.raises(ValueError, match="group t, episode r: expected step 0 once, got it twice"):
         advantages(GroupRelativeMethod(), [first, first])
 
 
 @pytest.mark.parametrize("wrong", [{"outcome": float("nan")}, {"outcome": 1.0, "step_reward": float("inf")}])
 def test_a_reward_is_a_number_or_not_known(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="task t, rollout r, step 2: expected a finite"):
-        Episode(task="t", rollout="r", step=2, **wrong)
+    with pytest.raises(ValueError, match="group t, episode r, step 2: expected a finite"):
+        EpisodeStep(group="t", episode="r", step=2, **wrong)
 
 
 def test_the_settings_reach_it() -> None:
-    apart: list[Episode | None] = [e for n in range(2) for e in rollout("t", f"{n}", float(n), [None])]
+    apart: list[EpisodeStep | None] = [e for n in range(2) for e in rollout("t", f"{n}", float(n), [None])]
     made = make_method(train_settings({"method": "groups", "loss.group_scale": "std", "loss.group_floor": 2.0}))
     assert isinstance(made, GroupRelativeMethod)
     assert advantages(made, apart) == [-0.25, 0.25]
-    plain = methods.create_method("groups", decay=0.9, shrink=8.0, clip=1.0, w_binary=1.0, w_opd=1.0)
+    plain = make_method(train_settings({"method": "groups"}))
     assert isinstance(plain, GroupRelativeMethod)
     assert advantages(plain, apart) == [-0.5, 0.5]
 

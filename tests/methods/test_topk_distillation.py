@@ -10,10 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openclaw_rl import methods
-from openclaw_rl.methods import DistillOptions, OpdMethod, TopKDistillation
 from openclaw_rl.methods.hint_selection import choose_hints, mix_teachers, overlap_share
+from openclaw_rl.methods.opd import OpdMethod
+from openclaw_rl.methods.registry import make_method
+from openclaw_rl.methods.topk_distillation import TopKDistillation
 from openclaw_rl.methods.types import BatchLogprobs, DistillTerm, Sample, TopKLogprobs, TopKScores
+from openclaw_rl.settings.load import train_settings
 
 V, N = 12, 4
 
@@ -230,8 +232,9 @@ def test_methods_by_name(name: str, by: Any, of: str | None, term: str) -> None:
     rng = np.random.default_rng(3)
     samples = [draw(rng, 2)]
     found, _ = evidence(rng, samples)
-    how = DistillOptions(by=by, topk_size=N, divergence="jsd", ratio_clip=3.0)
-    made = methods.create_method(name, decay=0.9, shrink=1, clip=1, w_binary=0.5, w_opd=2.0, distill=how)
+    options = {"target": by, "topk": N, "divergence": "jsd", "ratio_clip": 3.0}
+    settings = {"method": name, "loss.w_opd": 2.0} | {f"distill.{key}": value for key, value in options.items()}
+    made = make_method(train_settings(settings))
     last = made.loss_terms(found, {})[-1]
     assert made.uses_hints
     assert made.topk_size == (N if of else 0)

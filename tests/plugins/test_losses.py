@@ -15,12 +15,12 @@ import torch
 
 from openclaw_rl.common.policy_digest import digest_of_folder
 from openclaw_rl.errors import ConfigError, PluginError
-from openclaw_rl.learner.loss.plugin_loss import compute_gae, load_plugin_loss
+from openclaw_rl.learner.loss.plugin_loss import load_plugin_loss, tensor_gae
 from openclaw_rl.learner.trainer import LocalTrainer
+from openclaw_rl.methods.registry import make_method
 from openclaw_rl.methods.types import Sample
 from openclaw_rl.settings.load import from_flat, train_settings
 from openclaw_rl.train.gate import rejection_reason
-from openclaw_rl.train.worker import make_method
 
 Make = Callable[..., LocalTrainer]
 Draw = Callable[..., list[Sample]]
@@ -136,7 +136,7 @@ PLAIN = "def compute_loss(policy_logits, reference_logits, rewards, advantages, 
         (PLAIN + "ratio = policy_logits.exp()\n    loss = ratio.mean()\n    ratio.mul_(2)\n    return loss",
          "the gradient of compute_loss raised RuntimeError"),
         ("def compute_loss(logits, labels): ...", r"mine\.py:1: got compute_loss\(logits, labels\), expected compute_"),
-        ("def loss(): ...", "no compute_loss or compute_opd_loss or compute_hybrid_loss. What it defines: loss"),
+        ("def loss(): ...", "no compute_loss or compute_opd_loss or compute_hybrid_loss. It defines: loss"),
         ("def compute_opd_loss(student_logprobs, teacher_logprobs, advantage_mask, clip_ratio): ...",
          "follows a teacher, but the method uses no hints"),
         ("def compute_hybrid_loss(**all): return (all['student_logprobs'].mean(), 1)",
@@ -219,9 +219,10 @@ def test_a_metric_that_is_not_finite_is_named_and_takes_no_step_away(
     file = tmp_path / "mine.py"
     file.write_text(NOT_FINITE)
     made = trainer("combine", loss_path=str(file), **FREE)
+    wide = dict.fromkeys(("safety.gate_grad_norm", "safety.gate_kl", "safety.max_step_kl"), 1e9)
     for number in range(2):
         metrics = made.step(hinted(draw(made, number)), str(tmp_path / str(number))).metrics
-        assert rejection_reason(metrics, grad_norm=1e9, kl=1e9, step_kl=1e9) is None
+        assert rejection_reason(metrics, train_settings(wide)) is None
         assert np.isfinite(metrics["loss/custom/sound"])
         assert not {"loss/custom/spread", "loss/custom/far"} & metrics.keys()
     told = sorted(r.getMessage() for r in caplog.records if "as its metric" in r.getMessage())
@@ -247,15 +248,21 @@ def test_advantages_are_estimated_as_the_formula_says() -> None:
     after = np.append(values[1:], 0.0)
     delta = rewards + 0.9 * after - values
     stated = [sum((0.9 * 0.8) ** (k - t) * delta[k] for k in range(t, 7)) for t in range(7)]
-    got = compute_gae(torch.tensor(rewards), torch.tensor(values), gamma=0.9, lambda_=0.8)
+    got = tensor_gae(torch.tensor(rewards), torch.tensor(values), gamma=0.9, lambda_=0.8)
     torch.testing.assert_close(got, torch.tensor(stated))
-    torch.testing.assert_close(compute_gae(torch.tensor([0.0, 0.0, -1.0])), torch.tensor([-1.0, -1.0, -1.0]))
+    torch.testing.assert_close(tensor_gae(torch.tensor([0.0, 0.0, -1.0])), torch.tensor([-1.0, -1.0, -1.0]))
     with pytest.raises(ValueError, match="expected rewards and values"):
-        compute_gae(torch.zeros(2, 2))
+        tensor_gae(torch.zeros(2, 2))
 
 
 @pytest.mark.parametrize(
-    "other", [("method", "sdpo"), ("distill", "student_topk"), ("loss", "gspo"), ("sequence_mask", "opsm")]
+    "other",
+    [
+        ("method", "sdpo"),
+        ("distill.target", "student_topk"),
+        ("loss.surrogate", "gspo"),
+        ("loss.sequence_mask", "opsm"),
+    ],
 )
 def test_settings_that_would_be_without_effect_are_refused(other: tuple[str, str]) -> None:
     with pytest.raises(ConfigError, match=rf"train\.{other[0]} {other[1]} would be without effect"):

@@ -110,15 +110,15 @@ def test_what_has_patience_shares_the_next_transaction(site: Site) -> None:
         return metrics.registry.get_sample_value("openclaw_commit_items_count") or 0.0
 
     async def main() -> None:
-        early = writer.put(item(0), patience=60.0)
+        early = writer.put(item(0), max_delay=60.0)
         await asyncio.sleep(0.05)
         assert not early.done()
         await writer.put(item(1))
         assert early.done()
         assert commits() == 1
-        await asyncio.wait_for(writer.put(item(2), patience=0.01), 5)
+        await asyncio.wait_for(writer.put(item(2), max_delay=0.01), 5)
         assert commits() == 2
-        writer.put(item(3), patience=60.0)
+        writer.put(item(3), max_delay=60.0)
         await asyncio.to_thread(writer.close)
 
     asyncio.run(main())

@@ -19,12 +19,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
+from tests.store.world import judged
 
 from openclaw_rl.cli.main import cli
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.status import watch
-from openclaw_rl.store import heartbeats, policies
+from openclaw_rl.store import heartbeats, policies, turns
 from openclaw_rl.store.db import Store
+from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
 
 TOLD: dict[str, Any] = {
     "head": 3,
@@ -82,6 +84,23 @@ def home(tmp_path: Path) -> Path:
     heartbeats.write_heartbeat(store, "train", "waiting for turns: 0 of 4")
     store.close()
     return tmp_path
+
+
+@pytest.mark.parametrize(("method", "waiting"), [("binary", 1), ("opd", 1), ("combine", 2), ("sdpo", 1), ("sdft", 1)])
+def test_the_training_queue_has_the_turns_that_the_method_can_train_on(home: Path, method: str, waiting: int) -> None:
+    store = Store.open(home / "store.db")
+    with store.write() as conn:
+        judged(conn, "score", score=-1)
+        judged(conn, "hint", score=None, hints=("Be brief.",))
+        judged(conn, "neither", score=0)
+        judged(conn, "used", score=1, hints=("Be brief.",))
+        turns.mark_untrainable(conn, "used", "too stale")
+    for min_turns, full in ((waiting, True), (waiting + 1, False)):
+        config = scratch_config(home, {"train.method": method, "train.batch.min_turns": min_turns})
+        with store.read() as conn:
+            assert watch.collect_page_data(config, conn, 1.0)["queues"]["train"] == (waiting, "to train on")
+            assert SubprocessSystem(config)._has_full_batch(conn, 0) is full
+    store.close()
 
 
 @contextmanager

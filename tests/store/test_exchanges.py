@@ -8,8 +8,8 @@ from tests.store.world import equal, reply, request, serve
 
 from openclaw_rl.store import events, exchanges, rows, turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.degenerate import degenerate_reason, loop_period
 from openclaw_rl.store.exchange_index import ExchangeIndex
+from openclaw_rl.store.turn_states import degenerate_reason, loop_period
 from openclaw_rl.types import (
     Capture,
     ExchangeStatus,

@@ -49,9 +49,9 @@ def looks(made: CompletionChecker) -> list[bool]:
         ({}, ("train",), False),
         ({"train": {"max_steps": 3}}, ("train",), True),
         ({"data": {"path": "/data"}}, ("judge", "train", "data"), True),
-        ({"data": {"path": "/data"}, "train": {"once": False}}, ("judge", "train", "data"), False),
-        ({"train": {"once": True}}, ("train",), True),
-        ({"train": {"once": True, "max_steps": 3}}, ("engine", "gateway", "train"), False),
+        ({"data": {"path": "/data"}, "train": {"exit_when_done": False}}, ("judge", "train", "data"), False),
+        ({"train": {"exit_when_done": True}}, ("train",), True),
+        ({"train": {"exit_when_done": True, "max_steps": 3}}, ("engine", "gateway", "train"), False),
         ({"train": {"max_steps": 3}}, ("judge",), False),
     ],
 )
@@ -126,7 +126,7 @@ def judge_one(store: Store, *, closed_only: bool) -> None:
 
 
 def test_nothing_left_is_the_end(tmp_path: Path) -> None:
-    made, store = ending(tmp_path, train={"once": True})
+    made, store = ending(tmp_path, train={"exit_when_done": True})
     rooted(store)
     assert not any(looks(made)), "the trainer has not looked yet"
     heartbeats.write_heartbeat(store, "train", "making a batch")

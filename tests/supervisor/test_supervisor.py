@@ -15,7 +15,8 @@ from openclaw_rl.doctor import pipeline
 from openclaw_rl.settings.load import from_flat
 from openclaw_rl.store import heartbeats
 from openclaw_rl.store.db import Store
-from openclaw_rl.supervisor.supervisor import HeartbeatMonitor, Supervisor, prepare_home
+from openclaw_rl.supervisor.heartbeat_monitor import HeartbeatMonitor
+from openclaw_rl.supervisor.supervisor import Supervisor, prepare_home
 
 WITHIN = 60.0  # seconds
 

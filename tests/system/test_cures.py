@@ -39,6 +39,7 @@ from openclaw_rl.errors import OpenClawError
 from openclaw_rl.judge import worker as judging
 from openclaw_rl.learner.model.oom import retry_on_oom
 from openclaw_rl.learner.trainer import LocalTrainer
+from openclaw_rl.methods.registry import make_method
 from openclaw_rl.methods.types import Sample
 from openclaw_rl.protocols import Judge
 from openclaw_rl.rollouts.runner import RolloutTask
@@ -54,7 +55,6 @@ from openclaw_rl.train.gate import rejection_reason
 from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.sample_builder import SampleBuilder
 from openclaw_rl.train.tracking import MetricsTracker
-from openclaw_rl.train.worker import make_method
 from openclaw_rl.types import JudgeInput, PolicyState, Sampling, TurnState, Verdict
 
 __all__ = ["builder", "draw", "fill", "judged", "renderer", "store", "tiny"]
@@ -255,12 +255,7 @@ def stepped(path: str, settings: Mapping[str, Any], draw: Callable[..., list[Sam
     for n in range(10):
         result = trainer.step(draw(trainer, n, 8, reward=(-1.0, 1.0)[n % 2]), str(out / str(n)))
         assert result.folder is not None
-        bounds = {
-            "grad_norm": train.safety.gate_grad_norm,
-            "kl": train.safety.gate_kl,
-            "step_kl": train.safety.max_step_kl,
-        }
-        refused = rejection_reason(result.metrics, **bounds) is not None
+        refused = rejection_reason(result.metrics, train) is not None
         state = PolicyState.REJECTED if refused else PolicyState.LIVE
         tracker.log_step(replace(world.policy(n + 1, 0), state=state), result.metrics, [])
         before = before if refused else result

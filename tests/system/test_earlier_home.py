@@ -10,11 +10,11 @@ import pytest
 import yaml
 from tests.system.test_words import run
 
+from openclaw_rl.common.sockets import free_port
 from openclaw_rl.settings.load import load
 from openclaw_rl.store import policies
 from openclaw_rl.store.db import Store
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, post_json
-from openclaw_rl.supervisor.supervisor import free_port
 
 ARCHIVE = Path(__file__).with_name("home_0_1.tar.xz")
 RECORDED_HOME = "/home/user/.openclaw-rl"

@@ -93,7 +93,7 @@ def steps(store: Store, *told: tuple[float, float, float]) -> None:
     tracker = MetricsTracker(TrackConfig(), home(store).logs_dir, run="r", settings={})
     for version, (at, seconds, norm) in enumerate(told, 1):
         metrics = {"loss/total": 0.1, "kl": 0.1, "kl/step": 0.001, "gradient/norm": norm}
-        reason = rejection_reason(metrics, grad_norm=100.0, kl=5.0, step_kl=0.003)
+        reason = rejection_reason(metrics, Config().train)
         state = PolicyState.REJECTED if reason else PolicyState.LIVE
         policy = Policy(
             version=version, parent=0, state=state, path=None, digest="", base="b", identity="i", created_at=at

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from openclaw_rl import methods
 from openclaw_rl.common import message_hash
 from openclaw_rl.common.client_patterns import SYSTEM_REMINDER
 from openclaw_rl.common.message_hash import EphemeralMatcher
+from openclaw_rl.methods.registry import make_method
 from openclaw_rl.render.model_folder import ModelFiles, compute_identity
 from openclaw_rl.render.renderer import Renderer
-from openclaw_rl.settings.load import STARTER
+from openclaw_rl.settings.load import STARTER, train_settings
 from openclaw_rl.store import exchanges, policies, reactions, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.train.sample_builder import SampleBuilder
@@ -50,7 +50,7 @@ def starter_identity() -> str:
 
 @pytest.fixture
 def builder(renderer: Renderer) -> SampleBuilder:
-    method = methods.create_method("combine", decay=0.95, shrink=8, clip=1, w_binary=1, w_opd=1)
+    method = make_method(train_settings({"method": "combine"}))
     return SampleBuilder(
         renderer=renderer, transient=EphemeralMatcher([SYSTEM_REMINDER]), signal=method, max_staleness=64
     )

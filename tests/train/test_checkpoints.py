@@ -36,7 +36,8 @@ SHAPE = {"rank": 1, "alpha": 1}  # of the scripted trainer's adapters
 
 
 def settings(home: Path, **train: Any) -> Config:
-    return Config(home=str(home), train=train_settings({"batch.min_turns": 2, "batch.max_turns": 2, "lora": SHAPE, **train}))
+    flat = {"batch.min_turns": 2, "batch.max_turns": 2, "lora": SHAPE, **train}
+    return Config(home=str(home), train=train_settings(flat))
 
 
 @pytest.fixture

@@ -21,7 +21,6 @@ TTL = 1.0
 CHILD = """
 import os, signal, sys, time
 from pathlib import Path
-from openclaw_rl import methods
 from openclaw_rl.common.message_hash import EphemeralMatcher
 from openclaw_rl.settings.load import STARTER, train_settings
 from openclaw_rl.render.model_folder import ModelFiles
@@ -43,7 +42,7 @@ class Trainer(ScriptedTrainer):
             time.sleep(0.01)
         return result
 
-method = methods.create_method("combine", decay=0.95, shrink=8, clip=1, w_binary=1, w_opd=1)
+method = make_method(train_settings({"method": "combine"}))
 renderer = Renderer(ModelFiles.from_path(STARTER))
 builder = SampleBuilder(renderer=renderer, transient=EphemeralMatcher([]), signal=method, max_staleness=64)
 train = train_settings({"safety.lease_ttl": float(sys.argv[3])})

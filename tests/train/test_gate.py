@@ -10,44 +10,57 @@ from openclaw_rl.settings.load import train_settings
 from openclaw_rl.store import policies
 from openclaw_rl.store.db import Store
 from openclaw_rl.testing import ScriptedTrainer
+from openclaw_rl.train import gate
 from openclaw_rl.train.gate import rejection_reason
 from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.sample_builder import SampleBuilder
 from openclaw_rl.types import PolicyState
 
 SOUND = {"loss/total": 0.1, "gradient/norm": 2.0, "kl": 0.3, "kl/step": 0.002, "gap": 0.01}
-BOUNDS = {"grad_norm": 2.0, "kl": 0.3, "step_kl": 0.002}
+BOUNDS = {"safety.gate_grad_norm": 2.0, "safety.gate_kl": 0.3, "safety.max_step_kl": 0.002}
+
+
+def reason_of(metrics: dict[str, float], bounds: dict[str, float] = BOUNDS) -> str | None:
+    return rejection_reason(metrics, train_settings(bounds))
 
 
 def test_a_sound_step_passes() -> None:
-    assert rejection_reason(SOUND, **BOUNDS) is None
+    assert reason_of(SOUND) is None
 
 
 @pytest.mark.parametrize("name", SOUND)
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_every_metric_must_be_finite(name: str, value: float) -> None:
     wide = dict.fromkeys(BOUNDS, 9.0)
-    assert rejection_reason(SOUND | {name: value}, **wide) == f"{name} is {value}, expected a finite number"
+    assert reason_of(SOUND | {name: value}, wide) == f"{name} is {value}, expected a finite number"
 
 
 def test_a_step_that_does_not_say_how_it_went_is_refused() -> None:
     for name in ("loss/total", "gradient/norm", "kl", "kl/step"):
-        assert f"{name} is None" in str(rejection_reason({k: v for k, v in SOUND.items() if k != name}, **BOUNDS))
+        assert f"{name} is None" in str(reason_of({k: v for k, v in SOUND.items() if k != name}))
 
 
 def test_bounds_name_their_settings() -> None:
-    refused = {name: str(rejection_reason(SOUND | {"step/scale": 2**-8}, **BOUNDS | {name: 0.001})) for name in BOUNDS}
-    assert refused["grad_norm"] == "gradient norm 2 is above train.safety.gate_grad_norm 0.001"
-    assert refused["kl"] == "KL to the base 0.3 nats per token is above train.safety.gate_kl 0.001"
-    assert refused["step_kl"] == (
+    refused = {name: str(reason_of(SOUND | {"step/scale": 2**-8}, BOUNDS | {name: 0.001})) for name in BOUNDS}
+    assert refused["safety.gate_grad_norm"] == "gradient norm 2 is above train.safety.gate_grad_norm 0.001"
+    assert refused["safety.gate_kl"] == "KL to the base 0.3 nats per token is above train.safety.gate_kl 0.001"
+    assert refused["safety.max_step_kl"] == (
         "even 0.00391 of the step moves the policy by 0.002 nats per token, above train.safety.max_step_kl 0.001"
     )
 
 
+def test_gates_run_in_their_order_and_the_first_refusal_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        gate, "GATES", (*gate.GATES, lambda metrics, train: "the last gate", lambda metrics, train: "x")
+    )
+    assert reason_of(SOUND) == "the last gate"
+    assert reason_of(SOUND | {"kl/step": 1.0}) != "the last gate"
+
+
 def test_a_step_back_towards_the_base_passes() -> None:
     far = SOUND | {"kl": 0.4}
-    assert rejection_reason(far | {"kl/before": 0.5}, **BOUNDS) is None
-    assert "train.safety.gate_kl" in str(rejection_reason(far | {"kl/before": 0.4}, **BOUNDS))
+    assert reason_of(far | {"kl/before": 0.5}) is None
+    assert "train.safety.gate_kl" in str(reason_of(far | {"kl/before": 0.4}))
 
 
 def test_a_step_that_left_its_trust_region_is_not_served(

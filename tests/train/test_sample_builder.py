@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openclaw_rl import methods
+from openclaw_rl.methods.registry import make_method
 from openclaw_rl.methods.types import Sample
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.render.renderer import Renderer
+from openclaw_rl.settings.load import train_settings
 from openclaw_rl.train.sample_builder import SampleBuilder, splice_hint
 from openclaw_rl.types import FinishReason, JudgedTurn, Policy, Sampling, Span
 
@@ -22,7 +23,7 @@ Judged = Callable[..., JudgedTurn]
 
 
 def only(method: str, builder: SampleBuilder) -> SampleBuilder:
-    return replace(builder, signal=methods.create_method(method, decay=0.95, shrink=8, clip=1, w_binary=1, w_opd=1))
+    return replace(builder, signal=make_method(train_settings({"method": method})))
 
 
 def made(builder: SampleBuilder, item: JudgedTurn, head: Policy) -> Sample | str:

@@ -1,4 +1,4 @@
-"""Files, cut into trajectories without being held, and what is said of those that are wrong."""
+"""Files, cut into trajectories, and what is said of those that are wrong."""
 
 from __future__ import annotations
 
@@ -29,34 +29,53 @@ values = st.recursive(
 few = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
-def cut(raw: bytes, size: int, *, array: bool) -> list[Any]:
-    splitter = files.JsonValueSplitter(array=array)
-    found = [v for at in range(0, len(raw), size) for v in splitter.feed(raw[at : at + size])]
-    assert splitter.unfinished_rest() is None
-    assert None not in found
-    return [json.loads(v) for v in found if v is not None]
-
-
 @few
-@given(st.lists(values, max_size=4), st.integers(1, 50), st.booleans(), st.sampled_from([None, 1]))
-def test_an_array_is_cut_into_its_items(items: list[Any], size: int, ascii_: bool, indent: int | None) -> None:
-    assert cut(json.dumps(items, ensure_ascii=ascii_, indent=indent).encode(), size, array=True) == items
+@given(items=st.lists(values, max_size=4), ascii_=st.booleans(), indent=st.sampled_from([None, 1]))
+def test_an_array_is_cut_into_its_items(
+    items: list[Any], ascii_: bool, indent: int | None, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    file = tmp_path_factory.mktemp("array") / "a.json"
+    file.write_text(f" {json.dumps(items, ensure_ascii=ascii_, indent=indent)}\n", encoding="utf-8")
+    found = list(files.read_entries(file))
+    assert [json.loads(e.raw) for e in found] == items
+    assert [e.problem for e in found] == [None] * len(items)
+    assert sum(e.size for e in found) == (file.stat().st_size if items else 0)
 
 
-@few
-@given(st.lists(st.dictionaries(SIGNS, values, max_size=3), min_size=1, max_size=4), st.integers(1, 50))
-def test_objects_one_after_the_other_are_cut_apart(items: list[Any], size: int) -> None:
-    assert cut("\n".join(json.dumps(i) for i in items).encode(), size, array=False) == items
+@pytest.mark.parametrize(
+    ("text", "taken", "said"),
+    [
+        ("{0} {0}", 0, "Extra data: line 1 column"),
+        ("[{0},]", 1, "item 2: expected an array of trajectories: Expecting value"),
+        ("[{0}", 1, "item 2: expected an array of trajectories: something else"),
+        ("[{0}] {0}", 1, "item 2: expected an array of trajectories: something else"),
+        ("[{0}, {{, {0}]", 1, "item 2: expected an array of trajectories: Expecting property name"),
+        ("", 0, "the file is empty"),
+    ],
+)
+def test_a_document_that_is_not_json_is_refused(tmp_path: Path, text: str, taken: int, said: str) -> None:
+    (tmp_path / "a.json").write_text(text.format(json.dumps(PRINTED)))
+    *good, bad = files.read_entries(tmp_path / "a.json")
+    assert [e.parse_trajectory() for e in good] == [parse_trajectory(PRINTED)] * taken
+    with pytest.raises(TrajectoryRefused) as refused:
+        bad.parse_trajectory()
+    assert refused.value.reason == "not JSON"
+    assert said in f"{bad.place}: {refused.value.detail}"
 
 
-@pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.ndjson", "one.json", "pretty.json", "bom.json", "plain.txt"])
+def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+    put(tmp_path / "plain.txt", PRINTED)
+    with pytest.raises(OpenClawError, match=r"plain.txt: expected a file that ends with \.json, \.jsonl"):
+        files.find_files([tmp_path / "plain.txt"])
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.ndjson", "one.json", "bom.json"])
 def test_every_layout_is_read(tmp_path: Path, name: str) -> None:
     two = [PRINTED, PRINTED | {"session_id": "b"}]
     lines = "\n".join(json.dumps(t) for t in two)
     text = {
         "a.json": json.dumps(two, indent=2),
         "one.json": json.dumps(PRINTED, indent=2),
-        "pretty.json": f"\n\n {json.dumps(PRINTED, indent=2)}\n{json.dumps(two[1])}",
         "bom.json": "\ufeff" + json.dumps(two),
     }.get(name, lines)
     (tmp_path / name).write_text(text, encoding="utf-8")

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 from tests.trajectories.world import PRINTED, Home, Plot, live, main, nouns, plot, put, stories
 
 from openclaw_rl.errors import OpenClawError
-from openclaw_rl.trajectories import exporter
+from openclaw_rl.store import sessions
 from openclaw_rl.trajectories import files as reading
 from openclaw_rl.trajectories.operations import check_files, export_sessions, save_session
 
@@ -118,5 +118,5 @@ def test_two_keys_with_a_session_of_one_name_have_two_files(tmp_path: Path, home
     home.bring(put(tmp_path / "in.jsonl", {"session_id": "session 0", "turns": [main("Hi", "Yo")]}))
     live(home.store, [[plot("closed")]])
     with home.store.read() as conn:
-        names = [save_session(conn, tmp_path / "out", s) for s in list(exporter.iter_sessions(conn))]
+        names = [save_session(conn, tmp_path / "out", s) for s in list(sessions.iter_sessions(conn))]
     assert sorted(n.name for n in names if n) == ["session 0.json", "session 0~key.json"]

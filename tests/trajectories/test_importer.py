@@ -13,10 +13,10 @@ from tests.trajectories.world import IDENTITY, PRINTED, RENDERER, THANKS, Home, 
 from openclaw_rl.common import message_hash
 from openclaw_rl.common.message_hash import EphemeralMatcher
 from openclaw_rl.errors import IdentityMismatch
-from openclaw_rl.methods import create_method
+from openclaw_rl.methods.registry import make_method
 from openclaw_rl.render.model_folder import ModelFiles, compute_identity
 from openclaw_rl.render.renderer import Renderer
-from openclaw_rl.settings.load import STARTER, ModelConfig, TrainConfig
+from openclaw_rl.settings.load import STARTER, ModelConfig, TrainConfig, train_settings
 from openclaw_rl.status.report import merge_reasons
 from openclaw_rl.store import exchanges, imported_turns, policies, turns
 from openclaw_rl.train.sample_builder import SampleBuilder
@@ -53,7 +53,7 @@ def test_words_are_scored_once_and_then_train(tmp_path: Path, home: Home) -> Non
     first, side, second = planned(file)
     exchange, reply = stored(home, first.id)
     assert exchange.request.origin is Origin.TEXT
-    method = create_method("binary", decay=0.95, shrink=8, clip=1, w_binary=1, w_opd=1)
+    method = make_method(train_settings({"method": "binary"}))
     trainer = LocalTrainer(
         str(ModelFiles.from_path(STARTER).folder), method, TrainConfig(method="binary"), ModelConfig()
     )

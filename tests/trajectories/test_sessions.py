@@ -13,8 +13,9 @@ from tests.trajectories.world import PRINTED, Home, live, main, plot, put
 
 import openclaw_rl
 from openclaw_rl.errors import OpenClawError
+from openclaw_rl.methods.gae import compute_gae
 from openclaw_rl.trajectories.operations import export_sessions, parse_since
-from openclaw_rl.trajectories.sessions import SessionAwareProcessor, compute_gae, inspect_sessions
+from openclaw_rl.trajectories.sessions import SessionAwareProcessor, inspect_sessions
 
 
 def test_sessions_are_told_with_their_types(tmp_path: Path) -> None:

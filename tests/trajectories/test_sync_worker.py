@@ -37,7 +37,7 @@ def written(folder: Path) -> dict[str, tuple[int, list[str]]]:
 
 
 def test_a_sessions_file_holds_the_turns_that_have_closed(tmp_path: Path) -> None:
-    home, room = opened(tmp_path, buffer_dir=str(tmp_path / "out"))
+    home, room = opened(tmp_path, export_dir=str(tmp_path / "out"))
     live(home.store, [[plot("judged"), plot("closed"), plot("served")], [plot("served")]])
     room.run_once()
     first = written(tmp_path / "out")
@@ -51,7 +51,7 @@ def test_a_sessions_file_holds_the_turns_that_have_closed(tmp_path: Path) -> Non
 
 def test_a_lost_cursor_loses_nothing_and_rewrites_nothing(tmp_path: Path) -> None:
     """As when the process dies between a file and its cursor."""
-    home, room = opened(tmp_path, buffer_dir=str(tmp_path / "out"))
+    home, room = opened(tmp_path, export_dir=str(tmp_path / "out"))
     live(home.store, [[plot("judged")]])
     room.run_once()
     first = written(tmp_path / "out")
@@ -70,7 +70,7 @@ def test_a_lost_cursor_loses_nothing_and_rewrites_nothing(tmp_path: Path) -> Non
 def test_one_folder_may_serve_both_ways(tmp_path: Path) -> None:
     """What goes out comes in again, is known, and changes nothing; what was imported never goes out."""
     shared = tmp_path / "rollouts"
-    home, room = opened(tmp_path, buffer_dir=str(shared), rollout_dir=str(shared))
+    home, room = opened(tmp_path, export_dir=str(shared), watch_dir=str(shared))
     side = PRINTED | {"turns": [{"type": "side", "prompt": "2+2", "response": "4"}]}
     put(shared / "given.jsonl", side)
     live(home.store, [[plot("judged")]])
@@ -83,7 +83,7 @@ def test_one_folder_may_serve_both_ways(tmp_path: Path) -> None:
 
 def test_files_are_imported_when_they_are_new_or_changed_and_at_rest(tmp_path: Path) -> None:
     folder = tmp_path / "rollouts"
-    home, room = opened(tmp_path, rollout_dir=str(folder))
+    home, room = opened(tmp_path, watch_dir=str(folder))
     side = {"type": "side", "prompt": "2+2", "response": "4"}
     file = put(folder / "a.jsonl", {"session_id": "s", "turns": [side]})
     hurried = FolderSync(home.config, home.store, stop=lambda: False)
@@ -105,7 +105,7 @@ def test_files_are_imported_when_they_are_new_or_changed_and_at_rest(tmp_path: P
 
 
 def test_a_clock_that_goes_ahead_keeps_no_file_out_and_one_that_is_gone_is_no_fault(tmp_path: Path) -> None:
-    home, room = opened(tmp_path, rollout_dir=str(tmp_path / "in"))
+    home, room = opened(tmp_path, watch_dir=str(tmp_path / "in"))
     (tmp_path / "in").mkdir()
     file = put(tmp_path / "in" / "a.jsonl", PRINTED)
     tomorrow = time.time() + 86400
@@ -118,7 +118,7 @@ def test_a_clock_that_goes_ahead_keeps_no_file_out_and_one_that_is_gone_is_no_fa
 
 
 def test_a_refused_file_is_told_and_stops_nothing(tmp_path: Path) -> None:
-    home, room = opened(tmp_path, rollout_dir=str(tmp_path / "in"))
+    home, room = opened(tmp_path, watch_dir=str(tmp_path / "in"))
     put(tmp_path / "in" / "a.jsonl", {"session_id": "s"})
     put(tmp_path / "in" / "b.jsonl", {"session_id": "s", "turns": [{"type": "side", "prompt": "a", "response": "b"}]})
     room.run_once()
@@ -151,9 +151,9 @@ def test_the_room_imports_its_path_and_ends_when_told(tmp_path: Path) -> None:
     [
         ({}, ("train",), ("train",)),
         ({"path": "x"}, ("train",), ("judge", "train", "data")),
-        ({"rollout_dir": "x"}, ("engine", "gateway"), ("engine", "gateway")),
-        ({"buffer_dir": "x"}, ("engine", "gateway"), ("engine", "gateway", "collect", "data")),
-        ({"buffer_dir": "x"}, ("collect",), ("collect", "data")),
+        ({"watch_dir": "x"}, ("engine", "gateway"), ("engine", "gateway")),
+        ({"export_dir": "x"}, ("engine", "gateway"), ("engine", "gateway", "collect", "data")),
+        ({"export_dir": "x"}, ("collect",), ("collect", "data")),
     ],
 )
 def test_rooms_that_the_settings_need_run_too(

@@ -17,10 +17,9 @@ from openclaw_rl.common.message_hash import EphemeralMatcher
 from openclaw_rl.render.model_folder import ModelFiles, compute_identity
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.load import STARTER, Config, from_flat
-from openclaw_rl.store import exchanges, policies, reactions, turn_states, turns
+from openclaw_rl.store import exchanges, policies, reactions, sessions, turn_states, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.turn_states import DropReason
-from openclaw_rl.trajectories import exporter
 from openclaw_rl.trajectories import files as reading
 from openclaw_rl.trajectories.importer import TrajectoryImporter
 from openclaw_rl.trajectories.operations import session_json
@@ -92,7 +91,7 @@ class Home:
 
     def exports(self) -> list[bytes]:
         with self.store.read() as conn:
-            return [raw for s in list(exporter.iter_sessions(conn)) if (raw := session_json(conn, s)) is not None]
+            return [raw for s in list(sessions.iter_sessions(conn)) if (raw := session_json(conn, s)) is not None]
 
 
 # ------------------------------------------------------------------------------------- stores with every kind of turn
@@ -272,8 +271,8 @@ def nouns(store: Store) -> dict[str, tuple[Any, ...]]:
     """By turn: what an import must give back. What belongs to a home alone is left out (see docs/guides/data.md)."""
     with store.read() as conn:
         out: dict[str, tuple[Any, ...]] = {}
-        for session in list(exporter.iter_sessions(conn)):
-            for item in exporter.stored_turns(conn, session):
+        for session in list(sessions.iter_sessions(conn)):
+            for item in sessions.stored_turns(conn, session):
                 request, reply = item.exchange.request, item.reply
                 marks = tuple((m.index, m.role, m.distinctive) for m in request.marks)
                 asked = replace(

@@ -8,20 +8,22 @@ from pathlib import Path
 import click
 
 from openclaw_rl.connect import claude_code_codex, openclaw
+from openclaw_rl.errors import OpenClawError
 from openclaw_rl.settings.load import Config
 
 
 def connect_openclaw(config: Config, *, write: bool, into: Path | None) -> None:
-    """Print the provider entry, or write it into OpenClaw's settings."""
-    file = into or openclaw.SETTINGS_FILE
+    """Print the provider entry, or add it to OpenClaw's settings; on failure print it, and raise `OpenClawError`."""
+    snippet = openclaw.settings_snippet(config)
     if write or into:
-        copy = openclaw.write_settings(config, file)
-        click.echo(f"{file.expanduser()}: contains the provider {openclaw.PROVIDER_NAME!r}.", err=True)
-        if copy:
-            click.echo(f"  backup of the old file: {copy}", err=True)
+        try:
+            click.echo(openclaw.apply_patch(snippet, into), err=True)
+        except OpenClawError:
+            click.echo(snippet)
+            raise
     else:
-        click.echo(openclaw.settings_snippet(config))
-        click.echo(f"Add this to {file}, or run with --write, which keeps all other settings.", err=True)
+        click.echo(snippet)
+        click.echo(f"Add this to {openclaw.SETTINGS_FILE}, or run with --write.", err=True)
     if trouble := openclaw.context_warning(config):
         click.echo(f"Warning: {trouble}", err=True)
     click.echo(f"Next: openclaw models set {openclaw.PROVIDER_NAME}/{config.model.name}", err=True)

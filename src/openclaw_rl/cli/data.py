@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from openclaw_rl.settings.cli_options import option
+from openclaw_rl.settings.cli_options import Decorator
 
 if TYPE_CHECKING:
     from openclaw_rl.settings.load import Config
 
-Decorator = Callable[[Any], Any]
-
-_report_option = option("--report", metavar="FILE", help="File for refused trajectories, one line of JSON each.")
-_partial_option = option("--partial", is_flag=True, help="Exit with 0 even if trajectories were refused.")
+_report_option = click.option("--report", metavar="FILE", help="File for refused trajectories, one line of JSON each.")
+_partial_option = click.option("--partial", is_flag=True, help="Exit with 0 even if trajectories were refused.")
 _paths_argument = click.argument("paths", metavar="PATH...", nargs=-1, required=True)
 
 
@@ -49,7 +47,7 @@ def _add_check(data: click.Group) -> None:
 def _add_import(data: click.Group, common: Decorator, load: Callable[..., Config]) -> None:
     @data.command("import")
     @_paths_argument
-    @option("--no-score", is_flag=True, help="Do not compute log-probabilities; `data score` does it later.")
+    @click.option("--no-score", is_flag=True, help="Do not compute log-probabilities; `data score` does it later.")
     @_report_option
     @_partial_option
     @common
@@ -81,16 +79,16 @@ def _add_score(data: click.Group, common: Decorator, load: Callable[..., Config]
 def _add_export(data: click.Group, common: Decorator, load: Callable[..., Config]) -> None:
     @data.command("export")
     @click.argument("target", metavar="FOLDER|FILE")
-    @option("--session", "names", multiple=True, metavar="ID", help="Only this session (may be repeated).")
-    @option("--since", metavar="WHEN", help="Only sessions with a call since then: 12h, 7d, or 2026-03-01.")
-    @option(
+    @click.option("--session", "names", multiple=True, metavar="ID", help="Only this session (may be repeated).")
+    @click.option("--since", metavar="WHEN", help="Only sessions with a call since then: 12h, 7d, or 2026-03-01.")
+    @click.option(
         "--format",
         "form",
         type=click.Choice(["trajectories", "turns"]),
         default="trajectories",
         help="turns: one flat row per turn, for datasets.load_dataset [trajectories].",
     )
-    @option(
+    @click.option(
         "--redact",
         is_flag=True,
         help="Replace mail addresses, phone numbers, keys, tokens, IPs and home folders by placeholders.",

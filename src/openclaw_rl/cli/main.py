@@ -17,7 +17,6 @@ from openclaw_rl.settings.cli_options import (
     Seconds,
     alias_flags,
     given_settings,
-    option,
     settings_options,
 )
 
@@ -153,8 +152,8 @@ def key(file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
 
 
 @cli.command()
-@option("--watch", is_flag=True, help="Update the display until interrupted.")
-@option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--watch", is_flag=True, help="Update the display until interrupted.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @settings_options
 def status(file: str | None, sets: tuple[str, ...], watch: bool, as_json: bool, **flags: Any) -> None:
     """Show workers, what was learned, what was not, and why."""
@@ -174,7 +173,7 @@ def inspect() -> None:
 
 
 @inspect.command("sessions")
-@option("--limit", type=click.IntRange(min=1), default=30, show_default=True)
+@click.option("--limit", type=click.IntRange(min=1), default=30, show_default=True)
 @settings_options
 def inspect_sessions(file: str | None, sets: tuple[str, ...], limit: int, **flags: Any) -> None:
     """List the newest sessions, one per line."""
@@ -214,13 +213,13 @@ def inspect_policy(file: str | None, sets: tuple[str, ...], version: int, **flag
 
 
 @cli.command()
-@option("--wait", type=Seconds(), default=120.0, show_default=True, help="Maximum seconds for each check.")
-@option(
+@click.option("--wait", type=Seconds(), default=120.0, show_default=True, help="Maximum seconds for each check.")
+@click.option(
     "--engine",
     metavar="NAME",
     help="Test only this engine: streaming, exact ids, log-probabilities, stop, cancellation, versions, hot swaps.",
 )
-@option("--troubles", is_flag=True, help="Diagnose this home instead: list its problems, each with its cure.")
+@click.option("--troubles", is_flag=True, help="Diagnose this home instead: list its problems, each with its cure.")
 @settings_options
 def doctor(
     file: str | None, sets: tuple[str, ...], wait: float, engine: str | None, troubles: bool, **flags: Any
@@ -248,15 +247,15 @@ def chat(file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
 
 @cli.group()
 def connect() -> None:
-    """Connect another program to the gateway. Prints the settings to add, or writes its settings file."""
+    """Connect another program to the gateway. Prints the settings to add."""
 
 
 @connect.command("openclaw")
-@option("--write", is_flag=True, help="Write to ~/.openclaw/openclaw.json, with a backup of the old file.")
-@option("--into", metavar="FILE", help="Write to this file instead.")
+@click.option("--write", is_flag=True, help="Add it to OpenClaw's settings with `openclaw config patch`.")
+@click.option("--into", metavar="FILE", help="Add it to this settings file instead.")
 @settings_options
 def connect_openclaw(file: str | None, sets: tuple[str, ...], write: bool, into: str | None, **flags: Any) -> None:
-    """Print or write the provider entry for OpenClaw."""
+    """Print the provider entry for OpenClaw, or add it to OpenClaw's settings."""
     from pathlib import Path
 
     from openclaw_rl.cli import connect as commands

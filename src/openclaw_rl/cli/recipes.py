@@ -12,19 +12,18 @@ import click
 
 from openclaw_rl.common.assets import ASSETS
 from openclaw_rl.errors import ConfigError
-from openclaw_rl.settings.cli_options import option
+from openclaw_rl.settings.cli_options import Decorator
 
 if TYPE_CHECKING:
     from openclaw_rl.settings.load import Config
 
 
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
-
-
 def new_method_command() -> click.Command:
     @click.command("new-method")
     @click.argument("name")
-    @option("--into", default="recipes", show_default=True, metavar="DIR", help="Parent folder of the new folder.")
+    @click.option(
+        "--into", default="recipes", show_default=True, metavar="DIR", help="Parent folder of the new folder."
+    )
     def make_method(name: str, into: str) -> None:
         """Create a folder for a custom method. It has a README, script, settings, loss and rollout, ready to run."""
 
@@ -41,9 +40,9 @@ def evaluate_command(common: Decorator, words: Decorator, load: Callable[..., Co
     """Return the command. `common`, `words`: decorators for shared options; `load`: loads the settings from them."""
 
     @click.command("evaluate", context_settings={"ignore_unknown_options": True})
-    @option("--eval-tasks", "names", default="conversation,coding,tool-use", show_default=True, metavar="LIST")
-    @option("--num", type=click.IntRange(min=1), help="Maximum number of tasks of each kind [all].")
-    @option("--out", metavar="FILE", help="Write every task, reply and reason to this file, as JSON.")
+    @click.option("--eval-tasks", "names", default="conversation,coding,tool-use", show_default=True, metavar="LIST")
+    @click.option("--num", type=click.IntRange(min=1), help="Maximum number of tasks of each kind [all].")
+    @click.option("--out", metavar="FILE", help="Write every task, reply and reason to this file, as JSON.")
     @common
     @words
     def run_evaluation(names: str, num: int | None, out: str | None, file: str | None, **rest: Any) -> None:

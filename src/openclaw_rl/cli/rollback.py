@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from openclaw_rl.settings.cli_options import option
+from openclaw_rl.settings.cli_options import Decorator
 
 if TYPE_CHECKING:
     from openclaw_rl.settings.load import Config
-
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def rollback_command(common: Decorator, load: Callable[..., Config]) -> click.Command:
@@ -20,9 +18,11 @@ def rollback_command(common: Decorator, load: Callable[..., Config]) -> click.Co
 
     @click.command("rollback")
     @click.argument("version", type=click.IntRange(min=0), required=False)
-    @option("--learn-again", is_flag=True, help="Train on the turns of the rolled-back versions again.")
-    @option("--reason", default="rolled back by hand", show_default=True, help="Reason for `inspect policy` to show.")
-    @option("--yes", is_flag=True, help="Do not ask for confirmation.")
+    @click.option("--learn-again", is_flag=True, help="Train on the turns of the rolled-back versions again.")
+    @click.option(
+        "--reason", default="rolled back by hand", show_default=True, help="Reason for `inspect policy` to show."
+    )
+    @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
     @common
     def run_rollback(
         version: int | None, learn_again: bool, reason: str, yes: bool, file: str | None, **rest: Any

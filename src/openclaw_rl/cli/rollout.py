@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from openclaw_rl.settings.cli_options import Seconds, option
+from openclaw_rl.settings.cli_options import Decorator, Seconds
 
 if TYPE_CHECKING:
     from openclaw_rl.settings.load import Config
-
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def rollout_command(common: Decorator, words: Decorator, load: Callable[..., Config]) -> click.Command:
     """Return the command. `common`, `words`: decorators for shared options; `load`: loads the settings from them."""
 
     @click.command("rollout", context_settings={"ignore_unknown_options": True})
-    @option("--tasks", metavar="FILE", help="File of tasks: a JSON list, JSON lines, or plain lines.")
-    @option("--prompt", "prompts", multiple=True, metavar="TEXT", help="A task (may be repeated).")
-    @option("--num", type=click.IntRange(min=1), help="Number of rollouts [rollout.per_prompt, or 1, for each task].")
-    @option("--out", metavar="FOLDER", help="Folder for one result file per rollout [<home>/rollouts].")
+    @click.option("--tasks", metavar="FILE", help="File of tasks: a JSON list, JSON lines, or plain lines.")
+    @click.option("--prompt", "prompts", multiple=True, metavar="TEXT", help="A task (may be repeated).")
+    @click.option(
+        "--num", type=click.IntRange(min=1), help="Number of rollouts [rollout.per_prompt, or 1, for each task]."
+    )
+    @click.option("--out", metavar="FOLDER", help="Folder for one result file per rollout [<home>/rollouts].")
     @common
     @words
     def run_rollouts(
@@ -62,9 +62,11 @@ def self_test_command(common: Decorator, load: Callable[..., Config]) -> click.C
     """Return the command. `common`: decorator for the shared options; `load`: loads the settings from them."""
 
     @click.command("test-rollout")
-    @option("--num-samples", type=click.IntRange(min=1), default=3, show_default=True, help="Number of conversations.")
-    @option("--output-dir", required=True, metavar="DIR", help="New folder for their trajectories.")
-    @option("--wait", type=Seconds(), default=60.0, show_default=True, help="Maximum seconds to wait.")
+    @click.option(
+        "--num-samples", type=click.IntRange(min=1), default=3, show_default=True, help="Number of conversations."
+    )
+    @click.option("--output-dir", required=True, metavar="DIR", help="New folder for their trajectories.")
+    @click.option("--wait", type=Seconds(), default=60.0, show_default=True, help="Maximum seconds to wait.")
     @common
     def run_self_test(num_samples: int, output_dir: str, wait: float, file: str | None, **rest: Any) -> None:
         """Test that conversations become trajectories. Runs conversations and checks the written files.

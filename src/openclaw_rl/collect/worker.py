@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from itertools import groupby
 
@@ -11,18 +10,17 @@ from sqlalchemy import Connection
 
 from openclaw_rl.collect.link import ReactionLink, RequestLink, link_request
 from openclaw_rl.collect.traffic import TrafficClassifier
+from openclaw_rl.common.worker_loop import run_worker_loop
 from openclaw_rl.settings.load import CollectConfig, Config
 from openclaw_rl.store import events, exchanges, heartbeats, reactions, turn_states
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.degenerate import degenerate_reason
 from openclaw_rl.store.exchange_index import ExchangeIndex
-from openclaw_rl.store.turn_states import DropReason
+from openclaw_rl.store.turn_states import DropReason, degenerate_reason
 from openclaw_rl.types import Event, Exchange, Kind
 
 CURSOR_NAME = "collect"
 EVENT_KINDS = ("exchange.admitted", "exchange.finished", "feedback.given")
 EVENT_BATCH = 256
-HEARTBEAT_SECONDS = 1.0
 OVERDUE_BATCH = 500
 
 
@@ -34,6 +32,19 @@ class Collector:
         self._session_timeout = config.session_timeout
         self._classifier = TrafficClassifier(config.side_patterns, config.client_prompt_patterns)
         self.linked_count = self.reaction_count = self.dropped_count = 0
+        self._has_more, self._sweep_at = True, 0.0
+
+    def run_once(self) -> bool:
+        """Run one iteration: new events, and from time to time the overdue turns. Returns whether there were events."""
+        self._has_more = (self._store.has_changed() or self._has_more) and self.step() > 0
+        if time.monotonic() >= self._sweep_at:
+            self._sweep_at = time.monotonic() + min(5.0, self._session_timeout / 4)
+            self.drop_overdue(time.time())
+        return self._has_more
+
+    def write_heartbeat(self) -> None:
+        note = f"{self.linked_count} linked, {self.reaction_count} answered, {self.dropped_count} dropped"
+        heartbeats.write_heartbeat(self._store, "collect", note)
 
     def step(self, limit: int = EVENT_BATCH) -> int:
         """Process up to `limit` events. Returns their number."""
@@ -148,26 +159,9 @@ async def run(config: Config, *, stop: asyncio.Event) -> None:
     """
     store = await asyncio.to_thread(Store.open, config.store_path)
     collector = Collector(store, config.collect)
-    sweep_every = min(5.0, config.collect.session_timeout / 4)
-    beat_at = sweep_at = 0.0
-    busy = True
     try:
-        while not stop.is_set():
-            if store.has_changed() or busy:
-                busy = await asyncio.to_thread(collector.step) > 0
-            now = time.monotonic()
-            if now >= sweep_at:
-                sweep_at = now + sweep_every
-                await asyncio.to_thread(collector.drop_overdue, time.time())
-            if now >= beat_at:
-                beat_at = now + HEARTBEAT_SECONDS
-                note = (
-                    f"{collector.linked_count} linked, {collector.reaction_count} answered, "
-                    f"{collector.dropped_count} dropped"
-                )
-                await asyncio.to_thread(heartbeats.write_heartbeat, store, "collect", note)
-            if not busy:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(stop.wait(), config.collect.poll)
+        await run_worker_loop(
+            collector.run_once, collector.write_heartbeat, stop, poll=config.collect.poll, beat_while_busy=False
+        )
     finally:
         store.close()

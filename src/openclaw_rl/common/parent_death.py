@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
-import sys
 import threading
 import time
 
-_PR_SET_PDEATHSIG = 1
+from openclaw_rl.common.process_guard import set_parent_death_signal
+
 _POLL_SECONDS = 0.5  # seconds
 
 
@@ -20,8 +19,7 @@ def die_with_parent(parent: int = 0) -> None:
     parent.
     """
     parent = parent or os.getppid()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    set_parent_death_signal(signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 

@@ -20,12 +20,17 @@ _POLL_SECONDS = 0.1  # seconds
 _GRACE_SECONDS = 6.0  # seconds between SIGTERM and SIGKILL
 
 
+def set_parent_death_signal(number: int) -> None:
+    """On Linux, make the kernel send this process the signal `number` when its parent ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+
+
 def _prepare_child() -> None:
     """Set up the child: default signal handlers, and on Linux SIGTERM if the guard is killed."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    set_parent_death_signal(signal.SIGTERM)
 
 
 def _stdin_closed() -> bool:

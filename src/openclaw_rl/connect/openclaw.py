@@ -1,22 +1,23 @@
-"""Print OpenClaw's provider entry for the gateway, or write it into OpenClaw's settings file."""
+"""OpenClaw's provider entry for the gateway; `openclaw config patch` adds it to OpenClaw's settings."""
 
 from __future__ import annotations
 
 import json
-import os
-import tempfile
-import time
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.connect.json5 import Json5Error, parse, set_value
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.render.model_folder import ModelFiles
-from openclaw_rl.settings.load import Config
+from openclaw_rl.settings.load import Config, foreign_environment
 from openclaw_rl.supervisor.supervisor import read_key
 
 PROVIDER_NAME = "openclaw-rl"
-SETTINGS_FILE = Path("~/.openclaw/openclaw.json")
+SETTINGS_FILE = "~/.openclaw/openclaw.json"
+PATCH_COMMAND = ("config", "patch", "--stdin", "--replace-path", f"models.providers.{PROVIDER_NAME}.models")
+"""Arguments of `openclaw`. Without `--replace-path` it refuses a patch that removes a model of an earlier name."""
+PATCH_TIMEOUT = 120.0  # seconds
 MIN_CONTEXT_TOKENS = 16_384
 """Minimum context, in tokens: OpenClaw's system prompt and tools alone take 9,000 to 10,000 in a usual tokenizer."""
 MAX_REPLY_TOKENS = 8192  # maximum tokens of one reply
@@ -60,8 +61,8 @@ def provider_entry(config: Config) -> dict[str, Any]:
 
 
 def settings_snippet(config: Config) -> str:
-    """Return the JSON text to add to `openclaw.json`."""
-    return json.dumps({"models": {"mode": "merge", "providers": {PROVIDER_NAME: provider_entry(config)}}}, indent=2)
+    """Return the JSON text to add to `openclaw.json`; `openclaw config patch` accepts it, too."""
+    return json.dumps({"models": {"providers": {PROVIDER_NAME: provider_entry(config)}}}, indent=2)
 
 
 def context_warning(config: Config) -> str | None:
@@ -75,60 +76,29 @@ def context_warning(config: Config) -> str | None:
     )
 
 
-def write_settings(config: Config, file: Path) -> Path | None:
-    """Write the entry into the settings file, and keep comments and all other settings. Returns the backup's path.
+def apply_patch(snippet: str, file: Path | None = None) -> str:
+    """Add the snippet to OpenClaw's settings with its own command. Return what the command printed.
 
-    Returns None if the file was up to date or did not exist. Raises `OpenClawError` if it cannot be read or written.
+    `file`: another settings file than OpenClaw's default. Raises `OpenClawError` if the command is missing or fails.
     """
-    path = file.expanduser()
+    by_hand = f"Nothing was changed. Add the entry to {file or SETTINGS_FILE} by hand"
+    program = shutil.which("openclaw")
+    if program is None:
+        raise OpenClawError(f"`openclaw` is not on PATH (npm install -g openclaw). {by_hand}.")
+    place = {} if file is None else {"OPENCLAW_CONFIG_PATH": str(file.expanduser().absolute())}
     try:
-        old = path.read_bytes().decode("utf-8") if path.exists() else ""  # bytes, to keep the line ends
-        new = edit_settings(old, provider_entry(config))
-        if new == old:
-            return None
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        copy = _write_backup(path, old)
-        _replace_file(path, new)
-    except Json5Error as error:
-        raise OpenClawError(
-            f"{path}: {error}. Nothing was changed. Add the entry by hand: `openclaw-rl connect openclaw` prints it."
-        ) from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise OpenClawError(f"{path}: cannot be edited: {error}. `openclaw-rl connect openclaw` prints it.") from error
-    return copy
-
-
-def edit_settings(text: str, entry: dict[str, Any]) -> str:
-    """Return the file's text with the entry added or updated. Raises `Json5Error`."""
-    new = text if text.strip() else "{}\n"
-    if "mode" not in _models_section(new):
-        new = set_value(new, ["models", "mode"], "merge")
-    for key, value in entry.items():
-        new = set_value(new, ["models", "providers", PROVIDER_NAME, key], value)
-    return new
-
-
-def _models_section(text: str) -> dict[str, Any]:
-    whole = parse(text).value
-    models = whole.get("models") if isinstance(whole, dict) else None
-    return models if isinstance(models, dict) else {}
-
-
-def _write_backup(path: Path, old: str) -> Path | None:
-    if not path.exists():
-        return None
-    copy = path.with_name(f"{path.name}.{time.strftime('%Y%m%d-%H%M%S')}.bak")
-    copy.touch(mode=0o600)
-    copy.write_bytes(old.encode("utf-8"))
-    return copy
-
-
-def _replace_file(path: Path, text: str) -> None:
-    """Replace the file atomically, with mode 600 because it contains a key. A symbolic link is followed."""
-    target = path.resolve()
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=".openclaw-")  # mode 600
-    with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    Path(name).replace(target)
+        done = subprocess.run(
+            [program, *PATCH_COMMAND],
+            input=snippet,
+            env=foreign_environment(place),
+            capture_output=True,
+            text=True,
+            timeout=PATCH_TIMEOUT,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise OpenClawError(f"`openclaw config patch` cannot be run: {error}. {by_hand}.") from error
+    said = (done.stdout + done.stderr).strip()
+    if done.returncode:
+        raise OpenClawError(f"`openclaw config patch` failed with exit code {done.returncode}:\n{said}\n{by_hand}.")
+    return said

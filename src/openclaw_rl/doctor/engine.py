@@ -23,12 +23,13 @@ from rich.text import Text
 
 from openclaw_rl.doctor import random_adapter
 from openclaw_rl.engines import registry
-from openclaw_rl.engines.base import EngineInfo, EngineLink
+from openclaw_rl.engines.base import BASE_POLICY, EngineInfo, EngineLink
 from openclaw_rl.engines.remote import server_process
 from openclaw_rl.errors import EngineError, EngineGone, OpenClawError
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.load import Config, to_environment
+from openclaw_rl.supervisor.subprocess_system import stop_process
 from openclaw_rl.supervisor.supervisor import prepare_home
 from openclaw_rl.types import Generation, Ids, PolicyRef, Sampling
 
@@ -39,7 +40,6 @@ START_TIMEOUT = 900.0  # seconds for the server to load its model
 _MIN_VERSION_DIFFERENCE = 0.002  # nats; smallest difference between the log-probabilities of two versions
 _POLL_INTERVAL = 0.2
 _QUESTION = "Tell me a long story about a lighthouse and the sea."
-BASE_POLICY = PolicyRef(version=0, path=None, digest="")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +146,8 @@ async def _measure_streaming(trial: EngineTrial) -> CheckResult:
         f"{len(reply.ids)} tokens in {len(reply.arrival_times)} chunks, the first after {first * 1000:.0f} ms, "
         f"{len(reply.ids) / took:.0f} tokens/s, ended by {reply.finish}"
     )
-    return CheckResult(
-        words,
-        (len(reply.ids), reply.finish) == (trial.reply_tokens, "length")
-        and 8 * len(reply.arrival_times) > trial.reply_tokens,
-    )
+    whole = (len(reply.ids), reply.finish) == (trial.reply_tokens, "length")
+    return CheckResult(words, whole and 8 * len(reply.arrival_times) > trial.reply_tokens)
 
 
 async def _check_token_ids(trial: EngineTrial) -> CheckResult:
@@ -222,9 +219,8 @@ async def _check_side_by_side(trial: EngineTrial) -> CheckResult:
     words = (
         f"own at most {max(own):.2g}, others at least {min(others):.2g}; two adapters loaded in {took * 1000:.0f} ms"
     )
-    return CheckResult(
-        words, max(own) <= trial.max_mean_difference and min(others) > max(4 * max(own), _MIN_VERSION_DIFFERENCE)
-    )
+    apart = min(others) > max(4 * max(own), _MIN_VERSION_DIFFERENCE)
+    return CheckResult(words, max(own) <= trial.max_mean_difference and apart)
 
 
 async def _check_swap(trial: EngineTrial) -> CheckResult:
@@ -276,9 +272,6 @@ def _list_checks(trial: EngineTrial) -> list[EngineCheck]:
     return checks
 
 
-# --------------------------------------------------------------------------------------------------- running the checks
-
-
 def run_checks(config: Config, *, console: Console | None = None, wait: float = 120.0) -> bool:
     """Run all checks on the engine of `config`, whose home is temporary. Returns whether every check passes.
 
@@ -320,7 +313,7 @@ async def _check_engine(
     prompt = Renderer(files).render([{"role": "user", "content": _QUESTION}]).prompt_ids
     rank = min(config.train.lora.rank, 8)
     adapters = [
-        random_adapter.write_random_adapter(files.weights, folder / str(n), version=n, rank=rank) for n in (1, 2, 3)
+        random_adapter.write_random_adapter(files.folder, folder / str(n), version=n, rank=rank) for n in (1, 2, 3)
     ]
     exact = server_process.dtype_flag(config.model.dtype, str(files.folder)) == "float32"
     with _engine_process(config) as room:
@@ -375,12 +368,7 @@ def _engine_process(config: Config) -> Iterator[subprocess.Popen[bytes] | None]:
     try:
         yield process
     finally:
-        process.terminate()
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        stop_process(process)
 
 
 async def _wait_until_ready(

@@ -19,11 +19,10 @@ from rich.console import Console
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.render.renderer import Renderer
-from openclaw_rl.settings.load import Config, from_flat
+from openclaw_rl.settings.load import Config
 from openclaw_rl.store import exchanges, policies, turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, post_json
-from openclaw_rl.supervisor.supervisor import free_port
+from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, post_json, scratch_config
 from openclaw_rl.types import TurnState
 
 _QUESTIONS = (
@@ -109,12 +108,17 @@ def _scratch_config(config: Config, folder: Path) -> Config:
 
     Settings of other folders are left out: this run must neither read nor write the owner's folders.
     """
-    elsewhere: dict[str, Any] = {"data": True, "track": True, "train": {"save_dir", "resume", "max_steps", "once"}}
-    own = elsewhere | {"home": True, "serve": {"host", "port", "api_key"}}
-    kept = config.model_dump(mode="json", exclude=own, exclude_none=True)
-    flat = {f"{s}.{k}": v for s, section in kept.items() for k, v in section.items()}
-    override = {"home": str(folder), "serve.port": free_port(), "train.batch.min_turns": 2, "train.batch.max_turns": 4}
-    return from_flat(flat | override | {"train.batch.max_wait": 5.0})
+    train = {"checkpoint": {"save_dir", "resume"}, "max_steps": True, "exit_when_done": True}
+    left_out: dict[str, Any] = {
+        "home": True,
+        "data": True,
+        "track": True,
+        "serve": {"host", "port", "api_key"},
+        "train": train,
+    }
+    kept = config.model_dump(mode="json", exclude=left_out, exclude_none=True)
+    batch = {"train.batch.min_turns": 2, "train.batch.max_turns": 4, "train.batch.max_wait": 5.0}
+    return scratch_config(folder, kept | batch)
 
 
 def _check_pipeline(exam: Examination, config: Config) -> None:

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from openclaw_rl.common.policy_digest import ADAPTER_CONFIG, ADAPTER_WEIGHTS, digest_of_folder
+from openclaw_rl.engines.adapter_file import matrix_shapes
 from openclaw_rl.types import PolicyRef
 
 TARGET_MODULES = ("q_proj", "v_proj")
 
 
-def write_random_adapter(weights: Sequence[Path], folder: Path, *, version: int, rank: int) -> PolicyRef | None:
-    """Write a random adapter, seeded by `version`. Returns None if the model has no such projections.
+def write_random_adapter(model: Path, folder: Path, *, version: int, rank: int) -> PolicyRef | None:
+    """Write a random adapter for the model in a folder, seeded by `version`. Returns None without such projections.
 
     It changes each projection's output for a normalised input by about half, so that versions clearly differ.
     """
-    shapes = dict(_read_projections(weights))
+    shapes = {
+        module: shape
+        for name, shape in matrix_shapes(model).items()
+        if (module := name.removesuffix(".weight")) != name and module.endswith(TARGET_MODULES)
+    }
     if not shapes:
         return None
     rng = np.random.default_rng(version)
@@ -32,23 +37,11 @@ def write_random_adapter(weights: Sequence[Path], folder: Path, *, version: int,
     folder.mkdir(parents=True)
     settings = {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": 2 * rank, "lora_dropout": 0.0,
-        "bias": "none", "target_modules": list(TARGET_MODULES), "base_model_name_or_path": str(weights[0].parent),
+        "bias": "none", "target_modules": list(TARGET_MODULES), "base_model_name_or_path": str(model),
     }  # fmt: skip
     (folder / ADAPTER_CONFIG).write_text(json.dumps(settings))
     (folder / ADAPTER_WEIGHTS).write_bytes(_encode_safetensors(tensors))
     return PolicyRef(version=version, path=str(folder), digest=digest_of_folder(folder))
-
-
-def _read_projections(weights: Sequence[Path]) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Yield (module, (out, in)) of the projections, from the headers of the weight files."""
-    for file in weights:
-        with file.open("rb") as stream:
-            size = int.from_bytes(stream.read(8), "little")
-            header: Mapping[str, Mapping[str, list[int]]] = json.loads(stream.read(size))
-        for name, told in header.items():
-            module = name.removesuffix(".weight")
-            if module != name and module.endswith(TARGET_MODULES) and len(told["shape"]) == 2:
-                yield module, (told["shape"][0], told["shape"][1])
 
 
 def _encode_safetensors(tensors: Mapping[str, np.ndarray]) -> bytes:

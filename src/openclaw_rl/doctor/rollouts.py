@@ -13,9 +13,8 @@ import aiohttp
 
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.rollouts.policy_client import PolicyClient
-from openclaw_rl.settings.load import Config, from_flat
-from openclaw_rl.supervisor.subprocess_system import SubprocessSystem
-from openclaw_rl.supervisor.supervisor import free_port
+from openclaw_rl.settings.load import Config
+from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
 from openclaw_rl.trajectories.sessions import inspect_sessions
 
 _QUESTIONS = ("What is the capital of France?", "What is 2 plus 3?", "What colour is snow?")
@@ -35,7 +34,9 @@ def run_selftest(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise OpenClawError(f"{out}: expected a new or an empty folder. Name another with --output-dir.")
     with tempfile.TemporaryDirectory(prefix="openclaw-rl-selftest-") as folder:
-        system = SubprocessSystem(_scratch_config(config, Path(folder), out), command="serve")
+        kept = config.model_dump(mode="json", include={"model", "engine"}, exclude_none=True)
+        scratch = scratch_config(Path(folder), kept | {"data.export_dir": str(out.resolve())})
+        system = SubprocessSystem(scratch, command="serve")
         said(f"starting a temporary system ({config.model.path}, {config.engine.backend})")
         with system:
             names = asyncio.run(_hold_conversations(system, num))
@@ -44,13 +45,6 @@ def run_selftest(
     for name in names:
         _check_trajectory(name, found[name])
     return found
-
-
-def _scratch_config(config: Config, home: Path, out: Path) -> Config:
-    kept = config.model_dump(mode="json", include={"model", "engine"}, exclude_none=True)
-    flat = {f"{s}.{k}": v for s, section in kept.items() for k, v in section.items()}
-    where = {"home": str(home), "serve.port": free_port(), "data.export_dir": str(out.resolve())}
-    return from_flat(flat | where)
 
 
 async def _hold_conversations(system: SubprocessSystem, num: int) -> list[str]:

@@ -93,13 +93,19 @@ def read_adapter(ref: PolicyRef) -> AdapterFile:
     return AdapterFile(ref=ref, buffer=weights, pairs=_lora_pairs(folder / ADAPTER_WEIGHTS, weights), config=config)
 
 
+def absolute_path(ref: PolicyRef) -> str:
+    """Return the absolute path of a version's folder, for servers with another working directory."""
+    assert ref.path is not None
+    return str(Path(ref.path).absolute())
+
+
 def check_fits_base(file: AdapterFile, base: str) -> None:
     """Compare the shapes of an adapter with the weight files in the folder `base`. Raise `EngineError` on a mismatch.
 
     A module that is absent from the base's files is an error only if another layer has a module of that name: heads can
     be tied to embeddings, and some programs rename modules. Packed (quantized) weights and missing folders are skipped.
     """
-    if not base or not (shapes := _matrix_shapes(Path(base))):
+    if not base or not (shapes := matrix_shapes(Path(base))):
         return
     kinds = {_LAYER_NUMBER.sub(".N.", name) for name in shapes}
     for module, (a, b) in file.pairs.items():
@@ -114,7 +120,7 @@ def check_fits_base(file: AdapterFile, base: str) -> None:
             )
 
 
-def _matrix_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+def matrix_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     """Return name -> shape for the matrices in a folder's safetensors files; reads only the headers."""
     out: dict[str, tuple[int, ...]] = {}
     for path in sorted(folder.glob("*.safetensors")):

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from openclaw_rl.errors import EngineGone
+from openclaw_rl.errors import EngineError, EngineGone
 from openclaw_rl.protocols import Engine
+from openclaw_rl.types import PolicyRef
 
 OnConnect = Callable[[int], None]
 """Callback for each new connection; receives the epoch and must not block."""
+VersionKey = tuple[int, str]
+"""(version, digest)"""
+BASE_POLICY = PolicyRef(version=0, path=None, digest="")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,12 +24,12 @@ class EngineInfo:
 
     model: str
     context_length: int  # tokens, prompt and reply together
-    vocab_size: int  # 0: not reported by the engine
-    versions: tuple[int, ...]  # loaded policy versions
     device: str
     dtype: str
-    running: int  # sequences in the batch
-    waiting: int  # sequences that wait for a place in the batch
+    vocab_size: int = 0  # 0: not reported by the engine
+    versions: tuple[int, ...] = (0,)  # loaded policy versions
+    running: int = 0  # sequences in the batch
+    waiting: int = 0  # sequences that wait for a place in the batch
     pid: int | None = None  # of the engine process, if this system started it
     grammar: bool = False  # whether it can constrain a reply by a grammar
 
@@ -74,3 +78,35 @@ async def wait_until_ready(
                 raise EngineGone(f"the engine was not ready within {timeout:g} s: {why}") from None
         await asyncio.sleep(pause)
         pause = min(2 * pause, longest)
+
+
+def check_capacity(policies: Sequence[PolicyRef], in_use: Iterable[VersionKey], limit: int) -> None:
+    """Raise `EngineError` if the policies and the versions that replies still use are more than `limit`."""
+    if len({p.version for p in policies}) != len(policies):
+        raise EngineError(f"load received a version twice: {[p.version for p in policies]}")
+    named = {(p.version, p.digest) for p in policies}
+    draining = set(in_use) - named
+    if len(named | draining) > limit:
+        still = f" and {sorted(v for v, _ in draining)} still answering" if draining else ""
+        raise EngineError(
+            f"versions {sorted(p.version for p in policies)} requested{still}; engine.max_loaded_versions is {limit}. "
+            "Try again when a reply has ended, or raise engine.max_loaded_versions"
+        )
+
+
+def max_reply_tokens(prompt: int, wanted: int, context: int) -> int:
+    """Return the largest number of reply tokens. Raises `EngineError` if the prompt is empty or fills the context."""
+    if prompt == 0:
+        raise EngineError("the prompt is empty; expected at least one token id")
+    if prompt >= context:
+        raise EngineError(f"the prompt has {prompt} tokens; the context is {context}, including the reply")
+    return min(wanted if wanted > 0 else context, context - prompt)
+
+
+def check_scored_lengths(prompt: int, response: int, context: int) -> None:
+    """Raise `EngineError` if prompt or response is empty, or both together exceed the context."""
+    if prompt + response > context:
+        raise EngineError(f"prompt and response have {prompt + response} tokens; the context is {context}")
+    for length, what in ((prompt, "prompt"), (response, "response")):
+        if length == 0:
+            raise EngineError(f"the {what} is empty; expected at least one token id")

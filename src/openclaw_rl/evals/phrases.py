@@ -110,3 +110,16 @@ WRONG_ANSWER = PhrasePool(
     plain=("That is wrong.", "No, that is incorrect.", "Wrong.", "That's not right."),
     subtle=("My teacher would disagree.", "Are you sure about this?", "I doubt it.", "Look it up, will you?"),
 )
+
+# Wordings of each instruction. The first one is the hint of the shipped rules.
+INSTRUCTIONS: dict[Value, tuple[str, ...]] = {
+    "short": ("Keep answers short.", "Be brief.", "Answer in a few words.", "Be concise.", "Keep it short."),
+    "long": ("Give long, detailed answers.", "Give more detail.", "Answer at length.", "Explain in detail.",
+             "Write long replies."),
+    "formal": ("Use a formal tone.", "Be formal.", "Sound professional.", "Write formally.", "Be polite."),
+    "casual": ("Use a casual tone.", "Be casual.", "Sound relaxed.", "Write informally.", "Talk like a friend."),
+    "bulleted": ("Answer in bullet points.", "Use bullet points.", "Use a list.", "Write a bulleted list.",
+                 "Use bullets."),
+    "prose": ("Answer in plain prose, without a list.", "Do not use bullet points.", "Write plain text.", "No lists.",
+              "Avoid bullets."),
+}  # fmt: skip

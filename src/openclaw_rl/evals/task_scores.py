@@ -12,12 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from openclaw_rl.common.sockets import free_port
 from openclaw_rl.errors import ConfigError, OpenClawError
 from openclaw_rl.evals.plots import markdown_table
 from openclaw_rl.evals.tasks import TASK_SETS, EvalTask
 from openclaw_rl.settings.load import Config
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, post_json
-from openclaw_rl.supervisor.supervisor import free_port
 
 _PARALLEL_TASKS = 8
 

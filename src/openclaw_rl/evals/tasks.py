@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from openclaw_rl.evals import code_runner
-from openclaw_rl.evals.starter_corpus import INSTRUCTIONS
+from openclaw_rl.evals.phrases import INSTRUCTIONS
 from openclaw_rl.evals.styles import TASTES, Taste, has_style
 from openclaw_rl.evals.toy_world import Question, held_out_questions, is_correct
 

@@ -205,17 +205,6 @@ def held_out_questions(count: int, rng: random.Random) -> tuple[Question, ...]:
     return tuple(rng.choice(questions_about(fact)) for fact in chosen)
 
 
-@lru_cache(maxsize=1)
-def _by_text() -> Mapping[str, Question]:
-    return MappingProxyType({q.text: q for fact in all_facts() for q in questions_about(fact)})
-
-
-def question_in(text: str) -> Question | None:
-    """Return the question at the end of a user message, or None."""
-    matches = [q for known, q in _by_text().items() if text.endswith(known)]
-    return max(matches, key=lambda q: len(q.text), default=None)
-
-
 def _contains_word(word: str, text: str) -> bool:
     return re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text) is not None
 

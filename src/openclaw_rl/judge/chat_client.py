@@ -18,11 +18,15 @@ from openclaw_rl.settings.load import EndpointConfig
 log = logging.getLogger("openclaw_rl.judge")
 
 _MAX_BODY_BYTES = 1 << 20
-_EXCERPT_CHARS = 200  # excerpt of an answer, for the debug log only: it may quote the conversation
 _KNOWN_FINISH_REASONS = ("stop", "length", "tool_calls", "content_filter")
 _RETRY_STATUS = (408, 409, 425, 429)
 # Newer models reject fields that older servers need. A field is dropped after the first rejection.
 _OPTIONAL_FIELDS = ("max_tokens", "temperature")
+
+
+def log_excerpt(what: str, answer: str) -> None:
+    """Log the start of an answer, for debugging only: it may quote the conversation."""
+    log.debug("%s: %r", what, answer[:200])
 
 
 class _EndpointRefusal(Exception):
@@ -94,7 +98,7 @@ class ChatClient:
             if refused == "max_tokens" and value is not None:
                 self._options["max_completion_tokens"] = value
             return _EndpointRefusal(f"HTTP {status}: the model does not accept {refused}", again=True, wait=0.0)
-        log.debug("HTTP %d: %r", status, text[:_EXCERPT_CHARS])
+        log_excerpt(f"HTTP {status}", text)
         key, place = f"{self._section}.api_key", f"{self._section}.base_url and {self._section}.model"
         todo = {401: f" Set {key}.", 403: f" Check {key}.", 404: f" Check {place}."}
         return _EndpointRefusal(
@@ -110,7 +114,7 @@ class ChatClient:
             content = choice["message"].get("content")
             finish = choice.get("finish_reason")
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            log.debug("No chat completion: %r", text[:_EXCERPT_CHARS])
+            log_excerpt("No chat completion", text)
             got = f"{describe_size(text)} of {content_type[:40]}"
             raise _EndpointRefusal(f"expected a chat completion (JSON), got {got}", again=False) from None
         if isinstance(content, str) and content.strip():

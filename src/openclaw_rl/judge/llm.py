@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import time
 from typing import Protocol
 
 from openclaw_rl.common.message_hash import EphemeralMatcher
 from openclaw_rl.errors import JudgeError
 from openclaw_rl.judge import local_model, prompts
-from openclaw_rl.judge.chat_client import ChatClient
+from openclaw_rl.judge.chat_client import ChatClient, log_excerpt
 from openclaw_rl.judge.preflight import check_endpoint
 from openclaw_rl.judge.vote_parser import parse_vote
-from openclaw_rl.judge.voting import hints_of_majority, majority_score
+from openclaw_rl.judge.voting import hints_of_majority, majority_score, make_verdict
 from openclaw_rl.settings.load import Config
 from openclaw_rl.types import JudgeInput, Verdict, Vote
-
-log = logging.getLogger("openclaw_rl.judge")
-
-_EXCERPT_CHARS = 200  # excerpt of an answer, for the debug log only: it may quote the conversation
 
 
 class ChatModel(Protocol):
@@ -48,6 +42,7 @@ class LlmJudge:
         """`asked` replaces the configured chat model. Raises `ConfigError` (see `check_endpoint`) or `ModelError`."""
         self._config = config.judge
         self._chat_model = asked or _make_chat_model(config)
+        self.close = self._chat_model.close
         self._transient = EphemeralMatcher(config.serve.ephemeral_patterns)
         self._model = config.judge.model if config.judge.path is None else config.judge.path
         self.name = f"llm:{self._model}@{prompts.JUDGE_PROMPT_VERSION}"
@@ -60,20 +55,8 @@ class LlmJudge:
             where = f"judge {self._model} at {self._chat_model.url}"
             raise JudgeError(f"{where}: no usable vote: {votes[0].error}")
         score, reason = majority_score(votes, self._config.consensus_threshold)
-        return Verdict(
-            turn=item.turn,
-            revision=item.reaction.revision,
-            judge=self.name,
-            score=score,
-            votes=votes,
-            hints=hints_of_majority(votes, score),
-            reason=reason,
-            at=time.time(),
-        )
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._chat_model.close()
+        hints = hints_of_majority(votes, score)
+        return make_verdict(item, self.name, score, reason, votes=votes, hints=hints)
 
     async def _request_vote(self, messages: list[dict[str, str]]) -> Vote:
         try:
@@ -82,5 +65,5 @@ class LlmJudge:
             return Vote(score=None, error=str(error))
         vote = parse_vote(content)
         if vote.error:
-            log.debug("No vote: %s: %r", vote.error, content[:_EXCERPT_CHARS])
+            log_excerpt(f"No vote: {vote.error}", content)
         return vote

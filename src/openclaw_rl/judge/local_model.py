@@ -57,6 +57,7 @@ class LocalModel:
     def __init__(self, engine: EngineLink, renderer: Renderer, config: EndpointConfig, *, url: str) -> None:
         """`url`: address of the engine for messages."""
         self._engine, self._renderer, self._config, self.url = engine, renderer, config, url
+        self.close = engine.close
         self._request_numbers = itertools.count(1)
         self._loaded_epoch = -1  # connection epoch in which the base was loaded
         self._load_lock = asyncio.Lock()
@@ -71,22 +72,18 @@ class LocalModel:
         except (EngineError, RequestError) as error:
             raise JudgeError(f"the judge's own engine: {error}") from None
 
-    async def close(self) -> None:
-        """Close the connection."""
-        await self._engine.close()
-
     async def _generate_answer(self, messages: list[dict[str, str]]) -> str:
         context = await self._ensure_loaded()
         prompt = self._renderer.render(messages)
-        room = context - len(prompt.prompt_ids)
-        if room < 1:
+        remaining = context - len(prompt.prompt_ids)
+        if remaining < 1:
             raise JudgeError(f"the prompt has {len(prompt.prompt_ids)} tokens, judge.path has a context of {context}")
         text = self._renderer.new_reply_decoder(thinking=prompt.thinking, tools=())
         generation = Generation(
             id=f"judge-{next(self._request_numbers)}",
             version=_BASE_POLICY.version,
             prompt_ids=prompt.prompt_ids,
-            sampling=Sampling(temperature=self._config.temperature, max_tokens=min(self._config.max_tokens, room)),
+            sampling=Sampling(temperature=self._config.temperature, max_tokens=min(self._config.max_tokens, remaining)),
             stop_token_ids=self._renderer.stop_token_ids,
         )
         finish = None

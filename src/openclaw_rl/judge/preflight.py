@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from openclaw_rl.errors import ConfigError
-from openclaw_rl.judge import local_model as own
+from openclaw_rl.judge import local_model
 from openclaw_rl.judge.rules import RulesJudge
 from openclaw_rl.render import model_folder
 from openclaw_rl.settings.load import Config, EndpointConfig
@@ -24,7 +24,7 @@ def check_judge_settings(config: Config) -> None:
         case "llm" if judge.path is None:
             check_endpoint("judge", judge, config)
         case "llm":
-            own.model_files(config)
+            local_model.model_files(config)
         case "rules":
             RulesJudge.load(judge.rules_path)
         case "classifier" if judge.reward_source is not None:
@@ -60,8 +60,8 @@ def check_endpoint(section: str, endpoint: EndpointConfig, config: Config) -> No
             f"{section}.base_url: expected an http(s) URL such as http://127.0.0.1:8001/v1, and a name in "
             f"{section}.model; got {endpoint.base_url!r} and {endpoint.model!r}"
         )
-    own = port == config.serve.port and _is_same_host(url.hostname, config.serve.host)
-    if own and not _BASE_SUFFIX.search(endpoint.model):
+    is_own_gateway = port == config.serve.port and _is_same_host(url.hostname, config.serve.host)
+    if is_own_gateway and not _BASE_SUFFIX.search(endpoint.model):
         itself = "grade itself" if section == "judge" else "learn from itself"
         raise ConfigError(
             f"{section}.base_url {endpoint.base_url} is this system's own gateway, and {section}.model "

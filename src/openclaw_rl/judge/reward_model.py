@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from openclaw_rl.common.message_hash import EphemeralMatcher, visible_text
+from openclaw_rl.judge.voting import make_verdict
 from openclaw_rl.settings.load import Config
 from openclaw_rl.types import JudgeInput, Message, Verdict, Vote
 
@@ -40,17 +40,11 @@ class RewardJudge:
         """Return the verdict; abstain if nothing answered the reply. Raises what the model raises."""
         question = make_reward_input(item, self._transient)
         if not question.outcome:
-            return self._make_verdict(item, None, "abstained: the reaction has no text", ())
+            return make_verdict(item, self.name, None, "abstained: the reaction has no text")
         reward = await self._batcher.request_reward(question)
         score = 1 if reward > self._high else -1 if reward < self._low else 0
         reason = f"reward {reward:.3f} ({self._low:g} to {self._high:g} is 0)"
-        return self._make_verdict(item, score, reason, (Vote(score=score, reason=reason),))
-
-    def _make_verdict(self, item: JudgeInput, score: int | None, reason: str, votes: tuple[Vote, ...]) -> Verdict:
-        revision = item.reaction.revision
-        return Verdict(
-            turn=item.turn, revision=revision, judge=self.name, score=score, votes=votes, reason=reason, at=time.time()
-        )
+        return make_verdict(item, self.name, score, reason, votes=[Vote(score=score, reason=reason)])
 
 
 def make_reward_input(item: JudgeInput, transient: Callable[[Message], bool]) -> RewardInput:

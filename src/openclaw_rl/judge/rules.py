@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -15,7 +14,7 @@ import yaml
 
 from openclaw_rl.common.message_hash import message_text, normalise_text
 from openclaw_rl.errors import ConfigError
-from openclaw_rl.judge.voting import distinct_hints
+from openclaw_rl.judge.voting import distinct_hints, make_verdict
 from openclaw_rl.types import JudgeInput, Message, Reaction, Verdict, Vote
 
 _ROLES_OF_SPEAKER: Mapping[str, tuple[str, ...]] = {
@@ -69,16 +68,8 @@ class RulesJudge:
         matching = [rule for rule in self.rules if rule.matches_any(said)]
         scores = {rule.score for rule in matching if rule.score is not None}
         score, reason = _combine_scores(matching, scores)
-        return Verdict(
-            turn=item.turn,
-            revision=item.reaction.revision,
-            judge=self.name,
-            score=score,
-            votes=tuple(Vote(score=r.score, hint=r.hint, reason=r.name) for r in matching),
-            hints=distinct_hints(r.hint for r in matching),
-            reason=reason,
-            at=time.time(),
-        )
+        votes = (Vote(score=r.score, hint=r.hint, reason=r.name) for r in matching)
+        return make_verdict(item, self.name, score, reason, votes=votes, hints=distinct_hints(r.hint for r in matching))
 
 
 def _combine_scores(matching: Sequence[Rule], scores: set[int]) -> tuple[int | None, str]:

@@ -37,6 +37,7 @@ class Teacher:
         check_endpoint("teacher", config.teacher, config)
         self._ask_when = config.teacher.when
         self._chat_client = ChatClient("teacher", config.teacher, connections=config.judge.workers)
+        self.close = self._chat_client.close
         self._transient = EphemeralMatcher(config.serve.ephemeral_patterns)
         self.name = f"teacher:{config.teacher.model}@{prompts.TEACHER_PROMPT_VERSION}"
         self.hints = 0  # number of hints written
@@ -58,9 +59,8 @@ class Teacher:
         if time.monotonic() < self._pause_until:
             return self._without_hint(verdict)
         try:
-            hint = parse_hint(
-                await self._chat_client.complete_chat(prompts.build_teacher_messages(item, self._transient))
-            )
+            messages = prompts.build_teacher_messages(item, self._transient)
+            hint = parse_hint(await self._chat_client.complete_chat(messages))
         except JudgeError as error:
             self._record_failure(str(error))
             return self._without_hint(verdict)
@@ -70,17 +70,12 @@ class Teacher:
         self.hints += 1
         return replace(verdict, hints=(hint,), reason=f"{verdict.reason}; hint by {self.name}")
 
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._chat_client.close()
-
     @property
     def status_note(self) -> str:
         """Text for `status`: numbers of hints and of verdicts without one, and the last error."""
-        told = f"{self.hints} hints by the teacher"
-        if self.missed:
-            told += f", {self.missed} verdicts without a hint"
-        return told + (f" ({self.last_error.rstrip('.')})" if self.last_error else "")
+        missed = f", {self.missed} verdicts without a hint" if self.missed else ""
+        error = f" ({self.last_error.rstrip('.')})" if self.last_error else ""
+        return f"{self.hints} hints by the teacher{missed}{error}"
 
     def _record_failure(self, words: str) -> None:
         if not self._failures:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
-from openclaw_rl.judge.voting import distinct_hints
+from openclaw_rl.judge.voting import distinct_hints, make_verdict
 from openclaw_rl.types import JudgeInput, Verdict, Vote
 
 JUDGE_NAME = "explicit"
@@ -24,18 +23,10 @@ def explicit_verdict(item: JudgeInput, at: float | None = None) -> Verdict | Non
     if not scores and (evidence or not hints):
         return None
     score = scores[-1] if scores else None
-    said = "nothing" if score is None else f"{score:+d}"
-    return Verdict(
-        turn=item.turn,
-        revision=item.reaction.revision,
-        judge=JUDGE_NAME,
-        score=score,
-        votes=tuple(Vote(score=f.score, hint=f.correction, reason=f.comment or "") for f in given),
-        hints=hints,
-        explicit=True,
-        reason=f"explicit feedback: score {said}" + (", with a correction" if hints else ""),
-        at=time.time() if at is None else at,
-    )
+    reason = f"explicit feedback: score {'nothing' if score is None else f'{score:+d}'}"
+    votes = (Vote(score=f.score, hint=f.correction, reason=f.comment or "") for f in given)
+    reason += ", with a correction" if hints else ""
+    return make_verdict(item, JUDGE_NAME, score, reason, votes=votes, hints=hints, explicit=True, at=at)
 
 
 def apply_corrections(item: JudgeInput, judged: Verdict) -> Verdict:

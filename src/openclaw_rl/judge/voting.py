@@ -1,13 +1,14 @@
-"""Combine several votes into a score and hints. Pure functions."""
+"""Combine several votes into a score and hints. Pure functions, except for the time of a verdict."""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from openclaw_rl.judge.vote_parser import replace_surrogates
-from openclaw_rl.types import Verdict, Vote
+from openclaw_rl.types import JudgeInput, Verdict, Vote
 
 
 def majority_score(votes: Sequence[Vote], threshold: float) -> tuple[int | None, str]:
@@ -29,23 +30,39 @@ def majority_score(votes: Sequence[Vote], threshold: float) -> tuple[int | None,
     return score, f"{most} of {usable} usable votes say {score:+d}"
 
 
+def make_verdict(
+    item: JudgeInput,
+    judge: str,
+    score: int | None,
+    reason: str,
+    *,
+    votes: Iterable[Vote] = (),
+    hints: tuple[str, ...] = (),
+    explicit: bool = False,
+    at: float | None = None,
+) -> Verdict:
+    """Return a verdict on the turn. `at`: its time, by default now."""
+    return Verdict(
+        turn=item.turn,
+        revision=item.reaction.revision,
+        judge=judge,
+        score=score,
+        votes=tuple(votes),
+        hints=hints,
+        explicit=explicit,
+        reason=reason,
+        at=time.time() if at is None else at,
+    )
+
+
 def replace_verdict_surrogates(verdict: Verdict) -> Verdict:
     """Return the verdict with `replace_surrogates` applied to all its texts, so that it can be stored."""
-    votes = (
-        replace(
-            v,
-            hint=v.hint and replace_surrogates(v.hint),
-            reason=replace_surrogates(v.reason),
-            error=v.error and replace_surrogates(v.error),
-        )
+    text = replace_surrogates
+    votes = tuple(
+        replace(v, hint=v.hint and text(v.hint), reason=text(v.reason), error=v.error and text(v.error))
         for v in verdict.votes
     )
-    return replace(
-        verdict,
-        votes=tuple(votes),
-        hints=tuple(map(replace_surrogates, verdict.hints)),
-        reason=replace_surrogates(verdict.reason),
-    )
+    return replace(verdict, votes=votes, hints=tuple(map(text, verdict.hints)), reason=text(verdict.reason))
 
 
 def distinct_hints(hints: Iterable[str | None]) -> tuple[str, ...]:

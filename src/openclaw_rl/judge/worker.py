@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Sequence
 
+from openclaw_rl.common.worker_loop import HeartbeatTimer
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.judge import plugin, reward_model, user_feedback
 from openclaw_rl.judge.backoff import backoff_delay
@@ -29,7 +30,6 @@ READ_EVERY = 0.5  # seconds between two reads while turns of the last read are n
 FIRST_WAIT, LONGEST_WAIT = 1.0, 300.0  # seconds until a failed turn is judged again
 LONGEST_PROBE = 15.0  # seconds between two attempts while the judge is down
 LOG_EVERY = 30.0  # seconds between two warnings
-BEAT_EVERY = 1.0
 
 TurnKey = tuple[str, int]  # turn, revision of its reaction
 
@@ -91,13 +91,13 @@ class JudgeQueue:
         self._judged_count = 0
         self._failure_log = FailureLog()
         self._next_probe_at = 0.0
-        self._next_heartbeat_at = 0.0
+        self._heartbeat = HeartbeatTimer(self._write_heartbeat)
 
     async def run(self, stop: asyncio.Event) -> None:
         stopped = asyncio.create_task(stop.wait())
         try:
             while not stop.is_set():
-                await self._write_heartbeat()
+                await self._heartbeat.write_if_due()
                 await self._read_closed_turns()
                 self._fill_workers()
                 done, _ = await asyncio.wait(
@@ -201,17 +201,13 @@ class JudgeQueue:
                     # False: the reaction changed in the meantime; its new revision is read as a separate item.
                     self._judged_count += turns.add_verdict(conn, verdict)
 
-    async def _write_heartbeat(self) -> None:
-        now = time.monotonic()
-        if now < self._next_heartbeat_at:
-            return
-        self._next_heartbeat_at = now + BEAT_EVERY
+    def _write_heartbeat(self) -> None:
         note = f"{self._judged_count} judged" + (f", {len(self._retries)} waiting" if self._retries else "")
         if self._teacher is not None:
             note += f"; {self._teacher.status_note}"
         if self._failure_log.consecutive_failures:
             note += f"; {self._failure_log.last_error}"
-        await asyncio.to_thread(heartbeats.write_heartbeat, self._store, "judge", note)
+        heartbeats.write_heartbeat(self._store, "judge", note)
 
 
 class FailureLog:

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 
 import torch
 
-from openclaw_rl.learner.loss import scored_batch as scored
 from openclaw_rl.learner.forward.lm_head import TokenLogprobs
 from openclaw_rl.learner.forward.packing import TokenSequence
 from openclaw_rl.learner.forward.runner import ForwardRunner
+from openclaw_rl.learner.loss import scored_batch as scored
 from openclaw_rl.learner.loss.distillation import divergence
+from openclaw_rl.learner.loss.scored_batch import ReusedForward, ScoredBatch
 from openclaw_rl.learner.model.ema_teacher import EmaTeacher
 from openclaw_rl.learner.model.weights import PolicyWeights
-from openclaw_rl.learner.loss.scored_batch import ReusedForward, ScoredBatch
 from openclaw_rl.learner.staleness import drop_stale
 from openclaw_rl.methods.types import CreditMethod, Sample
 from openclaw_rl.settings.load import TrainConfig
@@ -26,10 +26,10 @@ class PolicyScorer:
     """Runs forward passes under the policy, the base or the teacher, each in the right module mode."""
 
     def __init__(
-        self, weights: PolicyWeights, passes: ForwardRunner, train: TrainConfig, average: EmaTeacher | None
+        self, weights: PolicyWeights, runner: ForwardRunner, train: TrainConfig, ema_teacher: EmaTeacher | None
     ) -> None:
-        """`average`: the EMA teacher; None means that the base is the teacher."""
-        self._weights, self._runner, self._train, self._ema_teacher = weights, passes, train, average
+        """`ema_teacher`: None means that the base is the teacher."""
+        self._weights, self._runner, self._train, self._ema_teacher = weights, runner, train, ema_teacher
 
     def policy_logprobs(self, rows: Sequence[TokenSequence], *, top: int = 0) -> list[TokenLogprobs]:
         """Score rows under the current policy. For `top`, see `lm_head.select_tokens`."""
@@ -54,32 +54,31 @@ class PolicyScorer:
     def score_batch(self, samples: Sequence[Sample], method: CreditMethod) -> tuple[ScoredBatch, dict[str, str]]:
         """Score a batch. Return it without stale turns, and the reason for each dropped turn."""
         rows = [scored.plain_sequence(s) for s in samples]
-        live, student = self._score_before_step(rows, method.topk_size)
-        bounds = {
-            "max_gap": self._train.safety.max_turn_log_ratio,
-            "max_batch_gap": self._train.safety.batch_log_ratio_limit,
-        }
-        kept, dropped = drop_stale(samples, [o.logp for o in student], **bounds)
-        rows, samples, student = [rows[i] for i in kept], [samples[i] for i in kept], [student[i] for i in kept]
-        hinted = (
-            scored.hinted_sequences(samples, times=self._train.distill.teacher_temperature) if method.uses_hints else []
+        reused, student = self._score_before_step(rows, method.topk_size)
+        safety, times = self._train.safety, self._train.distill.teacher_temperature
+        kept, dropped = drop_stale(
+            samples,
+            [o.logp for o in student],
+            max_gap=safety.max_turn_log_ratio,
+            max_batch_gap=safety.batch_log_ratio_limit,
         )
-        base, seen = self._base_and_teacher(rows, hinted, student, method.topk_size)
+        rows, samples, student = [rows[i] for i in kept], [samples[i] for i in kept], [student[i] for i in kept]
+        hinted = scored.hinted_sequences(samples, times=times) if method.uses_hints else []
+        base, hinted_scores = self._base_and_teacher(rows, hinted, student, method.topk_size)
         teachers: list[list[TokenLogprobs]] = [[] for _ in samples]
-        for (i, _), picked in zip(hinted, seen, strict=True):
-            teachers[i].append(picked)
+        for (i, _), scores in zip(hinted, hinted_scores, strict=True):
+            teachers[i].append(scores)
+        pairs = zip(student, teachers, strict=True)
         return ScoredBatch(
             samples=samples,
             rows=rows,
             student=[o.logp for o in student],
             student_at_teacher_temperature=self._at_teacher_temperature(samples, student, [i for i, _ in hinted]),
             entropy=[o.entropy_K for o in student],
-            base=[picked.logp for picked in base],
+            base=[scores.logp for scores in base],
             teachers=[[t.logp for t in of] for of in teachers],
-            tops=[scored.topk_scores(o, of) for o, of in zip(student, teachers, strict=True)]
-            if method.topk_size
-            else [],
-            reused_forward=live.select_rows(kept) if live and kept else None,
+            tops=[scored.topk_scores(o, of) for o, of in pairs] if method.topk_size else [],
+            reused_forward=reused.select_rows(kept) if reused and kept else None,
         ), dropped
 
     def _score_before_step(
@@ -89,30 +88,25 @@ class PolicyScorer:
 
         That needs one epoch, one micro-batch, one rank and no dropout, and saves one pass for small batches.
         """
-        random = self._weights.dropout > 0
-        if (
-            self._train.batch.epochs > 1
-            or random
-            or self._runner.world_size > 1
-            or len(self._runner.group_rows(rows)) != 1
-        ):
+        several = self._train.batch.epochs > 1 or self._runner.world_size > 1
+        if several or self._weights.dropout > 0 or len(self._runner.group_rows(rows)) != 1:
             return None, self.policy_logprobs(rows, top=top)
         self.set_training_mode()
-        read = self._runner.hidden_states(rows)
-        picked = read.token_logprobs(top=top)
+        states = self._runner.hidden_states(rows)
+        scores = states.token_logprobs(top=top)
         self._weights.model.eval()
-        logp = list(torch.split(picked.logp, list(read.lengths)))
-        return ReusedForward(hidden=read, logp=logp), picked.split_rows(read.lengths)
+        logp = list(torch.split(scores.logp, list(states.lengths)))
+        return ReusedForward(hidden=states, logp=logp), scores.split_rows(states.lengths)
 
     def _at_teacher_temperature(
-        self, samples: Sequence[Sample], student: Sequence[TokenLogprobs], taught: Sequence[int]
+        self, samples: Sequence[Sample], student: Sequence[TokenLogprobs], with_teacher: Sequence[int]
     ) -> list[torch.Tensor]:
         """Return the policy's log-probabilities, at the teacher temperature for samples that have a teacher."""
         out, times = [o.logp for o in student], self._train.distill.teacher_temperature
-        warm = sorted(set(taught)) if times != 1 else []
-        rows = [scored.plain_sequence(samples[i], times=times) for i in warm]
-        for i, picked in zip(warm, self.policy_logprobs(rows) if rows else [], strict=True):
-            out[i] = picked.logp
+        rescored = sorted(set(with_teacher)) if times != 1 else []
+        rows = [scored.plain_sequence(samples[i], times=times) for i in rescored]
+        for i, scores in zip(rescored, self.policy_logprobs(rows) if rows else [], strict=True):
+            out[i] = scores.logp
         return out
 
     def _base_and_teacher(
@@ -131,8 +125,8 @@ class PolicyScorer:
         if self._ema_teacher is not None:
             return self.base_logprobs(rows), self._teacher_logprobs(prompts, ids, top)
         whole = [o.ids_KN[:, 1:] for o in student] + ids
-        seen = self.base_logprobs([*rows, *prompts], ids=whole if top and hinted else None, top=top if hinted else 0)
-        return seen[: len(rows)], seen[len(rows) :]
+        scores = self.base_logprobs([*rows, *prompts], ids=whole if top and hinted else None, top=top if hinted else 0)
+        return scores[: len(rows)], scores[len(rows) :]
 
     def _teacher_logprobs(
         self, rows: Sequence[TokenSequence], ids: Sequence[torch.Tensor], top: int
@@ -154,11 +148,11 @@ class PolicyScorer:
         masks_K = torch.cat([torch.from_numpy(samples[i].mask.astype(bool)) for i, _ in hinted])
         rows = [row for _, row in hinted]
         base = self.base_logprobs(rows, top=self._train.distill.topk)
-        base_KN = torch.cat([picked.logps_KN[:, 1:] for picked in base])
+        base_KN = torch.cat([scores.logps_KN[:, 1:] for scores in base])
 
         def base_teacher_kl() -> float:
-            seen = self._teacher_logprobs(rows, [picked.ids_KN[:, 1:] for picked in base], 0)
-            theirs_KN = torch.cat([picked.logps_KN[:, 1:] for picked in seen])
-            return divergence(theirs_KN, base_KN, "forward")[masks_K].mean().item()
+            teacher = self._teacher_logprobs(rows, [scores.ids_KN[:, 1:] for scores in base], 0)
+            teacher_KN = torch.cat([scores.logps_KN[:, 1:] for scores in teacher])
+            return divergence(teacher_KN, base_KN, "forward")[masks_K].mean().item()
 
         return self._ema_teacher.follow_policy(base_teacher_kl)

@@ -27,7 +27,7 @@ def drop_stale(
     already. Raises `BrokenPolicy` if a log-probability is not finite.
     """
     gaps = [_token_gaps(sample, logp.numpy()) for sample, logp in zip(samples, student, strict=True)]
-    means = [float(gap.mean()) if len(gap) else 0.0 for gap in gaps]
+    means = [_mean_gap([gap]) for gap in gaps]
     dropped = {
         s.turn: _stale_reason(s, f"mean |log ratio| {mean:.2f}", "train.safety.max_turn_log_ratio", max_gap)
         for s, mean in zip(samples, means, strict=True)
@@ -48,8 +48,7 @@ def drop_stale(
 
 
 def _mean_gap(gaps: Sequence[np.ndarray[Any, Any]]) -> float:
-    tokens = sum(map(len, gaps))
-    return float(sum(gap.sum() for gap in gaps)) / tokens if tokens else 0.0
+    return float(np.concatenate(gaps).mean()) if sum(map(len, gaps)) else 0.0
 
 
 def _stale_reason(sample: Sample, gap: str, setting: str, bound: float) -> str:

@@ -19,8 +19,7 @@ from openclaw_rl.methods.types import AnyTerm, Sample
 MASKS = ("gap", "opsm", "geometric")
 ALL_MASKED = (
     "no token is left to train on: the masks (train.loss.token_ratio_min, train.loss.token_ratio_max, "
-    "train.loss.sequence_mask) or train.loss.path "
-    "removed every token with a gradient"
+    "train.loss.sequence_mask) or train.loss.path removed every token with a gradient"
 )
 ZERO_GRADIENT = "the batch asks for no further change: its gradient is 0"
 
@@ -69,11 +68,11 @@ def token_shares(counts: Mapping[str, int], terms: Sequence[str]) -> dict[str, f
 
     A term that is missing from the counts has no tokens.
     """
-    told = {f"masked/{mask}": counts.get(mask, 0) / max(1, counts.get("tokens", 0)) for mask in MASKS}
+    shares = {f"masked/{mask}": counts.get(mask, 0) / max(1, counts.get("tokens", 0)) for mask in MASKS}
     for term in terms:
-        of = max(1, counts.get(f"tokens/{term}", 0))
-        told |= {f"{what}/{term}": counts.get(f"{what}/{term}", 0) / of for what in ("clipped", "capped")}
-    return told
+        total = max(1, counts.get(f"tokens/{term}", 0))
+        shares |= {f"{what}/{term}": counts.get(f"{what}/{term}", 0) / total for what in ("clipped", "capped")}
+    return shares
 
 
 def policy_metrics(batch: ScoredBatch, members: Sequence[int], after: Sequence[torch.Tensor]) -> dict[str, float]:
@@ -86,12 +85,12 @@ def policy_metrics(batch: ScoredBatch, members: Sequence[int], after: Sequence[t
     before_K, base_K = flatten_masked(batch.student), flatten_masked(batch.base)
     mu_K = torch.cat([batch.sampled_logprobs(i) for i in members])[masks].double()
     now_K = torch.cat(list(after))[masks].double()
-    d_K, moved_K = now_K - base_K, now_K - before_K
+    d_K, moved_K, log_rho_K = now_K - base_K, now_K - before_K, before_K - mu_K
+    samples = [batch.samples[i] for i in members]
     return (
-        _reward_metrics([batch.samples[i] for i in members])
-        | _engine_gap(batch, members)
-        | _replay_gap(batch, members)
-        | _off_policy_metrics(before_K, mu_K)
+        _reward_metrics(samples)
+        | _gaps_by_source(samples, torch.split(log_rho_K.abs(), batch.trainable_tokens(members)))
+        | _off_policy_metrics(log_rho_K)
         | {
             "kl": (d_K.square() / 2).mean().item(),
             "kl/before": ((before_K - base_K).square() / 2).mean().item(),
@@ -100,14 +99,13 @@ def policy_metrics(batch: ScoredBatch, members: Sequence[int], after: Sequence[t
             "kl/step": (moved_K.square() / 2).mean().item(),
             "entropy": flatten_masked(batch.entropy).mean().item(),
             "tokens": float(masks.sum()),
-            "turns": float(len(members)),
+            "turns": float(len(samples)),
         }
     )
 
 
-def _off_policy_metrics(before_K: torch.Tensor, mu_K: torch.Tensor) -> dict[str, float]:
+def _off_policy_metrics(log_rho_K: torch.Tensor) -> dict[str, float]:
     """Return, before the step, |log rho|, the largest rho, and the k3 estimate of KL(mu || pi) (rho - 1 - log rho)."""
-    log_rho_K = before_K - mu_K
     bounded_K = log_rho_K.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return {
         "gap": log_rho_K.abs().mean().item(),
@@ -120,28 +118,19 @@ def _off_policy_metrics(before_K: torch.Tensor, mu_K: torch.Tensor) -> dict[str,
 def _reward_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     """Return mean and standard deviation over turn scores and, once per rollout, outcomes."""
     scores = [s.reward for s in samples if s.reward is not None]
-    outcomes = {(e.task, e.rollout): e.outcome for s in samples if (e := s.episode) and e.outcome is not None}
+    outcomes = {(e.group, e.episode): e.outcome for s in samples if (e := s.episode) and e.outcome is not None}
     rewards = [*scores, *outcomes.values()]
     return {"reward/mean": float(np.mean(rewards)), "reward/std": float(np.std(rewards))} if rewards else {}
 
 
-def _replay_gap(batch: ScoredBatch, members: Sequence[int]) -> dict[str, float]:
-    """Return mean |log rho| of replayed turns before the step, which measures their staleness."""
-    again = [i for i in members if batch.samples[i].replay]
-    if not again:
-        return {}
-    gaps_K = torch.cat(
-        [(batch.student[i].double() - batch.sampled_logprobs(i).double()).abs()[batch.token_mask(i)] for i in again]
-    )
-    return {"gap/replays": gaps_K.mean().item()}
+def _gaps_by_source(samples: Sequence[Sample], gaps: Sequence[torch.Tensor]) -> dict[str, float]:
+    """Return mean |log rho| before the step of on-policy turns and of replays; `gaps`: of the tokens of each sample.
 
-
-def _engine_gap(batch: ScoredBatch, members: Sequence[int]) -> dict[str, float]:
-    """Return mean |log pi - log mu| of on-policy turns: the numerical difference between engine and trainer."""
-    fresh = [i for i in members if batch.samples[i].on_policy]
-    if not fresh:
-        return {}
-    gaps = torch.cat(
-        [(batch.student[i].double() - batch.sampled_logprobs(i).double()).abs()[batch.token_mask(i)] for i in fresh]
-    )
-    return {"gap/engine": gaps.mean().item(), "gap/engine/tokens": float(len(gaps))}
+    The first is the numerical difference between engine and trainer, the second the staleness of the replays.
+    """
+    replays = [gap for sample, gap in zip(samples, gaps, strict=True) if sample.replay]
+    engine = [gap for sample, gap in zip(samples, gaps, strict=True) if sample.on_policy]
+    out = {"gap/replays": torch.cat(replays).mean().item()} if replays else {}
+    if engine:
+        out |= {"gap/engine": torch.cat(engine).mean().item(), "gap/engine/tokens": float(sum(map(len, engine)))}
+    return out

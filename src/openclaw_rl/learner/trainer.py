@@ -19,33 +19,39 @@ from torch.utils.checkpoint import CheckpointError
 
 from openclaw_rl.common.atomic_files import write_folder
 from openclaw_rl.common.policy_digest import digest_of_folder
-from openclaw_rl.learner.model import oom as memory
-from openclaw_rl.learner.model import state_files
 from openclaw_rl.learner.distributed.world import SingleRank, World
 from openclaw_rl.learner.forward.packing import TokenSequence
 from openclaw_rl.learner.forward.runner import ForwardRunner
 from openclaw_rl.learner.loss import distillation, plugin_loss
 from openclaw_rl.learner.loss.length_ema import LengthEma
-from openclaw_rl.learner.loss.policy_loss import LossResult, TermSlice, make_loss_config, micro_batch_loss
-from openclaw_rl.learner.model import weights
+from openclaw_rl.learner.loss.policy_loss import LossResult, make_loss_config, micro_batch_loss
+from openclaw_rl.learner.loss.scored_batch import ScoredBatch, check_token_ids
+from openclaw_rl.learner.model import oom as memory
+from openclaw_rl.learner.model import state_files, weights
 from openclaw_rl.learner.model.ema_teacher import EmaTeacher
 from openclaw_rl.learner.optim.optimizer import Optimizer, WeightSnapshot, scheduled_learning_rate
-from openclaw_rl.learner.loss.scored_batch import ScoredBatch, check_token_ids
 from openclaw_rl.learner.scoring import PolicyScorer
 from openclaw_rl.learner.staleness import no_signal_reason
 from openclaw_rl.learner.step_metrics import EpochResult, epoch_metrics, no_step_reason, policy_metrics
-from openclaw_rl.methods.types import AnyTerm, CreditMethod, PolicyGradientTerm, Sample, StepResult
+from openclaw_rl.methods.types import AnyTerm, CreditMethod, Sample, StepResult
 from openclaw_rl.settings.load import ModelConfig, TrainConfig
 
 log = logging.getLogger(__name__)
 MIN_STEP_SCALE = 2**-8  # smallest fraction of a step; if the policy still moved too far, the gate rejects it
 
 
-class _LossPart(NamedTuple):
-    """Loss parts and token counts of one micro-batch, by name."""
+_LossPart = tuple[dict[str, float], dict[str, int]]
+"""Loss parts and token counts of one micro-batch, by name."""
 
-    values: dict[str, float]
-    counts: dict[str, int]
+
+class _StepInputs(NamedTuple):
+    """Inputs of the optimizer steps on one batch."""
+
+    batch: ScoredBatch
+    terms: Sequence[AnyTerm]
+    members: Sequence[int]  # samples that are in a term
+    length_ema: float  # tokens per reply
+    rate: float  # learning rate
 
 
 class LocalTrainer:
@@ -80,7 +86,10 @@ class LocalTrainer:
         )
         self._loss_config = make_loss_config(train)
         self._optimizer = Optimizer(self._weights.parameters, train)
-        self._ema_teacher = _make_ema_teacher(self._weights, train) if method.uses_hints else None
+        self._ema_teacher = None
+        if method.uses_hints and train.distill.teacher == "ema":
+            rate, bound = train.distill.ema_rate, train.distill.ema_max_kl
+            self._ema_teacher = EmaTeacher(self._weights.parameters, rate=rate, bound=bound)
         self._scorer = PolicyScorer(self._weights, self._runner, train, self._ema_teacher)
         self.load(folder=None, memory={})
 
@@ -130,22 +139,21 @@ class LocalTrainer:
         for i in set(range(len(batch.samples))) - set(members):
             dropped[batch.samples[i].turn] = no_signal_reason(batch.samples[i])
         if not any(term.has_gradient for term in terms):
-            return self._no_step_result(
-                batch, members, "the batch gives no signal: every advantage is 0", passed, dropped
-            )
+            no_signal = "the batch gives no signal: every advantage is 0"
+            return self._no_step_result(batch, members, no_signal, passed, dropped)
         reply_tokens = LengthEma(self._method_state, decay=self._train.loss.length_ema_decay)
-        lengths, standing = batch.trainable_tokens(members), self._optimizer.snapshot()
-        speed = scheduled_learning_rate(self._train, steps=self._steps, samples=self._samples_seen)
-        epochs = self._run_epochs(batch, terms, members, reply_tokens.average_length(lengths), speed)
+        length_ema, snapshot = reply_tokens.average_length(batch.trainable_tokens(members)), self._optimizer.snapshot()
+        rate = scheduled_learning_rate(self._train, steps=self._steps, samples=self._samples_seen)
+        epochs = self._run_epochs(_StepInputs(batch, terms, members, length_ema, rate))
         if why := no_step_reason(epochs):
             return self._no_step_result(batch, members, why, passed, dropped)
-        metrics = epoch_metrics(epochs, terms) | self._apply_trust_region(batch, members, standing)
+        metrics = epoch_metrics(epochs, terms) | self._apply_trust_region(batch, members, snapshot)
         metrics |= self._scorer.update_teacher(batch.samples)
         first = [i for i in members if not batch.samples[i].replay]  # moving averages count each turn once
         updated = reply_tokens.updated_state(batch.trainable_tokens(first))
         self._method_state = self._method.update_state([batch.samples[i] for i in first], updated)
         self._steps, self._samples_seen = self._steps + 1, self._samples_seen + len(first)
-        metrics |= {"step": float(self._steps), "learning_rate": speed} | passed
+        metrics |= {"step": float(self._steps), "learning_rate": rate} | passed
         metrics |= self._plugin_loss.extra_metrics if self._plugin_loss else {}
         first_rank = self._world.rank == 0
         if first_rank:
@@ -168,83 +176,76 @@ class LocalTrainer:
 
     def logprobs(self, rows: Sequence[TokenSequence], *, base: bool = False) -> list[torch.Tensor]:
         """Return B tensors [R] of log-probabilities, under the current policy or the frozen base."""
-        seen = self._scorer.base_logprobs(rows) if base else self._scorer.policy_logprobs(rows)
-        return [picked.logp for picked in seen]
+        scores = self._scorer.base_logprobs(rows) if base else self._scorer.policy_logprobs(rows)
+        return [row.logp for row in scores]
 
-    def _run_epochs(
-        self, batch: ScoredBatch, terms: Sequence[AnyTerm], members: Sequence[int], slow: float, speed: float
-    ) -> list[EpochResult]:
+    def _run_epochs(self, inputs: _StepInputs) -> list[EpochResult]:
         """Run `train.batch.epochs` optimizer steps on the whole batch."""
         self._scorer.set_training_mode()
         device = self.causal.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             # Dropout depends only on seed, step and rank, so no random state has to be saved.
             torch.manual_seed(self._train.seed + self._steps + (self._world.rank << 32))
-            epochs = [self._run_epoch(batch, terms, members, slow, speed) for _ in range(self._train.batch.epochs)]
+            epochs = [self._run_epoch(inputs) for _ in range(self._train.batch.epochs)]
         self.model.eval()
         return epochs
 
-    def _run_epoch(
-        self, batch: ScoredBatch, terms: Sequence[AnyTerm], members: Sequence[int], slow: float, speed: float
-    ) -> EpochResult:
+    def _run_epoch(self, inputs: _StepInputs) -> EpochResult:
         """Take one optimizer step with gradients summed over micro-batches; skip it if no token has a gradient."""
         self._optimizer.zero_grad()
-        sums: Counter[str] = Counter()
-        counts: Counter[str] = Counter()
-        rows = [batch.rows[i] for i in members]
+        sums, counts = Counter[str](), Counter[str]()
+        rows = [inputs.batch.rows[i] for i in inputs.members]
 
         def backward_micro_batch(group: Sequence[int], weight: float) -> _LossPart:
-            loss = self._micro_batch_loss(batch, terms, [members[j] for j in group], len(members), slow)
+            loss = self._micro_batch_loss(inputs, [inputs.members[j] for j in group])
             (weight * loss.total).backward()  # type: ignore[no-untyped-call]
-            return _LossPart({"total": loss.total.item()} | dict(loss.parts), dict(loss.counts))
+            return {"total": loss.total.item()} | dict(loss.parts), dict(loss.counts)
 
-        for values, took in (
-            [backward_micro_batch(range(len(rows)), 1.0)]
-            if batch.reused_forward
-            else self._runner.map_groups(rows, backward_micro_batch, _LossPart)
-        ):
-            sums.update(values)
-            counts.update(took)
+        if inputs.batch.reused_forward:
+            parts = [backward_micro_batch(range(len(rows)), 1.0)]
+        else:
+            parts = self._runner.map_groups(rows, backward_micro_batch, _LossPart)
+        for part, part_counts in parts:
+            sums.update(part)
+            counts.update(part_counts)
         self._world.all_reduce_grads(self._optimizer.master_tensors)
         wanted = bool(np.isfinite(sums["total"])) and counts["live"] > 0
-        parts = sums if self._plugin_loss is None else self._plugin_loss.finite_metrics(sums)
-        return EpochResult(values=parts, counts=counts, norm=self._optimizer.step(speed, wanted=wanted))
+        values = sums if self._plugin_loss is None else self._plugin_loss.finite_metrics(sums)
+        return EpochResult(values=values, counts=counts, norm=self._optimizer.step(inputs.rate, wanted=wanted))
 
-    def _micro_batch_loss(
-        self, batch: ScoredBatch, terms: Sequence[AnyTerm], indices: Sequence[int], members: int, slow: float
-    ) -> LossResult:
+    def _micro_batch_loss(self, inputs: _StepInputs, indices: Sequence[int]) -> LossResult:
         """Return the loss of one micro-batch."""
-        device = self.causal.device
-        asked_KN = distillation.distilled_token_ids(terms, indices)
-        logps_KN = self._token_logprobs(batch, indices, None if asked_KN is None else asked_KN.to(device))
+        batch, terms, device = inputs.batch, inputs.terms, self.causal.device
+        ids_KN = distillation.distilled_token_ids(terms, indices)
+        logps_KN = self._token_logprobs(batch, indices, None if ids_KN is None else ids_KN.to(device))
+        denominator = len(inputs.members) * inputs.length_ema
         if self._plugin_loss is not None:
-            return self._plugin_loss.micro_batch_loss(batch, terms, indices, logps_KN[:, 0], members * slow)
+            return self._plugin_loss.micro_batch_loss(batch, terms, indices, logps_KN[:, 0], denominator)
         lengths = torch.tensor([len(batch.samples[i].response_ids) for i in indices])
         return micro_batch_loss(
             logp_K=logps_KN[:, 0],
             mu_K=torch.cat([batch.sampled_logprobs(i) for i in indices]).to(device),
             base_K=torch.cat([batch.base[i] for i in indices]).to(device),
-            terms=_term_slices(terms, indices, slow, logps_KN)
-            + distillation.distill_slices(terms, indices, logps_KN[:, 1:], slow),
+            terms=distillation.term_slices(terms, indices, logps_KN, inputs.length_ema),
             kl_coef=self._train.loss.kl_coef,
-            kl_denominator=members * slow,
-            bounds=self._loss_config,
+            kl_denominator=denominator,
+            config=self._loss_config,
             old_K=torch.cat([batch.student[i] for i in indices]).to(device) if self._train.batch.epochs > 1 else None,
             rows_K=torch.arange(len(indices)).repeat_interleave(lengths).to(device),
         )
 
-    def _token_logprobs(
-        self, batch: ScoredBatch, indices: Sequence[int], asked_KN: torch.Tensor | None
-    ) -> torch.Tensor:
-        """Return [K, 1 + N] log-probabilities of the response tokens and of `asked_KN`, with their autograd graph."""
+    def _token_logprobs(self, batch: ScoredBatch, indices: Sequence[int], ids_KN: torch.Tensor | None) -> torch.Tensor:
+        """Return [K, 1 + N] log-probabilities of the response tokens and of `ids_KN`, with their autograd graph."""
         if batch.reused_forward is None:
-            return self._runner.hidden_states([batch.rows[i] for i in indices]).token_logprobs(ids_KN=asked_KN).logps_KN
-        if asked_KN is None:
+            states = self._runner.hidden_states([batch.rows[i] for i in indices])
+        elif ids_KN is None:
             return torch.cat([batch.reused_forward.logp[i] for i in indices]).unsqueeze(-1)
-        return batch.reused_forward.hidden.select_rows(indices).token_logprobs(ids_KN=asked_KN).logps_KN
+        else:
+            states = batch.reused_forward.hidden.select_rows(indices)
+        return states.token_logprobs(ids_KN=ids_KN).logps_KN
 
     def _apply_trust_region(
-        self, batch: ScoredBatch, members: Sequence[int], standing: WeightSnapshot
+        self, batch: ScoredBatch, members: Sequence[int], snapshot: WeightSnapshot
     ) -> dict[str, float]:
         """Keep the step within its trust region: halve it while it moved the policy too far (arXiv:1502.05477).
 
@@ -255,7 +256,7 @@ class LocalTrainer:
         metrics = policy_metrics(batch, members, self.logprobs(rows))
         while not metrics["kl/step"] <= self._train.safety.max_step_kl and scale > MIN_STEP_SCALE:
             scale /= 2
-            self._optimizer.step_back_half(standing)
+            self._optimizer.step_back_half(snapshot)
             metrics = policy_metrics(batch, members, self.logprobs(rows))
         return metrics | {"step/scale": scale}
 
@@ -269,27 +270,3 @@ class LocalTrainer:
         self._optimizer.write(folder)
         if self._ema_teacher is not None:
             self._ema_teacher.write(folder)
-
-
-def _make_ema_teacher(trained: weights.PolicyWeights, train: TrainConfig) -> EmaTeacher | None:
-    if train.distill.teacher == "base":
-        return None
-    return EmaTeacher(trained.parameters, rate=train.distill.ema_rate, bound=train.distill.ema_max_kl)
-
-
-def _term_slices(terms: Sequence[AnyTerm], indices: Sequence[int], slow: float, like: torch.Tensor) -> list[TermSlice]:
-    """Return the policy-gradient terms on these samples, with the dtype and device of `like`.
-
-    Denominator: samples in the term times the moving average of reply tokens.
-    """
-    return [
-        TermSlice(
-            name=term.name,
-            weight=term.weight,
-            advantages_K=torch.from_numpy(np.concatenate([term.advantages[i] for i in indices])).to(like),
-            mask_K=torch.from_numpy(np.concatenate([term.masks[i] for i in indices])).to(like.device),
-            denominator=term.sample_count * slow,
-        )
-        for term in terms
-        if isinstance(term, PolicyGradientTerm) and term.sample_count
-    ]

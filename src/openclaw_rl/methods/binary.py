@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from openclaw_rl.methods.baseline import ScoreBaseline
+from openclaw_rl.methods.spec import MethodSettings, MethodSpec
 from openclaw_rl.methods.types import BatchLogprobs, PolicyGradientTerm, Sample
 
 
@@ -19,6 +20,7 @@ class BinaryMethod:
 
     uses_reward = True
     uses_hints = False
+    uses_episodes = False
     topk_size = 0
 
     def __init__(self, *, decay: float = 0.95, shrink: float = 8.0) -> None:
@@ -45,3 +47,21 @@ def _checked_reward(sample: Sample) -> float:
     if sample.reward not in (1.0, -1.0):
         raise ValueError(f"turn {sample.turn}: expected a reward of +1, -1 or none, got {sample.reward}")
     return float(sample.reward)
+
+
+def make_binary(train: MethodSettings) -> BinaryMethod:
+    """Return the binary term that the settings describe; `combine` has the same."""
+    return BinaryMethod(decay=train.loss.baseline_decay, shrink=train.loss.baseline_shrink)
+
+
+def _create(train: MethodSettings) -> BinaryMethod:
+    teacher = train.distill
+    if teacher.teacher != "base" or teacher.teacher_temperature != 1 or teacher.target != "token":
+        raise ValueError(
+            "train.distill.teacher, train.distill.target and train.distill.teacher_temperature are of a teacher, and "
+            "train.method binary has none. Leave them out, or say combine or opd"
+        )
+    return make_binary(train)
+
+
+SPEC = MethodSpec(name="binary", summary="the score of each turn", create=_create)

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from openclaw_rl.methods.binary import BinaryMethod
-from openclaw_rl.methods.opd import OpdMethod
-from openclaw_rl.methods.topk_distillation import TopKDistillation
-from openclaw_rl.methods.types import AnyTerm, BatchLogprobs, Sample
+from openclaw_rl.methods.binary import make_binary
+from openclaw_rl.methods.opd import make_opd
+from openclaw_rl.methods.spec import MethodSettings, MethodSpec
+from openclaw_rl.methods.types import AnyTerm, BatchLogprobs, CreditMethod, Sample
 
 
 class CombinedMethod:
@@ -19,10 +19,15 @@ class CombinedMethod:
     distillation term, nor one without a score in that of the binary term.
     """
 
-    def __init__(
-        self, *, binary: BinaryMethod, opd: OpdMethod | TopKDistillation, w_binary: float = 1.0, w_opd: float = 1.0
-    ) -> None:
-        both: tuple[tuple[BinaryMethod | OpdMethod | TopKDistillation, float], ...] = ((binary, w_binary), (opd, w_opd))
+    uses_episodes = False
+
+    def __init__(self, *, binary: CreditMethod, opd: CreditMethod, w_binary: float = 1.0, w_opd: float = 1.0) -> None:
+        """Raises `ValueError` if both weights are 0."""
+        if w_binary == 0 == w_opd:
+            raise ValueError(
+                "train.loss.w_binary and train.loss.w_opd are both 0: nothing could be learned. Set one of them"
+            )
+        both = ((binary, w_binary), (opd, w_opd))
         self._weighted_methods = [(method, w) for method, w in both if w > 0]
         self.uses_reward = w_binary > 0
         self.uses_hints = w_opd > 0
@@ -42,3 +47,17 @@ class CombinedMethod:
         for method, _ in self._weighted_methods:
             kept = method.update_state(samples, kept)
         return kept
+
+
+def _create(train: MethodSettings) -> CombinedMethod:
+    return CombinedMethod(
+        binary=make_binary(train), opd=make_opd(train), w_binary=train.loss.w_binary, w_opd=train.loss.w_opd
+    )
+
+
+SPEC = MethodSpec(
+    name="combine",
+    summary="binary and opd together",
+    create=_create,
+    own_settings=("train.loss.w_binary", "train.loss.w_opd"),
+)

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from openclaw_rl.methods.hint_selection import FloatArray, HintChoice, choose_hints, mean_overlap, mix_teachers
+from openclaw_rl.methods.spec import MethodSettings, MethodSpec
+from openclaw_rl.methods.topk_distillation import TopKDistillation, make_topk
 from openclaw_rl.methods.types import BatchLogprobs, PolicyGradientTerm, Sample
 from openclaw_rl.types import Logprobs
 
@@ -22,6 +24,7 @@ class OpdMethod:
 
     uses_reward = False
     uses_hints = True
+    uses_episodes = False
 
     def __init__(self, *, clip: float = 1.0, hint_choice: HintChoice = "mixture", top: int = 0) -> None:
         """`top`: number of top tokens that the overlap compares."""
@@ -64,3 +67,17 @@ class OpdMethod:
             return np.zeros(len(o))
         advantage: FloatArray = np.clip(mix_teachers(hinted) - o, -self._clip, self._clip)
         return advantage
+
+
+def make_opd(train: MethodSettings) -> OpdMethod | TopKDistillation:
+    """Return the distillation term that the settings describe; `combine` has the same."""
+    options = train.distill
+    match options.target:
+        case "student_topk":
+            return make_topk(train, "student", "opd")
+        case "teacher_topk":
+            return make_topk(train, "teacher", "opd")
+    return OpdMethod(clip=options.opd_clip, hint_choice=options.hint_choice or "mixture", top=options.topk)
+
+
+SPEC = MethodSpec(name="opd", summary="distillation from hints", create=make_opd)

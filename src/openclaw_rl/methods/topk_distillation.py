@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from openclaw_rl.methods.hint_selection import FloatArray, HintChoice, choose_hints, mean_overlap, mix_teachers
+from openclaw_rl.methods.spec import MethodSettings, MethodSpec
 from openclaw_rl.methods.types import BatchLogprobs, DistillTerm, Divergence, Sample, TopKLogprobs, TopKScores
 from openclaw_rl.types import Mask
 
@@ -36,6 +37,7 @@ class TopKDistillation:
 
     uses_reward = False
     uses_hints = True
+    uses_episodes = False
 
     def __init__(
         self,
@@ -50,9 +52,8 @@ class TopKDistillation:
         """`top`: N. Raises `ValueError` for a mixture of teachers over the teacher's top tokens."""
         if of == "teacher" and hint_choice == "mixture":
             raise ValueError(
-                "train.distill.hint_choice mixture: each hinted teacher has likeliest tokens of its own, so they "
-                "cannot be "
-                "mixed. Use overlap, or the student's likeliest tokens"
+                "train.distill.hint_choice mixture: each hinted teacher has likeliest tokens of its own, and there is "
+                "no mixture over them. Say overlap, or train.distill.target=student_topk (train.method=sdpo)"
             )
         self.topk_size = top
         self._name, self._topk_source, self._divergence, self._ratio_clip, self._hint_choice = (
@@ -130,3 +131,53 @@ def _mean_metrics(parts: Sequence[_SampleTargets]) -> dict[str, float]:
         "overlap": float(np.concatenate([part.overlap for part in parts]).mean()),
         "tail": float(np.concatenate([part.tail_mass for part in parts]).mean()),
     }
+
+
+def make_topk(train: MethodSettings, of: Literal["student", "teacher"], name: str) -> TopKDistillation:
+    """Return distillation over the top-k tokens of `of`; `name` labels its metrics."""
+    options = train.distill
+    if options.teacher_temperature != 1:
+        raise ValueError(
+            "train.distill.teacher_temperature is for the token that was sampled; over the likeliest tokens a softer "
+            "teacher would be another target. Leave it at 1, or set train.distill.target token (train.method combine "
+            "or opd)"
+        )
+    return TopKDistillation(
+        name=name,
+        of=of,
+        top=options.topk,
+        divergence=options.divergence,
+        cap=options.ratio_clip,
+        hint_choice=options.hint_choice or "overlap",
+    )
+
+
+def _make_alone(train: MethodSettings, of: Literal["student", "teacher"], name: str) -> TopKDistillation:
+    if train.distill.target != "token":
+        raise ValueError(
+            f"train.distill.target is of opd and combine; train.method {name} says already what is compared. "
+            "Leave it out"
+        )
+    if train.loss.surrogate != "clip" or train.loss.sequence_mask == "opsm":
+        raise ValueError(
+            f"train.loss.surrogate and train.loss.sequence_mask opsm work on advantages, and train.method {name} "
+            "has none. Leave them out, or say combine with train.distill.target student_topk"
+        )
+    if train.loss.path is not None:
+        raise ValueError(
+            f"train.loss.path: a loss of your own works on the sampled tokens, and train.method {name} would be "
+            "without effect. Say train.method combine, or unset train.loss.path"
+        )
+    return make_topk(train, of, name)
+
+
+SDPO_SPEC = MethodSpec(
+    name="sdpo",
+    summary="distillation over the top-k of the student",
+    create=lambda train: _make_alone(train, "student", "sdpo"),
+)
+SDFT_SPEC = MethodSpec(
+    name="sdft",
+    summary="distillation over the top-k of the teacher",
+    create=lambda train: _make_alone(train, "teacher", "sdft"),
+)

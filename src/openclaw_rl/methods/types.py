@@ -20,20 +20,20 @@ Divergence = Literal["reverse", "forward", "jsd"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Episode:
-    """One step of one of several rollouts of a task, with rewards that group-relative credit compares."""
+class EpisodeStep:
+    """One step of an episode, with the rewards that group-relative credit compares within a group of episodes."""
 
-    task: str
-    rollout: str
+    group: str
+    episode: str
     step: int  # from 0
-    outcome: float | None  # of the whole rollout; None: unknown (a broken environment)
+    outcome: float | None  # of the whole episode; None: unknown (a broken environment)
     step_reward: float | None = None  # of this step alone
 
     def __post_init__(self) -> None:
         for name, value in (("outcome", self.outcome), ("step reward", self.step_reward)):
             if value is not None and not np.isfinite(value):
                 raise ValueError(
-                    f"task {self.task}, rollout {self.rollout}, step {self.step}: expected a finite {name}, or None "
+                    f"group {self.group}, episode {self.episode}, step {self.step}: expected a finite {name}, or None "
                     f"if it is unknown; got {value}"
                 )
 
@@ -54,7 +54,7 @@ class Sample:
     hinted_prompts: tuple[Ids, ...] = ()  # [H] each: the prompt with a hint; empty: no distillation term
     on_policy: bool = False  # sampled by the version that the step starts from
     replay: bool = False  # an ancestor of the new version was trained on it
-    episode: Episode | None = None  # its place among several rollouts of one task; None: a conversation
+    episode: EpisodeStep | None = None  # its place in a group of episodes; None: a conversation
 
     def __post_init__(self) -> None:
         r = len(self.response_ids)
@@ -158,7 +158,7 @@ class StepResult:
 
 
 class CreditMethod(Protocol):
-    """Interface of a method (see `openclaw_rl.methods`). Pure."""
+    """Interface of a method; `registry.py` lists the implementations. Pure."""
 
     @property
     def uses_reward(self) -> bool:
@@ -168,6 +168,11 @@ class CreditMethod(Protocol):
     @property
     def uses_hints(self) -> bool:
         """True if a sample with a hinted prompt has a signal; the trainer then scores its teachers."""
+        ...
+
+    @property
+    def uses_episodes(self) -> bool:
+        """True if a sample of an episode with a known reward has a signal; conversations then have none."""
         ...
 
     @property

@@ -176,7 +176,7 @@ def to_template_message(message: Message) -> dict[str, Any]:
     out = {k: v for k, v in message.items() if v is not None}
     role = str(out.get("role", ""))
     out["role"] = _ROLE_ALIASES.get(role, role)
-    out["content"] = _content_text(out.get("content"))
+    out["content"] = content_text(out.get("content"))
     if calls := out.pop("tool_calls", None):
         out["tool_calls"] = [_parse_call_arguments(c) for c in calls]
     reasoning = next((out[k] for k in _REASONING_KEYS if k in out), None)
@@ -185,7 +185,7 @@ def to_template_message(message: Message) -> dict[str, Any]:
     return out
 
 
-def _content_text(content: Any) -> str:
+def content_text(content: Any) -> str:
     """Join content parts without a separator, as templates that read parts do, and as `message_hash` does."""
     if isinstance(content, list):
         return "".join(p if isinstance(p, str) else str(p.get("text", p.get("refusal", ""))) for p in content)

@@ -65,6 +65,8 @@ def _token_bytes(token: str, alphabet: dict[str, int]) -> bytes:
         return token.encode("utf-8")
 
 
+# Not `tokenizers.decoders.DecodeStream`: on invalid UTF-8 it raises for byte-fallback vocabularies and takes quadratic
+# time, it cannot flush a cut character, and `decode_token` needs the bytes of each token anyway.
 class TextStream(Protocol):
     """Incremental decoder: the results of `push` and `flush`, joined, are the text of all pushed ids."""
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from hashlib import blake2b
 from typing import Any, ClassVar, NamedTuple
 
 from openclaw_rl.render import harmony, tool_calls
 from openclaw_rl.render.reply_parser import ReplyParser
 from openclaw_rl.render.tag_parser import TagParser, ThinkTags
-from openclaw_rl.render.tool_calls import CallReader
+from openclaw_rl.render.tool_calls import CallReader, ToolList
 from openclaw_rl.render.tool_calls_xml import XmlCallReader
 
-Tools = Sequence[Mapping[str, Any]]
 THINK_TAGS: ThinkTags = ("<think>", "</think>")
 BRACKET_TAGS: ThinkTags = ("[THINK]", "[/THINK]")
 _PROMPT_TAIL_CHARS = 64  # end of the prompt that is searched for an opened reasoning tag
@@ -50,15 +49,13 @@ class ModelFamily(ABC):
         """Return the special tokens that the parser must see as text."""
         return frozenset({*self.think_tags, *(self.call_reader.hidden_tokens if tools else ())})
 
-    def new_parser(self, *, thinking: bool, tools: Tools) -> ReplyParser:
+    def new_parser(self, *, thinking: bool, tools: ToolList) -> ReplyParser:
         """Return a new parser for one reply. `thinking`: the prompt ends inside reasoning."""
-        hidden = self.think_tags if self.think_tags is BRACKET_TAGS else ()
         reader = self._new_call_reader(tools) if tools else None
-        return TagParser(
-            self.think_tags, thinking=thinking, reader=reader, hidden=hidden + (reader.hidden_tokens if reader else ())
-        )
+        hidden = (self.think_tags if self.think_tags is BRACKET_TAGS else ()) + (reader.hidden_tokens if reader else ())
+        return TagParser(self.think_tags, thinking=thinking, reader=reader, hidden=hidden)
 
-    def _new_call_reader(self, tools: Tools) -> CallReader:
+    def _new_call_reader(self, tools: ToolList) -> CallReader:
         return self.call_reader()
 
     def opens_thinking(self, text: str) -> bool:
@@ -87,9 +84,8 @@ class HermesFamily(ModelFamily):
         return frozenset({*self.think_tags, tool_calls.CALL, tool_calls.END_CALL})
 
     def call_form(self, name: str) -> CallForm | None:
-        return CallForm(
-            f'{tool_calls.CALL}\n{{"name": {_json_string(name)}, "arguments": ', f"}}\n{tool_calls.END_CALL}"
-        )
+        before = f'{tool_calls.CALL}\n{{"name": {_json_string(name)}, "arguments": '
+        return CallForm(before, f"}}\n{tool_calls.END_CALL}")
 
 
 class QwenXmlFamily(HermesFamily):
@@ -101,7 +97,7 @@ class QwenXmlFamily(HermesFamily):
     def matches_template(template: str, tokens: Collection[str]) -> bool:
         return "<function=" in template and tool_calls.CALL in template
 
-    def _new_call_reader(self, tools: Tools) -> CallReader:
+    def _new_call_reader(self, tools: ToolList) -> CallReader:
         return XmlCallReader(tools)
 
     def call_form(self, name: str) -> CallForm | None:
@@ -200,7 +196,7 @@ class HarmonyFamily(ModelFamily):
     def kept_tokens(self, *, tools: bool) -> frozenset[str]:
         return frozenset(harmony.HARMONY_TOKENS)
 
-    def new_parser(self, *, thinking: bool, tools: Tools) -> ReplyParser:
+    def new_parser(self, *, thinking: bool, tools: ToolList) -> ReplyParser:
         return harmony.HarmonyParser(tools=bool(tools))
 
     def opens_thinking(self, text: str) -> bool:
@@ -218,24 +214,14 @@ class HarmonyFamily(ModelFamily):
         return message | {"content": "", "thinking": joined, "reasoning_content": joined}
 
 
-_FAMILIES: tuple[type[ModelFamily], ...] = (
-    HarmonyFamily,
-    QwenXmlFamily,
-    HermesFamily,
-    DeepSeekFamily,
-    MistralFamily,
-    LlamaFamily,
-)
+_FAMILIES = (HarmonyFamily, QwenXmlFamily, HermesFamily, DeepSeekFamily, MistralFamily, LlamaFamily)
 
 
 def detect_family(templates: Mapping[str, str], tokens: Collection[str]) -> ModelFamily:
     """Return the family that matches the templates' text and the tokenizer's special tokens; Hermes if none does."""
     text = "\n".join(templates.values())
-    think = (
-        BRACKET_TAGS
-        if BRACKET_TAGS[0] in text or (BRACKET_TAGS[0] in tokens and THINK_TAGS[0] not in text)
-        else THINK_TAGS
-    )
+    brackets = BRACKET_TAGS[0] in text or (BRACKET_TAGS[0] in tokens and THINK_TAGS[0] not in text)
+    think = BRACKET_TAGS if brackets else THINK_TAGS
     kind = next((k for k in _FAMILIES if k.matches_template(text, tokens)), HermesFamily)
     if kind is MistralFamily:
         return MistralFamily(think, arrays=tool_calls.ARGS not in text)

@@ -15,8 +15,9 @@ import numpy as np
 
 from openclaw_rl.errors import RequestError
 from openclaw_rl.render.chat_template import NO_VARIABLES
-from openclaw_rl.render.renderer import Renderer, Tools, placeholder_reply
+from openclaw_rl.render.renderer import Renderer, placeholder_reply
 from openclaw_rl.render.template_probe import CUT_MARKER
+from openclaw_rl.render.tool_calls import ToolList
 from openclaw_rl.types import Ids, Message
 
 MIN_INCREMENTAL_MESSAGES = 16
@@ -49,7 +50,7 @@ _EMPTY_PREFIX = _KeptPrefix(0, 0, np.empty(0, np.int32))
 class _TurnInput(NamedTuple):
     messages: Sequence[Message]
     reply: Message
-    tools: Tools
+    tools: ToolList
     variables: Mapping[str, Any]
 
 
@@ -68,7 +69,7 @@ class IncrementalRenderer:
         self,
         messages: Sequence[Message],
         reply: Message,
-        tools: Tools = (),
+        tools: ToolList = (),
         *,
         variables: Mapping[str, Any] = NO_VARIABLES,
     ) -> RenderedTurn:

@@ -10,9 +10,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.common.assets import ASSETS
+from openclaw_rl.common.assets import STARTER, local_model_folder
 from openclaw_rl.errors import ModelError
-from openclaw_rl.settings.load import STARTER, ModelConfig
+from openclaw_rl.settings.load import ModelConfig
 
 _HUB_ID_PATTERN = re.compile(r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")
 _FLAG_OF_KEY = {
@@ -66,10 +66,7 @@ class ModelFiles:
 
 
 def _resolve_folder(name: str, token: str | None, *, key: str = "model.path") -> Path:
-    if name == STARTER:
-        return ASSETS / "starter"
-    path = Path(name).expanduser()
-    if path.is_dir():
+    if (path := local_model_folder(name)) is not None:
         return path
     if not _HUB_ID_PATTERN.match(name):
         raise _not_found_error(name, key, f", or {STARTER!r} for the shipped model")

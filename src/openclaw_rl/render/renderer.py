@@ -25,11 +25,11 @@ from openclaw_rl.render.reply_parser import ReplyDecoder
 from openclaw_rl.render.splice import PromptPiece, ReplySplicer, SampledReply
 from openclaw_rl.render.template_probe import CUT_MARKER
 from openclaw_rl.render.tokenizer import CachedTokenizer
+from openclaw_rl.render.tool_calls import ToolList
 from openclaw_rl.types import Ids, Message
 
 log = logging.getLogger(__name__)
 
-Tools = Sequence[Mapping[str, Any]]
 _PROMPT_TAIL_TOKENS = 64  # tokens at the end of a prompt that are searched for an opened reasoning tag
 _PROBE_TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
 
@@ -94,7 +94,7 @@ class Renderer:
     def text(
         self,
         messages: Sequence[Message],
-        tools: Tools = (),
+        tools: ToolList = (),
         *,
         generation: bool = True,
         variables: Mapping[str, Any] = NO_VARIABLES,
@@ -106,7 +106,7 @@ class Renderer:
     def render(
         self,
         messages: Sequence[Message],
-        tools: Tools = (),
+        tools: ToolList = (),
         *,
         generation: bool = True,
         variables: Mapping[str, Any] = NO_VARIABLES,
@@ -169,7 +169,7 @@ class Renderer:
         """
         return self._splicer.splice(text, replies)
 
-    def _try_render(self, messages: Sequence[Message], tools: Tools, generation: bool) -> str | None:
+    def _try_render(self, messages: Sequence[Message], tools: ToolList, generation: bool) -> str | None:
         try:
             return self.text(messages, tools, generation=generation)
         except RequestError:
@@ -207,7 +207,7 @@ class Renderer:
             (t for t, i in self.tokenizer.special_ids.items() if i in self.stop_token_ids and after.startswith(t)), None
         )
 
-    def _is_composable(self, messages: list[Message], tools: Tools, at: int, whole: str) -> bool:
+    def _is_composable(self, messages: list[Message], tools: ToolList, at: int, whole: str) -> bool:
         end = self.end_of_turn
         after = self.text_after(messages[at], messages[at + 1 :], tools=bool(tools))
         if after is None or end is None or not whole.endswith(end + after):
@@ -217,7 +217,7 @@ class Renderer:
 
     # Replies.
 
-    def new_reply_decoder(self, *, thinking: bool, tools: Tools, stops: Sequence[str] = ()) -> ReplyDecoder:
+    def new_reply_decoder(self, *, thinking: bool, tools: ToolList, stops: Sequence[str] = ()) -> ReplyDecoder:
         """Return a new decoder for the tokens of one reply."""
         stream = (self.detokenizer if tools else self._detokenizer_without_tools).new_stream()
         return ReplyDecoder(stream, self.family.new_parser(thinking=thinking, tools=tools), stops)

@@ -59,25 +59,16 @@ class TagParser(ReplyParser):
     def _is_plain_content(self, text: str) -> bool:
         """Fast path: whether `text` is plain content without any tag, as most text of a reply is."""
         idle = self._state is _ParserState.CONTENT and not (self._buffer or self._trim_newlines or self._no_content_yet)
-        return (
-            idle
-            and bool(text)
-            and self._tag_first_chars.isdisjoint(text)
-            and not (self._reader is not None and text[-1].isspace())
-        )
+        held_back = self._reader is not None and text[-1:].isspace()
+        return idle and bool(text) and self._tag_first_chars.isdisjoint(text) and not held_back
 
     def finish(self) -> Delta:
         while self._state is _ParserState.CALL:
             self._reject_call(1)
             while self._step():
                 pass
-        if (
-            self._state is _ParserState.CONTENT
-            and (self._pending.calls or self.calls)
-            and not self._strip_separators(self._buffer)
-        ):
-            pass  # white space after the last call
-        else:
+        after_call = self._state is _ParserState.CONTENT and (self._pending.calls or self.calls)
+        if not after_call or self._strip_separators(self._buffer):  # else white space after the last call
             self._state = self._initial_state if self._state is _ParserState.BEGIN else self._state
             self._emit_text(self._buffer)
         self._buffer = ""
@@ -100,21 +91,15 @@ class TagParser(ReplyParser):
         if self._state is _ParserState.CONTENT and self._optional_closer:
             return self._skip_closer()
         if self._state is _ParserState.CONTENT:
-            return (
-                self._read_first_content()
-                if self._no_content_yet and self._reader and self._reader.at_start
-                else self._read_content()
-            )
+            first = self._no_content_yet and self._reader and self._reader.at_start
+            return self._read_first_content() if first else self._read_content()
         return self._read_call()
 
     def _read_start(self) -> bool:
         start = self._buffer.lstrip()
         if start.startswith(self._open_think):
-            self._buffer, self._state, self._trim_newlines = (
-                start[len(self._open_think) :],
-                _ParserState.REASONING,
-                True,
-            )
+            self._buffer = start[len(self._open_think) :]
+            self._state, self._trim_newlines = _ParserState.REASONING, True
             return True
         if self._open_think.startswith(start):
             return False
@@ -175,11 +160,8 @@ class TagParser(ReplyParser):
             self._buffer = self._buffer[kept:]
             return False
         if mark in self._openers:
-            self._state, self._space_before_call, self._buffer = (
-                _ParserState.CALL,
-                self._buffer[kept:at],
-                self._buffer[at:],
-            )
+            self._state, self._space_before_call = _ParserState.CALL, self._buffer[kept:at]
+            self._buffer = self._buffer[at:]
         else:
             self._emit_text(self._buffer[kept:at])
             self._buffer = self._buffer[at + len(mark) :]

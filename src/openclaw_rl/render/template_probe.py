@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from openclaw_rl.render.families import ModelFamily
+from openclaw_rl.render.tool_calls import ToolList
 from openclaw_rl.types import Message
 
-Tools = Sequence[Mapping[str, Any]]
-RenderFunction = Callable[[Sequence[Message], Tools, bool], str | None]
+RenderFunction = Callable[[Sequence[Message], ToolList, bool], str | None]
 """(messages, tools, add generation prompt) -> the template's text; None if the template rejects them."""
 CUT_MARKER = "Xq7openclaw0cut0here7qX"
 _THOUGHT_MARKER = "Xq7openclaw0thought7qX"
@@ -39,19 +40,17 @@ FIRST_RESULT: Message = {"role": "tool", "content": "r1", "tool_call_id": "calla
 SECOND_RESULT: Message = {"role": "tool", "content": "r2", "tool_call_id": "callabc11", "name": _TOOL_NAMES[1]}
 
 
-def sample_conversations() -> list[tuple[list[Message], Tools]]:
+def sample_conversations() -> list[tuple[list[Message], ToolList]]:
     """Return conversations for testing whether a template's text can be built turn by turn."""
     both: Message = {**REPLY_WITH_TWO_CALLS, "content": "c"}
+    start, again = [SYSTEM_MESSAGE, FIRST_REQUEST], [PLAIN_REPLY, SECOND_REQUEST]
     return [
-        ([FIRST_REQUEST, PLAIN_REPLY, SECOND_REQUEST], ()),
-        ([SYSTEM_MESSAGE, FIRST_REQUEST, PLAIN_REPLY, SECOND_REQUEST, PLAIN_REPLY, SECOND_REQUEST], ()),
-        ([SYSTEM_MESSAGE, FIRST_REQUEST, PLAIN_REPLY, SECOND_REQUEST], PROBE_TOOLS[:1]),
-        ([SYSTEM_MESSAGE, FIRST_REQUEST, REPLY_WITH_ONE_CALL, FIRST_RESULT], PROBE_TOOLS),
-        (
-            [SYSTEM_MESSAGE, FIRST_REQUEST, REPLY_WITH_ONE_CALL, FIRST_RESULT, PLAIN_REPLY, SECOND_REQUEST],
-            PROBE_TOOLS[:1],
-        ),
-        ([FIRST_REQUEST, PLAIN_REPLY, SECOND_REQUEST, both, FIRST_RESULT, SECOND_RESULT], PROBE_TOOLS[:1]),
+        ([FIRST_REQUEST, *again], ()),
+        ([*start, *again, *again], ()),
+        ([*start, *again], PROBE_TOOLS[:1]),
+        ([*start, REPLY_WITH_ONE_CALL, FIRST_RESULT], PROBE_TOOLS),
+        ([*start, REPLY_WITH_ONE_CALL, FIRST_RESULT, *again], PROBE_TOOLS[:1]),
+        ([FIRST_REQUEST, *again, both, FIRST_RESULT, SECOND_RESULT], PROBE_TOOLS[:1]),
     ]
 
 
@@ -89,15 +88,10 @@ def _probe_reasoning(text: RenderFunction, family: ModelFamily) -> str:
 
 def _probe_calls(text: RenderFunction, family: ModelFamily) -> str:
     """Compare the calls that the template writes to those that the family's parser reads back."""
-    whole, before = (
-        text([FIRST_REQUEST, REPLY_WITH_ONE_CALL, FIRST_RESULT], PROBE_TOOLS, False),
-        text([FIRST_REQUEST], PROBE_TOOLS, False),
-    )
-    if (
-        whole is None
-        or before is None
-        or text([FIRST_REQUEST, PLAIN_REPLY, SECOND_REQUEST], PROBE_TOOLS, False) is None
-    ):
+    whole = text([FIRST_REQUEST, REPLY_WITH_ONE_CALL, FIRST_RESULT], PROBE_TOOLS, False)
+    before = text([FIRST_REQUEST], PROBE_TOOLS, False)
+    plain = text([FIRST_REQUEST, PLAIN_REPLY, SECOND_REQUEST], PROBE_TOOLS, False)
+    if whole is None or before is None or plain is None:
         return ""  # this template does not support tools
     read = _count_calls_read(text, family, REPLY_WITH_ONE_CALL, [FIRST_RESULT])
     if read < 1:
@@ -107,18 +101,14 @@ def _probe_calls(text: RenderFunction, family: ModelFamily) -> str:
 
 
 def _after_common_prefix(whole: str, before: str) -> str:
-    same = next(
-        (n for n, (a, b) in enumerate(zip(whole, before, strict=False)) if a != b), min(len(whole), len(before))
-    )
-    return whole[same:]
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(whole, before, strict=False))
+    return whole[len(list(same)) :]
 
 
 def _count_calls_read(text: RenderFunction, family: ModelFamily, reply: Message, results: Sequence[Message]) -> int:
     """Return how many of the reply's calls the parser reads back from the template's text; -1 if it is rejected."""
-    whole, opening = (
-        text([FIRST_REQUEST, reply, *results], PROBE_TOOLS, False),
-        text([FIRST_REQUEST], PROBE_TOOLS, True),
-    )
+    whole = text([FIRST_REQUEST, reply, *results], PROBE_TOOLS, False)
+    opening = text([FIRST_REQUEST], PROBE_TOOLS, True)
     if whole is None or opening is None:
         return -1
     if not whole.startswith(opening):  # the generation prompt opens reasoning, which earlier replies do not have
@@ -134,7 +124,7 @@ def _count_calls_read(text: RenderFunction, family: ModelFamily, reply: Message,
 def reply_anchors(text: RenderFunction, split: Callable[[str], list[str]]) -> tuple[str, ...]:
     """Return the texts that may precede a reply's first character, from the last special token or earlier."""
     found: dict[str, None] = {}
-    shapes: list[tuple[list[Message], Tools]] = [
+    shapes: list[tuple[list[Message], ToolList]] = [
         ([FIRST_REQUEST], ()),
         ([FIRST_REQUEST, REPLY_WITH_ONE_CALL, FIRST_RESULT], PROBE_TOOLS),
     ]

@@ -10,7 +10,8 @@ import json
 import random
 import re
 from abc import ABC, abstractmethod
-from typing import ClassVar, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
@@ -22,6 +23,8 @@ TOOL_CALLS, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 PYTHON_TAG = "<|python_tag|>"
 DS_CALLS, DS_END_CALLS = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 DS_CALL, DS_END_CALL, DS_SEP = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
+ToolList = Sequence[Mapping[str, Any]]
+"""Tool definitions in the format of chat completions."""
 MAX_NAME_CHARS = 256  # longer text is not a name
 
 

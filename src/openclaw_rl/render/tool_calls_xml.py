@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 
 from openclaw_rl.render.reply_parser import ToolCall
-from openclaw_rl.render.tool_calls import CALL, END_CALL, CallMatch, CallReader, make_call
+from openclaw_rl.render.tool_calls import CALL, END_CALL, CallMatch, CallReader, ToolList, make_call
 
 _OPEN, _CLOSE = "<function=", "</function>"
 _FUNCTION_PATTERN = re.compile(r"\s*<function=([^>\n]+)>(.*)</function>\s*", re.DOTALL)
@@ -39,7 +39,7 @@ class XmlCallReader(CallReader):
     openers = (CALL, _OPEN)
     closer = END_CALL
 
-    def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(self, tools: ToolList) -> None:
         functions = [t.get("function") or {} for t in tools]
         self._schemas = {f.get("name"): f.get("parameters") or {} for f in functions}
 

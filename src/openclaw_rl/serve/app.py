@@ -11,6 +11,7 @@ from typing import Any
 
 from aiohttp import web
 
+from openclaw_rl.common.worker_loop import run_worker_loop
 from openclaw_rl.engines.registry import connect_engine
 from openclaw_rl.errors import OpenClawError, StoreError
 from openclaw_rl.protocols import Engine
@@ -28,7 +29,7 @@ from openclaw_rl.store.db import Store
 log = logging.getLogger(__name__)
 
 HEARTBEAT_NAME = "gateway"
-_HEARTBEAT_SECONDS = 1.0  # seconds
+_POLL_SECONDS = 1.0  # seconds between two checks of the version manager
 _SHUTDOWN_GRACE_SECONDS = 5.0  # seconds for running replies at shutdown
 _GATEWAY_KEY: web.AppKey[Gateway] = web.AppKey("gateway", Gateway)
 
@@ -145,7 +146,12 @@ async def _serve_until_stopped(
     try:
         await _bind_socket(runner, config)
         log.info("the gateway listens on http://%s:%d/v1", config.serve.host, config.serve.port)
-        await _write_heartbeats(store, gateway, stop)
+        await run_worker_loop(
+            lambda: _check_version_manager(gateway),
+            lambda: _write_heartbeat(store, gateway),
+            stop,
+            poll=_POLL_SECONDS,
+        )
     finally:
         await runner.cleanup()
         await engine.close()
@@ -162,16 +168,16 @@ async def _bind_socket(runner: web.AppRunner, config: Config) -> None:
         ) from error
 
 
-async def _write_heartbeats(store: Store, gateway: Gateway, stop: asyncio.Event) -> None:
-    """Write a heartbeat each second until `stop` is set. Raises the version manager's error if it fails."""
-    while not stop.is_set():
-        if gateway.version_task is not None and gateway.version_task.done():
-            await gateway.version_task  # raises its error: without the manager, no new version is served
-        versions = gateway.versions
-        note = versions.problem or f"serving version {versions.serving}, {int(gateway.running_replies)} running"
-        try:
-            await asyncio.to_thread(heartbeats.write_heartbeat, store, HEARTBEAT_NAME, note)
-        except StoreError as error:
-            log.error("the heartbeat cannot be written: %s", error)
-        with suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), _HEARTBEAT_SECONDS)
+def _check_version_manager(gateway: Gateway) -> None:
+    """Raise the version manager's error if it failed: without it, no new version is served."""
+    if gateway.version_task is not None and gateway.version_task.done():
+        gateway.version_task.result()
+
+
+def _write_heartbeat(store: Store, gateway: Gateway) -> None:
+    versions = gateway.versions
+    note = versions.problem or f"serving version {versions.serving}, {int(gateway.running_replies)} running"
+    try:
+        heartbeats.write_heartbeat(store, HEARTBEAT_NAME, note)
+    except StoreError as error:
+        log.error("the heartbeat cannot be written: %s", error)

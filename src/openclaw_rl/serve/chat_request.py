@@ -15,10 +15,15 @@ MIN_TEMPERATURE = 0.01
 """Temperatures below this are greedy: dividing logits by less overflows, and the distribution is one token anyway."""
 
 
+def field_error(param: str, problem: str, *, code: str | None = None, status: int = 400) -> RequestError:
+    """Return a client error that names the field `param`."""
+    return RequestError(f"{param}: {problem}", param=param, code=code, status=status)
+
+
 def check_id_length(value: str, name: str) -> str:
     """Return `value`. Raises `RequestError` that names the field `name` if it is too long for an id."""
     if len(value) > MAX_ID_CHARS:
-        raise RequestError(f"{name}: expected at most {MAX_ID_CHARS} characters, got {len(value)}.", param=name)
+        raise field_error(name, f"expected at most {MAX_ID_CHARS} characters, got {len(value)}.")
     return value
 
 

@@ -22,14 +22,11 @@ from openclaw_rl.serve.chat_request import (
     StreamPart,
     check_id_length,
 )
-from openclaw_rl.serve.dialects.anthropic_messages import MessagesDialect
-from openclaw_rl.serve.dialects.base import EVENT_STREAM, Dialect, StreamEncoder, TokenCountDialect
-from openclaw_rl.serve.dialects.errors import MESSAGES_PATH
-from openclaw_rl.serve.dialects.openai_chat import ChatDialect
-from openclaw_rl.serve.dialects.openai_responses import ResponsesDialect
+from openclaw_rl.serve.dialects.base import EVENT_STREAM, Dialect, StreamEncoder
+from openclaw_rl.serve.dialects.registry import DIALECTS
 from openclaw_rl.serve.dialects.validation import read_kind
 from openclaw_rl.serve.gateway import Gateway
-from openclaw_rl.serve.http_connection import error_summary
+from openclaw_rl.serve.http_connection import error_summary, json_response
 from openclaw_rl.serve.inflight_reply import InflightReply
 
 log = logging.getLogger(__name__)
@@ -44,16 +41,9 @@ class CompletionHandler:
     def __init__(self, gateway: Gateway, keys: ApiKeys) -> None:
         self._gateway, self._keys = gateway, keys
         self._reply_counter = gateway.metrics.replies.labels
-        messages, responses = MessagesDialect(), ResponsesDialect()
-        self.dialects: Mapping[str, Dialect] = {
-            "/v1/chat/completions": ChatDialect(),
-            "/v1/responses": responses,
-            MESSAGES_PATH: messages,
-        }
-        self.token_counters: Mapping[str, TokenCountDialect] = {
-            "/v1/responses/input_tokens": responses,
-            "/v1/messages/count_tokens": messages,
-        }
+        dialects = [kind() for kind in DIALECTS]
+        self.dialects: Mapping[str, Dialect] = {d.path: d for d in dialects}
+        self.token_counters: Mapping[str, Dialect] = {d.count_path: d for d in dialects if d.count_path}
 
     async def handle_request(self, request: web.Request) -> web.StreamResponse:
         """Handle a request for a reply, in the dialect of its path."""
@@ -103,10 +93,10 @@ class CompletionHandler:
         self, response: web.StreamResponse, wire: StreamEncoder, dialect: Dialect, error: Exception
     ) -> None:
         """Send an error event and no finish, so that the client does not take the output for a complete reply."""
-        status, words, code = _stream_error_fields(error)
-        self._reply_counter(route=dialect.name, outcome=code).inc()
+        status, words, code, _ = describe_error(error, "a reply during the stream")
+        self._reply_counter(route=dialect.name, outcome=code or "refused").inc()
         with suppress(ClientDisconnected):
-            await _wait_sent(response.write(wire.encode_error(status, words, code)))
+            await _wait_sent(response.write(wire.encode_error(status, words, code or "refused")))
 
 
 class ClientDisconnected(Exception):
@@ -121,23 +111,19 @@ async def _wait_sent(writing: Awaitable[object]) -> None:
         raise ClientDisconnected from error
 
 
-def _stream_error_fields(error: Exception) -> tuple[int, str, str]:
-    """Return (status, message, code) for an error in the middle of a stream."""
+def describe_error(error: Exception, what: str) -> tuple[int, str, str | None, str | None]:
+    """Return (status, message, code, param) for the client. `what`: the failed work, for the log."""
     if isinstance(error, StoreError):
-        return 500, str(error), "not_durable"
+        return 500, str(error), "not_durable", None
     if isinstance(error, (ReplyFailed, RequestError)):
-        return error.status, str(error), error.code or "refused"
-    log.error("a reply failed during the stream", exc_info=error)
-    return 500, "the gateway failed; see its log for the reason.", "internal_error"
+        return error.status, str(error), error.code, getattr(error, "param", None)
+    log.error("%s failed", what, exc_info=error)  # a bug: the client gets a well-formed 500, and the log the traceback
+    return 500, "the gateway failed; see its log for the reason.", "internal_error", None
 
 
 def _event_stream_response(ask: ChatRequest) -> web.StreamResponse:
     headers = {"Content-Type": EVENT_STREAM, "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
     return web.StreamResponse(headers=headers | _ignored_header(ask))
-
-
-def json_response(body: bytes, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
-    return web.Response(body=body, status=status, headers=headers, content_type="application/json")
 
 
 def _ignored_header(ask: ChatRequest) -> dict[str, str]:
@@ -202,13 +188,13 @@ async def merge_streams(servings: Sequence[InflightReply]) -> AsyncGenerator[tup
     running = len(servings)
     try:
         while running:
-            number, told = await ready.get()
-            if isinstance(told, Exception):
+            number, event = await ready.get()
+            if isinstance(event, Exception):
                 for serving in servings:
-                    serving.cancel_reason = f"another reply of the same request failed: {told}"
-                raise told
-            running -= told.end is not None
-            yield number, told
+                    serving.cancel_reason = f"another reply of the same request failed: {event}"
+                raise event
+            running -= event.end is not None
+            yield number, event
     finally:
         for task in tasks:
             task.cancel()

@@ -15,11 +15,18 @@ from openclaw_rl.common.logging_metrics import GatewayMetrics
 from openclaw_rl.errors import ConfigError, RequestError
 from openclaw_rl.protocols import Engine
 from openclaw_rl.render.renderer import RenderedPrompt, Renderer
-from openclaw_rl.serve.chat_request import MIN_TEMPERATURE, ChatRequest, ReplyHeader, ResponseConstraint, choice_id
+from openclaw_rl.serve.chat_request import (
+    MIN_TEMPERATURE,
+    ChatRequest,
+    ReplyHeader,
+    ResponseConstraint,
+    choice_id,
+    field_error,
+)
 from openclaw_rl.serve.group_commit import GroupCommitWriter
 from openclaw_rl.serve.inflight_reply import InflightReply
 from openclaw_rl.serve.previous_response import resolve_previous_response
-from openclaw_rl.serve.prompt_builder import PromptBuilder, StoredTokenSource
+from openclaw_rl.serve.prompt_builder import BuiltPrompt, PromptBuilder, StoredTokenSource
 from openclaw_rl.serve.structured_output import build_grammar, grammar_error
 from openclaw_rl.serve.version_manager import VersionManager
 from openclaw_rl.settings.load import Config
@@ -77,11 +84,8 @@ class Gateway:
         ask = await resolve_previous_response(ask, scope, self.store)
         version, name = await self._acquire_version(ask.model)
         try:
-            prompt = await self.prompt_builder.build_prompt(ask, scope)
+            prompt = await self._build_prompt(ask, scope)
             sampling = self._effective_sampling(ask, prompt.rendered)
-        except RecursionError:
-            self.versions.release(version)
-            raise RequestError("messages: nested too deeply.", param="messages") from None
         except BaseException:  # also for a cancellation: the acquired version must be released
             self.versions.release(version)
             raise
@@ -124,11 +128,15 @@ class Gateway:
         ask = await resolve_previous_response(ask, scope, self.store)
         version, _ = await self._acquire_version(ask.model)
         try:
-            return len((await self.prompt_builder.build_prompt(ask, scope)).rendered.prompt_ids)
-        except RecursionError:
-            raise RequestError("messages: nested too deeply.", param="messages") from None
+            return len((await self._build_prompt(ask, scope)).rendered.prompt_ids)
         finally:
             self.versions.release(version)
+
+    async def _build_prompt(self, ask: ChatRequest, scope: str) -> BuiltPrompt:
+        try:
+            return await self.prompt_builder.build_prompt(ask, scope)
+        except RecursionError:
+            raise field_error("messages", "nested too deeply.") from None
 
     async def _acquire_version(self, model: str) -> tuple[int, str]:
         """Return (a version that the caller releases, the model name for the response). Raises `RequestError` (404)."""
@@ -162,7 +170,7 @@ class Gateway:
         sampling = ask.sampling
         top = self.renderer.vocabulary_size
         if (unknown := next((i for i in sampling.logit_bias if i >= top), None)) is not None:
-            raise RequestError(f"logit_bias: token {unknown} is outside the vocabulary of {top}.", param="logit_bias")
+            raise field_error("logit_bias", f"token {unknown} is outside the vocabulary of {top}.")
         limit: dict[str, Any] = {"max_tokens": min(sampling.max_tokens or remains, remains)}
         limit["convention"] = self.config.engine.effective_convention
         if ask.constraint is not None:
@@ -172,7 +180,10 @@ class Gateway:
     def _build_grammar(self, ask: ChatRequest, forced: ResponseConstraint, rendered: RenderedPrompt) -> str:
         if not self.supports_grammar:
             raise grammar_error("this engine does not support grammars", forced)
-        return build_grammar(forced, ask.tools, self.renderer, thinking=rendered.thinking)
+        try:
+            return build_grammar(forced, ask.tools, self.renderer, thinking=rendered.thinking)
+        except RecursionError:
+            raise grammar_error("nested too deeply", forced) from None
 
     def _count_running(self) -> float:
         return self.running_replies

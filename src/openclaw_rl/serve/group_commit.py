@@ -49,19 +49,19 @@ class GroupCommitWriter:
         self._thread = threading.Thread(target=self._run_thread, name="store-writer", daemon=True)
         self._thread.start()
 
-    def put(self, item: WriteItem, *, patience: float = 0.0) -> asyncio.Future[None]:
+    def put(self, item: WriteItem, *, max_delay: float = 0.0) -> asyncio.Future[None]:
         """Queue an item. The returned future is done when the item is on disk.
 
-        `patience`: seconds that the item may wait for another one, to share its transaction.
+        `max_delay`: seconds that the item may wait for another one, to share its transaction.
         """
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
         self._pending.append(_QueuedWrite(item, loop, done))
-        if not patience and not self._flush_scheduled:
+        if not max_delay and not self._flush_scheduled:
             self._flush_scheduled = True
             loop.call_soon(self._flush_pending)
-        elif patience and self._flush_timer is None:
-            self._flush_timer = loop.call_later(patience, self._flush_pending)
+        elif max_delay and self._flush_timer is None:
+            self._flush_timer = loop.call_later(max_delay, self._flush_pending)
         return done
 
     def _flush_pending(self) -> None:
@@ -116,9 +116,9 @@ class GroupCommitWriter:
                 group = [] if again else self._take_late_arrivals(MAX_GROUP_ITEMS - len(jobs))
                 jobs += group
 
-    def _take_late_arrivals(self, room: int) -> list[_QueuedWrite]:
+    def _take_late_arrivals(self, capacity: int) -> list[_QueuedWrite]:
         late: list[_QueuedWrite] = []
-        while len(late) < room and not self._closing and not self._queue.empty():
+        while len(late) < capacity and not self._closing and not self._queue.empty():
             more = self._queue.get()
             self._closing = more is None
             late += more or []

@@ -11,7 +11,7 @@ from typing import Any
 from aiohttp import web
 from aiohttp.http_exceptions import ContentEncodingError, HttpProcessingError, LineTooLong
 
-from openclaw_rl.serve.dialects import errors
+from openclaw_rl.serve.dialects.registry import error_body
 
 log = logging.getLogger(__name__)
 
@@ -48,8 +48,7 @@ class GatewayConnection(web.RequestHandler):
             if status < 500
             else "the gateway failed."
         )
-        body = errors.error_body(self._request_path, status, words)
-        answer = web.Response(body=body, status=status, content_type="application/json")
+        answer = json_response(error_body(self._request_path, status, words), status=status)
         answer.force_close()
         return answer
 
@@ -58,8 +57,8 @@ class GatewayConnection(web.RequestHandler):
     ) -> tuple[web.StreamResponse, bool]:
         """Format errors that aiohttp raises before any handler, such as for an unknown `Expect` header."""
         if isinstance(resp, web.HTTPException):
-            body = errors.error_body(request.path, resp.status, f"{resp.text or resp.reason}.")
-            resp = web.Response(body=body, status=resp.status, content_type="application/json")
+            body = error_body(request.path, resp.status, f"{resp.text or resp.reason}.")
+            resp = json_response(body, status=resp.status)
         return await super().finish_response(request, resp, start_time)
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
@@ -68,6 +67,10 @@ class GatewayConnection(web.RequestHandler):
             log.info("a request was not readable: %s", error_summary(error))
         else:
             super().log_exception(*args, **kw)
+
+
+def json_response(body: bytes, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+    return web.Response(body=body, status=status, headers=headers, content_type="application/json")
 
 
 def _error_status(status: int, error: BaseException | None) -> int:

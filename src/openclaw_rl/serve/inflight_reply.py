@@ -9,45 +9,64 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from openclaw_rl.common.logging_metrics import GatewayMetrics
 from openclaw_rl.errors import EngineError, EngineGone, GrammarError, RequestError
+from openclaw_rl.protocols import Engine
+from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.serve.chat_request import ChatRequest, ReplyEnd, ReplyFailed, ReplyHeader, StreamPart
-from openclaw_rl.serve.prompt_builder import BuiltPrompt
+from openclaw_rl.serve.group_commit import GroupCommitWriter
+from openclaw_rl.serve.prompt_builder import BuiltPrompt, PromptBuilder
 from openclaw_rl.serve.reply_accumulator import ReplyAccumulator
 from openclaw_rl.serve.structured_output import grammar_error
+from openclaw_rl.serve.version_manager import VersionManager
+from openclaw_rl.settings.load import Config
 from openclaw_rl.types import Chunk, ExchangeStatus, Generation, Request
-
-if TYPE_CHECKING:
-    from openclaw_rl.serve.gateway import Gateway
 
 log = logging.getLogger(__name__)
 
 MAX_COMMIT_DELAY = 0.002  # seconds that an admission may wait to share a transaction
 
 
+class ReplyContext(Protocol):
+    """State that all replies of a gateway share."""
+
+    config: Config
+    engine: Engine
+    renderer: Renderer
+    metrics: GatewayMetrics
+    writer: GroupCommitWriter
+    versions: VersionManager
+    prompt_builder: PromptBuilder
+    running_replies: int
+
+    def spawn_background(self, work: Coroutine[Any, Any, None]) -> None:
+        """Start background work that may outlive its request."""
+
+
 class InflightReply:
     """One exchange in flight."""
 
     def __init__(
-        self, gateway: Gateway, ask: ChatRequest, request: Request, prompt: BuiltPrompt, opening: ReplyHeader
+        self, context: ReplyContext, ask: ChatRequest, request: Request, prompt: BuiltPrompt, opening: ReplyHeader
     ) -> None:
-        self._gateway, self._ask, self._request, self._prompt = gateway, ask, request, prompt
+        self._context, self._ask, self._request, self._prompt = context, ask, request, prompt
         self.header = opening
-        self._version, self._pinned = request.version, opening.model.startswith(gateway.config.model.name + "@")
-        text = gateway.renderer.new_reply_decoder(
+        self._version, self._pinned = request.version, opening.model.startswith(context.config.model.name + "@")
+        text = context.renderer.new_reply_decoder(
             thinking=prompt.rendered.thinking, tools=ask.tools, stops=request.sampling.stop
         )
         self.accumulator = ReplyAccumulator(
-            request, text, gateway.renderer, logprobs=ask.logprobs, one_call=bool(ask.tools) and not ask.parallel_calls
+            request, text, context.renderer, logprobs=ask.logprobs, one_call=bool(ask.tools) and not ask.parallel_calls
         )
         # A response that is not streamed is sent after the end is durable, so admission and end may share a transaction
-        self._admitted = gateway.writer.put(request, patience=0.0 if ask.stream else MAX_COMMIT_DELAY)
+        self._admitted = context.writer.put(request, max_delay=0.0 if ask.stream else MAX_COMMIT_DELAY)
         self._settled = self._counted = self._started = False
         self.cancel_reason = "the client closed the connection"  # the reason to record if the reply is cancelled
 
@@ -62,9 +81,9 @@ class InflightReply:
         Raises `ReplyFailed`, and `RequestError` if the engine refuses the grammar. Closing the iterator cancels the
         generation.
         """
-        gateway = self._gateway
+        context = self._context
         part, self._started = StreamPart(), True
-        gateway.running_replies += 1
+        context.running_replies += 1
         try:
             async with aclosing(self._stream_chunks()) as chunks:
                 async for chunk in chunks:
@@ -76,11 +95,8 @@ class InflightReply:
             yield await self._finish_reply(part)
         except (asyncio.CancelledError, GeneratorExit):
             # If settled, the reply is complete and queued for writing.
-            self._count_outcome(
-                self.accumulator.finish_reason.value
-                if self._settled and self.accumulator.finish_reason
-                else "cancelled"
-            )
+            finish = self.accumulator.finish_reason
+            self._count_outcome(finish.value if self._settled and finish else "cancelled")
             self._end_in_background(ExchangeStatus.CANCELLED, self.cancel_reason)
             raise
         except (ReplyFailed, RequestError) as error:
@@ -90,8 +106,8 @@ class InflightReply:
             self._end_in_background(ExchangeStatus.FAILED, f"{type(error).__name__}: {error}")
             raise
         finally:
-            gateway.running_replies -= 1
-            gateway.versions.release(self._version)
+            context.running_replies -= 1
+            context.versions.release(self._version)
 
     def cancel_unstarted(self) -> None:
         """Cancel the reply if `stream_parts` was never iterated."""
@@ -99,17 +115,17 @@ class InflightReply:
             self._started = True
             self._count_outcome("cancelled")
             self._end_in_background(ExchangeStatus.CANCELLED, self.cancel_reason)
-            self._gateway.versions.release(self._version)
+            self._context.versions.release(self._version)
 
     async def _stream_chunks(self) -> AsyncGenerator[Chunk]:
         """Yield the engine's chunks. Before the first token, retry a failure for up to `serve.engine_wait` seconds."""
-        loop, gateway = asyncio.get_running_loop(), self._gateway
-        deadline = loop.time() + gateway.config.serve.engine_wait
+        loop, context = asyncio.get_running_loop(), self._context
+        deadline = loop.time() + context.config.serve.engine_wait
         refusals = 0
         while True:
-            if not gateway.versions.is_loaded(self._version):
+            if not context.versions.is_loaded(self._version):
                 await self._wait_admitted()
-                self._version = await gateway.versions.wait_loaded(self._version, deadline, pinned=self._pinned)
+                self._version = await context.versions.wait_loaded(self._version, deadline, pinned=self._pinned)
                 self.header = replace(self.header, version=self._version)
             try:
                 async with aclosing(self._generate()) as chunks:
@@ -121,7 +137,7 @@ class InflightReply:
             except EngineError as error:
                 refusals += not isinstance(error, EngineGone)
                 self._check_retry(error, refusals)
-                gateway.versions.mark_lost(str(error))
+                context.versions.mark_lost(str(error))
 
     def _check_retry(self, error: EngineError, refusals: int) -> None:
         """Raise `ReplyFailed` (or `RequestError` for a grammar) unless the generation may be restarted."""
@@ -136,67 +152,57 @@ class InflightReply:
 
     def _generate(self) -> Any:
         request = self._request
-        return self._gateway.engine.generate(
+        return self._context.engine.generate(
             Generation(
                 id=request.id,
                 version=self._version,
                 prompt_ids=request.prompt_ids,
                 sampling=request.sampling,
-                stop_token_ids=self._gateway.renderer.stop_token_ids,
+                stop_token_ids=self._context.renderer.stop_token_ids,
                 top_logprobs=self._ask.top_logprobs,
             )
         )
 
     async def _wait_admitted(self) -> None:
         """Wait until the request is durable. Raises `ReplyFailed` if the store refused it."""
-        if self._admitted.done() and self._admitted.exception() is None:
-            return
         try:
             await asyncio.shield(self._admitted)
-        except asyncio.CancelledError:
-            raise
         except Exception as error:  # of the store or the disk: report it to the client
             self._settled = True  # there is no row to finish
             raise _not_durable_error(error) from error
 
     async def _finish_reply(self, part: StreamPart) -> StreamPart:
         """Record the complete exchange, and return the last part once it is on disk."""
-        gateway, request, record = self._gateway, self._request, self.accumulator
+        context, request, record = self._context, self._request, self.accumulator
         if record.finish_reason is None:
             raise ReplyFailed("the engine ended the reply without a finish reason", status=500, code="engine_error")
-        mark = gateway.prompt_builder.mark_reply(self._prompt.history, self.current_message, len(request.messages))
+        mark = context.prompt_builder.mark_reply(self._prompt.history, self.current_message, len(request.messages))
         reply = record.build_reply(ExchangeStatus.DONE, self.current_message, self._version, mark=mark, error=None)
         if not np.isfinite(reply.logprobs).all():
             message = "the engine returned log-probabilities that are not finite numbers; the reply does not count"
             raise ReplyFailed(message, status=500, code="engine_error")
         self._settled = True
-        done = gateway.writer.put(reply)
+        done = context.writer.put(reply)
         await self._wait_admitted()
         try:
             await done
-        except asyncio.CancelledError:
-            raise
         except Exception as error:  # of the store or the disk: report it to the client
             raise _not_durable_error(error) from error
         if record.can_bridge:
-            gateway.prompt_builder.cache_finished_reply(self._prompt.history, mark, request, reply)
+            context.prompt_builder.cache_finished_reply(self._prompt.history, mark, request, reply)
         self._count_outcome(record.finish_reason.value)
         self._observe_metrics(reply.finished_at)
-        return replace(
-            part,
-            end=ReplyEnd(
-                finish_reason=record.finish_reason, usage=record.token_usage(), stop_string=record.stop_string()
-            ),
-        )
+        end = ReplyEnd(finish_reason=record.finish_reason, usage=record.token_usage(), stop_string=record.stop_string())
+        return replace(part, end=end)
 
     def _count_outcome(self, outcome: str) -> None:
         """Count a finished or cancelled exchange once. The HTTP handlers count failed ones."""
         if not self._counted:
             self._counted = True
-            self._gateway.metrics.replies.labels(route=self._ask.dialect, outcome=outcome).inc()
+            self._context.metrics.replies.labels(route=self._ask.dialect, outcome=outcome).inc()
 
     def _observe_metrics(self, finished_at: float) -> None:
-        metrics, record = self._gateway.metrics, self.accumulator
+        metrics, record = self._context.metrics, self.accumulator
         metrics.response_tokens.inc(len(record.token_ids))
         metrics.cached_tokens.inc(record.cached_tokens)
         metrics.duration.observe(finished_at - self._request.admitted_at)
@@ -205,7 +211,7 @@ class InflightReply:
 
     def _end_in_background(self, status: ExchangeStatus, error: str) -> None:
         if not self._settled:
-            self._gateway.spawn_background(self._record_end(status, error))
+            self._context.spawn_background(self._record_end(status, error))
 
     async def _record_failure(self, error: str) -> None:
         if not self._settled:
@@ -215,10 +221,10 @@ class InflightReply:
         """Record an end with a status other than DONE."""
         self._settled = True
         message = self.current_message
-        mark = self._gateway.prompt_builder.mark_reply(self._prompt.history, message, len(self._request.messages))
+        mark = self._context.prompt_builder.mark_reply(self._prompt.history, message, len(self._request.messages))
         try:
             await self._admitted
-            await self._gateway.writer.put(
+            await self._context.writer.put(
                 self.accumulator.build_reply(status, message, self._version, mark=mark, error=error)
             )
         except Exception as failure:  # no client is waiting any more; the next start marks the exchange FAILED

@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from openclaw_rl.errors import RequestError
-from openclaw_rl.serve.chat_request import ChatRequest
+from openclaw_rl.serve.chat_request import ChatRequest, field_error
 from openclaw_rl.serve.dialects.openai_responses_input import INSTRUCTIONS_KEY, has_instructions
 from openclaw_rl.store import exchanges
 from openclaw_rl.store.db import Store
@@ -47,18 +46,16 @@ def _check_continuable(found: Exchange | None, name: str, param: str, scope: str
     """Raise `RequestError` if the exchange cannot be continued. Another key's exchange is reported as unknown."""
     shown = name[:80]
     if found is None or found.request.scope != scope:
-        raise RequestError(
-            f"{param}: there is no reply {shown!r} under this API key. Send the conversation as input instead.",
-            param=param,
+        raise field_error(
+            param,
+            f"there is no reply {shown!r} under this API key. Send the conversation as input instead.",
             code="previous_response_not_found",
         )
     if found.request.capture is Capture.REDACTED:
-        raise RequestError(
-            f"{param}: {shown!r} was stored without its text. Send the conversation as input instead.", param=param
-        )
+        raise field_error(param, f"{shown!r} was stored without its text. Send the conversation as input instead.")
     if found.reply is None or found.reply.status is not ExchangeStatus.DONE:
         state = "is not complete yet" if found.reply is None else f"has no complete reply ({found.reply.status.value})"
-        raise RequestError(f"{param}: {shown!r} {state}.", param=param)
+        raise field_error(param, f"{shown!r} {state}.")
 
 
 def _stored_conversation(exchange: Exchange) -> Iterable[Message]:

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -24,12 +24,11 @@ from openclaw_rl.render.splice import PromptPiece, SampledReply
 from openclaw_rl.serve.chat_request import ChatRequest
 from openclaw_rl.types import Ids, Mark, Message, Reply, Request
 
-TOKENIZE_IN_THREAD_CHARS = (
-    16 * 1024
-)  # characters of new text above which a thread tokenizes, so that streams do not stall
+TOKENIZE_IN_THREAD_CHARS = 16 * 1024  # new characters above which a thread tokenizes, so that streams do not stall
 FEATURE_CACHE_BYTES = 16 * 2**20  # size of the per-message cache, in bytes of messages
 BUILD_IN_THREAD_BYTES = 512 * 1024  # body size above which a thread also hashes and renders
 REPLY_CACHE_TOKENS = 4 * 2**20  # size of the cache of sampled replies for rendered prompts, in tokens
+_T = TypeVar("_T")
 MAX_RECOVERED_REPLIES = 64  # number of a history's last replies that are read from the store after a restart
 
 
@@ -102,12 +101,9 @@ class PromptBuilder:
         self._token_source = recall
         self._exchange_tokens: TokenBudgetLRU[SampledTokens] = TokenBudgetLRU()
         self._sampled_replies: TokenBudgetLRU[SampledReply] = TokenBudgetLRU(REPLY_CACHE_TOKENS)
-        self._replies_looked_up: TwoGenerationLRU[bytes, bool] = TwoGenerationLRU(
-            65536
-        )  # chain hashes of replies that were looked up already
-        self._exchanges_looked_up: TwoGenerationLRU[bytes, bool] = TwoGenerationLRU(
-            65536
-        )  # chain hashes of exchanges that were looked up already
+        # Chain hashes of the replies and exchanges that were looked up already.
+        self._replies_looked_up: TwoGenerationLRU[bytes, bool] = TwoGenerationLRU(65536)
+        self._exchanges_looked_up: TwoGenerationLRU[bytes, bool] = TwoGenerationLRU(65536)
         self._feature_cache: TwoGenerationLRU[bytes, MessageFeatures] = TwoGenerationLRU(
             FEATURE_CACHE_BYTES, lambda raw, facts: len(raw) + 256
         )
@@ -116,37 +112,20 @@ class PromptBuilder:
 
     async def build_prompt(self, ask: ChatRequest, scope: str) -> BuiltPrompt:
         """Build the prompt. Raises `RequestError` if the template rejects the conversation or a client's variable."""
-        if ask.size > BUILD_IN_THREAD_BYTES:
-            return await asyncio.to_thread(self._build_in_thread, ask, scope)
-        facts, tools = self._message_features(ask), self._tool_features(ask)
-        history = self._hash_history(facts, tools, scope, ask.template_variables)
+        large = ask.size > BUILD_IN_THREAD_BYTES
+        facts, tools, history = await _call(self._read_request, ask, scope, in_thread=large)
         found = self._exchange_tokens.find_last(history.reply_keys) or await self._recover_exchange(ask, scope, history)
-        text = self._text_after(ask, found[0]) if found else None
-        if (
-            found
-            and text is not None
-            and (bridged := self._bridge_ids(found[1], await self._tokenize_pieces(text))) is not None
-        ):
-            return BuiltPrompt(bridged, history, len(found[1]))
+        if found and (text := await _call(self._text_after, ask, found[0], in_thread=large)) is not None:
+            bridged = self._bridge_ids(found[1], await self._tokenize_pieces(text, [text], in_thread=large))
+            if bridged is not None:
+                return BuiltPrompt(bridged, history, len(found[1]))
         await self._recover_replies(scope, history)
-        text, pieces = self._render_pieces(ask, scope, facts, tools, history)
-        return BuiltPrompt(await self._tokenize_pieces(text, pieces), history, _count_reused(pieces))
+        whole, pieces = await _call(self._render_pieces, ask, scope, facts, tools, history, in_thread=large)
+        return BuiltPrompt(await self._tokenize_pieces(whole, pieces, in_thread=large), history, _count_reused(pieces))
 
-    def _build_in_thread(self, ask: ChatRequest, scope: str) -> BuiltPrompt:
-        """Build the prompt of a very large body, in a thread. Stored tokens are used only if they are cached."""
+    def _read_request(self, ask: ChatRequest, scope: str) -> tuple[list[MessageFeatures], ToolFeatures, HashedHistory]:
         facts, tools = self._message_features(ask), self._tool_features(ask)
-        history = self._hash_history(facts, tools, scope, ask.template_variables)
-        found = self._exchange_tokens.find_last(history.reply_keys)
-        text = self._text_after(ask, found[0]) if found else None
-        if (
-            found
-            and text is not None
-            and (bridged := self._bridge_ids(found[1], self.renderer.tokenize(text))) is not None
-        ):
-            return BuiltPrompt(bridged, history, len(found[1]))
-        text, pieces = self._render_pieces(ask, scope, facts, tools, history)
-        split, _ = self._split_pieces(pieces)
-        return BuiltPrompt(self._join_pieces(text, split), history, _count_reused(pieces))
+        return facts, tools, self._hash_history(facts, tools, scope, ask.template_variables)
 
     def _text_after(self, ask: ChatRequest, index: int) -> str | None:
         return self.renderer.text_after(ask.messages[index], ask.messages[index + 1 :], tools=bool(ask.tools))
@@ -178,11 +157,9 @@ class PromptBuilder:
         )
         return text, self.renderer.splice_replies(text, known)
 
-    async def _tokenize_pieces(self, text: str, pieces: Sequence[PromptPiece] = ()) -> RenderedPrompt:
-        split, new_chars = self._split_pieces(pieces or [text])
-        if new_chars > TOKENIZE_IN_THREAD_CHARS:
-            return await asyncio.to_thread(self._join_pieces, text, split)
-        return self._join_pieces(text, split)
+    async def _tokenize_pieces(self, text: str, pieces: Sequence[PromptPiece], *, in_thread: bool) -> RenderedPrompt:
+        split, new_chars = await _call(self._split_pieces, pieces, in_thread=in_thread)
+        return await _call(self._join_pieces, text, split, in_thread=new_chars > TOKENIZE_IN_THREAD_CHARS)
 
     def _split_pieces(self, pieces: Sequence[PromptPiece]) -> tuple[list[list[str] | Ids], int]:
         """Return the pieces with each text split for the tokenizer, and the number of characters not in its cache."""
@@ -317,6 +294,10 @@ class PromptBuilder:
             end = history.hash_state.copy()
             end.update(mark.own)
             self._exchange_tokens.put(end.digest(), SampledTokens(request.prompt_ids, reply.response_ids))
+
+
+async def _call(function: Callable[..., _T], *args: Any, in_thread: bool) -> _T:
+    return await asyncio.to_thread(function, *args) if in_thread else function(*args)
 
 
 def _count_reused(pieces: Sequence[PromptPiece]) -> int:

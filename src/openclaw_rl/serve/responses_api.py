@@ -9,9 +9,10 @@ from aiohttp import web
 
 from openclaw_rl.errors import RequestError
 from openclaw_rl.serve.auth import ApiKeys
-from openclaw_rl.serve.completion_handler import json_response
+from openclaw_rl.serve.chat_request import field_error
 from openclaw_rl.serve.dialects.openai_responses_stored import input_items, stored_response
 from openclaw_rl.serve.gateway import Gateway
+from openclaw_rl.serve.http_connection import json_response
 from openclaw_rl.serve.reply_accumulator import count_reasoning_tokens
 from openclaw_rl.store import exchanges
 from openclaw_rl.store.db import Store
@@ -30,7 +31,7 @@ class StoredResponseHandler:
     async def get_response(self, request: web.Request) -> web.Response:
         """Return the Response object. It cannot be streamed, because its events are not stored."""
         if request.query.get("stream", "").lower() == "true":
-            raise RequestError("stream: a stored reply cannot be streamed; leave stream out.", param="stream")
+            raise field_error("stream", "a stored reply cannot be streamed; leave stream out.")
         found = await self._find_exchange(request)
         reasoning = await asyncio.to_thread(self._count_reasoning, found)
         return json_response(to_json(stored_response(found, self._gateway.config.model.name, reasoning=reasoning)))
@@ -44,9 +45,9 @@ class StoredResponseHandler:
         """Return a page of the input items, newest first unless `order` is asc. Parameters: `limit`, `after`."""
         limit, order = request.query.get("limit", "20"), request.query.get("order", "desc")
         if not (limit.isascii() and limit.isdigit() and len(limit) < 6 and 1 <= int(limit) <= MAX_PAGE_ITEMS):
-            raise RequestError(f"limit: expected 1 to {MAX_PAGE_ITEMS}, got {limit[:40]!r}.", param="limit")
+            raise field_error("limit", f"expected 1 to {MAX_PAGE_ITEMS}, got {limit[:40]!r}.")
         if order not in ("asc", "desc"):
-            raise RequestError(f"order: expected asc or desc, got {order[:40]!r}.", param="order")
+            raise field_error("order", f"expected asc or desc, got {order[:40]!r}.")
         items = input_items(await self._find_exchange(request))
         items = items if order == "asc" else items[::-1]
         page, more = _select_page(items, request.query.get("after"), int(limit))
@@ -93,6 +94,6 @@ def _select_page(items: list[dict[str, Any]], after: str | None, limit: int) -> 
     if after:
         at = next((n for n, item in enumerate(items) if item["id"] == after), None)
         if at is None:
-            raise RequestError(f"after: there is no item {after[:80]!r}.", param="after")
+            raise field_error("after", f"there is no item {after[:80]!r}.")
         items = items[at + 1 :]
     return items[:limit], len(items) > limit

@@ -13,17 +13,19 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from openclaw_rl.errors import RequestError, StoreError
+from openclaw_rl.errors import RequestError
 from openclaw_rl.serve.auth import ApiKeys
-from openclaw_rl.serve.chat_request import ReplyFailed
-from openclaw_rl.serve.completion_handler import CompletionHandler, json_response, read_body
-from openclaw_rl.serve.dialects import errors
+from openclaw_rl.serve.chat_request import field_error
+from openclaw_rl.serve.completion_handler import CompletionHandler, describe_error, read_body
 from openclaw_rl.serve.dialects.openai_responses_input import response_id_of
+from openclaw_rl.serve.dialects.registry import DIALECTS, error_body
 from openclaw_rl.serve.dialects.validation import decode_json
 from openclaw_rl.serve.gateway import Gateway
+from openclaw_rl.serve.http_connection import json_response
 from openclaw_rl.serve.responses_api import StoredResponseHandler
 from openclaw_rl.store import policies
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.rows import to_json
 from openclaw_rl.types import Feedback, Policy, PolicyState
 
 log = logging.getLogger(__name__)
@@ -37,14 +39,13 @@ class _FeedbackBody(msgspec.Struct):
     correction: str | None = None
 
 
+_POST_PATHS = ", ".join(path for dialect in DIALECTS for path in (dialect.path, dialect.count_path) if path)
 _ROUTE_LIST = (
-    "POST /v1/chat/completions, /v1/responses, /v1/responses/input_tokens, /v1/messages, /v1/messages/count_tokens and "
-    "/v1/feedback; GET /v1/models, /v1/models/{name}, /v1/responses/{id}, /v1/responses/{id}/input_items, /healthz, "
-    "/readyz and /metrics"
+    f"POST {_POST_PATHS} and /v1/feedback; GET /v1/models, /v1/models/{{name}}, /v1/responses/{{id}}, "
+    "/v1/responses/{id}/input_items, /healthz, /readyz and /metrics"
 )
 _THUMBS_SCORES = {None: None, "up": 1, "down": -1}
 _feedback_decoder = msgspec.json.Decoder(_FeedbackBody)
-_encode_json = msgspec.json.Encoder().encode
 
 
 class GatewayRoutes:
@@ -63,19 +64,11 @@ class GatewayRoutes:
         """Middleware: convert every error to the wire format of the request's path."""
         try:
             return await handler(request)
-        except RequestError as error:
-            return self._error_response(request, error.status, str(error), param=error.param, code=error.code)
-        except ReplyFailed as error:
-            return self._error_response(request, error.status, str(error), code=error.code)
-        except StoreError as error:
-            return self._error_response(request, 500, str(error), code="not_durable")
         except web.HTTPException as error:
             return self._http_error_response(request, error)
-        except Exception:  # a bug: the client gets a well-formed 500, and the log the traceback
-            log.exception("%s %s failed", request.method, request.path)
-            return self._error_response(
-                request, 500, "the gateway failed; see its log for the reason.", code="internal_error"
-            )
+        except Exception as error:  # noqa: BLE001 - any error gets a response in the format of the path
+            status, words, code, param = describe_error(error, f"{request.method} {request.path}")
+            return self._error_response(request, status, words, param=param, code=code)
 
     def _http_error_response(self, request: web.Request, error: web.HTTPException) -> web.Response:
         if isinstance(error, web.HTTPMethodNotAllowed):
@@ -95,15 +88,13 @@ class GatewayRoutes:
         self._reply_counter(route="error", outcome=str(status)).inc()
         # Without this header, Claude Code sends a request with an unknown key ten times.
         headers = {"Retry-After": "1"} if status == 503 else {"X-Should-Retry": "false"} if status < 500 else None
-        body = errors.error_body(request.path, status, message, param=param, code=code)
+        body = error_body(request.path, status, message, param=param, code=code)
         return json_response(body, status=status, headers=headers)
 
     async def count_tokens(self, request: web.Request) -> web.Response:
         """Count the tokens of a request's prompt, in the dialect of its path."""
-        scope, dialect = (
-            self._keys.authenticated_scope(request.headers),
-            self.completion_handler.token_counters[request.path],
-        )
+        scope = self._keys.authenticated_scope(request.headers)
+        dialect = self.completion_handler.token_counters[request.path]
         ask = dialect.decode_count_request(await read_body(request), request.headers)
         return json_response(dialect.encode_count(await self._gateway.count_prompt_tokens(ask, scope)))
 
@@ -113,27 +104,24 @@ class GatewayRoutes:
         try:
             await self._gateway.writer.put(item)
         except KeyError:
-            raise RequestError(
-                f"id: there is no reply {item.target[:80]!r} under this API key.",
-                param="id",
-                code="not_found",
-                status=404,
+            raise field_error(
+                "id", f"there is no reply {item.target[:80]!r} under this API key.", code="not_found", status=404
             ) from None
         self._reply_counter(route="feedback", outcome="ok").inc()
-        return json_response(_encode_json({"id": item.id, "object": "feedback", "target": item.target}))
+        return json_response(to_json({"id": item.id, "object": "feedback", "target": item.target}))
 
     async def list_models(self, request: web.Request) -> web.Response:
         self._keys.authenticated_scope(request.headers)
         found = await self._model_entries()
         ends = {"first_id": found[0]["id"], "last_id": found[-1]["id"]}
-        return json_response(_encode_json({"object": "list", "data": found, "has_more": False, **ends}))
+        return json_response(to_json({"object": "list", "data": found, "has_more": False, **ends}))
 
     async def get_model(self, request: web.Request) -> web.Response:
         self._keys.authenticated_scope(request.headers)
         name = request.match_info["name"]
         for model in await self._model_entries():
             if model["id"] == name:
-                return json_response(_encode_json(model))
+                return json_response(to_json(model))
         raise RequestError(
             f"the model {name[:80]!r} is not here; GET /v1/models lists the models.",
             param="model",
@@ -165,7 +153,7 @@ class GatewayRoutes:
             answers = False
             reasons.append("the version manager has stopped; see the gateway's log for the reason")
         body = {"ready": answers, "reasons": reasons, "version": versions.serving, "head": versions.head}
-        return json_response(_encode_json(body), status=200 if answers else 503)
+        return json_response(to_json(body), status=200 if answers else 503)
 
     async def get_metrics(self, request: web.Request) -> web.Response:
         metrics = self._gateway.metrics
@@ -186,15 +174,15 @@ def _all_policies(store: Store) -> list[Policy]:
 
 def _parse_feedback(body: _FeedbackBody, scope: str) -> Feedback:
     if body.thumbs not in _THUMBS_SCORES:
-        raise RequestError(f"thumbs: expected up or down, got {str(body.thumbs)[:40]!r}.", param="thumbs")
+        raise field_error("thumbs", f"expected up or down, got {str(body.thumbs)[:40]!r}.")
     if body.score not in (None, -1, 0, 1):
-        raise RequestError(f"score: expected 1, 0 or -1, got {str(body.score)[:40]}.", param="score")
+        raise field_error("score", f"expected 1, 0 or -1, got {str(body.score)[:40]}.")
     thumbs = _THUMBS_SCORES[body.thumbs]
     if body.score is not None and thumbs not in (None, body.score):
-        raise RequestError(f"thumbs: {body.thumbs} and score {body.score} disagree; send one.", param="thumbs")
+        raise field_error("thumbs", f"{body.thumbs} and score {body.score} disagree; send one.")
     score = body.score if body.score is not None else thumbs
     if score is None and not body.comment and not body.correction:
-        raise RequestError("score: expected score, thumbs, comment or correction, got none of them.", param="score")
+        raise field_error("score", "expected score, thumbs, comment or correction, got none of them.")
     return Feedback(
         id="fb-" + secrets.token_hex(12),
         scope=scope,

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
 from openclaw_rl.errors import RequestError
 from openclaw_rl.render.families import CallForm
 from openclaw_rl.render.renderer import Renderer
-from openclaw_rl.serve.chat_request import ResponseConstraint
+from openclaw_rl.render.tool_calls import ToolList
+from openclaw_rl.serve.chat_request import ResponseConstraint, field_error
 
 MAX_GRAMMAR_BYTES = 128 * 1024  # maximum size of a grammar; llguidance may fail during a reply with larger ones
 # Whitespace that well-trained models write in JSON, indented or not. If more is allowed, a small model fills its reply.
@@ -24,14 +25,12 @@ _COMPOSING_KEYWORDS = frozenset({"anyOf", "oneOf", "not", "if", "$ref", "pattern
 _NAMED_SCHEMAS = frozenset({"properties", "$defs", "definitions"})
 _LITERAL_KEYWORDS = frozenset({"enum", "const", "default", "examples"})
 
-ToolList = Sequence[Mapping[str, Any]]
-
 
 def grammar_error(why: str, forced: ResponseConstraint) -> RequestError:
     """Return the client's error for a constraint that cannot be enforced. `why`: the reason."""
-    return RequestError(
-        f"{forced.param}: {why}. Simplify the schema, or leave it out and ask for the format in the prompt.",
-        param=forced.param,
+    return field_error(
+        forced.param,
+        f"{why}. Simplify the schema, or leave it out and ask for the format in the prompt.",
         code="invalid_grammar",
     )
 
@@ -64,20 +63,19 @@ def _call_rule(
     tool = next((t["function"] for t in tools if t["function"]["name"] == name), None)
     if tool is None:
         there = sorted(t["function"]["name"] for t in tools)
-        raise RequestError(f"{forced.param}: there is no tool {name[:80]!r} in tools {there}.", param=forced.param)
+        raise field_error(forced.param, f"there is no tool {name[:80]!r} in tools {there}.")
     form = renderer.call_form(name)
     if form is None:
         instead = "Send tool_choice auto." if forced.schema is None else "Send either tools or a format, not both."
-        raise RequestError(
-            f"{forced.param}: the tool call format of this model's chat template is unknown, so no call can be forced. "
-            + instead,
-            param=forced.param,
+        raise field_error(
+            forced.param,
+            "the tool call format of this model's chat template is unknown, so no call can be forced. " + instead,
         )
     if not _is_read_back(name, form, renderer):
-        raise RequestError(
-            f"{forced.param}: a call of the tool {name[:80]!r} cannot be parsed back, because of characters in its "
+        raise field_error(
+            forced.param,
+            f"a call of the tool {name[:80]!r} cannot be parsed back, because of characters in its "
             "name (one of the model's special tokens, for example). Rename the tool.",
-            param=forced.param,
         )
     parts = [
         *_literal_terminals(form.before, known),
@@ -101,10 +99,10 @@ def _arguments_schema(tool: Mapping[str, Any], forced: ResponseConstraint) -> Ma
     kind = schema.get("type", "object") if isinstance(schema, Mapping) else None
     if kind == "object" or (isinstance(kind, list) and "object" in kind):
         return {**schema, "type": "object"}
-    raise RequestError(
-        f"{forced.param}: the parameters of the tool {tool['name'][:80]!r} must be a JSON schema of type object, "
+    raise field_error(
+        forced.param,
+        f"the parameters of the tool {tool['name'][:80]!r} must be a JSON schema of type object, "
         f"got {json.dumps(schema)[:80]}. A call's arguments are an object.",
-        param=forced.param,
     )
 
 
@@ -120,7 +118,7 @@ def _literal_terminals(text: str, known: Mapping[str, int]) -> Iterator[str]:
 
 def _json_rule(schema: Any, forced: ResponseConstraint) -> str:
     if not isinstance(schema, Mapping):
-        raise RequestError(f"{forced.param}: expected a JSON schema that is an object.", param=forced.param)
+        raise field_error(forced.param, "expected a JSON schema that is an object.")
     if '"allOf"' not in json.dumps(schema):  # closed, each part would reject the properties of the others
         schema = close_objects(schema)
     return "%json " + json.dumps((schema or {"type": "object"}) | {"x-guidance": _JSON_WHITESPACE})

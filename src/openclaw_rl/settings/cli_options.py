@@ -9,9 +9,8 @@ from typing import Any, TypeVar
 import click
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-
-
-option = click.option
+Decorator = Callable[[Any], Any]
+"""A decorator that adds options to a command."""
 
 
 class Seconds(click.FloatRange):
@@ -48,11 +47,11 @@ _SETTINGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 def settings_options(function: _F) -> _F:
     """Add the shared settings options to a command."""
     for name, (_, told) in reversed(list(_SETTINGS.items())):
-        function = option(name, **told)(function)
-    function = option("--set", "sets", metavar="KEY=VALUE", multiple=True, help="Any setting, e.g. train.seed=8.")(
-        function
-    )
-    return option("--config", "file", metavar="FILE", help="Settings file (YAML or JSON).")(function)
+        function = click.option(name, **told)(function)
+    function = click.option(
+        "--set", "sets", metavar="KEY=VALUE", multiple=True, help="Any setting, e.g. train.seed=8."
+    )(function)
+    return click.option("--config", "file", metavar="FILE", help="Settings file (YAML or JSON).")(function)
 
 
 def alias_flags(function: _F) -> _F:

@@ -15,25 +15,23 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from openclaw_rl.common.assets import STARTER
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.settings import aliases, validate
 from openclaw_rl.settings import sources as reading
 from openclaw_rl.settings.earlier_keys import current_key
 from openclaw_rl.settings.schema import (
     SECRETS,
-    STARTER,
     CollectConfig,
     Config,
     EngineConfig,
-    LaunchConfig,
-    LoraConfig,
     ModelConfig,
     RunConfig,
     ServeConfig,
     TrackConfig,
-    TrainConfig,
 )
 from openclaw_rl.settings.schema_judge import EndpointConfig, JudgeConfig, TeacherConfig
+from openclaw_rl.settings.schema_train import LaunchConfig, LoraConfig, TrainConfig
 from openclaw_rl.settings.sources import read_value
 
 __all__ = [
@@ -170,8 +168,11 @@ def load_all(
 
 
 def from_flat(flat: Mapping[str, Any]) -> Config:
-    """Build a `Config` from dotted keys. Raises `ConfigError` with the key, the value and what was expected."""
-    return _build_config(flat, {})
+    """Build a `Config` from dotted keys, current or earlier ones.
+
+    Raises `ConfigError` with the key, the value and what was expected.
+    """
+    return _build_config(dict(current_key(key, value) for key, value in flat.items()), {})
 
 
 def train_settings(flat: Mapping[str, Any]) -> TrainConfig:

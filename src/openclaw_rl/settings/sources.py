@@ -121,8 +121,10 @@ class SettingsSource:
         names = [*self.keys, *aliases.by_form("file")]
         leaf = name.split(".")[-1]
         same_leaf = [key for key in self.keys if key.split(".")[-1] == leaf]
-        near = same_leaf or difflib.get_close_matches(name, names, 1, 0.5) or difflib.get_close_matches(
-            leaf, [n.split(".")[-1] for n in names], 1, 0.5
+        near = (
+            same_leaf
+            or difflib.get_close_matches(name, names, 1, 0.5)
+            or difflib.get_close_matches(leaf, [n.split(".")[-1] for n in names], 1, 0.5)
         )
         full = next((n for n in names if near and (n == near[0] or n.split(".")[-1] == near[0])), None)
         return f" Did you mean {full!r}?" if full else " `openclaw-rl config show` lists the settings."

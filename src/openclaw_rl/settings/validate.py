@@ -1,4 +1,4 @@
-"""What no single setting can know: which settings go together."""
+"""Checks across settings: combinations that are invalid or have no effect."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from operator import attrgetter
 from urllib.parse import urlsplit
 
 from openclaw_rl.errors import ConfigError
-from openclaw_rl.settings.schema import Config, TrainConfig
+from openclaw_rl.methods.registry import METHODS, make_method
+from openclaw_rl.settings.schema import Config
+from openclaw_rl.settings.schema_train import TrainConfig
 
 
 def _check_patterns(key: str, patterns: Iterable[str]) -> None:
@@ -17,7 +19,7 @@ def _check_patterns(key: str, patterns: Iterable[str]) -> None:
         try:
             re.compile(pattern)
         except re.error as error:
-            raise ConfigError(f"{key}: {pattern!r} is no regular expression: {error}") from None
+            raise ConfigError(f"{key}: {pattern!r} is not a regular expression: {error}") from None
 
 
 def _check_url(key: str, url: str | None) -> None:
@@ -26,7 +28,7 @@ def _check_url(key: str, url: str | None) -> None:
     try:
         parts = urlsplit(url)
         sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # brackets that do not match, a port that is none
+    except ValueError:  # unbalanced brackets, or an invalid port
         sound = False
     if not sound:
         raise ConfigError(f"{key}: expected an address like http://127.0.0.1:8001, got {url!r}")
@@ -50,11 +52,11 @@ def _check_home_paths(config: Config) -> None:
     for key in _PATHS:
         path = attrgetter(key)(config)
         if path is not None and path.startswith("~") and os.path.expanduser(path) == path:  # noqa: PTH111
-            raise ConfigError(f"{key} {path}: expected the home folder of a user of this machine. Write the path out")
+            raise ConfigError(f"{key} {path}: expected the home folder of a user of this machine. Give the full path")
 
 
 def validate(config: Config) -> None:
-    """Raises `ConfigError` for settings that are sound alone but not together, or without effect where they stand."""
+    """Raise `ConfigError` for invalid combinations of settings."""
     _check_url("engine.url", config.engine.url)
     _check_url("judge.base_url", config.judge.base_url)
     _check_url("teacher.base_url", config.teacher.base_url)
@@ -95,7 +97,7 @@ def validate(config: Config) -> None:
 
 
 def unused_settings(config: Config, sources: Mapping[str, str]) -> list[str]:
-    """What was given and changes nothing where it stands, in words. `sources`: setting -> where it was given."""
+    """Return notices about settings that have no effect. `sources`: setting -> where it was given."""
     judge, train = config.judge, config.train
     kind, method = f"judge.kind is {judge.kind}", f"train.method is {train.method}"
     rules = (
@@ -104,8 +106,8 @@ def unused_settings(config: Config, sources: Mapping[str, str]) -> list[str]:
         (judge.kind == "plugin", "judge.kind plugin", kind, ("judge.plugin_path",)),
         (judge.kind in ("classifier", "plugin"), "judge.kind classifier or plugin", kind, ("judge.reward_path",)),
         (train.finetune == "lora", "train.finetune lora", "train.finetune is full (USE_LORA false)", _LORA),
-        (train.method == "combine", "train.method combine", method, ("train.loss.w_binary", "train.loss.w_opd")),
-        (train.method != "binary", "a method that follows hints", method, ("teacher.model",)),
+        *((train.method == m.name, f"train.method {m.name}", method, m.own_settings) for m in METHODS.values()),
+        (make_method(train).uses_hints, "a method that follows hints", method, ("teacher.model",)),
         (
             train.checkpoint.save_dir is not None,
             "train.checkpoint.save_dir",
@@ -126,65 +128,32 @@ _LORA = ("train.lora.rank", "train.lora.alpha", "train.lora.dropout", "train.lor
 
 
 def _check_train(t: TrainConfig) -> None:
-    for wrong, words in (*_credit_rules(t), *_step_rules(t)):
+    for wrong, words in _step_rules(t):
         if wrong:
             raise ConfigError(words if words.endswith(")") else f"{words}.")
+    _check_method(t)
 
 
-def _credit_rules(t: TrainConfig) -> tuple[tuple[bool, str], ...]:
-    """(whether it is wrong, words) of what a batch is trained for."""
-    topk = t.method in ("sdpo", "sdft")
+def _check_method(t: TrainConfig) -> None:
+    try:
+        method = make_method(t)
+    except ValueError as error:
+        raise ConfigError(f"{error}.") from None
+    if method.uses_episodes:
+        raise ConfigError(
+            f"train.method {t.method} compares several rollouts of one task, and a conversation has one reply a turn: "
+            "nothing could be learned from it. Say combine, binary or opd."
+        )
+
+
+def _step_rules(t: TrainConfig) -> tuple[tuple[bool, str], ...]:
+    """(whether it is wrong, words) of a batch and how a step is taken on it."""
+    alone = t.ranks == 1 and t.launch.nodes == 1
     return (
         (
             t.batch.max_turns < t.batch.min_turns,
             f"train.batch.max_turns ({t.batch.max_turns}) is below train.batch.min_turns ({t.batch.min_turns})",
         ),
-        (
-            t.method == "groups",
-            "train.method groups compares several rollouts of one task, and a conversation has one reply a turn: "
-            "nothing could be learned from it. Say combine, binary or opd",
-        ),
-        (
-            t.method == "combine" and t.loss.w_binary == 0 == t.loss.w_opd,
-            "train.loss.w_binary and train.loss.w_opd are both 0: nothing could be learned. Set one of them",
-        ),
-        (
-            t.distill.hint_choice == "mixture" and t.follows_teacher_topk,
-            "train.distill.hint_choice mixture: each hinted teacher has likeliest tokens of its own, and there is no "
-            "mixture "
-            "over them. Say overlap, or train.distill.target=student_topk (train.method=sdpo)",
-        ),
-        (
-            t.distill.teacher_temperature != 1 and t.follows_topk,
-            "train.distill.teacher_temperature is for the token that was sampled; over the likeliest tokens a softer "
-            "teacher "
-            "would be another target. Leave it at 1, or set train.distill.target token (train.method combine or opd)",
-        ),
-        (
-            t.method == "binary"
-            and (t.distill.teacher != "base" or t.distill.teacher_temperature != 1 or t.distill.target != "token"),
-            "train.distill.teacher, train.distill.target and train.distill.teacher_temperature are of a teacher, and "
-            "train.method binary "
-            "has none. Leave them out, or say combine or opd",
-        ),
-        (
-            topk and t.distill.target != "token",
-            f"train.distill.target is of opd and combine; train.method {t.method} says already what is compared. "
-            "Leave it out",
-        ),
-        (
-            topk and (t.loss.surrogate != "clip" or t.loss.sequence_mask == "opsm"),
-            f"train.loss.surrogate and train.loss.sequence_mask opsm work on advantages, and train.method {t.method} "
-            "has none. "
-            "Leave them out, or say combine with train.distill.target student_topk",
-        ),
-    )
-
-
-def _step_rules(t: TrainConfig) -> tuple[tuple[bool, str], ...]:
-    """(whether it is wrong, words) of how it is."""
-    alone = t.ranks == 1 and t.launch.nodes == 1
-    return (
         (
             t.safety.max_batch_log_ratio is not None and t.safety.max_batch_log_ratio > t.safety.max_turn_log_ratio,
             f"train.safety.max_batch_log_ratio ({t.safety.max_batch_log_ratio}) is above "
@@ -228,11 +197,10 @@ def _step_rules(t: TrainConfig) -> tuple[tuple[bool, str], ...]:
 def _check_plugins(config: Config) -> None:
     train, judge = config.train, config.judge
     ours: dict[str, tuple[object, tuple[object, ...]]] = {
-        "method": (train.method, ("binary", "opd", "combine")),
-        "distill": (train.distill.target, ("token",)),
-        "hint_choice": (train.distill.hint_choice, (None, "mixture")),
-        "loss": (train.loss.surrogate, ("clip",)),
-        "sequence_mask": (train.loss.sequence_mask, ("geometric", "none")),
+        "distill.target": (train.distill.target, ("token",)),
+        "distill.hint_choice": (train.distill.hint_choice, (None, "mixture")),
+        "loss.surrogate": (train.loss.surrogate, ("clip",)),
+        "loss.sequence_mask": (train.loss.sequence_mask, ("geometric", "none")),
     }
     for key, (value, possible) in ours.items():
         if train.loss.path is not None and value not in possible:

@@ -8,17 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection
 
 from openclaw_rl.common.message_hash import message_text
+from openclaw_rl.methods.registry import make_method
 from openclaw_rl.settings.load import Config
-from openclaw_rl.store import heartbeats, turns
-from openclaw_rl.store import schema as t
-from openclaw_rl.store.rows import verdict_from_row
+from openclaw_rl.store import heartbeats, policies, turns
+from openclaw_rl.store.training_queue import count_trainable
 from openclaw_rl.store.version_stats import judge_user_agreement
 from openclaw_rl.train.tracking import METRICS_FILE
-from openclaw_rl.train.worker import make_method
-from openclaw_rl.types import Kind, TurnState, Verdict
+from openclaw_rl.types import Verdict
 
 MAX_ITEMS = 50  # number of turns, verdicts and steps in a snapshot
 LOG_WINDOW = 3600.0  # seconds: older log lines are ignored
@@ -50,15 +49,15 @@ class HealthSnapshot:
     isolated_turns: int  # number of those main turns that have neither an earlier turn nor a reaction
     waiting_turns: int  # turns that wait for their verdict
     longest_wait: float  # seconds that the first of them has waited
-    trainable_turns: int  # turns that the method can train on and that no version has used
+    trainable_turns: int  # length of the method's training queue
     agreement: tuple[int, int]  # (turns on which judge and user feedback agree, turns that have both)
 
 
 def take_snapshot(config: Config, conn: Connection, now: float) -> HealthSnapshot:
     """Take the snapshot of a home. `now`: seconds since the epoch."""
-    verdicts = _judge_verdicts(conn)
-    placed = _newest_main_turns(conn)
-    unjudged, since = _waiting_turns(conn)
+    verdicts = turns.newest_judge_verdicts(conn, MAX_ITEMS)
+    links = turns.newest_main_links(conn, MAX_ITEMS)
+    unjudged, since = turns.count_unjudged(conn)
     return HealthSnapshot(
         config=config,
         now=now,
@@ -67,53 +66,35 @@ def take_snapshot(config: Config, conn: Connection, now: float) -> HealthSnapsho
         heartbeat_notes={beat.name: beat.note for beat in heartbeats.read_heartbeats(conn)},
         verdicts=verdicts,
         empty_reactions=sum(_is_empty_reaction(conn, v.turn) for v in verdicts),
-        main_turns=len(placed),
-        unlinked_reasons=[row.unlinked for row in placed if row.unlinked],
-        isolated_turns=sum(row.parent is None and not row.revision for row in placed),
+        main_turns=len(links),
+        unlinked_reasons=[reason for _, reason, _ in links if reason],
+        isolated_turns=sum(parent is None and not revision for parent, _, revision in links),
         waiting_turns=unjudged,
         longest_wait=0.0 if since is None else now - since,
-        trainable_turns=_count_trainable(config, conn),
+        trainable_turns=training_queue_length(config, conn),
         agreement=judge_user_agreement(conn),
     )
 
 
-def _judge_verdicts(conn: Connection) -> list[Verdict]:
-    """Return the newest verdicts of the judge, without those from user feedback."""
-    query = select(t.verdicts).join(t.turns, t.turns.c.id == t.verdicts.c.turn).where(t.verdicts.c.explicit == 0)
-    rows = conn.execute(query.order_by(t.turns.c.seq.desc(), t.verdicts.c.revision.desc()).limit(MAX_ITEMS))
-    return [verdict_from_row(row) for row in rows]
-
-
 def _is_empty_reaction(conn: Connection, turn: str) -> bool:
     reaction = turns.current_reaction(conn, turn)
-    return (
-        reaction is not None and not any(message_text(m).strip() for m in reaction.messages) and not reaction.feedback
-    )
+    if reaction is None or reaction.feedback:
+        return False
+    return not any(message_text(message).strip() for message in reaction.messages)
 
 
-def _newest_main_turns(conn: Connection) -> Sequence[Any]:
-    query = select(t.turns.c.parent, t.turns.c.unlinked, t.turns.c.revision)
-    query = query.join(t.exchanges, t.exchanges.c.seq == t.turns.c.seq)
-    main = t.equals_literal(t.turns.c.kind, Kind.MAIN), t.exchanges.c.origin.is_(None)
-    return conn.execute(query.where(*main).order_by(t.turns.c.seq.desc()).limit(MAX_ITEMS)).all()
-
-
-def _waiting_turns(conn: Connection) -> tuple[int, float | None]:
-    """Return the number of turns without a verdict, and the time since which the first of them waits."""
-    here = (t.reactions.c.turn == t.turns.c.id) & (t.reactions.c.revision == t.turns.c.revision)
-    query = select(func.count(), func.min(t.reactions.c.at)).select_from(t.turns.join(t.reactions, here))
-    count, since = conn.execute(query.where(t.equals_literal(t.turns.c.state, TurnState.CLOSED))).one()
-    return int(count), since
-
-
-def _count_trainable(config: Config, conn: Connection) -> int:
+def training_queue_length(config: Config, conn: Connection) -> int:
+    """Return the number of turns that the method of the settings can train on now."""
+    if policies.get(conn, 0) is None:  # no trainer or gateway has ever started
+        return 0
     method = make_method(config.train)
-    wanted = (turns.SCORE_SIGNAL if method.uses_reward else 0) | (turns.HINT_SIGNAL if method.uses_hints else 0)
-    ready = (
-        *(t.equals_literal(t.turns.c.state, TurnState.JUDGED), t.equals_literal(t.turns.c.kind, Kind.MAIN)),
-        *(t.turns.c.untrainable.is_(None), t.turns.c.uses == 0, t.turns.c.signal.op("&")(wanted) > 0),
+    return count_trainable(
+        conn,
+        head=policies.head(conn).version,
+        max_uses=config.train.batch.max_uses,
+        need_score=method.uses_reward,
+        need_hint=method.uses_hints,
     )
-    return int(conn.execute(select(func.count()).select_from(t.turns).where(*ready)).scalar_one())
 
 
 def _recent_log_lines(logs: Path, now: float) -> list[LogLine]:

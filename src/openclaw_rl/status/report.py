@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -13,18 +15,14 @@ from rich.console import Console, Group
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection
 
 from openclaw_rl.common.message_hash import message_text, strip_client_text
 from openclaw_rl.errors import ModelError, OpenClawError
 from openclaw_rl.settings.load import STARTER, Config
-from openclaw_rl.store import exchanges, heartbeats, policies, turns
+from openclaw_rl.store import exchanges, heartbeats, policies, sessions, turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.schema import exchanges as exchange_table
-from openclaw_rl.store.schema import turns as turn_table
-from openclaw_rl.store.schema import uses as use_table
-from openclaw_rl.store.schema import verdicts as verdict_table
-from openclaw_rl.store.version_stats import judge_user_agreement
+from openclaw_rl.store.version_stats import judge_user_agreement, turns_by_version
 from openclaw_rl.train.tracking import off_policy_summary
 from openclaw_rl.types import Exchange, Message, Policy, Request, Turn, Verdict
 
@@ -40,6 +38,17 @@ def open_store(config: Config) -> Store:
     return Store.open(config.store_path, create=False)
 
 
+@contextmanager
+def read_store(config: Config) -> Iterator[Connection]:
+    """Open a snapshot of the home's store. Raises `OpenClawError` if it does not exist."""
+    store = open_store(config)
+    try:
+        with store.read() as conn:
+            yield conn
+    finally:
+        store.close()
+
+
 # ------------------------------------------------------------------------------------------------------------- status
 
 
@@ -47,6 +56,8 @@ def collect_status(conn: Connection, now: float) -> dict[str, Any]:
     """Return the data of `status` as plain JSON."""
     head = policies.head(conn)
     known = policies.list_all(conn)
+    newest = known[-10:]
+    counts = turns_by_version(conn, [policy.version for policy in newest])
     agree, of = judge_user_agreement(conn)
     return {
         "head": head.version,
@@ -60,13 +71,12 @@ def collect_status(conn: Connection, now: float) -> dict[str, Any]:
             }
             for b in heartbeats.read_heartbeats(conn)
         ],
-        "turns": _count_by(conn, turn_table.c.state),
-        "dropped": _count_by(conn, turn_table.c.reason, turn_table.c.state == "dropped"),
-        "untrainable": _count_by(conn, turn_table.c.untrainable, turn_table.c.untrainable.is_not(None)),
-        "verdicts": {str(k): n for k, n in _count_by(conn, verdict_table.c.score).items()},
+        "turns": turns.count_by_state(conn),
+        **turns.count_by_reason(conn),
+        "verdicts": {str(score): n for score, n in turns.count_by_score(conn).items()},
         "agreement": {"agree": agree, "of": of},
-        "versions": [_policy_row(conn, p) for p in known[-10:]],
-        "states": _count_values(p.state.value for p in known),
+        "versions": [_policy_row(p, *counts[p.version]) for p in newest],
+        "states": Counter(p.state.value for p in known),
         "engine_gap": engine_gaps(known),
     }
 
@@ -84,29 +94,13 @@ def engine_gaps(known: Sequence[Policy]) -> dict[str, dict[str, float]]:
     return {engine: {"mean": gap / tokens, "tokens": tokens} for engine, (gap, tokens) in sums.items() if tokens}
 
 
-def _count_by(conn: Connection, column: Any, *where: Any) -> dict[Any, int]:
-    rows = conn.execute(select(column, func.count()).where(*where).group_by(column).order_by(func.count().desc())).all()
-    return {key: int(n) for key, n in rows}
-
-
-def _count_values(items: Any) -> dict[str, int]:
-    out: dict[str, int] = {}
-    for item in items:
-        out[item] = out.get(item, 0) + 1
-    return out
-
-
-def _policy_row(conn: Connection, policy: Policy) -> dict[str, Any]:
-    used = conn.scalar(select(func.count()).select_from(use_table).where(use_table.c.policy == policy.version))
-    served = conn.scalar(
-        select(func.count()).select_from(exchange_table).where(exchange_table.c.version == policy.version)
-    )
+def _policy_row(policy: Policy, used: int, served: int) -> dict[str, Any]:
     return {
         "version": policy.version,
         "parent": policy.parent,
         "state": policy.state.value,
-        "turns": int(used or 0),
-        "served": int(served or 0),
+        "turns": used,
+        "served": served,
         "metrics": dict(policy.metrics),
         "reason": policy.reason,
         "at": policy.created_at,
@@ -117,13 +111,9 @@ def show_status(config: Config, *, as_json: bool) -> None:
     """Print the status once (`watch` updates it continuously)."""
     from openclaw_rl.status import diagnose  # imported here because `watch` does not need it
 
-    store, console = open_store(config), Console()
-
-    try:
-        with store.read() as conn:
-            told = collect_status(conn, time.time()) | diagnose.diagnosis_names(config, conn)
-    finally:
-        store.close()
+    console = Console()
+    with read_store(config) as conn:
+        told = collect_status(conn, time.time()) | diagnose.diagnosis_names(config, conn)
     if as_json:
         console.print_json(json.dumps(told))
     else:
@@ -233,47 +223,26 @@ def template_summary(config: Config) -> Text:
 
 def show_sessions(config: Config, limit: int) -> None:
     """Print the newest sessions: number of turns, their states, and the first message."""
-    store, console = open_store(config), Console()
-    try:
-        with store.read() as conn:
-            rows = conn.execute(
-                select(
-                    turn_table.c.session,
-                    func.count(),
-                    func.min(turn_table.c.id),
-                    func.max(turn_table.c.seq),
-                    func.group_concat(turn_table.c.state),
-                )
-                .where(turn_table.c.kind != "side")
-                .group_by(turn_table.c.session)
-                .order_by(func.max(turn_table.c.seq).desc())
-                .limit(limit)
-            ).all()
-            firsts = {session: _first_user_text(conn, session) for session, *_ in rows}
-    finally:
-        store.close()
+    console = Console()
+    with read_store(config) as conn:
+        found = [(name, states, _first_user_text(conn, name)) for name, states in sessions.newest_sessions(conn, limit)]
     table = Table(box=None, padding=(0, 2))
     table.add_column("session", no_wrap=True)  # so that the id can be copied
     for column in ("turns", "states"):
         table.add_column(column, no_wrap=True)
     table.add_column("first message", overflow="ellipsis", max_width=60)
-    for session, count, _, _, states in rows:
-        tally = ", ".join(f"{n} {s}" for s, n in _count_values(str(states).split(",")).items())
-        table.add_row(session, str(count), tally, Text(firsts[session]))
+    for session, states, first in found:
+        tally = ", ".join(f"{n} {state}" for state, n in states.items())
+        table.add_row(session, str(states.total()), tally, Text(first))
     console.print(template_summary(config))
-    console.print(table if rows else "no conversations yet")
+    console.print(table if found else "no conversations yet")
 
 
 def _first_user_text(conn: Connection, session: str) -> str:
-    first = conn.scalar(
-        select(turn_table.c.id).where(turn_table.c.session == session).order_by(turn_table.c.seq).limit(1)
-    )
-    exchange = exchanges.get(conn, str(first)) if first else None
-    return (
-        _truncate_text(_last_user_text(_conversation_messages(exchange.request)))
-        if exchange and exchange.request.messages
-        else "(redacted)"
-    )
+    exchange = exchanges.get(conn, sessions.session_turns(conn, session)[0])
+    if exchange is None or not exchange.request.messages:
+        return "(redacted)"
+    return _truncate_text(_last_user_text(_conversation_messages(exchange.request)))
 
 
 def _conversation_messages(request: Request) -> list[Message]:
@@ -292,29 +261,18 @@ def _truncate_text(text: str, width: int = 70) -> str:
 
 def show_session(config: Config, session: str) -> None:
     """Print every turn of one session. Raises `OpenClawError` if the session does not exist."""
-    store, console = open_store(config), Console()
-    try:
-        with store.read() as conn:
-            ids = conn.execute(
-                select(turn_table.c.id).where(turn_table.c.session == session).order_by(turn_table.c.seq)
-            ).scalars()
-            panels = [_turn_panel(conn, str(i), whole=False) for i in ids]
-    finally:
-        store.close()
+    with read_store(config) as conn:
+        panels = [_turn_panel(conn, turn, whole=False) for turn in sessions.session_turns(conn, session)]
     if not panels:
         raise OpenClawError(f"no session {session!r}. `openclaw-rl inspect sessions` lists them.")
-    console.print(Group(template_summary(config), *panels))
+    Console().print(Group(template_summary(config), *panels))
 
 
 def show_turn(config: Config, turn: str) -> None:
     """Print one turn in full. Raises `OpenClawError` if the turn does not exist."""
-    store, console = open_store(config), Console()
-    try:
-        with store.read() as conn:
-            panel = _turn_panel(conn, turn, whole=True)
-    finally:
-        store.close()
-    console.print(Group(template_summary(config), panel))
+    with read_store(config) as conn:
+        panel = _turn_panel(conn, turn, whole=True)
+    Console().print(Group(template_summary(config), panel))
 
 
 def _turn_panel(conn: Connection, id_: str, *, whole: bool) -> Panel:
@@ -347,8 +305,7 @@ def _turn_rows(conn: Connection, exchange: Exchange, turn: Turn, *, whole: bool)
         lines.append(("reaction", f"{' '.join([words, *told])}  ({reaction.how} link)"))
     if verdict := turns.current_verdict(conn, turn.id):
         lines.append(("verdict", _verdict_text(verdict)))
-    learned = conn.execute(select(use_table.c.policy).where(use_table.c.turn == turn.id)).scalars().all()
-    if learned:
+    if learned := policies.versions_with_turn(conn, turn.id):
         lines.append(("trained into", ", ".join(f"version {v}" for v in learned)))
     return lines + (_detail_rows(exchange, turn) if whole else [])
 
@@ -387,18 +344,14 @@ def _detail_rows(exchange: Exchange, turn: Turn) -> list[tuple[str, str | Text]]
 
 def show_policy(config: Config, version: int) -> None:
     """Print one version: lineage, metrics, the turns it was trained on. Raises `OpenClawError` if it does not exist."""
-    store, console = open_store(config), Console()
-    try:
-        with store.read() as conn:
-            policy = policies.get(conn, version)
-            if policy is None:
-                known = [p.version for p in policies.list_all(conn)]
-                raise OpenClawError(f"no policy version {version}; expected {min(known)} to {max(known)}.")
-            lineage = policies.lineage(conn, version)
-            used = conn.execute(select(use_table.c.turn).where(use_table.c.policy == version)).scalars().all()
-            panels = [_turn_panel(conn, str(t), whole=False) for t in used]
-    finally:
-        store.close()
+    console = Console()
+    with read_store(config) as conn:
+        policy = policies.get(conn, version)
+        if policy is None:
+            known = [p.version for p in policies.list_all(conn)]
+            raise OpenClawError(f"no policy version {version}; expected {min(known)} to {max(known)}.")
+        lineage = policies.lineage(conn, version)
+        panels = [_turn_panel(conn, use.turn, whole=False) for use in policies.uses_of_version(conn, version)]
     table = Table(box=None, show_header=False, padding=(0, 1))
     table.add_column(style="dim")
     table.add_column()

@@ -17,14 +17,14 @@ from rich.live import Live
 from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
-from sqlalchemy import Connection, func
-from sqlalchemy import select as query
+from sqlalchemy import Connection
 
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.settings.load import Config
 from openclaw_rl.status import report
-from openclaw_rl.store.schema import turns
+from openclaw_rl.status.health import training_queue_length
 from openclaw_rl.store.version_stats import satisfaction_by_version
+from openclaw_rl.types import TurnState
 
 UPDATE_SECONDS = 1.0  # seconds between updates
 BARS = "▁▂▃▄▅▆▇█"
@@ -34,14 +34,6 @@ STEP_METRICS = (
     *("loss/total", "loss/binary", "loss/opd", "reward/mean", "kl", "gradient/norm", "learning_rate", "entropy"),
     *("gap", "step/scale", "seconds", "eval/satisfaction"),
 )
-_QUEUES = {
-    "collect": (turns.c.state == "served", "without a reaction"),
-    "judge": (turns.c.state == "closed", "without a verdict"),
-    "train": (
-        (turns.c.state == "judged") & (turns.c.signal > 0) & (turns.c.uses == 0) & turns.c.untrainable.is_(None),
-        "to train on",
-    ),
-}
 StatusData = Mapping[str, Any]
 
 
@@ -53,7 +45,7 @@ def watch_status(config: Config) -> None:
 
     def current_page() -> RenderableType:
         with store.read() as conn:
-            return build_page(collect_page_data(conn, time.time()))
+            return build_page(collect_page_data(config, conn, time.time()))
 
     try:
         first = current_page()
@@ -135,15 +127,16 @@ def _wait_without_keys(seconds: float) -> str:
     return ""
 
 
-def collect_page_data(conn: Connection, now: float) -> dict[str, Any]:
+def collect_page_data(config: Config, conn: Connection, now: float) -> dict[str, Any]:
     """Return the data of `report.collect_status`, each worker's queue length and each version's satisfaction."""
     told = report.collect_status(conn, now)
     line = list(range(max(0, told["head"] - MAX_VERSIONS + 1), told["head"] + 1))
     known = satisfaction_by_version(conn, line)
     return told | {
         "queues": {
-            room: (int(conn.execute(query(func.count()).select_from(turns).where(where)).scalar_one()), what)
-            for room, (where, what) in _QUEUES.items()
+            "collect": (told["turns"].get(TurnState.SERVED, 0), "without a reaction"),
+            "judge": (told["turns"].get(TurnState.CLOSED, 0), "without a verdict"),
+            "train": (training_queue_length(config, conn), "to train on"),
         },
         "liked": [known[version][0] / known[version][1] if version in known else None for version in line],
         "liked_overall": [sum(good for good, _ in known.values()), sum(scored for _, scored in known.values())],
@@ -154,18 +147,14 @@ def build_page(told: StatusData) -> RenderableType:
     """Build the page. Lines that are too long for the terminal are cut, not wrapped."""
     states = ", ".join(f"{n} {state}" for state, n in told["states"].items())
     title = Text.assemble(("OpenClaw-RL", "bold"), f"  serving version {told['head']}  ", (states, "dim"))
-    parts: list[RenderableType] = [
-        title,
-        _render_satisfaction(told),
-        Rule("workers", align="left", style="dim"),
-        _render_workers(told),
-    ]
-    parts += [Rule("newest step", align="left", style="dim"), _render_newest_step(told["versions"])]
-    parts += [
-        Rule("turns not trained on", align="left", style="dim"),
-        _render_reasons(told),
-        Text("q: quit", style="dim"),
-    ]
+    parts: list[RenderableType] = [title, _render_satisfaction(told)]
+    for heading, content in (
+        ("workers", _render_workers(told)),
+        ("newest step", _render_newest_step(told["versions"])),
+        ("turns not trained on", _render_reasons(told)),
+    ):
+        parts += [Rule(heading, align="left", style="dim"), content]
+    parts.append(Text("q: quit", style="dim"))
     for part in parts:
         if isinstance(part, Text):
             part.no_wrap, part.overflow = True, "ellipsis"

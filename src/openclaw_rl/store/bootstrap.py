@@ -1,20 +1,35 @@
-"""Prepares the store file: creates, checks, backs up and migrates it to the newest schema."""
+"""Prepares the store file: creates, checks, backs up and migrates it; translates errors of the file and the disk."""
 
 from __future__ import annotations
 
 import os
 import sqlite3
 import time
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
+
+from sqlalchemy.exc import DBAPIError
 
 from openclaw_rl.errors import StoreError
 from openclaw_rl.store.migrations import MIGRATIONS, Migration
-from openclaw_rl.store.sqlite_errors import translate_errors
 
 BUSY_TIMEOUT = 10.0
 """Seconds that a writer waits for the write lock."""
+_MESSAGES = {
+    sqlite3.SQLITE_FULL: "the disk (or its quota) is full, so nothing was written. Free some space; no data is lost.",
+    sqlite3.SQLITE_CORRUPT: "the file is damaged. Stop everything, keep a copy, and restore a backup "
+    "(or save what can be read with `sqlite3 FILE .recover`).",
+    sqlite3.SQLITE_NOTADB: "this is not a SQLite file, or its beginning was overwritten. "
+    "Expected a store of openclaw-rl: choose another path, or move the file away to start with an empty store.",
+    sqlite3.SQLITE_READONLY: "the file or its folder is not writable. Give this user the right to write both.",
+    sqlite3.SQLITE_CANTOPEN: "the file cannot be opened. Give this user the right to read and write file and folder.",
+    sqlite3.SQLITE_PERM: "this user may not open the file. Give this user the right to read and write file and folder.",
+    sqlite3.SQLITE_IOERR: "reading or writing the disk failed. Check the system's log; a network folder "
+    "cannot hold a store.",
+    sqlite3.SQLITE_BUSY: "another process has held the write lock for too long. Look for a suspended or frozen process "
+    "that has the store open.",
+}
 
 
 def prepare_store(path: Path, *, create: bool, migrations: Sequence[Migration] = MIGRATIONS) -> None:
@@ -124,3 +139,22 @@ def _back_up(path: Path, schema: int) -> None:
         source.backup(copy)
     unfinished.chmod(0o600)
     unfinished.replace(target)
+
+
+def to_store_error(path: Path, error: BaseException | None) -> StoreError | None:
+    """Return the `StoreError` for an error of file or disk; None for any other (an error in our statements)."""
+    code = getattr(error, "sqlite_errorcode", None)
+    words = _MESSAGES.get(code & 0xFF) if code is not None else None
+    return StoreError(f"store {path}: {words} (SQLite: {error})") if words else None
+
+
+@contextmanager
+def translate_errors(path: Path) -> Iterator[None]:
+    """Raise errors of file or disk as `StoreError`; all others pass unchanged."""
+    try:
+        yield
+    except (sqlite3.Error, DBAPIError) as error:
+        store_error = to_store_error(path, error.orig if isinstance(error, DBAPIError) else error)
+        if store_error is None:
+            raise
+        raise store_error from error

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, select
+from sqlalchemy import URL, Connection, Engine, Insert, Update, create_engine, event, select
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.pool import QueuePool
 
 from openclaw_rl.store import schema
-from openclaw_rl.store.bootstrap import BUSY_TIMEOUT, prepare_store
-from openclaw_rl.store.sqlite_errors import translate_errors
+from openclaw_rl.store.bootstrap import BUSY_TIMEOUT, prepare_store, translate_errors
 
 _PRAGMAS = ("synchronous=FULL", "foreign_keys=ON", "journal_size_limit=67108864", "cache_size=-16384")
+_compiled: dict[tuple[int, tuple[str, ...]], tuple[str, tuple[str, ...], Mapping[str, Any]]] = {}
 
 
 class Store:
@@ -96,3 +98,27 @@ def _configure_connection(dbapi_connection: Any, _record: Any) -> None:
 
 def _begin_transaction(conn: Connection) -> None:
     conn.exec_driver_sql(conn.get_execution_options().get("begin", "BEGIN"))
+
+
+def fast_executemany(conn: Connection, statement: Insert | Update, rows: Iterable[Mapping[str, Any]]) -> int:
+    """Execute a statement for one or more rows with the same keys; return the number of changed rows.
+
+    It takes a tenth of the time of `Connection.execute`, with which the nine statements of a reply cost 0.4 ms.
+    The statement must be a module constant, as the compiled text is cached by its `id`.
+    Values must be of the driver's types: str, int, float, bytes, None.
+    """
+    rest = iter(rows)
+    first = next(rest)
+    key = (id(statement), tuple(first))
+    if key not in _compiled:
+        made = statement.compile(dialect=conn.dialect, column_keys=list(first))
+        _compiled[key] = (made.string, tuple(made.positiontup or ()), made.params)
+    text, names, fixed = _compiled[key]
+    cursor: Any = conn.connection.cursor()  # SQLAlchemy's type of it does not accept an iterator
+    try:
+        cursor.executemany(text, ([row[n] if n in row else fixed[n] for n in names] for row in chain([first], rest)))
+        return int(cursor.rowcount)
+    except sqlite3.IntegrityError as error:  # as SQLAlchemy would raise it
+        raise IntegrityError(text, None, error) from error
+    finally:
+        cursor.close()

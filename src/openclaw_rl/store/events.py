@@ -8,8 +8,8 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, func, select
 from sqlalchemy.dialects.sqlite import insert
 
-from openclaw_rl.store import fast_execute
-from openclaw_rl.store.rows import from_json, to_json
+from openclaw_rl.store.db import fast_executemany
+from openclaw_rl.store.rows import from_json, from_row, to_json
 from openclaw_rl.store.schema import cursors, events
 from openclaw_rl.types import Event
 
@@ -33,14 +33,14 @@ def append(conn: Connection, kind: str, ref: str, data: Mapping[str, Any], at: f
 
 def append_rows(conn: Connection, rows: Sequence[dict[str, Any]]) -> None:
     if rows:
-        fast_execute.fast_executemany(conn, _insert, rows)
+        fast_executemany(conn, _insert, rows)
 
 
 def read_after(conn: Connection, seq: int, limit: int, kinds: Sequence[str] | None = None) -> list[Event]:
     """Return up to `limit` events after event `seq`, oldest first."""
     query, values = (_after, {}) if kinds is None else (_after_of_kinds, {"kinds": list(kinds)})
     rows = conn.execute(query, {"seq": seq, "limit": limit} | values)
-    return [Event(seq=r.seq, kind=r.kind, ref=r.ref, data=from_json(r.data), at=r.at) for r in rows]
+    return [from_row(Event, row, data=from_json(row.data)) for row in rows]
 
 
 def last_seq(conn: Connection) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, Select, bindparam, select
 
 from openclaw_rl.store import schema as t
+from openclaw_rl.store.rows import from_row
 from openclaw_rl.store.turn_states import DropReason
 from openclaw_rl.types import Capture, ExchangeStatus, Kind, TurnState
 
@@ -89,11 +90,9 @@ class ExchangeIndex:
         return found if found is not None and found.scope == scope else None
 
     def _find_summaries(self, query: Select[Any], scope: str, values: Collection[bytes]) -> list[ExchangeSummary]:
-        return (
-            self._load_summaries(self._conn.execute(query, {"of_scope": scope, "values": list(values)}))
-            if values
-            else []
-        )
+        if not values:
+            return []
+        return self._load_summaries(self._conn.execute(query, {"of_scope": scope, "values": list(values)}))
 
     def _load_summaries(self, rows: Iterable[Row[Any]]) -> list[ExchangeSummary]:
         found = list(rows)
@@ -105,25 +104,16 @@ class ExchangeIndex:
 
 
 def _summary_from_row(row: Row[Any], signatures: frozenset[bytes]) -> ExchangeSummary:
-    return ExchangeSummary(
-        seq=row.seq,
-        id=row.id,
-        scope=row.scope,
-        agent=row.agent,
-        user=row.user,
+    return from_row(
+        ExchangeSummary,
+        row,
         session_header=row.session,
         declared_kind=Kind(row.kind) if row.kind else None,
         session=row.turn_session,
         kind=Kind(row.turn_kind),
         capture=Capture(row.capture),
         status=ExchangeStatus(row.status),
-        admitted_at=row.admitted_at,
-        finished_at=row.finished_at,
-        context_chain=row.context_chain,
-        reply_own=row.reply_own,
-        reply_chain=row.reply_chain,
         state=TurnState(row.state),
         cause=DropReason(row.cause) if row.cause else None,
-        previous=row.previous,
         signatures=signatures,
     )

@@ -9,23 +9,12 @@ import numpy as np
 from sqlalchemy import Connection, bindparam, func, insert, select, update
 
 from openclaw_rl.common import message_hash
-from openclaw_rl.store import events, fast_execute, turn_states
-from openclaw_rl.store import rows as arrays
-from openclaw_rl.store import rows as codec
+from openclaw_rl.store import events
 from openclaw_rl.store import schema as t
-from openclaw_rl.store.degenerate import degenerate_reason
-from openclaw_rl.store.rows import to_json
-from openclaw_rl.store.turn_states import DropReason
-from openclaw_rl.types import (
-    Capture,
-    Exchange,
-    ExchangeStatus,
-    Feedback,
-    Kind,
-    Reply,
-    Request,
-    TurnState,
-)
+from openclaw_rl.store.db import fast_executemany
+from openclaw_rl.store.rows import exchange_from_row, pack_ids, pack_logprobs, pack_mask, to_json, to_row
+from openclaw_rl.store.turn_states import DropReason, degenerate_reason, drop
+from openclaw_rl.types import Capture, Exchange, ExchangeStatus, Feedback, Kind, Reply, Request, TurnState
 
 REDACTED = "captured without its text and tokens (redacted)"
 
@@ -68,12 +57,11 @@ def insert_started(conn: Connection, requests: Sequence[Request]) -> None:
     """Insert like `admit` but without the event, so that imported turns are not linked again."""
     first = int(conn.execute(_last_seq).scalar_one()) + 1
     numbered = list(enumerate(requests, first))
-    fast_execute.fast_executemany(conn, _insert_exchange, [_exchange_row(seq, r) for seq, r in numbered])
+    fast_executemany(conn, _insert_exchange, [_exchange_row(seq, r) for seq, r in numbered])
     pack = message_hash.MarkPacker()
-    fast_execute.fast_executemany(
-        conn, _insert_body, (_body_row(seq, r, pack) for seq, r in numbered)
-    )  # a generator, because bodies are large
-    fast_execute.fast_executemany(conn, _insert_turn, [_turn_row(seq, r) for seq, r in numbered])
+    bodies = (_body_row(seq, r, pack) for seq, r in numbered)  # a generator, because bodies are large
+    fast_executemany(conn, _insert_body, bodies)
+    fast_executemany(conn, _insert_turn, [_turn_row(seq, r) for seq, r in numbered])
 
 
 def finish(conn: Connection, replies: Sequence[Reply]) -> None:
@@ -96,10 +84,10 @@ def insert_finished(conn: Connection, replies: Sequence[Reply]) -> None:
     for reply in replies:
         if reply.id not in known:
             raise KeyError(reply.id)
-    if fast_execute.fast_executemany(conn, _update_finished, [_finish_row(r) for r in replies]) != len(replies):
+    if fast_executemany(conn, _update_finished, [_finish_row(r) for r in replies]) != len(replies):
         raise ValueError(f"finish: expected running exchanges, got some that have ended: {[r.id for r in replies]}")
     rows = [_reply_row(known[r.id].seq, r, redacted=known[r.id].capture == Capture.REDACTED) for r in replies]
-    fast_execute.fast_executemany(conn, _insert_reply, rows)
+    fast_executemany(conn, _insert_reply, rows)
     for reply in replies:
         _drop_untrainable(conn, reply, wordless=known[reply.id].capture == Capture.REDACTED)
 
@@ -108,13 +96,11 @@ def _drop_untrainable(conn: Connection, reply: Reply, *, wordless: bool) -> None
     """`wordless`: the reply is redacted, so missing tokens do not mean that it was empty."""
     details = f": {reply.error}" if reply.error else ""
     if reply.status is ExchangeStatus.FAILED:
-        turn_states.drop(conn, reply.id, DropReason.FAILED, f"the reply failed{details}", at=reply.finished_at)
+        drop(conn, reply.id, DropReason.FAILED, f"the reply failed{details}", at=reply.finished_at)
     elif reply.status is ExchangeStatus.CANCELLED:
-        turn_states.drop(
-            conn, reply.id, DropReason.CANCELLED, f"the reply was cancelled{details}", at=reply.finished_at
-        )
+        drop(conn, reply.id, DropReason.CANCELLED, f"the reply was cancelled{details}", at=reply.finished_at)
     elif not (wordless and len(reply.response_ids) == 0) and (words := degenerate_reason(reply)):
-        turn_states.drop(conn, reply.id, DropReason.DEGENERATE, words, at=reply.finished_at)
+        drop(conn, reply.id, DropReason.DEGENERATE, words, at=reply.finished_at)
 
 
 def add_feedback(conn: Connection, items: Sequence[Feedback]) -> None:
@@ -123,7 +109,7 @@ def add_feedback(conn: Connection, items: Sequence[Feedback]) -> None:
         target = conn.execute(_select_heads, {"ids": [item.target]}).one_or_none()
         if target is None or target.scope != item.scope:
             raise KeyError(item.target)
-        conn.execute(_insert_feedback, feedback_row(item))
+        conn.execute(_insert_feedback, to_row(t.feedback, item))
         events.append(conn, "feedback.given", item.id, {"target": item.target}, item.given_at)
 
 
@@ -155,34 +141,17 @@ def fail_running(conn: Connection, error: str, at: float) -> int:
 
 def get(conn: Connection, id: str) -> Exchange | None:
     row = conn.execute(_get, {"id": id}).one_or_none()
-    return None if row is None else codec.exchange_from_row(row)
+    return None if row is None else exchange_from_row(row)
 
 
 def get_many(conn: Connection, ids: Sequence[str]) -> dict[str, Exchange]:
     """Return the exchanges of `ids` that exist, by id."""
-    return {row.id: codec.exchange_from_row(row) for row in conn.execute(_get_many, {"ids": list(ids)})}
+    return {row.id: exchange_from_row(row) for row in conn.execute(_get_many, {"ids": list(ids)})}
 
 
 def _exchange_row(seq: int, r: Request) -> dict[str, Any]:
-    return {
-        "seq": seq,
-        "id": r.id,
-        "scope": r.scope,
-        "agent": r.agent,
-        "user": r.user,
-        "session": r.session,
-        "kind": r.kind.value if r.kind else None,
-        "session_done": int(r.session_done),
-        "dialect": r.dialect,
-        "capture": r.capture.value,
-        "status": ExchangeStatus.RUNNING.value,
-        "version": r.version,
-        "identity": r.identity,
-        "admitted_at": r.admitted_at,
-        "context_chain": r.marks[-1].chain if r.marks else None,
-        "previous": r.previous,
-        "origin": r.origin.value if r.origin else None,
-    }
+    chain = r.marks[-1].chain if r.marks else None
+    return to_row(t.exchanges, r, seq=seq, status=ExchangeStatus.RUNNING.value, context_chain=chain)
 
 
 def _body_row(seq: int, r: Request, pack: message_hash.MarkPacker) -> dict[str, Any]:
@@ -194,7 +163,7 @@ def _body_row(seq: int, r: Request, pack: message_hash.MarkPacker) -> dict[str, 
         "template": to_json(r.template) if full and r.template else None,
         "marks": pack(r.marks),
         "sampling": to_json(r.sampling),
-        "prompt_ids": arrays.pack_ids(r.prompt_ids) if full else None,
+        "prompt_ids": pack_ids(r.prompt_ids) if full else None,
     }
 
 
@@ -230,23 +199,11 @@ def _reply_row(seq: int, r: Reply, *, redacted: bool) -> dict[str, Any]:
     return {
         "seq": seq,
         "message": None if redacted else to_json(r.message),
-        "response_ids": None if redacted else arrays.pack_ids(r.response_ids),
-        "logprobs": None if redacted else arrays.pack_logprobs(r.logprobs),
-        "mask": None if redacted else arrays.pack_mask(r.mask),
+        "response_ids": None if redacted else pack_ids(r.response_ids),
+        "logprobs": None if redacted else pack_logprobs(r.logprobs),
+        "mask": None if redacted else pack_mask(r.mask),
         "spans": to_json(r.spans),
         "mark": message_hash.pack_marks([r.mark]) if r.mark else None,
         "error": r.error,
         "first_token_at": r.first_token_at,
-    }
-
-
-def feedback_row(item: Feedback) -> dict[str, Any]:
-    return {
-        "id": item.id,
-        "scope": item.scope,
-        "target": item.target,
-        "score": item.score,
-        "comment": item.comment,
-        "correction": item.correction,
-        "given_at": item.given_at,
     }

@@ -10,6 +10,7 @@ from sqlalchemy import Connection, select
 from sqlalchemy.dialects.sqlite import insert
 
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.rows import from_row
 from openclaw_rl.store.schema import loops
 
 RUNNING, STARTING = "running", "starting"
@@ -54,5 +55,4 @@ def write_heartbeat(store: Store, name: str, note: str = "", state: str = RUNNIN
 
 def read_heartbeats(conn: Connection) -> list[Heartbeat]:
     """Return the last heartbeat of every loop, sorted by name."""
-    rows = conn.execute(select(loops).order_by(loops.c.name))
-    return [Heartbeat(name=r.name, pid=r.pid, at=r.at, state=r.state, note=r.note) for r in rows]
+    return [from_row(Heartbeat, row) for row in conn.execute(select(loops).order_by(loops.c.name))]

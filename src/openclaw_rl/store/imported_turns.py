@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from sqlalchemy import Connection, bindparam, insert, select, update
 
-from openclaw_rl.store import events, exchanges, fast_execute, reactions, turn_states, turns
+from openclaw_rl.store import events, exchanges, reactions, turn_states, turns
 from openclaw_rl.store import schema as t
+from openclaw_rl.store.db import fast_executemany
+from openclaw_rl.store.rows import to_row
 from openclaw_rl.store.turn_states import DropReason
 from openclaw_rl.types import Feedback, Kind, Message, Reply, Request, TurnState, Verdict
 
@@ -77,10 +78,9 @@ class KnownTurn:
     imported: bool
 
 
+_POSITION = ("session", "kind", "parent", "relation", "relation_of", "unlinked")
 _update_position = (
-    update(t.turns)
-    .where(t.turns.c.id == bindparam("turn"))
-    .values({n: bindparam(f"new_{n}") for n in ("session", "kind", "parent", "relation", "relation_of", "unlinked")})
+    update(t.turns).where(t.turns.c.id == bindparam("turn")).values({n: bindparam(f"new_{n}") for n in _POSITION})
 )
 _set_untrainable = (
     update(t.turns)
@@ -127,9 +127,10 @@ def insert_turns(
         return
     exchanges.insert_started(conn, requests)
     exchanges.insert_finished(conn, replies)
-    fast_execute.fast_executemany(conn, _update_position, [_position_row(p) for p in places])
+    positions = [{"turn": p.turn} | {f"new_{n}": getattr(p, n) for n in _POSITION} for p in places]
+    fast_executemany(conn, _update_position, positions)
     if barred := [{"turn": p.turn, "why": p.untrainable} for p in places if p.untrainable]:
-        fast_execute.fast_executemany(conn, _set_untrainable, barred)
+        fast_executemany(conn, _set_untrainable, barred)
     events.append_rows(conn, [events.event_row(f"exchange.{IMPORTED}", r.id, {}, r.finished_at) for r in replies])
 
 
@@ -167,7 +168,7 @@ def _record_reaction(conn: Connection, outcome: ImportOutcome) -> bool:
 def _record_feedback(conn: Connection, outcome: ImportOutcome, revision: int) -> bool:
     """Insert explicit feedback: into the revision of the turn's reaction, else as a new revision."""
     heard = revision > 0 and outcome.reaction is not None and outcome.reaction.signature is not None
-    rows = [exchanges.feedback_row(f) | {"revision": revision if heard else None} for f in outcome.feedback]
+    rows = [to_row(t.feedback, f, revision=revision if heard else None) for f in outcome.feedback]
     new = conn.execute(_insert_feedback, rows).rowcount > 0
     if heard or not new:
         return new
@@ -185,15 +186,3 @@ def store_scores(conn: Connection, seq: int, *, logprobs: bytes, spans: bytes, v
     conn.execute(_scored_reply, {"of": seq, "new_logprobs": logprobs, "new_spans": spans})
     conn.execute(_scored_exchange, {"of": seq, "by": version})
     conn.execute(_scored_turn, {"of": seq})
-
-
-def _position_row(p: TurnPosition) -> dict[str, Any]:
-    return {
-        "turn": p.turn,
-        "new_session": p.session,
-        "new_kind": p.kind.value,
-        "new_parent": p.parent,
-        "new_relation": p.relation,
-        "new_relation_of": p.relation_of,
-        "new_unlinked": p.unlinked,
-    }

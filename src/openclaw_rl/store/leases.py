@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection, Row, bindparam, select, update
 from sqlalchemy.dialects.sqlite import insert
 
 from openclaw_rl.errors import StaleLease
+from openclaw_rl.store.rows import to_row
 from openclaw_rl.store.schema import leases
 from openclaw_rl.types import Lease
 
@@ -29,8 +31,7 @@ def acquire(conn: Connection, name: str, holder: str, ttl: float, now: float) ->
     if row is not None and row.holder != holder and row.expires_at > now:
         return None
     lease = Lease(name=name, holder=holder, epoch=row.epoch + 1 if row else 1, expires_at=now + ttl)
-    values = {"name": name, "holder": holder, "epoch": lease.epoch, "expires_at": lease.expires_at}
-    conn.execute(_upsert, values)
+    conn.execute(_upsert, to_row(leases, lease))
     return lease
 
 
@@ -50,7 +51,7 @@ def renew(conn: Connection, lease: Lease, ttl: float, now: float) -> Lease:
     """Extend the lease to `now + ttl` with the same epoch. Raises `StaleLease` as `check` does."""
     check(conn, lease, now)
     conn.execute(_set_expiry, {"which": lease.name, "until": now + ttl})
-    return Lease(name=lease.name, holder=lease.holder, epoch=lease.epoch, expires_at=now + ttl)
+    return replace(lease, expires_at=now + ttl)
 
 
 def release(conn: Connection, lease: Lease) -> None:

@@ -8,26 +8,13 @@ from sqlalchemy import Connection, bindparam, func, insert, select, update
 
 from openclaw_rl.errors import IdentityMismatch, StaleLease
 from openclaw_rl.store import events, leases
-from openclaw_rl.store import rows as codec
 from openclaw_rl.store import schema as t
-from openclaw_rl.store.training_queue import ancestors, last_rejections, replay_turns, trainable_turns
+from openclaw_rl.store.rows import from_row, numbers_to_json, policy_from_row, to_row
+from openclaw_rl.store.training_queue import ancestors
+from openclaw_rl.store.training_queue import last_rejections as last_rejections
+from openclaw_rl.store.training_queue import replay_turns as replay_turns
+from openclaw_rl.store.training_queue import trainable_turns as trainable_turns
 from openclaw_rl.types import Lease, Policy, PolicyState, Use
-
-__all__ = [
-    "ensure_root",
-    "get",
-    "head",
-    "last_rejections",
-    "lineage",
-    "list_all",
-    "next_version",
-    "publish",
-    "reject",
-    "replay_turns",
-    "roll_back",
-    "trainable_turns",
-    "uses_of_version",
-]
 
 HEAD_NAME = "default"
 
@@ -57,7 +44,7 @@ def ensure_root(conn: Connection, *, base: str, identity: str, at: float) -> Pol
             identity=identity,
             created_at=at,
         )
-        conn.execute(_insert_policy, codec.policy_row(root, PolicyState.LIVE))
+        _insert_with_uses(conn, root, (), PolicyState.LIVE)
         conn.execute(insert(t.heads), {"name": HEAD_NAME, "version": 0})
     if root.identity != identity:
         raise IdentityMismatch(
@@ -75,17 +62,17 @@ def head(conn: Connection) -> Policy:
         raise LookupError(
             "the store has no policy yet: expected `ensure_root` first (the gateway calls it when it starts)"
         )
-    return codec.policy_from_row(row)
+    return policy_from_row(row)
 
 
 def get(conn: Connection, version: int) -> Policy | None:
     row = conn.execute(_get, {"version": version}).one_or_none()
-    return None if row is None else codec.policy_from_row(row)
+    return None if row is None else policy_from_row(row)
 
 
 def list_all(conn: Connection) -> list[Policy]:
     """Return all versions of any state, oldest first."""
-    return [codec.policy_from_row(row) for row in conn.execute(select(t.policies).order_by(t.policies.c.version))]
+    return [policy_from_row(row) for row in conn.execute(select(t.policies).order_by(t.policies.c.version))]
 
 
 def lineage(conn: Connection, version: int) -> list[int]:
@@ -102,7 +89,12 @@ def next_version(conn: Connection) -> int:
 def uses_of_version(conn: Connection, version: int) -> list[Use]:
     """Return the uses of turns by `version`."""
     rows = conn.execute(select(t.uses).where(t.uses.c.policy == version).order_by(t.uses.c.turn))
-    return [Use(policy=r.policy, turn=r.turn, number=r.number) for r in rows]
+    return [from_row(Use, row) for row in rows]
+
+
+def versions_with_turn(conn: Connection, turn: str) -> list[int]:
+    """Return the versions that used the turn, of any state, oldest first."""
+    return list(conn.execute(select(t.uses.c.policy).where(t.uses.c.turn == turn).order_by(t.uses.c.policy)).scalars())
 
 
 def publish(conn: Connection, lease: Lease, policy: Policy, uses: Sequence[Use], now: float) -> None:
@@ -149,11 +141,12 @@ def roll_back(conn: Connection, *, to: int, reason: str, at: float) -> Policy:
 
 
 def _insert_with_uses(conn: Connection, policy: Policy, uses: Sequence[Use], state: PolicyState) -> None:
-    conn.execute(_insert_policy, codec.policy_row(policy, state))
+    memory, metrics = numbers_to_json(policy.memory), numbers_to_json(policy.metrics)
+    conn.execute(_insert_policy, to_row(t.policies, policy, state=state.value, memory=memory, metrics=metrics))
     if not uses:
         return
     _check_uses(conn, policy, uses)
-    conn.execute(_insert_use, [{"policy": u.policy, "turn": u.turn, "number": u.number} for u in uses])
+    conn.execute(_insert_use, [to_row(t.uses, use) for use in uses])
     conn.execute(_count_use, [{"used": u.turn} for u in uses])
 
 

@@ -121,11 +121,9 @@ def record_pending_feedback(conn: Connection, turn: str, at: float) -> bool:
     if conn.execute(_count_pending, {"turn": turn}).scalar_one() == 0:
         return False
     before = conn.execute(_reaction, {"turn": turn, "revision": now.revision}).one_or_none()
-    row = (
-        {"messages": before.messages, "signature": before.signature, "source": before.source, "how": before.how}
-        if (before)
-        else {"messages": to_json(()), "signature": None, "source": None, "how": "feedback"}
-    )
+    row = {"messages": to_json(()), "signature": None, "source": None, "how": "feedback"}
+    if before is not None:
+        row = {name: getattr(before, name) for name in row}
     _add_revision(conn, now, row | {"at": at})
     conn.execute(_attach_feedback, {"turn": turn, "new_revision": now.revision + 1})
     return True

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
-from sqlalchemy import Row
+from sqlalchemy import Row, Table
 
 from openclaw_rl.common import message_hash
-from openclaw_rl.store import rows
 from openclaw_rl.types import (
     Capture,
     Exchange,
@@ -68,28 +69,44 @@ def _decode_json(decoder: msgspec.json.Decoder[_T], raw: bytes) -> _T:
         return msgspec.convert(json.loads(raw), decoder.type)
 
 
+@cache
+def _field_names(kind: Any) -> tuple[str, ...]:
+    return tuple(f.name for f in fields(kind))
+
+
+@cache
+def _shared_names(kind: Any, table: Table) -> tuple[str, ...]:
+    return tuple(name for name in _field_names(kind) if name in table.c)
+
+
+def from_row(kind: type[_T], row: Row[Any], /, **converted: Any) -> _T:
+    """Build a dataclass from the columns named like its fields; `converted`: fields that need a conversion."""
+    build: Any = kind
+    made: _T = build(**{name: getattr(row, name) for name in _field_names(build) if name not in converted}, **converted)
+    return made
+
+
+def to_row(table: Table, item: Any, /, **converted: Any) -> dict[str, Any]:
+    """Return the values of the columns named like the fields of `item`; `converted`: all other values."""
+    kind: Any = type(item)
+    names = _shared_names(kind, table)
+    return {name: getattr(item, name) for name in names if name not in converted} | converted
+
+
 def request_from_row(row: Row[Any]) -> Request:
     """Build a request from a row of `exchanges` and `bodies`. If redacted, it has no messages, tools or token ids."""
-    return Request(
-        id=row.id,
-        scope=row.scope,
-        agent=row.agent,
-        user=row.user,
-        session=row.session,
+    return from_row(
+        Request,
+        row,
         kind=Kind(row.kind) if row.kind else None,
         session_done=bool(row.session_done),
-        dialect=row.dialect,
         capture=Capture(row.capture),
         messages=from_json(row.messages) if row.messages is not None else (),
         tools=from_json(row.tools) if row.tools is not None else (),
         template=from_json(row.template) if row.template is not None else {},
-        previous=row.previous,
         marks=message_hash.unpack_marks(row.marks),
         sampling=_decode_json(_sampling_decoder, row.sampling),
-        prompt_ids=rows.unpack_ids(row.prompt_ids or b""),
-        version=row.version,
-        identity=row.identity,
-        admitted_at=row.admitted_at,
+        prompt_ids=unpack_ids(row.prompt_ids or b""),
         origin=Origin(row.origin) if row.origin else None,
     )
 
@@ -98,20 +115,17 @@ def reply_from_row(row: Row[Any]) -> Reply | None:
     """Build a reply from a row of `exchanges` and `replies`; None while it runs. If redacted, it has no content."""
     if row.finished_at is None:
         return None
-    redacted = row.response_ids is None
-    return Reply(
-        id=row.id,
+    return from_row(
+        Reply,
+        row,
         status=ExchangeStatus(row.status),
         message=from_json(row.message) if row.message is not None else {},
-        response_ids=rows.unpack_ids(row.response_ids or b""),
-        logprobs=rows.unpack_logprobs(row.logprobs or b""),
-        mask=rows.unpack_mask(row.mask or b""),
-        spans=() if redacted else _decode_json(_spans_decoder, row.spans),
+        response_ids=unpack_ids(row.response_ids or b""),
+        logprobs=unpack_logprobs(row.logprobs or b""),
+        mask=unpack_mask(row.mask or b""),
+        spans=() if row.response_ids is None else _decode_json(_spans_decoder, row.spans),
         finish_reason=FinishReason(row.finish_reason) if row.finish_reason else None,
         mark=message_hash.unpack_marks(row.mark)[0] if row.mark else None,
-        error=row.error,
-        first_token_at=row.first_token_at,
-        finished_at=row.finished_at,
     )
 
 
@@ -121,87 +135,26 @@ def exchange_from_row(row: Row[Any]) -> Exchange:
 
 
 def turn_from_row(row: Row[Any]) -> Turn:
-    return Turn(
-        id=row.id,
-        session=row.session,
-        parent=row.parent,
-        state=TurnState(row.state),
-        reason=row.reason,
-        untrainable=row.untrainable,
-        relation=row.relation,
-        relation_of=row.relation_of,
-        unlinked=row.unlinked,
-    )
-
-
-def feedback_from_row(row: Row[Any]) -> Feedback:
-    return Feedback(
-        id=row.id,
-        scope=row.scope,
-        target=row.target,
-        score=row.score,
-        comment=row.comment,
-        correction=row.correction,
-        given_at=row.given_at,
-    )
+    return from_row(Turn, row, state=TurnState(row.state))
 
 
 def reaction_from_row(row: Row[Any], feedback: Sequence[Feedback]) -> Reaction:
-    return Reaction(
-        turn=row.turn,
-        revision=row.revision,
-        messages=tuple(from_json(row.messages)),
-        feedback=tuple(feedback),
-        source=row.source,
-        how=row.how,
-        at=row.at,
-    )
+    return from_row(Reaction, row, messages=tuple(from_json(row.messages)), feedback=tuple(feedback))
 
 
 def verdict_from_row(row: Row[Any]) -> Verdict:
-    return Verdict(
-        turn=row.turn,
-        revision=row.revision,
-        judge=row.judge,
-        score=row.score,
-        votes=_decode_json(_votes_decoder, row.votes),
-        hints=_decode_json(_strings_decoder, row.hints),
-        explicit=bool(row.explicit),
-        reason=row.reason,
-        at=row.at,
-    )
-
-
-def policy_row(policy: Policy, state: PolicyState) -> dict[str, Any]:
-    return {
-        "version": policy.version,
-        "parent": policy.parent,
-        "state": state.value,
-        "path": policy.path,
-        "digest": policy.digest,
-        "base": policy.base,
-        "identity": policy.identity,
-        "memory": to_json(_to_builtins(policy.memory)),
-        "metrics": to_json(_to_builtins(policy.metrics)),
-        "reason": policy.reason,
-        "created_at": policy.created_at,
-    }
+    votes, hints = _decode_json(_votes_decoder, row.votes), _decode_json(_strings_decoder, row.hints)
+    return from_row(Verdict, row, votes=votes, hints=hints, explicit=bool(row.explicit))
 
 
 def policy_from_row(row: Row[Any]) -> Policy:
-    return Policy(
-        version=row.version,
-        parent=row.parent,
-        state=PolicyState(row.state),
-        path=row.path,
-        digest=row.digest,
-        base=row.base,
-        identity=row.identity,
-        memory=from_json(row.memory),
-        metrics={name: float("nan") if value is None else value for name, value in from_json(row.metrics).items()},
-        reason=row.reason,
-        created_at=row.created_at,
-    )
+    metrics = {name: float("nan") if value is None else value for name, value in from_json(row.metrics).items()}
+    return from_row(Policy, row, state=PolicyState(row.state), memory=from_json(row.memory), metrics=metrics)
+
+
+def numbers_to_json(value: Any) -> bytes:
+    """Return JSON bytes like `to_json`, for values that may have numpy scalars."""
+    return to_json(_to_builtins(value))
 
 
 def _to_builtins(value: Any) -> Any:

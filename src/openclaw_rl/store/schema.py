@@ -64,11 +64,28 @@ exchanges = Table(
     Column("reply_chain", LargeBinary),
     Column("previous", Text),  # id of the exchange that the client continues, when sent
     Column("origin", Text),  # an `Origin`; NULL: served here
+    Column("episode", Text, ForeignKey("episodes.id")),  # NULL: a conversation
 )
 Index("exchanges_context", exchanges.c.scope, exchanges.c.context_chain)
 Index("exchanges_reply_chain", exchanges.c.scope, exchanges.c.reply_chain)
 Index("exchanges_reply_own", exchanges.c.scope, exchanges.c.reply_own)
 Index("exchanges_running", exchanges.c.seq, sqlite_where=text("status = 'running'"))
+Index("exchanges_episode", exchanges.c.episode, sqlite_where=text("episode IS NOT NULL"))
+
+episodes = Table(
+    "episodes",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("task", Text, nullable=False),
+    Column("group_id", Text, nullable=False),
+    Column("split", Text, nullable=False),
+    Column("agent", Text, nullable=False),
+    Column("started_at", Float, nullable=False),
+    Column("outcome", Text),  # done, void; NULL: running
+    Column("reward", Float),
+    Column("ended_at", Float),
+)
+Index("episodes_group", episodes.c.group_id)
 
 bodies = Table(
     "bodies",

@@ -8,8 +8,8 @@ from typing import Any
 from sqlalchemy import CTE, ColumnElement, Connection, Row, ScalarSelect, Select, func, select
 
 from openclaw_rl.store import exchanges, turns
-from openclaw_rl.store import rows as codec
 from openclaw_rl.store import schema as t
+from openclaw_rl.store.rows import turn_from_row
 from openclaw_rl.types import Exchange, JudgedTurn, Kind, PolicyState, TurnState
 
 MAX_REJECTED_USES = 2
@@ -33,13 +33,24 @@ def trainable_turns(
     trying ever smaller batches finds out whether this turn makes them fail. A reply cut at its token limit has only
     hints as a signal, no score.
     """
-    line = ancestors(head)
-    ready = _ready_turns(need_score, need_hint).order_by(t.turns.c.seq).limit(limit)
+    found = _trainable_queries(head, max_uses, need_score, need_hint)
+    return _load_by_age(conn, [query.order_by(t.turns.c.seq).limit(limit) for query in found], limit)
+
+
+def count_trainable(conn: Connection, *, head: int, max_uses: int, need_score: bool, need_hint: bool) -> int:
+    """Return the number of turns that `trainable_turns` finds without a limit."""
+    found = _trainable_queries(head, max_uses, need_score, need_hint)
+    return sum(conn.execute(select(func.count()).select_from(query.subquery())).scalar_one() for query in found)
+
+
+def _trainable_queries(head: int, max_uses: int, need_score: bool, need_hint: bool) -> list[Select[tuple[int, str]]]:
+    """Return the queries for turns that no version used, and for those that only versions off the lineage used."""
+    line, ready = ancestors(head), _ready_turns(need_score, need_hint)
     counted = t.turns.c.uses - _count_uses_by(_rejected_versions()) <= max_uses
     again = ready.where(
         t.turns.c.uses >= 1, _used_off_lineage(line), counted, _uses_on_lineage(line) == 0, _has_distinct_batch_sizes()
     )
-    return _load_by_age(conn, [ready.where(t.turns.c.uses == 0), again], limit)
+    return [ready.where(t.turns.c.uses == 0), again]
 
 
 def replay_turns(
@@ -135,4 +146,4 @@ def _load_judged_turns(conn: Connection, ids: list[str]) -> list[JudgedTurn]:
 def _judged_turn(conn: Connection, row: Row[Any], exchange: Exchange) -> JudgedTurn:
     verdict = turns.current_verdict(conn, row.id)
     assert verdict is not None, f"turn {row.id} is judged without a verdict"
-    return JudgedTurn(exchange=exchange, turn=codec.turn_from_row(row), verdict=verdict, earlier_uses=row.uses)
+    return JudgedTurn(exchange=exchange, turn=turn_from_row(row), verdict=verdict, earlier_uses=row.uses)

@@ -5,22 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, case, func, select, update
+from sqlalchemy import ColumnElement, Connection, bindparam, case, func, select, update
 from sqlalchemy.dialects.sqlite import insert
 
 from openclaw_rl.store import exchanges, turn_states
-from openclaw_rl.store import rows as codec
 from openclaw_rl.store import schema as t
-from openclaw_rl.store.rows import to_json
-from openclaw_rl.types import (
-    Feedback,
-    FinishReason,
-    JudgeInput,
-    Reaction,
-    Turn,
-    TurnState,
-    Verdict,
-)
+from openclaw_rl.store.rows import from_row, reaction_from_row, to_json, to_row, turn_from_row, verdict_from_row
+from openclaw_rl.types import Feedback, FinishReason, JudgeInput, Kind, Reaction, Turn, TurnState, Verdict
 
 SCORE_SIGNAL, HINT_SIGNAL = 1, 2
 """Bits of a turn's `signal`: the training signals of its current verdict."""
@@ -65,7 +56,7 @@ _set_untrainable = (
 
 def get(conn: Connection, id: str) -> Turn | None:
     row = conn.execute(_get, {"id": id}).one_or_none()
-    return None if row is None else codec.turn_from_row(row)
+    return None if row is None else turn_from_row(row)
 
 
 def current_reaction(conn: Connection, turn_id: str) -> Reaction | None:
@@ -77,22 +68,22 @@ def current_reactions(conn: Connection, ids: Sequence[str]) -> dict[str, Reactio
     """Return `current_reaction` of those turns that have one, by turn."""
     given: dict[str, list[Feedback]] = {}
     for row in conn.execute(_feedback, {"ids": list(ids)}):
-        given.setdefault(row.target, []).append(codec.feedback_from_row(row))
+        given.setdefault(row.target, []).append(from_row(Feedback, row))
     rows = conn.execute(_reaction, {"ids": list(ids)})
-    return {row.turn: codec.reaction_from_row(row, given.get(row.turn, ())) for row in rows}
+    return {row.turn: reaction_from_row(row, given.get(row.turn, ())) for row in rows}
 
 
 def current_verdict(conn: Connection, turn_id: str) -> Verdict | None:
     """Return the current verdict: explicit scores first, then the highest revision, then the newest."""
     row = conn.execute(_verdict, {"turn": turn_id}).one_or_none()
-    return None if row is None else codec.verdict_from_row(row)
+    return None if row is None else verdict_from_row(row)
 
 
 def current_verdicts(conn: Connection, ids: Sequence[str]) -> dict[str, Verdict]:
     """Return `current_verdict` of those turns that have one, by turn."""
     found: dict[str, Verdict] = {}
     for row in conn.execute(_verdicts, {"ids": list(ids)}):
-        found.setdefault(row.turn, codec.verdict_from_row(row))
+        found.setdefault(row.turn, verdict_from_row(row))
     return found
 
 
@@ -104,11 +95,9 @@ def closed_turns(conn: Connection, limit: int) -> list[JudgeInput]:
     found, answers = exchanges.get_many(conn, ids), current_reactions(conn, ids)
     out = []
     for id_ in ids:
-        reply = found[id_].reply
+        request, reply = found[id_].request, found[id_].reply
         assert reply is not None, f"turn {id_} was closed while its exchange is running"
-        out.append(
-            JudgeInput(turn=id_, messages=found[id_].request.messages, reply=reply.message, reaction=answers[id_])
-        )
+        out.append(JudgeInput(turn=id_, messages=request.messages, reply=reply.message, reaction=answers[id_]))
     return out
 
 
@@ -123,7 +112,8 @@ def add_verdict(conn: Connection, verdict: Verdict) -> bool:
         raise KeyError(verdict.turn)
     if now.revision != verdict.revision or now.state not in (TurnState.CLOSED, TurnState.JUDGED):
         return False
-    conn.execute(_insert_verdict, _verdict_row(verdict))
+    votes, hints = to_json(verdict.votes), to_json(verdict.hints)
+    conn.execute(_insert_verdict, to_row(t.verdicts, verdict, votes=votes, hints=hints))
     truncated = now.finish_reason == FinishReason.LENGTH
     conn.execute(_set_signal, {"turn": verdict.turn, "new_signal": _current_signal(conn, verdict.turn, truncated)})
     if now.state == TurnState.CLOSED:
@@ -146,21 +136,50 @@ def _current_signal(conn: Connection, turn: str, truncated: bool) -> int:
     return (SCORE_SIGNAL if found.score and not truncated else 0) | (HINT_SIGNAL if found.hints else 0)
 
 
-def _verdict_row(v: Verdict) -> dict[str, Any]:
-    return {
-        "turn": v.turn,
-        "revision": v.revision,
-        "judge": v.judge,
-        "score": v.score,
-        "votes": to_json(v.votes),
-        "hints": to_json(v.hints),
-        "explicit": int(v.explicit),
-        "reason": v.reason,
-        "at": v.at,
-    }
+def count_rows(conn: Connection, column: ColumnElement[Any], *where: ColumnElement[bool]) -> dict[Any, int]:
+    """Return the number of rows for each value of the column, most frequent first."""
+    number = func.count().label("number")
+    rows = conn.execute(select(column, number).where(*where).group_by(column).order_by(number.desc()))
+    return {value: int(n) for value, n in rows}
 
 
 def count_by_state(conn: Connection) -> dict[TurnState, int]:
     """Return the number of turns in each state."""
-    found = conn.execute(select(t.turns.c.state, func.count()).group_by(t.turns.c.state))
-    return {TurnState(state): n for state, n in found}
+    return {TurnState(state): n for state, n in count_rows(conn, t.turns.c.state).items()}
+
+
+def count_by_reason(conn: Connection) -> dict[str, dict[str, int]]:
+    """Return the number of turns for each reason for which turns are dropped or untrainable."""
+    return {
+        "dropped": count_rows(conn, t.turns.c.reason, t.turns.c.state == TurnState.DROPPED.value),
+        "untrainable": count_rows(conn, t.turns.c.untrainable, t.turns.c.untrainable.is_not(None)),
+    }
+
+
+def count_by_score(conn: Connection) -> dict[int | None, int]:
+    """Return the number of verdicts with each score; None is no opinion."""
+    return count_rows(conn, t.verdicts.c.score)
+
+
+def count_unjudged(conn: Connection) -> tuple[int, float | None]:
+    """Return the number of turns that wait for a verdict, and the time since which the first of them waits."""
+    here = (t.reactions.c.turn == t.turns.c.id) & (t.reactions.c.revision == t.turns.c.revision)
+    query = select(func.count(), func.min(t.reactions.c.at)).select_from(t.turns.join(t.reactions, here))
+    count, since = conn.execute(query.where(t.equals_literal(t.turns.c.state, TurnState.CLOSED))).one()
+    return int(count), since
+
+
+def newest_judge_verdicts(conn: Connection, limit: int) -> list[Verdict]:
+    """Return verdicts of the judge, newest turn first, without those from user feedback."""
+    query = select(t.verdicts).join(t.turns, t.turns.c.id == t.verdicts.c.turn).where(t.verdicts.c.explicit == 0)
+    rows = conn.execute(query.order_by(t.turns.c.seq.desc(), t.verdicts.c.revision.desc()).limit(limit))
+    return [verdict_from_row(row) for row in rows]
+
+
+def newest_main_links(conn: Connection, limit: int) -> list[tuple[str | None, str | None, int]]:
+    """Return (parent, why none was found, revision of the reaction) of the newest main turns that were served here."""
+    query = select(t.turns.c.parent, t.turns.c.unlinked, t.turns.c.revision)
+    query = query.join(t.exchanges, t.exchanges.c.seq == t.turns.c.seq)
+    main = t.equals_literal(t.turns.c.kind, Kind.MAIN), t.exchanges.c.origin.is_(None)
+    rows = conn.execute(query.where(*main).order_by(t.turns.c.seq.desc()).limit(limit))
+    return [(row.parent, row.unlinked, row.revision) for row in rows]

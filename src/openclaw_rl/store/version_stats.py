@@ -1,15 +1,14 @@
-"""Satisfaction statistics of policy versions, computed from the store without a model."""
+"""Statistics of policy versions: satisfaction and number of turns, computed from the store without a model."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, func, select
+from sqlalchemy import ColumnElement, Connection, select
 
 from openclaw_rl.store import schema as t
-from openclaw_rl.store.schema import verdicts
-from openclaw_rl.store.turns import VERDICT_PRECEDENCE
+from openclaw_rl.store.turns import VERDICT_PRECEDENCE, count_rows, count_unjudged
 from openclaw_rl.types import FinishReason, Kind, TurnState
 
 
@@ -30,8 +29,7 @@ def satisfaction_metrics(conn: Connection, versions: Sequence[int]) -> dict[str,
         "eval/untrainable": (sum(row.untrainable is not None for row in judged), len(judged)),
         "eval/agreement": (same, both),
     }
-    waiting = select(func.count()).where(t.equals_literal(t.turns.c.state, TurnState.CLOSED))
-    counts = {"eval/turns": float(len(rows)), "eval/waiting": float(conn.execute(waiting).scalar_one())}
+    counts = {"eval/turns": float(len(rows)), "eval/waiting": float(count_unjudged(conn)[0])}
     return counts | {name: part / whole for name, (part, whole) in shares.items() if whole}
 
 
@@ -67,6 +65,13 @@ def _version_scores(conn: Connection, versions: Sequence[int]) -> list[tuple[int
     return list(first.values())
 
 
+def turns_by_version(conn: Connection, versions: Sequence[int]) -> dict[int, tuple[int, int]]:
+    """Return (turns that it was trained on, exchanges that it answered) of each version."""
+    used = count_rows(conn, t.uses.c.policy, t.uses.c.policy.in_(versions))
+    served = count_rows(conn, t.exchanges.c.version, t.exchanges.c.version.in_(versions))
+    return {version: (used.get(version, 0), served.get(version, 0)) for version in versions}
+
+
 def _of_versions(versions: Sequence[int]) -> tuple[ColumnElement[bool], ...]:
     return (
         t.exchanges.c.version.in_(list(versions)),
@@ -81,11 +86,11 @@ def judge_user_agreement(conn: Connection) -> tuple[int, int]:
     Of several verdicts by the same side, the one on the newest revision of the reaction counts. Abstaining does not
     count as a score.
     """
-    said = select(verdicts.c.turn).where(verdicts.c.explicit != 0, verdicts.c.score.is_not(None))
+    said = select(t.verdicts.c.turn).where(t.verdicts.c.explicit != 0, t.verdicts.c.score.is_not(None))
     rows = conn.execute(
-        select(verdicts.c.turn, verdicts.c.explicit, verdicts.c.score)
-        .where(verdicts.c.turn.in_(said), verdicts.c.score.is_not(None))
-        .order_by(verdicts.c.revision, verdicts.c.at)
+        select(t.verdicts.c.turn, t.verdicts.c.explicit, t.verdicts.c.score)
+        .where(t.verdicts.c.turn.in_(said), t.verdicts.c.score.is_not(None))
+        .order_by(t.verdicts.c.revision, t.verdicts.c.at)
     )
     newest: dict[tuple[str, bool], int] = {(turn, bool(explicit)): score for turn, explicit, score in rows}
     both = [

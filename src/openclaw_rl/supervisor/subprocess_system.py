@@ -16,19 +16,22 @@ from typing import Any, Literal, Self
 
 from sqlalchemy import Connection
 
+from openclaw_rl.common.sockets import free_port
 from openclaw_rl.errors import OpenClawError
+from openclaw_rl.methods.registry import make_method
 from openclaw_rl.settings.load import Config, from_flat, to_environment
 from openclaw_rl.store import policies, turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.supervisor.supervisor import free_port, prepare_home, read_key
+from openclaw_rl.store.training_queue import count_trainable
+from openclaw_rl.supervisor.supervisor import prepare_home, read_key
 
 READY_TIMEOUTS = {"embedded": 120.0}  # seconds, per backend
 _DEFAULT_READY_TIMEOUT = 600.0  # a server may load a large model and compile it
 
 
 def scratch_config(home: Path, settings: Mapping[str, Any] | None = None) -> Config:
-    """Return settings for a separate system on `home` with a free port. `settings` has dotted keys."""
-    return from_flat({"home": str(home), "serve.port": free_port()} | dict(settings or {}))
+    """Return settings for a separate system on `home` with a free port. `settings`: dotted keys or sections."""
+    return from_flat(dict(settings or {}) | {"home": str(home), "serve.port": free_port()})
 
 
 class SubprocessSystem:
@@ -106,16 +109,15 @@ class SubprocessSystem:
         raise OpenClawError(f"still learning after {timeout:g} s:\n{self.log_tail()}")
 
     def _has_full_batch(self, conn: Connection, head: int) -> bool:
-        train = self.config.train
-        ready = policies.trainable_turns(
+        train, method = self.config.train, make_method(self.config.train)
+        waiting = count_trainable(
             conn,
             head=head,
-            limit=train.batch.min_step_turns,
             max_uses=train.batch.max_uses,
-            need_score=train.method in ("binary", "combine"),
-            need_hint=train.method in ("opd", "combine"),
+            need_score=method.uses_reward,
+            need_hint=method.uses_hints,
         )
-        return len(ready) >= train.batch.min_step_turns
+        return waiting >= train.batch.min_step_turns
 
     def _served_version(self) -> int:
         with urllib.request.urlopen(f"{self.base_url}/readyz", timeout=5) as response:
@@ -128,13 +130,17 @@ class SubprocessSystem:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._process is not None
-        if self._process.poll() is None:
-            self._process.terminate()
-            try:
-                self._process.wait(20)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+        stop_process(self._process)
+
+
+def stop_process(process: subprocess.Popen[bytes]) -> None:
+    """Terminate a process; kill it after 20 seconds."""
+    process.terminate()  # does nothing if it has ended
+    try:
+        process.wait(20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def is_ready(base_url: str) -> bool:

@@ -23,6 +23,7 @@ import uvloop
 
 from openclaw_rl.common.atomic_files import ensure_folder
 from openclaw_rl.common.logging_metrics import setup_logging
+from openclaw_rl.common.worker_loop import stop_on_signals
 from openclaw_rl.engines import registry
 from openclaw_rl.errors import OpenClawError, StoreError
 from openclaw_rl.judge import local_model as own
@@ -33,6 +34,7 @@ from openclaw_rl.settings.load import Config
 from openclaw_rl.store import heartbeats
 from openclaw_rl.store.db import Store
 from openclaw_rl.supervisor import completion
+from openclaw_rl.supervisor.heartbeat_monitor import CHECK_INTERVAL, HeartbeatMonitor
 from openclaw_rl.train import checkpoints, resume, tracking
 from openclaw_rl.trajectories import sync_worker
 
@@ -43,7 +45,6 @@ ENGINE_WORKERS = {"engine": lambda config: config, own.ENGINE_PROCESS: own.engin
 """Workers that run an engine, and their settings. They do not open the store; the supervisor writes their heartbeat."""
 _CRASH_WINDOW = 60.0  # seconds over which crashes are counted
 _STOP_TIMEOUT = 10.0  # seconds between SIGTERM and SIGKILL
-_CHECK_INTERVAL = 1.0  # seconds between two checks of the heartbeats
 
 
 # -------------------------------------------------------------------------------------------------- worker processes
@@ -63,10 +64,7 @@ def run_worker(name: str, config: Config) -> None:
 
 
 async def _run_async_worker(name: str, config: Config) -> None:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    stop = stop_on_signals()
     if name == "gateway":
         from openclaw_rl.serve.app import run
     elif name == "collect":
@@ -93,45 +91,6 @@ def with_required_workers(config: Config, rooms: Sequence[str]) -> tuple[str, ..
 
 
 # ------------------------------------------------------------------------------------------------------ the supervisor
-
-
-class HeartbeatMonitor:
-    """Measures how long one worker has been without a heartbeat.
-
-    Only time between two checks counts, and a long gap counts little: if the machine or the supervisor was suspended,
-    the workers may have been, too. Until its second heartbeat a worker is starting, which may include loading a model.
-    """
-
-    def __init__(self, *, hang: float, start: float) -> None:
-        """`hang`, `start`: limits in seconds without a heartbeat, for a running and for a starting worker."""
-        self.silent_seconds = 0.0  # seconds
-        self._running_limit, self._starting_limit = hang, start
-        self._beat_count = 0
-        self._last_beat: float | None = None
-        self._checked_at: float | None = None
-
-    @property
-    def silence_limit(self) -> float:
-        """Seconds without a heartbeat after which the worker counts as hung."""
-        return self._running_limit if self._beat_count >= 2 else self._starting_limit
-
-    @property
-    def is_hung(self) -> bool:
-        return self.silent_seconds >= self.silence_limit
-
-    def record_check(self, beat: float | None, now: float, *, own: bool = True) -> bool:
-        """Record a check and return `is_hung`. `beat`: time of the worker's last heartbeat, by the sender's clock.
-
-        `own`: this process sent it; a beat of another process does not count towards the start. `now`: monotonic.
-        """
-        passed = 0.0 if self._checked_at is None else min(now - self._checked_at, 2 * _CHECK_INTERVAL)
-        self._checked_at = now
-        if beat is not None and beat != self._last_beat:
-            self._beat_count += own
-            self._last_beat, self.silent_seconds = beat, 0.0
-        else:
-            self.silent_seconds += passed
-        return self.is_hung
 
 
 @dataclass(slots=True)
@@ -172,22 +131,20 @@ class Supervisor:
         keepers = [asyncio.create_task(self._keep_running(c, stop), name=f"keep-{c.name}") for c in self._workers]
         beat = asyncio.create_task(self._heartbeat_loop(stop), name="supervisor-beat")
         stopped = asyncio.create_task(stop.wait(), name="supervisor-stop")
-        ends = (
-            [asyncio.create_task(completion.stop_when_finished(self._config, stop))]
-            if completion.ends_by_itself(self._config, self._worker_names)
-            else []
-        )
+        tasks = [*keepers, beat, stopped]
+        if completion.ends_by_itself(self._config, self._worker_names):
+            tasks.append(asyncio.create_task(completion.stop_when_finished(self._config, stop)))
         try:
             # A keeper task that ends before the stop has failed itself, and nothing would restart its worker.
-            done, _ = await asyncio.wait({stopped, beat, *keepers, *ends}, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done - {stopped}:
                 task.result()
         finally:
             stop.set()
             await self._stop_workers()
-            for task in (*keepers, *ends, beat, stopped):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*keepers, *ends, beat, stopped, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
         if self._failure:
             raise self._failure
 
@@ -236,16 +193,9 @@ class Supervisor:
         child.last_exit = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         if child.monitor.is_hung:
             child.last_exit = f"no heartbeat for {child.monitor.silence_limit:g} s"
-        log.warning(
-            "%s ended (%s): restarting it; %d of %d crashes within a minute. Last output: %s",
-            *(
-                child.name,
-                child.last_exit,
-                len(child.crashes),
-                self._config.run.max_crashes_per_minute,
-                (child.output_tail or ["none"])[-1],
-            ),
-        )
+        limit, output = self._config.run.max_crashes_per_minute, (child.output_tail or ["none"])[-1]
+        words = "%s ended (%s): restarting it; %d of %d crashes within a minute. Last output: %s"
+        log.warning(words, child.name, child.last_exit, len(child.crashes), limit, output)
 
     def _give_up(self, child: WorkerProcess) -> OpenClawError:
         tail = "\n".join(f"    {line}" for line in child.output_tail)
@@ -268,7 +218,7 @@ class Supervisor:
                 self._kill_hung(await asyncio.to_thread(_read_heartbeats, store))
             except StoreError as error:  # the disk may be full or busy for a moment, and the workers continue
                 log.warning("the supervisor's heartbeat was not written: %s", error)
-            await asyncio.sleep(_CHECK_INTERVAL)
+            await asyncio.sleep(CHECK_INTERVAL)
 
     def _kill_hung(self, beats: Mapping[str, heartbeats.Heartbeat]) -> None:
         """Kill hung workers; their keeper tasks restart them. Called only if heartbeats can be written at all."""
@@ -355,22 +305,11 @@ def check_port_free(config: Config) -> None:
             ) from error
 
 
-def free_port() -> int:
-    """Return a loopback port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def supervise(config: Config, rooms: Sequence[str], *, echo: bool = True) -> None:
     """Run the workers until a signal, or until training is finished (`completion`); used by `up`, `train` etc."""
 
     async def main() -> None:
-        stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
-        await Supervisor(config, rooms, echo=echo).run(stop)
+        await Supervisor(config, rooms, echo=echo).run(stop_on_signals())
 
     if "engine" in rooms:
         registry.check_engine(config)

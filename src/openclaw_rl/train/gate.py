@@ -1,31 +1,60 @@
-"""The gate on step metrics that a candidate must pass before it becomes the head. Pure."""
+"""The gates that a candidate must pass to become the head. Pure. A new gate is a function and an entry in `GATES`."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+
+from openclaw_rl.settings.load import TrainConfig
+
+Metrics = Mapping[str, float]
+Gate = Callable[[Metrics, TrainConfig], str | None]
+"""Maps the metrics of a step to the reason, as readable text, why its result is not published; None: it passes."""
 
 REQUIRED_METRICS = ("loss/total", "gradient/norm", "kl", "kl/step")
 
 
-def rejection_reason(metrics: Mapping[str, float], *, grad_norm: float, kl: float, step_kl: float) -> str | None:
-    """Return why these step metrics fail the gate, as readable text; None if they pass.
-
-    `grad_norm` bounds the gradient norm before clipping. `kl` (nats/token) bounds the mean KL to the base after the
-    step. A step that reduces that KL passes anyway, or a policy beyond the bound could never come back. `step_kl`
-    (nats/token) bounds the KL of the step itself, after the trainer has halved it as often as it may.
-    """
+def metrics_are_finite(metrics: Metrics, train: TrainConfig) -> str | None:
+    """Every metric must be a finite number, and the required ones must exist; the other gates rely on it."""
     for name in (*REQUIRED_METRICS, *metrics):
         value = metrics.get(name)
         if value is None or not math.isfinite(value):
             return f"{name} is {value}, expected a finite number"
-    if metrics["gradient/norm"] > grad_norm:
-        return f"gradient norm {metrics['gradient/norm']:.3g} is above train.safety.gate_grad_norm {grad_norm:g}"
-    if metrics["kl"] > kl and metrics["kl"] >= metrics.get("kl/before", 0.0):
-        return f"KL to the base {metrics['kl']:.3g} nats per token is above train.safety.gate_kl {kl:g}"
-    if metrics["kl/step"] > step_kl:
-        return (
-            f"even {metrics.get('step/scale', 1.0):.3g} of the step moves the policy by {metrics['kl/step']:.3g} nats "
-            f"per token, above train.safety.max_step_kl {step_kl:g}"
-        )
     return None
+
+
+def gradient_is_bounded(metrics: Metrics, train: TrainConfig) -> str | None:
+    """`train.safety.gate_grad_norm` bounds the gradient norm before clipping."""
+    norm, limit = metrics["gradient/norm"], train.safety.gate_grad_norm
+    return f"gradient norm {norm:.3g} is above train.safety.gate_grad_norm {limit:g}" if norm > limit else None
+
+
+def stays_near_base(metrics: Metrics, train: TrainConfig) -> str | None:
+    """`train.safety.gate_kl` bounds the mean KL to the base after the step, in nats per token.
+
+    A step that reduces that KL passes anyway, or a policy beyond the bound could never come back.
+    """
+    kl, limit = metrics["kl"], train.safety.gate_kl
+    if kl <= limit or kl < metrics.get("kl/before", 0.0):
+        return None
+    return f"KL to the base {kl:.3g} nats per token is above train.safety.gate_kl {limit:g}"
+
+
+def step_is_small(metrics: Metrics, train: TrainConfig) -> str | None:
+    """`train.safety.max_step_kl` bounds the KL of the step, after the trainer has halved it as often as it may."""
+    moved, limit = metrics["kl/step"], train.safety.max_step_kl
+    if moved <= limit:
+        return None
+    return (
+        f"even {metrics.get('step/scale', 1.0):.3g} of the step moves the policy by {moved:.3g} nats per token, above "
+        f"train.safety.max_step_kl {limit:g}"
+    )
+
+
+GATES: tuple[Gate, ...] = (metrics_are_finite, gradient_is_bounded, stays_near_base, step_is_small)
+"""They run in this order; the first refusal counts."""
+
+
+def rejection_reason(metrics: Metrics, train: TrainConfig) -> str | None:
+    """Return why the first gate refuses these step metrics; None if they pass all gates."""
+    return next((reason for gate in GATES if (reason := gate(metrics, train))), None)

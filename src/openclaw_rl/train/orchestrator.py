@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import socket
 import time
@@ -28,15 +27,9 @@ from openclaw_rl.train.gate import rejection_reason
 from openclaw_rl.train.lease_keeper import TRAINER_LEASE, LeaseKeeper
 from openclaw_rl.train.replay import ReplaySelector
 from openclaw_rl.train.sample_builder import SampleBuilder
-from openclaw_rl.train.tracking import (
-    MetricsTracker,
-    drop_counts,
-    number_of_turns,
-    reward_metrics,
-    staleness_metrics,
-    summary_line,
-)
-from openclaw_rl.types import JudgedTurn, Lease, Policy, PolicyState, Use
+from openclaw_rl.train.step_outcome import StepOutcome, make_uses, storable_metrics
+from openclaw_rl.train.tracking import MetricsTracker, number_of_turns, summary_line
+from openclaw_rl.types import JudgedTurn, Lease, Policy, PolicyState
 
 log = logging.getLogger("openclaw_rl.train")
 WAITING_PREFIX = "waiting for turns: "
@@ -165,7 +158,8 @@ class TrainLoop:
             self._drop_counts.update(batch.kept_counts)
             return True
         try:
-            self._publish_or_reject(head, version, result, samples, earlier, batch.kept_counts)
+            step = StepOutcome(head=head, version=version, samples=samples, earlier_uses=earlier, result=result)
+            self._publish_or_reject(step, batch.kept_counts)
         except StaleLease:  # after other errors the folder is kept: the commit may have succeeded
             policy_folders.remove_folder(Path(result.folder))
             raise
@@ -207,83 +201,55 @@ class TrainLoop:
             head, version=version, parent=head.version, state=PolicyState.REJECTED, path=None, digest="", metrics={},
             reason=words, created_at=self._clock(),
         )  # fmt: skip
-        uses = [Use(policy=version, turn=s.turn, number=earlier[s.turn] + 1) for s in samples]
+        uses = make_uses(version, samples, earlier)
         with self._store.write() as conn:
             policies.reject(conn, self._require_lease(), policy, uses, self._clock())
             _mark_untrainable(conn, {samples[0].turn: words} if alone else {})
 
-    def _publish_or_reject(
-        self,
-        head: Policy,
-        version: int,
-        result: StepResult,
-        samples: Sequence[Sample],
-        earlier: Mapping[str, int],
-        counts: Mapping[str, int],
-    ) -> None:
+    def _publish_or_reject(self, step: StepOutcome, counts: Mapping[str, int]) -> None:
         """Publish or reject the result in one transaction. Raises `StaleLease`, with nothing changed.
 
         `counts`: counts over the new turns, by metric name.
         """
-        trained = [s for s in samples if s.turn not in result.dropped]
-        left = [s for s in samples if s.turn in result.dropped]
-        metrics = dict(result.metrics) | {
-            "replays": float(sum(s.replay for s in trained)),
-            "replays/passed_over": float(sum(s.replay for s in left)),
-        }
-        with self._store.read() as conn:
-            metrics = reward_metrics(turns.current_verdicts(conn, [s.turn for s in trained]).values()) | metrics
-            metrics |= staleness_metrics(policies.lineage(conn, head.version), trained)
-        metrics |= drop_counts(self._drop_counts + Counter(counts), result.metrics)
-        metrics |= self._satisfaction_metrics(head, int(metrics.get("step", 0)))
-        bounds = {"kl": self._train.safety.gate_kl, "step_kl": self._train.safety.max_step_kl}
-        reason = rejection_reason(result.metrics, grad_norm=self._train.safety.gate_grad_norm, **bounds)
-        policy = Policy(
-            version=version,
-            parent=head.version,
-            state=PolicyState.REJECTED if reason else PolicyState.LIVE,
-            path=result.folder,
-            digest=result.digest,
-            base=head.base,
-            identity=head.identity,
-            memory=result.memory,
-            metrics=self._storable_metrics(metrics),
-            reason=reason,
-            created_at=self._clock(),
-        )
-        uses = [Use(policy=version, turn=s.turn, number=earlier[s.turn] + 1) for s in trained]
+        metrics = self._collect_metrics(step, counts)
+        reason = rejection_reason(step.result.metrics, self._train)
+        policy = step.make_policy(self._storable(metrics), reason, self._clock())
+        uses = make_uses(step.version, step.trained, step.earlier_uses)
         lease = self._require_lease()
-        settle = policies.reject if reason else policies.publish
+        record = policies.reject if reason else policies.publish
         with self._store.write() as conn:
-            settle(conn, lease, policy, uses, self._clock())
-            _mark_untrainable(conn, {s.turn: result.dropped[s.turn] for s in left if not s.replay})
-            if reason and len(trained) == 1:
-                _mark_untrainable(conn, {trained[0].turn: f"a step on it alone was rejected: {reason}"})
-        self._replays.mark_unfit(s.turn for s in left if s.replay)
+            record(conn, lease, policy, uses, self._clock())
+            _mark_untrainable(conn, step.untrainable_turns(reason))
+        self._replays.mark_unfit(s.turn for s in step.left_out if s.replay)
         self._drop_counts.clear()
         if not reason:
-            self._loaded_version = version
-            if self._checkpoint_writer is not None:
-                self._checkpoint_writer.write_if_due(policy)
-        log.log(logging.WARNING if reason else logging.INFO, summary_line(policy, metrics, len(trained)))
+            self._loaded_version = policy.version
+        self._report_step(policy, metrics, [s.turn for s in step.trained])
+
+    def _collect_metrics(self, step: StepOutcome, counts: Mapping[str, int]) -> dict[str, float]:
+        """Return all metrics of a step; after every `track.eval_every`-th one also those of satisfaction."""
+        with self._store.read() as conn:
+            metrics = step.collect_metrics(conn, self._drop_counts + Counter(counts))
+            if self._eval_every is not None and int(metrics.get("step", 0)) % self._eval_every == 0:
+                line = policies.lineage(conn, step.head.version)
+                metrics |= satisfaction_metrics(conn, line[: self._eval_every])
+        return metrics
+
+    def _report_step(self, policy: Policy, metrics: Mapping[str, float], trained: Sequence[str]) -> None:
+        """Write the checkpoint of a published version that is due, and log the step."""
+        if policy.state is PolicyState.LIVE and self._checkpoint_writer is not None:
+            self._checkpoint_writer.write_if_due(policy)
+        level = logging.INFO if policy.state is PolicyState.LIVE else logging.WARNING
+        log.log(level, summary_line(policy, metrics, len(trained)))
         if self._tracker is not None:
-            self._tracker.log_step(policy, self._storable_metrics(metrics), [s.turn for s in trained])
+            self._tracker.log_step(policy, policy.metrics, trained)
 
     def _log_skipped_batch(self, head: Policy, reasons: Mapping[str, str], metrics: Mapping[str, float]) -> None:
         if self._tracker is not None:
-            self._tracker.log_skipped_batch(head, reasons, self._storable_metrics(metrics), self._clock())
+            self._tracker.log_skipped_batch(head, reasons, self._storable(metrics), self._clock())
 
-    def _satisfaction_metrics(self, head: Policy, step: int) -> dict[str, float]:
-        """Return satisfaction with the versions since the last evaluation, after every `track.eval_every`-th step."""
-        if self._eval_every is None or step % self._eval_every:
-            return {}
-        with self._store.read() as conn:
-            return satisfaction_metrics(conn, policies.lineage(conn, head.version)[: self._eval_every])
-
-    def _storable_metrics(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Return the finite metrics, with the engine's name in those of the gap between engine and trainer."""
-        named = ((name.replace("gap/engine", f"gap/{self._engine}"), value) for name, value in metrics.items())
-        return {name: value for name, value in named if math.isfinite(value)}
+    def _storable(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        return storable_metrics(metrics, self._engine)
 
     def _require_lease(self) -> Lease:
         lease = self._keeper.current_lease

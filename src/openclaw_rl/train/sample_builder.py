@@ -11,7 +11,7 @@ import numpy as np
 
 from openclaw_rl.common.message_hash import EphemeralMatcher
 from openclaw_rl.errors import RequestError
-from openclaw_rl.methods.types import Sample
+from openclaw_rl.methods.types import EpisodeStep, Sample
 from openclaw_rl.render.hint import with_hint
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.train.tracking import version_age
@@ -19,13 +19,16 @@ from openclaw_rl.types import FinishReason, Ids, JudgedTurn, Policy, Reply, Requ
 
 
 class SignalNeeds(Protocol):
-    """The parts of a verdict that the method can use."""
+    """The signals that the method can use."""
 
     @property
     def uses_reward(self) -> bool: ...
 
     @property
     def uses_hints(self) -> bool: ...
+
+    @property
+    def uses_episodes(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +79,9 @@ class SampleBuilder:
         hinted = (
             self._hinted_prompts(request, item.verdict.hints, len(reply.response_ids)) if self.signal.uses_hints else ()
         )
-        if reward is None and not hinted:
-            return _no_signal_reason(item.verdict, reply)
+        episode = _episode_step(item) if self.signal.uses_episodes else None
+        if reward is None and not hinted and episode is None:
+            return _no_episode_reason(item) if self.signal.uses_episodes else _no_signal_reason(item.verdict, reply)
         try:
             return Sample(
                 turn=item.turn.id,
@@ -92,6 +96,7 @@ class SampleBuilder:
                 hinted_prompts=hinted,
                 on_policy=version == head.version and request.origin is None,
                 replay=replay,
+                episode=episode,
             )
         except ValueError as error:  # bad values recorded by a broken engine drop the turn, not the trainer
             return str(error)
@@ -184,6 +189,27 @@ def _binary_reward(verdict: Verdict, reply: Reply) -> float | None:
     if not verdict.score or reply.finish_reason is FinishReason.LENGTH:
         return None
     return float(verdict.score)
+
+
+def _episode_step(item: JudgedTurn) -> EpisodeStep | None:
+    """Return the turn's place in its episode; None if it does not train with its group."""
+    episode = item.episode
+    if episode is None or episode.split != "train" or episode.reward is None or item.step is None:
+        return None
+    return EpisodeStep(group=episode.group, episode=episode.id, step=item.step, outcome=episode.reward)
+
+
+def _no_episode_reason(item: JudgedTurn) -> str:
+    episode = item.episode
+    if episode is None:
+        return "it belongs to no episode, and the method compares episodes"
+    if episode.split != "train":
+        return "its task is held out"
+    if episode.outcome == "void":
+        return "its episode is void: the environment failed"
+    if episode.reward is None:
+        return "the reward of its episode is not known"
+    return "it is on a branch that the end of its episode does not follow"
 
 
 def _no_signal_reason(verdict: Verdict, reply: Reply) -> str:

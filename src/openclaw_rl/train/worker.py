@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 
-from openclaw_rl import methods
 from openclaw_rl.common.message_hash import EphemeralMatcher
+from openclaw_rl.common.worker_loop import run_worker_loop
+from openclaw_rl.methods.registry import make_method
+from openclaw_rl.methods.types import CreditMethod
 from openclaw_rl.protocols import Trainer
 from openclaw_rl.render.model_folder import ModelFiles, compute_identity
 from openclaw_rl.render.renderer import Renderer
-from openclaw_rl.settings.load import Config, TrainConfig
+from openclaw_rl.settings.load import Config
 from openclaw_rl.store import heartbeats, policies
 from openclaw_rl.store.db import Store
 from openclaw_rl.train.checkpoints import CheckpointWriter
@@ -19,8 +20,6 @@ from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.ranks import launcher
 from openclaw_rl.train.sample_builder import SampleBuilder
 from openclaw_rl.train.tracking import MetricsTracker
-
-HEARTBEAT_SECONDS = 1.0  # seconds
 
 
 async def run(config: Config, *, stop: asyncio.Event) -> None:
@@ -41,51 +40,16 @@ async def run(config: Config, *, stop: asyncio.Event) -> None:
         heartbeats.write_heartbeat(store, "train", "loading the base model", heartbeats.STARTING)
         room = await asyncio.to_thread(open_train_loop, config, store)
         try:
-            await _loop_until_stopped(room, store, stop, config.train.poll)
+            await run_worker_loop(
+                room.run_once,
+                lambda: heartbeats.write_heartbeat(store, "train", room.note),
+                stop,
+                poll=config.train.poll,
+            )
         finally:
             await asyncio.to_thread(room.close)
     finally:
         store.close()
-
-
-async def _loop_until_stopped(room: TrainLoop, store: Store, stop: asyncio.Event, poll: float) -> None:
-    beaten = 0.0
-    while not stop.is_set():
-        work = asyncio.create_task(asyncio.to_thread(room.run_once))
-        while True:
-            if time.monotonic() - beaten >= HEARTBEAT_SECONDS:
-                await asyncio.to_thread(heartbeats.write_heartbeat, store, "train", room.note)
-                beaten = time.monotonic()
-            done, _ = await asyncio.wait({work}, timeout=HEARTBEAT_SECONDS)
-            if done:
-                break
-        if not work.result():
-            await _wait_or_stop(stop, poll)
-
-
-async def _wait_or_stop(stop: asyncio.Event, seconds: float) -> None:
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(stop.wait(), seconds)
-
-
-def make_method(train: TrainConfig) -> methods.AnyMethod:
-    """Return the method that the settings select."""
-    return methods.create_method(
-        train.method,
-        decay=train.loss.baseline_decay,
-        shrink=train.loss.baseline_shrink,
-        clip=train.distill.opd_clip,
-        w_binary=train.loss.w_binary,
-        w_opd=train.loss.w_opd,
-        distill=methods.DistillOptions(
-            by=train.distill.target,
-            topk_size=train.distill.topk,
-            divergence=train.distill.divergence,
-            ratio_clip=train.distill.ratio_clip,
-            hint_choice=train.distill.hint_choice,
-        ),
-        groups=methods.GroupRelativeMethod(scale=train.loss.group_scale, floor=train.loss.group_floor),
-    )
 
 
 def open_train_loop(config: Config, store: Store) -> TrainLoop:
@@ -117,7 +81,7 @@ def open_train_loop(config: Config, store: Store) -> TrainLoop:
     )
 
 
-def _make_trainer(config: Config, files: ModelFiles, method: methods.AnyMethod) -> Trainer:
+def _make_trainer(config: Config, files: ModelFiles, method: CreditMethod) -> Trainer:
     if config.train.ranks * config.train.launch.nodes > 1:
         return launcher.launch_trainer(config)
     from openclaw_rl.learner.trainer import LocalTrainer

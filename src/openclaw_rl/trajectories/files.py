@@ -1,7 +1,8 @@
-"""Read files and folders of trajectories one entry at a time; only one entry is in memory, not the file."""
+"""Read files and folders of trajectories one entry at a time; only a `.json` document is in memory as a whole."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -19,15 +20,19 @@ SUFFIXES = (".json", *JSONL_SUFFIXES, parquet.SUFFIX)
 ENTRY_BYTES = 256 * 2**20
 """Maximum size of an entry: about 1,200 short turns with all their messages and tokens, or many thousands with text
 only. Reading one takes about eleven times as much memory."""
+DOCUMENT_BYTES = 4 * ENTRY_BYTES
+"""Maximum size of a `.json` file. Lines and Parquet have no maximum."""
 _CHUNK_BYTES = 2**20
-_IN_STRING = re.compile(rb'["\\]')
-_INSIDE = re.compile(rb'["\[\]{}]')
-_OUTSIDE = re.compile(rb'["\[\]{},]')
+_SPACE = re.compile(r"[ \t\n\r]*")
+_decode_value = json.JSONDecoder().raw_decode
 _BOM = b"\xef\xbb\xbf"
 _GZIP = b"\x1f\x8b"
 _COMPRESSED = TrajectoryRefused("compressed", "expected JSON, got a gzip file; unpack it first (gunzip)")
 _TOO_LARGE = TrajectoryRefused(
     "too large", f"expected at most {ENTRY_BYTES // 2**20} MiB for one trajectory; split the session"
+)
+_LARGE_DOCUMENT = TrajectoryRefused(
+    "too large", f"expected at most {DOCUMENT_BYTES // 2**20} MiB of .json; write .jsonl, one trajectory per line"
 )
 
 
@@ -51,7 +56,7 @@ class TrajectoryEntry:
 def find_files(paths: Sequence[Path]) -> list[Path]:
     """Return the files of these paths, each once. Folders are searched (without hidden files) and sorted.
 
-    Raises `OpenClawError` for a path that does not exist, a pipe or a device, and when no file is found.
+    Raises `OpenClawError` for a path that does not exist, a file of another kind, and when no file is found.
     """
     found: dict[Path, None] = {}
     for path in paths:
@@ -59,6 +64,8 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
             next(path.iterdir(), None)  # raises if unreadable; rglob would only skip it
             found |= dict.fromkeys(files_inside(path))
         elif path.is_file():
+            if path.suffix.lower() not in SUFFIXES:
+                raise OpenClawError(f"{path}: expected a file that ends with {', '.join(SUFFIXES)}.")
             found[path] = None
         elif path.exists():
             raise OpenClawError(
@@ -96,7 +103,7 @@ def _is_trajectory_file(path: Path, root: Path) -> bool:
 
 
 def read_entries(file: Path) -> Iterator[TrajectoryEntry]:
-    """Yield every trajectory of a file: its lines (.jsonl), array items, concatenated JSON objects, or Parquet rows.
+    """Yield every trajectory of a file: its lines (.jsonl), its object or array items (.json), or its Parquet rows.
 
     Raises `OpenClawError` for Parquet when pyarrow is not installed.
     """
@@ -120,7 +127,7 @@ _FoundValue = tuple[str, bytes, TrajectoryRefused | None, int]
 
 def _read_numbered(stream: BinaryIO, suffix: str) -> Iterator[_FoundValue]:
     if suffix != parquet.SUFFIX:
-        yield from _read_lines(stream) if suffix in JSONL_SUFFIXES else _read_values(stream)
+        yield from _read_lines(stream) if suffix in JSONL_SUFFIXES else _read_document(stream)
         return
     size = stream.seek(0, os.SEEK_END)
     stream.seek(0)
@@ -143,115 +150,49 @@ def _read_lines(stream: BinaryIO) -> Iterator[_FoundValue]:
             yield place, b"" if problem else line, problem, stream.tell()
 
 
-def _read_values(stream: BinaryIO) -> Iterator[_FoundValue]:
-    """Yield the items of an array, or concatenated JSON values."""
-    first = _first_byte(stream)
-    splitter = JsonValueSplitter(array=first == b"[")
+def _read_document(stream: BinaryIO) -> Iterator[_FoundValue]:
+    """Yield the object of a JSON document, or the items of its array."""
+    raw = stream.read(DOCUMENT_BYTES + 1)
+    size, said = len(raw), raw.removeprefix(_BOM).strip()
+    if size > DOCUMENT_BYTES:
+        yield "", b"", _LARGE_DOCUMENT, size
+    elif not said:
+        yield "", b"", TrajectoryRefused("not JSON", "expected a trajectory, but the file is empty"), size
+    elif said.startswith(b"["):
+        yield from _read_array(said, size)
+    else:
+        large = len(said) > ENTRY_BYTES
+        yield "", b"" if large else said, _TOO_LARGE if large else None, size
+
+
+def _read_array(raw: bytes, size: int) -> Iterator[_FoundValue]:
+    """Yield the items of an array in a file of `size` bytes. After an item that is not JSON, the rest is not read."""
     number = 0
-    while chunk := stream.read(_CHUNK_BYTES):
-        for raw in splitter.feed(chunk):
-            number += 1
-            yield _found_value(number, raw, splitter, stream.tell())
-    rest = splitter.unfinished_rest()
-    if rest is not None or (number == 0 and not splitter.array):
-        number += 1
-        broken = TrajectoryRefused("not JSON", "the file ends in the middle of it, or something else follows it")
-        empty = TrajectoryRefused("not JSON", "expected a trajectory, but the file is empty")
-        yield _item_place(number, splitter), b"", broken if rest else empty, stream.tell()
+    try:
+        text = raw.decode()
+        for number, (item, at) in enumerate(_array_items(text), 1):
+            large = len(item) > ENTRY_BYTES
+            yield f"item {number}", b"" if large else item, _TOO_LARGE if large else None, size * at // len(text)
+    except (ValueError, RecursionError) as error:
+        problem = TrajectoryRefused("not JSON", f"expected an array of trajectories: {str(error)[:200]}")
+        yield f"item {number + 1}", b"", problem, size
 
 
-def _first_byte(stream: BinaryIO) -> bytes:
-    """Return the first byte that is not whitespace, and position the stream there."""
-    start = 0
-    while chunk := stream.read(_CHUNK_BYTES):
-        left = chunk.removeprefix(_BOM) if start == 0 else chunk
-        said = left.lstrip()
-        if said:
-            stream.seek(start + len(chunk) - len(said))
-            return said[:1]
-        start += len(chunk)
-    return b""
+def _array_items(text: str) -> Iterator[tuple[bytes, int]]:
+    """Yield (item, offset after it and its separator). Raises `ValueError` or `RecursionError` if it is not JSON."""
+    at, separator = _skip_space(text, 1), ","
+    if text[at : at + 1] == "]":
+        at, separator = at + 1, "]"
+    while separator == ",":
+        start, end = at, _decode_value(text, at)[1]
+        comma = _skip_space(text, end)
+        at, separator = _skip_space(text, comma + 1), text[comma : comma + 1]
+        yield text[start:end].encode(), at
+    if separator != "]" or at != len(text):
+        raise ValueError(f"something else than a comma or the end of the file at character {at - 1}")
 
 
-def _item_place(number: int, splitter: JsonValueSplitter) -> str:
-    return f"item {number}" if splitter.array or number > 1 else ""
-
-
-def _found_value(number: int, raw: bytes | None, splitter: JsonValueSplitter, read: int) -> _FoundValue:
-    return _item_place(number, splitter), raw or b"", None if raw is not None else _TOO_LARGE, read
-
-
-class JsonValueSplitter:
-    """Splits a stream of JSON into values without parsing them, by counting brackets outside of strings.
-
-    Errors inside a value are left to the parser. A value above `ENTRY_BYTES` is None, and is never kept in memory.
-    """
-
-    def __init__(self, *, array: bool) -> None:
-        self.array = array
-        self._base_depth = 1 if array else 0
-        self._depth = 0
-        self._in_string = self._escaped = self._is_too_large = False
-        self._buffer = bytearray()
-
-    def feed(self, chunk: bytes) -> Iterator[bytes | None]:
-        """Yield the values that end in this chunk."""
-        at = start = 0
-        while at < len(chunk):
-            if self._escaped:
-                self._escaped, at = False, at + 1
-                continue
-            match = self._next_pattern().search(chunk, at)
-            if match is None:
-                break
-            at = match.end()
-            if self._in_string:
-                self._escaped = match[0] == b"\\"
-                self._in_string = self._escaped
-            elif match[0] == b'"':
-                self._in_string = True
-            else:
-                cut = self._cut_at(match[0], match.start(), at)
-                if cut is not None:
-                    yield from self._take_value(chunk[start : cut[0]])
-                    start = cut[1]
-        self._append_bytes(chunk[start:])
-
-    def _next_pattern(self) -> re.Pattern[bytes]:
-        if self._in_string:
-            return _IN_STRING
-        return _OUTSIDE if self._depth <= self._base_depth else _INSIDE
-
-    def _cut_at(self, sign: bytes, start: int, end: int) -> tuple[int, int] | None:
-        """Return (end of the value, start of the next) if a value ends here."""
-        if sign == b",":
-            return (start, end) if self.array and self._depth == 1 else None
-        before = self._depth
-        self._depth += 1 if sign in b"[{" else -1
-        if self.array:
-            return (end, end) if (before, self._depth) == (0, 1) else (start, end) if self._depth == 0 else None
-        return (end, end) if self._depth <= 0 else None
-
-    def _take_value(self, last: bytes) -> Iterator[bytes | None]:
-        self._append_bytes(last)
-        whole, over = bytes(self._buffer), self._is_too_large
-        self._buffer, self._is_too_large = bytearray(), False
-        self._depth = max(self._depth, 0)
-        opening = self.array and whole.strip() in (b"[", b"")
-        if over:
-            yield None
-        elif not opening:
-            yield whole
-
-    def _append_bytes(self, more: bytes) -> None:
-        if len(self._buffer) + len(more) > ENTRY_BYTES:
-            self._is_too_large, self._buffer = True, bytearray()
-        elif not self._is_too_large:
-            self._buffer += more
-
-    def unfinished_rest(self) -> bytes | None:
-        """Return the incomplete rest after the end of the stream; None if the stream ended properly."""
-        left = bytes(self._buffer).strip()
-        if self._is_too_large:
-            return b"..."
-        return left or (b"[" if self.array and self._depth > 0 else None)
+def _skip_space(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    assert found is not None, "the pattern matches nothing, too"
+    return found.end()

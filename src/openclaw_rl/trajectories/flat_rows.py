@@ -12,7 +12,7 @@ import numpy as np
 
 from openclaw_rl.common.message_hash import message_text
 from openclaw_rl.store.rows import to_json
-from openclaw_rl.trajectories.exporter import StoredSession, StoredTurn
+from openclaw_rl.store.sessions import StoredSession, StoredTurn
 from openclaw_rl.trajectories.schema import prompt_of, replace_lone_surrogates
 from openclaw_rl.types import ExchangeStatus, Kind
 

@@ -16,9 +16,8 @@ from openclaw_rl.render.model_folder import ModelFiles, compute_identity
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store import exchanges, imported_turns, policies
-from openclaw_rl.store import rows as arrays
 from openclaw_rl.store.db import Store
-from openclaw_rl.store.rows import to_json
+from openclaw_rl.store.rows import pack_logprobs, to_json
 from openclaw_rl.trajectories.files import TrajectoryEntry
 from openclaw_rl.trajectories.report import ImportReport
 from openclaw_rl.trajectories.resolve import ResolvedTurn, resolve_turns
@@ -260,9 +259,6 @@ def _with_logprobs(made: BuiltTurn, logprobs: Logprobs) -> BuiltTurn:
     return replace(made, reply=reply, place=replace(made.place, untrainable=None))
 
 
-GROUP_SIZE = 64
-
-
 def score_unscored(config: Config, store: Store, progress: Callable[[int], None]) -> int:
     """Score every unscored turn with the head. Return their number.
 
@@ -285,7 +281,7 @@ def score_unscored(config: Config, store: Store, progress: Callable[[int], None]
         with store.write() as conn:
             for (seq, _), (_, response), logprobs in zip(waiting, rows, scores, strict=True):
                 spans = to_json((Span(start=0, end=len(response), version=head.version),))
-                packed = arrays.pack_logprobs(logprobs)
+                packed = pack_logprobs(logprobs)
                 imported_turns.store_scores(conn, seq, logprobs=packed, spans=spans, version=head.version)
         after, done = waiting[-1][0], done + len(waiting)
         progress(len(waiting))

@@ -28,9 +28,17 @@ from openclaw_rl.errors import OpenClawError
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.rows import to_json
+from openclaw_rl.store.sessions import (
+    StoredSession,
+    StoredTurn,
+    count_sessions,
+    first_scope,
+    iter_sessions,
+    stored_turns,
+    turns_by_session,
+)
 from openclaw_rl.trajectories import atomic_write, exporter, flat_rows, parquet
 from openclaw_rl.trajectories import files as reading
-from openclaw_rl.trajectories.exporter import StoredSession, StoredTurn
 from openclaw_rl.trajectories.files import TrajectoryEntry
 from openclaw_rl.trajectories.importer import EntryProgress, TrajectoryImporter, score_unscored
 from openclaw_rl.trajectories.redact import TrajectoryRedactor
@@ -109,10 +117,10 @@ def export_sessions(
         redactor = TrajectoryRedactor(store.secret) if redact else None
         with store.read() as conn, store.read() as other:
             for name in names:
-                if not exporter.count_sessions(other, names=(name,)):
+                if not count_sessions(other, names=(name,)):
                     raise OpenClawError(f"--session {name}: no such session. `openclaw-rl inspect sessions` lists all.")
-            found = exporter.iter_sessions(conn, names=names, since=after)
-            with _count_progress("exporting", exporter.count_sessions(other, names=names, since=after)) as tick:
+            found = iter_sessions(conn, names=names, since=after)
+            with _count_progress("exporting", count_sessions(other, names=names, since=after)) as tick:
                 told = _write_sessions(other, path, _with_tick(found, tick), form, redactor)
     finally:
         store.close()
@@ -151,7 +159,7 @@ def _non_empty_sessions(
     conn: Connection, sessions: Iterable[StoredSession]
 ) -> Iterator[tuple[StoredSession, list[StoredTurn]]]:
     """Return the sessions that have a turn, with their turns."""
-    return ((session, items) for session, items in exporter.turns_by_session(conn, sessions) if items)
+    return ((session, items) for session, items in turns_by_session(conn, sessions) if items)
 
 
 def _write_rows(
@@ -159,7 +167,7 @@ def _write_rows(
 ) -> str:
     written = left = 0
     with _open_target(path, "turns") as add:
-        for session, items in exporter.turns_by_session(conn, sessions):
+        for session, items in turns_by_session(conn, sessions):
             if redactor is not None:
                 redactor.begin_session()
             for item in items:
@@ -199,23 +207,23 @@ def _open_target(path: Path, form: str) -> Iterator[Callable[[bytes], None]]:
 
 
 def session_json(conn: Connection, session: StoredSession, **which: Any) -> bytes | None:
-    """Return a session as one line of JSON; None without turns. `which`: see `exporter.stored_turns`."""
-    items = list(exporter.stored_turns(conn, session, **which))
+    """Return a session as one line of JSON; None without turns. `which`: see `stored_turns`."""
+    items = list(stored_turns(conn, session, **which))
     return _trajectory_json(session, items, None) if items else None
 
 
 def _trajectory_json(session: StoredSession, items: Sequence[StoredTurn], redactor: TrajectoryRedactor | None) -> bytes:
-    if redactor is None:
-        return to_json(exporter.trajectory_to_json(session, items))
-    redactor.begin_session()
-    turns = [redactor.redact_turn(exporter.turn_to_json(item)) for item in items]
-    return to_json({"session_id": redactor.redact_name(session.name), "turns": turns})
+    name, turns = session.name, [exporter.turn_to_json(item) for item in items]
+    if redactor is not None:
+        redactor.begin_session()
+        name, turns = redactor.redact_name(name), [redactor.redact_turn(turn) for turn in turns]
+    return to_json({"session_id": name, "turns": turns})
 
 
 def save_session(conn: Connection, folder: Path, session: StoredSession, **which: Any) -> Path | None:
     """Write a session's file if its content is new, and return its path; None if there are no turns.
 
-    `which`: see `exporter.stored_turns`.
+    `which`: see `stored_turns`.
     """
     raw = session_json(conn, session, **which)
     return None if raw is None else _write_session_file(conn, folder, session, raw, True, None)
@@ -225,12 +233,18 @@ def _write_session_file(
     conn: Connection, folder: Path, session: StoredSession, raw: bytes, sync: bool, redactor: TrajectoryRedactor | None
 ) -> Path:
     """Write the file and return its path. `sync`: see `atomic_write.atomic_writer`."""
-    stem = exporter.file_stem(conn, session)
+    stem = _file_stem(conn, session)
     if redactor is not None and (name := redactor.redact_name(session.name)) != session.name:
         stem = atomic_write.session_stem(name) + stem.removeprefix(atomic_write.session_stem(session.name))
     path = folder / f"{stem}.json"
     atomic_write.write_if_changed(path, raw + b"\n", sync=sync)
     return path
+
+
+def _file_stem(conn: Connection, session: StoredSession) -> str:
+    """Return the file stem of a session. If several scopes have this name, all but the first append their scope."""
+    first = first_scope(conn, session.name) == session.scope
+    return atomic_write.session_stem(session.name) + ("" if first else f"~{session.scope}")
 
 
 def parse_since(text: str, now: float) -> float:

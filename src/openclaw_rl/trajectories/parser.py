@@ -63,7 +63,8 @@ def decode_json(raw: bytes, where: str = "", turn: int | None = None) -> Any:
     except strict_yaml.DuplicateKey as error:
         raise TrajectoryRefused("key twice", f"{where}{error}", turn) from None
     except ValueError as error:
-        raise TrajectoryRefused("not JSON", f"{where}expected JSON: {str(error)[:200]}", turn) from None
+        more = "; several trajectories: an array, or one per line in a .jsonl" if "Extra data" in str(error) else ""
+        raise TrajectoryRefused("not JSON", f"{where}expected JSON: {str(error)[:200]}{more}", turn) from None
 
 
 def parse_trajectory(value: Any) -> Trajectory:

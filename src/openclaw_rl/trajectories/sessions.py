@@ -6,10 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from openclaw_rl.errors import OpenClawError
+from openclaw_rl.methods.gae import compute_gae
 from openclaw_rl.trajectories import files
 from openclaw_rl.trajectories.parser import decode_json, parse_trajectory
 from openclaw_rl.trajectories.schema import TrajectoryRefused
@@ -42,27 +40,6 @@ def inspect_sessions(path: str | Path, *, strict: bool = True) -> dict[str, list
             "`openclaw-rl data check` lists all; strict=False omits them."
         )
     return found
-
-
-def compute_gae(
-    rewards: Sequence[float], values: Sequence[float], gamma: float = 0.99, lambda_: float = 0.95
-) -> NDArray[np.float64]:
-    """Return generalised advantage estimates [T] (arXiv:1506.02438, eq. 16).
-
-    `rewards` [T]; `values` [T], or [T + 1] with the value of the state after the last step (else 0: the session ended).
-    Raises `ValueError` for other lengths.
-    """
-    t = len(rewards)
-    if len(values) not in (t, t + 1):
-        raise ValueError(f"compute_gae: expected {t} or {t + 1} values for {t} rewards, got {len(values)}")
-    v = np.zeros(t + 1)
-    v[: len(values)] = values
-    deltas = np.asarray(rewards, np.float64) + gamma * v[1:] - v[:-1]
-    out, later = np.empty(t), 0.0
-    for step in range(t - 1, -1, -1):
-        later = deltas[step] + gamma * lambda_ * later
-        out[step] = later
-    return out
 
 
 class SessionAwareProcessor:

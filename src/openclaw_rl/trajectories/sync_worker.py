@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import time
@@ -11,22 +10,18 @@ from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from pathlib import Path
 
-from sqlalchemy import select
-
 from openclaw_rl.common.atomic_files import ensure_folder
+from openclaw_rl.common.worker_loop import run_worker_loop
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.settings.load import Config
-from openclaw_rl.store import events, heartbeats
-from openclaw_rl.store import schema as t
+from openclaw_rl.store import events, heartbeats, sessions
 from openclaw_rl.store.db import Store
 from openclaw_rl.trajectories import files as reading
-from openclaw_rl.trajectories.exporter import StoredSession
 from openclaw_rl.trajectories.importer import TrajectoryImporter
 from openclaw_rl.trajectories.operations import REFUSALS_FILE, save_session
 from openclaw_rl.trajectories.report import ImportReport, trajectories_text
 
 log = logging.getLogger("openclaw_rl.data")
-HEARTBEAT_SECONDS = 1.0  # seconds
 SETTLED_EVENTS = ("turn.closed", "turn.judged", "turn.dropped")
 EVENTS_PER_BATCH = 256
 QUIET_SECONDS = 1.0
@@ -47,15 +42,12 @@ async def run(config: Config, *, stop: asyncio.Event) -> None:
     try:
         heartbeats.write_heartbeat(store, "data", "starting", heartbeats.STARTING)
         bridge = FolderSync(config, store, stop=stop.is_set)
-        while not stop.is_set():
-            work = asyncio.create_task(asyncio.to_thread(bridge.run_once))
-            while not (await asyncio.wait({work}, timeout=HEARTBEAT_SECONDS))[0]:
-                await asyncio.to_thread(heartbeats.write_heartbeat, store, "data", bridge.note)
-            busy = work.result()
-            await asyncio.to_thread(heartbeats.write_heartbeat, store, "data", bridge.note)
-            if not busy:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(stop.wait(), config.data.poll)
+        await run_worker_loop(
+            bridge.run_once,
+            lambda: heartbeats.write_heartbeat(store, "data", bridge.note),
+            stop,
+            poll=config.data.poll,
+        )
     finally:
         store.close()
 
@@ -95,21 +87,13 @@ class FolderSync:
         name = f"data.buffer:{_digest_number(str(self._export_dir.resolve())):x}"
         with self._store.read() as conn:
             found = events.read_after(conn, events.read_cursor(conn, name), EVENTS_PER_BATCH, SETTLED_EVENTS)
-            sessions = self._sessions_of_turns({event.ref for event in found})
-            for session in sessions:
+            for session in sessions.sessions_of_turns(conn, {event.ref for event in found}):
                 written = save_session(conn, self._export_dir, session, settled=True, served_here=True)
                 self._written += written is not None
         if found:
             with self._store.write() as conn:
                 events.move_cursor(conn, name, found[-1].seq)
         return len(found) == EVENTS_PER_BATCH
-
-    def _sessions_of_turns(self, turns: Iterable[str]) -> list[StoredSession]:
-        with self._store.read() as conn:
-            rows = conn.execute(
-                select(t.turns.c.scope, t.turns.c.session).distinct().where(t.turns.c.id.in_(list(turns)))
-            )
-            return sorted((StoredSession(scope=r.scope, name=r.session) for r in rows), key=lambda s: (s.scope, s.name))
 
     # Import: files that are new or have changed.
 
@@ -122,7 +106,7 @@ class FolderSync:
         ]
 
     def _import_changed(self, files: Iterable[Path]) -> None:
-        fresh = [(file, mark) for file in files if (mark := self._file_change(file)) is not None]
+        fresh = [(file, mark) for file in files if (mark := _file_change(self._store, file)) is not None]
         if not fresh or self._should_stop():
             return
         importer = TrajectoryImporter(self._config, self._store)
@@ -137,10 +121,6 @@ class FolderSync:
         self._imported += report.counts.imported + report.counts.grown
         self._refused += report.refused_count
         self._log_report(report)
-
-    def _file_change(self, file: Path) -> tuple[str, int] | None:
-        """Return (cursor name, file state) if the file has changed since its import, else None."""
-        return _file_change(self._store, file)
 
     def _log_report(self, report: ImportReport) -> None:
         c = report.counts

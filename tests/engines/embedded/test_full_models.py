@@ -16,7 +16,6 @@ from safetensors.torch import load_file, save_file
 from tests.engines.contract_fixtures import closing
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from openclaw_rl import methods
 from openclaw_rl.common.policy_digest import digest_of_folder
 from openclaw_rl.engines.embedded.client import EngineClient
 from openclaw_rl.engines.embedded.full_models import MultiModelEngine
@@ -25,6 +24,7 @@ from openclaw_rl.engines.embedded.sequence import EngineSequence, NewToken, Sequ
 from openclaw_rl.errors import EngineError
 from openclaw_rl.learner.forward.packing import TokenSequence
 from openclaw_rl.learner.trainer import LocalTrainer
+from openclaw_rl.methods.registry import make_method
 from openclaw_rl.methods.types import Sample
 from openclaw_rl.settings.load import Config, EngineConfig, ModelConfig, train_settings
 from openclaw_rl.types import Generation, PolicyRef, Sampling
@@ -171,7 +171,9 @@ def test_whole_models_count_among_the_versions_held(model_folder: Path, all_refs
     bench.load(all_refs[0], all_refs[5])
     bench.ask("running", 5, random_ids(1, 4), max_tokens=40)
     bench.step()
-    with pytest.raises(EngineError, match=r"\[1, 6\] requested and \[5\] still answering; engine\.max_loaded_versions is 2"):
+    with pytest.raises(
+        EngineError, match=r"\[1, 6\] requested and \[5\] still answering; engine\.max_loaded_versions is 2"
+    ):
         bench.load(all_refs[1], all_refs[6])
     assert bench.fleet.versions == (0, 5)
     bench.load(all_refs[6])
@@ -239,7 +241,7 @@ def test_another_kind_of_model_is_no_version(model_folder: Path, tmp_path: Path)
 
 def test_what_the_trainer_writes_is_what_is_served(model_folder: Path, all_refs: Refs, tmp_path: Path) -> None:
     """Three versions of one line, side by side: each gives its trainer's log-probabilities."""
-    made = methods.create_method("binary", decay=0.95, shrink=8.0, clip=1.0, w_binary=1.0, w_opd=1.0)
+    made = make_method(train_settings({"method": "binary"}))
     train = train_settings(
         {
             "finetune": "full",

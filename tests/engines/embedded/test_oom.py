@@ -91,7 +91,7 @@ def grant(monkeypatch: pytest.MonkeyPatch, most: int) -> list[int]:
         held.add(made)
         return made
 
-    monkeypatch.setattr(KVCache, "_new", new)
+    monkeypatch.setattr(KVCache, "_allocate_tensor", new)
     return refused
 
 
@@ -143,7 +143,7 @@ def test_what_never_fits_fails_in_words_and_the_rest_is_served(
         pauses.append(core.retry_delay)
     assert len(small.sampled_ids) == 4
     assert [(item.job, item.grammar) for item in stuck] == [(large, False)]
-    assert "200 tokens do not fit into the memory of cpu, tried for" in stuck[0].why
+    assert "200 tokens do not fit into the memory of cpu, tried for" in stuck[0].reason
     assert oom.RETRY_INTERVAL in pauses, "it does not turn in circles meanwhile"
     again = core.generate("small", 0, np.full(20, 3, np.int32), Sampling(max_tokens=4, seed=0), ())
     while core.has_work:

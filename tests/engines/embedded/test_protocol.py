@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from openclaw_rl.common.frames import FrameDecoder, InvalidFrame
 from openclaw_rl.engines.base import EngineInfo
 from openclaw_rl.engines.embedded import protocol
-from openclaw_rl.errors import EngineGone
 from openclaw_rl.types import PolicyRef, Sampling
 
 CALLS = [
@@ -46,7 +46,7 @@ ANSWERS = [
 @given(st.lists(st.integers(1, 60), max_size=40))
 def test_messages_survive_any_cutting_of_the_stream(cuts: list[int]) -> None:
     stream = b"".join(protocol.encode_frame(m) for m in [*CALLS, *CALLS])
-    frames, got, at = protocol.FrameDecoder(), [], 0
+    frames, got, at = FrameDecoder(), [], 0
     for size in [*cuts, len(stream)]:
         got += [protocol.call_decoder.decode(body) for body in frames.feed(stream[at : at + size])]
         at += size
@@ -54,15 +54,15 @@ def test_messages_survive_any_cutting_of_the_stream(cuts: list[int]) -> None:
 
 
 def test_answers_come_back_as_they_were() -> None:
-    frames = protocol.FrameDecoder()
+    frames = FrameDecoder()
     assert [
         protocol.reply_decoder.decode(b) for b in frames.feed(b"".join(map(protocol.encode_frame, ANSWERS)))
     ] == ANSWERS
 
 
 def test_a_frame_too_large_is_another_program() -> None:
-    with pytest.raises(EngineGone, match="another program"):
-        list(protocol.FrameDecoder().feed(b"HTTP/1.1 400 Bad Request"))
+    with pytest.raises(InvalidFrame, match="another program"):
+        list(FrameDecoder().feed(b"HTTP/1.1 400 Bad Request"))
 
 
 def test_arrays_keep_their_values() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from openclaw_rl.engines.remote.server_process import clear_socket
+from openclaw_rl.common.sockets import clear_socket
 from openclaw_rl.errors import EngineError
 from openclaw_rl.settings.load import Config, from_flat, to_environment
 
@@ -38,11 +38,11 @@ with socket.socket(socket.AF_UNIX) as s:
 """
 ROOM = """
 import json, sys
-from openclaw_rl.settings.load import foreign_environment, inherited
+from openclaw_rl.settings.load import foreign_environment, inherited_config
 from openclaw_rl.engines.remote.http_client import HttpClient
 from openclaw_rl.engines.remote.server_process import ServerProgram, run_server
 from openclaw_rl.common.logging_metrics import setup_logging
-config = inherited()
+config = inherited_config()
 setup_logging("engine", config.logs_dir, "info")
 run_server(config, ServerProgram(name="server", command=json.loads(sys.argv[1]), environment=foreign_environment({}),
                      http=HttpClient("http://server", socket=config.engine_socket), socket=config.engine_socket))

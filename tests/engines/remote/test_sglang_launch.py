@@ -61,7 +61,7 @@ def settings(engine_config: Callable[..., Config], tmp_path: Path) -> Callable[.
 
 
 def test_the_command_says_what_the_settings_say(settings: Callable[..., Config]) -> None:
-    config = settings(max_batch=7, versions=3, max_context=256, args=("--tp", "2"))
+    config = settings(max_batch=7, max_loaded_versions=3, max_context=256, args=("--tp", "2"))
     words = sglang_launch.server_command(config, "0.5.23")
     assert words[1:3] == ["-m", "sglang.launch_server"]
     assert words[-2:] == ["--tp", "2"]
@@ -116,8 +116,8 @@ def room() -> Iterator[Callable[[Config], subprocess.Popen[bytes]]]:
 
         def start(config: Config) -> subprocess.Popen[bytes]:
             code = (
-                "from openclaw_rl.settings.load import inherited; from openclaw_rl.engines import registry; "
-                "registry.serve(inherited())"
+                "from openclaw_rl.settings.load import inherited_config; from openclaw_rl.engines import registry; "
+                "registry.serve(inherited_config())"
             )
             made = subprocess.Popen([sys.executable, "-c", code], env=to_environment(config), stdin=subprocess.DEVNULL)
             stack.callback(made.wait, 20)

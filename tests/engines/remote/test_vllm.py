@@ -160,7 +160,7 @@ def test_an_adapter_that_somebody_else_let_go_is_loaded_again_and_the_request_go
             assert again.tolist() == scored.tolist()
         assert engine.epoch == 1
 
-    run(vllm_double, body, versions=3)
+    run(vllm_double, body, max_loaded_versions=3)
 
 
 def test_gateways_that_share_a_server_leave_each_others_adapters(
@@ -201,7 +201,7 @@ def test_the_base_never_runs_beside_adapters_without_one(
         await early.aclose()  # type: ignore[attr-defined]
         await engine.load([BASE, adapters[1], adapters[2]])
 
-    run(vllm_double, body, versions=3)
+    run(vllm_double, body, max_loaded_versions=3)
 
 
 def test_full_weights_are_changed_between_replies_and_the_base_comes_back(
@@ -275,19 +275,15 @@ def test_the_convention_is_checked_at_the_first_call(tmp_path: Path, run: Callab
 
     with VllmDouble(tmp_path / "raw.sock", engine, mode="raw") as double:
         run(double, refused)
-        run(double, taken, logprobs="raw")
+        run(double, taken, logprob_convention="raw")
 
 
-def test_given_ids_are_scored_where_they_stand(vllm_double: VllmDouble, run: Callable[..., None]) -> None:
+def test_replies_are_scored_position_by_position(vllm_double: VllmDouble, run: Callable[..., None]) -> None:
     async def body(engine: VllmEngine) -> None:
-        ids = np.array([[9, 3], [3, 3], [1, 2], [7, 8]], dtype=np.int32)
-        scores = await engine.score_ids(version=0, prompt_ids=PROMPT, response_ids=PROMPT, ids=ids)
-        expected = [[ScriptedEngine.token_logprob(int(i), 0) for i in row] for row in ids]
-        np.testing.assert_allclose(scores, expected, rtol=1e-6)
+        scores = await engine.score(version=0, prompt_ids=PROMPT, response_ids=PROMPT, temperature=0.5)
+        np.testing.assert_allclose(scores, [ScriptedEngine.token_logprob(int(i), 0, 0.5) for i in PROMPT], rtol=1e-6)
         asked = [b["prompt"] for p, b in vllm_double.requests if b and "logprob_token_ids" in b]
         assert sorted(map(len, asked)) == [4, 5, 6, 7]
-        with pytest.raises(EngineError, match=r"shape \[4, 2\], expected \[3, K\]"):
-            await engine.score_ids(version=0, prompt_ids=PROMPT, response_ids=PROMPT[:3], ids=ids)
 
     run(vllm_double, body)
 
@@ -426,6 +422,6 @@ def test_what_cannot_be_started_is_said_before_anything_is(tmp_path: Path) -> No
     bare.write_text("#!/bin/sh\nexit 0\n")
     check(python=str(bare))
     with pytest.raises(EngineError, match="vLLM supports processed or raw"):
-        check(python=str(bare), logprobs="scaled")
+        check(python=str(bare), logprob_convention="scaled")
     with pytest.raises(ConfigError, match=r"engine\.url"):
         from_flat({"engine.url": "http://127.0.0.1:1"})

@@ -21,13 +21,13 @@ from tests.external.engines.conftest import Served, base_model, chosen, saved
 from transformers import AutoModelForCausalLM
 
 from openclaw_rl.common import process_guard
+from openclaw_rl.common.sockets import free_port
 from openclaw_rl.engines.registry import connect_engine
 from openclaw_rl.engines.remote.vllm import VllmEngine
 from openclaw_rl.errors import EngineError, EngineGone
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.settings.load import STARTER, Config, foreign_environment, from_flat
 from openclaw_rl.store import policies
-from openclaw_rl.supervisor.supervisor import free_port
 from openclaw_rl.types import Chunk, Generation, Policy, PolicyRef
 
 PROMPTS = [[*range(n, n + 3 * n, 3)] for n in (5, 20, 60)]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from tests.engines.contract_fixtures import BASE, Rig
-from tests.engines.test_contract import PROMPT, call, collect
+from tests.engines.test_contract import call, collect
 from tests.external.engines.conftest import ADAPTERS, CONTEXT, Reference, Served, chosen
 
 from openclaw_rl.engines.remote.http_client import HttpClient
@@ -84,19 +84,6 @@ def test_scores_are_those_of_a_forward_pass(
             )
             expected = chosen(reference(version, prompt.tolist(), response.tolist()), response.tolist(), temperature)
             np.testing.assert_allclose(scores, expected, atol=EXACT)
-
-    held(body)
-
-
-def test_given_ids_are_scored_position_by_position(held: Callable[..., None], reference: Reference) -> None:
-    rng = np.random.default_rng(1)
-    response = rng.integers(3, 1800, 12).astype(np.int32)
-    ids = rng.integers(0, 1900, (12, 20)).astype(np.int32)
-
-    async def body(engine: VllmEngine) -> None:
-        scores = await engine.score_ids(version=1, prompt_ids=PROMPT, response_ids=response, ids=ids)
-        rows = reference(1, PROMPT.tolist(), response.tolist()).log_softmax(-1).numpy()
-        np.testing.assert_allclose(scores, np.take_along_axis(rows, ids.astype(np.int64), 1), atol=EXACT)
 
     held(body)
 

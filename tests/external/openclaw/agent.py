@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from openclaw_rl.supervisor.supervisor import free_port
+from openclaw_rl.common.sockets import free_port
 
 TOKEN = "test-token"
 READY_WITHIN = 120.0  # seconds

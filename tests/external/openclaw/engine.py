@@ -23,6 +23,7 @@ from typing import Any
 import uvloop
 from tokenizers import Tokenizer
 
+from openclaw_rl.common.frames import FrameDecoder
 from openclaw_rl.engines.base import EngineInfo
 from openclaw_rl.engines.embedded import protocol
 from openclaw_rl.render.model_folder import ModelFiles
@@ -74,7 +75,7 @@ class Peer(asyncio.Protocol):
     def __init__(self, script: Script, info: Mapping[str, Any]) -> None:
         self._script, self._info = script, info
         self._versions: tuple[int, ...] = (0,)
-        self._frames = protocol.FrameDecoder()
+        self._frames = FrameDecoder()
         self._running: dict[int, asyncio.Task[None]] = {}
         self._transport: Any = None
 

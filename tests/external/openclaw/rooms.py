@@ -15,10 +15,11 @@ from typing import Any, Self, TypeVar
 from tests.render.model_folders import make
 
 from openclaw_rl.collect.worker import CURSOR_NAME, EVENT_KINDS
+from openclaw_rl.common.sockets import free_port
 from openclaw_rl.settings.load import Config, from_flat, to_environment
 from openclaw_rl.store import events, exchanges, turns
 from openclaw_rl.store.db import Store
-from openclaw_rl.supervisor.supervisor import free_port, prepare_home, read_key
+from openclaw_rl.supervisor.supervisor import prepare_home, read_key
 from openclaw_rl.types import Exchange, Turn
 
 ROOT = Path(__file__).parents[3]
@@ -26,7 +27,7 @@ CONTEXT = 131_072
 READY_WITHIN = 60.0  # seconds
 _SUPERVISE = (
     "from openclaw_rl.settings import load; from openclaw_rl.supervisor import supervisor; "
-    "supervisor.supervise(load.inherited(), ('gateway', 'collect', 'judge'))"
+    "supervisor.supervise(load.inherited_config(), ('gateway', 'collect', 'judge'))"
 )
 T = TypeVar("T")
 

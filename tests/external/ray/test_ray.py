@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 import ray
 
+from openclaw_rl.common.sockets import free_port
 from openclaw_rl.errors import ConfigError, RanksGone
 from openclaw_rl.learner.forward.packing import TokenSequence
 from openclaw_rl.learner.trainer import LocalTrainer
+from openclaw_rl.methods.registry import make_method
 from openclaw_rl.methods.types import Sample
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.settings.load import Config, from_flat
 from openclaw_rl.status import diagnose
-from openclaw_rl.supervisor.supervisor import free_port
 from openclaw_rl.train.ranks.launcher import launch_trainer
-from openclaw_rl.train.worker import make_method
 
 
 def settings(home: Path, **further: object) -> Config:

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from openclaw_rl.common.sockets import free_port
 from openclaw_rl.settings.load import to_environment
 from openclaw_rl.supervisor.subprocess_system import scratch_config
-from openclaw_rl.supervisor.supervisor import free_port
 
 ROOT = Path(__file__).parents[3]
 RECIPES = ROOT / "recipes"

@@ -23,8 +23,8 @@ def work(number, weight):
     did.append(number)
     return {number: torch.full((2, number), number / 3, dtype=torch.float64)}
 
-found = group.each([5, 1, 4], work, dict[int, torch.Tensor])
-nothing = group.each([], work, dict[int, torch.Tensor])
+found = group.map_over_ranks([5, 1, 4], work, dict[int, torch.Tensor])
+nothing = group.map_over_ranks([], work, dict[int, torch.Tensor])
 
 def large(number, weight):
     if number == 1:
@@ -32,22 +32,22 @@ def large(number, weight):
     return number
 
 try:
-    group.each([2, 2], large, int)
-    lacking = ""
+    group.map_over_ranks([2, 2], large, int)
+    out_of_memory = ""
 except torch.OutOfMemoryError as error:
-    lacking = str(error)
+    out_of_memory = str(error)
 
 both, one, none = (torch.nn.Parameter(torch.zeros(3, dtype=torch.float64)) for _ in range(3))
 both.grad = torch.full((3,), rank + 1.0, dtype=torch.float64)
 if rank == 1:
     one.grad = torch.full((3,), 5.0, dtype=torch.float64)
-group.add_up([both, one, none])
-words = group.told(b"from rank 0" if rank == 0 else None)
+group.all_reduce_grads([both, one, none])
+words = group.broadcast(b"from rank 0" if rank == 0 else None)
 print(json.dumps({
     "did": did,
     "found": [{k: v.tolist() for k, v in part.items()} for part in found],
     "nothing": nothing,
-    "lacking": lacking,
+    "out_of_memory": out_of_memory,
     "sums": [both.grad.tolist(), one.grad.tolist(), none.grad],
     "words": words.decode(),
 }))
@@ -58,13 +58,13 @@ print(json.dumps({
 def test_two_ranks_share_and_agree(tmp_path: Path) -> None:
     command = [sys.executable, "-c", PROGRAM, str(tmp_path / "store")]
     started = [subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True) for rank in range(2)]
-    told = [json.loads(process.communicate(timeout=240)[0]) for process in started]
-    assert sorted(told[0].pop("did") + told[1].pop("did")) == [0, 1, 2]
-    assert told[0] == told[1]
-    assert told[0] == {
+    replies = [json.loads(process.communicate(timeout=240)[0]) for process in started]
+    assert sorted(replies[0].pop("did") + replies[1].pop("did")) == [0, 1, 2]
+    assert replies[0] == replies[1]
+    assert replies[0] == {
         "found": [{str(n): [[n / 3] * n] * 2} for n in range(3)],
         "nothing": [],
-        "lacking": "a pass does not fit into the memory of rank 1",
+        "out_of_memory": "a pass does not fit into the memory of rank 1",
         "sums": [[3.0] * 3, [5.0] * 3, None],
         "words": "from rank 0",
     }
@@ -78,22 +78,22 @@ from openclaw_rl.learner.distributed.process_group import join
 store, rank = sys.argv[1], int(sys.argv[2])
 config = from_flat({"model.device": "cpu", "train.launch.timeout": 5.0})
 group = join(config.train, config.model, store=store, rank=rank, size=2)
-both = [group.agree(yes) for yes in (True, rank == 0, False)]
+both = [group.all_true(yes) for yes in (True, rank == 0, False)]
 
 def work(number, weight):
     if number == 1:
         raise ValueError("the loss of row 1")
     return number
 
-group.agree(True)
+group.all_true(True)
 try:
-    group.each([2, 2], work, int)
+    group.map_over_ranks([2, 2], work, int)
     raised = ""
 except ValueError as error:
     raised = str(error)
 if rank == 0:
     time.sleep(7)  # what came of the step is being written
-words = group.told(b"on" if rank == 0 else None)
+words = group.broadcast(b"on" if rank == 0 else None)
 print(json.dumps([both, raised, words.decode()]))
 """
 
@@ -102,5 +102,5 @@ print(json.dumps([both, raised, words.decode()]))
 def test_ranks_agree_raise_together_and_wait_for_the_one_that_writes(tmp_path: Path) -> None:
     command = [sys.executable, "-c", TOGETHER, str(tmp_path / "store")]
     started = [subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True) for rank in range(2)]
-    told = [json.loads(process.communicate(timeout=240)[0]) for process in started]
-    assert told == [[[True, False, False], "the loss of row 1", "on"]] * 2
+    replies = [json.loads(process.communicate(timeout=240)[0]) for process in started]
+    assert replies == [[[True, False, False], "the loss of row 1", "on"]] * 2

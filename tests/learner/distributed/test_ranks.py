@@ -21,20 +21,20 @@ import torch
 from safetensors.torch import load_file
 
 from openclaw_rl.common.policy_digest import digest_of_folder
+from openclaw_rl.common.sockets import free_port
 from openclaw_rl.errors import ConfigError, RanksGone
 from openclaw_rl.learner.distributed.world import SingleRank, assign, split
 from openclaw_rl.learner.trainer import LocalTrainer
+from openclaw_rl.methods.registry import make_method
 from openclaw_rl.methods.types import Sample, StepResult
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.settings.load import Config, from_flat, known_keys
 from openclaw_rl.store import heartbeats
 from openclaw_rl.store.db import Store
-from openclaw_rl.supervisor.supervisor import free_port
 from openclaw_rl.train.ranks import launcher
 from openclaw_rl.train.ranks.launcher import RankedTrainer, launch_trainer
 from openclaw_rl.train.ranks.processes import RankProcesses
 from openclaw_rl.train.ranks.rpc import RpcListener
-from openclaw_rl.train.worker import make_method
 
 Draw = Callable[..., list[Sample]]
 SETTINGS: dict[str, Any] = {
@@ -133,21 +133,21 @@ def signs_of_life(home: Path) -> list[heartbeats.Heartbeat]:
         store.close()
 
 
-def test_a_lent_room_beats_while_its_ranks_wait(tmp_path: Path) -> None:
-    """Machine 0 does not come; the supervisor here must see all the same that this room is alive."""
+def test_a_worker_of_another_machine_writes_heartbeats_while_its_ranks_wait(tmp_path: Path) -> None:
+    """Machine 0 does not come; the supervisor here must see all the same that this worker is alive."""
     where = {"train__launch__nodes": 2, "train__launch__node_rank": 1, "train__launch__master_port": free_port()}
     config = settings(tmp_path, **where)
 
     async def some_time() -> list[float]:
         stop, seen = asyncio.Event(), []
-        room = asyncio.create_task(launcher.join_as_worker(config, stop=stop))
+        worker = asyncio.create_task(launcher.join_as_worker(config, stop=stop))
         for _ in range(60):
             await asyncio.sleep(0.5)
             seen += [beat.at for beat in signs_of_life(tmp_path)]
             if len(set(seen)) > 1:
                 break
         stop.set()
-        await room
+        await worker
         return seen
 
     assert len(set(asyncio.run(some_time()))) > 1
@@ -229,8 +229,8 @@ def test_a_slow_rank_0_still_tells_what_all_refuse(tmp_path: Path) -> None:
         while not (config.logs_dir / "rank-0.log").exists():
             time.sleep(0.01)
         os.kill(first, signal.SIGSTOP)
-        told = config.logs_dir / "rank-1.log"
-        while not (told.exists() and "engines serve adapters" in told.read_text()):
+        log_file = config.logs_dir / "rank-1.log"
+        while not (log_file.exists() and "engines serve adapters" in log_file.read_text()):
             time.sleep(0.05)
         time.sleep(3)
         os.kill(first, signal.SIGCONT)
@@ -255,10 +255,10 @@ def test_what_cannot_be_sharded_says_so(settings_: dict[str, Any]) -> None:
 
 def test_work_is_dealt_evenly() -> None:
     costs = [5, 1, 9, 9, 2, 7, 3]
-    hands = assign(costs, 3)
-    assert sorted(n for hand in hands for n in hand) == list(range(7))
-    assert {len(hand) for hand in hands} == {2, 3}
-    sums = [sum(costs[n] for n in hand) for hand in hands]
+    shares = assign(costs, 3)
+    assert sorted(n for share in shares for n in share) == list(range(7))
+    assert {len(share) for share in shares} == {2, 3}
+    sums = [sum(costs[n] for n in share) for share in shares]
     assert max(sums) - min(sums) <= max(costs)
     assert assign([], 2) == [[], []]
     assert assign([4], 2) == [[0], []]
@@ -286,12 +286,12 @@ from openclaw_rl.settings.load import from_flat
 from openclaw_rl.learner.distributed import process_group as group
 config = from_flat({"train.ranks": 2, "train.launch.timeout": 2.0, "model.device": "cpu"})
 world = group.join(config.train, config.model, store=sys.argv[1], rank=int(sys.argv[2]), size=2)
-world.gather()
+world.barrier()
 if world.rank:
     time.sleep(60)
 began = time.monotonic()
 try:
-    world.told(b"word")
+    world.broadcast(b"word")
 except RuntimeError:
     print(time.monotonic() - began)
 """

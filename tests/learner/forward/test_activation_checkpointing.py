@@ -1,4 +1,4 @@
-"""As many layers keep what is inside them as memory has room for; the result is the same to the bit."""
+"""As many layers keep their activations as fit into memory; the result is the same to the bit."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from transformers import (
 )
 
 from openclaw_rl.errors import ConfigError, TooLarge
-from openclaw_rl.learner.model import oom
-from openclaw_rl.learner.forward.packing import TokenSequence
 from openclaw_rl.learner.forward import activation_checkpointing
+from openclaw_rl.learner.forward.packing import TokenSequence
+from openclaw_rl.learner.model import oom
 from openclaw_rl.learner.trainer import LocalTrainer
+from openclaw_rl.methods.registry import make_method
 from openclaw_rl.methods.types import Sample
 from openclaw_rl.settings.load import train_settings
-from openclaw_rl.train.worker import make_method
 
 Draw = Callable[..., list[Sample]]
 LAYERS = 8
@@ -70,7 +70,7 @@ def grant(monkeypatch: pytest.MonkeyPatch, trainer: LocalTrainer, layers: float,
     amount = (
         layers * known._bytes_per_token * tokens + known._gradient_bytes
     ) / activation_checkpointing.FREE_SHARE_SHARED
-    monkeypatch.setattr(activation_checkpointing, "available", lambda _: int(amount))
+    monkeypatch.setattr(activation_checkpointing, "available_memory", lambda _: int(amount))
 
 
 def counted(trainer: LocalTrainer) -> list[int]:
@@ -85,14 +85,14 @@ def counted(trainer: LocalTrainer) -> list[int]:
     return calls
 
 
-@pytest.mark.parametrize(("room", "again"), [(100.0, 0), (8.0, 0), (7.9, 3), (4.5, 6), (3.1, 7), (2.9, 8), (0.0, 8)])
-def test_the_last_layers_keep_what_there_is_room_for(
-    deep: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: float, again: int
+@pytest.mark.parametrize(("layers", "again"), [(100.0, 0), (8.0, 0), (7.9, 3), (4.5, 6), (3.1, 7), (2.9, 8), (0.0, 8)])
+def test_the_last_layers_keep_activations_as_far_as_memory_allows(
+    deep: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layers: float, again: int
 ) -> None:
     """Two layers' worth is left for the one that is computed again."""
     plain, thrifty = made(deep, checkpointing=False), made(deep)
     fed = len(long()[0].prompt_ids) + len(long()[0].response_ids) - 1
-    grant(monkeypatch, thrifty, room, fed)
+    grant(monkeypatch, thrifty, layers, fed)
     calls = counted(thrifty)
     results = [t.step(long(), str(tmp_path / n)) for n, t in (("plain", plain), ("thrifty", thrifty))]
     assert results[0].digest == results[1].digest, "to the bit"
@@ -193,7 +193,7 @@ def fails_above(trainer: LocalTrainer, kept: int, tokens: int) -> None:
     trainer.causal.get_decoder().register_forward_pre_hook(allocate, with_kwargs=True)
 
 
-def test_where_the_room_was_misjudged_fewer_layers_keep_theirs(
+def test_after_an_out_of_memory_error_fewer_layers_keep_activations(
     deep: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     tight, plain = made(deep), made(deep, checkpointing=False)
@@ -266,7 +266,7 @@ def test_memory_that_really_ends(tmp_path: Path) -> None:
 
 def test_large_layers_give_back_what_they_free(deep: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[bool] = []
-    monkeypatch.setattr(activation_checkpointing, "give_back", lambda: given.append(torch.is_grad_enabled()))
+    monkeypatch.setattr(activation_checkpointing, "trim_malloc", lambda: given.append(torch.is_grad_enabled()))
     trainer = made(deep, checkpointing=True)
     trainer.step(long(), str(tmp_path / "small"))
     assert not given
@@ -296,7 +296,7 @@ def test_holes_between_tensors_go_back_to_the_system() -> None:
         (9, activation_checkpointing.FREE_SHARE_SHARED),
     ],
 )
-def test_an_engine_on_the_same_gpu_is_left_room(
+def test_an_engine_on_the_same_gpu_keeps_its_share_of_memory(
     deep: str, monkeypatch: pytest.MonkeyPatch, others: int, share: float
 ) -> None:
     """24 GiB, of which the trainer holds 4, and other processes so many."""
@@ -311,8 +311,8 @@ def test_an_engine_on_the_same_gpu_is_left_room(
         gpu,
         gib / 10_000,
     )  # of a token, so that the gradients owed are nothing beside it
-    room = share * free / gib * 10_000  # tokens times layers
-    assert known._layers_to_keep(int(room / 6.5)) == 6 - activation_checkpointing.RESERVED_LAYERS
+    limit = share * free / gib * 10_000  # tokens times layers
+    assert known._layers_to_keep(int(limit / 6.5)) == 6 - activation_checkpointing.RESERVED_LAYERS
 
 
 def test_layers_that_cannot_be_computed_again(deep: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,9 +33,9 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from openclaw_rl.learner.forward import lm_head
 from openclaw_rl.learner.trainer import LocalTrainer
-from openclaw_rl.methods.types import Episode, Sample, StepResult
+from openclaw_rl.methods.registry import make_method
+from openclaw_rl.methods.types import EpisodeStep, Sample, StepResult
 from openclaw_rl.settings.load import TrainConfig, train_settings
-from openclaw_rl.train.worker import make_method
 
 V = 64
 SHAPE: dict[str, Any] = {
@@ -143,9 +143,9 @@ def session(seed: int, *, rewards: bool = True, hints: bool = True) -> list[Samp
                 reward=(1.0, -1.0, None)[n % 3] if rewards else None,
                 hinted_prompts=tuple(told),
                 # Rollouts of two steps, two and one of one task; one of one and one of two of another.
-                episode=Episode(
-                    task="tttttuuu"[n],
-                    rollout="aabbcdee"[n],
+                episode=EpisodeStep(
+                    group="tttttuuu"[n],
+                    episode="aabbcdee"[n],
                     step=(0, 1, 0, 1, 0, 0, 0, 1)[n],
                     outcome=(1.0, 1.0, -1.0, -1.0, 0.5, 1.0, -1.0, -1.0)[n],
                     step_reward=(0.5, None, -0.5, 1.0, 0.0, None, 1.0, 0.0)[n],
@@ -233,7 +233,7 @@ class Reference:
     def _grouped(self, samples: list[Sample], stated: list[dict[str, Any]]) -> None:
         """Add the advantages over all samples."""
         steps = [
-            {"task": e.task, "rollout": e.rollout, "step": e.step, "outcome": e.outcome, "reward": e.step_reward}
+            {"task": e.group, "rollout": e.episode, "step": e.step, "outcome": e.outcome, "reward": e.step_reward}
             for s in samples
             if (e := s.episode)
         ]

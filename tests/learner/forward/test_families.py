@@ -23,14 +23,14 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from openclaw_rl import methods
 from openclaw_rl.errors import ConfigError, ModelError
 from openclaw_rl.learner.trainer import LocalTrainer
-from openclaw_rl.settings.load import TrainConfig
+from openclaw_rl.methods.registry import make_method
+from openclaw_rl.settings.load import TrainConfig, train_settings
 
 
 def trainer(path: Path, **lora: Any) -> LocalTrainer:
-    method = methods.create_method("binary", decay=0.95, shrink=8.0, clip=1.0, w_binary=1.0, w_opd=1.0)
+    method = make_method(train_settings({"method": "binary"}))
     return LocalTrainer(str(path), method, TrainConfig(lora={"rank": 2, **lora}))
 
 

@@ -53,11 +53,9 @@ def plainly(model: Any, row: TokenSequence) -> torch.Tensor:
 def test_equal_to_a_plain_forward(trainer: Make, micro_tokens: int) -> None:
     model, batch = trainer().causal, rows(1)
     with torch.no_grad():
-        for row, (logp, entropy) in zip(
-            batch, ForwardRunner(model, micro_tokens=micro_tokens).score_rows(batch), strict=True
-        ):
-            torch.testing.assert_close(logp.double(), plainly(model, row), atol=1e-5, rtol=0)
-            assert ((entropy > 0) & (entropy <= np.log(64) + 1e-5)).all()
+        for row, scores in zip(batch, ForwardRunner(model, micro_tokens=micro_tokens).logprobs(batch), strict=True):
+            torch.testing.assert_close(scores.logp.double(), plainly(model, row), atol=1e-5, rtol=0)
+            assert ((scores.entropy_K > 0) & (scores.entropy_K <= np.log(64) + 1e-5)).all()
 
 
 def test_gradients_survive_the_chunked_head(trainer: Make) -> None:
@@ -99,7 +97,7 @@ def test_prompts_never_reach_the_head(trainer: Make, monkeypatch: pytest.MonkeyP
         return logits(hidden, *rest)
 
     monkeypatch.setattr(lm_head, "_chunk_logits", watched)
-    passes.score_rows(batch)
+    passes.logprobs(batch)
     assert sum(seen) == sum(len(r.response_ids) for r in batch)
 
 
@@ -140,8 +138,8 @@ def test_logits_that_the_model_bends_are_bent(name: str, dtype: torch.dtype) -> 
     wide = copy.deepcopy(model).float()
     tolerance = 1e-5 if dtype is torch.float32 else 0.03
     with torch.no_grad():
-        for row, (logp, _) in zip(batch := rows(1), passes.score_rows(batch), strict=True):
-            torch.testing.assert_close(logp.double(), plainly(wide, row), atol=tolerance, rtol=0)
+        for row, scores in zip(batch := rows(1), passes.logprobs(batch), strict=True):
+            torch.testing.assert_close(scores.logp.double(), plainly(wide, row), atol=tolerance, rtol=0)
 
 
 def test_a_bend_that_is_not_known_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
+from tests.learner.forward import test_exact_gradients
 from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,
@@ -30,17 +31,7 @@ from openclaw_rl.learner.forward.packing import TokenSequence
 from openclaw_rl.learner.forward.runner import ForwardRunner
 
 V = 50
-SHAPE: dict[str, Any] = {
-    "vocab_size": V,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.3,
-}
+SHAPE = test_exact_gradients.SHAPE | {"vocab_size": V, "num_hidden_layers": 3}
 SLIDING = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 MODELS: dict[str, Callable[[], Any]] = {
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE, tie_word_embeddings=True)),
@@ -202,13 +193,13 @@ def test_a_trunk_over_the_budget_is_computed_once() -> None:
 def test_the_tree_holds_every_row_and_nothing_twice(seed: int, turns: int) -> None:
     rows = session(seed, turns)
     planted = prefix_tree.build_tree(rows, torch.device("cpu"))
-    distinct = {prefix_tree.input_ids(r)[:n].tobytes() for r in rows for n in range(1, r.input_length + 1)}
+    distinct = {r.input_ids[:n].tobytes() for r in rows for n in range(1, r.input_length + 1)}
     assert planted.tokens == len(distinct), "each prefix once"
     at = torch.split(planted.kept_K, [len(r.response_ids) for r in rows])
     for row, places in zip(rows, at, strict=True):
         i = int(places[-1])
         seen = [j for j in range(planted.tokens) if j <= i < int(planted.end_T[j])]
-        assert planted.ids_T[seen].tolist() == prefix_tree.input_ids(row).tolist(), "a token sees its own row, in order"
+        assert planted.ids_T[seen].tolist() == row.input_ids.tolist(), "a token sees its own row, in order"
         assert planted.depth_T[seen].tolist() == list(range(row.input_length))
     for segment in planted.segments:
         above = [j for a, b in segment.above for j in range(a, b)]
@@ -227,7 +218,7 @@ def test_models_that_carry_a_state_are_trained_row_by_row(caplog: pytest.LogCapt
     rows = session(9, 1)
     with torch.no_grad():
         expected = one_by_one(model, rows)
-    got = torch.cat([logp for logp, _ in passes.score_rows(rows)])
+    got = torch.cat([scores.logp for scores in passes.logprobs(rows)])
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -265,5 +256,5 @@ def test_positions_that_depend_on_the_longest_row_keep_rows_apart(kind: str) -> 
     passes = ForwardRunner(model, micro_tokens=10_000)
     groups = passes.group_rows(rows)
     assert sorted(i for g in groups for i in g) == list(range(len(rows)))
-    got = torch.cat([logp for logp, _ in passes.score_rows(rows)])
+    got = torch.cat([scores.logp for scores in passes.logprobs(rows)])
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)

@@ -110,9 +110,9 @@ def ours(seed: int, kind: Divergence, by: str) -> tuple[float, torch.Tensor]:
         divergence_K=divergence(picked.logps_KN[:, 1:], theirs, kind),
         ratio_cap=2.0,
     )
-    bounds = LossConfig(clip_low=0.8, clip_high=1.28, dual_clip=3.0, gap_low=1e-30, gap_high=1e30)
+    bounds = LossConfig(clip_low=0.8, clip_high=1.28, dual_clip=3.0, token_ratio_min=1e-30, token_ratio_max=1e30)
     loss = micro_batch_loss(
-        logp_K=picked.logp, mu_K=mu, base_K=mu, terms=[term], kl_coef=0.0, kl_denominator=1.0, bounds=bounds
+        logp_K=picked.logp, mu_K=mu, base_K=mu, terms=[term], kl_coef=0.0, kl_denominator=1.0, config=bounds
     )
     loss.total.backward()
     assert student.grad is not None

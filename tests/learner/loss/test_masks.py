@@ -18,7 +18,7 @@ from openclaw_rl.settings.load import train_settings
 
 WEIGHTS = {"binary": 0.7, "opd": 1.9}
 KL, AVERAGE = 0.3, 7.5
-LIMITS = {"clip_low": 0.8, "clip_high": 1.28, "dual_clip": 3.0, "gap_low": 0.5, "gap_high": 5.0}
+LIMITS = {"clip_low": 0.8, "clip_high": 1.28, "dual_clip": 3.0, "token_ratio_min": 0.5, "token_ratio_max": 5.0}
 BY_KIND = {"clip": (0.8, 1.28), "cispo": (0.0, 5.0), "gspo": (1 - 3e-4, 1 + 4e-4)}
 MASKS: dict[str, dict[str, float]] = {
     "none": {},
@@ -78,7 +78,7 @@ def ours(batch: list[dict[str, Any]], indices: list[int], logp_K: torch.Tensor, 
         terms=[slice_of(name, count) for name, count in counts.items() if count],
         kl_coef=KL,
         kl_denominator=max(members, 1) * AVERAGE,
-        bounds=bounds,
+        config=bounds,
         old_K=cat("old") if "old" in batch[0] else None,
         rows_K=torch.arange(len(indices)).repeat_interleave(torch.tensor([len(batch[i]["mu"]) for i in indices])),
     )
@@ -136,7 +136,7 @@ def gradient(bounds: LossConfig, gaps: list[float], advantage: float, old: list[
         denominator=1.0,
     )
     loss = micro_batch_loss(
-        logp_K=logp_K, mu_K=mu_K, base_K=mu_K, terms=[term], kl_coef=0.0, kl_denominator=1.0, bounds=bounds,
+        logp_K=logp_K, mu_K=mu_K, base_K=mu_K, terms=[term], kl_coef=0.0, kl_denominator=1.0, config=bounds,
         old_K=None if old is None else torch.tensor(old, dtype=torch.float64),
         rows_K=torch.zeros(len(gaps), dtype=torch.long),
     )  # fmt: skip
@@ -167,7 +167,7 @@ def test_geometric_takes_what_drifted_whichever_way() -> None:
 
 
 def test_what_the_caps_take_is_counted() -> None:
-    cispo = gradient(LossConfig(**(LIMITS | {"gap_high": 100.0}), kind="cispo"), [2.0, 0.0], 1.0).counts
+    cispo = gradient(LossConfig(**(LIMITS | {"token_ratio_max": 100.0}), kind="cispo"), [2.0, 0.0], 1.0).counts
     assert (cispo["capped/x"], cispo["clipped/x"]) == (1, 0)
     decoupled = gradient(LossConfig(**LIMITS), [1.0, 0.1, 0.5], 1.0, old=[-1.0, -1.9, -2.0]).counts
     assert (decoupled["capped/x"], decoupled["clipped/x"], decoupled["gap"]) == (1, 1, 0)
@@ -181,7 +181,7 @@ def test_whose_token_each_is_must_be_known() -> None:
     for bounds in (LossConfig(**LIMITS, opsm_delta=0.1), LossConfig(**LIMITS, kind="gspo")):
         with pytest.raises(AssertionError, match="need rows_K"):
             micro_batch_loss(
-                logp_K=empty, mu_K=empty, base_K=empty, terms=[], kl_coef=0.0, kl_denominator=1.0, bounds=bounds
+                logp_K=empty, mu_K=empty, base_K=empty, terms=[], kl_coef=0.0, kl_denominator=1.0, config=bounds
             )
 
 

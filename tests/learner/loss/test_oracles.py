@@ -70,8 +70,14 @@ def ours(
         kl_coef=kl,
         kl_denominator=float(len(mask) * LENGTH),
         old_K=None if old is None else old[mask],
-        bounds=LossConfig(
-            clip_low=0.8, clip_high=1.28, dual_clip=dual, gap_low=1e-30, gap_high=1e30, kind=kind, **masks
+        config=LossConfig(
+            clip_low=0.8,
+            clip_high=1.28,
+            dual_clip=dual,
+            token_ratio_min=1e-30,
+            token_ratio_max=1e30,
+            kind=kind,
+            **masks,
         ),
         rows_K=torch.arange(len(mask))[:, None].expand_as(mask)[mask],
     )

@@ -20,7 +20,7 @@ from openclaw_rl.learner.loss.policy_loss import (
     micro_batch_loss,
 )
 
-LIMITS = {"clip_low": 0.8, "clip_high": 1.28, "dual_clip": 3.0, "gap_low": 0.5, "gap_high": 5.0}
+LIMITS = {"clip_low": 0.8, "clip_high": 1.28, "dual_clip": 3.0, "token_ratio_min": 0.5, "token_ratio_max": 5.0}
 SHORT = {"low": 0.8, "high": 1.28, "dual": 3.0, "gap_low": 0.5, "gap_high": 5.0}
 WEIGHTS = {"binary": 0.7, "opd": 1.9}
 KL, AVERAGE = 0.3, 7.5
@@ -84,7 +84,7 @@ def ours(batch: list[dict[str, Any]], members: list[int], logp_K: torch.Tensor, 
         terms=terms,
         kl_coef=KL,
         kl_denominator=max(in_any, 1) * AVERAGE,
-        bounds=LossConfig(**LIMITS),
+        config=LossConfig(**LIMITS),
     )
 
 
@@ -103,6 +103,22 @@ def test_value_and_gradient_are_the_reference(reference: ModuleType, seed: int) 
     np.testing.assert_allclose(logp_K.grad, np.concatenate(slopes), rtol=1e-9, atol=1e-12)
 
 
+def single_term_loss(
+    logp_K: torch.Tensor,
+    mu_K: torch.Tensor,
+    advantages_K: torch.Tensor,
+    *,
+    weight: float = 1.0,
+    denominator: float = 1.0,
+    mask_K: torch.Tensor | None = None,
+    **changed: Any,
+) -> LossResult:
+    mask_K = torch.ones(len(mu_K), dtype=torch.bool) if mask_K is None else mask_K
+    term = TermSlice(name="x", weight=weight, advantages_K=advantages_K, mask_K=mask_K, denominator=denominator)
+    plain = {"base_K": mu_K, "kl_coef": 0.0, "kl_denominator": 1.0, "config": LossConfig(**LIMITS)}
+    return micro_batch_loss(logp_K=logp_K, mu_K=mu_K, terms=[term], **(plain | changed))
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32 - 1))
 def test_gradient_is_the_slope_of_the_value(seed: int) -> None:
@@ -113,18 +129,7 @@ def test_gradient_is_the_slope_of_the_value(seed: int) -> None:
     advantages = torch.tensor(rng.normal(0, 1, 12))
 
     def value(logp_K: torch.Tensor) -> torch.Tensor:
-        term = TermSlice(
-            name="x", weight=1.0, advantages_K=advantages, mask_K=torch.ones(12, dtype=torch.bool), denominator=3.0
-        )
-        return micro_batch_loss(
-            logp_K=logp_K,
-            mu_K=mu,
-            base_K=mu,
-            terms=[term],
-            kl_coef=0.0,
-            kl_denominator=1.0,
-            bounds=LossConfig(**LIMITS),
-        ).total
+        return single_term_loss(logp_K, mu, advantages, denominator=3.0).total
 
     assert torch.autograd.gradcheck(value, ((mu + log_rho).requires_grad_(),), eps=1e-6, atol=1e-6)
 
@@ -157,22 +162,8 @@ def test_a_term_does_not_feel_the_other(seed: int) -> None:
 def test_masked_tokens_have_no_gradient_however_wild() -> None:
     logp_K = torch.tensor([-1.0, -1e4, -1e-30, -2.0], dtype=torch.float64, requires_grad=True)
     mu_K = torch.tensor([-1.0, -1e-9, -1e4, -2.0], dtype=torch.float64)
-    term = TermSlice(
-        name="x",
-        weight=1.0,
-        advantages_K=torch.full((4,), -1.0, dtype=torch.float64),
-        mask_K=torch.tensor([True, True, True, False]),
-        denominator=1.0,
-    )
-    loss = micro_batch_loss(
-        logp_K=logp_K,
-        mu_K=mu_K,
-        base_K=mu_K,
-        terms=[term],
-        kl_coef=1.0,
-        kl_denominator=1.0,
-        bounds=LossConfig(**LIMITS),
-    )
+    mask_K = torch.tensor([True, True, True, False])
+    loss = single_term_loss(logp_K, mu_K, torch.full_like(mu_K, -1.0), mask_K=mask_K, kl_coef=1.0)
     loss.total.backward()
     assert logp_K.grad is not None
     assert logp_K.grad.tolist() == [1.0, 0.0, 0.0, 0.0]
@@ -182,18 +173,8 @@ def test_masked_tokens_have_no_gradient_however_wild() -> None:
 def test_masking_a_token_does_not_make_the_others_heavier() -> None:
     def gradient(mu_1: float) -> float:
         logp_K = torch.tensor([-1.0, -1.0], dtype=torch.float64, requires_grad=True)
-        term = TermSlice(
-            name="x", weight=1.0, advantages_K=torch.ones(2), mask_K=torch.ones(2, dtype=torch.bool), denominator=2.0
-        )
-        micro_batch_loss(
-            logp_K=logp_K,
-            mu_K=torch.tensor([-1.0, mu_1], dtype=torch.float64),
-            base_K=logp_K.detach(),
-            terms=[term],
-            kl_coef=0.0,
-            kl_denominator=1.0,
-            bounds=LossConfig(**LIMITS),
-        ).total.backward()
+        mu_K = torch.tensor([-1.0, mu_1], dtype=torch.float64)
+        single_term_loss(logp_K, mu_K, torch.ones(2), denominator=2.0).total.backward()
         assert logp_K.grad is not None
         return float(logp_K.grad[0])
 
@@ -218,24 +199,9 @@ def test_k2_pulls_like_the_kl() -> None:
 def test_a_token_that_the_engine_sees_otherwise_does_not_rule_the_kl() -> None:
     """Decoupled: no gap band, so the weight of the KL term is capped as that of the surrogate is."""
     logp_K = torch.tensor([-1.0, -1.0], dtype=torch.float64, requires_grad=True)
-    loss = micro_batch_loss(
-        logp_K=logp_K,
-        mu_K=torch.tensor([-1.0, -11.0], dtype=torch.float64),
-        base_K=torch.tensor([-2.0, -2.0], dtype=torch.float64),
-        terms=[
-            TermSlice(
-                name="x",
-                weight=0.0,
-                advantages_K=torch.ones(2, dtype=torch.float64),
-                mask_K=torch.ones(2, dtype=torch.bool),
-                denominator=1.0,
-            )
-        ],
-        kl_coef=1.0,
-        kl_denominator=1.0,
-        bounds=LossConfig(**LIMITS),
-        old_K=logp_K.detach().clone(),
-    )
+    mu_K, base_K = torch.tensor([-1.0, -11.0], dtype=torch.float64), torch.full((2,), -2.0, dtype=torch.float64)
+    old_K = logp_K.detach().clone()
+    loss = single_term_loss(logp_K, mu_K, torch.ones_like(mu_K), weight=0.0, base_K=base_K, kl_coef=1.0, old_K=old_K)
     loss.total.backward()
     assert logp_K.grad is not None
     assert logp_K.grad.tolist() == [1.0, 2.0], "at most weight_cap times what it would be"

@@ -122,7 +122,10 @@ class Rows:
 def test_a_cpu_without_memory_is_told_as_a_gpu_is(caplog: pytest.LogCaptureFixture) -> None:
     """What torch's own allocator raises there, and nothing else of that kind."""
     rows = Rows()
-    with caplog.at_level(logging.ERROR, "openclaw_rl.learner.model.oom"), pytest.raises(TooLarge, match="can't allocate"):
+    with (
+        caplog.at_level(logging.ERROR, "openclaw_rl.learner.model.oom"),
+        pytest.raises(TooLarge, match="can't allocate"),
+    ):
         retry_on_oom(lambda: torch.empty(2**50, dtype=torch.float64), rows, lambda: False)
     assert "Retrying with passes of 64 tokens" in caplog.text
     with pytest.raises(RuntimeError, match="must match"):

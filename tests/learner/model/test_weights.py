@@ -23,11 +23,11 @@ from transformers import (
     PreTrainedModel,
 )
 
-from openclaw_rl import methods
 from openclaw_rl.common.policy_digest import digest_of_folder, weight_files
 from openclaw_rl.errors import ConfigError, ModelError
 from openclaw_rl.learner.forward.packing import TokenSequence
 from openclaw_rl.learner.trainer import LocalTrainer
+from openclaw_rl.methods.registry import make_method
 from openclaw_rl.methods.types import Sample
 from openclaw_rl.settings.load import ModelConfig, train_settings
 
@@ -90,7 +90,7 @@ def make(family: Callable[[str], str]) -> Make:
         path = wanted.pop("path", None) or family(name)
         model = ModelConfig.model_construct(device="cpu", dtype=wanted.pop("dtype", "auto"))  # float64, too
         train = train_settings(wanted)
-        method = methods.create_method("combine", decay=0.95, shrink=8.0, clip=1.0, w_binary=1.0, w_opd=1.0)
+        method = make_method(train_settings({"method": "combine"}))
         return LocalTrainer(path, method, train, model)
 
     return made

@@ -303,7 +303,7 @@ def test_a_version_that_is_not_here(site: Site, client: Client) -> None:
         ({"extra_body": {"temperature": 1.5}}, "temperature: .* at most 1"),
         ({"thinking": {"type": "hard"}}, "thinking.type"),
         ({"tool_choice": {"type": "tool", "name": "nope"}, "tools": [WEATHER]}, "'nope' is not in tools"),
-        ({"tool_choice": {"type": "any"}}, "any requires at least one tool in tools"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice: requires at least one tool in tools"),
         ({"tools": [{"name": "x"}]}, r"tools\[0\].input_schema"),
         ({"stop_sequences": [""]}, "stop_sequences: expected strings that are not empty"),
         ({"system": [PICTURE]}, r"system\[0\]: got an image"),

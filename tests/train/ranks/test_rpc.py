@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from openclaw_rl.errors import ModelError, OpenClawError
-from openclaw_rl.methods.types import Episode, Sample, StepResult
+from openclaw_rl.methods.types import EpisodeStep, Sample, StepResult
 from openclaw_rl.train.ranks import rpc
 from openclaw_rl.train.ranks.rpc import ErrorReply, LoadCommand, RpcChannel, RpcListener, StepCommand, StepReply
 
@@ -32,7 +32,7 @@ def sample(**further: object) -> Sample:
 
 
 def test_samples_arrive_whole() -> None:
-    episode = Episode(task="x", rollout="r", step=2, outcome=None, step_reward=0.5)
+    episode = EpisodeStep(group="x", episode="r", step=2, outcome=None, step_reward=0.5)
     sent = [sample(), sample(reward=None, hinted_prompts=(np.arange(3, dtype=np.int32),), episode=episode)]
     got = rpc.command_decoder.decode(rpc.encode(StepCommand(sent, "/out")))
     assert isinstance(got, StepCommand)

@@ -11,6 +11,7 @@ from typing import cast
 
 import msgspec
 
+from openclaw_rl.common.frames import FrameDecoder, InvalidFrame
 from openclaw_rl.engines.base import EngineInfo, OnConnect, wait_until_ready
 from openclaw_rl.engines.embedded import protocol
 from openclaw_rl.errors import EngineError, EngineGone, GrammarError
@@ -63,7 +64,7 @@ class _EngineConnection(asyncio.Protocol):
     """One connection to the engine: sends calls and routes the replies to streams and callers."""
 
     def __init__(self, lost: Callable[[_EngineConnection], None]) -> None:
-        self._frame_decoder = protocol.FrameDecoder()
+        self._frame_decoder = FrameDecoder()
         self._on_lost = lost
         self._transport: asyncio.Transport | None = None
         self.streams: dict[int, _TokenStream] = {}
@@ -78,7 +79,7 @@ class _EngineConnection(asyncio.Protocol):
         try:
             for body in self._frame_decoder.feed(data):
                 self._dispatch_reply(protocol.reply_decoder.decode(body))
-        except (EngineGone, msgspec.DecodeError) as error:
+        except (InvalidFrame, msgspec.DecodeError) as error:
             self._close_with_error(f"the engine sent an invalid reply ({error})")
 
     def _dispatch_reply(self, answer: protocol.EngineReply) -> None:

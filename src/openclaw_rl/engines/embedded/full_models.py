@@ -17,9 +17,9 @@ from safetensors import SafetensorError, safe_open
 from openclaw_rl.common.policy_digest import weight_files
 from openclaw_rl.engines import adapter_file
 from openclaw_rl.engines.adapter_file import AdapterFile
+from openclaw_rl.engines.base import VersionKey
 from openclaw_rl.engines.embedded.grammar import GrammarState
 from openclaw_rl.engines.embedded.model import EmbeddedModel
-from openclaw_rl.engines.embedded.multi_lora import VersionKey
 from openclaw_rl.engines.embedded.scheduler import EmbeddedEngine
 from openclaw_rl.engines.embedded.sequence import EngineSequence, StepEvent
 from openclaw_rl.errors import EngineError, ModelError
@@ -50,11 +50,9 @@ class MultiModelEngine(EmbeddedEngine):
     def has_work(self) -> bool:
         return super().has_work or any(core.has_work for core in self._full_engines.values())
 
-    def _draining_versions(self, named: frozenset[VersionKey]) -> frozenset[VersionKey]:
-        return (
-            super()._draining_versions(named)
-            | frozenset(k for k, core in self._full_engines.items() if core.has_work) - named
-        )
+    @property
+    def _versions_in_use(self) -> frozenset[VersionKey]:
+        return super()._versions_in_use | {k for k, core in self._full_engines.items() if core.has_work}
 
     def unread_policies(self, policies: Sequence[PolicyRef]) -> list[PolicyRef]:
         """Return the policies whose files must be read before `load_versions`."""

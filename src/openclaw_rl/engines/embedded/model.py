@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,11 +15,11 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from openclaw_rl.common.assets import ASSETS
+from openclaw_rl.common.assets import local_model_folder
 from openclaw_rl.engines.embedded.kv_cache import CacheLayout, CacheShapeProbe, KVCache, KVCacheView
 from openclaw_rl.engines.embedded.multi_lora import LoadedAdapters
 from openclaw_rl.errors import ModelError
-from openclaw_rl.settings.load import STARTER, ModelConfig
+from openclaw_rl.settings.load import ModelConfig
 
 _SELF_TEST_TOKENS = 24  # tokens
 _MAX_LOGPROB_DIFFERENCE = {torch.float32: 1e-3}  # self-test in float32: largest log-probability difference
@@ -193,10 +192,7 @@ def _check_kind(text: Any, context: int, name: str) -> None:
 
 def resolve_model_path(path: str) -> str:
     """Return the model's folder or hub id. Raise `ModelError` if `path` is neither."""
-    if path == STARTER:
-        return str(ASSETS / "starter")
-    folder = Path(path).expanduser()
-    if folder.is_dir():
+    if (folder := local_model_folder(path)) is not None:
         return str(folder)
     if path.startswith((".", "/", "~")) or path.count("/") != 1:
         raise ModelError(f"model.path {path!r}: no such folder, and not a hub id like `Qwen/Qwen3-0.6B`")

@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from openclaw_rl.engines.adapter_file import AdapterFile, RawTensor
+from openclaw_rl.engines.base import VersionKey
 from openclaw_rl.errors import EngineError
 
-VersionKey = tuple[int, str]
-"""(version, digest): identifies a loaded policy."""
 LoraPair = tuple[Tensor, Tensor]
 """A [R, I] and scaled B transposed [R, O]."""
 

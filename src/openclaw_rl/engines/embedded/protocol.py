@@ -1,23 +1,20 @@
 """Protocol between gateway and engine process: length-prefixed msgpack frames over a Unix socket.
 
-A frame is four bytes of length (little-endian) and one message. The client chooses an `id` for every call, and the
+The client chooses an `id` for every call, and the
 replies repeat it. The tokens of one decode step, for all streams of a connection, are sent in one frame.
 Arrays are little-endian bytes: ids int32, log-probabilities float32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 
+from openclaw_rl.common import frames
 from openclaw_rl.engines.base import EngineInfo
-from openclaw_rl.errors import EngineGone
 from openclaw_rl.types import Ids, Logprobs, PolicyRef, Sampling
-
-MAX_FRAME_BYTES = 256 * 2**20
-_HEADER_BYTES = 4
 
 
 class GenerateCall(msgspec.Struct, array_like=True, tag="generate", frozen=True):
@@ -93,32 +90,7 @@ reply_decoder = msgspec.msgpack.Decoder(EngineReply)
 
 def encode_frame(message: EngineCall | EngineReply) -> bytes:
     """Encode a message as one frame."""
-    body = _encoder.encode(message)
-    return len(body).to_bytes(_HEADER_BYTES, "little") + body
-
-
-class FrameDecoder:
-    """Decoder from a byte stream to message bodies."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield the bodies that `data` completes. Raise `EngineGone` if the stream is not this protocol."""
-        buffer = self._buffer
-        buffer += data
-        start = 0
-        while len(buffer) - start >= _HEADER_BYTES:
-            size = int.from_bytes(buffer[start : start + _HEADER_BYTES], "little")
-            if size > MAX_FRAME_BYTES:
-                raise EngineGone(
-                    f"engine socket: frame of {size} bytes (limit {MAX_FRAME_BYTES}); is it another program?"
-                )
-            if len(buffer) - start - _HEADER_BYTES < size:
-                break
-            yield bytes(buffer[start + _HEADER_BYTES : start + _HEADER_BYTES + size])
-            start += _HEADER_BYTES + size
-        del buffer[:start]
+    return frames.encode_frame(_encoder.encode(message))
 
 
 def pack_ids(ids: Ids | Sequence[int]) -> bytes:

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from openclaw_rl.engines.adapter_file import AdapterFile
+from openclaw_rl.engines.base import VersionKey, check_capacity, check_scored_lengths, max_reply_tokens
 from openclaw_rl.engines.embedded.grammar import GrammarState
 from openclaw_rl.engines.embedded.kv_cache import KVCache
 from openclaw_rl.engines.embedded.model import EmbeddedModel
-from openclaw_rl.engines.embedded.multi_lora import LoraRouting, VersionKey
+from openclaw_rl.engines.embedded.multi_lora import LoraRouting
 from openclaw_rl.engines.embedded.oom import RETRY_INTERVAL, OomState, has_timed_out, oom_reason
 from openclaw_rl.engines.embedded.prefix_cache import PrefixCache
 from openclaw_rl.engines.embedded.sampler import Sampler, SamplingState
@@ -62,22 +63,13 @@ class EmbeddedEngine:
     def has_work(self) -> bool:
         return bool(self._rows or self._staged or self._waiting)
 
-    def _draining_versions(self, named: frozenset[VersionKey]) -> frozenset[VersionKey]:
-        return frozenset(self._running_counts) - named
+    @property
+    def _versions_in_use(self) -> frozenset[VersionKey]:
+        return frozenset(self._running_counts)
 
     def check_capacity(self, policies: Sequence[PolicyRef]) -> None:
         """Raise `EngineError` if these versions and those with running replies exceed `engine.max_loaded_versions`."""
-        named = frozenset((p.version, p.digest) for p in policies)
-        if len({p.version for p in policies}) != len(policies):
-            raise EngineError(f"load received a version twice: {[p.version for p in policies]}")
-        draining = self._draining_versions(named)
-        if len(named | draining) > self._config.max_loaded_versions:
-            still = f" and {sorted(v for v, _ in draining)} still answering" if draining else ""
-            raise EngineError(
-                f"{sorted(p.version for p in policies)} requested{still}; engine.max_loaded_versions is "
-                f"{self._config.max_loaded_versions}. "
-                "Retry after a reply has ended, or raise engine.max_loaded_versions"
-            )
+        check_capacity(policies, self._versions_in_use, self._config.max_loaded_versions)
 
     def unread_policies(self, policies: Sequence[PolicyRef]) -> list[PolicyRef]:
         """Return the policies whose adapter files must be read before `load_versions`."""
@@ -123,13 +115,10 @@ class EmbeddedEngine:
     ) -> EngineSequence:
         """Queue a reply. Raise `EngineError` if the version is not loaded or the prompt exceeds the context."""
         held, key = self._keys_of_version(version)
-        context = self.model.context_length
-        if len(prompt_ids) >= context:
-            raise EngineError(f"the prompt has {len(prompt_ids)} tokens; the context is {context}, reply included")
+        limit = max_reply_tokens(len(prompt_ids), sampling.max_tokens, self.model.context_length)
         _check_ids(prompt_ids, self.model.vocab_size, "prompt")
         if not math.isfinite(sampling.temperature):
             raise EngineError(f"temperature is {sampling.temperature}, expected a finite number")
-        limit = min(sampling.max_tokens if sampling.max_tokens > 0 else context, context - len(prompt_ids))
         draw = SamplingState.from_sampling(sampling, top, guide)
         job = EngineSequence(owner=owner, version=held, adapter=key, ids=prompt_ids, prompt=len(prompt_ids), state=draw,
                   stop=frozenset(stop), limit=limit)  # fmt: skip
@@ -138,11 +127,7 @@ class EmbeddedEngine:
     def score(self, owner: Any, version: int, prompt_ids: Ids, response_ids: Ids, temperature: float) -> EngineSequence:
         """Queue a scoring of `response_ids`. Raise `EngineError` like `generate`."""
         held, key = self._keys_of_version(version)
-        context, total = self.model.context_length, len(prompt_ids) + len(response_ids)
-        if total > context:
-            raise EngineError(f"prompt and response have {total} tokens; the context is {context}")
-        if len(response_ids) == 0:
-            raise EngineError("there are no response ids to score; expected at least one")
+        check_scored_lengths(len(prompt_ids), len(response_ids), self.model.context_length)
         _check_ids(prompt_ids, self.model.vocab_size, "prompt")
         _check_ids(response_ids, self.model.vocab_size, "response")
         ids = np.concatenate([prompt_ids, response_ids[:-1]])
@@ -392,8 +377,6 @@ def _finish_reason(job: EngineSequence) -> str | None:
 
 
 def _check_ids(ids: Ids, vocab: int, what: str) -> None:
-    if len(ids) == 0:
-        raise EngineError(f"the {what} is empty; expected at least one token id")
     low, high = int(ids.min()), int(ids.max())
     if low < 0 or high >= vocab:
         raise EngineError(f"the {what} contains id {low if low < 0 else high}; the model has ids 0 to {vocab - 1}")

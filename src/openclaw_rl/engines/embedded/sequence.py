@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from openclaw_rl.engines.embedded.multi_lora import VersionKey
+from openclaw_rl.engines.base import VersionKey
 from openclaw_rl.engines.embedded.sampler import SamplingState, TopTokens
 from openclaw_rl.types import Ids, Logprobs
 

@@ -10,7 +10,6 @@ import asyncio
 import gc
 import logging
 import os
-import signal
 import socket
 import time
 from collections.abc import Coroutine, Generator
@@ -21,13 +20,16 @@ import msgspec
 import torch
 import uvloop
 
+from openclaw_rl.common.frames import FrameDecoder, InvalidFrame
+from openclaw_rl.common.sockets import clear_socket
+from openclaw_rl.common.worker_loop import stop_on_signals, wait_or_stop
 from openclaw_rl.engines.base import EngineInfo
 from openclaw_rl.engines.embedded import protocol
 from openclaw_rl.engines.embedded.full_models import MultiModelEngine
 from openclaw_rl.engines.embedded.grammar import GrammarCompiler, GrammarState
 from openclaw_rl.engines.embedded.model import EmbeddedModel, resolve_model_path
 from openclaw_rl.engines.embedded.sequence import EngineSequence, SequenceFailed, SequenceScored, StepEvent
-from openclaw_rl.errors import EngineError, EngineGone, GrammarError
+from openclaw_rl.errors import EngineError, GrammarError
 from openclaw_rl.settings.load import Config
 from openclaw_rl.types import PolicyRef
 
@@ -36,7 +38,6 @@ log = logging.getLogger(__name__)
 _LOAD_TIME_SLICE = (0.0002, 0.1)  # time slice of a load between two steps: minimum in seconds, or share of a step
 _MAX_UNREAD_BYTES = 64 * 2**20  # bytes that a client may leave unread before it is disconnected
 _PARENT_POLL_SECONDS = 1.0  # seconds
-_MAX_SOCKET_PATH_BYTES = 103  # bytes; the limit that all supported systems share
 
 
 class _ClientConnection(asyncio.Protocol):
@@ -44,7 +45,7 @@ class _ClientConnection(asyncio.Protocol):
 
     def __init__(self, server: EmbeddedServer) -> None:
         self._server = server
-        self._frame_decoder = protocol.FrameDecoder()
+        self._frame_decoder = FrameDecoder()
         self._transport: asyncio.Transport | None = None
         self.jobs: dict[int, EngineSequence] = {}
         self.compiling: set[int] = set()  # calls whose grammar is not ready yet
@@ -56,7 +57,7 @@ class _ClientConnection(asyncio.Protocol):
         try:
             for body in self._frame_decoder.feed(data):
                 self._server.handle_call(self, protocol.call_decoder.decode(body))
-        except (EngineGone, msgspec.DecodeError) as error:
+        except (InvalidFrame, msgspec.DecodeError) as error:
             log.warning("a client sent an invalid call (%s); disconnecting it", error)
             assert self._transport is not None
             self._transport.abort()
@@ -238,19 +239,7 @@ class EmbeddedServer:
 
 def bind_socket(path: Path) -> socket.socket:
     """Return a listening Unix socket at `path`, mode 600. Raise `EngineError` if another engine listens there."""
-    if len(str(path).encode()) > _MAX_SOCKET_PATH_BYTES:
-        raise EngineError(
-            f"{path}: a Unix socket path has at most {_MAX_SOCKET_PATH_BYTES} bytes. Choose a shorter `home`"
-        )
-    if path.exists():
-        with socket.socket(socket.AF_UNIX) as probe:
-            try:
-                probe.connect(str(path))
-            except OSError:
-                path.unlink(missing_ok=True)  # left over from a killed engine
-            else:
-                raise EngineError(f"{path}: another engine answers there. Stop it, or choose another `home`")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    clear_socket(path)
     bound = socket.socket(socket.AF_UNIX)
     before = os.umask(0o177)
     try:
@@ -284,13 +273,8 @@ def _load_engine(config: Config) -> MultiModelEngine:
 
 async def _serve_until_stopped(server: EmbeddedServer, bound: socket.socket, parent: int) -> None:
     loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
     listener = await loop.create_unix_server(lambda: _ClientConnection(server), sock=bound)
-    tasks = [
-        loop.create_task(work) for work in (server.run_steps(), _wait_for_parent_exit(parent), _wait_for_stop(stop))
-    ]
+    tasks = [loop.create_task(work) for work in (server.run_steps(), _wait_for_end(parent))]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if tasks[0].done():
@@ -301,14 +285,14 @@ async def _serve_until_stopped(server: EmbeddedServer, bound: socket.socket, par
             task.cancel()
 
 
-async def _wait_for_stop(stop: asyncio.Event) -> None:
-    await stop.wait()
-
-
-async def _wait_for_parent_exit(parent: int) -> None:
-    while os.getppid() == parent:  # noqa: ASYNC110 - not every system has an event for it
-        await asyncio.sleep(_PARENT_POLL_SECONDS)
-    log.warning("engine: the parent process is gone; exiting")
+async def _wait_for_end(parent: int) -> None:
+    """Wait for a signal or the end of the parent process."""
+    stop = stop_on_signals()
+    while not stop.is_set():
+        if os.getppid() != parent:
+            log.warning("engine: the parent process is gone; exiting")
+            return
+        await wait_or_stop(stop, _PARENT_POLL_SECONDS)
 
 
 def main(config: Config) -> None:

@@ -1,8 +1,8 @@
 """Base class of the engines behind HTTP: a `base.EngineLink` over an inference server of another project.
 
-A subclass implements the calls to one kind of server: `_fetch_info`, `_stream_chunks`, `_score_response`,
-`_load_adapter`, `_unload_adapter`, and where the server can, `_load_full_weights` and `_score_given_ids`. The base
-class connects and reconnects, tracks and drains the loaded versions, checks digests, and orders changes of weights.
+A subclass implements the calls to one kind of server: `_fetch_info`, `_stream_chunks`, `_score_prompt`,
+`_load_full_weights` and the others below `implemented per kind of server`. The base class connects and reconnects,
+tracks and drains the loaded versions, checks digests, and orders changes of weights.
 """
 
 from __future__ import annotations
@@ -11,20 +11,28 @@ import abc
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import ClassVar
 
-import numpy as np
-
+from openclaw_rl.common.worker_loop import wait_or_stop
 from openclaw_rl.engines import adapter_file
-from openclaw_rl.engines.base import EngineInfo, OnConnect, wait_until_ready
+from openclaw_rl.engines.adapter_file import AdapterFile
+from openclaw_rl.engines.base import (
+    BASE_POLICY,
+    EngineInfo,
+    OnConnect,
+    check_scored_lengths,
+    max_reply_tokens,
+    wait_until_ready,
+)
 from openclaw_rl.engines.remote import logprob_convention
 from openclaw_rl.engines.remote.http_client import HttpClient
-from openclaw_rl.engines.remote.loaded_versions import LoadedVersion, VersionTable, adapter_name
+from openclaw_rl.engines.remote.loaded_versions import LoadedVersion, VersionTable, verify_version
+from openclaw_rl.engines.remote.positional_scoring import score_positions
 from openclaw_rl.engines.remote.weight_queue import WeightLock, read_ahead
-from openclaw_rl.errors import EngineError, EngineGone
+from openclaw_rl.errors import EngineError, EngineGone, GrammarError
 from openclaw_rl.settings.load import EngineConfig
 from openclaw_rl.types import Chunk, Generation, Ids, Logprobs, PolicyRef
 
@@ -34,6 +42,7 @@ _BACK_OFF = (0.05, 1.0)  # seconds between attempts to connect: first, longest
 _HANDSHAKE_TIMEOUT = 120.0  # seconds; the server may compile during its first replies
 _UNLOAD_TIMEOUT = 5.0  # seconds
 _HEALTH_CHECK_INTERVAL = 1.0  # seconds between health checks
+_ALREADY_LOADED = re.compile(r"already (been )?loaded")
 _NOT_LOADED_MESSAGES = ("does not exist", "not loaded", "not found")  # what servers answer for an unknown adapter
 BASE_WEIGHTS = ""
 """Name of the full weights of the base model."""
@@ -47,6 +56,9 @@ class RemoteEngine(abc.ABC):
 
     kind: ClassVar[str]  # display name, used in messages
     convention_advice: ClassVar[str] = ""  # how to make the server use the expected convention
+    lora_advice: ClassVar[str]  # how to make the server load adapters
+    adapter_routes: ClassVar[str] = ""  # prefix of the paths `/load_lora_adapter` and `/unload_lora_adapter`
+    _base_path = ""  # of the base weights, as the server names them
 
     def __init__(
         self, http: HttpClient, config: EngineConfig, *, owner: str = "", on_connect: OnConnect | None = None
@@ -74,33 +86,28 @@ class RemoteEngine(abc.ABC):
         """Stream one reply of at most `limit` tokens. The caller has checked the request. Raises `EngineError`."""
 
     @abc.abstractmethod
-    async def _score_response(
-        self, held: LoadedVersion, prompt_ids: Ids, response_ids: Ids, temperature: float
-    ) -> Logprobs:
-        """Return [R] log softmax(logits / temperature) of the response ids."""
+    async def _score_prompt(self, held: LoadedVersion, prompt_ids: Ids, response_ids: Ids) -> Logprobs:
+        """Return [R] log softmax(logits) of the response ids by one request."""
 
     @abc.abstractmethod
-    async def _load_adapter(self, name: str, ref: PolicyRef) -> None:
-        """Load an adapter. If the name is already loaded, it is the same adapter. Raises `EngineError`."""
+    async def _score_next_token(self, held: LoadedVersion, prompt: Ids, token: int, temperature: float) -> float:
+        """Return log softmax(logits / temperature) of `token` as the token after `prompt`."""
 
     @abc.abstractmethod
-    async def _unload_adapter(self, name: str) -> None:
-        """Unload an adapter that no reply uses."""
+    def _prepare_adapter(self, name: str, file: AdapterFile) -> None:
+        """Prepare to load an adapter. Raises `EngineError` if the server has no slot or would serve other weights."""
 
     async def _prepare_version(self, held: LoadedVersion, beside: Sequence[LoadedVersion]) -> LoadedVersion:
         """Return how a version is served beside the versions `beside`. By default unchanged."""
         return held
 
+    @abc.abstractmethod
     async def _load_full_weights(self, name: str, ref: PolicyRef | None) -> None:
         """Load full weights (None: those of the base) while none of our replies runs. Raises `EngineError`."""
-        raise EngineError(f"{self.kind}: full-weight versions cannot be loaded here; train LoRA adapters")
 
-    async def _loaded_weights_name(self) -> str | None:
-        """Return the name of the full weights in the server; None if it is unknown."""
-        return BASE_WEIGHTS
-
-    async def _score_given_ids(self, held: LoadedVersion, prompt_ids: Ids, response_ids: Ids, ids: Ids) -> Logprobs:
-        raise EngineError(f"{self.kind}: this version cannot score given ids position by position")
+    @abc.abstractmethod
+    async def _loaded_weights_name(self) -> str:
+        """Return the name of the full weights in the server."""
 
     # ---------------------------------------------------------------------------------------------------- the link
 
@@ -140,7 +147,7 @@ class RemoteEngine(abc.ABC):
                 self._on_connect(self.epoch)
             return info
 
-    async def _identify_server(self) -> tuple[EngineInfo, str | None]:
+    async def _identify_server(self) -> tuple[EngineInfo, str]:
         """Check the server; return its `Info` and the name of its full weights. Raises `EngineGone` on a timeout."""
         try:
             async with asyncio.timeout(_HANDSHAKE_TIMEOUT):
@@ -157,7 +164,7 @@ class RemoteEngine(abc.ABC):
 
     async def _check_convention(self) -> None:
         """Raise `EngineError` if the log-probabilities have another convention than `engine.logprob_convention`."""
-        base = LoadedVersion(ref=PolicyRef(version=0, path=None, digest=""))
+        base = LoadedVersion(ref=BASE_POLICY)
         observed = await logprob_convention.observe_convention(lambda asked: self._stream_chunks(asked, base, 1))
         expected, where = self.config.effective_convention, self.http.address
         logprob_convention.check_convention(observed, expected, where=where, advice=self.convention_advice)
@@ -166,8 +173,7 @@ class RemoteEngine(abc.ABC):
         """Check the health until a check fails; then abort the running streams and reconnect."""
         while not self._closed:
             self._check_now.clear()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._check_now.wait(), _HEALTH_CHECK_INTERVAL)
+            await wait_or_stop(self._check_now, _HEALTH_CHECK_INTERVAL)
             try:
                 await self.http.check_alive()
             except EngineGone as error:
@@ -221,7 +227,7 @@ class RemoteEngine(abc.ABC):
         """See `protocols.Engine.generate`."""
         info = await self._ensure_connected()
         holds, held = self._version_table, self._version_table.look_up(generation.version)
-        limit = _max_reply_tokens(len(generation.prompt_ids), generation.sampling.max_tokens, info.context_length)
+        limit = max_reply_tokens(len(generation.prompt_ids), generation.sampling.max_tokens, info.context_length)
         chunks = self._stream_with_weights(generation, held, limit)
         if self._full_weights:  # a slow reader must not delay those who wait for other weights
             chunks = read_ahead(chunks)
@@ -247,18 +253,20 @@ class RemoteEngine(abc.ABC):
         await turns.acquire_weights(held.weights or BASE_WEIGHTS)
         try:
             begun = False
-            try:
-                async with contextlib.aclosing(self._stream_chunks(generation, held, limit)) as chunks:
-                    async for chunk in chunks:
-                        begun = True
-                        yield chunk
-                return
-            except EngineError as error:
-                if begun or not await self._reload_if_missing(held, error):
+            for is_retry in (False, True):
+                try:
+                    async with contextlib.aclosing(self._stream_chunks(generation, held, limit)) as chunks:
+                        async for chunk in chunks:
+                            begun = True
+                            yield chunk
+                    return
+                except EngineGone:
                     raise
-            async with contextlib.aclosing(self._stream_chunks(generation, held, limit)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
+                except EngineError as error:
+                    if generation.sampling.grammar is not None and "grammar" in str(error).lower():
+                        raise GrammarError(str(error)) from None
+                    if is_retry or begun or not await self._reload_if_missing(held, error):
+                        raise
         finally:
             turns.release_weights()
 
@@ -273,33 +281,31 @@ class RemoteEngine(abc.ABC):
             self._version_table.adapters.add(name)
         return True
 
-    async def _score_with_reload(self, held: LoadedVersion, ask: Callable[[], Awaitable[Logprobs]]) -> Logprobs:
-        try:
-            return np.asarray(await ask(), dtype=np.float32)
-        except EngineError as error:
-            if not await self._reload_if_missing(held, error):
-                raise
-        return np.asarray(await ask(), dtype=np.float32)
-
     async def score(self, *, version: int, prompt_ids: Ids, response_ids: Ids, temperature: float) -> Logprobs:
         """See `protocols.Engine.score`."""
+        wanted = temperature if temperature > 0 else 1.0
         async with self._reserve_for_scoring(version, prompt_ids, response_ids) as held:
-            wanted = temperature if temperature > 0 else 1.0
-            return await self._score_with_reload(
-                held, lambda: self._score_response(held, prompt_ids, response_ids, wanted)
-            )
+            try:
+                return await self._score_response(held, prompt_ids, response_ids, wanted)
+            except EngineError as error:
+                if not await self._reload_if_missing(held, error):
+                    raise
+            return await self._score_response(held, prompt_ids, response_ids, wanted)
 
-    async def score_ids(self, *, version: int, prompt_ids: Ids, response_ids: Ids, ids: Ids) -> Logprobs:
-        """Return [R, K] log softmax(logits) of `ids` [R, K] at each position of the response.
-
-        Raises `EngineError` if the server does not support it.
-        """
-        if ids.ndim != 2 or len(ids) != len(response_ids):
-            raise EngineError(f"ids to score have shape {list(ids.shape)}, expected [{len(response_ids)}, K]")
-        async with self._reserve_for_scoring(version, prompt_ids, response_ids) as held:
-            return await self._score_with_reload(
-                held, lambda: self._score_given_ids(held, prompt_ids, response_ids, ids)
+    async def _score_response(
+        self, held: LoadedVersion, prompt_ids: Ids, response_ids: Ids, temperature: float
+    ) -> Logprobs:
+        """Score with one request at temperature 1, else with one per position, which the prefix cache makes cheap."""
+        if temperature == 1.0:
+            return await self._score_prompt(held, prompt_ids, response_ids)
+        if self.config.effective_convention == "raw":
+            raise EngineError(
+                f"the engine returns raw log-probabilities, so it scores at temperature 1, not {temperature:g}. "
+                + self.convention_advice
             )
+        return await score_positions(
+            lambda prompt, token: self._score_next_token(held, prompt, token, temperature), prompt_ids, response_ids
+        )
 
     @contextlib.asynccontextmanager
     async def _reserve_for_scoring(
@@ -307,12 +313,7 @@ class RemoteEngine(abc.ABC):
     ) -> AsyncGenerator[LoadedVersion]:
         info = await self._ensure_connected()
         holds, held = self._version_table, self._version_table.look_up(version)
-        total = len(prompt_ids) + len(response_ids)
-        if total > info.context_length:
-            raise EngineError(f"prompt and response have {total} tokens; the context holds {info.context_length}")
-        for ids, what in ((prompt_ids, "prompt"), (response_ids, "response")):
-            if len(ids) == 0:
-                raise EngineError(f"the {what} is empty; expected at least one token id")
+        check_scored_lengths(len(prompt_ids), len(response_ids), info.context_length)
         turns = self._weight_lock
         holds.begin_use(held)
         try:
@@ -334,7 +335,7 @@ class RemoteEngine(abc.ABC):
             holds = self._version_table
             holds.check_capacity(policies)
             await self._check_alive()
-            known = [holds.find_loaded(ref) or await _verify_version(ref, self.owner) for ref in policies]
+            known = [holds.find_loaded(ref) or await verify_version(ref, self.owner) for ref in policies]
             made = [await self._prepare_version(held, known) for held in known]
             fresh: list[str] = []
             try:
@@ -352,6 +353,25 @@ class RemoteEngine(abc.ABC):
             self._full_weights |= {h.weights: h.ref for h in made if h.weights is not None}
             holds.replace_versions({h.ref.version: h for h in made})
         self._schedule_unload_unused()
+
+    async def _load_adapter(self, name: str, ref: PolicyRef) -> None:
+        """Load an adapter. If the name is already loaded, it is the same adapter. Raises `EngineError`."""
+        file = await asyncio.to_thread(adapter_file.read_adapter, ref)
+        await asyncio.to_thread(adapter_file.check_fits_base, file, self._base_path)
+        self._prepare_adapter(name, file)
+        body = {"lora_name": name, "lora_path": adapter_file.absolute_path(ref)}
+        try:
+            await self.http.post_checked(f"{self.adapter_routes}/load_lora_adapter", body)
+        except EngineGone:
+            raise
+        except EngineError as error:
+            if _ALREADY_LOADED.search(str(error)):
+                return  # over an earlier connection; the name identifies the content
+            advice = f" {self.lora_advice}" if "not enabled" in str(error) or "404" in str(error) else ""
+            raise EngineError(f"version {ref.version}: {self.kind} cannot load {ref.path}: {error}{advice}") from None
+
+    async def _unload_adapter(self, name: str) -> None:
+        await self.http.post_checked(f"{self.adapter_routes}/unload_lora_adapter", {"lora_name": name})
 
     async def _swap_full_weights(self, name: str) -> None:
         await self._load_full_weights(name, self._full_weights.get(name))
@@ -371,23 +391,3 @@ class RemoteEngine(abc.ABC):
                 await self._unload_adapter(name)
             except EngineError as error:  # it costs memory there, but nothing uses it any more
                 log.warning("%s: the adapter %s was not unloaded: %s", self.kind, name, error)
-
-
-def _max_reply_tokens(prompt: int, wanted: int, context: int) -> int:
-    """Return the largest number of reply tokens. Raises `EngineError` if the prompt fills the context."""
-    if prompt == 0:
-        raise EngineError("the prompt is empty; expected at least one token id")
-    if prompt >= context:
-        raise EngineError(f"the prompt has {prompt} tokens; the context holds {context}, including the reply")
-    return min(wanted if wanted > 0 else context, context - prompt)
-
-
-async def _verify_version(ref: PolicyRef, owner: str) -> LoadedVersion:
-    """Compare the version's files with their digest and return the version. Raises `EngineError`."""
-    if ref.path is None:
-        return LoadedVersion(ref=ref)
-    if adapter_file.has_full_weights(Path(ref.path)):
-        await asyncio.to_thread(adapter_file.check_full_weights, ref)
-        return LoadedVersion(ref=ref, weights=adapter_name(ref))
-    await asyncio.to_thread(adapter_file.read_adapter, ref)
-    return LoadedVersion(ref=ref, adapter=adapter_name(ref, owner))

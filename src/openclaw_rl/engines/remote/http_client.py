@@ -67,6 +67,12 @@ class HttpClient:
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise self._connection_error(error, "the call got no answer") from None
 
+    async def post_checked(self, path: str, body: Any) -> None:
+        """POST a request. Raises also `EngineError` if `success` in the answer is false."""
+        found = await self.call_json("POST", path, body)
+        if isinstance(found, dict) and found.get("success") is False:
+            raise EngineError(str(found.get("error_message") or found.get("message")))
+
     async def check_alive(self, path: str = "/health") -> None:
         """Check the health of the server. Raises `EngineGone`."""
         try:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 import socket
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
+from openclaw_rl.engines import adapter_file
+from openclaw_rl.engines.base import BASE_POLICY, VersionKey, check_capacity
 from openclaw_rl.errors import EngineError
 from openclaw_rl.types import PolicyRef
 
-VersionKey = tuple[int, str]
-"""(version, digest)"""
+_WEIGHTS_NAME = re.compile(r"^openclaw-\d+-[0-9a-f]+$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,13 +55,29 @@ def adapter_name(ref: PolicyRef, owner: str = "") -> str:
     return f"openclaw-{ref.version}-{ref.digest[:16]}{owner and '-'}{owner}"
 
 
+async def verify_version(ref: PolicyRef, owner: str) -> LoadedVersion:
+    """Compare the version's files with their digest and return the version. Raises `EngineError`."""
+    if ref.path is None:
+        return LoadedVersion(ref=ref)
+    if adapter_file.has_full_weights(Path(ref.path)):
+        await asyncio.to_thread(adapter_file.check_full_weights, ref)
+        return LoadedVersion(ref=ref, weights=adapter_name(ref))
+    await asyncio.to_thread(adapter_file.read_adapter, ref)
+    return LoadedVersion(ref=ref, adapter=adapter_name(ref, owner))
+
+
+def full_weights_name(answer: Any) -> str:
+    """Return the name of our full weights by a server's `weight_version`; "" if they are not ours, but the base's."""
+    tag = str(answer.get("weight_version", "")) if isinstance(answer, dict) else ""
+    return tag if _WEIGHTS_NAME.match(tag) else ""
+
+
 class VersionTable:
     """Versions loaded over one connection: at most `cap`, including those that are still in use."""
 
     def __init__(self, cap: int) -> None:
         self._max_versions = cap
-        base = LoadedVersion(ref=PolicyRef(version=0, path=None, digest=""))
-        self._loaded: dict[int, LoadedVersion] = {0: base}
+        self._loaded: dict[int, LoadedVersion] = {0: LoadedVersion(ref=BASE_POLICY)}
         self._use_counts: Counter[LoadedVersion] = Counter()
         self.adapters: set[str] = set()  # on the server, also those of versions that drain
 
@@ -82,17 +102,7 @@ class VersionTable:
 
     def check_capacity(self, policies: Sequence[PolicyRef]) -> None:
         """Raise `EngineError` if these versions and those still in use are more than `engine.max_loaded_versions`."""
-        named = {(p.version, p.digest) for p in policies}
-        if len({p.version for p in policies}) != len(policies):
-            raise EngineError(f"load received a version twice: {[p.version for p in policies]}")
-        draining = {held.version_key for held in self._use_counts} - named
-        if len(named | draining) > self._max_versions:
-            still = f" and {sorted(v for v, _ in draining)} still answering" if draining else ""
-            raise EngineError(
-                f"versions {sorted(p.version for p in policies)} requested{still}; "
-                f"engine.max_loaded_versions is {self._max_versions}. Try again when a reply has ended, or raise "
-                "engine.max_loaded_versions"
-            )
+        check_capacity(policies, [held.version_key for held in self._use_counts], self._max_versions)
 
     def find_loaded(self, ref: PolicyRef) -> LoadedVersion | None:
         """Return the loaded version with this digest, or None."""

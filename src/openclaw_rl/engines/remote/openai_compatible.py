@@ -102,16 +102,7 @@ class OpenAiEngine(VllmEngine):
                 "Serve the model with vLLM, SGLang or the embedded engine to serve trained versions",
                 self.http.address,
             )
-        return EngineInfo(
-            model=self._base_name,
-            context_length=context,
-            vocab_size=0,
-            versions=(0,),
-            device="openai",
-            dtype="",
-            running=0,
-            waiting=0,
-        )
+        return EngineInfo(model=self._base_name, context_length=context, device="openai", dtype="")
 
     async def _list_models(self) -> Any:
         try:

@@ -9,7 +9,6 @@ import logging
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,10 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from openclaw_rl.common import process_guard
-from openclaw_rl.common.assets import ASSETS
+from openclaw_rl.common.assets import local_model_folder
+from openclaw_rl.common.sockets import clear_socket
+from openclaw_rl.common.worker_loop import stop_on_signals, wait_or_stop
 from openclaw_rl.engines.remote.http_client import HttpClient
 from openclaw_rl.errors import EngineError, EngineGone
-from openclaw_rl.settings.load import STARTER, Config
+from openclaw_rl.settings.load import Config
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +40,6 @@ _ERROR_LINE = re.compile(
     r"\b(ERROR|CRITICAL)\b(?!.*\]  )|^\w*(Error|Exception): "
 )  # excludes the inner lines of a traceback
 _GUARD_PID_LINE = re.compile(r"^guard: pid (\d+)$")
-_MAX_SOCKET_PATH = 103  # bytes; the limit that every supported system allows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ class ServerProcess:
         self.log_file = config.logs_dir / f"{program.name}.log"
 
     async def run(self) -> None:
-        program, stop = self._program, _make_stop_event()
+        program, stop = self._program, stop_on_signals()
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", process_guard.__file__, *program.command),
             env=dict(program.environment),
@@ -180,7 +180,7 @@ async def _wait_for_exit(process: asyncio.subprocess.Process) -> None:
 
 async def _watch_until_stopped(http: HttpClient) -> None:
     """Check the health until a signal arrives; log every change."""
-    stop, up = _make_stop_event(), None
+    stop, up = stop_on_signals(), None
     while not stop.is_set():
         try:
             await http.check_alive()
@@ -191,16 +191,8 @@ async def _watch_until_stopped(http: HttpClient) -> None:
             if up is not False:
                 log.warning("%s. Start it, or correct engine.url; the gateway waits for it", error)
             up = False
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), _WATCH_INTERVAL)
+        await wait_or_stop(stop, _WATCH_INTERVAL)
     await http.close()
-
-
-def _make_stop_event() -> asyncio.Event:
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    return stop
 
 
 def _program_logger(name: str, path: Path) -> logging.Logger:
@@ -216,22 +208,6 @@ def _program_logger(name: str, path: Path) -> logging.Logger:
     return own
 
 
-def clear_socket(path: Path) -> None:
-    """Remove a stale socket. Raises `EngineError` if a server answers on it or the path is too long."""
-    if len(str(path).encode()) > _MAX_SOCKET_PATH:
-        raise EngineError(f"{path}: a Unix socket path has at most {_MAX_SOCKET_PATH} bytes. Choose a shorter `home`")
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not path.exists():
-        return
-    with socket.socket(socket.AF_UNIX) as probe:
-        try:
-            probe.connect(str(path))
-        except OSError:
-            path.unlink(missing_ok=True)
-        else:
-            raise EngineError(f"{path}: another engine answers there. Stop it, or choose another `home`")
-
-
 def run_python(python: str, code: str) -> subprocess.CompletedProcess[bytes]:
     """Run code in another Python interpreter. Raises `EngineError` if the interpreter cannot be run."""
     try:
@@ -244,10 +220,8 @@ def run_python(python: str, code: str) -> subprocess.CompletedProcess[bytes]:
 
 def model_location(path: str) -> str:
     """Return `model.path` for another program: an absolute folder, or the hub id."""
-    if path == STARTER:
-        return str(ASSETS / "starter")
-    folder = Path(path).expanduser()
-    return str(folder.resolve()) if folder.is_dir() else path
+    folder = local_model_folder(path)
+    return path if folder is None else str(folder.resolve())
 
 
 def dtype_flag(wanted: str, model: str) -> str:
@@ -259,3 +233,8 @@ def dtype_flag(wanted: str, model: str) -> str:
         return "auto"
     config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     return "float32" if (config.get("dtype") or config.get("torch_dtype")) == "float32" else "auto"
+
+
+def version_numbers(version: str) -> tuple[int, ...]:
+    """Return the first three numbers: (0, 5, 14) for `0.5.14.post1+cu130`."""
+    return tuple(int(n) for n in re.findall(r"\d+", version.split("+")[0])[:3])

@@ -82,14 +82,14 @@ def scoring_body(whole: Ids, start: int, *, adapter: str | None) -> dict[str, An
     return _request_body(whole, params, adapter) | {"logprob_start_len": start - 1}
 
 
-def next_token_body(prompt: Ids, ids: Sequence[int], temperature: float, *, adapter: str | None) -> dict[str, Any]:
-    """Return the request body for the log-probabilities of `ids` as the token after `prompt`.
+def next_token_body(prompt: Ids, token: int, temperature: float, *, adapter: str | None) -> dict[str, Any]:
+    """Return the request body for the log-probability of `token` as the token after `prompt`.
 
-    `token_ids_logprob` applies to all positions, so different ids per position need one request each.
+    `token_ids_logprob` applies to all positions, so the tokens of a response need one request each.
     """
     params = sampling_params(Sampling(temperature=temperature), limit=1)
-    # Without a start, the ids are scored at the prompt's last position too.
-    told = {"logprob_start_len": len(prompt), "token_ids_logprob": [int(i) for i in ids]}
+    # Without a start, the token is scored at the prompt's last position too.
+    told = {"logprob_start_len": len(prompt), "token_ids_logprob": [token]}
     return _request_body(prompt, params, adapter) | told
 
 
@@ -212,10 +212,10 @@ def prompt_logprobs(answer: SglangAnswer, ids: Sequence[int], where: str) -> lis
     return [_nan_if_none(lp) for lp, _, _ in found[1:]]
 
 
-def given_id_logprobs(answer: SglangAnswer, ids: Sequence[int], where: str) -> list[float]:
-    """Return [K] log-probabilities of `ids` from an answer to `next_token_body`. Raises `EngineError`."""
+def given_token_logprob(answer: SglangAnswer, token: int, where: str) -> float:
+    """Return the log-probability of `token` from an answer to `next_token_body`. Raises `EngineError`."""
     rows = answer.meta_info.output_token_ids_logprobs
     found = {i: _nan_if_none(lp) for lp, i, _ in (rows[0] or ())} if rows else {}
-    if not found.keys() >= {int(i) for i in ids}:
+    if token not in found:
         raise EngineError(f"the engine at {where} does not score given ids (token_ids_logprob)")
-    return [found[int(i)] for i in ids]
+    return found[token]

@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from openclaw_rl.common.sockets import free_port
 from openclaw_rl.engines.base import OnConnect
 from openclaw_rl.engines.remote import server_process
 from openclaw_rl.engines.remote.loaded_versions import owner_of
@@ -20,7 +21,6 @@ from openclaw_rl.engines.remote.sglang import (
     SglangEngine,
     SglangHttpClient,
     check_version,
-    version_numbers,
 )
 from openclaw_rl.errors import EngineError
 from openclaw_rl.settings.load import Config, foreign_environment
@@ -104,7 +104,7 @@ def server_command(config: Config, version: str) -> list[str]:
     if (found := re.fullmatch(r"cuda:(\d+)", config.model.device)) is not None:
         flags["base-gpu-id"] = found[1]
     switches = ["enable-lora"]
-    if version_numbers(version) >= _INCREMENTAL_MIN_VERSION:
+    if server_process.version_numbers(version) >= _INCREMENTAL_MIN_VERSION:
         switches.append("incremental-streaming-output")  # else every event repeats the whole reply
     return [
         *(engine.python or sys.executable, "-m", "sglang.launch_server"),
@@ -143,7 +143,7 @@ def _read_address(config: Config) -> dict[str, Any]:
 
 def _write_address(config: Config, key: str, *, again: bool = False) -> dict[str, Any]:
     file = _address_file(config)
-    place = {"host": _HOST, "port": _free_port(), "api-key": key}
+    place = {"host": _HOST, "port": free_port(), "api-key": key}
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     own = file.with_name(f"{file.name}.{os.getpid()}")
     own.touch(mode=0o600)
@@ -162,12 +162,6 @@ def _write_address(config: Config, key: str, *, again: bool = False) -> dict[str
 
 def _base_url(place: dict[str, Any]) -> str:
     return f"http://{place['host']}:{place['port']}"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((_HOST, 0))
-        return int(probe.getsockname()[1])
 
 
 def _is_port_taken(port: int) -> bool:

@@ -14,26 +14,23 @@ from typing import Any
 import numpy as np
 
 from openclaw_rl.engines import adapter_file
+from openclaw_rl.engines.adapter_file import AdapterFile
 from openclaw_rl.engines.base import EngineInfo, OnConnect
 from openclaw_rl.engines.remote import completions_api
-from openclaw_rl.engines.remote.engine import RemoteEngine
+from openclaw_rl.engines.remote.engine import BASE_WEIGHTS, RemoteEngine
 from openclaw_rl.engines.remote.http_client import HEALTH_TIMEOUT, HttpClient
-from openclaw_rl.engines.remote.loaded_versions import LoadedVersion, adapter_name, owner_of
-from openclaw_rl.engines.remote.positional_scoring import score_positions
-from openclaw_rl.errors import EngineError, EngineGone, GrammarError
+from openclaw_rl.engines.remote.loaded_versions import LoadedVersion, adapter_name, full_weights_name, owner_of
+from openclaw_rl.engines.remote.server_process import version_numbers
+from openclaw_rl.errors import EngineError, EngineGone
 from openclaw_rl.settings.load import Config, EngineConfig
 from openclaw_rl.types import Chunk, Generation, Ids, Logprobs, PolicyRef, Sampling
 
 _PATTERNS_MIN_VERSION = (0, 32)  # earlier versions ignored rank_pattern and alpha_pattern
-_WEIGHT_TAG = re.compile(r"^openclaw-\d+-[0-9a-f]+$")
 _PROBE_GRAMMAR = '%llguidance {}\nstart: "1"'
 # White space between JSON tokens is bounded, because a small model fills its reply with it.
 _WHITESPACE_PATTERN = re.compile(r'"x-guidance": \{"whitespace_pattern": "[^"]*"\}')
 _SEPARATOR_PATTERNS = '"x-guidance": ' + json.dumps(
     {"whitespace_flexible": False, "item_separator": r",( |\n[ ]{0,16})?", "key_separator": ":[ ]?"}
-)
-_LORA_ADVICE = (
-    "Start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, or let `openclaw-rl` start it (no engine.url)"
 )
 _DEV_MODE_ADVICE = "Start it with VLLM_SERVER_DEV_MODE=1 on an address that only this machine reaches"
 
@@ -54,8 +51,12 @@ class VllmEngine(RemoteEngine):
 
     kind = "vLLM"
     convention_advice = "Start it with --logprobs-mode processed_logprobs. "
+    lora_advice = (
+        "Start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, or let `openclaw-rl` start it "
+        "(no engine.url)"
+    )
+    adapter_routes = "/v1"
     _base_name = ""  # the base model's name on the server
-    _base_path = ""
     _context_length = 0
     _device = ""
     _supports_patterns = False  # whether it supports per-module ranks and alphas
@@ -87,24 +88,17 @@ class VllmEngine(RemoteEngine):
             )
         self._context_length = context
         self._base_name, self._base_path = str(card["id"]), str(card.get("root") or card["id"])
-        self._supports_patterns = await self._server_version() >= _PATTERNS_MIN_VERSION
+        found = await self.http.call_json("GET", "/version")
+        version = str(found.get("version", "")) if isinstance(found, dict) else ""
+        self._supports_patterns = version_numbers(version) >= _PATTERNS_MIN_VERSION
         self._device, dtype = await self._device_and_dtype()
         return EngineInfo(
             model=self._base_path,
             context_length=context,
-            vocab_size=0,
-            versions=(0,),
             device=self._device,
             dtype=dtype,
-            running=0,
-            waiting=0,
             grammar=await self._supports_grammars(),
         )
-
-    async def _server_version(self) -> tuple[int, ...]:
-        found = await self.http.call_json("GET", "/version")
-        words = str(found.get("version", "")) if isinstance(found, dict) else ""
-        return tuple(int(n) for n in re.findall(r"\d+", words.split("+")[0])[:2])
 
     async def _device_and_dtype(self) -> tuple[str, str]:
         """Return device and dtype; empty outside of the server's development mode, which reports them."""
@@ -142,81 +136,46 @@ class VllmEngine(RemoteEngine):
         if generation.sampling.grammar is not None:
             asked |= _grammar_fields(generation.sampling.grammar)
         end, cached = None, 0
-        try:
-            async with aclosing(self.http.stream_events("/v1/completions", asked)) as events:
-                async for together in events:
-                    chunk = completions_api.chunk_from_events(together, generation.top_logprobs)
-                    if chunk is not None and chunk.finish is None:
-                        yield chunk
-                    end = chunk or end
-                    if end is not None and end.finish is not None:
-                        cached = completions_api.cached_prompt_tokens(together)
-        except EngineGone:
-            raise
-        except EngineError as error:
-            if generation.sampling.grammar is not None and "grammar" in str(error).lower():
-                raise GrammarError(str(error)) from None
-            raise
+        async with aclosing(self.http.stream_events("/v1/completions", asked)) as events:
+            async for together in events:
+                chunk = completions_api.chunk_from_events(together, generation.top_logprobs)
+                if chunk is not None and chunk.finish is None:
+                    yield chunk
+                end = chunk or end
+                if end is not None and end.finish is not None:
+                    cached = completions_api.cached_prompt_tokens(together)
         if end is not None and end.finish is not None:
             yield replace(end, cached=cached)  # the cached token count follows the finish event
 
     # Scoring
 
-    async def _score_response(
-        self, held: LoadedVersion, prompt_ids: Ids, response_ids: Ids, temperature: float
-    ) -> Logprobs:
-        """Score with one request at temperature 1, else with one per position, which the prefix cache makes cheap."""
-        if temperature == 1.0:
-            return await self._score_prompt(held, prompt_ids, response_ids)
-        if self.config.effective_convention == "raw":
-            raise EngineError(
-                f"the engine returns raw log-probabilities, so it scores at temperature 1, not {temperature:g}. "
-                + self.convention_advice
-            )
-        scored = await self._score_positions(held, prompt_ids, response_ids, response_ids[:, None], temperature)
-        return scored[:, 0]
-
     async def _score_prompt(self, held: LoadedVersion, prompt_ids: Ids, response_ids: Ids) -> Logprobs:
         whole = np.concatenate([prompt_ids, response_ids])
         if len(whole) == self._context_length:  # no space for the one token that a request must sample
-            last = await self._score_positions(held, whole[:-1], whole[-1:], whole[-1:, None], 1.0)
+            last = np.array([await self._score_next_token(held, whole[:-1], int(whole[-1]), 1.0)], dtype=np.float32)
             if len(response_ids) == 1:
-                return last[:, 0]
-            return np.concatenate([await self._score_prompt(held, prompt_ids, response_ids[:-1]), last[:, 0]])
+                return last
+            return np.concatenate([await self._score_prompt(held, prompt_ids, response_ids[:-1]), last])
         asked = completions_api.request_body(
             model=self._model_name(held), prompt=whole, sampling=Sampling(seed=0), limit=1, stop=()
         ) | {"prompt_logprobs": 0}
         found = completions_api.prompt_logprobs(await self._request_choice(asked), whole, len(prompt_ids))
         return np.array(found, dtype=np.float32)
 
-    async def _score_given_ids(self, held: LoadedVersion, prompt_ids: Ids, response_ids: Ids, ids: Ids) -> Logprobs:
-        return await self._score_positions(held, prompt_ids, response_ids, ids, 1.0)
-
-    async def _score_positions(
-        self, held: LoadedVersion, prompt_ids: Ids, response_ids: Ids, ids: Ids, temperature: float
-    ) -> Logprobs:
-        async def score_at(prompt: Ids, wanted: Sequence[int]) -> list[float]:
-            return await self._score_next_token(held, prompt, wanted, temperature)
-
-        return await score_positions(score_at, prompt_ids, response_ids, ids)
-
-    async def _score_next_token(
-        self, held: LoadedVersion, prompt: Ids, wanted: Sequence[int], temperature: float
-    ) -> list[float]:
-        """Return [K] log-probabilities of the ids `wanted` as the token after `prompt`."""
+    async def _score_next_token(self, held: LoadedVersion, prompt: Ids, token: int, temperature: float) -> float:
         sampling = Sampling(temperature=temperature, seed=0)
         asked = completions_api.request_body(
             model=self._model_name(held), prompt=prompt, sampling=sampling, limit=1, stop=()
         )
-        choice = await self._request_choice(asked | {"logprob_token_ids": sorted(set(wanted))})
+        choice = await self._request_choice(asked | {"logprob_token_ids": [token]})
         tops = choice.logprobs.top_logprobs if choice.logprobs is not None else []
         found = dict(completions_api.top_alternatives(tops[0] or {})) if tops else {}
-        if not found.keys() >= set(wanted):
+        if token not in found:
             raise EngineError(
                 f"the vLLM server at {self.http.address} does not score given ids (logprob_token_ids); "
                 "it needs a newer version"
             )
-        return [found[i] for i in wanted]
+        return found[token]
 
     # Versions
 
@@ -239,55 +198,32 @@ class VllmEngine(RemoteEngine):
             ref=held.ref, adapter=adapter_name(self._identity_adapter, self.owner), source=self._identity_adapter
         )
 
-    async def _load_adapter(self, name: str, ref: PolicyRef) -> None:
-        assert ref.path is not None
-        await self._check_patterns(ref)
+    def _prepare_adapter(self, name: str, file: AdapterFile) -> None:
+        found, ref = [key for key in ("rank_pattern", "alpha_pattern") if file.config.get(key)], file.ref
+        if found and not self._supports_patterns:
+            raise EngineError(
+                f"version {ref.version}: this version of vLLM ignores {' and '.join(found)} of {ref.path}; "
+                f"expected {'.'.join(map(str, _PATTERNS_MIN_VERSION))} or newer"
+            )
         if self._version_table.plain_base_replies and len(self._loaded_adapters) >= self.config.max_loaded_versions - 1:
             raise EngineError(
                 f"version {ref.version} needs the last adapter slot while a reply on the base without an adapter is "
                 "still running. Try again when it has ended"
             )
         self._loaded_adapters.add(name)
-        try:
-            await self.http.call_json(
-                "POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": _absolute_path(ref)}
-            )
-        except EngineGone:
-            raise
-        except EngineError as error:
-            if "already been loaded" in str(error):
-                return  # over an earlier connection; the name identifies the content
-            advice = f" {_LORA_ADVICE}" if "404" in str(error) else ""
-            raise EngineError(f"version {ref.version}: vLLM cannot load {ref.path}: {error}{advice}") from None
 
-    async def _check_patterns(self, ref: PolicyRef) -> None:
-        """Raise `EngineError` if the adapter does not fit the base or has per-module keys that this vLLM ignores."""
-        file = await asyncio.to_thread(adapter_file.read_adapter, ref)
-        await asyncio.to_thread(adapter_file.check_fits_base, file, self._base_path)
-        config = file.config
-        found = [key for key in ("rank_pattern", "alpha_pattern") if config.get(key)]
-        if found and not self._supports_patterns:
-            raise EngineError(
-                f"version {ref.version}: this version of vLLM ignores {' and '.join(found)} of {ref.path}; "
-                f"expected {'.'.join(map(str, _PATTERNS_MIN_VERSION))} or newer"
-            )
-
-    async def _unload_adapter(self, name: str) -> None:
-        await self.http.call_json("POST", "/v1/unload_lora_adapter", {"lora_name": name})
-
-    async def _loaded_weights_name(self) -> str | None:
+    async def _loaded_weights_name(self) -> str:
         """Return the tag that `_load_full_weights` set. Without the route we cannot have loaded other weights."""
         try:
             found = await self.http.call_json("GET", "/weight_info")
         except EngineGone:
             raise
         except EngineError:
-            return ""
-        tag = str(found.get("weight_version", "")) if isinstance(found, dict) else ""
-        return tag if _WEIGHT_TAG.match(tag) else ""
+            return BASE_WEIGHTS
+        return full_weights_name(found)
 
     async def _load_full_weights(self, name: str, ref: PolicyRef | None) -> None:
-        path = _absolute_path(ref) if ref is not None else self._base_path
+        path = adapter_file.absolute_path(ref) if ref is not None else self._base_path
         if self._device == "cpu" and ref is not None and await asyncio.to_thread(_has_tied_head, Path(path)):
             raise EngineError(
                 f"version {ref.version}: the output head of {path} is tied to its embeddings, and vLLM without a GPU "
@@ -320,12 +256,6 @@ def _has_tied_head(folder: Path) -> bool:
     except (OSError, ValueError):
         return False
     return bool(config.get("tie_word_embeddings"))
-
-
-def _absolute_path(ref: PolicyRef) -> str:
-    """Return the absolute path, because the server has another working directory."""
-    assert ref.path is not None
-    return str(Path(ref.path).absolute())
 
 
 def _grammar_fields(grammar: str) -> dict[str, Any]:

@@ -22,8 +22,7 @@ def wants_sharding(train: TrainConfig, *, cuda: bool) -> bool:
         raise ConfigError(
             "train.launch.shard true shards the frozen layers below an adapter, in 16 bits or more. With "
             f"train.finetune {train.finetune} and train.base_quantization_bits {train.base_quantization_bits} every "
-            "rank holds the whole model: "
-            "set it false"
+            "rank holds the whole model: set it false"
         )
     return possible and (cuda if train.launch.shard is None else train.launch.shard)
 

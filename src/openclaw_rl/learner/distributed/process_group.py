@@ -47,37 +47,37 @@ class ProcessGroup:
         self._message_group = dist.new_group(backend="gloo", timeout=timeout)
         # Only rank 0 writes the result of a step, while the others wait for its next broadcast; hence their longer
         # timeout. Rank 0 itself uses the short one, since a broadcast to a frozen rank would block it.
-        patience = timedelta(seconds=0 if self.rank == 0 else _START_TIMEOUT)
-        self._broadcast_group = dist.new_group(backend="gloo", timeout=timeout + patience)
+        extra_time = timedelta(seconds=0 if self.rank == 0 else _START_TIMEOUT)
+        self._broadcast_group = dist.new_group(backend="gloo", timeout=timeout + extra_time)
         self._tensor_group = dist.new_group(backend="nccl" if cuda else "gloo", timeout=timeout)
 
     def map_over_ranks(self, costs: Sequence[int], work: Callable[[int, float], _T], kind: type[_T]) -> list[_T]:
-        hands = assign(costs, self.size)
+        shares = assign(costs, self.size)
         own: list[_T] | _RankFailure
         if self._sharded:
-            own = self._map_in_lockstep(hands, costs, work)
+            own = self._map_in_lockstep(shares, costs, work)
         else:
             try:
-                own = [work(number, 1.0) for number in hands[self.rank]]
+                own = [work(number, 1.0) for number in shares[self.rank]]
             except torch.OutOfMemoryError as error:
                 own = _RankFailure("", f"a pass does not fit into the memory of rank {self.rank}")
                 log.warning("rank %d: a pass does not fit into memory (%s)", self.rank, error)
             except (OpenClawError, ValueError) as error:  # one row or plug-in code: other ranks do not see it
                 own = _RankFailure(type(error).__name__, str(error))
-        told = msgspec.msgpack.Decoder(list[kind] | _RankFailure, dec_hook=_decode_tensor)  # type: ignore[valid-type]
-        found = [told.decode(raw) for raw in self._all_gather(msgspec.msgpack.encode(own, enc_hook=_encode_tensor))]
+        decoder = msgspec.msgpack.Decoder(list[kind] | _RankFailure, dec_hook=_decode_tensor)  # type: ignore[valid-type]
+        found = [decoder.decode(raw) for raw in self._all_gather(msgspec.msgpack.encode(own, enc_hook=_encode_tensor))]
         if failed := [done for done in found if isinstance(done, _RankFailure)]:  # every rank raises the same error
             first = max(failed, key=lambda failure: failure.kind != "")
             raise rebuild_error(first.kind, first.message) if first.kind else RankOutOfMemory(first.message)
-        out = {n: one for hand, done in zip(hands, found, strict=True) for n, one in zip(hand, done, strict=True)}
+        out = {n: one for share, done in zip(shares, found, strict=True) for n, one in zip(share, done, strict=True)}
         return [out[number] for number in range(len(costs))]
 
     def _map_in_lockstep(
-        self, hands: Sequence[Sequence[int]], costs: Sequence[int], work: Callable[[int, float], _T]
+        self, shares: Sequence[Sequence[int]], costs: Sequence[int], work: Callable[[int, float], _T]
     ) -> list[_T]:
         """Run the same number of passes on every rank, because each pass needs the layer shards of all ranks."""
-        own, cheapest = hands[self.rank], min(range(len(costs)), key=lambda n: costs[n], default=0)
-        rounds = max(len(hand) for hand in hands)
+        own, cheapest = shares[self.rank], min(range(len(costs)), key=lambda n: costs[n], default=0)
+        rounds = max(len(share) for share in shares)
         try:
             done = [work(number, 1.0) for number in own]
             for _ in range(rounds - len(own)):

@@ -75,11 +75,11 @@ class SingleRank:
 def assign(costs: Sequence[int], size: int) -> list[list[int]]:
     """Return the piece numbers of each rank: most expensive first, and counts that differ by at most one."""
     order = sorted(range(len(costs)), key=lambda n: (-costs[n], n))
-    hands: list[list[int]] = [[] for _ in range(size)]
+    shares: list[list[int]] = [[] for _ in range(size)]
     for at, number in enumerate(order):
-        turn, place = divmod(at, size)
-        hands[place if turn % 2 == 0 else size - 1 - place].append(number)
-    return hands
+        deal, place = divmod(at, size)
+        shares[place if deal % 2 == 0 else size - 1 - place].append(number)
+    return shares
 
 
 def split(groups: Sequence[Sequence[int]], lengths: Sequence[int], size: int) -> list[list[int]]:

@@ -46,17 +46,14 @@ class LayerCheckpointing:
         self._device: torch.device = causal.device
         self._wanted, self.recomputed_layers = wanted, 0
         self._bytes_per_token = 0.0  # activation bytes per token and layer
-        self._gradient_bytes = 4 * sum(
-            p.numel() for p in causal.parameters() if p.requires_grad
-        )  # bytes of future gradients
+        self._gradient_bytes = 4 * sum(p.numel() for p in causal.parameters() if p.requires_grad)  # of future gradients
         self._max_kept, self.token_layer_limit = 0, math.inf
         self._layers = [m for m in causal.get_decoder().modules() if isinstance(m, GradientCheckpointingLayer)]
         can = bool(self._layers) and causal.supports_gradient_checkpointing
         if wanted and not can:
             raise ConfigError(
                 "train.gradient_checkpointing true: transformers cannot recompute the layers of a "
-                f"{causal.config.model_type} "
-                "model. Remove the setting, or set it false"
+                f"{causal.config.model_type} model. Remove the setting, or set it false"
             )
         self._trims_malloc = False
         if self._device.type == "cpu":
@@ -107,11 +104,10 @@ class LayerCheckpointing:
         every = len(self._layers)
         if self._wanted is not None:
             return 0 if self._wanted else every
-        free = (FREE_SHARE_ALONE if is_alone_on_gpu(self._device) else FREE_SHARE_SHARED) * available_memory(
-            self._device
-        ) - self._gradient_bytes
-        room = max(0.0, min(self.token_layer_limit, free / max(1.0, self._bytes_per_token)))
-        kept = every if room >= every * tokens else max(0, int(room / tokens) - RESERVED_LAYERS)
+        share = FREE_SHARE_ALONE if is_alone_on_gpu(self._device) else FREE_SHARE_SHARED
+        free = share * available_memory(self._device) - self._gradient_bytes
+        limit = max(0.0, min(self.token_layer_limit, free / max(1.0, self._bytes_per_token)))  # tokens times layers
+        kept = every if limit >= every * tokens else max(0, int(limit / tokens) - RESERVED_LAYERS)
         self._max_kept = max(self._max_kept, kept * tokens)
         return kept
 

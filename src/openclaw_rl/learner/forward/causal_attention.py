@@ -63,23 +63,40 @@ def kernel_error(heads: int, groups: int, size: int, dtype: torch.dtype, device:
 
     Safe inside a checkpointed layer, because the trial tensors are not saved by its checkpoint.
     """
-    with saved_tensors_hooks(_same_tensor, _same_tensor), torch.enable_grad():
-        random = torch.Generator().manual_seed(0)
-        states = [torch.randn(1, n, _TRIAL_TOKENS, size, generator=random) for n in (heads, groups, groups, heads)]
-        spans, scale = ((0, _TRIAL_TOKENS // 3), (_TRIAL_TOKENS // 3, _TRIAL_TOKENS)), size**-0.5
+    spans, scale = ((0, _TRIAL_TOKENS // 3), (_TRIAL_TOKENS // 3, _TRIAL_TOKENS)), size**-0.5
 
-        def attend_plain(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-            parts = [_causal_sdpa(query[:, :, a:b], key[:, :, a:b], value[:, :, a:b], scale) for a, b in spans]
-            return torch.cat(parts, dim=2)
+    def attend_plain(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        parts = [_causal_sdpa(query[:, :, a:b], key[:, :, a:b], value[:, :, a:b], scale) for a, b in spans]
+        return torch.cat(parts, dim=2)
 
-        def outputs_and_grads(wide: torch.dtype, way: _AttentionFn) -> list[torch.Tensor]:
-            asked = [s.to(device, dtype).to(wide).clone().requires_grad_() for s in states[:3]]
-            out = way(*asked)
-            return [out.detach(), *torch.autograd.grad((out * states[3].to(device, wide)).sum(), asked)]
+    with saved_tensors_hooks(_same_tensor, _same_tensor):
+        states = trial_states(heads, groups, _TRIAL_TOKENS, size, device, dtype)
+        got = outputs_and_grads(lambda q, k, v: attend_spans(q, k, v, spans, scale), states)
+        wide = torch.promote_types(dtype, torch.float32)
+        want = outputs_and_grads(attend_plain, [state.to(wide) for state in states])
+        return max(relative_error(a, b) for a, b in zip(got, want, strict=True))
 
-        got = outputs_and_grads(dtype, lambda q, k, v: attend_spans(q, k, v, spans, scale))
-        want = outputs_and_grads(torch.promote_types(dtype, torch.float32), attend_plain)
-        return max(float((a.to(b.dtype) - b).norm() / b.norm()) for a, b in zip(got, want, strict=True))
+
+def trial_states(
+    heads: int, groups: int, tokens: int, size: int, device: torch.device, dtype: torch.dtype
+) -> list[torch.Tensor]:
+    """Return random query, key, value and output gradient [1, H or G, T, D]."""
+    random = torch.Generator().manual_seed(0)
+    shapes = ((1, n, tokens, size) for n in (heads, groups, groups, heads))
+    return [torch.randn(shape, generator=random).to(device, dtype) for shape in shapes]
+
+
+@torch.enable_grad()
+def outputs_and_grads(attend: _AttentionFn, states: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the output of `attend` and the gradients of its three inputs, for `trial_states`."""
+    inputs = [state.clone().requires_grad_() for state in states[:3]]
+    out = attend(*inputs)
+    return [out.detach(), *torch.autograd.grad((out * states[3]).sum(), inputs)]
+
+
+def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
+    """Return the norm of the difference relative to the norm of `want`."""
+    return float((got.to(want.dtype) - want).norm() / want.norm())
 
 
 def _same_tensor(tensor: torch.Tensor) -> torch.Tensor:

@@ -92,7 +92,7 @@ class HiddenStates:
             ids_KN=ids_KN,
             top=top,
             floats=floats,
-            bend=self.logit_transform,
+            transform=self.logit_transform,
         )
 
 
@@ -105,7 +105,7 @@ def select_tokens(
     ids_KN: torch.Tensor | None = None,
     top: int = 0,
     floats: int | None = None,
-    bend: LogitTransform = IDENTITY_TRANSFORM,
+    transform: LogitTransform = IDENTITY_TRANSFORM,
 ) -> TokenLogprobs:
     """Return log-probabilities of the targets, of `ids_KN` if given, and of the `top` most likely tokens.
 
@@ -114,23 +114,24 @@ def select_tokens(
     vocabulary = int(head.weight.shape[0]) if isinstance(head.weight, torch.Tensor) else len(hidden_KH)
     size = max(1, (floats or CHUNK_ELEMENTS) // vocabulary)
     wanted_KN = targets_K.unsqueeze(-1) if ids_KN is None else torch.cat([targets_K.unsqueeze(-1), ids_KN], dim=-1)
-    if bend.cap is None:  # without a cap, the transform equals another temperature
-        temperature_K, bend = temperature_K * (bend.over / bend.times), IDENTITY_TRANSFORM
-    if type(head) is torch.nn.Linear and getattr(head, "bias", None) is None and bend.cap is None:
+    if transform.cap is None:  # without a cap, the transform equals another temperature
+        temperature_K, transform = temperature_K * (transform.over / transform.times), IDENTITY_TRANSFORM
+    if type(head) is torch.nn.Linear and getattr(head, "bias", None) is None and transform.cap is None:
         whole: HeadColumns = _ChunkedHead.apply(hidden_KH, head.weight, wanted_KN, temperature_K, top, size)  # type: ignore[no-untyped-call]
         return TokenLogprobs(logps_KN=whole[0], entropy_K=whole[1], ids_KN=whole[2])
     columns = (hidden_KH, wanted_KN, temperature_K)
     parts = [tuple(column[at : at + size] for column in columns) for at in range(0, len(hidden_KH), size)]
-    triples = [checkpoint(_apply_head, head, *part, top, bend, use_reentrant=False) for part in parts]
+    triples = [checkpoint(_apply_head, head, *part, top, transform, use_reentrant=False) for part in parts]
     logps_KN, entropy_K, all_KN = (torch.cat(column) for column in zip(*triples, strict=True))
     return TokenLogprobs(logps_KN=logps_KN, entropy_K=entropy_K, ids_KN=all_KN)
 
 
 def _apply_head(head: torch.nn.Module, hidden_CH: torch.Tensor, wanted_CN: torch.Tensor, temperature_C: torch.Tensor,
-             top: int, bend: LogitTransform) -> HeadColumns:  # fmt: skip
+             top: int, transform: LogitTransform) -> HeadColumns:  # fmt: skip
     """Apply a head with an adapter, a bias or a cap; the backward pass is left to autograd."""
     logits_CV = head(hidden_CH)
-    logits_CV = bend(logits_CV.to(torch.promote_types(logits_CV.dtype, torch.float32))) / temperature_C.unsqueeze(-1)
+    wide_CV = logits_CV.to(torch.promote_types(logits_CV.dtype, torch.float32))
+    logits_CV = transform(wide_CV) / temperature_C.unsqueeze(-1)
     logps_CN, entropy_C, ids_CN, _ = _gather_logprobs(logits_CV, wanted_CN, top)
     return logps_CN, entropy_C.detach(), ids_CN
 

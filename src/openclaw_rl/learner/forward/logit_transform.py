@@ -17,9 +17,10 @@ def find_logit_transform(model: Any) -> LogitTransform:
     """Return the logit transform of a model. Raises `ModelError` if no known transform reproduces its logits."""
     own, plain = _trial_logits(model)
     gaps = {
-        bend: (own - bend(plain)).abs().max().item() for bend in _candidate_transforms(model.config.get_text_config())
+        transform: (own - transform(plain)).abs().max().item()
+        for transform in _candidate_transforms(model.config.get_text_config())
     }
-    best = min(gaps, key=lambda bend: gaps[bend])
+    best = min(gaps, key=lambda transform: gaps[transform])
     # Both come from the same operations and differ only by rounding; a wrong transform changes small logits little.
     if gaps[best] <= min(1e-2, 64 * torch.finfo(own.dtype).eps * own.abs().max().item()):
         return best

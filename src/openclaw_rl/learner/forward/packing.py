@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from openclaw_rl.types import Ids
@@ -34,15 +35,10 @@ class TokenSequence:
         """Number of input tokens: all but the last response token, which predicts no response token."""
         return len(self.prompt_ids) + len(self.response_ids) - 1
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PaddedBatch:
-    """Rows as tensors, padded on the right. Causal attention never sees the padding, so no mask is needed."""
-
-    ids_BL: torch.Tensor
-    kept_K: torch.Tensor  # index into the flattened [B * L] positions that predict a response token
-    targets_K: torch.Tensor
-    temperature_K: torch.Tensor  # float64, on the CPU
+    @property
+    def input_ids(self) -> Ids:
+        """Input tokens."""
+        return np.concatenate([self.prompt_ids, self.response_ids[:-1]]).astype(np.int32, copy=False)
 
 
 def micro_batches(lengths: Sequence[int], budget: int) -> list[list[int]]:
@@ -58,22 +54,15 @@ def micro_batches(lengths: Sequence[int], budget: int) -> list[list[int]]:
     return groups
 
 
-def pack_padded(rows: Sequence[TokenSequence], device: torch.device) -> PaddedBatch:
-    """Return the tensors of one forward pass, with response tokens in row order."""
+def pack_padded(rows: Sequence[TokenSequence], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (input ids [B, L], index [K] of each response token's predictor in the flattened [B * L] positions).
+
+    Rows are padded on the right. Causal attention never sees the padding, so no mask is needed.
+    """
     width = max(row.input_length for row in rows)
     ids_BL = torch.zeros(len(rows), width, dtype=torch.long)
-    kept, targets, temperatures = [], [], []
+    kept = []
     for b, row in enumerate(rows):
-        p, r = len(row.prompt_ids), len(row.response_ids)
-        response_R = torch.from_numpy(row.response_ids.astype("int64"))
-        ids_BL[b, :p] = torch.from_numpy(row.prompt_ids.astype("int64"))
-        ids_BL[b, p : row.input_length] = response_R[:-1]
-        kept.append(b * width + torch.arange(p - 1, p - 1 + r))
-        targets.append(response_R)
-        temperatures.append(torch.full((r,), row.temperature, dtype=torch.float64))
-    return PaddedBatch(
-        ids_BL=ids_BL.to(device),
-        kept_K=torch.cat(kept).to(device),
-        targets_K=torch.cat(targets).to(device),
-        temperature_K=torch.cat(temperatures),
-    )
+        ids_BL[b, : row.input_length] = torch.from_numpy(row.input_ids.astype("int64"))
+        kept.append(b * width + torch.arange(len(row.prompt_ids) - 1, row.input_length))
+    return ids_BL.to(device), torch.cat(kept).to(device)

@@ -41,18 +41,11 @@ class PrefixTree:
     end_T: torch.Tensor  # one past the last descendant of each token
     segments: tuple[Segment, ...]
     kept_K: torch.Tensor  # index of the token that predicts each response token, in row order
-    targets_K: torch.Tensor
-    temperature_K: torch.Tensor  # float64, on the CPU
     padding: int = 0  # unused tokens at the end, in a segment of their own
 
     @property
     def tokens(self) -> int:
         return len(self.ids_T)
-
-
-def input_ids(row: TokenSequence) -> NDArray[np.int32]:
-    """Return the input tokens of a row: all but the last one."""
-    return np.concatenate([row.prompt_ids, row.response_ids[:-1]]).astype(np.int32, copy=False)
 
 
 def _common_prefix(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:
@@ -74,7 +67,7 @@ def group_rows(rows: Sequence[TokenSequence], budget: int) -> list[list[int]]:
     A row near or above the budget must be computed anyway. Rows that share its prefix add little to its tree, while a
     group of their own would compute the whole prefix again.
     """
-    sequences = [input_ids(row) for row in rows]
+    sequences = [row.input_ids for row in rows]
     order, shared = depth_first(sequences)
     out: list[list[int]] = []
     size = longest = 0
@@ -92,7 +85,7 @@ def group_rows(rows: Sequence[TokenSequence], budget: int) -> list[list[int]]:
 
 def build_tree(rows: Sequence[TokenSequence], device: torch.device) -> PrefixTree:
     """Return the prefix tree of the rows."""
-    sequences = [input_ids(row) for row in rows]
+    sequences = [row.input_ids for row in rows]
     order, shared = depth_first(sequences)
     segments: list[Segment] = []
     places: list[tuple[Range, ...]] = [()] * len(rows)  # token ranges of each row, in order of depth
@@ -110,18 +103,18 @@ def build_tree(rows: Sequence[TokenSequence], device: torch.device) -> PrefixTre
         size += new
         places[index] = path
     ids, depth, end = np.empty(size, np.int64), np.empty(size, np.int64), np.arange(1, size + 1)
-    for index, ranges in enumerate(places):
+    kept = []
+    for row, ranges in zip(rows, places, strict=True):
         at = np.concatenate([np.arange(*r) for r in ranges])
-        ids[at], depth[at] = sequences[index], np.arange(len(at))
+        ids[at], depth[at] = row.input_ids, np.arange(len(at))
         end[at] = np.maximum(end[at], at[-1] + 1)
+        kept.append(at[len(row.prompt_ids) - 1 :])
     return PrefixTree(
         ids_T=torch.from_numpy(ids).to(device),
         depth_T=torch.from_numpy(depth).to(device),
         end_T=torch.from_numpy(end).to(device),
         segments=tuple(segments),
-        kept_K=torch.cat([_predictor_positions(r, p) for r, p in zip(rows, places, strict=True)]).to(device),
-        targets_K=torch.cat([torch.from_numpy(r.response_ids.astype("int64")) for r in rows]).to(device),
-        temperature_K=torch.cat([torch.full((len(r.response_ids),), r.temperature, dtype=torch.float64) for r in rows]),
+        kept_K=torch.from_numpy(np.concatenate(kept)).to(device),
     )
 
 
@@ -150,9 +143,3 @@ def _path_prefix(path: tuple[Range, ...], tokens: int) -> tuple[Range, ...]:
         out.append((start, min(end, start + tokens)))
         tokens -= end - start
     return tuple(out)
-
-
-def _predictor_positions(row: TokenSequence, places: tuple[Range, ...]) -> torch.Tensor:
-    """Return [R]: tree indices of the tokens that predict the row's response."""
-    at = np.concatenate([np.arange(*r) for r in places])
-    return torch.from_numpy(at[len(row.prompt_ids) - 1 :])

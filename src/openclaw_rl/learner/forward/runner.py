@@ -19,10 +19,11 @@ import torch
 
 from openclaw_rl.learner.distributed.world import SingleRank, World, split
 from openclaw_rl.learner.forward import lm_head, prefix_tree, tree_attention
+from openclaw_rl.learner.forward.activation_checkpointing import LayerCheckpointing
+from openclaw_rl.learner.forward.causal_attention import relative_error
 from openclaw_rl.learner.forward.flex_attention import TreeMasks, padded_length
 from openclaw_rl.learner.forward.logit_transform import find_logit_transform
-from openclaw_rl.learner.forward.packing import PaddedBatch, TokenSequence, micro_batches, pack_padded
-from openclaw_rl.learner.forward.activation_checkpointing import LayerCheckpointing
+from openclaw_rl.learner.forward.packing import TokenSequence, micro_batches, pack_padded
 from openclaw_rl.learner.model.compile import compile_parts, interpret_parts
 
 _T = TypeVar("_T")
@@ -71,9 +72,7 @@ class ForwardRunner:
         self._checkpointing = LayerCheckpointing(model, checkpointing)
         self.uses_flex = self._world.all_true(model.device.type == "cuda" if flex is None else flex)
         self.uses_tree = self._try_tree()
-        self.is_compiled = False
-        if compiled:
-            self.is_compiled = self._try_compiled()
+        self.is_compiled = compiled and self._try_compiled()
         vocabulary = model.config.get_text_config().vocab_size
         self._checkpointing.measure_layer_bytes(
             self.hidden_states, padded_length(1) if self.uses_flex else _MEASURED_TOKENS, vocabulary
@@ -84,9 +83,9 @@ class ForwardRunner:
         plain = self._trial_gradients()
         try:
             compile_parts(self._model)
-            gaps = [float((a - b).norm() / b.norm()) for a, b in zip(self._trial_gradients(), plain, strict=True)]
+            gap = max(relative_error(a, b) for a, b in zip(self._trial_gradients(), plain, strict=True))
             bound = _STATE_TOLERANCE.get(self._model.dtype, _LOW_LAYER_TOLERANCE)
-            why = None if max(gaps) <= bound else f"log-probabilities and gradients are off by {max(gaps):.3g}"
+            why = None if gap <= bound else f"log-probabilities and gradients are off by {gap:.3g}"
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # noqa: BLE001  models and compilers raise errors of many types
@@ -144,16 +143,14 @@ class ForwardRunner:
         """Return why trees do not work with the current `uses_flex`, or None if they work."""
         try:
             self._model.set_attn_implementation(tree_attention.ATTENTION_NAME)
-            planted = self._build_tree(rows)
-            masks = self._tree_masks(planted)
-            whole, alone = (
-                self._run_tree(rows, planted, masks),
-                self._tree_hidden_states(rows[:1]),
-            )  # the second uses another kernel
+            tree = self._build_tree(rows)
+            masks = self._tree_masks(tree)
+            whole = self._run_tree(rows, tree, masks)
+            alone = self._tree_hidden_states(rows[:1])  # uses another kernel
             gap = max(_logprob_gap(whole, padded), _logprob_gap(alone, padded[:1]))
             if not gap <= _TOLERANCE.get(self._model.dtype, _LOW_TOLERANCE):
                 return f"log-probabilities are off by {gap:.3g}"
-            gap = _state_gap(whole, padded)
+            gap = relative_error(whole.hidden_KH, torch.cat([row.hidden_KH for row in padded]))
             if not gap <= _HIDDEN_TOLERANCE.get(self._model.dtype, _LOW_HIDDEN_TOLERANCE):
                 return f"states are off by {gap:.3g}"
             for call in masks.shapes if masks else ():
@@ -245,51 +242,48 @@ class ForwardRunner:
         return self._tree_hidden_states(rows) if self.uses_tree else self._run_padded(rows)
 
     def _tree_hidden_states(self, rows: Sequence[TokenSequence]) -> lm_head.HiddenStates:
-        planted = self._build_tree(rows)
-        return self._run_tree(rows, planted, self._tree_masks(planted))
+        tree = self._build_tree(rows)
+        return self._run_tree(rows, tree, self._tree_masks(tree))
 
     def _build_tree(self, rows: Sequence[TokenSequence]) -> prefix_tree.PrefixTree:
-        planted = prefix_tree.build_tree(rows, self._model.device)
-        return prefix_tree.pad_tree(planted, padded_length(planted.tokens)) if self.uses_flex else planted
+        tree = prefix_tree.build_tree(rows, self._model.device)
+        return prefix_tree.pad_tree(tree, padded_length(tree.tokens)) if self.uses_flex else tree
 
-    def _tree_masks(self, planted: prefix_tree.PrefixTree) -> TreeMasks | None:
-        return TreeMasks(planted) if self.uses_flex else None
+    def _tree_masks(self, tree: prefix_tree.PrefixTree) -> TreeMasks | None:
+        return TreeMasks(tree) if self.uses_flex else None
 
     def _run_tree(
-        self, rows: Sequence[TokenSequence], planted: prefix_tree.PrefixTree, masks: TreeMasks | None
+        self, rows: Sequence[TokenSequence], tree: prefix_tree.PrefixTree, masks: TreeMasks | None
     ) -> lm_head.HiddenStates:
-        self._checkpointing.plan_pass(planted.tokens)
+        self._checkpointing.plan_pass(tree.tokens)
         out = self._model.get_decoder()(
-            input_ids=planted.ids_T[None],
-            position_ids=planted.depth_T[None],
+            input_ids=tree.ids_T[None],
+            position_ids=tree.depth_T[None],
             use_cache=False,
-            plan=tree_attention.AttentionPlan(planted, masks),
+            plan=tree_attention.AttentionPlan(tree, masks),
         )
-        return self._response_states(rows, out.last_hidden_state[0], planted)
+        return self._response_states(rows, out.last_hidden_state[0][tree.kept_K])
 
     def _run_padded(self, rows: Sequence[TokenSequence]) -> lm_head.HiddenStates:
-        packed = pack_padded(rows, self._model.device)
-        self._checkpointing.plan_pass(packed.ids_BL.numel())
-        hidden_BLH = self._model.get_decoder()(input_ids=packed.ids_BL, use_cache=False).last_hidden_state
-        return self._response_states(rows, hidden_BLH.flatten(0, 1), packed)
+        ids_BL, kept_K = pack_padded(rows, self._model.device)
+        self._checkpointing.plan_pass(ids_BL.numel())
+        hidden_BLH = self._model.get_decoder()(input_ids=ids_BL, use_cache=False).last_hidden_state
+        return self._response_states(rows, hidden_BLH.flatten(0, 1)[kept_K])
 
-    def _response_states(
-        self, rows: Sequence[TokenSequence], hidden_TH: torch.Tensor, at: prefix_tree.PrefixTree | PaddedBatch
-    ) -> lm_head.HiddenStates:
+    def _response_states(self, rows: Sequence[TokenSequence], hidden_KH: torch.Tensor) -> lm_head.HiddenStates:
+        lengths = [len(row.response_ids) for row in rows]
+        temperatures = torch.tensor([row.temperature for row in rows], dtype=torch.float64)
+        targets_K = torch.from_numpy(np.concatenate([row.response_ids for row in rows]))
         return lm_head.HiddenStates(
             head=self._model.get_output_embeddings(),
-            hidden_KH=hidden_TH[at.kept_K],
-            targets_K=at.targets_K,
-            temperature_K=at.temperature_K.to(hidden_TH.device, torch.promote_types(hidden_TH.dtype, torch.float32)),
-            lengths=tuple(len(row.response_ids) for row in rows),
+            hidden_KH=hidden_KH,
+            targets_K=targets_K.to(hidden_KH.device, torch.long),
+            temperature_K=temperatures.repeat_interleave(torch.tensor(lengths)).to(
+                hidden_KH.device, torch.promote_types(hidden_KH.dtype, torch.float32)
+            ),
+            lengths=tuple(lengths),
             logit_transform=self._logit_transform,
         )
-
-    def score_rows(
-        self, rows: Sequence[TokenSequence], done: Callable[[int], None] = lambda _: None
-    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return (logp [R], entropy [R]) of each row, on the CPU and without gradients; `done`: see `logprobs`."""
-        return [(seen.logp, seen.entropy_K) for seen in self.logprobs(rows, done=done)]
 
     @torch.no_grad()
     def logprobs(
@@ -309,18 +303,15 @@ class ForwardRunner:
 
         def score_group(group: list[int], _: float) -> dict[int, lm_head.TokenLogprobs]:
             nonlocal so_far
-            read = self.hidden_states([rows[i] for i in group])
-            asked = None if ids is None else torch.cat([ids[i] for i in group]).to(read.hidden_KH.device)
-            picked = dict(zip(group, read.token_logprobs(ids_KN=asked, top=top).split_rows(read.lengths), strict=True))
+            states = self.hidden_states([rows[i] for i in group])
+            ids_KN = None if ids is None else torch.cat([ids[i] for i in group]).to(states.hidden_KH.device)
+            scores = states.token_logprobs(ids_KN=ids_KN, top=top).split_rows(states.lengths)
             so_far += len(group)
             done(so_far)
-            return picked
+            return dict(zip(group, scores, strict=True))
 
-        out = dict(
-            pair
-            for found in self.map_groups(rows, score_group, dict[int, lm_head.TokenLogprobs])
-            for pair in found.items()
-        )
+        groups = self.map_groups(rows, score_group, dict[int, lm_head.TokenLogprobs])
+        out = {i: scores for group in groups for i, scores in group.items()}
         return [out[i] for i in range(len(rows))]
 
 
@@ -333,15 +324,9 @@ def _trial_rows(text: Any) -> list[TokenSequence]:
     ]
 
 
-def _logprob_gap(read: lm_head.HiddenStates, padded: Sequence[lm_head.HiddenStates]) -> float:
+def _logprob_gap(states: lm_head.HiddenStates, padded: Sequence[lm_head.HiddenStates]) -> float:
     """Return the largest difference of the log-probabilities."""
-    return float((read.token_logprobs().logp - torch.cat([row.token_logprobs().logp for row in padded])).abs().max())
-
-
-def _state_gap(read: lm_head.HiddenStates, padded: Sequence[lm_head.HiddenStates]) -> float:
-    """Return the relative difference (norm) of the hidden states."""
-    own_KH = torch.cat([row.hidden_KH for row in padded])
-    return float((read.hidden_KH - own_KH).norm() / own_KH.norm())
+    return float((states.token_logprobs().logp - torch.cat([row.token_logprobs().logp for row in padded])).abs().max())
 
 
 def _max_shared_length(text: Any) -> float:

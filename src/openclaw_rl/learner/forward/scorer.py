@@ -28,9 +28,7 @@ class SequenceScorer:
         if folder is not None:
             made.read(Path(folder))
         made.model.eval()
-        self._weights_context = (
-            nullcontext if folder is not None else made.using_base
-        )  # an adapter without effect costs time
+        self._weights_context = made.using_base if folder is None else nullcontext  # a disabled adapter costs no time
         self._runner = ForwardRunner(made.causal, micro_tokens=train.batch.micro_tokens)
 
     def score(self, rows: Sequence[tuple[Ids, Ids]], done: Callable[[int], None]) -> list[Logprobs]:
@@ -40,4 +38,4 @@ class SequenceScorer:
         """
         packed = [TokenSequence(prompt_ids=prompt, response_ids=response, temperature=1.0) for prompt, response in rows]
         with self._weights_context():
-            return [logp.to(torch.float32).numpy() for logp, _ in self._runner.score_rows(packed, done)]
+            return [scores.logp.to(torch.float32).numpy() for scores in self._runner.logprobs(packed, done=done)]

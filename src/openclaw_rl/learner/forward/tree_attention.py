@@ -57,8 +57,10 @@ def _window_mask(first: int, queries: int, keys: int, window: int | None, device
     return seen if window is None else seen & (depth_J > depth_Q - window)
 
 
-def _masked_sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float
-            ) -> torch.Tensor:  # fmt: skip
+def _windowed_sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, first: int, scale: float,
+                   window: int | None) -> torch.Tensor:  # fmt: skip
+    """Return the attention of queries at depths first, first + 1, ... to the keys of their path."""
+    mask = _window_mask(first, query.shape[2], key.shape[2], window, query.device)
     grouped = query.shape[1] != key.shape[1]
     return functional.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
@@ -89,8 +91,8 @@ class _BranchAttention(torch.autograd.Function):
         out = torch.empty_like(query)
         for segment, start, end in _branch_pieces(tree):
             k, v = _gather_path(key, segment, end), _gather_path(value, segment, end)
-            mask = _window_mask(segment.depth + start - segment.start, end - start, k.shape[2], window, query.device)
-            out[:, :, start:end] = _masked_sdpa(query[:, :, start:end], k, v, mask, scale)
+            first = segment.depth + start - segment.start
+            out[:, :, start:end] = _windowed_sdpa(query[:, :, start:end], k, v, first, scale, window)
         return out
 
     @staticmethod
@@ -101,10 +103,7 @@ class _BranchAttention(torch.autograd.Function):
             with torch.enable_grad():
                 q = query[:, :, start:end].detach().requires_grad_()
                 k, v = (_gather_path(states, segment, end).detach().requires_grad_() for states in (key, value))
-                mask = _window_mask(
-                    segment.depth + start - segment.start, end - start, k.shape[2], ctx.window, q.device
-                )
-                out = _masked_sdpa(q, k, v, mask, ctx.scale)
+                out = _windowed_sdpa(q, k, v, segment.depth + start - segment.start, ctx.scale, ctx.window)
                 dq, dk, dv = torch.autograd.grad(out, (q, k, v), grads[0][:, :, start:end])
             d_query[:, :, start:end] = dq
             at = 0
@@ -141,8 +140,8 @@ def _attend_root(
     for at in range(0, tokens, tokens if window is None else MAX_QUERIES):
         end = tokens if window is None else min(at + MAX_QUERIES, tokens)
         first = 0 if window is None else max(0, at - window + 1)  # first key that the first query of the piece sees
-        mask = _window_mask(at - first, end - at, end - first, window, query.device)
-        out.append(_masked_sdpa(query[:, :, at:end], key[:, :, first:end], value[:, :, first:end], mask, scale))
+        keys, values = key[:, :, first:end], value[:, :, first:end]
+        out.append(_windowed_sdpa(query[:, :, at:end], keys, values, at - first, scale, window))
     return out
 
 
@@ -163,8 +162,8 @@ def tree_attention(
     `attention_mask`: result of `_window_only`. Without a plan, runs plain causal attention of rows without left
     padding. Raises `ValueError` for models that change their attention scores.
     """
-    if bent := [name for name in UNSUPPORTED_ARGUMENTS if kwargs.get(name) is not None]:
-        raise ValueError(f"its attention uses {bent[0]}, which tree attention does not support")
+    if changed := [name for name in UNSUPPORTED_ARGUMENTS if kwargs.get(name) is not None]:
+        raise ValueError(f"its attention uses {changed[0]}, which tree attention does not support")
     window = kwargs.get("sliding_window")
     if attention_mask is not None:  # from `_window_only`; not every model also passes its window to the attention
         window = int(attention_mask)
@@ -190,25 +189,17 @@ def flex_error(call: flex_attention.AttentionShape, device: torch.device) -> flo
     The reference is `attend_by_segments`. Compiler errors propagate.
     """
     tree = _trial_tree(device)
-    random = torch.Generator().manual_seed(0)
-    states = [
-        torch.randn(1, heads, tree.tokens, call.size, generator=random).to(device, call.dtype)
-        for heads in (call.heads, call.groups, call.groups, call.heads)
-    ]
-    window = tree.tokens // 4 if call.windowed else None
-
-    def outputs_and_grads(way: Any, what: TreeMasks | PrefixTree) -> list[torch.Tensor]:
-        query, key, value = (s.clone().requires_grad_() for s in states[:3])
-        out = way(query, key, value, what, call.size**-0.5, window)
-        return [out.detach(), *torch.autograd.grad((out * states[3]).sum(), (query, key, value))]
-
-    with torch.enable_grad():
-        pairs = zip(
-            outputs_and_grads(flex_attention.attend_tree, TreeMasks(tree)),
-            outputs_and_grads(attend_by_segments, tree),
-            strict=True,
+    masks, window = TreeMasks(tree), tree.tokens // 4 if call.windowed else None
+    scale = call.size**-0.5
+    states = causal_attention.trial_states(call.heads, call.groups, tree.tokens, call.size, device, call.dtype)
+    got, want = (
+        causal_attention.outputs_and_grads(attend, states)
+        for attend in (
+            lambda q, k, v: flex_attention.attend_tree(q, k, v, masks, scale, window),
+            lambda q, k, v: attend_by_segments(q, k, v, tree, scale, window),
         )
-        return max(float((got - want).norm() / want.norm()) for got, want in pairs)
+    )
+    return max(causal_attention.relative_error(a, b) for a, b in zip(got, want, strict=True))
 
 
 def _trial_tree(device: torch.device) -> PrefixTree:
@@ -221,8 +212,8 @@ def _trial_tree(device: torch.device) -> PrefixTree:
         TokenSequence(prompt_ids=np.concatenate([trunk[:start], branch]), response_ids=branch[:1], temperature=1.0)
         for start, branch in zip((240, 240, 130), branches, strict=True)
     ]
-    planted = build_tree(rows, device)
-    return pad_tree(planted, flex_attention.padded_length(planted.tokens))
+    tree = build_tree(rows, device)
+    return pad_tree(tree, flex_attention.padded_length(tree.tokens))
 
 
 def _window_only(*args: Any, local_size: int | None = None, **kwargs: Any) -> torch.Tensor | None:

@@ -1,4 +1,4 @@
-"""Distillation losses: divergences from a teacher over N tokens and one tail bin for the rest of the vocabulary.
+"""Distillation losses over N tokens and one tail bin for the rest of the vocabulary; slices of terms.
 
 Shapes: K response tokens of a micro-batch, N vocabulary tokens at each. The student is the policy being trained, with
 gradient. The teacher is the distribution in a `methods.types.DistillTerm`, without gradient.
@@ -44,40 +44,42 @@ def _kl_divergence(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
 
 def distilled_token_ids(terms: Sequence[AnyTerm], indices: Sequence[int]) -> torch.Tensor | None:
     """Return [K, N] token ids of all distillation terms on these samples, term after term; None without such terms."""
-    blocks = [_concat_ids(_topk_or_uniform(target, indices)) for target in _distill_terms(terms)]
-    return torch.cat(blocks, dim=-1) if blocks else None
+    distilled = [term for term in terms if isinstance(term, DistillTerm) and term.sample_count]
+    blocks = [np.concatenate([top.ids for top in _topk_or_uniform(term, indices)]) for term in distilled]
+    return torch.from_numpy(np.concatenate(blocks, axis=-1).astype(np.int64)) if blocks else None
 
 
-def distill_slices(
-    terms: Sequence[AnyTerm], indices: Sequence[int], student_KN: torch.Tensor, slow: float
+def term_slices(
+    terms: Sequence[AnyTerm], indices: Sequence[int], logps_KN: torch.Tensor, length_ema: float
 ) -> list[TermSlice]:
-    """Return the distillation terms on these samples. `student_KN`: of `distilled_token_ids`; `slow`: length EMA."""
-    out, at = [], 0
-    for target in _distill_terms(terms):
-        supports = _topk_or_uniform(target, indices)
-        teacher_KN = torch.cat([torch.from_numpy(s.logprobs) for s in supports]).to(student_KN)
-        own_KN = student_KN[:, at : at + teacher_KN.shape[1]]
-        at += teacher_KN.shape[1]
+    """Return the terms on these samples. Denominator: samples in the term times `length_ema` (tokens per reply).
+
+    `logps_KN`: [K, 1 + N] under the student, with gradient: of the response token, then of `distilled_token_ids`.
+    """
+    out, column = [], 1
+    for term in terms:
+        if not term.sample_count:
+            continue
+        advantages_K, divergence_K = torch.zeros_like(logps_KN[:, 0]), None
+        if isinstance(term, DistillTerm):
+            top = np.concatenate([support.logprobs for support in _topk_or_uniform(term, indices)])
+            student_KN = logps_KN[:, column : column + top.shape[1]]
+            column += top.shape[1]
+            divergence_K = divergence(student_KN, torch.from_numpy(top).to(logps_KN), term.divergence)
+        else:
+            advantages_K = torch.from_numpy(np.concatenate([term.advantages[i] for i in indices])).to(logps_KN)
         out.append(
             TermSlice(
-                name=target.name,
-                weight=target.weight,
-                advantages_K=torch.zeros(len(own_KN), dtype=own_KN.dtype, device=own_KN.device),
-                mask_K=torch.cat([torch.from_numpy(target.masks[i]) for i in indices]).to(own_KN.device),
-                denominator=target.sample_count * slow,
-                divergence_K=divergence(own_KN, teacher_KN, target.divergence),
-                ratio_cap=target.ratio_clip,
+                name=term.name,
+                weight=term.weight,
+                advantages_K=advantages_K,
+                mask_K=torch.from_numpy(np.concatenate([term.masks[i] for i in indices])).to(logps_KN.device),
+                denominator=term.sample_count * length_ema,
+                divergence_K=divergence_K,
+                ratio_cap=term.ratio_clip if isinstance(term, DistillTerm) else math.inf,
             )
         )
     return out
-
-
-def _distill_terms(terms: Sequence[AnyTerm]) -> list[DistillTerm]:
-    return [term for term in terms if isinstance(term, DistillTerm) and term.sample_count]
-
-
-def _concat_ids(supports: Sequence[TopKLogprobs]) -> torch.Tensor:
-    return torch.cat([torch.from_numpy(support.ids.astype("int64")) for support in supports])
 
 
 def _topk_or_uniform(target: DistillTerm, indices: Sequence[int]) -> list[TopKLogprobs]:

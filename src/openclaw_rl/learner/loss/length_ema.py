@@ -16,19 +16,19 @@ STATE_KEY = "reply_tokens"
 class LengthEma:
     """Moving average of tokens per reply, kept in the method state; the first batch initialises it."""
 
-    def __init__(self, memory: Mapping[str, Any], *, decay: float) -> None:
-        self._memory, self._decay = memory, decay
+    def __init__(self, state: Mapping[str, Any], *, decay: float) -> None:
+        self._state, self._decay = state, decay
 
     def average_length(self, lengths: Sequence[int]) -> float:
         """Return the average tokens per reply before the batch; before the first batch, the mean of `lengths`."""
-        return float(self._memory[STATE_KEY]) if STATE_KEY in self._memory else sum(lengths) / len(lengths)
+        return float(self._state[STATE_KEY]) if STATE_KEY in self._state else sum(lengths) / len(lengths)
 
     def updated_state(self, lengths: Sequence[int]) -> dict[str, Any]:
         """Return the method state after the batch."""
         if not lengths:
-            return dict(self._memory)
+            return dict(self._state)
         average = self.average_length(lengths)
-        if STATE_KEY in self._memory:
+        if STATE_KEY in self._state:
             for length in lengths:
                 average = self._decay * average + (1 - self._decay) * length
-        return dict(self._memory) | {STATE_KEY: average}
+        return dict(self._state) | {STATE_KEY: average}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,6 +19,7 @@ import torch
 from openclaw_rl.errors import PluginError
 from openclaw_rl.learner.loss.policy_loss import LossResult, make_loss_config, off_policy_correction
 from openclaw_rl.learner.loss.scored_batch import ScoredBatch
+from openclaw_rl.methods.gae import compute_gae
 from openclaw_rl.methods.types import AnyTerm, CreditMethod, PolicyGradientTerm
 from openclaw_rl.plugins.loader import Plugin, check_call, load_plugin
 from openclaw_rl.settings.load import TrainConfig
@@ -47,24 +48,18 @@ class PluginReply:
     score: float | None
 
 
-def compute_gae(
+def tensor_gae(
     rewards: torch.Tensor, values: torch.Tensor | None = None, gamma: float = 1.0, lambda_: float = 1.0
 ) -> torch.Tensor:
-    """Return [T] generalised advantage estimates of one reply (arXiv:1506.02438, eq. 16), without gradient.
+    """Return `compute_gae` of the tokens of one reply [T], without gradient; without values (no critic) V is 0.
 
-    A_t = delta_t + gamma lambda A_{t+1}, delta_t = r_t + gamma V_{t+1} - V_t, and 0 after the last token. `rewards`
-    and `values` [T]; without values (no critic) V is 0. Every plug-in loss can call this function by this name.
+    Every plug-in loss can call this function by the name `compute_gae`.
     """
     values = torch.zeros_like(rewards) if values is None else values
     if rewards.ndim != 1 or rewards.shape != values.shape:
         raise ValueError(f"expected rewards and values [T], got {tuple(rewards.shape)} and {tuple(values.shape)}")
-    out: list[float] = []
-    after = value = 0.0
-    for r, v in zip(reversed(rewards.tolist()), reversed(values.tolist()), strict=True):
-        after = r + gamma * value - v + gamma * lambda_ * after
-        value = v
-        out.append(after)
-    return torch.tensor(out[::-1], dtype=rewards.dtype, device=rewards.device)
+    found = compute_gae(rewards.tolist(), values.tolist(), gamma, lambda_)
+    return torch.from_numpy(found).to(rewards)
 
 
 class PluginLoss:
@@ -158,8 +153,7 @@ class PluginLoss:
         if not value.requires_grad:
             raise self.plugin_error(
                 "returned a loss without a gradient, expected one that depends on "
-                f"{FUNCTION_PARAMETERS[self.name][0]}. "
-                "Was it detached, or computed under no_grad?"
+                f"{FUNCTION_PARAMETERS[self.name][0]}. Was it detached, or computed under no_grad?"
             )
         return value  # type: ignore[no-any-return]
 
@@ -194,13 +188,13 @@ class PluginLoss:
         self, batch: ScoredBatch, terms: Sequence[AnyTerm], i: int, logp: torch.Tensor, counts: Counter[str]
     ) -> PluginReply | None:
         """Return the inputs for the tokens that are in any term and not masked; None if there are no such tokens."""
-        own = [term for term in terms if isinstance(term, PolicyGradientTerm) and term.masks[i].any()]
-        advantages, anywhere = torch.zeros(len(logp), dtype=logp.dtype), torch.zeros(len(logp), dtype=torch.bool)
-        for term in own:
-            mask = torch.from_numpy(term.masks[i].astype(bool))
-            advantages += term.weight * torch.from_numpy(term.advantages[i]) * mask
-            anywhere |= mask
-        mu, mask = batch.sampled_logprobs(i).to(logp.device), anywhere.to(logp.device)
+        advantages, mask = torch.zeros_like(logp), torch.zeros_like(logp, dtype=torch.bool)
+        for term in terms:
+            if isinstance(term, PolicyGradientTerm):
+                own = torch.from_numpy(term.masks[i]).to(logp.device)
+                advantages += term.weight * torch.from_numpy(term.advantages[i]).to(logp.device) * own
+                mask |= own
+        mu = batch.sampled_logprobs(i).to(logp.device)
         row = torch.zeros(len(logp), dtype=torch.long, device=logp.device)
         seen = off_policy_correction(logp, mu, None, row, mask, self._loss_config)
         keep = mask & seen.in_band_K & seen.in_geometric_band_K
@@ -216,7 +210,7 @@ class PluginLoss:
             sampled=mu[keep],
             base=batch.base[i].to(logp.device)[keep],
             teacher=_teacher_mixture(batch.teachers[i], keep),
-            advantages=advantages.to(logp.device)[keep],
+            advantages=advantages[keep],
             score=batch.samples[i].reward,
         )
 
@@ -245,7 +239,7 @@ def load_plugin_loss(train: TrainConfig, method: CreditMethod) -> PluginLoss | N
     """Load the loss that the settings name and check its signs. None means the built-in loss. Raises `PluginError`."""
     if train.loss.path is None:
         return None
-    custom = PluginLoss(load_plugin(SETTING, train.loss.path, {"compute_gae": compute_gae}), train)
+    custom = PluginLoss(load_plugin(SETTING, train.loss.path, {"compute_gae": tensor_gae}), train)
     if custom.name != "compute_loss" and not method.uses_hints:
         raise custom.plugin_error("follows a teacher, but the method uses no hints. Set train.method opd or combine")
     if custom.name == "compute_hybrid_loss" and not method.uses_reward:
@@ -267,79 +261,53 @@ def find_sign_problems(custom: PluginLoss, train: TrainConfig) -> tuple[str, ...
     The gradient goes through a real softmax, at the sampling policy (a ratio of 1). A loss that passes with one token
     and a close teacher is also tried with several tokens and a distant teacher, where a zero gradient is accepted.
     """
-    found = [words for case in _single_token_cases(custom.name, train) if (words := _sign_problem(custom, case))]
-    if not found:
-        found = [
-            words
-            for case in _several_token_cases(custom.name, train)
-            if (words := _sign_problem(custom, case, still=True))
-        ]
-    return tuple(found)
+    single = [words for case in _sign_cases(custom.name, train, 1) if (words := _sign_problem(custom, case))]
+    several = _sign_cases(custom.name, train, 3)
+    return tuple(single or [words for case in several if (words := _sign_problem(custom, case, still=True))])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignCase:
-    """Case of the sign check. `way`: the correct direction, +1 or -1; `instead`: arguments that isolate one part."""
+    """Case of the sign check: a teacher's probability of each token, or (None) an advantage of `way`."""
 
     why: str
-    way: int
-    reply: Callable[[torch.Tensor], PluginReply]
-    instead: Mapping[str, float] = field(default_factory=dict)
-    tokens: int = 1
+    way: int  # correct direction, +1 or -1
+    tokens: int
+    teacher: float | None = None
+    instead: Mapping[str, float] = field(default_factory=dict)  # arguments that isolate one part
 
-
-def _single_token_cases(name: str, train: TrainConfig) -> list[SignCase]:
-    scores = [SignCase(why=f"the advantage is {a:+d}", way=a, reply=_scored_reply(a)) for a in (1, -1)]
-    hints = [
-        SignCase(why="the teacher prefers the token (0.6, the student 0.5)", way=1, reply=_taught_reply(0.6)),
-        SignCase(why="the teacher likes the token less (0.4, the student 0.5)", way=-1, reply=_taught_reply(0.4)),
-    ]
-    return _cases_for(name, train, scores, hints)
-
-
-def _several_token_cases(name: str, train: TrainConfig) -> list[SignCase]:
-    scores = [
-        SignCase(why=f"the advantage of each of three tokens is {a:+d}", way=a, reply=_scored_reply(a), tokens=3)
-        for a in (1, -1)
-    ]
-    hints = [
-        SignCase(
-            why=f"the teacher {likes} three tokens ({p}, the student 0.5)", way=way, reply=_taught_reply(p), tokens=3
+    def trial_reply(self, student: torch.Tensor) -> PluginReply:
+        """Return the inputs of the loss; the policy has not moved since sampling."""
+        own, score = student.detach(), float(self.way) if self.teacher is None else None
+        return PluginReply(
+            student=student,
+            sampled=own,
+            base=own,
+            teacher=own if self.teacher is None else torch.full_like(own, math.log(self.teacher)),
+            advantages=torch.full_like(own, score or 0.0),
+            score=score,
         )
-        for likes, p, way in (("prefers", 0.95, 1), ("likes less each of", 0.05, -1))
-    ]
-    return _cases_for(name, train, scores, hints)
 
 
-def _cases_for(name: str, train: TrainConfig, scores: list[SignCase], hints: list[SignCase]) -> list[SignCase]:
+def _sign_cases(name: str, train: TrainConfig, tokens: int) -> list[SignCase]:
     """Return the cases that apply to this function."""
+    of = "the advantage" if tokens == 1 else "the advantage of each of three tokens"
+    scores = [SignCase(why=f"{of} is {a:+d}", way=a, tokens=tokens) for a in (1, -1)]
+    words = (
+        (("prefers the token", 0.6, 1), ("likes the token less", 0.4, -1))
+        if tokens == 1
+        else (("prefers three tokens", 0.95, 1), ("likes less each of three tokens", 0.05, -1))
+    )
+    hints = [
+        SignCase(why=f"the teacher {likes} ({p}, the student 0.5)", way=way, teacher=p, tokens=tokens)
+        for likes, p, way in words
+    ]
     if name == "compute_loss":
         return scores
     if name == "compute_opd_loss":
         return hints
     binary = [replace(case, instead={"opd_weight": 0.0}) for case in scores if train.loss.w_binary > 0]
     return binary + [replace(case, instead={"binary_weight": 0.0}) for case in hints if train.loss.w_opd > 0]
-
-
-def _scored_reply(score: int) -> Callable[[torch.Tensor], PluginReply]:
-    def make_reply(student: torch.Tensor) -> PluginReply:
-        own, advantages = student.detach(), torch.full_like(student, float(score), requires_grad=False)
-        return PluginReply(
-            student=student, sampled=own, base=own, teacher=own, advantages=advantages, score=float(score)
-        )
-
-    return make_reply
-
-
-def _taught_reply(teacher: float) -> Callable[[torch.Tensor], PluginReply]:
-    def make_reply(student: torch.Tensor) -> PluginReply:
-        own = student.detach()
-        told = torch.full_like(own, math.log(teacher))
-        return PluginReply(
-            student=student, sampled=own, base=own, teacher=told, advantages=torch.zeros_like(own), score=None
-        )
-
-    return make_reply
 
 
 def _sign_problem(custom: PluginLoss, case: SignCase, *, still: bool = False) -> str:
@@ -356,7 +324,7 @@ def _logprob_slope(custom: PluginLoss, case: SignCase) -> float:
     """Return the derivative of the reply's log-probability along a step of gradient descent."""
     with torch.enable_grad():
         logits = torch.zeros(case.tokens, 2, requires_grad=True)
-        found = custom.reply_loss(case.reply(torch.log_softmax(logits, 1)[:, 0]), **case.instead)
+        found = custom.reply_loss(case.trial_reply(torch.log_softmax(logits, 1)[:, 0]), **case.instead)
         assert found is not None, "every case gives the function what it needs"
         which = "one token" if case.tokens == 1 else f"{case.tokens} tokens"
         if not torch.isfinite(found[0]):

@@ -21,7 +21,7 @@ MAX_LOG_RATIO = 20.0  # keeps exp() from overflowing; the band on the ratio alre
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossConfig:
-    """Surrogate kind, clip(rho, low, high), dual clip c, and the band [gap_low, gap_high] for token ratios.
+    """Surrogate kind, clip(rho, low, high), dual clip c, and the band for token ratios.
 
     `kind`: clip (PPO, per token), cispo (arXiv:2506.13585: the ratio is a capped weight on log pi), gspo
     (arXiv:2507.18071: one ratio per sequence, the geometric mean of its token ratios). The sequence masks
@@ -31,8 +31,8 @@ class LossConfig:
     clip_low: float
     clip_high: float
     dual_clip: float
-    gap_low: float
-    gap_high: float
+    token_ratio_min: float
+    token_ratio_max: float
     kind: Literal["clip", "cispo", "gspo"] = "clip"
     cispo_high: float = 5.0
     gspo_low: float = 1 - 3e-4
@@ -41,6 +41,11 @@ class LossConfig:
     opsm_delta: float = math.inf  # nats per token
     geometric_low: float = 0.0
     geometric_high: float = math.inf
+
+    @property
+    def clip_range(self) -> tuple[float, float]:
+        """Ratios between which the surrogate is not clipped."""
+        return (self.gspo_low, self.gspo_high) if self.kind == "gspo" else (self.clip_low, self.clip_high)
 
     @property
     def needs_rows(self) -> bool:
@@ -92,12 +97,6 @@ def importance_ratio(logp_K: torch.Tensor, mu_K: torch.Tensor) -> torch.Tensor:
     return torch.exp(torch.clamp(logp_K - mu_K, -MAX_LOG_RATIO, MAX_LOG_RATIO))
 
 
-def in_ratio_band(rho_K: torch.Tensor, bounds: LossConfig) -> torch.Tensor:
-    """Return [K] bool, detached: the engine-trainer ratio is in the band (IcePop; arXiv:2512.16144, eq. 1)."""
-    rho = rho_K.detach()
-    return (rho >= bounds.gap_low) & (rho <= bounds.gap_high)
-
-
 def sequence_mean(values_K: torch.Tensor, mask_K: torch.Tensor, rows_K: torch.Tensor) -> torch.Tensor:
     """Return [K]: for each token the mean of its row's values over `mask_K` (0 if the row has no such token)."""
     rows, weight_K = int(rows_K.max()) + 1 if len(rows_K) else 0, mask_K.to(values_K.dtype)
@@ -122,49 +121,51 @@ def off_policy_correction(
     old_K: torch.Tensor | None,
     rows_K: torch.Tensor | None,
     anywhere_K: torch.Tensor,
-    bounds: LossConfig,
+    config: LossConfig,
 ) -> OffPolicyCorrection:
     """Return the corrections: a band for one step per batch, a weight for several, and the sequence masks.
 
     drift = mean over the tokens of a sequence of log pi - log mu. Geometric mask: exp(drift) must be in its band. OPSM
-    (arXiv:2512.02556, eq. 9): if -drift is above delta, tokens with negative advantages are masked.
+    (arXiv:2512.02556, eq. 9): if -drift is above delta, tokens with negative advantages are masked. Band: the
+    engine-trainer ratio (IcePop; arXiv:2512.16144, eq. 1).
     """
     rho_K, everywhere_K = importance_ratio(logp_K, mu_K), torch.ones_like(anywhere_K)
-    weight_K, capped_K, band_K = torch.ones_like(mu_K), ~everywhere_K, in_ratio_band(rho_K, bounds)
-    if old_K is not None:
-        stale_K = importance_ratio(old_K, mu_K)
-        weight_K, capped_K = stale_K.clamp(max=bounds.weight_cap), stale_K > bounds.weight_cap
-        band_K = everywhere_K
-    steady_K, behind_K = everywhere_K, ~everywhere_K
-    if bounds.needs_rows:
+    weight_K, capped_K = torch.ones_like(mu_K), ~everywhere_K
+    if old_K is None:
+        band_K = (rho_K.detach() >= config.token_ratio_min) & (rho_K.detach() <= config.token_ratio_max)
+    else:
+        stale_K, band_K = importance_ratio(old_K, mu_K), everywhere_K
+        weight_K, capped_K = stale_K.clamp(max=config.weight_cap), stale_K > config.weight_cap
+    geometric_K, opsm_K = everywhere_K, ~everywhere_K
+    if config.needs_rows:
         assert rows_K is not None, "sequence masks and sequence ratios need rows_K"
         drift_K = sequence_mean(logp_K.detach() - mu_K, anywhere_K, rows_K)
-        whole_K = torch.exp(torch.clamp(drift_K, -MAX_LOG_RATIO, MAX_LOG_RATIO))
-        steady_K = (whole_K >= bounds.geometric_low) & (whole_K <= bounds.geometric_high)
-        behind_K = -drift_K > bounds.opsm_delta
+        sequence_ratio_K = torch.exp(torch.clamp(drift_K, -MAX_LOG_RATIO, MAX_LOG_RATIO))
+        geometric_K = (sequence_ratio_K >= config.geometric_low) & (sequence_ratio_K <= config.geometric_high)
+        opsm_K = -drift_K > config.opsm_delta
     return OffPolicyCorrection(
         log_denominator_K=mu_K if old_K is None else old_K,
         ratio_K=rho_K if old_K is None else importance_ratio(logp_K, old_K),
         weight_K=weight_K,
         capped_K=capped_K,
         in_band_K=band_K,
-        in_geometric_band_K=steady_K,
-        opsm_masked_K=behind_K,
+        in_geometric_band_K=geometric_K,
+        opsm_masked_K=opsm_K,
     )
 
 
 def surrogate_loss(
-    rho_K: torch.Tensor, logp_K: torch.Tensor, advantages_K: torch.Tensor, bounds: LossConfig
+    rho_K: torch.Tensor, logp_K: torch.Tensor, advantages_K: torch.Tensor, config: LossConfig
 ) -> torch.Tensor:
     """Return [K]: -min(rho A, clip(rho) A), for A < 0 at most -c A; for CISPO -sg(min(rho, cap)) A log pi.
 
     The upper clip is wider (arXiv:2503.14476); the dual clip is from arXiv:1912.09729.
     """
-    if bounds.kind == "cispo":
-        return -rho_K.detach().clamp(max=bounds.cispo_high) * advantages_K * logp_K
-    low, high = (bounds.gspo_low, bounds.gspo_high) if bounds.kind == "gspo" else (bounds.clip_low, bounds.clip_high)
+    if config.kind == "cispo":
+        return -rho_K.detach().clamp(max=config.cispo_high) * advantages_K * logp_K
+    low, high = config.clip_range
     loss = -torch.minimum(rho_K * advantages_K, torch.clamp(rho_K, low, high) * advantages_K)
-    return torch.where(advantages_K < 0, torch.minimum(loss, -bounds.dual_clip * advantages_K), loss)
+    return torch.where(advantages_K < 0, torch.minimum(loss, -config.dual_clip * advantages_K), loss)
 
 
 def k2_penalty(logp_K: torch.Tensor, base_K: torch.Tensor, rho_K: torch.Tensor) -> torch.Tensor:
@@ -183,7 +184,7 @@ def micro_batch_loss(
     terms: Sequence[TermSlice],
     kl_coef: float,
     kl_denominator: float,
-    bounds: LossConfig,
+    config: LossConfig,
     old_K: torch.Tensor | None = None,
     rows_K: torch.Tensor | None = None,
 ) -> LossResult:
@@ -197,30 +198,35 @@ def micro_batch_loss(
     anywhere_K = torch.zeros_like(mu_K, dtype=torch.bool)
     for term in terms:
         anywhere_K = anywhere_K | term.mask_K
-    seen = off_policy_correction(logp_K, mu_K, old_K, rows_K, anywhere_K, bounds)
+    seen = off_policy_correction(logp_K, mu_K, old_K, rows_K, anywhere_K, config)
+    unmasked_K = seen.in_band_K & seen.in_geometric_band_K
     total = torch.zeros((), dtype=logp_K.dtype, device=logp_K.device)
-    parts: dict[str, float] = {}
+    parts: dict[str, torch.Tensor] = {}
     counts, moving_K = _mask_counts(anywhere_K, terms, seen), torch.zeros_like(anywhere_K)
     for term in terms:
-        live_K = term.mask_K & seen.in_band_K & seen.in_geometric_band_K & ~_opsm_mask(term, seen)
+        live_K = term.mask_K & unmasked_K & ~_opsm_mask(term, seen)
         moving_K = moving_K | (live_K if term.divergence_K is not None else live_K & (term.advantages_K != 0))
         step_K = seen.ratio_K
-        if bounds.kind == "gspo" and term.divergence_K is None:  # a divergence belongs to one position
+        if config.kind == "gspo" and term.divergence_K is None:  # a divergence belongs to one position
             assert rows_K is not None, "off_policy_correction() requires rows_K"
             step_K = sequence_ratio(logp_K, seen.log_denominator_K, term.mask_K & seen.in_band_K, rows_K)
         if term.divergence_K is None:
-            losses_K = seen.weight_K * surrogate_loss(step_K, logp_K, term.advantages_K, bounds)
+            losses_K = seen.weight_K * surrogate_loss(step_K, logp_K, term.advantages_K, config)
         else:
             losses_K = seen.weight_K * step_K.detach().clamp(max=term.ratio_cap) * term.divergence_K
-        part = _masked_sum(losses_K, live_K) / term.denominator
-        total = total + term.weight * part
-        parts[term.name] = part.item()
-        counts |= _clip_counts(term, step_K.detach(), live_K, seen.capped_K, bounds)
+        parts[term.name] = _masked_sum(losses_K, live_K) / term.denominator
+        total = total + term.weight * parts[term.name]
+        counts |= _clip_counts(term, step_K.detach(), live_K, seen.capped_K, config)
     # The decoupled form has the same two factors as above, so that the weight of a token with a large gap stays capped.
     penalty_K = k2_penalty(logp_K, base_K, seen.weight_K * seen.ratio_K)
-    penalty = _masked_sum(penalty_K, anywhere_K & seen.in_band_K & seen.in_geometric_band_K) / kl_denominator
-    counts |= {"live": int(moving_K.sum())}  # tokens with a gradient from a term; KL alone does not justify a step
-    return LossResult(total=total + kl_coef * penalty, parts=parts | {"kl": penalty.item()}, counts=counts)
+    parts["kl"] = _masked_sum(penalty_K, anywhere_K & unmasked_K) / kl_denominator
+    counts["live"] = moving_K.sum()  # tokens with a gradient from a term; KL alone does not justify a step
+    values = torch.stack([number.detach().double() for number in (*parts.values(), *counts.values())]).tolist()
+    return LossResult(
+        total=total + kl_coef * parts["kl"],
+        parts=dict(zip(parts, values, strict=False)),
+        counts=dict(zip(counts, map(int, values[len(parts) :]), strict=True)),
+    )
 
 
 def _masked_sum(values_K: torch.Tensor, mask_K: torch.Tensor) -> torch.Tensor:
@@ -232,34 +238,36 @@ def _opsm_mask(term: TermSlice, seen: OffPolicyCorrection) -> torch.Tensor:
     return seen.opsm_masked_K & (term.advantages_K < 0)
 
 
-def _mask_counts(anywhere_K: torch.Tensor, terms: Sequence[TermSlice], seen: OffPolicyCorrection) -> dict[str, int]:
+def _mask_counts(
+    anywhere_K: torch.Tensor, terms: Sequence[TermSlice], seen: OffPolicyCorrection
+) -> dict[str, torch.Tensor]:
     """Return the number of tokens in any term, and how many of them each mask removes (OPSM: from any term)."""
     held_K = torch.zeros_like(anywhere_K)
     for term in terms:
         held_K = held_K | (term.mask_K & _opsm_mask(term, seen))
     return {
-        "tokens": int(anywhere_K.sum()),
-        "gap": int((anywhere_K & ~seen.in_band_K).sum()),
-        "geometric": int((anywhere_K & ~seen.in_geometric_band_K).sum()),
-        "opsm": int(held_K.sum()),
+        "tokens": anywhere_K.sum(),
+        "gap": (anywhere_K & ~seen.in_band_K).sum(),
+        "geometric": (anywhere_K & ~seen.in_geometric_band_K).sum(),
+        "opsm": held_K.sum(),
     }
 
 
 def _clip_counts(
-    term: TermSlice, rho_K: torch.Tensor, live_K: torch.Tensor, capped_K: torch.Tensor, bounds: LossConfig
-) -> dict[str, int]:
+    term: TermSlice, rho_K: torch.Tensor, live_K: torch.Tensor, capped_K: torch.Tensor, config: LossConfig
+) -> dict[str, torch.Tensor]:
     """Return counts of tokens in the term, tokens without gradient due to the clip, and tokens with a capped weight."""
-    low, high = (bounds.gspo_low, bounds.gspo_high) if bounds.kind == "gspo" else (bounds.clip_low, bounds.clip_high)
+    low, high = config.clip_range
     up_K = (term.advantages_K > 0) & (rho_K > high)
-    down_K = (term.advantages_K < 0) & ((rho_K < low) | (rho_K > bounds.dual_clip))
+    down_K = (term.advantages_K < 0) & ((rho_K < low) | (rho_K > config.dual_clip))
     clipped_K = up_K | down_K
-    cap = bounds.cispo_high if term.divergence_K is None else term.ratio_cap
-    if bounds.kind == "cispo" or term.divergence_K is not None:  # tokens keep their gradient, some with less weight
+    cap = config.cispo_high if term.divergence_K is None else term.ratio_cap
+    if config.kind == "cispo" or term.divergence_K is not None:  # tokens keep their gradient, some with less weight
         clipped_K, capped_K = torch.zeros_like(up_K), capped_K | (rho_K > cap)
     return {
-        f"tokens/{term.name}": int(term.mask_K.sum()),
-        f"clipped/{term.name}": int((live_K & clipped_K).sum()),
-        f"capped/{term.name}": int((live_K & capped_K).sum()),
+        f"tokens/{term.name}": term.mask_K.sum(),
+        f"clipped/{term.name}": (live_K & clipped_K).sum(),
+        f"capped/{term.name}": (live_K & capped_K).sum(),
     }
 
 
@@ -274,8 +282,8 @@ def make_loss_config(train: TrainConfig) -> LossConfig:
         clip_low=train.loss.clip_low,
         clip_high=train.loss.clip_high,
         dual_clip=train.loss.dual_clip,
-        gap_low=train.loss.token_ratio_min,
-        gap_high=train.loss.token_ratio_max,
+        token_ratio_min=train.loss.token_ratio_min,
+        token_ratio_max=train.loss.token_ratio_max,
         kind=train.loss.surrogate,
         **masks[train.loss.sequence_mask],
     )

@@ -83,9 +83,9 @@ def topk_scores(student: TokenLogprobs, teachers: Sequence[TokenLogprobs]) -> To
     )
 
 
-def _topk_logprobs(picked: TokenLogprobs, start: int, end: int) -> TopKLogprobs:
-    ids_RN = picked.ids_KN[:, start:end].numpy().astype(np.int32)
-    return TopKLogprobs(ids=ids_RN, logprobs=picked.logps_KN[:, start:end].numpy())
+def _topk_logprobs(scores: TokenLogprobs, start: int, end: int) -> TopKLogprobs:
+    ids_RN = scores.ids_KN[:, start:end].numpy().astype(np.int32)
+    return TopKLogprobs(ids=ids_RN, logprobs=scores.logps_KN[:, start:end].numpy())
 
 
 def plain_sequence(sample: Sample, *, times: float = 1.0) -> TokenSequence:

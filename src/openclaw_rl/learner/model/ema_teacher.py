@@ -8,15 +8,16 @@ update that would exceed the bound, and increase the distance, is not applied.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors.torch import load_file
 
 from openclaw_rl.errors import ModelError
 from openclaw_rl.learner.model import state_files
+from openclaw_rl.learner.model.full import swapped_data
 
 log = logging.getLogger(__name__)
 EMA_FILE = "average.state"
@@ -33,9 +34,8 @@ class EmaTeacher:
         self._parameters, self._rate, self._bound = parameters, rate, bound
         self.start()
         log.warning(
-            "train.distill.teacher average: the teacher follows its student, and both can drift. It is not updated "
-            "where it "
-            "would be more than %g nats per token from the base (train.distill.ema_max_kl; teacher/moved in the "
+            "train.distill.teacher ema: the teacher follows its student, and both can drift. It is not updated where "
+            "it would be more than %g nats per token from the base (train.distill.ema_max_kl; teacher/moved in the "
             "metrics)",
             bound,
         )
@@ -44,17 +44,9 @@ class EmaTeacher:
         """Start the average at the current weights."""
         self._tensors: TensorsByName = {name: _float32_copy(p) for name, p in self._parameters.items()}
 
-    @contextmanager
-    def swapped_in(self) -> Iterator[None]:
-        """Run forward passes under the average. Swaps tensors, not their contents, so autograd graphs stay valid."""
-        own = {name: parameter.data for name, parameter in self._parameters.items()}
-        try:
-            for name, parameter in self._parameters.items():
-                parameter.data = self._tensors[name].to(parameter.dtype)
-            yield
-        finally:
-            for name, parameter in self._parameters.items():
-                parameter.data = own[name]
+    def swapped_in(self) -> AbstractContextManager[None]:
+        """Context in which forward passes use the average."""
+        return swapped_data(self._parameters, self._tensors)
 
     def follow_policy(self, distance: Callable[[], float]) -> dict[str, float]:
         """Move the average towards the current weights if the bound allows it. Return metrics.
@@ -64,14 +56,13 @@ class EmaTeacher:
         before = self._tensors
         self._tensors = {n: before[n].lerp(_float32_copy(p), self._rate) for n, p in self._parameters.items()}
         after = distance()
-        if after <= self._bound:
-            return {"teacher/kl": after, "teacher/moved": 1.0}
-        further, self._tensors = self._tensors, before
-        stayed = distance()
-        if after < stayed:  # outside of the bound, but moving back towards the base
-            self._tensors = further
-            return {"teacher/kl": after, "teacher/moved": 1.0}
-        return {"teacher/kl": stayed, "teacher/moved": 0.0}
+        if not after <= self._bound:
+            moved, self._tensors = self._tensors, before
+            unmoved = distance()
+            if not after < unmoved:
+                return {"teacher/kl": unmoved, "teacher/moved": 0.0}
+            self._tensors = moved  # outside of the bound, but moving back towards the base
+        return {"teacher/kl": after, "teacher/moved": 1.0}
 
     def write(self, folder: Path) -> None:
         """Write the average next to the policy's weights."""
@@ -83,8 +74,7 @@ class EmaTeacher:
         if not (folder / EMA_FILE).exists():
             log.warning("%s has no moving average: it starts at the weights of this policy", folder)
             return
-        with safe_open(folder / EMA_FILE, framework="pt") as stored:
-            theirs = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 - not a mapping
+        theirs = load_file(folder / EMA_FILE)
         if {n: t.shape for n, t in theirs.items()} != {n: t.shape for n, t in self._tensors.items()}:
             raise ModelError(
                 f"{folder / EMA_FILE}: the moving average does not match the trained weights. Set train.finetune and "

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import torch
@@ -21,6 +21,19 @@ log = logging.getLogger(__name__)
 MAX_LEARNING_RATE = 1e-4  # a higher rate suits adapters, which need ten times as much (arXiv:2106.09685)
 _SHARD_SIZE = "2GB"  # writing a shard blocks other threads, one of which renews the trainer's lease
 _TOKENIZER_FILES = ("tokenizer*", "*.jinja", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt")
+
+
+@contextmanager
+def swapped_data(parameters: Mapping[str, torch.nn.Parameter], others: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    """Context in which the parameters have other values. Swaps tensors, not contents: autograd graphs stay valid."""
+    own = {name: parameter.data for name, parameter in parameters.items()}
+    try:
+        for name, parameter in parameters.items():
+            parameter.data = others[name].to(parameter)
+        yield
+    finally:
+        for name, parameter in parameters.items():
+            parameter.data = own[name]
 
 
 class FullWeights:
@@ -40,8 +53,8 @@ class FullWeights:
         self._base: dict[str, torch.Tensor] = {}
         for name, parameter in self.parameters.items():
             parameter.requires_grad_(True)
-            place = torch.device("cpu") if train.optimizer.offload else parameter.device
-            self._base[name] = parameter.detach().to(place, copy=True)
+            device = torch.device("cpu") if train.optimizer.offload else parameter.device
+            self._base[name] = parameter.detach().to(device, copy=True)
         if train.optimizer.learning_rate > MAX_LEARNING_RATE:
             log.warning(
                 "train.optimizer.learning_rate %g suits adapters; whole models (train.finetune full) break above "
@@ -50,16 +63,8 @@ class FullWeights:
                 MAX_LEARNING_RATE,
             )
 
-    @contextmanager
-    def using_base(self) -> Iterator[None]:
-        trained = {name: parameter.data for name, parameter in self.parameters.items()}
-        try:
-            for name, parameter in self.parameters.items():
-                parameter.data = self._base[name].to(parameter.device)
-            yield
-        finally:
-            for name, parameter in self.parameters.items():
-                parameter.data = trained[name]
+    def using_base(self) -> AbstractContextManager[None]:
+        return swapped_data(self.parameters, self._base)
 
     def reset_to_base(self) -> None:
         self._set_weights(self._base)
@@ -75,11 +80,10 @@ class FullWeights:
                 f"{folder}: the policy's weights were pruned. Roll back to a version that still has them, and raise "
                 "train.checkpoint.keep to keep more."
             )
-        there = self._config.model_copy(update={"device": "cpu"})
-        if there.dtype == "auto":
-            kind = str(self.causal.dtype).removeprefix("torch.")
-            there = there.model_copy(update={"dtype": kind})
-        self._set_weights(dict(peft_adapter.load_base(str(folder), there).named_parameters()))
+        own_dtype = str(self.causal.dtype).removeprefix("torch.")
+        dtype = own_dtype if self._config.dtype == "auto" else self._config.dtype
+        on_cpu = self._config.model_copy(update={"device": "cpu", "dtype": dtype})
+        self._set_weights(dict(peft_adapter.load_base(str(folder), on_cpu).named_parameters()))
 
     @torch.no_grad()
     def _set_weights(self, state: dict[str, torch.Tensor]) -> None:

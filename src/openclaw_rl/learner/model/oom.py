@@ -20,8 +20,7 @@ _T = TypeVar("_T")
 OOM_HINT = (
     "To make the step smaller, try in this order: train.gradient_checkpointing true if it is false, a smaller "
     "train.batch.micro_tokens, train.base_quantization_bits 4, a smaller train.lora.rank, train.optimizer.offload "
-    "true, a shorter "
-    "engine.max_context"
+    "true, a shorter engine.max_context"
 )
 _CUDA_OVERHEAD = 2 * 2**30  # bytes of GPU memory that CUDA and its libraries may use per process, besides tensors
 _CGROUP_ROOT = Path("/sys/fs/cgroup")

@@ -44,13 +44,12 @@ def load_base(path: str, model: ModelConfig, quantization: Any = None) -> Any:
     dtype = ("float32" if device.type == "cpu" else "auto") if model.dtype == "auto" else model.dtype
     placed = {} if quantization is None else {"quantization_config": quantization, "device_map": {"": device}}
     try:
-        base, told = AutoModelForCausalLM.from_pretrained(
+        base, info = AutoModelForCausalLM.from_pretrained(
             path, dtype=dtype, local_files_only=True, output_loading_info=True, **placed
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"{path}: cannot be loaded as a causal language model: {error}") from error
-    if told["missing_keys"]:
-        missing = sorted(told["missing_keys"])
+    if missing := sorted(info["missing_keys"]):
         raise ModelError(f"{path}: {len(missing)} weights are missing in its files (the first: {missing[0]})")
     return base if placed else base.to(device)
 

@@ -22,8 +22,7 @@ def load_quantized_base(path: str, model: ModelConfig) -> Any:
     if importlib.util.find_spec("bitsandbytes") is None:
         raise ConfigError(
             "train.base_quantization_bits 4 needs bitsandbytes, which is not installed. Install "
-            '"openclaw-rl[qlora]", or set '
-            "train.base_quantization_bits 16"
+            '"openclaw-rl[qlora]", or set train.base_quantization_bits 16'
         )
     return peft_adapter.load_base(path, model, _quantization_config(model))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,8 +28,7 @@ class PolicyWeights(Protocol):
     dropout: float
     """Dropout of the trained layers during training."""
 
-    @contextmanager
-    def using_base(self) -> Iterator[None]:
+    def using_base(self) -> AbstractContextManager[None]:
         """Context in which forward passes use the base weights."""
         ...
 
@@ -89,7 +88,6 @@ def make_weights(path: str, train: TrainConfig, model: ModelConfig) -> PolicyWei
     if train.base_quantization_bits != 16:
         raise ConfigError(
             f"train.finetune full trains the base itself, which therefore cannot have {train.base_quantization_bits} "
-            "bits. "
-            "Set train.finetune lora, or train.base_quantization_bits 16"
+            "bits. Set train.finetune lora, or train.base_quantization_bits 16"
         )
     return FullWeights(path, train, model)

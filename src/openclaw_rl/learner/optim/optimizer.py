@@ -79,10 +79,10 @@ class Optimizer:
         return {name: master.detach().clone() for name, master in self._masters.tensors.items()}
 
     @torch.no_grad()
-    def step_back_half(self, standing: WeightSnapshot) -> None:
-        """Move the weights half of the way back to `standing`."""
+    def step_back_half(self, snapshot: WeightSnapshot) -> None:
+        """Move the weights half of the way back to `snapshot`."""
         for name, master in self._masters.tensors.items():
-            master.copy_(torch.lerp(standing[name].to(master.device), master, 0.5))
+            master.copy_(torch.lerp(snapshot[name].to(master.device), master, 0.5))
         self._masters.copy_to_model()
 
     def write(self, folder: Path) -> None:

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from openclaw_rl.common.client_patterns import LOCAL_COMMAND, SYSTEM_REMINDER
-from openclaw_rl.serve.chat_request import MAX_ID_CHARS
-from openclaw_rl.serve.dialects.validation import NON_TEXT_PARTS, decode_json, field_error, image_placeholder
+from openclaw_rl.serve.chat_request import MAX_ID_CHARS, field_error
+from openclaw_rl.serve.dialects.validation import NON_TEXT_PARTS, decode_json, image_placeholder
 
 _CLIENT_CONTEXT = [re.compile(pattern, re.DOTALL) for pattern in (SYSTEM_REMINDER, LOCAL_COMMAND)]
 # Claude Code sends text that the user typed during a run as a system message (to older servers as a reminder).
@@ -55,9 +55,7 @@ def read_message(raw: bytes, place: str) -> list[dict[str, Any]]:
     """Decode one message to chat messages. Raises `RequestError` that names the block and what was expected."""
     message = decode_json(_message_decoder, raw, place)
     if message.role not in ("user", "assistant", "system"):
-        raise field_error(
-            f"{place}.role", f"{place}.role: expected user, assistant or system, got {message.role[:40]!r}."
-        )
+        raise field_error(f"{place}.role", f"expected user, assistant or system, got {message.role[:40]!r}.")
     content, place = message.content, f"{place}.content"
     if message.role == "assistant":
         return [
@@ -66,7 +64,7 @@ def read_message(raw: bytes, place: str) -> list[dict[str, Any]]:
             )
         ]
     if not content and isinstance(content, list):
-        raise field_error(place, f"{place}: expected at least one block, got none.")
+        raise field_error(place, "expected at least one block, got none.")
     if message.role == "system":
         text = content if isinstance(content, str) else _join_lines(_block_texts(content, place))
         return [{"role": "user" if _TYPED_DURING_RUN.match(text) else "system", "content": text}]
@@ -100,7 +98,7 @@ def _is_client_context(text: str) -> bool:
 
 def _read_tool_result(block: ContentBlock, place: str) -> dict[str, Any]:
     if block.tool_use_id is None:
-        raise field_error(f"{place}.tool_use_id", f"{place}.tool_use_id: expected the id of a tool_use block.")
+        raise field_error(f"{place}.tool_use_id", "expected the id of a tool_use block.")
     place = f"{place}.content"
     content = decode_json(_content_decoder, bytes(block.content), place) if bytes(block.content) else None
     text = content if isinstance(content, str) else _join_lines(_tool_result_texts(content or (), place))
@@ -134,7 +132,7 @@ def _read_assistant_blocks(blocks: Sequence[ContentBlock], place: str) -> dict[s
 def _read_tool_use(block: ContentBlock, place: str) -> dict[str, Any]:
     for key in ("id", "name"):
         if not getattr(block, key):
-            raise field_error(f"{place}.{key}", f"{place}.{key}: expected a string that is not empty.")
+            raise field_error(f"{place}.{key}", "expected a string that is not empty.")
     raw = bytes(block.input) or b"{}"
     decode_json(_object_decoder, raw, f"{place}.input")
     return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": raw.decode()}}
@@ -148,7 +146,7 @@ def _block_text(block: ContentBlock, place: str) -> str:
     """Return a block's text. Raises `RequestError` for blocks that the model cannot read."""
     if block.type == "text":
         if block.text is None:
-            raise field_error(f"{place}.text", f"{place}.text: expected a string.")
+            raise field_error(f"{place}.text", "expected a string.")
         return block.text
     if block.type == "search_result":
         found = decode_json(_blocks_decoder, bytes(block.content) or b"[]", place)
@@ -156,7 +154,7 @@ def _block_text(block: ContentBlock, place: str) -> str:
     if block.type == "tool_reference":
         return f"The tool {block.tool_name} can be called."
     what = NON_TEXT_PARTS.get(block.type, f"a block of type {block.type[:40]!r}")
-    raise field_error(place, f"{place}: got {what}; this model reads text only. Send its text as a text block.")
+    raise field_error(place, f"got {what}; this model reads text only. Send its text as a text block.")
 
 
 def _join_lines(texts: Iterable[str]) -> str:

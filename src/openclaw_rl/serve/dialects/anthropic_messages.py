@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
-from openclaw_rl.render.caches import TwoGenerationLRU
 from openclaw_rl.render.reply_parser import ToolCall
 from openclaw_rl.serve.chat_request import (
     ChatRequest,
@@ -18,26 +17,27 @@ from openclaw_rl.serve.chat_request import (
     StreamPart,
     TokenUsage,
     check_id_length,
+    field_error,
 )
 from openclaw_rl.serve.dialects.anthropic_input import merge_assistant_messages, read_message, read_system, read_user_id
-from openclaw_rl.serve.dialects.anthropic_tools import AnthropicToolChoice, read_tools, reply_constraint, required_tools
-from openclaw_rl.serve.dialects.validation import (
-    SamplingFields,
-    decode_json,
-    field_error,
-    number_in_range,
-    read_sampling,
+from openclaw_rl.serve.dialects.anthropic_tools import AnthropicToolChoice, plain_choice, read_tools
+from openclaw_rl.serve.dialects.base import (
+    MESSAGE_CACHE_BYTES,
+    TOOLS_CACHE_BYTES,
+    Dialect,
+    RawCache,
+    header_fields,
+    readable_text,
+    sse_event,
 )
+from openclaw_rl.serve.dialects.prompt_tools import read_schema, reply_constraint
+from openclaw_rl.serve.dialects.validation import RequestBody, decode_json, number_in_range, read_sampling
+from openclaw_rl.store.rows import to_json
 from openclaw_rl.types import FinishReason, Message, Sampling
 
-CACHE_BYTES = 16 * 2**20  # raw bytes of the messages in the cache
 SESSION_HEADER = "X-Claude-Code-Session-Id"
-_THINKING_MODES = {
-    "enabled": True,
-    "disabled": False,
-    "adaptive": None,
-    "between_tools": None,
-}  # None: the model's default
+# None: the model's default
+_THINKING_MODES = {"enabled": True, "disabled": False, "adaptive": None, "between_tools": None}
 _STOP_REASONS = {FinishReason.STOP: "end_turn", FinishReason.LENGTH: "max_tokens", FinishReason.TOOL_CALLS: "tool_use"}
 _ERROR_TYPES = {
     401: "authentication_error",
@@ -55,7 +55,6 @@ _UNKNOWN_MODEL_HINT = (
 )
 # Anthropic's wording, which Claude Code recognises: it then sends the same text as a user message.
 _NO_SYSTEM_HINT = " (role 'system' is not supported on this model but as the first message.)"
-_encode = msgspec.json.Encoder().encode
 
 
 class _Metadata(msgspec.Struct):
@@ -67,61 +66,41 @@ class _Thinking(msgspec.Struct):
     display: str | None = None
 
 
-class _Format(msgspec.Struct):
-    type: str
-    schema: dict[str, Any] | None = None
-
-
 class _OutputConfig(msgspec.Struct):
-    format: _Format | None = None
+    format: dict[str, Any] | None = None
 
 
-class _MessagesBody(SamplingFields, kw_only=True):
+class _MessagesBody(RequestBody, kw_only=True):
     """Request body, with the keys that are used; all others are accepted and ignored."""
 
     messages: list[msgspec.Raw]
-    model: str | None = None
     max_tokens: int | None = None
     system: msgspec.Raw = msgspec.Raw(b"")
-    tools: msgspec.Raw = msgspec.Raw(b"")
     tool_choice: AnthropicToolChoice | None = None
     stop_sequences: list[str] | None = None
-    stream: bool | None = None
     thinking: _Thinking | None = None
     output_config: _OutputConfig | None = None
-    output_format: _Format | None = None  # earlier name of output_config.format
+    output_format: dict[str, Any] | None = None  # earlier name of output_config.format
     metadata: _Metadata | None = None
 
 
 _decoder = msgspec.json.Decoder(_MessagesBody)
 
 
-class _PromptTools(NamedTuple):
-    shown: Sequence[Mapping[str, Any]]
-    ignored: tuple[str, ...]
-
-
-class MessagesDialect:
+class MessagesDialect(Dialect):
     """Dialect of the Messages API. A temperature below 0.01 is taken as 0 (greedy)."""
 
-    name = "messages"
-    id_prefix = "msg_"
+    name, path, count_path = "messages", "/v1/messages", "/v1/messages/count_tokens"
 
     def __init__(self) -> None:
-        self._message_cache: TwoGenerationLRU[bytes, list[dict[str, Any]]] = TwoGenerationLRU(
-            CACHE_BYTES, lambda raw, messages: len(raw)
-        )
-        self._tools_cache: TwoGenerationLRU[bytes, _PromptTools] = TwoGenerationLRU(
-            CACHE_BYTES // 4, lambda raw, tools: len(raw)
-        )
+        self._messages = RawCache(MESSAGE_CACHE_BYTES, read_message)
+        self._tools = RawCache(TOOLS_CACHE_BYTES, read_tools)
 
     def decode(self, body: bytes, headers: Mapping[str, str]) -> ChatRequest:
         """Decode a body. Raises `RequestError` that names the field and what was expected."""
         b = decode_json(_decoder, body)
         if b.max_tokens is None:
-            raise field_error(
-                "max_tokens", "max_tokens: this field is required; expected the maximum number of reply tokens."
-            )
+            raise field_error("max_tokens", "this field is required; expected the maximum number of reply tokens.")
         return self._to_request(b, headers, len(body))
 
     def decode_count_request(self, body: bytes, headers: Mapping[str, str]) -> ChatRequest:
@@ -130,14 +109,14 @@ class MessagesDialect:
 
     def _to_request(self, b: _MessagesBody, headers: Mapping[str, str], size: int) -> ChatRequest:
         raw, messages = self._read_conversation(b)
-        hidden = b.tool_choice is not None and b.tool_choice.type == "none"
-        raw_tools = b"" if hidden else bytes(b.tools)
-        tools = self._tools_cache.get(raw_tools) or self._read_tools(raw_tools)
+        known, (schema, schema_field) = self._tools.read(bytes(b.tools), "tools"), _read_format(b)
+        choice = known.read_choice(plain_choice(b.tool_choice), lambda chosen, place: str(chosen["name"]))
+        tools, raw_tools = known.select(choice)
         user, session = read_user_id((b.metadata and b.metadata.user_id) or "")
         return ChatRequest(
             model=b.model or "",
             messages=messages,
-            tools=tools.shown,
+            tools=tools,
             sampling=_read_sampling_fields(b),
             template_variables=_template_variables(b.thinking),
             stream=bool(b.stream),
@@ -145,46 +124,34 @@ class MessagesDialect:
             session=check_id_length(session, "metadata.user_id") or _header_session(headers),
             size=size,
             raw=raw,
-            raw_tools=b"messages " + raw_tools if tools.shown else b"",
+            raw_tools=raw_tools,
             dialect=self.name,
-            id_prefix=self.id_prefix,
-            constraint=reply_constraint(required_tools(b.tool_choice, tools.shown), *_read_schema(b)),
+            id_prefix="msg_",
+            constraint=reply_constraint(choice, schema, schema_field, tools),
             parallel_calls=not (b.tool_choice and b.tool_choice.disable_parallel_tool_use),
-            ignored_fields=tools.ignored,
+            ignored_fields=tuple(known.ignored),
         )
 
     def _read_conversation(self, b: _MessagesBody) -> tuple[list[bytes], list[Message]]:
         """Return the cache key of each message, and the messages."""
         if not b.messages:
-            raise field_error("messages", "messages: expected at least one message, got none.")
+            raise field_error("messages", "expected at least one message, got none.")
         system = bytes(b.system)
         given = [(b"messages system " + system, m) for m in read_system(system)]
         for index, part in enumerate(b.messages):
             raw = bytes(part)
-            for number, message in enumerate(self._message_cache.get(raw) or self._read_message(raw, index)):
+            for number, message in enumerate(self._messages.read(raw, f"messages[{index}]")):
                 # The prefix is needed because other dialects read the same bytes differently.
                 given.append((b"messages %d " % number + raw, message))
         if given[-1][1]["role"] == "assistant":
-            raise field_error(
-                "messages", "messages: the last one has role assistant; prefilling a reply is not supported."
-            )
+            raise field_error("messages", "the last one has role assistant; prefilling a reply is not supported.")
         given = merge_assistant_messages(given)
         return [key for key, _ in given], [message for _, message in given]
-
-    def _read_message(self, raw: bytes, index: int) -> list[dict[str, Any]]:
-        messages = read_message(raw, f"messages[{index}]")
-        self._message_cache.put(raw, messages)
-        return messages
-
-    def _read_tools(self, raw: bytes) -> _PromptTools:
-        tools = _PromptTools(*read_tools(raw))
-        self._tools_cache.put(raw, tools)
-        return tools
 
     @staticmethod
     def error_body(status: int, message: str, *, param: str | None = None, code: str | None = None) -> bytes:
         """Return an error body. `code` goes where Anthropic's SDKs look for one."""
-        message = message.encode("utf-8", "replace").decode()  # it may quote a path or header that is not UTF-8
+        message = readable_text(message)
         if code == "model_not_found":
             message += _UNKNOWN_MODEL_HINT
         if _REFUSES_SYSTEM.search(message):
@@ -193,7 +160,7 @@ class MessagesDialect:
         error: dict[str, Any] = {"type": kind, "message": message}
         if code:
             error["details"] = {"error_code": code}
-        return _encode({"type": "error", "error": error, "request_id": None})
+        return to_json({"type": "error", "error": error, "request_id": None})
 
     def stream_encoder(self, opening: ReplyHeader, ask: ChatRequest) -> MessagesStreamEncoder:
         return MessagesStreamEncoder(opening)
@@ -202,11 +169,7 @@ class MessagesDialect:
         """Return the body of a response that is not streamed."""
         (choice,) = choices
         end = {**_stop_fields(choice.end), "usage": _usage_fields(choice.end.usage)}
-        return _encode(_message_fields(opening) | {"content": _content_blocks(choice)} | end)
-
-    def encode_count(self, tokens: int) -> bytes:
-        """Return the body of the response to a token count request."""
-        return _encode({"input_tokens": tokens})
+        return to_json(_message_fields(opening) | {"content": _content_blocks(choice)} | end)
 
 
 class MessagesStreamEncoder:
@@ -244,17 +207,17 @@ class MessagesStreamEncoder:
             TokenUsage(prompt_tokens=self._opening.prompt_tokens, completion_tokens=0, reasoning_tokens=0)
         )
         empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
-        return _sse_event("message_start", {"message": _message_fields(self._opening) | empty})
+        return sse_event("message_start", {"message": _message_fields(self._opening) | empty})
 
     def _text_delta(self, kind: str, key: str, words: str) -> bytes:
         out = b"" if self._block_type == kind else self._open_block(kind, _EMPTY_BLOCKS[kind])
-        return out + self._delta_head + _encode(words) + b"}}\n\n"
+        return out + self._delta_head + to_json(words) + b"}}\n\n"
 
     def _open_block(self, kind: str, block: Mapping[str, Any]) -> bytes:
         out = self._close_block()
         self._block_index, self._block_type = self._block_index + 1, kind
         self._delta_head = _DELTA_HEAD % (self._block_index, *_DELTA_KEYS[kind])
-        return out + _sse_event("content_block_start", {"index": self._block_index, "content_block": block})
+        return out + sse_event("content_block_start", {"index": self._block_index, "content_block": block})
 
     def _close_block(self) -> bytes:
         if not self._block_type:
@@ -262,16 +225,16 @@ class MessagesStreamEncoder:
         out = b""
         if self._block_type == "thinking":
             delta = {"type": "signature_delta", "signature": self._opening.id}
-            out = _sse_event("content_block_delta", {"index": self._block_index, "delta": delta})
+            out = sse_event("content_block_delta", {"index": self._block_index, "delta": delta})
         self._block_type = ""
-        return out + _sse_event("content_block_stop", {"index": self._block_index})
+        return out + sse_event("content_block_stop", {"index": self._block_index})
 
     def _tool_use_events(self, call: ToolCall) -> bytes:
         block = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
         return (
             self._open_block("tool_use", block)
             + self._delta_head
-            + _encode(call.arguments)
+            + to_json(call.arguments)
             + b"}}\n\n"
             + self._close_block()
         )
@@ -279,7 +242,7 @@ class MessagesStreamEncoder:
     def _finish_events(self, end: ReplyEnd) -> bytes:
         ending = {"delta": _stop_fields(end), "usage": _usage_fields(end.usage)}
         calls = b"".join(self._tool_use_events(call) for call in self._calls)
-        return calls + self._close_block() + _sse_event("message_delta", ending) + _sse_event("message_stop", {})
+        return calls + self._close_block() + sse_event("message_delta", ending) + sse_event("message_stop", {})
 
 
 _EMPTY_BLOCKS: Mapping[str, Mapping[str, Any]] = {
@@ -294,18 +257,8 @@ _DELTA_KEYS = {
 _DELTA_HEAD = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":{"type":"%s","%s":'
 
 
-def _sse_event(name: str, fields: Mapping[str, Any]) -> bytes:
-    return b"event: " + name.encode() + b"\ndata: " + _encode({"type": name, **fields}) + b"\n\n"
-
-
 def _message_fields(opening: ReplyHeader) -> dict[str, Any]:
-    return {
-        "id": opening.id,
-        "type": "message",
-        "role": "assistant",
-        "model": opening.model,
-        "system_fingerprint": f"v{opening.version}",
-    }
+    return {"type": "message", "role": "assistant", **header_fields(opening)}
 
 
 def _content_blocks(choice: FinishedChoice) -> list[dict[str, Any]]:
@@ -348,21 +301,17 @@ def _template_variables(thinking: _Thinking | None) -> dict[str, Any]:
         return {}
     if thinking.type not in _THINKING_MODES:
         expected = "enabled, adaptive or disabled"
-        raise field_error("thinking.type", f"thinking.type: expected {expected}, got {thinking.type[:40]!r}.")
+        raise field_error("thinking.type", f"expected {expected}, got {thinking.type[:40]!r}.")
     thinks = _THINKING_MODES[thinking.type]
     return {} if thinks is None else {"enable_thinking": thinks}
 
 
-def _read_schema(b: _MessagesBody) -> tuple[Mapping[str, Any] | None, str]:
+def _read_format(b: _MessagesBody) -> tuple[Mapping[str, Any] | None, str]:
     """Return the JSON schema of the reply, or None, and the name of its field."""
-    place, wanted = "output_config.format", b.output_config.format if b.output_config else None
-    if wanted is None:
-        place, wanted = "output_format", b.output_format
-    if wanted is None:
-        return None, place
-    if wanted.type != "json_schema" or wanted.schema is None:
-        raise field_error(place, f"{place}: expected {{type: json_schema, schema: ...}}.")
-    return wanted.schema, place
+    form, place = b.output_config.format if b.output_config else None, "output_config.format"
+    if form is None:
+        form, place = b.output_format, "output_format"
+    return read_schema(form, place), place
 
 
 def _header_session(headers: Mapping[str, str]) -> str | None:

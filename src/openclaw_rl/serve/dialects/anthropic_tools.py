@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 
-from openclaw_rl.serve.chat_request import ResponseConstraint
-from openclaw_rl.serve.dialects.validation import check_tool_name, decode_json, field_error, printable_header
+from openclaw_rl.serve.chat_request import field_error
+from openclaw_rl.serve.dialects.prompt_tools import PromptTools
+from openclaw_rl.serve.dialects.validation import decode_json, printable_header
 
 
 class AnthropicTool(msgspec.Struct):
@@ -67,26 +68,22 @@ _SCREEN_TOOL_PREFIXES = ("computer_", "browser_toolset_")
 _tools_decoder = msgspec.json.Decoder(list[AnthropicTool] | None)
 
 
-def read_tools(raw: bytes) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
-    """Return the tools in chat format, and descriptions of the ignored ones. Raises `RequestError`."""
-    shown: list[dict[str, Any]] = []
-    ignored: list[str] = []
-    names: set[str] = set()
-    for index, tool in enumerate((decode_json(_tools_decoder, raw, "tools") if raw else None) or ()):
-        kind = tool.type or "custom"
+def read_tools(raw: bytes, place: str) -> PromptTools:
+    """Return the tools in chat format. Raises `RequestError` that names the tool."""
+    tools = PromptTools()
+    for index, tool in enumerate(decode_json(_tools_decoder, raw or b"null", place) or ()):
+        where, kind = f"{place}[{index}]", tool.type or "custom"
         known = next((k for start, k in _CLIENT_TOOLS.items() if kind.startswith(start)), None)
         if kind != "custom" and known is None and tool.input_schema is None:
-            ignored.append(f"the tool {printable_header(kind)} ({_ignored_reason(kind)})")
+            tools.ignored.append(f"the tool {printable_header(kind)} ({_ignored_reason(kind)})")
             continue
         if not tool.name:
-            raise field_error(f"tools[{index}].name", f"tools[{index}].name: expected a string that is not empty.")
+            raise field_error(f"{where}.name", "expected a string that is not empty.")
         if tool.input_schema is None and known is None:
-            raise field_error(f"tools[{index}].input_schema", f"tools[{index}].input_schema: expected a JSON schema.")
-        check_tool_name(tool.name, names, f"tools[{index}]")
-        names.add(tool.name)
-        description, schema = known or ("", {})
-        shown.append(_chat_function(tool.name, tool.description or description, tool.input_schema or schema))
-    return shown, tuple(ignored)
+            raise field_error(f"{where}.input_schema", "expected a JSON schema.")
+        words, schema = known or ("", {})
+        tools.add(_chat_tool(tool.name, tool.description or words, tool.input_schema or schema), where)
+    return tools
 
 
 def _ignored_reason(kind: str) -> str:
@@ -95,30 +92,12 @@ def _ignored_reason(kind: str) -> str:
     return "only Anthropic's servers run it"
 
 
-def _chat_function(name: str, description: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+def _chat_tool(name: str, description: str, schema: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
 
 
-def required_tools(choice: AnthropicToolChoice | None, tools: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Return the names of the tools of which the reply must call one; empty if it need not. Raises `RequestError`."""
-    if choice is None or choice.type in ("auto", "none"):
-        return ()
-    names = tuple(tool["function"]["name"] for tool in tools)
-    if choice.type == "any":
-        if not names:
-            raise field_error("tool_choice", "tool_choice: any requires at least one tool in tools.")
-        return names
-    if choice.type != "tool":
-        raise field_error(
-            "tool_choice.type", f"tool_choice.type: expected auto, any, tool or none, got {choice.type[:40]!r}."
-        )
-    if choice.name not in names:
-        raise field_error("tool_choice.name", f"tool_choice.name: {str(choice.name)[:80]!r} is not in tools.")
-    return (str(choice.name),)
-
-
-def reply_constraint(calls: tuple[str, ...], schema: Mapping[str, Any] | None, place: str) -> ResponseConstraint | None:
-    """Return the constraint on the reply, or None. `place`: the field of the schema."""
-    if not calls and schema is None:
-        return None
-    return ResponseConstraint(tool_names=calls, schema=schema, request_field="tool_choice" if schema is None else place)
+def plain_choice(choice: AnthropicToolChoice | None) -> Any:
+    """Return `tool_choice` as `PromptTools.read_choice` expects it; it takes the name from the key `name`."""
+    if choice is None or choice.type == "tool":
+        return choice and {"name": str(choice.name)}
+    return "required" if choice.type == "any" else choice.type

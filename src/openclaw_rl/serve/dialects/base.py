@@ -1,14 +1,26 @@
-"""Protocols of a wire format: decode bytes to a `ChatRequest`, encode a reply to bytes. One class per format."""
+"""Base of the dialects: decode bytes to a `ChatRequest`, encode a reply to bytes. One class per wire format."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from openclaw_rl.serve.chat_request import ChatRequest, FinishedChoice, ReplyHeader, StreamPart, TokenInfo
+from openclaw_rl.render.caches import TwoGenerationLRU
+from openclaw_rl.serve.chat_request import (
+    ChatRequest,
+    FinishedChoice,
+    ReplyHeader,
+    StreamPart,
+    TokenInfo,
+    TokenUsage,
+)
+from openclaw_rl.store.rows import to_json
 
 EVENT_STREAM = "text/event-stream; charset=utf-8"
+MESSAGE_CACHE_BYTES, TOOLS_CACHE_BYTES = 16 * 2**20, 4 * 2**20  # raw bytes in the caches of one dialect
+_T = TypeVar("_T")
 
 
 class StreamEncoder(Protocol):
@@ -23,33 +35,81 @@ class StreamEncoder(Protocol):
         ...
 
 
-class Dialect(Protocol):
-    """Wire format of a path that replies."""
+class Dialect(ABC):
+    """Wire format of one path that replies. `registry` lists all of them."""
 
-    @property
-    def name(self) -> str: ...
+    name: ClassVar[str]
+    path: ClassVar[str]
+    count_path: ClassVar[str | None] = None  # path that counts the tokens of a prompt
 
+    @abstractmethod
     def decode(self, body: bytes, headers: Mapping[str, str]) -> ChatRequest:
         """Decode a body. Raises `RequestError` that names the field and what was expected."""
-        ...
 
-    def stream_encoder(self, opening: ReplyHeader, ask: ChatRequest) -> StreamEncoder: ...
+    @abstractmethod
+    def stream_encoder(self, opening: ReplyHeader, ask: ChatRequest) -> StreamEncoder:
+        """Return a new encoder for one response."""
 
+    @abstractmethod
     def encode_response(self, opening: ReplyHeader, ask: ChatRequest, choices: Sequence[FinishedChoice]) -> bytes:
         """Return the body of a response that is not streamed."""
-        ...
-
-
-class TokenCountDialect(Protocol):
-    """Wire format of a path that counts prompt tokens."""
 
     def decode_count_request(self, body: bytes, headers: Mapping[str, str]) -> ChatRequest:
-        """Decode a body. Raises `RequestError` that names the field and what was expected."""
-        ...
+        """Decode the body of a token count request."""
+        return self.decode(body, headers)
 
     def encode_count(self, tokens: int) -> bytes:
-        """Return the body of the response."""
-        ...
+        """Return the body of the response to a token count request."""
+        return to_json({"input_tokens": tokens})
+
+    @staticmethod
+    def error_body(status: int, message: str, *, param: str | None = None, code: str | None = None) -> bytes:
+        """Return an error body, by default in OpenAI's format."""
+        kind = "authentication_error" if status == 401 else "invalid_request_error" if status < 500 else "server_error"
+        return to_json({"error": {"message": readable_text(message), "type": kind, "param": param, "code": code}})
+
+
+class RawCache(Generic[_T]):
+    """Cache of `read(raw, place)` by the raw JSON: a client repeats its messages and tools in every request."""
+
+    def __init__(self, capacity: int, read: Callable[[bytes, str], _T]) -> None:
+        """`capacity`: bytes of raw JSON."""
+        self._read = read
+        self._values: TwoGenerationLRU[bytes, _T] = TwoGenerationLRU(capacity, lambda raw, value: len(raw))
+
+    def read(self, raw: bytes, place: str) -> _T:
+        """Return the value of `raw`. `place`: its path in the request, for errors."""
+        value = self._values.get(raw)
+        if value is None:
+            value = self._read(raw, place)
+            self._values.put(raw, value)
+        return value
+
+
+def readable_text(message: str) -> str:
+    """Return an error message as valid UTF-8: it may quote a path or header that is not."""
+    return message.encode("utf-8", "replace").decode()
+
+
+def sse_event(kind: str, fields: Mapping[str, Any]) -> bytes:
+    """Return a server-sent event whose data repeat its type."""
+    return b"event: %s\ndata: %s\n\n" % (kind.encode(), to_json({"type": kind, **fields}))
+
+
+def header_fields(opening: ReplyHeader) -> dict[str, Any]:
+    """Return the fields that every response object has."""
+    return {"id": opening.id, "model": opening.model, "system_fingerprint": f"v{opening.version}"}
+
+
+def openai_usage(usage: TokenUsage, prompt: str, completion: str) -> dict[str, Any]:
+    """Return the usage in OpenAI's format. `prompt`, `completion`: names of the two numbers."""
+    return {
+        prompt: usage.prompt_tokens,
+        completion: usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        f"{prompt}_details": {"cached_tokens": usage.cached_tokens},
+        f"{completion}_details": {"reasoning_tokens": usage.reasoning_tokens},
+    }
 
 
 def token_entry(info: TokenInfo) -> dict[str, Any]:

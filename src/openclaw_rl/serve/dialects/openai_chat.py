@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-from openclaw_rl.render.caches import TwoGenerationLRU
 from openclaw_rl.render.reply_parser import ToolCall
 from openclaw_rl.serve.chat_request import (
     ChatRequest,
@@ -19,54 +18,49 @@ from openclaw_rl.serve.chat_request import (
     TokenUsage,
     check_id_length,
     choice_id,
-)
-from openclaw_rl.serve.dialects.base import token_entry
-from openclaw_rl.serve.dialects.openai_chat_tools import read_constraint, read_tool_choice
-from openclaw_rl.serve.dialects.validation import (
-    SamplingFields,
-    check_message,
-    check_tool_name,
-    decode_json,
     field_error,
+)
+from openclaw_rl.serve.dialects.base import (
+    MESSAGE_CACHE_BYTES,
+    TOOLS_CACHE_BYTES,
+    Dialect,
+    RawCache,
+    header_fields,
+    openai_usage,
+    token_entry,
+)
+from openclaw_rl.serve.dialects.prompt_tools import PromptTools, read_schema, reply_constraint
+from openclaw_rl.serve.dialects.validation import (
+    OpenAIBody,
+    check_message,
+    decode_json,
     read_kind,
     read_sampling,
     read_top_logprobs,
     replace_images,
 )
+from openclaw_rl.store.rows import to_json
 from openclaw_rl.types import Sampling
 
-CACHE_BYTES = 16 * 2**20  # raw bytes of the messages in the cache
 MAX_CHOICES = 16
-_encode = msgspec.json.Encoder().encode
 
 
 class _StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
-class _ChatBody(SamplingFields, kw_only=True):
+class _ChatBody(OpenAIBody, kw_only=True):
     """Request body, with the keys that are used; all others are accepted and ignored."""
 
     messages: list[msgspec.Raw]
-    model: str | None = None
-    tools: msgspec.Raw = msgspec.Raw(b"")
-    tool_choice: Any = None
     functions: Any = None
-    stream: bool | None = None
     stream_options: _StreamOptions | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     stop: str | list[str] | None = None
     n: int | None = None
-    parallel_tool_calls: bool | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
     response_format: Any = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    user: str | None = None
-    session_id: str | None = None
-    turn_type: str | None = None
-    session_done: bool | None = None
 
 
 _decoder = msgspec.json.Decoder(_ChatBody)
@@ -74,7 +68,7 @@ _message_decoder = msgspec.json.Decoder(dict[str, Any])
 _tools_decoder = msgspec.json.Decoder(list[dict[str, Any]] | None)
 
 
-class ChatDialect:
+class ChatDialect(Dialect):
     """Dialect of the Chat Completions API.
 
     A temperature below 0.01 is taken and stored as 0 (greedy): such a reply is never trained on. In addition to
@@ -82,46 +76,39 @@ class ChatDialect:
     string that ended it, if any.
     """
 
-    name = "chat"
-    id_prefix = "chatcmpl-"
+    name, path = "chat", "/v1/chat/completions"
     done_event = b"data: [DONE]\n\n"
 
     def __init__(self) -> None:
-        self._message_cache: TwoGenerationLRU[bytes, dict[str, Any]] = TwoGenerationLRU(
-            CACHE_BYTES, lambda raw, message: len(raw)
-        )
-        self._tools_cache: TwoGenerationLRU[bytes, Sequence[Mapping[str, Any]]] = TwoGenerationLRU(
-            CACHE_BYTES // 4, lambda raw, tools: len(raw)
-        )
+        self._messages = RawCache(MESSAGE_CACHE_BYTES, _read_message)
+        self._tools = RawCache(TOOLS_CACHE_BYTES, _read_tools)
 
     def decode(self, body: bytes, headers: Mapping[str, str]) -> ChatRequest:
         """Decode a body. Raises `RequestError` that names the field and what was expected."""
         b = decode_json(_decoder, body)
         raw = [bytes(m) for m in b.messages]
         if not raw:
-            raise field_error("messages", "messages: expected at least one message, got none.")
-        messages = [self._message_cache.get(m) or self._read_message(m, n) for n, m in enumerate(raw)]
+            raise field_error("messages", "expected at least one message, got none.")
+        messages = [self._messages.read(m, f"messages[{n}]") for n, m in enumerate(raw)]
         if b.functions:
-            raise field_error("functions", "functions: this deprecated field is not supported; send tools instead.")
+            raise field_error("functions", "this deprecated field is not supported; send tools instead.")
         n = 1 if b.n is None else b.n
         if not 1 <= n <= MAX_CHOICES:
-            raise field_error("n", f"n: expected 1 to {MAX_CHOICES} choices, got {n}.")
-        # With tool_choice none, the prompt has no tools.
-        raw_tools = b"" if b.tool_choice == "none" else bytes(b.tools)
-        given = self._tools_cache.get(raw_tools) or self._read_tools(raw_tools)
-        tools, calls = read_tool_choice(b.tool_choice, given)
-        if tools is not given:
-            raw_tools = _encode(tools)  # the client's bytes are the cache key of the complete list
+            raise field_error("n", f"expected 1 to {MAX_CHOICES} choices, got {n}.")
+        known = self._tools.read(bytes(b.tools), "tools")
+        choice = known.read_choice(b.tool_choice, _function_name, nested="allowed_tools")
+        tools, raw_tools = known.select(choice)
+        schema = read_schema(b.response_format, "response_format", nested="json_schema")
         top = read_top_logprobs(b.top_logprobs)
         if top and not b.logprobs:
-            raise field_error("top_logprobs", "top_logprobs: requires logprobs: true.")
+            raise field_error("top_logprobs", "requires logprobs: true.")
         return ChatRequest(
             model=b.model or "",
             messages=messages,
             tools=tools,
             sampling=_read_sampling_fields(b),
             n=n,
-            constraint=read_constraint(b.response_format, calls, tools),
+            constraint=reply_constraint(choice, schema, "response_format", tools),
             parallel_calls=b.parallel_tool_calls is not False,
             template_variables=b.chat_template_kwargs or {},
             stream=bool(b.stream),
@@ -136,33 +123,6 @@ class ChatDialect:
             raw=raw,
             raw_tools=raw_tools,
         )
-
-    def _read_message(self, raw: bytes, index: int) -> dict[str, Any]:
-        message = replace_images(decode_json(_message_decoder, raw, f"messages[{index}]"))
-        check_message(message, f"messages[{index}]")
-        self._message_cache.put(raw, message)
-        return message
-
-    def _read_tools(self, raw: bytes) -> Sequence[Mapping[str, Any]]:
-        tools = (decode_json(_tools_decoder, raw, "tools") if raw else None) or ()
-        names: set[str] = set()
-        for index, tool in enumerate(tools):
-            function = tool.get("function")
-            if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
-                raise field_error(
-                    f"tools[{index}].function", f"tools[{index}].function: expected an object with a name."
-                )
-            check_tool_name(function["name"], names, f"tools[{index}].function")
-            names.add(function["name"])
-        self._tools_cache.put(raw, tools)
-        return tools
-
-    @staticmethod
-    def error_body(status: int, message: str, *, param: str | None = None, code: str | None = None) -> bytes:
-        """Return an error body."""
-        kind = "authentication_error" if status == 401 else "invalid_request_error" if status < 500 else "server_error"
-        message = message.encode("utf-8", "replace").decode()  # it may quote a path or header that is not UTF-8
-        return _encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
 
     def stream_encoder(self, opening: ReplyHeader, ask: ChatRequest) -> ChatStreamEncoder:
         return ChatStreamEncoder(opening, ask)
@@ -182,15 +142,39 @@ class ChatDialect:
             }
             for index, choice in enumerate(choices)
         ]
-        usage = _usage_fields([c.end.usage for c in choices])
-        return _encode(_constant_fields(opening, "chat.completion") | {"choices": entries, "usage": usage})
+        usage = _total_usage([c.end.usage for c in choices])
+        return to_json(_constant_fields(opening, "chat.completion") | {"choices": entries, "usage": usage})
+
+
+def _read_message(raw: bytes, place: str) -> dict[str, Any]:
+    message = replace_images(decode_json(_message_decoder, raw, place))
+    check_message(message, place)
+    return message
+
+
+def _read_tools(raw: bytes, place: str) -> PromptTools:
+    tools = PromptTools()
+    for index, tool in enumerate(decode_json(_tools_decoder, raw or b"null", place) or ()):
+        where, function = f"{place}[{index}].function", tool.get("function")
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
+            raise field_error(where, "expected an object with a name.")
+        tools.add(tool, where)
+    return tools
+
+
+def _function_name(choice: Mapping[str, Any], place: str) -> str:
+    function = choice.get("function") if choice.get("type") == "function" else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str):
+        raise field_error(place, "expected {type: function, function: {name: ...}}.")
+    return name
 
 
 class ChatStreamEncoder:
     """Stream encoder. The constant bytes of each reply's chunks are encoded once."""
 
     def __init__(self, opening: ReplyHeader, ask: ChatRequest) -> None:
-        constant = _encode(_constant_fields(opening, "chat.completion.chunk"))[:-1]
+        constant = to_json(_constant_fields(opening, "chat.completion.chunk"))[:-1]
         head = b"data: " + constant
         self._choice_states = [
             _ChoiceState(choice_id(opening.id, i), head + b',"choices":[{"index":%d,"delta":{' % i)
@@ -222,14 +206,14 @@ class ChatStreamEncoder:
         return b"data: " + ChatDialect.error_body(status, message, code=code) + b"\n\n"
 
     def _with_logprobs(self, tokens: Sequence[TokenInfo]) -> bytes:
-        content = _encode([token_entry(t) for t in tokens])
+        content = to_json([token_entry(t) for t in tokens])
         return b'},"logprobs":{"content":' + content + b',"refusal":null},"finish_reason":null}]}\n\n'
 
     def _stream_end(self) -> bytes:
         if not self._include_usage:
             return ChatDialect.done_event
         usages = [self._usages[i] for i in range(len(self._usages))]
-        return self._usage_head + _encode(_usage_fields(usages)) + b"}\n\n" + ChatDialect.done_event
+        return self._usage_head + to_json(_total_usage(usages)) + b"}\n\n" + ChatDialect.done_event
 
 
 class _ChoiceState:
@@ -246,11 +230,11 @@ class _ChoiceState:
             if not delta.content:
                 fields.append(b'"content":""')
         if delta.reasoning:
-            fields.append(b'"reasoning_content":' + _encode(delta.reasoning))
+            fields.append(b'"reasoning_content":' + to_json(delta.reasoning))
         if delta.content:
-            fields.append(b'"content":' + _encode(delta.content))
+            fields.append(b'"content":' + to_json(delta.content))
         if delta.calls:
-            fields.append(b'"tool_calls":' + _encode([self._tool_call_delta(c) for c in delta.calls]))
+            fields.append(b'"tool_calls":' + to_json([self._tool_call_delta(c) for c in delta.calls]))
         return b",".join(fields)
 
     def _tool_call_delta(self, call: ToolCall) -> dict[str, Any]:
@@ -259,31 +243,24 @@ class _ChoiceState:
 
 
 def _finish_chunk(id: str, end: ReplyEnd) -> bytes:
-    stop = b',"stop_reason":' + _encode(end.stop_string) if end.stop_string else b""
-    head = b'},"id":' + _encode(id) + b',"logprobs":null,"finish_reason":"'
+    stop = b',"stop_reason":' + to_json(end.stop_string) if end.stop_string else b""
+    head = b'},"id":' + to_json(id) + b',"logprobs":null,"finish_reason":"'
     return head + end.finish_reason.value.encode() + b'"' + stop + b"}]}\n\n"
 
 
 def _constant_fields(opening: ReplyHeader, kind: str) -> dict[str, Any]:
-    return {
-        "id": opening.id,
-        "object": kind,
-        "created": opening.created,
-        "model": opening.model,
-        "system_fingerprint": f"v{opening.version}",
-    }
+    return {"object": kind, "created": opening.created, **header_fields(opening)}
 
 
-def _usage_fields(usages: Sequence[TokenUsage]) -> dict[str, Any]:
+def _total_usage(usages: Sequence[TokenUsage]) -> dict[str, Any]:
     """Encode the usage of all replies. Cached prompt tokens are those that the first reply found, i.e. the minimum."""
-    prompt, completion = usages[0].prompt_tokens, sum(u.completion_tokens for u in usages)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": min(u.cached_tokens for u in usages)},
-        "completion_tokens_details": {"reasoning_tokens": sum(u.reasoning_tokens for u in usages)},
-    }
+    total = TokenUsage(
+        prompt_tokens=usages[0].prompt_tokens,
+        completion_tokens=sum(u.completion_tokens for u in usages),
+        reasoning_tokens=sum(u.reasoning_tokens for u in usages),
+        cached_tokens=min(u.cached_tokens for u in usages),
+    )
+    return openai_usage(total, "prompt_tokens", "completion_tokens")
 
 
 def _read_sampling_fields(b: _ChatBody) -> Sampling:

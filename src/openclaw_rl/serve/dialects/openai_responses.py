@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from openclaw_rl.errors import RequestError
-from openclaw_rl.render.caches import TwoGenerationLRU
-from openclaw_rl.serve.chat_request import ChatRequest, FinishedChoice, ReplyHeader, ResponseConstraint, check_id_length
+from openclaw_rl.serve.chat_request import ChatRequest, FinishedChoice, ReplyHeader, check_id_length, field_error
+from openclaw_rl.serve.dialects.base import TOOLS_CACHE_BYTES, Dialect, RawCache
 from openclaw_rl.serve.dialects.openai_responses_input import DIALECT, ID_PREFIX, read_input, system_message
 from openclaw_rl.serve.dialects.openai_responses_output import (
     ItemIdGenerator,
@@ -19,25 +19,12 @@ from openclaw_rl.serve.dialects.openai_responses_output import (
     status_of,
 )
 from openclaw_rl.serve.dialects.openai_responses_stream import ResponsesStreamEncoder
-from openclaw_rl.serve.dialects.openai_responses_tools import (
-    ResponsesToolChoice,
-    Toolbox,
-    read_tool_choice,
-    read_tools,
-    select_tools,
-)
-from openclaw_rl.serve.dialects.validation import (
-    SamplingFields,
-    decode_json,
-    field_error,
-    read_kind,
-    read_sampling,
-    read_top_logprobs,
-)
+from openclaw_rl.serve.dialects.openai_responses_tools import Toolbox, chosen_name, read_tools
+from openclaw_rl.serve.dialects.prompt_tools import read_schema, reply_constraint
+from openclaw_rl.serve.dialects.validation import OpenAIBody, decode_json, read_kind, read_sampling, read_top_logprobs
 from openclaw_rl.store.rows import to_json
 from openclaw_rl.types import Kind
 
-CACHE_BYTES = 4 * 2**20  # raw bytes of the tools in the cache
 INCLUDE_LOGPROBS, INCLUDE_REASONING = "message.output_text.logprobs", "reasoning.encrypted_content"
 _DEPTH_MARGIN = 200  # nesting levels, including stack frames
 _SESSION_HEADERS = ("session-id", "session_id", "conversation_id")  # sent by Codex, newest version first
@@ -58,50 +45,39 @@ class _CodexTurn(msgspec.Struct):
     request_kind: str = "turn"
 
 
-class _ResponsesBody(SamplingFields, kw_only=True):
+class _ResponsesBody(OpenAIBody, kw_only=True):
     """Request body, with the keys that are used; all others are accepted and ignored."""
 
     input: str | list[dict[str, Any]] | None = None
-    model: str | None = None
     instructions: str | None = None
-    tools: msgspec.Raw = msgspec.Raw(b"")
-    tool_choice: Any = None
-    parallel_tool_calls: bool | None = None
     max_output_tokens: int | None = None
     max_tool_calls: int | None = None
-    stream: bool | None = None
     text: _TextOptions | None = None
     reasoning: _ReasoningOptions | None = None
     include: list[str] | None = None
-    top_logprobs: int | None = None
     previous_response_id: str | None = None
     background: bool | None = None
     conversation: Any = None
     prompt: Any = None
     metadata: dict[str, str] | None = None
-    user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     service_tier: str | None = None
     store: bool | None = None
     truncation: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    session_id: str | None = None
-    turn_type: str | None = None
-    session_done: bool | None = None
 
 
 _decoder = msgspec.json.Decoder(_ResponsesBody)
 _codex_turn_decoder = msgspec.json.Decoder(_CodexTurn)
 
 
-class ResponsesDialect:
+class ResponsesDialect(Dialect):
     """Dialect of the Responses API."""
 
-    name = DIALECT
+    name, path, count_path = DIALECT, "/v1/responses", "/v1/responses/input_tokens"
 
     def __init__(self) -> None:
-        self._tools_cache: TwoGenerationLRU[bytes, Toolbox] = TwoGenerationLRU(CACHE_BYTES, lambda raw, box: len(raw))
+        self._tools = RawCache(TOOLS_CACHE_BYTES, read_tools)
 
     def decode(self, body: bytes, headers: Mapping[str, str]) -> ChatRequest:
         """Decode a body. Raises `RequestError` that names the field and what was expected."""
@@ -112,9 +88,10 @@ class ResponsesDialect:
 
     def _to_request(self, b: _ResponsesBody, headers: Mapping[str, str], size: int) -> ChatRequest:
         _check_unsupported(b)
-        box = self._read_tools(bytes(b.tools))
-        choice = read_tool_choice(b.tool_choice, box)
-        tools, raw_tools = select_tools(box, choice)
+        box = self._tools.read(bytes(b.tools), "tools")
+        choice = box.read_choice(b.tool_choice, chosen_name)
+        tools, raw_tools = box.select(choice)
+        schema = read_schema(b.text.format if b.text else None, "text.format")
         echo = _echoed_fields(b, box)
         _check_depth(echo)
         own = [system_message(b.instructions)] if b.instructions else []
@@ -139,7 +116,7 @@ class ResponsesDialect:
             raw_tools=raw_tools,
             dialect=self.name,
             id_prefix=ID_PREFIX,
-            constraint=_reply_constraint(b, choice, tools),
+            constraint=reply_constraint(choice, schema, "text.format", tools),
             parallel_calls=b.parallel_tool_calls is not False,
             previous_id=b.previous_response_id or None,
             references={n + len(own): id for n, id in given.references.items()},
@@ -148,20 +125,9 @@ class ResponsesDialect:
             ignored_fields=tuple(dict.fromkeys([*box.ignored, *given.ignored, *_ignored_fields(b)])),
         )
 
-    def decode_count_request(self, body: bytes, headers: Mapping[str, str]) -> ChatRequest:
-        """Decode the body of a token count request."""
-        return self.decode(body, headers)
-
     def encode_count(self, tokens: int) -> bytes:
         """Return the body of the response to a token count request."""
         return to_json({"object": "response.input_tokens", "input_tokens": tokens})
-
-    def _read_tools(self, raw: bytes) -> Toolbox:
-        box = self._tools_cache.get(raw)
-        if box is None:
-            box = read_tools(raw)
-            self._tools_cache.put(raw, box)
-        return box
 
     def stream_encoder(self, opening: ReplyHeader, ask: ChatRequest) -> ResponsesStreamEncoder:
         return ResponsesStreamEncoder(opening, ask)
@@ -179,13 +145,11 @@ class ResponsesDialect:
 
 def _check_unsupported(b: _ResponsesBody) -> None:
     if b.background:
-        raise field_error("background", "background: background replies are not supported; send background: false.")
+        raise field_error("background", "background replies are not supported; send background: false.")
     if b.conversation is not None:
-        raise field_error("conversation", "conversation: not supported; send previous_response_id, or the whole input.")
+        raise field_error("conversation", "not supported; send previous_response_id, or the whole input.")
     if b.prompt is not None:
-        raise field_error(
-            "prompt", "prompt: templates stored at OpenAI are not supported; send their text as instructions."
-        )
+        raise field_error("prompt", "templates stored at OpenAI are not supported; send their text as instructions.")
 
 
 def _check_depth(echo: Any) -> None:
@@ -200,34 +164,11 @@ def _template_variables(b: _ResponsesBody) -> dict[str, Any]:
     return ({"reasoning_effort": effort} if effort else {}) | (b.chat_template_kwargs or {})
 
 
-def _reply_constraint(
-    b: _ResponsesBody, choice: ResponsesToolChoice, tools: Sequence[Mapping[str, Any]]
-) -> ResponseConstraint | None:
-    """Return the constraint on the reply. A required call outranks a text format; optional calls are an alternative."""
-    form = (b.text.format if b.text else None) or {"type": "text"}
-    kind, schema = form.get("type"), form.get("schema")
-    if kind not in ("text", "json_object", "json_schema"):
-        raise field_error(
-            "text.format.type",
-            f"text.format.type: expected text, json_object or json_schema, got {str(kind)[:60]!r}.",
-        )
-    if kind == "json_schema" and not isinstance(schema, dict):
-        raise field_error("text.format.schema", "text.format.schema: expected a JSON schema, an object.")
-    if choice.forced:
-        return ResponseConstraint(tool_names=choice.forced, request_field="tool_choice")
-    if kind == "text":
-        return None
-    calls = tuple(t["function"]["name"] for t in tools)
-    return ResponseConstraint(
-        schema=schema if kind == "json_schema" else {}, tool_names=calls, request_field="text.format"
-    )
-
-
 def _read_session(b: _ResponsesBody, headers: Mapping[str, str]) -> str | None:
     """Return the client's session id. (`prompt_cache_key` cannot serve as one: many conversations share a key.)"""
-    told = next((value for name in _SESSION_HEADERS if (value := headers.get(name))), b.session_id or "")
-    told = told.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-    return check_id_length(told, "session_id") or None
+    session = next((value for name in _SESSION_HEADERS if (value := headers.get(name))), b.session_id or "")
+    session = session.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return check_id_length(session, "session_id") or None
 
 
 def _request_kind(b: _ResponsesBody, headers: Mapping[str, str]) -> Kind | None:
@@ -242,8 +183,11 @@ def _request_kind(b: _ResponsesBody, headers: Mapping[str, str]) -> Kind | None:
 
 
 def _ignored_fields(b: _ResponsesBody) -> list[str]:
-    told = ["truncation: auto (a conversation that is too long is refused)"] if b.truncation == "auto" else []
-    return told if b.store is not False else [*told, "store: false (the gateway's settings decide what is stored)"]
+    ignored = {
+        "truncation: auto (a conversation that is too long is refused)": b.truncation == "auto",
+        "store: false (the gateway's settings decide what is stored)": b.store is False,
+    }
+    return [description for description, sent in ignored.items() if sent]
 
 
 def _echoed_fields(b: _ResponsesBody, box: Toolbox) -> dict[str, Any]:

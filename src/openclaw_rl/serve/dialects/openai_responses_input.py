@@ -10,8 +10,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from openclaw_rl.serve.chat_request import field_error
 from openclaw_rl.serve.dialects.openai_responses_tools import LOCAL_SHELL, prompt_name
-from openclaw_rl.serve.dialects.validation import field_error, image_placeholder, json_type_name, part_name
+from openclaw_rl.serve.dialects.validation import image_placeholder, json_type_name, part_name
 from openclaw_rl.store.rows import to_json
 from openclaw_rl.types import Message, Request
 
@@ -86,12 +87,12 @@ def read_input(given: str | Sequence[Mapping[str, Any]] | None) -> ParsedInput:
     if isinstance(given, str):
         return ParsedInput([{"role": "user", "content": given}], [], {})
     if not given:
-        raise field_error("input", "input: expected a string or at least one item, got none.")
+        raise field_error("input", "expected a string or at least one item, got none.")
     reader = _InputReader()
     for index, item in enumerate(given):
         reader.read_item(item, f"input[{index}]")
     if not reader.messages:
-        raise field_error("input", "input: its items have no content that this model can read.")
+        raise field_error("input", "its items have no content that this model can read.")
     messages = [m.to_message() if isinstance(m, _AssistantItems) else m for m in reader.messages]
     references = {
         n: m.reference for n, m in enumerate(reader.messages) if isinstance(m, _AssistantItems) and m.reference
@@ -144,16 +145,12 @@ class _InputReader:
         elif isinstance(kind, str) and kind in _HOSTED_TOOL_ITEMS:
             self.ignored[f"input: {kind}"] = None
         else:
-            raise field_error(
-                f"{place}.type", f"{place}.type: expected one of {sorted(self._readers)}, got {str(kind)[:60]!r}."
-            )
+            raise field_error(f"{place}.type", f"expected one of {sorted(self._readers)}, got {str(kind)[:60]!r}.")
 
     def _read_message(self, item: Mapping[str, Any], place: str) -> None:
         role = item.get("role")
         if not isinstance(role, str) or role not in _ROLES:
-            raise field_error(
-                f"{place}.role", f"{place}.role: expected one of {sorted(_ROLES)}, got {str(role)[:60]!r}."
-            )
+            raise field_error(f"{place}.role", f"expected one of {sorted(_ROLES)}, got {str(role)[:60]!r}.")
         parts = _part_texts(item.get("content"), f"{place}.content")
         if role == "assistant":
             turn = self._assistant_items_of(item)
@@ -167,9 +164,7 @@ class _InputReader:
     def _read_tool_output(self, item: Mapping[str, Any], place: str) -> None:
         call = item.get("call_id") or item.get("id")
         if not isinstance(call, str):
-            raise field_error(
-                f"{place}.call_id", f"{place}.call_id: expected the id of the call, got {json_type_name(call)}."
-            )
+            raise field_error(f"{place}.call_id", f"expected the id of the call, got {json_type_name(call)}.")
         text = "".join(_part_texts(item.get("output"), f"{place}.output", given=True))
         self.messages.append({"role": "tool", "tool_call_id": call, "content": text})
 
@@ -195,9 +190,7 @@ class _InputReader:
     def _read_function_call(self, item: Mapping[str, Any], place: str) -> None:
         namespace = item.get("namespace")
         if not isinstance(namespace, str | None):
-            raise field_error(
-                f"{place}.namespace", f"{place}.namespace: expected a string, got {json_type_name(namespace)}."
-            )
+            raise field_error(f"{place}.namespace", f"expected a string, got {json_type_name(namespace)}.")
         name = prompt_name(_required_string(item, "name", place), namespace)
         self._append_call(item, place, name, _required_string(item, "arguments", place))
 
@@ -209,7 +202,7 @@ class _InputReader:
     def _read_shell_call(self, item: Mapping[str, Any], place: str) -> None:
         action = item.get("action")
         if not isinstance(action, dict):
-            raise field_error(f"{place}.action", f"{place}.action: expected an object, got {json_type_name(action)}.")
+            raise field_error(f"{place}.action", f"expected an object, got {json_type_name(action)}.")
         arguments = {k: v for k, v in action.items() if k != "type" and v not in (None, {})}
         self._append_call(item, place, LOCAL_SHELL, _json_text(arguments))
 
@@ -221,14 +214,14 @@ class _InputReader:
     def _read_reference(self, item: Mapping[str, Any], place: str) -> None:
         owner = response_id_of(item.get("id"))
         if not owner:
-            raise field_error(f"{place}.id", f"{place}.id: expected the id of an output item of this gateway.")
+            raise field_error(f"{place}.id", "expected the id of an output item of this gateway.")
         self._assistant_items_of(item).reference = owner
 
 
 def _required_string(item: Mapping[str, Any], key: str, place: str) -> str:
     value = item.get(key)
     if not isinstance(value, str):
-        raise field_error(f"{place}.{key}", f"{place}.{key}: expected a string, got {json_type_name(value)}.")
+        raise field_error(f"{place}.{key}", f"expected a string, got {json_type_name(value)}.")
     return value
 
 
@@ -237,7 +230,7 @@ def _part_texts(content: Any, place: str, *, given: bool = False) -> list[str]:
     if isinstance(content, str):
         return [content]
     if not isinstance(content, list):
-        raise field_error(place, f"{place}: expected a string or a list of parts, got {json_type_name(content)}.")
+        raise field_error(place, f"expected a string or a list of parts, got {json_type_name(content)}.")
     return [
         (given and _image_placeholder(part)) or _part_text(part, f"{place}[{index}]")
         for index, part in enumerate(content)
@@ -253,7 +246,7 @@ def _part_text(part: Any, place: str) -> str:
     if kind == "refusal":
         return _required_string(part, "refusal", place)
     if not isinstance(kind, str) or kind not in _TEXT_PARTS:
-        raise field_error(place, f"{place}: got {part_name(part)}; this model reads text only.")
+        raise field_error(place, f"got {part_name(part)}; this model reads text only.")
     return _required_string(part, "text", place)
 
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import msgspec
 
+from openclaw_rl.render.chat_template import content_text
 from openclaw_rl.serve.chat_request import ReplyHeader, TokenInfo, TokenUsage
-from openclaw_rl.serve.dialects.base import token_entry
+from openclaw_rl.serve.dialects.base import header_fields, openai_usage, token_entry
 from openclaw_rl.serve.dialects.openai_responses_input import ID_PREFIX, encode_reasoning
 from openclaw_rl.serve.dialects.openai_responses_tools import LOCAL_SHELL, ToolOrigin
 from openclaw_rl.types import FinishReason, Message
@@ -68,12 +69,8 @@ def call_item(call: Mapping[str, Any], ids: ItemIdGenerator, origins: Mapping[st
     origin = origins.get(name) or ToolOrigin("function", name)
     item: Item = {"type": "function_call", "call_id": call["id"], "name": origin.name, "arguments": arguments}
     if origin.kind == "custom":
-        item = {
-            "type": "custom_tool_call",
-            "call_id": call["id"],
-            "name": origin.name,
-            "input": _custom_tool_input(arguments),
-        }
+        text = _custom_tool_input(arguments)
+        item = {"type": "custom_tool_call", "call_id": call["id"], "name": origin.name, "input": text}
     elif origin.kind == LOCAL_SHELL and (action := _shell_action(arguments)) is not None:
         item = {"type": "local_shell_call", "call_id": call["id"], "action": action}
     if origin.namespace is not None and item["type"] != "local_shell_call":
@@ -129,12 +126,6 @@ def output_items(
     return items
 
 
-def content_text(content: Any) -> str:
-    if isinstance(content, list):
-        return "".join(p if isinstance(p, str) else str(p.get("text", p.get("refusal", ""))) for p in content)
-    return content or ""
-
-
 # ------------------------------------------------------------------------------------------------------------ tokens
 
 
@@ -174,17 +165,15 @@ def response_object(
 ) -> Item:
     """Return the Response object. `echo`: the request fields that it repeats."""
     return {
-        "id": opening.id,
+        **header_fields(opening),
         "object": "response",
         "created_at": opening.created,
         "completed_at": int(time.time()) if status == COMPLETED else None,
         "status": status,
-        "model": opening.model,
         "output": list(output),
         "usage": usage and usage_fields(usage),
         "error": error,
         "incomplete_details": {"reason": "max_output_tokens"} if status == INCOMPLETE else None,
-        "system_fingerprint": f"v{opening.version}",
         **echo,
     }
 
@@ -194,10 +183,6 @@ def status_of(reason: FinishReason) -> str:
 
 
 def usage_fields(usage: TokenUsage) -> Item:
-    return {
-        "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
-        "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-    }
+    fields = openai_usage(usage, "input_tokens", "output_tokens")
+    fields["input_tokens_details"]["cache_write_tokens"] = 0
+    return fields

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from openclaw_rl.render.chat_template import content_text
 from openclaw_rl.serve.chat_request import ReplyHeader, TokenUsage
 from openclaw_rl.serve.dialects import openai_responses_output as out
 from openclaw_rl.serve.dialects.openai_responses import DEFAULT_ECHO
@@ -106,17 +107,10 @@ def _message_items(message: Message, base: str, origins: Mapping[str, ToolOrigin
     role = message.get("role")
     if role == "assistant":
         return out.output_items(message, ItemIdGenerator(base), origins)
-    text = out.content_text(message.get("content"))
+    text = content_text(message.get("content"))
     if role in ("tool", "function"):
         call = str(message.get("tool_call_id") or "")
-        return [
-            {
-                "id": f"fco_{base}",
-                "type": "function_call_output",
-                "call_id": call,
-                "output": text,
-                "status": "completed",
-            }
-        ]
+        kind = "function_call_output"
+        return [{"id": f"fco_{base}", "type": kind, "call_id": call, "output": text, "status": "completed"}]
     part = {"type": "input_text", "text": text}
     return [{"id": f"msg_{base}", "type": "message", "role": role, "status": "completed", "content": [part]}]

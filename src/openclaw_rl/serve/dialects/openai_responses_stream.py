@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from openclaw_rl.render.reply_parser import ToolCall
-from openclaw_rl.serve.chat_request import ChatRequest, ReplyEnd, ReplyHeader, StreamPart, TokenInfo
+from openclaw_rl.serve.chat_request import ChatRequest, ReplyEnd, ReplyHeader, StreamPart
 from openclaw_rl.serve.dialects import openai_responses_output as out
-from openclaw_rl.serve.dialects.base import token_entry
+from openclaw_rl.serve.dialects.base import sse_event, token_entry
 from openclaw_rl.serve.dialects.openai_responses_output import Item, ItemIdGenerator, PendingTokens, ResponseOptions
-from openclaw_rl.store.rows import to_json
 
 
 class _OpenItem:
@@ -69,8 +67,7 @@ class ResponsesStreamEncoder:
 
     def _sse_event(self, kind: str, **fields: Any) -> bytes:
         number, self._sequence_number = self._sequence_number, self._sequence_number + 1
-        data = to_json({"type": kind, "sequence_number": number, **fields})
-        return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"
+        return sse_event(kind, {"sequence_number": number, **fields})
 
     def _created_events(self) -> bytes:
         begun = out.response_object(self._opening, self._options.echo, out.IN_PROGRESS)
@@ -79,24 +76,17 @@ class ResponsesStreamEncoder:
         )
 
     def _text_delta(self, kind: str, words: str) -> bytes:
-        before = (
-            b""
-            if self._current_item is not None and self._current_item.kind == kind
-            else self._close_item() + self._open_item(kind)
-        )
+        same = self._current_item is not None and self._current_item.kind == kind
+        before = b"" if same else self._close_item() + self._open_item(kind)
         item = self._current_item
         assert item is not None
         item.texts.append(words)
         fields: Item = item.position_fields | {"delta": words}
-        told = self._pending_tokens.take_for_text(words)
+        tokens = self._pending_tokens.take_for_text(words)
         if kind == "message":
-            fields["logprobs"] = self._logprob_entries(item, told)
+            fields["logprobs"] = [token_entry(t) for t in tokens]
+            item.logprobs += fields["logprobs"]
         return before + self._sse_event(f"{item.event}.delta", **fields)
-
-    def _logprob_entries(self, item: _OpenItem, tokens: Sequence[TokenInfo]) -> list[Item]:
-        entries = [token_entry(t) for t in tokens]
-        item.logprobs += entries
-        return entries
 
     def _open_item(self, kind: str) -> bytes:
         opened = _OpenItem(kind, self._ids.next_id("msg" if kind == "message" else "rs"), len(self._items))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
 from openclaw_rl.errors import RequestError
-from openclaw_rl.serve.chat_request import MIN_TEMPERATURE
+from openclaw_rl.serve.chat_request import MIN_TEMPERATURE, field_error
 from openclaw_rl.types import Kind, Sampling
 
 MAX_STOP_STRINGS = 16
@@ -34,9 +34,12 @@ _MISSING_FIELD = re.compile(r"missing required field `(\w+)`")
 _T = TypeVar("_T")
 
 
-class SamplingFields(msgspec.Struct, kw_only=True):
-    """Sampling values of a body. Every dialect accepts all of them, also those that are not in its specification."""
+class RequestBody(msgspec.Struct, kw_only=True):
+    """Fields of a body that every dialect accepts, also those that are not in its specification."""
 
+    model: str | None = None
+    tools: msgspec.Raw = msgspec.Raw(b"")
+    stream: bool | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -47,9 +50,17 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     seed: int | None = None
 
 
-def field_error(param: str, message: str) -> RequestError:
-    """Return a 400 error that names the field."""
-    return RequestError(message, param=param)
+class OpenAIBody(RequestBody, kw_only=True):
+    """Fields of a body that both of OpenAI's dialects accept."""
+
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    top_logprobs: int | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    user: str | None = None
+    session_id: str | None = None
+    turn_type: str | None = None
+    session_done: bool | None = None
 
 
 def decode_json(decoder: msgspec.json.Decoder[_T], body: bytes, place: str = "") -> _T:
@@ -82,7 +93,7 @@ def read_kind(value: str | None, param: str) -> Kind | None:
     try:
         return Kind(value.strip().lower())
     except ValueError:
-        raise field_error(param, f"{param}: expected main or side, got {value[:40]!r}.") from None
+        raise field_error(param, f"expected main or side, got {value[:40]!r}.") from None
 
 
 def printable_header(text: str) -> str:
@@ -109,15 +120,9 @@ def _replace_image_part(part: Any) -> Any:
     return {"type": "text", "text": words} if words else part
 
 
-def check_tool_name(name: str, known: Container[str], place: str) -> None:
-    """Raise `RequestError` if the tool at `place` has the name of an earlier tool."""
-    if name in known:
-        raise field_error(f"{place}.name", f"{place}.name: two tools have the name {name[:60]!r}.")
-
-
 def read_top_logprobs(top: int | None) -> int:
     if not 0 <= (top or 0) <= MAX_TOP_LOGPROBS:
-        raise field_error("top_logprobs", f"top_logprobs: expected 0 to {MAX_TOP_LOGPROBS}, got {top}.")
+        raise field_error("top_logprobs", f"expected 0 to {MAX_TOP_LOGPROBS}, got {top}.")
     return top or 0
 
 
@@ -125,32 +130,28 @@ def check_message(message: Mapping[str, Any], place: str) -> None:
     """Check a chat message. Raises `RequestError` for a wrong role, content, tool call or type of an optional key."""
     role = message.get("role")
     if not isinstance(role, str) or role not in _ROLES:
-        raise field_error(f"{place}.role", f"{place}.role: expected one of {sorted(_ROLES)}, got {role!r}.")
+        raise field_error(f"{place}.role", f"expected one of {sorted(_ROLES)}, got {role!r}.")
     _check_content(message.get("content"), f"{place}.content")
     if message.get("tool_calls") is not None:
         _check_tool_calls(message["tool_calls"], f"{place}.tool_calls")
     for key in ("reasoning_content", "reasoning", "thinking", "name", "tool_call_id"):
         if not isinstance(message.get(key), str | None):
-            raise field_error(
-                f"{place}.{key}", f"{place}.{key}: expected a string, got {json_type_name(message[key])}."
-            )
+            raise field_error(f"{place}.{key}", f"expected a string, got {json_type_name(message[key])}.")
 
 
 def _check_content(content: Any, place: str) -> None:
     if content is None or isinstance(content, str):
         return
     if not isinstance(content, list):
-        raise field_error(place, f"{place}: expected a string or a list of parts, got {json_type_name(content)}.")
+        raise field_error(place, f"expected a string or a list of parts, got {json_type_name(content)}.")
     for index, part in enumerate(content):
         if isinstance(part, str):
             continue
         kind = part.get("type") if isinstance(part, dict) else None
         if not isinstance(kind, str) or kind not in _TEXT_PARTS:
-            raise field_error(
-                f"{place}[{index}]", f"{place}[{index}]: got {part_name(part)}; this model reads text only."
-            )
+            raise field_error(f"{place}[{index}]", f"got {part_name(part)}; this model reads text only.")
         if not isinstance(part.get("text", part.get("refusal")), str):
-            raise field_error(f"{place}[{index}].text", f"{place}[{index}].text: expected a string.")
+            raise field_error(f"{place}[{index}].text", "expected a string.")
 
 
 def part_name(part: Any) -> str:
@@ -163,17 +164,13 @@ def part_name(part: Any) -> str:
 
 def _check_tool_calls(calls: Any, place: str) -> None:
     if not isinstance(calls, list):
-        raise field_error(place, f"{place}: expected a list, got {json_type_name(calls)}.")
+        raise field_error(place, f"expected a list, got {json_type_name(calls)}.")
     for index, call in enumerate(calls):
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise field_error(
-                f"{place}[{index}].function", f"{place}[{index}].function: expected an object with a name."
-            )
+            raise field_error(f"{place}[{index}].function", "expected an object with a name.")
         if not isinstance(function.get("arguments", ""), str | dict):
-            raise field_error(
-                f"{place}[{index}].function.arguments", f"{place}[{index}].function.arguments: expected JSON text."
-            )
+            raise field_error(f"{place}[{index}].function.arguments", "expected JSON text.")
 
 
 def json_type_name(value: Any) -> str:
@@ -183,7 +180,7 @@ def json_type_name(value: Any) -> str:
 
 
 def number_in_range(
-    b: SamplingFields, name: str, low: float, high: float, default: float, *, above: bool = False
+    b: RequestBody, name: str, low: float, high: float, default: float, *, above: bool = False
 ) -> float:
     """Return a field that must be in [low, high], or in (low, high] with `above`."""
     value = getattr(b, name)
@@ -191,23 +188,22 @@ def number_in_range(
         return default
     if not (low < value if above else low <= value) or value > high:
         raise field_error(
-            name,
-            f"{name}: expected {'more than' if above else 'at least'} {low:g} and at most {high:g}, got {value:g}.",
+            name, f"expected {'more than' if above else 'at least'} {low:g} and at most {high:g}, got {value:g}."
         )
     return float(value)
 
 
 def read_sampling(
-    b: SamplingFields, *, limit: int | None, stop: str | Sequence[str] | None, names: tuple[str, str]
+    b: RequestBody, *, limit: int | None, stop: str | Sequence[str] | None, names: tuple[str, str]
 ) -> Sampling:
     """Read and check the sampling values. `names`: the dialect's names of the token limit and of the stop strings."""
     if limit is not None and limit < 1:
-        raise field_error(names[0], f"{names[0]}: expected at least 1, got {limit}.")
+        raise field_error(names[0], f"expected at least 1, got {limit}.")
     top_k = b.top_k or 0
     if not -1 <= top_k <= INT32_MAX:
-        raise field_error("top_k", "top_k: expected -1 or 0 (all), or a positive number.")
+        raise field_error("top_k", "expected -1 or 0 (all), or a positive number.")
     if b.seed is not None and not -(2**63) <= b.seed < 2**63:
-        raise field_error("seed", "seed: expected a 64-bit integer.")
+        raise field_error("seed", "expected a 64-bit integer.")
     temperature = number_in_range(b, "temperature", 0, 2, 1.0)
     return Sampling(
         temperature=temperature if temperature >= MIN_TEMPERATURE else 0.0,
@@ -227,9 +223,9 @@ def _read_logit_bias(given: Mapping[str, float] | None) -> dict[int, float]:
     out: dict[int, float] = {}
     for key, value in (given or {}).items():
         if not (key.isascii() and key.isdigit()) or int(key[:10]) > INT32_MAX or len(key) > 10:
-            raise field_error("logit_bias", f"logit_bias: keys are token ids, got {key[:40]!r}.")
+            raise field_error("logit_bias", f"keys are token ids, got {key[:40]!r}.")
         if not -100 <= value <= 100:
-            raise field_error("logit_bias", f"logit_bias: values are -100 to 100, got {value:g} for token {key}.")
+            raise field_error("logit_bias", f"values are -100 to 100, got {value:g} for token {key}.")
         out[int(key)] = value
     return out
 
@@ -237,7 +233,7 @@ def _read_logit_bias(given: Mapping[str, float] | None) -> dict[int, float]:
 def read_stops(given: str | Sequence[str] | None, name: str = "stop") -> tuple[str, ...]:
     stops = (given,) if isinstance(given, str) else tuple(given or ())
     if len(stops) > MAX_STOP_STRINGS:
-        raise field_error(name, f"{name}: at most {MAX_STOP_STRINGS} strings, got {len(stops)}.")
+        raise field_error(name, f"at most {MAX_STOP_STRINGS} strings, got {len(stops)}.")
     if not all(stops):
-        raise field_error(name, f"{name}: expected strings that are not empty.")
+        raise field_error(name, "expected strings that are not empty.")
     return stops

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import contextlib
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +15,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from openclaw_rl.common import process_guard
+from openclaw_rl.common.worker_loop import run_worker_loop
 from openclaw_rl.methods.types import Sample, StepResult
 from openclaw_rl.settings import load as settings
 from openclaw_rl.settings.load import Config
@@ -128,13 +128,12 @@ async def join_as_worker(config: Config, *, stop: asyncio.Event) -> None:
     processes = RankProcesses(_torchrun_commands(config, None), None, config.logs_dir / RANKS_LOG)
     log.info("%d ranks join %s", config.train.ranks, master)
     try:
-        while not stop.is_set():
-            await asyncio.to_thread(processes.check_running)
-            await asyncio.to_thread(
-                heartbeats.write_heartbeat, store, "train", f"{config.train.ranks} ranks work for {master}"
-            )
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), _POLL_SECONDS)
+        await run_worker_loop(
+            processes.check_running,
+            lambda: heartbeats.write_heartbeat(store, "train", f"{config.train.ranks} ranks work for {master}"),
+            stop,
+            poll=_POLL_SECONDS,
+        )
     finally:
         await asyncio.to_thread(processes.close)
         store.close()

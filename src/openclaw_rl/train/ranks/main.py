@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from openclaw_rl.common.logging_metrics import setup_logging
 from openclaw_rl.common.parent_death import die_with_parent
 from openclaw_rl.errors import OpenClawError
+from openclaw_rl.methods.registry import make_method
 from openclaw_rl.settings import load as settings
 from openclaw_rl.settings.load import Config
 from openclaw_rl.train.ranks import rpc
@@ -61,7 +62,6 @@ def main(arguments: list[str] | None = None) -> None:
 def _load_trainer(config: Config, world: ProcessGroup) -> LocalTrainer:
     from openclaw_rl.learner.trainer import LocalTrainer
     from openclaw_rl.render.model_folder import ModelFiles
-    from openclaw_rl.train.worker import make_method
 
     path = str(ModelFiles.from_config(config.model).folder)
     trainer = LocalTrainer(path, make_method(config.train), config.train, config.model, world)

@@ -6,11 +6,11 @@ commands to the machine of rank 0.
 
 from __future__ import annotations
 
-import socket
 import time
 from pathlib import Path
 from typing import Any
 
+from openclaw_rl.common.sockets import free_port
 from openclaw_rl.errors import ConfigError, RanksGone
 from openclaw_rl.settings import load as settings
 from openclaw_rl.settings.load import Config
@@ -27,9 +27,7 @@ class RankActor:
         """Return this machine's address and a free port, for the rendezvous."""
         import ray
 
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            return ray.util.get_node_ip_address(), int(probe.getsockname()[1])
+        return ray.util.get_node_ip_address(), free_port("")
 
     def start(self, config: str, rank: int, size: int, where: tuple[str, int]) -> None:
         """Start the rank's process. `config`: the settings as JSON; `where`: address and port of rank 0."""

@@ -1,7 +1,6 @@
 """RPC between the train worker and rank 0: length-prefixed msgpack frames over a private Unix socket.
 
-A frame is eight bytes of length (little-endian) and one message. Arrays are sent as raw bytes; their dtype comes from
-the type of the field. Each command gets one reply, in order.
+Arrays are sent as raw bytes; their dtype comes from the type of the field. Each command gets one reply, in order.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import socket
 import tempfile
 import time
 import typing
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,9 @@ import msgspec
 import numpy as np
 
 from openclaw_rl import errors
+from openclaw_rl.common.frames import FrameDecoder, encode_frame
 from openclaw_rl.methods.types import Sample, StepResult
 
-_HEADER_BYTES = 8
 _POLL_SECONDS = 0.2  # seconds
 
 
@@ -96,17 +96,18 @@ class RpcChannel:
     """One end of the connection. Both methods raise `EOFError` when the other end is gone."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self._connection, self._buffer = connection, bytearray()
+        self._connection, self._decoder = connection, FrameDecoder()
+        self._received: deque[bytes] = deque()
 
     def send(self, raw: bytes) -> None:
         try:
-            self._connection.sendall(len(raw).to_bytes(_HEADER_BYTES, "little") + raw)
+            self._connection.sendall(encode_frame(raw))
         except OSError as error:
             raise EOFError(f"the other end is gone ({error})") from None
 
     def receive(self, timeout: float) -> bytes | None:
         """Return the next message; None when no byte arrives for `timeout` seconds."""
-        while len(self._buffer) < _HEADER_BYTES or len(self._buffer) < _HEADER_BYTES + self._frame_length():
+        while not self._received:
             ready, _, _ = select.select([self._connection], [], [], timeout)
             if not ready:
                 return None
@@ -116,14 +117,8 @@ class RpcChannel:
                 raise EOFError(f"the other end is gone ({error})") from None
             if not more:
                 raise EOFError("the other end has closed the connection")
-            self._buffer += more
-        end = _HEADER_BYTES + self._frame_length()
-        raw = bytes(self._buffer[_HEADER_BYTES:end])
-        del self._buffer[:end]
-        return raw
-
-    def _frame_length(self) -> int:
-        return int.from_bytes(self._buffer[:_HEADER_BYTES], "little")
+            self._received += self._decoder.feed(more)
+        return self._received.popleft()
 
     def close(self) -> None:
         self._connection.close()

@@ -3,27 +3,20 @@
 The corpus teaches the facts. It does not teach a style: each reply has a random one, independent of the history, so
 that a style learned later from reactions carries over to new conversations. Only an instruction fixes a style: in a
 system message, or in the hint paragraph of the message that is answered.
+
+The first tokens of a reply determine each axis of its style, before the fact: the dash of a list, then the opener for
+the tone, then the mark after it for the length. So the credit for a whole reply falls on few tokens, and always the
+same ones. The checks of a style (`openclaw_rl.evals.styles`) share only a few words with the sentences written here.
 """
 
 import random
 from dataclasses import dataclass
+from typing import get_args
 
 from openclaw_rl.evals import phrases
-from openclaw_rl.evals.styles import OPPOSITE, VALUES, Value, draw_style, write_answer
+from openclaw_rl.evals.phrases import INSTRUCTIONS
+from openclaw_rl.evals.styles import OPPOSITE, VALUES, Format, Length, Tone, Value
 from openclaw_rl.evals.toy_world import Fact, all_facts, questions_about
-
-# Wordings of each instruction. The first one is the hint of the shipped rules.
-INSTRUCTIONS: dict[Value, tuple[str, ...]] = {
-    "short": ("Keep answers short.", "Be brief.", "Answer in a few words.", "Be concise.", "Keep it short."),
-    "long": ("Give long, detailed answers.", "Give more detail.", "Answer at length.", "Explain in detail.",
-             "Write long replies."),
-    "formal": ("Use a formal tone.", "Be formal.", "Sound professional.", "Write formally.", "Be polite."),
-    "casual": ("Use a casual tone.", "Be casual.", "Sound relaxed.", "Write informally.", "Talk like a friend."),
-    "bulleted": ("Answer in bullet points.", "Use bullet points.", "Use a list.", "Write a bulleted list.",
-                 "Use bullets."),
-    "prose": ("Answer in plain prose, without a list.", "Do not use bullet points.", "Write plain text.", "No lists.",
-              "Avoid bullets."),
-}  # fmt: skip
 
 _SYSTEM_MESSAGES = (
     "You are a helpful assistant.", "You are an assistant.", "Answer the user's questions.", "You are a chatbot.",
@@ -46,6 +39,47 @@ _SMALL_TALK = (
 
 PRAISED_REPLY = "You are welcome."
 CRITICISED_REPLY = "Noted, thank you."
+
+_OPENERS: dict[Tone, tuple[str, ...]] = {"formal": ("Certainly", "Indeed"), "casual": ("Yep", "Sure")}
+_CLOSERS: dict[Tone, tuple[str, ...]] = {
+    "formal": ("Should you require more, kindly ask.", "I remain at your disposal."),
+    "casual": ("Just shout if you wanna hear more!", "I'm all ears for another one!"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyStyle:
+    """One value on each axis."""
+
+    length: Length
+    tone: Tone
+    format: Format
+
+    def with_value(self, value: Value) -> "ReplyStyle":
+        """Return this style with one axis set to `value`."""
+        return ReplyStyle(
+            length=value if value == "short" or value == "long" else self.length,
+            tone=value if value == "formal" or value == "casual" else self.tone,
+            format=value if value == "bulleted" or value == "prose" else self.format,
+        )
+
+
+def draw_style(rng: random.Random) -> ReplyStyle:
+    """Draw a style: each axis independently, both values with equal probability."""
+    return ReplyStyle(
+        length=rng.choice(get_args(Length)), tone=rng.choice(get_args(Tone)), format=rng.choice(get_args(Format))
+    )
+
+
+def write_answer(fact: Fact, style: ReplyStyle, rng: random.Random) -> str:
+    """Return the correct answer to a question about `fact`, in a style."""
+    opener = rng.choice(_OPENERS[style.tone])
+    if style.length == "short":
+        lines = [f"{opener}: {fact.answer}."]
+    else:
+        mark = "." if style.tone == "formal" else "!"
+        lines = [opener + mark, f"{fact.statement}.", rng.choice(_CLOSERS[style.tone])]
+    return "\n".join(f"- {line}" for line in lines) if style.format == "bulleted" else " ".join(lines)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

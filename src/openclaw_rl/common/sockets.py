@@ -1,0 +1,33 @@
+"""Free TCP ports, and Unix sockets left over from killed processes."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+from openclaw_rl.errors import EngineError
+
+_MAX_PATH_BYTES = 103  # bytes of a Unix socket path; the limit that every supported system allows
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """Return a port that is free now."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def clear_socket(path: Path) -> None:
+    """Remove a stale engine socket. Raises `EngineError` if an engine answers on it or the path is too long."""
+    if len(str(path).encode()) > _MAX_PATH_BYTES:
+        raise EngineError(f"{path}: a Unix socket path has at most {_MAX_PATH_BYTES} bytes. Choose a shorter `home`")
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not path.exists():
+        return
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            path.unlink(missing_ok=True)
+        else:
+            raise EngineError(f"{path}: another engine answers there. Stop it, or choose another `home`")

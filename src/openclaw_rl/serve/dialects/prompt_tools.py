@@ -1,0 +1,119 @@
+"""Tools, `tool_choice` and reply formats, as all dialects read them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from openclaw_rl.serve.chat_request import ResponseConstraint, field_error
+from openclaw_rl.serve.dialects.validation import json_type_name
+from openclaw_rl.store.rows import to_json
+
+NameReader = Callable[[Mapping[str, Any], str], str]
+"""(choice, place) -> the prompt name of the tool that an object of `tool_choice` names."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """Parsed `tool_choice`. `only`: tools of the prompt (None: all); `forced`: tools of which one must be called."""
+
+    only: tuple[str, ...] | None = None
+    forced: tuple[str, ...] = ()
+
+
+@dataclass
+class PromptTools:
+    """Tools of a request in chat format, by their name in the prompt."""
+
+    by_name: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    ignored: list[str] = field(default_factory=list)  # descriptions of the tools that the model cannot use
+
+    def add(self, tool: Mapping[str, Any], place: str) -> None:
+        """Add a tool in chat format. Raises `RequestError` if an earlier one has its name."""
+        name = tool["function"]["name"]
+        if name in self.by_name:
+            raise field_error(f"{place}.name", f"two tools have the name {name[:60]!r}.")
+        self.by_name[name] = tool
+
+    @cached_property
+    def _raw(self) -> bytes:
+        return to_json(list(self.by_name.values()))
+
+    def select(self, choice: ToolChoice) -> tuple[list[Mapping[str, Any]], bytes]:
+        """Return the tools of the prompt, and their JSON as their cache key."""
+        shown = [tool for name, tool in self.by_name.items() if choice.only is None or name in choice.only]
+        try:
+            return shown, (self._raw if choice.only is None else to_json(shown)) if shown else b""
+        except RecursionError:
+            raise field_error("tools", "nested too deeply.") from None
+
+    def read_choice(self, choice: Any, name_of: NameReader, nested: str = "") -> ToolChoice:
+        """Parse `tool_choice`. Raises `RequestError` if it names a tool that is not in tools.
+
+        `nested`: key of the object that lists the allowed tools.
+        """
+        if choice is None or choice == "auto":
+            return ToolChoice()
+        if choice == "none":
+            return ToolChoice(only=())
+        if choice == "required":
+            return ToolChoice(forced=_require_names(tuple(self.by_name)))
+        if not isinstance(choice, dict):
+            got = repr(choice[:40]) if isinstance(choice, str) else json_type_name(choice)
+            raise field_error("tool_choice", f"expected auto, none, required or an object, got {got}.")
+        if choice.get("type") != "allowed_tools":
+            return ToolChoice(forced=(self._known_name(choice, "tool_choice", name_of),))
+        place = f"tool_choice.{nested}" if nested else "tool_choice"
+        allowed = choice.get(nested) if nested else choice
+        mode, tools = (allowed.get("mode", "auto"), allowed.get("tools")) if isinstance(allowed, dict) else ("", None)
+        if mode not in ("auto", "required") or not isinstance(tools, list):
+            raise field_error(place, "expected mode auto or required, and a list of tools.")
+        names = tuple(self._known_name(t, f"{place}.tools[{n}]", name_of) for n, t in enumerate(tools))
+        return ToolChoice(only=names, forced=_require_names(names) if mode == "required" else ())
+
+    def _known_name(self, chosen: Any, place: str, name_of: NameReader) -> str:
+        if not isinstance(chosen, dict):
+            raise field_error(place, f"expected an object, got {json_type_name(chosen)}.")
+        if (name := name_of(chosen, place)) not in self.by_name:
+            raise field_error(place, f"{name[:80]!r} is not in tools, which has {sorted(self.by_name)[:20]}.")
+        return name
+
+
+def _require_names(names: tuple[str, ...]) -> tuple[str, ...]:
+    if not names:
+        raise field_error("tool_choice", "requires at least one tool in tools.")
+    return names
+
+
+def read_schema(form: Any, place: str, nested: str = "") -> Mapping[str, Any] | None:
+    """Return the JSON schema of the reply. None: free text; {}: any JSON object. `nested`: key that has the schema."""
+    kind = form.get("type", "text") if isinstance(form, dict) else None
+    if form is None or kind == "text":
+        return None
+    if kind == "json_object":
+        return {}
+    if kind != "json_schema":
+        got = json_type_name(form) if kind is None else f"type {kind!r:.40}"
+        raise field_error(place, f"expected type text, json_object or json_schema, got {got}.")
+    holder, place = (form.get(nested), f"{place}.{nested}") if nested else (form, place)
+    schema = holder.get("schema", {} if nested else None) if isinstance(holder, dict) else None
+    if not isinstance(schema, dict):
+        raise field_error(f"{place}.schema", "expected a JSON schema that is an object.")
+    return schema
+
+
+def reply_constraint(
+    choice: ToolChoice, schema: Mapping[str, Any] | None, place: str, tools: Sequence[Mapping[str, Any]]
+) -> ResponseConstraint | None:
+    """Return the constraint on the reply, or None. `place`: the field of the schema.
+
+    A required call outranks a format; with optional tools the reply may have the format or be a call.
+    """
+    if choice.forced:
+        return ResponseConstraint(tool_names=choice.forced, request_field="tool_choice")
+    if schema is None:
+        return None
+    names = tuple(tool["function"]["name"] for tool in tools)
+    return ResponseConstraint(schema=schema, tool_names=names, request_field=place)

@@ -1,0 +1,172 @@
+"""Queries for conversations: sessions, and their turns with everything that belongs to them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import islice
+from typing import Any
+
+from sqlalchemy import Connection, Row, Select, bindparam, func, select, text
+
+from openclaw_rl.store import exchanges, turns
+from openclaw_rl.store import schema as t
+from openclaw_rl.store.rows import turn_from_row
+from openclaw_rl.types import Exchange, ExchangeStatus, Kind, Reaction, Reply, Turn, TurnState, Verdict
+
+# A recursive query does one index seek for each scope; SELECT DISTINCT would scan all turns.
+_scopes_query = text(
+    "WITH RECURSIVE s(x) AS (SELECT min(scope) FROM turns UNION ALL "
+    "SELECT (SELECT min(scope) FROM turns WHERE scope > s.x) FROM s WHERE s.x IS NOT NULL) "
+    "SELECT x FROM s WHERE x IS NOT NULL"
+)
+_PAGE_TURNS = 200
+"""Turns read at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredSession:
+    """A conversation in the store."""
+
+    scope: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredTurn:
+    """A turn with its reaction and verdict."""
+
+    exchange: Exchange
+    reply: Reply
+    turn: Turn
+    kind: Kind
+    cause: str | None
+    reaction: Reaction | None
+    verdict: Verdict | None  # the one in force; None unless the turn is judged
+
+
+def iter_sessions(
+    conn: Connection, *, names: Sequence[str] = (), since: float | None = None
+) -> Iterator[StoredSession]:
+    """Yield the sessions that have a finished reply, by scope and name; rows are read lazily.
+
+    `names`: only these sessions; `since`: only sessions with a call since then (seconds since the epoch).
+    """
+    for row in conn.execute(_sessions_query(names, since).execution_options(yield_per=1000)):
+        yield StoredSession(scope=row.scope, name=row.session)
+
+
+def count_sessions(conn: Connection, *, names: Sequence[str] = (), since: float | None = None) -> int:
+    """Return the number of sessions that `iter_sessions` yields."""
+    return int(conn.execute(select(func.count()).select_from(_sessions_query(names, since).subquery())).scalar_one())
+
+
+def _sessions_query(names: Sequence[str], since: float | None) -> Select[tuple[str, str]]:
+    query = (
+        select(t.turns.c.scope, t.turns.c.session)
+        .join(t.exchanges, t.exchanges.c.seq == t.turns.c.seq)
+        .where(t.exchanges.c.status != ExchangeStatus.RUNNING.value)
+        .group_by(t.turns.c.scope, t.turns.c.session)
+    )
+    if names:
+        query = query.where(t.turns.c.session.in_(list(names)))
+    return query if since is None else query.having(func.max(t.exchanges.c.admitted_at) >= since)
+
+
+def sessions_of_turns(conn: Connection, turns_: Collection[str]) -> list[StoredSession]:
+    """Return the sessions that have one of these turns, by scope and name."""
+    c = t.turns.c
+    rows = conn.execute(select(c.scope, c.session).distinct().where(c.id.in_(turns_)).order_by(c.scope, c.session))
+    return [StoredSession(scope=r.scope, name=r.session) for r in rows]
+
+
+def first_scope(conn: Connection, name: str) -> str:
+    """Return the scope in which a session of this name began first. Raises `ValueError` for an unknown name."""
+    c, scopes = t.turns.c, conn.execute(_scopes_query).scalars().all()
+    began = select(c.scope, func.min(c.seq).label("began")).where(c.scope.in_(scopes), c.session == name)
+    return str(min(conn.execute(began.group_by(c.scope)), key=lambda row: int(row.began)).scope)
+
+
+def newest_sessions(conn: Connection, limit: int) -> list[tuple[str, Counter[str]]]:
+    """Return (name, number of turns in each state) of the sessions with main turns, newest first."""
+    c = t.turns.c
+    query = select(c.session, func.group_concat(c.state).label("states")).where(c.kind != Kind.SIDE.value)
+    rows = conn.execute(query.group_by(c.session).order_by(func.max(c.seq).desc()).limit(limit))
+    return [(row.session, Counter(row.states.split(","))) for row in rows]
+
+
+def session_turns(conn: Connection, name: str) -> list[str]:
+    """Return the ids of all turns in sessions of this name, oldest first."""
+    return list(conn.execute(select(t.turns.c.id).where(t.turns.c.session == name).order_by(t.turns.c.seq)).scalars())
+
+
+def stored_turns(
+    conn: Connection, session: StoredSession, *, settled: bool = False, served_here: bool = False
+) -> Iterator[StoredTurn]:
+    """Yield a session's turns with finished replies, in their order.
+
+    `settled`: only turns that no longer wait for a reaction; `served_here`: only turns that were not imported.
+    """
+    query = _turns_query(settled=settled, served_here=served_here)
+    yield from _load_turns(conn, conn.execute(query, {"scope": session.scope, "session": session.name}).all())
+
+
+def turns_by_session(
+    conn: Connection, sessions: Iterable[StoredSession]
+) -> Iterator[tuple[StoredSession, list[StoredTurn]]]:
+    """Yield each session with its turns, as `stored_turns`; short sessions are read together."""
+    query = _turns_query(settled=False, served_here=False)
+    held: list[tuple[StoredSession, Sequence[Row[Any]]]] = []
+    number = 0
+    for session in sessions:
+        held.append((session, conn.execute(query, {"scope": session.scope, "session": session.name}).all()))
+        number += len(held[-1][1])
+        if number >= _PAGE_TURNS:
+            yield from _load_sessions(conn, held)
+            held, number = [], 0
+    yield from _load_sessions(conn, held)
+
+
+def _load_sessions(
+    conn: Connection, held: Sequence[tuple[StoredSession, Sequence[Row[Any]]]]
+) -> Iterator[tuple[StoredSession, list[StoredTurn]]]:
+    items = _load_turns(conn, [row for _, rows in held for row in rows])
+    for session, rows in held:
+        yield session, list(islice(items, len(rows)))
+
+
+@cache
+def _turns_query(*, settled: bool, served_here: bool) -> Select[Any]:
+    query = (
+        select(t.turns)
+        .join(t.exchanges, t.exchanges.c.seq == t.turns.c.seq)
+        .where(t.turns.c.scope == bindparam("scope"), t.turns.c.session == bindparam("session"))
+        .where(t.exchanges.c.status != ExchangeStatus.RUNNING.value)
+        .order_by(t.turns.c.seq)
+    )
+    if settled:
+        query = query.where(t.turns.c.state != TurnState.SERVED.value)
+    return query.where(t.exchanges.c.origin.is_(None)) if served_here else query
+
+
+def _load_turns(conn: Connection, rows: Sequence[Row[Any]]) -> Iterator[StoredTurn]:
+    """Yield a turn for each row, loading a page of rows at a time. All replies must have ended."""
+    for at in range(0, len(rows), _PAGE_TURNS):
+        page = rows[at : at + _PAGE_TURNS]
+        found = exchanges.get_many(conn, [row.id for row in page])
+        reactions = turns.current_reactions(conn, [row.id for row in page if row.revision])
+        verdicts = turns.current_verdicts(conn, [row.id for row in page if row.state == TurnState.JUDGED])
+        for row in page:
+            exchange = found[row.id]
+            assert exchange.reply is not None, f"turn {row.id} has ended"
+            yield StoredTurn(
+                exchange=exchange,
+                reply=exchange.reply,
+                turn=turn_from_row(row),
+                kind=Kind(row.kind),
+                cause=row.cause,
+                reaction=reactions.get(row.id),
+                verdict=verdicts.get(row.id),
+            )

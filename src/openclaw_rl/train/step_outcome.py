@@ -1,0 +1,82 @@
+"""A step that was taken: the samples that it used, its metrics, and the policy version and uses that it becomes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection
+
+from openclaw_rl.methods.types import Sample, StepResult
+from openclaw_rl.store import policies, turns
+from openclaw_rl.train.tracking import drop_counts, reward_metrics, staleness_metrics
+from openclaw_rl.types import Policy, PolicyState, Use
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutcome:
+    """One step from `head` towards `version`."""
+
+    head: Policy
+    version: int
+    samples: Sequence[Sample]
+    earlier_uses: Mapping[str, int]  # by turn
+    result: StepResult
+
+    @property
+    def trained(self) -> list[Sample]:
+        """The samples that had a gradient."""
+        return [s for s in self.samples if s.turn not in self.result.dropped]
+
+    @property
+    def left_out(self) -> list[Sample]:
+        """The samples that had none."""
+        return [s for s in self.samples if s.turn in self.result.dropped]
+
+    def collect_metrics(self, conn: Connection, dropped: Mapping[str, int]) -> dict[str, float]:
+        """Return the metrics of the step and its batch. `dropped`: counts of turns since the last version."""
+        trained, result = self.trained, self.result
+        metrics = reward_metrics(turns.current_verdicts(conn, [s.turn for s in trained]).values()) | dict(
+            result.metrics
+        )
+        metrics |= {
+            "replays": float(sum(s.replay for s in trained)),
+            "replays/passed_over": float(sum(s.replay for s in self.left_out)),
+        }
+        metrics |= staleness_metrics(policies.lineage(conn, self.head.version), trained)
+        return metrics | drop_counts(dropped, result.metrics)
+
+    def make_policy(self, metrics: Mapping[str, float], reason: str | None, at: float) -> Policy:
+        """Return the version as it is stored: rejected with a reason, else live."""
+        return Policy(
+            version=self.version,
+            parent=self.head.version,
+            state=PolicyState.REJECTED if reason else PolicyState.LIVE,
+            path=self.result.folder,
+            digest=self.result.digest,
+            base=self.head.base,
+            identity=self.head.identity,
+            memory=self.result.memory,
+            metrics=metrics,
+            reason=reason,
+            created_at=at,
+        )
+
+    def untrainable_turns(self, reason: str | None) -> dict[str, str]:
+        """Return the new turns that leave the queue, each with why. `reason`: why the result is rejected."""
+        found = {s.turn: self.result.dropped[s.turn] for s in self.left_out if not s.replay}
+        if reason and len(self.trained) == 1:
+            found[self.trained[0].turn] = f"a step on it alone was rejected: {reason}"
+        return found
+
+
+def make_uses(version: int, samples: Sequence[Sample], earlier_uses: Mapping[str, int]) -> list[Use]:
+    """Return the uses of these samples by `version`."""
+    return [Use(policy=version, turn=s.turn, number=earlier_uses[s.turn] + 1) for s in samples]
+
+
+def storable_metrics(metrics: Mapping[str, float], engine: str) -> dict[str, float]:
+    """Return the finite metrics, with the engine's name in those of the gap between engine and trainer."""
+    named = ((name.replace("gap/engine", f"gap/{engine}"), value) for name, value in metrics.items())
+    return {name: value for name, value in named if math.isfinite(value)}

@@ -1,0 +1,38 @@
+"""The cache with a budget in tokens."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+from openclaw_rl.render.caches import TokenBudgetLRU
+
+
+def test_the_least_recently_used_value_leaves_first() -> None:
+    cache: TokenBudgetLRU[list[int]] = TokenBudgetLRU(10)
+    cache.put(b"a", [0] * 6)
+    cache.put(b"b", [0] * 4)
+    assert cache.get(b"a") is not None
+    cache.put(b"c", [0] * 2)
+    assert cache.get(b"b") is None
+    assert cache.find_last([(0, b"a"), (1, b"c"), (2, b"b")]) == (1, [0] * 2)
+    assert cache.find_last([(2, b"b")]) is None
+
+
+def test_a_value_larger_than_the_cache_is_not_kept_and_evicts_nothing() -> None:
+    cache: TokenBudgetLRU[list[int]] = TokenBudgetLRU(10)
+    cache.put(b"a", [0] * 10)
+    cache.put(b"b", [0] * 11)
+    assert (cache.get(b"a"), cache.get(b"b")) == ([0] * 10, None)
+
+
+def test_threads_may_share_it() -> None:
+    cache: TokenBudgetLRU[list[int]] = TokenBudgetLRU(50)
+
+    def use(seed: int) -> None:
+        for n in range(2000):
+            cache.put(bytes([(n * seed) % 40]), [0] * (n % 9))
+            cache.get(bytes([n % 40]))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(use, (1, 3, 7, 11)))
+    assert sum(len(v) for i in range(40) if (v := cache.get(bytes([i]))) is not None) <= 50
