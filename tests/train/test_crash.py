@@ -21,6 +21,7 @@ TTL = 1.0
 CHILD = """
 import os, signal, sys, time
 from pathlib import Path
+from openclaw_rl.methods.registry import make_method
 from openclaw_rl.common.message_hash import EphemeralMatcher
 from openclaw_rl.settings.load import STARTER, train_settings
 from openclaw_rl.render.model_folder import ModelFiles

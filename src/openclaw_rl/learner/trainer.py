@@ -40,8 +40,11 @@ log = logging.getLogger(__name__)
 MIN_STEP_SCALE = 2**-8  # smallest fraction of a step; if the policy still moved too far, the gate rejects it
 
 
-_LossPart = tuple[dict[str, float], dict[str, int]]
-"""Loss parts and token counts of one micro-batch, by name."""
+class _LossPart(NamedTuple):
+    """Loss parts and token counts of one micro-batch, by name."""
+
+    values: dict[str, float]
+    counts: dict[str, int]
 
 
 class _StepInputs(NamedTuple):
@@ -199,15 +202,15 @@ class LocalTrainer:
         def backward_micro_batch(group: Sequence[int], weight: float) -> _LossPart:
             loss = self._micro_batch_loss(inputs, [inputs.members[j] for j in group])
             (weight * loss.total).backward()  # type: ignore[no-untyped-call]
-            return {"total": loss.total.item()} | dict(loss.parts), dict(loss.counts)
+            return _LossPart({"total": loss.total.item()} | dict(loss.parts), dict(loss.counts))
 
         if inputs.batch.reused_forward:
             parts = [backward_micro_batch(range(len(rows)), 1.0)]
         else:
             parts = self._runner.map_groups(rows, backward_micro_batch, _LossPart)
-        for part, part_counts in parts:
-            sums.update(part)
-            counts.update(part_counts)
+        for part in parts:
+            sums.update(part.values)
+            counts.update(part.counts)
         self._world.all_reduce_grads(self._optimizer.master_tensors)
         wanted = bool(np.isfinite(sums["total"])) and counts["live"] > 0
         values = sums if self._plugin_loss is None else self._plugin_loss.finite_metrics(sums)
