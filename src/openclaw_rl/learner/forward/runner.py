@@ -72,7 +72,9 @@ class ForwardRunner:
         self._checkpointing = LayerCheckpointing(model, checkpointing)
         self.uses_flex = self._world.all_true(model.device.type == "cuda" if flex is None else flex)
         self.uses_tree = self._try_tree()
-        self.is_compiled = compiled and self._try_compiled()
+        self.is_compiled = False
+        if compiled:
+            self.is_compiled = self._try_compiled()
         vocabulary = model.config.get_text_config().vocab_size
         self._checkpointing.measure_layer_bytes(
             self.hidden_states, padded_length(1) if self.uses_flex else _MEASURED_TOKENS, vocabulary
