@@ -40,17 +40,17 @@ def test_the_settings_of_today_follow_from_the_earlier_keys(earlier_home: Path) 
     assert (run_.max_crashes_per_minute, run_.heartbeat_timeout, run_.startup_timeout) == (4, 90.0, 600.0)
     assert (train.batch.min_turns, train.batch.max_uses, train.batch.replay_ratio) == (4, 2, 0.25)
     assert (
-        train.loss.surrogate.token_ratio_min,
-        train.loss.surrogate.token_ratio_max,
-        train.loss.surrogate.length_ema_decay,
+        train.loss.token_ratio_min,
+        train.loss.token_ratio_max,
+        train.loss.length_ema_decay,
     ) == (0.4, 6.0, 0.98)
-    assert (train.safety.max_turn_log_ratio, train.safety.lease_ttl, train.distill.target.ratio_clip) == (
+    assert (train.safety.max_turn_log_ratio, train.safety.lease_ttl, train.distill.ratio_clip) == (
         0.6,
         20.0,
         2.5,
     )
     assert (train.finetune, train.base_quantization_bits, train.gradient_checkpointing) == ("lora", 16, False)
-    assert (train.distill.target.teacher, train.distill.target.ema_rate, train.lora.rank) == ("base", 0.05, 2)
+    assert (train.distill.teacher, train.distill.ema_rate, train.lora.rank) == ("base", 0.05, 2)
 
 
 @pytest.mark.timeout(600)
@@ -61,17 +61,18 @@ def test_it_serves_trains_on_and_rolls_back(earlier_home: Path) -> None:
     assert yaml.safe_load((earlier_home / "settings.yaml").read_text())["train"]["gap_low"] == 0.4
     with SubprocessSystem(config) as system:
         assert system.api_key == key
-        assert system.wait_until_settled() == 2, "the head is the version that the rollback of 0.1 left"
+        head = system.wait_until_settled()
+        assert head in (2, 4), "version 2 is what the rollback left; turns that were waiting may have been trained"
         history = [{"role": "user", "content": "What is the capital of France?"}]
         first = post_json(system, "/v1/chat/completions", {"model": "openclaw", "messages": history})
-        assert first["system_fingerprint"] == "v2"
+        assert first["system_fingerprint"] == f"v{head}"
         history += [first["choices"][0]["message"], {"role": "user", "content": "No, too long. Keep it short, please."}]
         post_json(system, "/v1/chat/completions", {"model": "openclaw", "messages": history})
-        head = system.wait_until_settled()
-        assert head >= 4
+        before, head = head, system.wait_until_settled()
+        assert head > max(before, 3)
         home = ("--home", str(earlier_home))
         assert first["id"] in run("inspect", "policy", str(head), *home).stdout
-        assert "version 1 answers again" in run("rollback", "1", "--yes", *home).stdout
+        assert "back to version 1" in run("rollback", "1", "--yes", *home).stdout
         assert system.wait_until_settled() == 1
         again = post_json(system, "/v1/chat/completions", {"model": "openclaw", "messages": history[:1]})
         assert again["system_fingerprint"] == "v1"
