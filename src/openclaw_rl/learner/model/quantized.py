@@ -24,7 +24,12 @@ def load_quantized_base(path: str, model: ModelConfig) -> Any:
             "train.base_quantization_bits 4 needs bitsandbytes, which is not installed. Install "
             '"openclaw-rl[qlora]", or set train.base_quantization_bits 16'
         )
-    return peft_adapter.load_base(path, model, _quantization_config(model))
+    base = peft_adapter.load_base(path, model, _quantization_config(model))
+    for module in base.modules():
+        # On CPUs with AVX512-BF16 a forward pass in eval mode repacks the weights in place, and fails on narrow layers.
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+    return base
 
 
 def _quantization_config(model: ModelConfig) -> BitsAndBytesConfig:
