@@ -131,7 +131,7 @@ def test_a_key_that_is_wrong_and_a_convention_that_differs_are_explained(served:
     """On a second server would be dearer: the first is asked with settings that do not fit it."""
 
     async def ask() -> None:
-        config = served.config.engine.model_copy(update={"logprobs": "raw"})
+        config = served.config.engine.model_copy(update={"logprob_convention": "raw"})
         engine = VllmEngine(
             HttpClient("http://vllm", socket=served.config.engine_socket), config, folder=served.config.home_dir
         )
