@@ -170,7 +170,7 @@ def test_a_server_of_another_convention_or_key_is_refused_with_what_to_do(server
         finally:
             await engine.close()
 
-    with pytest.raises(EngineError, match=r"gives raw .*expected processed.*--logprobs-mode processed_logprobs"):
+    with pytest.raises(EngineError, match=r"returns raw .*expected processed.*--logprobs-mode processed_logprobs"):
         asyncio.run(ask(logprob_convention=None))
     with pytest.raises(EngineError, match="OPENCLAW_ENGINE_API_KEY"):
         asyncio.run(ask(api_key="sk-wrong"))

@@ -135,7 +135,7 @@ def test_a_key_that_is_wrong_and_a_convention_that_differs_are_explained(served:
         engine = VllmEngine(
             HttpClient("http://vllm", socket=served.config.engine_socket), config, folder=served.config.home_dir
         )
-        with pytest.raises(EngineError, match="gives processed log-probabilities, expected raw ones"):
+        with pytest.raises(EngineError, match="returns processed log-probabilities, expected raw"):
             await engine.info()
         await engine.close()
 
