@@ -153,12 +153,13 @@ def test_what_is_left_of_a_command_that_ended() -> None:
     assert [m.chain for m in left] == [m.chain for m in plain]
 
 
-def test_a_turn_that_broke_off_is_sent_again_in_other_words() -> None:
-    """The engine died in the middle of the reply."""
+@pytest.mark.parametrize("retried", [13, 14])
+def test_a_turn_that_broke_off_is_sent_again_in_other_words(retried: int) -> None:
+    """The engine failed in the middle of the reply. OpenClaw stamps the retry with its own minute."""
     asked = [SYSTEM, f"u {at(13)}Explain the plan."]
     again = (
-        f"u {at(13)}[Queued user message from a previous active turn; preserved as context only. Continue with the "
-        "active prompt below.]\nExplain the plan.\n\nContinue the current task from the existing transcript, "
+        f"u {at(retried)}[Queued user message from a previous active turn; preserved as context only. Continue with "
+        "the active prompt below.]\nExplain the plan.\n\nContinue the current task from the existing transcript, "
         "preserving completed work. Do not restart the task or repeat completed actions."
     )
     world = Memory()

@@ -35,6 +35,8 @@ _QUEUED_MESSAGE = re.compile(r"\[Queued user message from a previous active turn
 _CONTINUE_TASK = re.compile(
     r"\bContinue the current task from the existing transcript, preserving completed work\.[^\n]*+"
 )
+# OpenClaw stamps each message with its time, and a message that it sends again with the time of the retry.
+_TIME_STAMP = re.compile(r"\[(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) \d{4}-\d\d-\d\d \d\d:\d\d[^\]\n]{0,40}\]")
 _SEPARATOR = b"\x1f"
 _MARK_BYTES = 16 + 16 + 4  # own, chain, index (24 bits) with flags
 
@@ -104,6 +106,13 @@ def strip_client_text(text: str) -> str:
     return _remove_matches(_RUNTIME, text) if "Runtime: agent=" in text else text
 
 
+def hashed_text(message: Message) -> str:
+    """Return the text that the message's hash covers: `visible_text` without OpenClaw's time stamp."""
+    text = visible_text(message)
+    stamp = _TIME_STAMP.match(text) if message.get("role") == "user" else None
+    return text[stamp.end() :].lstrip() if stamp else text
+
+
 def _remove_matches(pattern: re.Pattern[str], text: str, *, last: bool = False) -> str:
     r"""Remove each match and the white space before it; with `last` only a match at the end of the text.
 
@@ -146,7 +155,7 @@ def _parse_number(words: str) -> float:
 
 def _hashed_fields(message: Message) -> list[str]:
     role = str(message.get("role", ""))
-    fields = [_ROLES.get(role, role), visible_text(message)]
+    fields = [_ROLES.get(role, role), hashed_text(message)]
     made = message.get("tool_calls")
     for call in made if isinstance(made, list | tuple) else ():
         function = call.get("function") if isinstance(call, dict) else None

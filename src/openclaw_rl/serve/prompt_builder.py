@@ -232,7 +232,7 @@ class PromptBuilder:
     def _compute_features(self, message: Message) -> MessageFeatures:
         mark = message_hash.mark_message(message, index=0, chain=message_hash.CHAIN_ROOT, key=self._secret)
         sent, text = mark.own, message_hash.message_text(message)
-        if mark.role == "user" and message_hash.strip_client_text(text) != text:
+        if mark.role == "user" and message_hash.hashed_text(message) != message_hash.normalise_text(text):
             sent = blake2b(mark.own + text.encode("utf-8", "surrogatepass"), digest_size=16, key=self._secret).digest()
         ready, origin = self.renderer.prepare_message(message), message_hash.openclaw_session(message)
         return MessageFeatures(mark.own, mark.role, mark.distinctive, self._is_ephemeral(message), ready, sent, origin)
