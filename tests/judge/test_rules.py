@@ -114,7 +114,7 @@ def test_another_file_is_another_judge(judge: RulesJudge, tmp_path: Path) -> Non
         ("version: 1\nrules: [{name: a, when: b, score: 1, hints: c}]", "unknown key 'hints'"),
         ("version: 1\nrules: [{name: a, when: b, unless: '(', score: 1}]", "`unless`: expected a regular expression"),
         ("version: 1\nrules: [{name: a, when: b}]", "a `score`, a `hint` or both"),
-        ("version: 1\nrules: [{name: a, when: b, hint: 3}]", "`hint`: expected text, got 3"),
+        ("version: 1\nrules: [{name: a, when: b, hint: 3}]", "`hint`: expected text; got 3"),
         ("version: 1\nrules: [{name: a, when: b, score: 1}, {name: a, when: c, score: 1}]", "distinct names"),
         ("version: [", "not valid YAML"),
     ],

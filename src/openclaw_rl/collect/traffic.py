@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from openclaw_rl.common.client_patterns import ClientPattern
-from openclaw_rl.common.message_hash import message_text
+from openclaw_rl.common.message_hash import message_text, strip_time_stamp
 from openclaw_rl.types import Kind, Message, Request
 
 MAX_TASK_CHARS = 1000
 """Characters. A side call's system message is its task. An agent's system message is far longer, and may mention
 heartbeats, memory and titles without being a side call."""
 _SHOWN_CHARS = 60
-# Agents prefix messages with the time.
-_TIMESTAMP = re.compile(r"\s*(\[\w{3} \d{4}-\d\d-\d\d \d\d:\d\d[^\]\n]*\]\s*)?")
 
 
 class TrafficClassifier:
@@ -62,6 +59,4 @@ class TrafficClassifier:
 
 
 def _message_text(message: Message) -> str:
-    text = message_text(message).strip()
-    stamp = _TIMESTAMP.match(text)
-    return text[stamp.end() :] if stamp else text
+    return strip_time_stamp(message_text(message).strip())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import struct
 import unicodedata
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -38,7 +39,7 @@ _CONTINUE_TASK = re.compile(
 # OpenClaw stamps each message with its time, and a message that it sends again with the time of the retry.
 _TIME_STAMP = re.compile(r"\[(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) \d{4}-\d\d-\d\d \d\d:\d\d[^\]\n]{0,40}\]")
 _SEPARATOR = b"\x1f"
-_MARK_BYTES = 16 + 16 + 4  # own, chain, index (24 bits) with flags
+_MARK = struct.Struct("<16s16sI")  # own, chain, index (24 bits) with flags
 
 
 class EphemeralMatcher:
@@ -109,7 +110,12 @@ def strip_client_text(text: str) -> str:
 def hashed_text(message: Message) -> str:
     """Return the text that the message's hash covers: `visible_text` without OpenClaw's time stamp."""
     text = visible_text(message)
-    stamp = _TIME_STAMP.match(text) if message.get("role") == "user" else None
+    return strip_time_stamp(text) if message.get("role") == "user" else text
+
+
+def strip_time_stamp(text: str) -> str:
+    """Return the text without the time stamp that OpenClaw puts before it."""
+    stamp = _TIME_STAMP.match(text)
     return text[stamp.end() :].lstrip() if stamp else text
 
 
@@ -230,7 +236,7 @@ class MarkPacker:
 
     def __call__(self, items: tuple[Mark, ...]) -> bytes:
         known = self._raw if items[: len(self._items)] == self._items else b""
-        self._items, self._raw = items, known + pack_marks(items[len(known) // _MARK_BYTES :])
+        self._items, self._raw = items, known + pack_marks(items[len(known) // _MARK.size :])
         return self._raw
 
 
@@ -239,24 +245,15 @@ def pack_marks(items: Sequence[Mark]) -> bytes:
     out = bytearray()
     for m in items:
         role = _ROLE_CODES.index(m.role) if m.role in _ROLE_CODES else len(_ROLE_CODES) - 1
-        out += m.own + m.chain + (m.index << 8 | role << 1 | m.distinctive).to_bytes(4, "little")
+        out += _MARK.pack(m.own, m.chain, m.index << 8 | role << 1 | m.distinctive)
     return bytes(out)
 
 
 def unpack_marks(raw: bytes) -> tuple[Mark, ...]:
     """Return the marks that `pack_marks` packed; a role other than the four common ones becomes ""."""
-    if len(raw) % _MARK_BYTES:
-        raise ValueError(f"marks: expected a multiple of {_MARK_BYTES} bytes, got {len(raw)}")
-    out = []
-    for at in range(0, len(raw), _MARK_BYTES):
-        tail = int.from_bytes(raw[at + 32 : at + 36], "little")
-        out.append(
-            Mark(
-                index=tail >> 8,
-                role=_ROLE_CODES[tail >> 1 & 0x7F],
-                own=raw[at : at + 16],
-                chain=raw[at + 16 : at + 32],
-                distinctive=bool(tail & 1),
-            )
-        )
-    return tuple(out)
+    if len(raw) % _MARK.size:
+        raise ValueError(f"marks: expected a multiple of {_MARK.size} bytes, got {len(raw)}")
+    return tuple(
+        Mark(index=tail >> 8, role=_ROLE_CODES[tail >> 1 & 0x7F], own=own, chain=chain, distinctive=bool(tail & 1))
+        for own, chain, tail in _MARK.iter_unpack(raw)
+    )

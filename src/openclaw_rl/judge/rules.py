@@ -4,29 +4,46 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from openclaw_rl.common.message_hash import message_text, normalise_text
+from openclaw_rl.common.assets import ASSETS
+from openclaw_rl.common.client_patterns import head_and_tail
+from openclaw_rl.common.message_hash import message_text, normalise_text, strip_time_stamp
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.judge.voting import distinct_hints, make_verdict
-from openclaw_rl.types import JudgeInput, Message, Reaction, Verdict, Vote
+from openclaw_rl.types import JudgeInput, Reaction, Verdict, Vote
 
 _ROLES_OF_SPEAKER: Mapping[str, tuple[str, ...]] = {
     "user": ("user",),
     "tool": ("tool", "function"),
     "any": ("user", "tool", "function"),
 }
-_RULE_KEYS = ("name", "when", "unless", "who", "score", "hint")
-# Agents put a timestamp before the user's text; it is removed so that rules can match the start of the text.
-_TIMESTAMP = re.compile(r"^\[\w{3} \d{4}-\d\d-\d\d \d\d:\d\d[^\]\n]*\]\s*")
 # `re` has no timeout, so only the head and the tail of a huge tool result are searched.
 MAX_SEARCHED_CHARS = 65_536
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+def _is_text_or_none(value: Any) -> bool:
+    return value is None or _is_text(value)
+
+
+_RULE_KEYS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "name": (_is_text, "text"),
+    "when": (_is_text, "text"),
+    "unless": (_is_text_or_none, "text"),
+    "who": (lambda value: value in tuple(_ROLES_OF_SPEAKER), "user, tool or any"),
+    "score": (lambda value: value in (None, 1, -1) and not isinstance(value, bool), "1, -1 or nothing"),
+    "hint": (_is_text_or_none, "text"),
+}
+"""Keys of a rule, each with a check of its value and a description of valid values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +75,15 @@ class RulesJudge:
     @staticmethod
     def load(path: str | Path | None = None) -> RulesJudge:
         """Load a file; None: the shipped rules. Raises `ConfigError` with file, rule and expected value."""
-        raw, source = _read_file(path)
-        rules = tuple(_parse_rules(raw, source))
+        file = Path(path or ASSETS / "rules.yaml").expanduser()
+        try:
+            raw = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"{file}: the judge's rules cannot be read: {error}. "
+                "Set judge.rules_path to a YAML file, or leave it unset for the shipped rules."
+            ) from error
+        rules = tuple(_parse_rules(raw, str(file)))
         return RulesJudge(rules, f"rules@{hashlib.sha256(raw.encode()).hexdigest()[:8]}")
 
     async def judge(self, item: JudgeInput) -> Verdict:
@@ -86,33 +110,11 @@ def _combine_scores(matching: Sequence[Rule], scores: set[int]) -> tuple[int | N
 def _reaction_texts(reaction: Reaction) -> Iterator[tuple[str, str]]:
     """Yield (role, text) of each message; feedback comments have the role user."""
     for message in reaction.messages:
-        yield str(message.get("role", "")), _message_text(message)
+        text = strip_time_stamp(normalise_text(message_text(message)))  # rules may match the start of the text
+        yield str(message.get("role", "")), head_and_tail(text, MAX_SEARCHED_CHARS)
     for given in reaction.feedback:
         if given.comment:
-            yield "user", _bound_length(normalise_text(given.comment))
-
-
-def _message_text(message: Message) -> str:
-    return _bound_length(_TIMESTAMP.sub("", normalise_text(message_text(message))))
-
-
-def _bound_length(text: str) -> str:
-    half = MAX_SEARCHED_CHARS // 2
-    return text if len(text) <= MAX_SEARCHED_CHARS else text[:half] + "\n" + text[-half:]
-
-
-def _read_file(path: str | Path | None) -> tuple[str, str]:
-    try:
-        if path is None:
-            shipped = resources.files("openclaw_rl") / "assets" / "rules.yaml"
-            return shipped.read_text(encoding="utf-8"), "the shipped rules.yaml"
-        file = Path(path).expanduser()
-        return file.read_text(encoding="utf-8"), str(file)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"{path or 'the shipped rules.yaml'}: the judge's rules cannot be read: {error}. "
-            "Set judge.rules_path to a YAML file, or leave it unset for the shipped rules."
-        ) from error
+            yield "user", head_and_tail(normalise_text(given.comment), MAX_SEARCHED_CHARS)
 
 
 def _parse_rules(raw: str, source: str) -> Iterator[Rule]:
@@ -154,34 +156,20 @@ def _parse_rule(entry: Any, number: int, source: str) -> Rule:
     where = f"{source}: rule {number}"
     if not isinstance(entry, dict):
         raise ConfigError(f"{where}: expected a mapping with {', '.join(_RULE_KEYS)}; got {entry!r}")
-    name = _require_text(entry, "name", where)
-    where = f"{source}: rule {number} ({name})"
+    values = {"who": "user", **entry}
+    for key, (is_valid, expected) in _RULE_KEYS.items():
+        value = values[key] = values.get(key)
+        if not is_valid(value):
+            raise ConfigError(f"{where}: `{key}`: expected {expected}; got {value!r}")
+        where = f"{source}: rule {number} ({values['name'].strip()})"
     if unknown := [key for key in entry if key not in _RULE_KEYS]:
         raise ConfigError(f"{where}: unknown key {unknown[0]!r}; expected {', '.join(_RULE_KEYS)}")
-    who = entry.get("who", "user")
-    if who not in _ROLES_OF_SPEAKER:
-        raise ConfigError(f"{where}: `who`: expected user, tool or any; got {who!r}")
-    score = entry.get("score")
-    if score is not None and (isinstance(score, bool) or score not in (1, -1)):
-        raise ConfigError(f"{where}: `score`: expected 1, -1 or nothing; got {score!r}")
-    hint = _require_text(entry, "hint", where) if entry.get("hint") is not None else None
-    if score is None and hint is None:
+    if values["score"] is None and values["hint"] is None:
         raise ConfigError(f"{where}: expected a `score`, a `hint` or both; got neither")
-    when = _compile_pattern(entry, "when", where)
-    unless = _compile_pattern(entry, "unless", where) if entry.get("unless") is not None else None
-    return Rule(name=name, when=when, unless=unless, who=who, score=score, hint=hint)
-
-
-def _require_text(entry: Mapping[str, Any], key: str, where: str) -> str:
-    value = entry.get(key)
-    if not isinstance(value, str) or not value.strip():
-        raise ConfigError(f"{where}: `{key}`: expected text, got {value!r}")
-    return value.strip() if key in ("name", "hint") else value
-
-
-def _compile_pattern(entry: Mapping[str, Any], key: str, where: str) -> re.Pattern[str]:
-    text = _require_text(entry, key, where)
-    try:
-        return re.compile(text, re.IGNORECASE)
-    except re.error as error:
-        raise ConfigError(f"{where}: `{key}`: expected a regular expression, got {text!r}: {error}") from error
+    for key in ("when", "unless"):
+        try:
+            values[key] = values[key] and re.compile(values[key], re.IGNORECASE)
+        except re.error as error:
+            got = f"{values[key]!r}: {error}"
+            raise ConfigError(f"{where}: `{key}`: expected a regular expression, got {got}") from error
+    return Rule(**values | {key: values[key] and values[key].strip() for key in ("name", "hint")})
