@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class OpenClawError(Exception):
     """Base class of all errors that this package raises on purpose. The message is written for the user."""
@@ -77,6 +79,12 @@ class RequestError(OpenClawError):
         self.param = param
         self.code = code
         self.status = status
+
+
+def json_type_name(value: Any) -> str:
+    """Return the JSON type of a value, for error messages."""
+    names = {dict: "an object", list: "a list", bool: "a boolean", int: "a number", float: "a number", str: "a string"}
+    return names.get(type(value), "null")
 
 
 _OUT_OF_MEMORY_TEXTS = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")

@@ -11,14 +11,14 @@ from typing import Any
 import aiohttp
 
 from openclaw_rl.errors import JudgeError
-from openclaw_rl.judge.backoff import Backoff, retry_after_seconds
-from openclaw_rl.judge.vote_parser import describe_size, replace_surrogates
+from openclaw_rl.judge.backoff import backoff_delay, retry_after_seconds
+from openclaw_rl.judge.vote_parser import check_answer, describe_size
 from openclaw_rl.settings.load import EndpointConfig
 
 log = logging.getLogger("openclaw_rl.judge")
 
 _MAX_BODY_BYTES = 1 << 20
-_KNOWN_FINISH_REASONS = ("stop", "length", "tool_calls", "content_filter")
+_FIRST_RETRY_SECONDS = 0.5
 _RETRY_STATUS = (408, 409, 425, 429)
 # Newer models reject fields that older servers need. A field is dropped after the first rejection.
 _OPTIONAL_FIELDS = ("max_tokens", "temperature")
@@ -30,7 +30,7 @@ def log_excerpt(what: str, answer: str) -> None:
 
 
 class _EndpointRefusal(Exception):
-    """The endpoint returned an error or an unusable answer; `wait`: requested delay before a retry, in seconds."""
+    """The endpoint returned an error; `wait`: requested delay before a retry, in seconds."""
 
     def __init__(self, message: str, *, again: bool, wait: float | None = None) -> None:
         super().__init__(message)
@@ -51,7 +51,7 @@ class ChatClient:
 
     async def complete_chat(self, messages: list[dict[str, str]]) -> str:
         """Return the answer's text, never empty. Raises `JudgeError` with the last failure after all attempts."""
-        backoff = Backoff(self._config.retries, longest=self._config.timeout)
+        failures, longest = 0, self._config.timeout
         while True:
             try:
                 return await self._send_request(messages)
@@ -59,16 +59,16 @@ class ChatClient:
                 error, again, asked = str(refusal), refusal.retryable, refusal.wait
             except TimeoutError:
                 # No retry: several timeouts in a row would block a worker for minutes on one slow endpoint.
-                limit = f"{self._config.timeout:g} s ({self._section}.timeout)"
-                error, again, asked = f"no answer within {limit}", False, None
+                error, again, asked = f"no answer within {longest:g} s ({self._section}.timeout)", False, None
             except (aiohttp.ClientConnectionError, OSError) as failure:
                 error, again, asked = f"connection failed: {failure or type(failure).__name__}", True, None
             except aiohttp.ClientError as failure:  # its message may quote the answer
                 error, again, asked = f"connection failed: {type(failure).__name__}", True, None
-            wait = backoff.next_delay(asked) if again else None
-            if wait is None:
+            failures += 1
+            if not again or failures > self._config.retries or (asked or 0.0) > longest:
                 raise JudgeError(error)
-            await asyncio.sleep(wait)
+            own = backoff_delay(failures, first=_FIRST_RETRY_SECONDS, longest=longest)
+            await asyncio.sleep(own if asked is None else asked + own * 0.1)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -116,12 +116,8 @@ class ChatClient:
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             log_excerpt("No chat completion", text)
             got = f"{describe_size(text)} of {content_type[:40]}"
-            raise _EndpointRefusal(f"expected a chat completion (JSON), got {got}", again=False) from None
-        if isinstance(content, str) and content.strip():
-            return replace_surrogates(content)
-        more = f" Raise {self._section}.max_tokens." if finish == "length" else ""
-        ended = finish if finish in _KNOWN_FINISH_REASONS else "unknown"
-        raise _EndpointRefusal(f"expected an answer, got an empty one (finish_reason {ended}).{more}", again=False)
+            raise JudgeError(f"expected a chat completion (JSON), got {got}") from None
+        return check_answer(content, finish, self._section)
 
     def _get_session(self) -> aiohttp.ClientSession:
         if self._session is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
 
 from openclaw_rl.common.message_hash import EphemeralMatcher
 from openclaw_rl.errors import JudgeError
@@ -15,17 +14,7 @@ from openclaw_rl.judge.voting import hints_of_majority, majority_score, make_ver
 from openclaw_rl.settings.load import Config
 from openclaw_rl.types import JudgeInput, Verdict, Vote
 
-
-class ChatModel(Protocol):
-    """Chat model that answers with text."""
-
-    url: str
-
-    async def complete_chat(self, messages: list[dict[str, str]]) -> str:
-        """Return the answer's text. Raises `JudgeError`."""
-        ...
-
-    async def close(self) -> None: ...
+ChatModel = ChatClient | local_model.LocalModel
 
 
 def _make_chat_model(config: Config) -> ChatModel:

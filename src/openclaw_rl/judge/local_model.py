@@ -12,7 +12,7 @@ import itertools
 from openclaw_rl.engines import registry
 from openclaw_rl.engines.base import EngineLink
 from openclaw_rl.errors import EngineError, JudgeError, RequestError
-from openclaw_rl.judge.vote_parser import replace_surrogates
+from openclaw_rl.judge.vote_parser import check_answer
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.load import Config, EndpointConfig
@@ -91,10 +91,7 @@ class LocalModel:
             text.push(chunk.token_ids)
             finish = chunk.finish or finish
         text.finish()
-        if content := text.parser.content.strip():
-            return replace_surrogates(content)
-        more = " Raise judge.max_tokens." if finish == "length" else ""
-        raise JudgeError(f"expected an answer, got an empty one (finish_reason {finish}).{more}")
+        return check_answer(text.parser.content, finish, "judge")
 
     async def _ensure_loaded(self) -> int:
         """Return the context length in tokens. Loads the base again if the engine was restarted."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import socket
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -14,7 +13,6 @@ from openclaw_rl.render import model_folder
 from openclaw_rl.settings.load import Config, EndpointConfig
 
 _LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1", "0.0.0.0", "::")
-_BASE_SUFFIX = re.compile(r"@0$")
 
 
 def check_judge_settings(config: Config) -> None:
@@ -61,7 +59,7 @@ def check_endpoint(section: str, endpoint: EndpointConfig, config: Config) -> No
             f"{section}.model; got {endpoint.base_url!r} and {endpoint.model!r}"
         )
     is_own_gateway = port == config.serve.port and _is_same_host(url.hostname, config.serve.host)
-    if is_own_gateway and not _BASE_SUFFIX.search(endpoint.model):
+    if is_own_gateway and not endpoint.model.endswith("@0"):
         itself = "grade itself" if section == "judge" else "learn from itself"
         raise ConfigError(
             f"{section}.base_url {endpoint.base_url} is this system's own gateway, and {section}.model "

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from openclaw_rl.errors import JudgeError
+from openclaw_rl.errors import JudgeError, json_type_name
 from openclaw_rl.types import Vote
 
 HINT_CHARS = 400  # two long sentences; a longer one is an answer, not an instruction
@@ -17,7 +17,8 @@ REASON_CHARS = 300
 _CONTROL_TOKEN = re.compile(
     r"<\|[^|>]{1,40}\|>|<｜[^｜>]{1,40}｜>|</?s>|<(?:start|end)_of_turn>|\[/?INST\]", re.IGNORECASE
 )
-_SCORE_OF_TEXT = {"1": 1, "+1": 1, "0": 0, "-1": -1}
+_SCORES: Mapping[str | float, int] = {"1": 1, "+1": 1, "0": 0, "-1": -1, 1: 1, 0: 0, -1: -1}
+_KNOWN_FINISH_REASONS = ("stop", "length", "tool_calls", "content_filter")
 
 
 def parse_vote(text: str) -> Vote:
@@ -28,7 +29,7 @@ def parse_vote(text: str) -> Vote:
     answer = found[-1]
     score = _parse_score(answer["score"])
     if score is None:
-        return Vote(score=None, error=f"expected score 1, 0 or -1; got a different {json_type_name(answer['score'])}")
+        return Vote(score=None, error=f"expected score 1, 0 or -1; got {json_type_name(answer['score'])}")
     hint = answer.get("hint")
     if hint is not None and not isinstance(hint, str):
         return Vote(score=None, error=f"expected hint to be text or null; got {json_type_name(hint)}")
@@ -77,9 +78,7 @@ def _json_objects(text: str) -> Iterator[dict[str, Any]]:
 def _parse_score(value: Any) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
-    if isinstance(value, str):
-        return _SCORE_OF_TEXT.get(value.strip())
-    return int(value) if value in (1, 0, -1) else None
+    return _SCORES.get(value.strip() if isinstance(value, str) else value)
 
 
 def _parse_judge_hint(value: str | None) -> str | None:
@@ -101,12 +100,15 @@ def replace_surrogates(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
+def check_answer(content: Any, finish: Any, section: str) -> str:
+    """Return an answer's text. Raises `JudgeError` if it is empty. `section`: settings section of the model."""
+    if isinstance(content, str) and content.strip():
+        return replace_surrogates(content)
+    more = f" Raise {section}.max_tokens." if finish == "length" else ""
+    ended = finish if finish in _KNOWN_FINISH_REASONS else "unknown"
+    raise JudgeError(f"expected an answer, got an empty one (finish_reason {ended}).{more}")
+
+
 def describe_size(text: str) -> str:
     """Describe an unexpected answer by its size only: errors are logged, and the text may quote a conversation."""
     return f"{len(text)} characters" if text.strip() else "nothing"
-
-
-def json_type_name(value: Any) -> str:
-    """Return the name of a JSON value's type."""
-    names = {str: "text", int: "number", float: "number", bool: "boolean", list: "list", dict: "object"}
-    return names.get(type(value), "null")

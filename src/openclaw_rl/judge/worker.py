@@ -84,9 +84,8 @@ class JudgeQueue:
         self._teacher = teacher
         self._ready: dict[TurnKey, JudgeInput] = {}
         self._tasks: dict[TurnKey, asyncio.Task[None]] = {}
-        self._retries: dict[
-            TurnKey, tuple[int, float]
-        ] = {}  # (number of failures, earliest retry on the monotonic clock)
+        # (number of failures, earliest retry on the monotonic clock)
+        self._retries: dict[TurnKey, tuple[int, float]] = {}
         self._may_have_new, self._next_read_at = True, 0.0
         self._judged_count = 0
         self._failure_log = FailureLog()

@@ -10,9 +10,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from openclaw_rl.errors import json_type_name
 from openclaw_rl.serve.chat_request import field_error
 from openclaw_rl.serve.dialects.openai_responses_tools import LOCAL_SHELL, prompt_name
-from openclaw_rl.serve.dialects.validation import image_placeholder, json_type_name, part_name
+from openclaw_rl.serve.dialects.validation import image_placeholder, part_name
 from openclaw_rl.store.rows import to_json
 from openclaw_rl.types import Message, Request
 
@@ -26,21 +27,9 @@ _ENCODED_PREFIX = "openclaw1."
 _OWN_ITEM_ID = re.compile(r"(?:msg|rs|fc|ctc|lsc)_([0-9a-f]{28})[0-9a-f]{2,4}")
 _ROLES = frozenset({"user", "system", "developer", "assistant"})
 _TEXT_PARTS = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
-_HOSTED_TOOL_ITEMS = frozenset(
-    {
-        "web_search_call",
-        "file_search_call",
-        "computer_call",
-        "computer_call_output",
-        "code_interpreter_call",
-        "image_generation_call",
-        "mcp_call",
-        "mcp_list_tools",
-        "mcp_approval_request",
-        "mcp_approval_response",
-        "tool_search_call",
-        "tool_search_output",
-    }
+_HOSTED_TOOL_ITEM = re.compile(
+    r"(web_search|file_search|code_interpreter|image_generation)_call|computer_call(_output)?"
+    r"|mcp_(call|list_tools|approval_request|approval_response)|tool_search_(call|output)"
 )
 
 
@@ -142,7 +131,7 @@ class _InputReader:
         known = self._readers.get(kind) if isinstance(kind, str) else None
         if known is not None:
             known(item, place)
-        elif isinstance(kind, str) and kind in _HOSTED_TOOL_ITEMS:
+        elif isinstance(kind, str) and _HOSTED_TOOL_ITEM.fullmatch(kind):
             self.ignored[f"input: {kind}"] = None
         else:
             raise field_error(f"{place}.type", f"expected one of {sorted(self._readers)}, got {str(kind)[:60]!r}.")

@@ -9,31 +9,12 @@ from typing import Any
 import msgspec
 
 from openclaw_rl.serve.chat_request import field_error
-from openclaw_rl.serve.dialects.prompt_tools import PromptTools
+from openclaw_rl.serve.dialects.prompt_tools import CLIENT_TOOLS, PromptTools
 from openclaw_rl.serve.dialects.validation import decode_json, printable_header
 
 LOCAL_SHELL = "local_shell"
-CUSTOM_TOOL_PARAMETERS = {
-    "type": "object",
-    "properties": {"input": {"type": "string", "description": "The whole input of the tool, as plain text."}},
-    "required": ["input"],
-    "additionalProperties": False,
-}
+CUSTOM_TOOL_PARAMETERS: Mapping[str, Any] = CLIENT_TOOLS["openai"]["custom"]["parameters"]
 """Parameters of a custom tool in the prompt: one string."""
-_SHELL_FUNCTION = {
-    "name": LOCAL_SHELL,
-    "description": "Runs a command on the user's machine and returns its output.",
-    "parameters": {
-        "type": "object",
-        "properties": {
-            "command": {"type": "array", "items": {"type": "string"}, "description": "The program and its arguments."},
-            "working_directory": {"type": "string"},
-            "timeout_ms": {"type": "integer"},
-        },
-        "required": ["command"],
-        "additionalProperties": False,
-    },
-}
 _NO_PARAMETERS = {"type": "object", "properties": {}}
 _tools_decoder = msgspec.json.Decoder(list[dict[str, Any]] | None)
 
@@ -76,7 +57,7 @@ def _add_tool(box: Toolbox, tool: Mapping[str, Any], place: str, namespace: str 
     if kind == "namespace" and namespace is None:
         _add_namespace(box, tool, place)
     elif kind == LOCAL_SHELL:
-        _add_function(box, ToolOrigin(LOCAL_SHELL, LOCAL_SHELL), _SHELL_FUNCTION, place)
+        _add_function(box, ToolOrigin(LOCAL_SHELL, LOCAL_SHELL), CLIENT_TOOLS["openai"][LOCAL_SHELL], place)
     elif kind in ("function", "custom"):
         name = _tool_name(tool, place)
         function: dict[str, Any] = {"name": prompt_name(name, namespace)}

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from openclaw_rl.errors import RequestError
+from openclaw_rl.errors import RequestError, json_type_name
 from openclaw_rl.serve.chat_request import MIN_TEMPERATURE, field_error
 from openclaw_rl.types import Kind, Sampling
 
@@ -171,12 +171,6 @@ def _check_tool_calls(calls: Any, place: str) -> None:
             raise field_error(f"{place}[{index}].function", "expected an object with a name.")
         if not isinstance(function.get("arguments", ""), str | dict):
             raise field_error(f"{place}[{index}].function.arguments", "expected JSON text.")
-
-
-def json_type_name(value: Any) -> str:
-    """Return the JSON type of a value, for error messages."""
-    names = {dict: "an object", list: "a list", bool: "a boolean", int: "a number", float: "a number", str: "a string"}
-    return names.get(type(value), "null")
 
 
 def number_in_range(
