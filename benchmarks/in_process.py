@@ -124,7 +124,7 @@ class Rooms:
         """One reply at temperature 1, recorded as any other."""
         sampling = Sampling(temperature=1.0, max_tokens=MAX_TOKENS, seed=seed)
         ask = ChatRequest(model=self.config.model.name, messages=list(history), tools=(), sampling=sampling)
-        serving = await self._gateway.begin_reply(ask, SCOPE)
+        (serving,) = await self._gateway.begin_replies(ask, SCOPE)
         finished = [part.end is not None async for part in serving.stream_parts()][-1]
         return StreamedReply(
             id=serving.header.id,

@@ -9,31 +9,18 @@ stays unlinked, and the reason is recorded.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from openclaw_rl.collect.traffic import TrafficClassifier
 from openclaw_rl.common.message_hash import reaction_signature, visible_text
-from openclaw_rl.store.exchange_index import ExchangeSummary
+from openclaw_rl.store.exchange_index import ExchangeIndex, ExchangeSummary
 from openclaw_rl.store.turn_states import DropReason
 from openclaw_rl.types import Capture, ExchangeStatus, Kind, Mark, Request, TurnState
 
 EXACT, DISTINCTIVE = "exact", "distinctive"
 REOPENED_BY_REACTION = frozenset({DropReason.TIMEOUT, DropReason.SESSION_DONE, DropReason.SUPERSEDED})
 """Reasons of turns that were dropped because they had no reaction: a late reaction reopens them."""
-
-
-class ExchangeLookup(Protocol):
-    """Lookup of earlier exchanges. Results are in order of admission."""
-
-    def by_chain(self, scope: str, chains: Collection[bytes]) -> Sequence[ExchangeSummary]: ...
-
-    def by_own(self, scope: str, owns: Collection[bytes]) -> Sequence[ExchangeSummary]: ...
-
-    def by_context(self, scope: str, chain: bytes) -> Sequence[ExchangeSummary]: ...
-
-    def by_id(self, scope: str, id: str) -> ExchangeSummary | None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +60,7 @@ class _ReplyMatch:
     unlinked_reason: str | None = None  # reason if it was not found
 
 
-def link_request(request: Request, seq: int, index: ExchangeLookup, sides: TrafficClassifier) -> RequestLink:
+def link_request(request: Request, seq: int, index: ExchangeIndex, sides: TrafficClassifier) -> RequestLink:
     """Look up the assistant messages in the history of exchange number `seq`, and decide its links. No side effects."""
     kind, why_side = sides.classify_request(request)
     ours = [at for at, mark in enumerate(request.marks) if mark.role == "assistant"]
@@ -112,7 +99,7 @@ def _was_delivered(request: Request, past: ExchangeSummary) -> bool:
     return past.finished_at is not None and past.finished_at <= request.admitted_at and is_compatible(request, past)
 
 
-def _infer_session(request: Request, parent: ExchangeSummary | None, index: ExchangeLookup) -> str:
+def _infer_session(request: Request, parent: ExchangeSummary | None, index: ExchangeIndex) -> str:
     """Return the parent's session, or a new one. The replies of one call (`n`) share it; their ids are ID, ID.1, ..."""
     if parent is not None:
         return parent.session
@@ -122,7 +109,7 @@ def _infer_session(request: Request, parent: ExchangeSummary | None, index: Exch
     return first.session if first is not None and together else request.id
 
 
-def _named_replies(request: Request, index: ExchangeLookup) -> Mapping[bytes, ExchangeSummary]:
+def _named_replies(request: Request, index: ExchangeIndex) -> Mapping[bytes, ExchangeSummary]:
     """Return the replies that the client named (`previous_response_id`) in this request or its ancestors, by chain.
 
     The gateway put the named conversation before the new messages; omitted instructions change only the chain.
@@ -141,7 +128,7 @@ def _named_replies(request: Request, index: ExchangeLookup) -> Mapping[bytes, Ex
 class _ReplyCandidates:
     """Earlier exchanges whose replies may be the assistant messages of one request."""
 
-    def __init__(self, request: Request, marks: Sequence[Mark], index: ExchangeLookup) -> None:
+    def __init__(self, request: Request, marks: Sequence[Mark], index: ExchangeIndex) -> None:
         self._request = request
         owns = {m.own for m in marks if m.distinctive}
         self._by_chain = self._group_delivered(index.by_chain(request.scope, {m.chain for m in marks}), "reply_chain")
@@ -262,7 +249,7 @@ def _is_client_prompt(request: Request, mark: Mark, sides: TrafficClassifier) ->
 
 
 def _relation_to_same_history(
-    request: Request, seq: int, index: ExchangeLookup, parent: ExchangeSummary | None
+    request: Request, seq: int, index: ExchangeIndex, parent: ExchangeSummary | None
 ) -> tuple[str, str | None]:
     """Return the relation to the newest earlier request with the same history (by its status then), and its id."""
     if request.marks:
@@ -284,7 +271,7 @@ def _find_reaction_links(
     seq: int,
     found: Mapping[int, _ReplyMatch],
     reactions: Mapping[int, tuple[Mark, ...]],
-    index: ExchangeLookup,
+    index: ExchangeIndex,
 ) -> tuple[ReactionLink, ...]:
     out = []
     for at, f in found.items():
@@ -308,7 +295,7 @@ def _find_reaction_links(
     return tuple(out)
 
 
-def _superseded_turns(request: Request, seq: int, chosen: ExchangeSummary, index: ExchangeLookup) -> tuple[str, ...]:
+def _superseded_turns(request: Request, seq: int, chosen: ExchangeSummary, index: ExchangeIndex) -> tuple[str, ...]:
     """Return the other turns without a reaction that have the same history as `chosen`."""
     if chosen.context_chain is None:
         return ()

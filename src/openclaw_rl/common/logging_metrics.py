@@ -10,6 +10,7 @@ import logging
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from functools import partial
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from openclaw_rl.errors import ConfigError
 LOG_BYTES = 10 * 2**20
 LOG_FILES = 3
 _LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_GROUP_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
 _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({})))
 
 
@@ -107,34 +109,23 @@ class GatewayMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        r = self.registry
-        self.replies = Counter(
-            "openclaw_replies", "Answers by HTTP route and outcome", ["route", "outcome"], registry=r
-        )
-        self.prompt_tokens = Counter("openclaw_prompt_tokens", "Prompt tokens of admitted requests", registry=r)
-        self.reused_tokens = Counter(
-            "openclaw_prompt_tokens_reused", "Prompt tokens taken over from a stored exchange (bridged)", registry=r
-        )
-        self.cached_tokens = Counter(
-            "openclaw_prompt_tokens_cached", "Prompt tokens whose states the engine had", registry=r
-        )
-        self.response_tokens = Counter("openclaw_response_tokens", "Tokens sampled", registry=r)
-        self.running = Gauge("openclaw_running", "Replies being generated", registry=r)
-        self.first_token = Histogram(
-            "openclaw_first_token_seconds", "From admission to the first token", registry=r, buckets=_LATENCY_BUCKETS
-        )
-        self.duration = Histogram(
-            "openclaw_reply_seconds", "From admission to the durable end", registry=r, buckets=_LATENCY_BUCKETS
-        )
-        self.commit = Histogram("openclaw_commit_seconds", "One group commit", registry=r, buckets=_LATENCY_BUCKETS)
-        self.commit_size = Histogram(
-            "openclaw_commit_items", "Items in one group commit", registry=r, buckets=(1, 2, 4, 8, 16, 32, 64, 128)
-        )
-        self.version = Gauge("openclaw_policy_version", "The version that answers new requests", registry=r)
-        self.head = Gauge("openclaw_policy_head", "The newest published version", registry=r)
+        counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry, buckets=_LATENCY_BUCKETS)
+        self.replies = counter("openclaw_replies", "Answers by HTTP route and outcome", ["route", "outcome"])
+        self.prompt_tokens = counter("openclaw_prompt_tokens", "Prompt tokens of admitted requests")
+        self.reused_tokens = counter("openclaw_prompt_tokens_reused", "Prompt tokens reused from a stored exchange")
+        self.cached_tokens = counter("openclaw_prompt_tokens_cached", "Prompt tokens whose states the engine had")
+        self.response_tokens = counter("openclaw_response_tokens", "Tokens sampled")
+        self.running = gauge("openclaw_running", "Replies being generated")
+        self.first_token = histogram("openclaw_first_token_seconds", "From admission to the first token")
+        self.duration = histogram("openclaw_reply_seconds", "From admission to the durable end")
+        self.commit = histogram("openclaw_commit_seconds", "One group commit")
+        self.commit_size = histogram("openclaw_commit_items", "Items in one group commit", buckets=_GROUP_BUCKETS)
+        self.version = gauge("openclaw_policy_version", "The version that answers new requests")
+        self.head = gauge("openclaw_policy_head", "The newest published version")
         self.training = TrainingGauges()
-        r.register(self.training)
-        self.engine_up = Gauge("openclaw_engine_up", "1 while the engine answers", registry=r)
+        self.registry.register(self.training)
+        self.engine_up = gauge("openclaw_engine_up", "1 while the engine answers")
 
     def expose(self) -> bytes:
         """Return all metrics in the Prometheus text format."""

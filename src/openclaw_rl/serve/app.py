@@ -20,7 +20,6 @@ from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.serve.auth import ApiKeys, load_keys
 from openclaw_rl.serve.gateway import Gateway
 from openclaw_rl.serve.http_connection import GatewayRunner
-from openclaw_rl.serve.prompt_recovery import PromptRecovery
 from openclaw_rl.serve.routes import GatewayRoutes
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store import exchanges, heartbeats, policies
@@ -48,8 +47,7 @@ def make_app(
 
     `store` must contain the root policy (`policies.ensure_root`).
     """
-    recall = PromptRecovery(store, identity=identity, stop_token_ids=renderer.stop_token_ids)
-    gateway = Gateway(config, store=store, engine=engine, renderer=renderer, identity=identity, recall=recall)
+    gateway = Gateway(config, store=store, engine=engine, renderer=renderer, identity=identity)
     routes = GatewayRoutes(gateway, keys, engine_alive)
     app = web.Application(middlewares=[routes.error_middleware], client_max_size=config.serve.max_body_bytes)
     app[_GATEWAY_KEY] = gateway
@@ -121,10 +119,7 @@ def _prepare_store(store: Store, config: Config, name: str) -> None:
 async def _serve_until_stopped(
     config: Config, store: Store, renderer: Renderer, name: str, stop: asyncio.Event
 ) -> None:
-    def on_engine_connect(epoch: int) -> None:
-        gateway.versions.mark_lost()
-
-    engine = connect_engine(config, on_connect=on_engine_connect)
+    engine = connect_engine(config, on_connect=lambda epoch: gateway.versions.mark_lost())
     app = make_app(
         config,
         store=store,

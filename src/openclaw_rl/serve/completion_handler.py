@@ -72,7 +72,8 @@ class CompletionHandler:
     async def _send_stream(
         self, request: web.Request, dialect: Dialect, ask: ChatRequest, servings: Sequence[InflightReply]
     ) -> web.StreamResponse:
-        response = _event_stream_response(ask)
+        headers = {"Content-Type": EVENT_STREAM, "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        response = web.StreamResponse(headers=headers | _ignored_header(ask))
         wire: StreamEncoder | None = None
         try:
             async with aclosing(merge_streams(servings)) as parts:
@@ -121,11 +122,6 @@ def describe_error(error: Exception, what: str) -> tuple[int, str, str | None, s
     return 500, "the gateway failed; see its log for the reason.", "internal_error", None
 
 
-def _event_stream_response(ask: ChatRequest) -> web.StreamResponse:
-    headers = {"Content-Type": EVENT_STREAM, "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-    return web.StreamResponse(headers=headers | _ignored_header(ask))
-
-
 def _ignored_header(ask: ChatRequest) -> dict[str, str]:
     """Return the response header that lists ignored request fields."""
     return {"X-OpenClaw-Ignored": "; ".join(ask.ignored_fields)[:1000]} if ask.ignored_fields else {}
@@ -148,12 +144,11 @@ def _apply_headers(ask: ChatRequest, request: web.Request) -> ChatRequest:
     """Return `ask` with the values of the request's headers, which override the body's."""
     headers = request.headers
     changes: dict[str, Any] = {}
-    if session := headers.get("X-Session-Id"):
-        changes["session"] = check_id_length(_decode_header(session), "X-Session-Id")
+    for field, name in (("session", "X-Session-Id"), ("agent", "X-Agent-Id")):
+        if value := headers.get(name):
+            changes[field] = check_id_length(_decode_header(value), name)
     if kind := read_kind(headers.get("X-Turn-Type"), "X-Turn-Type"):
         changes["kind"] = kind
-    if agent := headers.get("X-Agent-Id"):
-        changes["agent"] = check_id_length(_decode_header(agent), "X-Agent-Id")
     if done := headers.get("X-Session-Done"):
         changes["session_done"] = done.strip().lower() in _TRUE_VALUES
     return replace(ask, **changes) if changes else ask

@@ -26,7 +26,8 @@ from openclaw_rl.serve.chat_request import (
 from openclaw_rl.serve.group_commit import GroupCommitWriter
 from openclaw_rl.serve.inflight_reply import InflightReply
 from openclaw_rl.serve.previous_response import resolve_previous_response
-from openclaw_rl.serve.prompt_builder import BuiltPrompt, PromptBuilder, StoredTokenSource
+from openclaw_rl.serve.prompt_builder import BuiltPrompt, PromptBuilder
+from openclaw_rl.serve.prompt_recovery import PromptRecovery
 from openclaw_rl.serve.structured_output import build_grammar, grammar_error
 from openclaw_rl.serve.version_manager import VersionManager
 from openclaw_rl.settings.load import Config
@@ -44,42 +45,29 @@ _INTEGER_FIELDS = frozenset({"top_k", "seed", "max_tokens"})
 class Gateway:
     """Shared state of all requests."""
 
-    def __init__(
-        self,
-        config: Config,
-        *,
-        store: Store,
-        engine: Engine,
-        renderer: Renderer,
-        identity: str,
-        recall: StoredTokenSource | None = None,
-    ) -> None:
+    def __init__(self, config: Config, *, store: Store, engine: Engine, renderer: Renderer, identity: str) -> None:
         self.config, self.store, self.engine, self.renderer, self.identity = config, store, engine, renderer, identity
         self.metrics = GatewayMetrics()
-        self.metrics.running.set_function(self._count_running)
+        self.running_replies = 0  # replies in flight
+        self.metrics.running.set_function(lambda: self.running_replies)
         self.writer = GroupCommitWriter(store, self.metrics)
         self.versions = VersionManager(store, engine, cap=config.engine.max_loaded_versions, metrics=self.metrics)
         self.prompt_builder = PromptBuilder(
             renderer,
             secret=store.secret,
             transient=message_hash.EphemeralMatcher(config.serve.ephemeral_patterns),
-            recall=recall,
+            recall=PromptRecovery(store, identity=identity, stop_token_ids=renderer.stop_token_ids),
         )
         self.supports_grammar = True  # whether the engine supports grammars; True until the engine has reported it
         self.context_length = config.engine.max_context or renderer.context_length or DEFAULT_CONTEXT_TOKENS
         self._sampling_override = parse_sampling_override(config.serve.sampling_override)
         self.version_task: asyncio.Task[None] | None = None
-        self.running_replies = 0  # replies in flight
         self._background_tasks: set[asyncio.Task[None]] = set()
-
-    async def begin_reply(self, ask: ChatRequest, scope: str) -> InflightReply:
-        """Render the prompt, choose the version and queue the admission. Raises `RequestError`."""
-        return (await self.begin_replies(replace(ask, n=1) if ask.n != 1 else ask, scope))[0]
 
     async def begin_replies(self, ask: ChatRequest, scope: str) -> list[InflightReply]:
         """Begin the request's `n` replies: one prompt and one version for all, and one exchange for each.
 
-        For each reply, the caller iterates `stream_parts` or calls `cancel_unstarted`.
+        For each reply, the caller iterates `stream_parts` or calls `cancel_unstarted`. Raises `RequestError`.
         """
         ask = await resolve_previous_response(ask, scope, self.store)
         version, name = await self._acquire_version(ask.model)
@@ -112,9 +100,9 @@ class Gateway:
             identity=self.identity,
             admitted_at=now,
         )
-        self.metrics.prompt_tokens.inc(len(request.prompt_ids))
-        self.metrics.reused_tokens.inc(prompt.reused)
         prompt_tokens = len(request.prompt_ids)
+        self.metrics.prompt_tokens.inc(prompt_tokens)
+        self.metrics.reused_tokens.inc(prompt.reused)
         opening = ReplyHeader(id=request.id, created=int(now), model=name, version=version, prompt_tokens=prompt_tokens)
         out = [InflightReply(self, ask, request, prompt, opening)]
         for number in range(1, ask.n):
@@ -124,7 +112,7 @@ class Gateway:
         return out
 
     async def count_prompt_tokens(self, ask: ChatRequest, scope: str) -> int:
-        """Return the number of tokens of the prompt that `begin_reply` would render. Raises `RequestError`."""
+        """Return the number of tokens of the prompt that `begin_replies` would render. Raises `RequestError`."""
         ask = await resolve_previous_response(ask, scope, self.store)
         version, _ = await self._acquire_version(ask.model)
         try:
@@ -184,9 +172,6 @@ class Gateway:
             return build_grammar(forced, ask.tools, self.renderer, thinking=rendered.thinking)
         except RecursionError:
             raise grammar_error("nested too deeply", forced) from None
-
-    def _count_running(self) -> float:
-        return self.running_replies
 
     def spawn_background(self, work: Coroutine[Any, Any, None]) -> None:
         """Start background work that may outlive its request."""

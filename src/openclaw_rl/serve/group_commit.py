@@ -8,7 +8,6 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
@@ -22,13 +21,7 @@ log = logging.getLogger(__name__)
 
 WriteItem = Request | Reply | Feedback
 MAX_GROUP_ITEMS = 256
-
-
-@dataclass(frozen=True, slots=True)
-class _QueuedWrite:
-    item: WriteItem
-    loop: asyncio.AbstractEventLoop
-    future: asyncio.Future[None]
+_QueuedWrite = tuple[WriteItem, asyncio.Future[None]]
 
 
 class GroupCommitWriter:
@@ -56,7 +49,7 @@ class GroupCommitWriter:
         """
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
-        self._pending.append(_QueuedWrite(item, loop, done))
+        self._pending.append((item, done))
         if not max_delay and not self._flush_scheduled:
             self._flush_scheduled = True
             loop.call_soon(self._flush_pending)
@@ -82,8 +75,7 @@ class GroupCommitWriter:
 
     def _run_thread(self) -> None:
         while not self._closing:
-            jobs = self._queue.get()
-            if jobs is None:
+            if (jobs := self._queue.get()) is None:
                 return
             self._write_or_split(jobs)
 
@@ -112,7 +104,7 @@ class GroupCommitWriter:
         with self._store.write() as conn:
             group = jobs
             while group:
-                _insert_items(conn, [job.item for job in group])
+                _insert_items(conn, [item for item, _ in group])
                 group = [] if again else self._take_late_arrivals(MAX_GROUP_ITEMS - len(jobs))
                 jobs += group
 
@@ -137,17 +129,17 @@ def _insert_items(conn: Connection, items: Sequence[WriteItem]) -> None:
 def _notify_waiters(jobs: Sequence[_QueuedWrite], error: Exception | None) -> None:
     """Resolve the futures of all jobs with one call into their event loop."""
     try:
-        jobs[0].loop.call_soon_threadsafe(_resolve_futures, jobs, error)
+        jobs[0][1].get_loop().call_soon_threadsafe(_resolve_futures, jobs, error)
     except RuntimeError:
         log.warning("%d exchanges were written after their event loop had ended", len(jobs))
 
 
 def _resolve_futures(jobs: Sequence[_QueuedWrite], error: Exception | None) -> None:
-    for job in jobs:
-        if job.future.done():
+    for _, future in jobs:
+        if future.done():
             continue  # its waiter was cancelled
         if error is None:
-            job.future.set_result(None)
+            future.set_result(None)
         else:
-            job.future.set_exception(error)
-            job.future.exception()  # mark the exception as retrieved, or asyncio warns if the waiter was cancelled
+            future.set_exception(error)
+            future.exception()  # mark the exception as retrieved, or asyncio warns if the waiter was cancelled

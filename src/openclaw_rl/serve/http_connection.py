@@ -42,7 +42,7 @@ class GatewayConnection(web.RequestHandler):
         self.log_exception("a request failed below the router", exc_info=exc)
         if request.writer.output_size > 0:
             raise ConnectionError("a response has already begun; this error cannot be sent")
-        status = _error_status(status, exc)
+        status = 431 if isinstance(exc, LineTooLong) else 415 if isinstance(exc, ContentEncodingError) else status
         words = (
             f"the request is not readable as HTTP: {error_summary(exc or message)}."
             if status < 500
@@ -71,12 +71,6 @@ class GatewayConnection(web.RequestHandler):
 
 def json_response(body: bytes, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
     return web.Response(body=body, status=status, headers=headers, content_type="application/json")
-
-
-def _error_status(status: int, error: BaseException | None) -> int:
-    if isinstance(error, LineTooLong):
-        return 431
-    return 415 if isinstance(error, ContentEncodingError) else status
 
 
 def error_summary(error: BaseException | str | None) -> str:

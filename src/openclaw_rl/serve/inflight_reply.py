@@ -124,14 +124,15 @@ class InflightReply:
         refusals = 0
         while True:
             if not context.versions.is_loaded(self._version):
-                await self._wait_admitted()
+                await self._wait_durable(self._admitted)
                 self._version = await context.versions.wait_loaded(self._version, deadline, pinned=self._pinned)
                 self.header = replace(self.header, version=self._version)
             try:
                 async with aclosing(self._generate()) as chunks:
                     async for chunk in chunks:
+                        # Without streaming, nothing is sent before `_finish_reply`.
                         if self._ask.stream and self.accumulator.first_token_at is None:
-                            await self._wait_admitted()  # without streaming, nothing is sent before `_finish_reply`
+                            await self._wait_durable(self._admitted)
                         yield chunk
                 return
             except EngineError as error:
@@ -163,13 +164,14 @@ class InflightReply:
             )
         )
 
-    async def _wait_admitted(self) -> None:
-        """Wait until the request is durable. Raises `ReplyFailed` if the store refused it."""
+    async def _wait_durable(self, write: asyncio.Future[None]) -> None:
+        """Wait until the request or its reply is durable. Raises `ReplyFailed` if the store refused it."""
         try:
-            await asyncio.shield(self._admitted)
+            await asyncio.shield(write)
         except Exception as error:  # of the store or the disk: report it to the client
             self._settled = True  # there is no row to finish
-            raise _not_durable_error(error) from error
+            message = f"the exchange could not be made durable, so it does not count: {error}"
+            raise ReplyFailed(message, status=500, code="not_durable") from error
 
     async def _finish_reply(self, part: StreamPart) -> StreamPart:
         """Record the complete exchange, and return the last part once it is on disk."""
@@ -183,11 +185,8 @@ class InflightReply:
             raise ReplyFailed(message, status=500, code="engine_error")
         self._settled = True
         done = context.writer.put(reply)
-        await self._wait_admitted()
-        try:
-            await done
-        except Exception as error:  # of the store or the disk: report it to the client
-            raise _not_durable_error(error) from error
+        await self._wait_durable(self._admitted)
+        await self._wait_durable(done)
         if record.can_bridge:
             context.prompt_builder.cache_finished_reply(self._prompt.history, mark, request, reply)
         self._count_outcome(record.finish_reason.value)
@@ -229,9 +228,3 @@ class InflightReply:
             )
         except Exception as failure:  # no client is waiting any more; the next start marks the exchange FAILED
             log.exception("exchange %s could not be recorded as %s: %s", self._request.id, status.value, failure)
-
-
-def _not_durable_error(error: Exception) -> ReplyFailed:
-    return ReplyFailed(
-        f"the exchange could not be made durable, so it does not count: {error}", status=500, code="not_durable"
-    )

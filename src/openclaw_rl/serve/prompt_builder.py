@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -22,6 +22,7 @@ from openclaw_rl.render.chat_template import SerializedTool, serialize_tools
 from openclaw_rl.render.renderer import RenderedPrompt, Renderer
 from openclaw_rl.render.splice import PromptPiece, SampledReply
 from openclaw_rl.serve.chat_request import ChatRequest
+from openclaw_rl.serve.prompt_recovery import PromptRecovery
 from openclaw_rl.types import Ids, Mark, Message, Reply, Request
 
 TOKENIZE_IN_THREAD_CHARS = 16 * 1024  # new characters above which a thread tokenizes, so that streams do not stall
@@ -30,16 +31,6 @@ BUILD_IN_THREAD_BYTES = 512 * 1024  # body size above which a thread also hashes
 REPLY_CACHE_TOKENS = 4 * 2**20  # size of the cache of sampled replies for rendered prompts, in tokens
 _T = TypeVar("_T")
 MAX_RECOVERED_REPLIES = 64  # number of a history's last replies that are read from the store after a restart
-
-
-class StoredTokenSource(Protocol):
-    """Source of stored tokens after a restart. Both methods may block."""
-
-    def find_exchange(self, scope: str, chain: bytes, tools: Sequence[Mapping[str, Any]]) -> SampledTokens | None:
-        """Return the ids of the exchange whose reply has this chain hash, if its next prompt may continue them."""
-
-    def find_replies(self, scope: str, chains: Sequence[bytes]) -> Mapping[bytes, tuple[Ids, str]]:
-        """Return chain hash -> (ids [R], reasoning) for the replies with one of these chain hashes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +84,7 @@ class PromptBuilder:
         *,
         secret: bytes,
         transient: Callable[[Message], bool],
-        recall: StoredTokenSource | None = None,
+        recall: PromptRecovery | None = None,
     ) -> None:
         self.renderer = renderer
         self._secret = secret
@@ -116,12 +107,14 @@ class PromptBuilder:
         facts, tools, history = await _call(self._read_request, ask, scope, in_thread=large)
         found = self._exchange_tokens.find_last(history.reply_keys) or await self._recover_exchange(ask, scope, history)
         if found and (text := await _call(self._text_after, ask, found[0], in_thread=large)) is not None:
-            bridged = self._bridge_ids(found[1], await self._tokenize_pieces(text, [text], in_thread=large))
+            new = await self._tokenize_pieces(text, [text], in_thread=large)
+            bridged = self.renderer.bridge_prompt(found[1].prompt_ids, found[1].response_ids, new)
             if bridged is not None:
                 return BuiltPrompt(bridged, history, len(found[1]))
         await self._recover_replies(scope, history)
         whole, pieces = await _call(self._render_pieces, ask, scope, facts, tools, history, in_thread=large)
-        return BuiltPrompt(await self._tokenize_pieces(whole, pieces, in_thread=large), history, _count_reused(pieces))
+        reused = sum(len(piece) for piece in pieces if not isinstance(piece, str))
+        return BuiltPrompt(await self._tokenize_pieces(whole, pieces, in_thread=large), history, reused)
 
     def _read_request(self, ask: ChatRequest, scope: str) -> tuple[list[MessageFeatures], ToolFeatures, HashedHistory]:
         facts, tools = self._message_features(ask), self._tool_features(ask)
@@ -129,9 +122,6 @@ class PromptBuilder:
 
     def _text_after(self, ask: ChatRequest, index: int) -> str | None:
         return self.renderer.text_after(ask.messages[index], ask.messages[index + 1 :], tools=bool(ask.tools))
-
-    def _bridge_ids(self, past: SampledTokens, new: RenderedPrompt) -> RenderedPrompt | None:
-        return self.renderer.bridge_prompt(past.prompt_ids, past.response_ids, new)
 
     def _render_pieces(
         self,
@@ -145,10 +135,8 @@ class PromptBuilder:
         ready = [f.template_message for f in facts]
         known: list[SampledReply] = []
         for mark in history.marks:
-            if (
-                mark.role == "assistant"
-                and (said := self._sampled_replies.get(scope.encode() + mark.chain)) is not None
-            ):
+            said = self._sampled_replies.get(scope.encode() + mark.chain) if mark.role == "assistant" else None
+            if said is not None:
                 known.append(said)
                 if said.reasoning and "reasoning_content" not in ready[mark.index]:
                     ready[mark.index] = self.renderer.with_reasoning(ready[mark.index], said.reasoning)
@@ -177,12 +165,7 @@ class PromptBuilder:
         self, ask: ChatRequest, scope: str, history: HashedHistory
     ) -> tuple[int, SampledTokens] | None:
         """After a restart, return (message index, tokens) of the history's last reply from the store, or None."""
-        if (
-            self._token_source is None
-            or not history.can_bridge
-            or not history.has_no_ephemeral
-            or not history.reply_keys
-        ):
+        if self._token_source is None or not (history.can_bridge and history.has_no_ephemeral and history.reply_keys):
             return None
         index, key = history.reply_keys[-1]
         chain = next(m.chain for m in history.marks if m.index == index)
@@ -200,11 +183,8 @@ class PromptBuilder:
         if self._token_source is None:
             return
         prefix = scope.encode()
-        chains = [
-            m.chain
-            for m in history.marks
-            if m.role == "assistant" and not self._replies_looked_up.get(prefix + m.chain)
-        ]
+        chains = [m.chain for m in history.marks if m.role == "assistant"]
+        chains = [chain for chain in chains if not self._replies_looked_up.get(prefix + chain)]
         if not chains:
             return
         for chain in chains:
@@ -298,7 +278,3 @@ class PromptBuilder:
 
 async def _call(function: Callable[..., _T], *args: Any, in_thread: bool) -> _T:
     return await asyncio.to_thread(function, *args) if in_thread else function(*args)
-
-
-def _count_reused(pieces: Sequence[PromptPiece]) -> int:
-    return sum(len(piece) for piece in pieces if not isinstance(piece, str))

@@ -50,8 +50,5 @@ class PromptRecovery:
         if reply is None or len(reply.response_ids) == 0 or len(request.prompt_ids) == 0:
             return False
         ended = reply.finish_reason is FinishReason.LENGTH or int(reply.response_ids[-1]) in self._stop_token_ids
-        return (
-            ended  # else a stop string cut the reply
-            and bool(reply.mask.all())
-            and request.identity == self._identity
-        )
+        # `ended`: else a stop string cut the reply.
+        return ended and bool(reply.mask.all()) and request.identity == self._identity

@@ -93,16 +93,12 @@ class ReplyAccumulator:
     @property
     def can_bridge(self) -> bool:
         """Whether the next prompt may continue these tokens: the client has seen all of their text."""
-        return (
-            self.finish_reason is not None
-            and not self.reply_text.is_stopped
-            and self._call_end in (None, len(self.token_ids))
-        )
+        is_whole = not self.reply_text.is_stopped and self._call_end in (None, len(self.token_ids))
+        return self.finish_reason is not None and is_whole
 
     def token_usage(self) -> TokenUsage:
-        prompt = len(self._request.prompt_ids)
         return TokenUsage(
-            prompt_tokens=prompt,
+            prompt_tokens=len(self._request.prompt_ids),
             completion_tokens=len(self.token_ids),
             reasoning_tokens=self._reasoning_count,
             cached_tokens=self.cached_tokens,

@@ -172,7 +172,8 @@ class VersionManager:
 
     async def _load_planned(self) -> bool:
         """Load the planned versions. Returns False if the engine refused one or is gone."""
-        self._expire_refusals()
+        now = asyncio.get_running_loop().time()
+        self._refusals = {v: refusal for v, refusal in self._refusals.items() if refusal[1] >= now}
         target = await self._target_version()
         wanted = plan_versions(
             loaded=self._loaded,
@@ -224,11 +225,6 @@ class VersionManager:
         if version not in self._refusals:
             log.warning("version %d is not loaded: %s", version, error)
         self._refusals[version] = (str(error), asyncio.get_running_loop().time() + _REFUSED_RETRY_SECONDS)
-
-    def _expire_refusals(self) -> None:
-        now = asyncio.get_running_loop().time()
-        for version in [v for v, (_, until) in self._refusals.items() if until < now]:
-            del self._refusals[version]
 
     async def _target_version(self) -> int:
         """Return the head or its nearest ancestor that was not refused: a broken adapter must not stop the service."""

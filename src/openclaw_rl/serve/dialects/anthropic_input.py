@@ -58,15 +58,12 @@ def read_message(raw: bytes, place: str) -> list[dict[str, Any]]:
         raise field_error(f"{place}.role", f"expected user, assistant or system, got {message.role[:40]!r}.")
     content, place = message.content, f"{place}.content"
     if message.role == "assistant":
-        return [
-            _read_assistant_blocks(
-                [ContentBlock(type="text", text=content)] if isinstance(content, str) else content, place
-            )
-        ]
+        blocks = [ContentBlock(type="text", text=content)] if isinstance(content, str) else content
+        return [_read_assistant_blocks(blocks, place)]
     if not content and isinstance(content, list):
         raise field_error(place, "expected at least one block, got none.")
     if message.role == "system":
-        text = content if isinstance(content, str) else _join_lines(_block_texts(content, place))
+        text = content if isinstance(content, str) else "\n".join(_block_texts(content, place))
         return [{"role": "user" if _TYPED_DURING_RUN.match(text) else "system", "content": text}]
     return [{"role": "user", "content": content}] if isinstance(content, str) else _read_user_blocks(content, place)
 
@@ -75,7 +72,7 @@ def read_system(raw: bytes) -> list[dict[str, Any]]:
     """Return the system prompt as a list of one message; empty if there is no system prompt."""
     content = decode_json(_content_decoder, raw, "system") if raw else None
     if isinstance(content, list):
-        content = _join_lines(t for t in _block_texts(content, "system") if not t.startswith(_BILLING_PREFIX))
+        content = "\n".join(t for t in _block_texts(content, "system") if not t.startswith(_BILLING_PREFIX))
     return [{"role": "system", "content": content}] if content else []
 
 
@@ -88,12 +85,8 @@ def _read_user_blocks(blocks: Sequence[ContentBlock], place: str) -> list[dict[s
             results.append(_read_tool_result(block, where))
         else:
             texts.append(_block_text(block, where))
-    said = [{"role": "user", "content": _join_lines(run)} for _, run in groupby(texts, key=_is_client_context)]
-    return results + said
-
-
-def _is_client_context(text: str) -> bool:
-    return any(pattern.search(text) for pattern in _CLIENT_CONTEXT)
+    runs = groupby(texts, key=lambda text: any(pattern.search(text) for pattern in _CLIENT_CONTEXT))
+    return results + [{"role": "user", "content": "\n".join(run)} for _, run in runs]
 
 
 def _read_tool_result(block: ContentBlock, place: str) -> dict[str, Any]:
@@ -101,16 +94,11 @@ def _read_tool_result(block: ContentBlock, place: str) -> dict[str, Any]:
         raise field_error(f"{place}.tool_use_id", "expected the id of a tool_use block.")
     place = f"{place}.content"
     content = decode_json(_content_decoder, bytes(block.content), place) if bytes(block.content) else None
-    text = content if isinstance(content, str) else _join_lines(_tool_result_texts(content or (), place))
+    blocks = () if isinstance(content, str) else content or ()
+    texts = [image_placeholder(b.type) or _block_text(b, f"{place}[{n}]") for n, b in enumerate(blocks)]
+    text = content if isinstance(content, str) else "\n".join(texts)
     out = {"role": "tool", "tool_call_id": block.tool_use_id, "content": text}
     return out | {"is_error": True} if block.is_error else out
-
-
-def _tool_result_texts(blocks: Sequence[ContentBlock], place: str) -> list[str]:
-    """Return the texts of a tool result, with placeholders for images."""
-    return [
-        image_placeholder(block.type) or _block_text(block, f"{place}[{index}]") for index, block in enumerate(blocks)
-    ]
 
 
 def _read_assistant_blocks(blocks: Sequence[ContentBlock], place: str) -> dict[str, Any]:
@@ -150,15 +138,11 @@ def _block_text(block: ContentBlock, place: str) -> str:
         return block.text
     if block.type == "search_result":
         found = decode_json(_blocks_decoder, bytes(block.content) or b"[]", place)
-        return _join_lines(_block_texts(found, place))
+        return "\n".join(_block_texts(found, place))
     if block.type == "tool_reference":
         return f"The tool {block.tool_name} can be called."
     what = NON_TEXT_PARTS.get(block.type, f"a block of type {block.type[:40]!r}")
     raise field_error(place, f"got {what}; this model reads text only. Send its text as a text block.")
-
-
-def _join_lines(texts: Iterable[str]) -> str:
-    return "\n".join(texts)
 
 
 def merge_assistant_messages(messages: Sequence[tuple[bytes, dict[str, Any]]]) -> list[tuple[bytes, dict[str, Any]]]:
@@ -194,8 +178,6 @@ def read_user_id(user_id: str) -> tuple[str, str]:
         names = [packed.get(key) for key in ("account_uuid", "device_id", "session_id")]
         account, device, session = (name if isinstance(name, str) else "" for name in names)
         return (account or device, session) if session else (user_id, "")
-    if len(user_id) <= 4 * MAX_ID_CHARS and (
-        found := _LEGACY_USER_ID.fullmatch(user_id)
-    ):  # matching takes quadratic time
-        return found["account"] or found["user"], found["session"]
-    return user_id, ""
+    # Matching takes quadratic time.
+    found = _LEGACY_USER_ID.fullmatch(user_id) if len(user_id) <= 4 * MAX_ID_CHARS else None
+    return (found["account"] or found["user"], found["session"]) if found else (user_id, "")

@@ -97,7 +97,6 @@ class MessagesDialect(Dialect):
         self._tools = RawCache(TOOLS_CACHE_BYTES, read_tools)
 
     def decode(self, body: bytes, headers: Mapping[str, str]) -> ChatRequest:
-        """Decode a body. Raises `RequestError` that names the field and what was expected."""
         b = decode_json(_decoder, body)
         if b.max_tokens is None:
             raise field_error("max_tokens", "this field is required; expected the maximum number of reply tokens.")
@@ -166,7 +165,6 @@ class MessagesDialect(Dialect):
         return MessagesStreamEncoder(opening)
 
     def encode_response(self, opening: ReplyHeader, ask: ChatRequest, choices: Sequence[FinishedChoice]) -> bytes:
-        """Return the body of a response that is not streamed."""
         (choice,) = choices
         end = {**_stop_fields(choice.end), "usage": _usage_fields(choice.end.usage)}
         return to_json(_message_fields(opening) | {"content": _content_blocks(choice)} | end)

@@ -46,9 +46,10 @@ def read_tools(raw: bytes, place: str) -> PromptTools:
             raise field_error(f"{where}.name", "expected a string that is not empty.")
         if tool.input_schema is None and known is None:
             raise field_error(f"{where}.input_schema", "expected a JSON schema.")
+        default = known or {"description": "", "parameters": {}}
         sent = {"description": tool.description, "parameters": tool.input_schema}
-        function = {"description": "", "parameters": {}} | (known or {}) | {k: v for k, v in sent.items() if v}
-        tools.add({"type": "function", "function": {"name": tool.name} | function}, where)
+        function = {"name": tool.name, **default, **{key: value for key, value in sent.items() if value}}
+        tools.add({"type": "function", "function": function}, where)
     return tools
 
 

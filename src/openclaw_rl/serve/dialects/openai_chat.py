@@ -84,7 +84,6 @@ class ChatDialect(Dialect):
         self._tools = RawCache(TOOLS_CACHE_BYTES, _read_tools)
 
     def decode(self, body: bytes, headers: Mapping[str, str]) -> ChatRequest:
-        """Decode a body. Raises `RequestError` that names the field and what was expected."""
         b = decode_json(_decoder, body)
         raw = [bytes(m) for m in b.messages]
         if not raw:
@@ -128,7 +127,6 @@ class ChatDialect(Dialect):
         return ChatStreamEncoder(opening, ask)
 
     def encode_response(self, opening: ReplyHeader, ask: ChatRequest, choices: Sequence[FinishedChoice]) -> bytes:
-        """Return the body of a response that is not streamed."""
         entries = [
             {
                 "index": index,

@@ -80,7 +80,6 @@ class ResponsesDialect(Dialect):
         self._tools = RawCache(TOOLS_CACHE_BYTES, read_tools)
 
     def decode(self, body: bytes, headers: Mapping[str, str]) -> ChatRequest:
-        """Decode a body. Raises `RequestError` that names the field and what was expected."""
         try:
             return self._to_request(decode_json(_decoder, body), headers, len(body))
         except RecursionError:
@@ -126,14 +125,12 @@ class ResponsesDialect(Dialect):
         )
 
     def encode_count(self, tokens: int) -> bytes:
-        """Return the body of the response to a token count request."""
         return to_json({"object": "response.input_tokens", "input_tokens": tokens})
 
     def stream_encoder(self, opening: ReplyHeader, ask: ChatRequest) -> ResponsesStreamEncoder:
         return ResponsesStreamEncoder(opening, ask)
 
     def encode_response(self, opening: ReplyHeader, ask: ChatRequest, choices: Sequence[FinishedChoice]) -> bytes:
-        """Return the body of a response that is not streamed."""
         (choice,) = choices
         extra: ResponseOptions = ask.dialect_state
         status = status_of(choice.end.finish_reason)
@@ -201,10 +198,7 @@ def _echoed_fields(b: _ResponsesBody, box: Toolbox) -> dict[str, Any]:
         "parallel_tool_calls": b.parallel_tool_calls is not False,
         "previous_response_id": b.previous_response_id,
         "prompt_cache_key": b.prompt_cache_key,
-        "reasoning": {
-            "effort": b.reasoning and b.reasoning.effort,
-            "summary": b.reasoning and b.reasoning.summary,
-        },
+        "reasoning": msgspec.structs.asdict(b.reasoning or _ReasoningOptions()),
         "safety_identifier": b.safety_identifier,
         "service_tier": "default",
         "store": True,

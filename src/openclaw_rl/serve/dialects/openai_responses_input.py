@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from openclaw_rl.errors import json_type_name
 from openclaw_rl.serve.chat_request import field_error
 from openclaw_rl.serve.dialects.openai_responses_tools import LOCAL_SHELL, prompt_name
-from openclaw_rl.serve.dialects.validation import image_placeholder, part_name
+from openclaw_rl.serve.dialects.validation import image_placeholder, part_name, part_type
 from openclaw_rl.store.rows import to_json
 from openclaw_rl.types import Message, Request
 
@@ -83,10 +83,8 @@ def read_input(given: str | Sequence[Mapping[str, Any]] | None) -> ParsedInput:
     if not reader.messages:
         raise field_error("input", "its items have no content that this model can read.")
     messages = [m.to_message() if isinstance(m, _AssistantItems) else m for m in reader.messages]
-    references = {
-        n: m.reference for n, m in enumerate(reader.messages) if isinstance(m, _AssistantItems) and m.reference
-    }
-    return ParsedInput(messages, list(reader.ignored), references)
+    replies = {n: m.reference for n, m in enumerate(reader.messages) if isinstance(m, _AssistantItems)}
+    return ParsedInput(messages, list(reader.ignored), {n: id for n, id in replies.items() if id})
 
 
 class _AssistantItems:
@@ -177,9 +175,7 @@ class _InputReader:
             self._assistant_items_of(item).reasoning_texts.append(text)
 
     def _read_function_call(self, item: Mapping[str, Any], place: str) -> None:
-        namespace = item.get("namespace")
-        if not isinstance(namespace, str | None):
-            raise field_error(f"{place}.namespace", f"expected a string, got {json_type_name(namespace)}.")
+        namespace = None if item.get("namespace") is None else _required_string(item, "namespace", place)
         name = prompt_name(_required_string(item, "name", place), namespace)
         self._append_call(item, place, name, _required_string(item, "arguments", place))
 
@@ -221,20 +217,16 @@ def _part_texts(content: Any, place: str, *, given: bool = False) -> list[str]:
     if not isinstance(content, list):
         raise field_error(place, f"expected a string or a list of parts, got {json_type_name(content)}.")
     return [
-        (given and _image_placeholder(part)) or _part_text(part, f"{place}[{index}]")
+        (given and image_placeholder(part_type(part))) or _part_text(part, f"{place}[{index}]")
         for index, part in enumerate(content)
     ]
 
 
-def _image_placeholder(part: Any) -> str | None:
-    return image_placeholder(part.get("type")) if isinstance(part, dict) else None
-
-
 def _part_text(part: Any, place: str) -> str:
-    kind = part.get("type") if isinstance(part, dict) else None
+    kind = part_type(part)
     if kind == "refusal":
         return _required_string(part, "refusal", place)
-    if not isinstance(kind, str) or kind not in _TEXT_PARTS:
+    if kind not in _TEXT_PARTS:
         raise field_error(place, f"got {part_name(part)}; this model reads text only.")
     return _required_string(part, "text", place)
 

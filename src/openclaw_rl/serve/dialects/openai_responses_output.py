@@ -178,7 +178,7 @@ def response_object(
     }
 
 
-def status_of(reason: FinishReason) -> str:
+def status_of(reason: FinishReason | None) -> str:
     return INCOMPLETE if reason is FinishReason.LENGTH else COMPLETED
 
 

@@ -12,7 +12,7 @@ from openclaw_rl.serve.dialects.openai_responses import DEFAULT_ECHO
 from openclaw_rl.serve.dialects.openai_responses_input import ID_PREFIX, has_instructions
 from openclaw_rl.serve.dialects.openai_responses_output import Item, ItemIdGenerator
 from openclaw_rl.serve.dialects.openai_responses_tools import CUSTOM_TOOL_PARAMETERS, LOCAL_SHELL, ToolOrigin
-from openclaw_rl.types import Exchange, ExchangeStatus, Message, Reply, Request
+from openclaw_rl.types import Exchange, ExchangeStatus, Message, Request
 
 _RESPONSE_STATUS = {ExchangeStatus.CANCELLED: "cancelled", ExchangeStatus.FAILED: "failed"}
 
@@ -23,15 +23,14 @@ def stored_response(exchange: Exchange, model: str, *, reasoning: int) -> Item:
     Fields that are not stored have defaults: metadata, text format, tool choice, `max_output_tokens`, cached tokens.
     """
     request, reply = exchange.request, exchange.reply
-    opening = ReplyHeader(
-        id=request.id, created=int(request.admitted_at), model=model, version=_sampled_version(exchange)
-    )
+    version = reply.spans[0].version if reply is not None and reply.spans else request.version
+    opening = ReplyHeader(id=request.id, created=int(request.admitted_at), model=model, version=version)
     if reply is None:
         return out.response_object(opening, _echoed_fields(request), out.IN_PROGRESS)
-    status = _RESPONSE_STATUS.get(reply.status) or out.status_of(_finish_reason(reply))
-    items = out.output_items(
-        reply.message, ItemIdGenerator(request.id), _tool_origins(request.tools), status=_item_status(status)
-    )
+    status = _RESPONSE_STATUS.get(reply.status) or out.status_of(reply.finish_reason)
+    item_status = out.COMPLETED if status == out.COMPLETED else out.INCOMPLETE
+    ids, origins = ItemIdGenerator(request.id), _tool_origins(request.tools)
+    items = out.output_items(reply.message, ids, origins, status=item_status)
     error = {"code": "server_error", "message": reply.error or "the reply failed"} if status == "failed" else None
     whole = out.response_object(opening, _echoed_fields(request), status, items, error=error)
     completed = int(reply.finished_at) if status == out.COMPLETED else None
@@ -39,20 +38,6 @@ def stored_response(exchange: Exchange, model: str, *, reasoning: int) -> Item:
         prompt_tokens=len(request.prompt_ids), completion_tokens=len(reply.response_ids), reasoning_tokens=reasoning
     )
     return whole | {"completed_at": completed, "usage": out.usage_fields(usage)}
-
-
-def _finish_reason(reply: Reply) -> Any:
-    assert reply.finish_reason is not None, "a complete reply has a finish reason"
-    return reply.finish_reason
-
-
-def _item_status(status: str) -> str:
-    return out.COMPLETED if status == out.COMPLETED else out.INCOMPLETE
-
-
-def _sampled_version(exchange: Exchange) -> int:
-    spans = exchange.reply.spans if exchange.reply is not None else ()
-    return spans[0].version if spans else exchange.request.version
 
 
 def _echoed_fields(request: Request) -> dict[str, Any]:

@@ -139,7 +139,8 @@ class ResponsesStreamEncoder:
         events += self._sse_event("response.output_item.added", output_index=index, item=begun)
         if key:
             events += self._sse_event(f"{event}.delta", **place, delta=item[key])
-            events += self._sse_event(f"{event}.done", **place, **{key: item[key]}, **_name_field(item))
+            name = {"name": item["name"]} if key == "arguments" else {}
+            events += self._sse_event(f"{event}.done", **place, **{key: item[key]}, **name)
         return events
 
     def _finish_events(self, end: ReplyEnd) -> bytes:
@@ -150,7 +151,3 @@ class ResponsesStreamEncoder:
             events += self._sse_event("response.output_item.done", output_index=index, item=self._items[index])
         whole = out.response_object(self._opening, self._options.echo, status, self._items, usage=end.usage)
         return events + self._sse_event(f"response.{status}", response=whole)
-
-
-def _name_field(item: Item) -> Item:
-    return {"name": item["name"]} if item["type"] == "function_call" else {}

@@ -101,9 +101,15 @@ def printable_header(text: str) -> str:
     return _UNPRINTABLE.sub("?", text[:60])
 
 
-def image_placeholder(kind: Any) -> str | None:
+def part_type(part: Any) -> str:
+    """Return the type of a content part; "" if it has none."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    return kind if isinstance(kind, str) else ""
+
+
+def image_placeholder(kind: str) -> str | None:
     """Return text that replaces an image in a tool result; None for other parts. An error would end the agent run."""
-    what = NON_TEXT_PARTS.get(kind) if isinstance(kind, str) else None
+    what = NON_TEXT_PARTS.get(kind)
     return what and f"(The tool gave {what}, which this model cannot see.)"
 
 
@@ -112,12 +118,9 @@ def replace_images(message: dict[str, Any]) -> dict[str, Any]:
     content = message.get("content")
     if message.get("role") not in ("tool", "function") or not isinstance(content, list):
         return message
-    return message | {"content": [_replace_image_part(part) for part in content]}
-
-
-def _replace_image_part(part: Any) -> Any:
-    words = image_placeholder(part.get("type")) if isinstance(part, dict) else None
-    return {"type": "text", "text": words} if words else part
+    texts = [image_placeholder(part_type(part)) for part in content]
+    parts = [{"type": "text", "text": t} if t else part for t, part in zip(texts, content, strict=True)]
+    return message | {"content": parts}
 
 
 def read_top_logprobs(top: int | None) -> int:
@@ -147,8 +150,7 @@ def _check_content(content: Any, place: str) -> None:
     for index, part in enumerate(content):
         if isinstance(part, str):
             continue
-        kind = part.get("type") if isinstance(part, dict) else None
-        if not isinstance(kind, str) or kind not in _TEXT_PARTS:
+        if part_type(part) not in _TEXT_PARTS:
             raise field_error(f"{place}[{index}]", f"got {part_name(part)}; this model reads text only.")
         if not isinstance(part.get("text", part.get("refusal")), str):
             raise field_error(f"{place}[{index}].text", "expected a string.")
@@ -156,10 +158,9 @@ def _check_content(content: Any, place: str) -> None:
 
 def part_name(part: Any) -> str:
     """Describe a part that is not text, for error messages."""
-    kind = part.get("type") if isinstance(part, dict) else None
-    if isinstance(kind, str) and kind in NON_TEXT_PARTS:
-        return NON_TEXT_PARTS[kind]
-    return f"a part of type {str(kind)[:60]!r}" if isinstance(part, dict) else json_type_name(part)
+    if not isinstance(part, dict):
+        return json_type_name(part)
+    return NON_TEXT_PARTS.get(part_type(part)) or f"a part of type {str(part.get('type'))[:60]!r}"
 
 
 def _check_tool_calls(calls: Any, place: str) -> None:
@@ -173,18 +174,15 @@ def _check_tool_calls(calls: Any, place: str) -> None:
             raise field_error(f"{place}[{index}].function.arguments", "expected JSON text.")
 
 
-def number_in_range(
-    b: RequestBody, name: str, low: float, high: float, default: float, *, above: bool = False
-) -> float:
+def number_in_range(b: RequestBody, name: str, low: float, high: float, default: float, above: bool = False) -> float:
     """Return a field that must be in [low, high], or in (low, high] with `above`."""
-    value = getattr(b, name)
+    value: float | None = getattr(b, name)
     if value is None:
         return default
-    if not (low < value if above else low <= value) or value > high:
-        raise field_error(
-            name, f"expected {'more than' if above else 'at least'} {low:g} and at most {high:g}, got {value:g}."
-        )
-    return float(value)
+    if not low <= value <= high or (above and value == low):
+        least = "more than" if above else "at least"
+        raise field_error(name, f"expected {least} {low:g} and at most {high:g}, got {value:g}.")
+    return value
 
 
 def read_sampling(
