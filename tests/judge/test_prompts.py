@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from openclaw_rl.common.message_hash import EphemeralMatcher
-from openclaw_rl.judge.prompts import HISTORY_CHARS, SYSTEM_CHARS, build_judge_messages, trim_middle
+from openclaw_rl.judge.prompts import HISTORY_CHARS, JUDGE_PROMPT, SYSTEM_CHARS, build_messages, trim_middle
 from openclaw_rl.settings.load import ServeConfig
 from openclaw_rl.types import Feedback, JudgeInput, Reaction
 
@@ -24,7 +24,7 @@ def item(
 
 
 def record(thing: JudgeInput) -> str:
-    return build_judge_messages(thing, TRANSIENT)[1]["content"]
+    return build_messages(JUDGE_PROMPT, thing, TRANSIENT)[1]["content"]
 
 
 def said(role: str, text: Any) -> dict[str, Any]:
@@ -82,8 +82,8 @@ def test_the_record_cannot_forge_its_marks() -> None:
 
 
 def test_the_instructions_are_the_same_for_every_turn() -> None:
-    one = build_judge_messages(item([said("user", "a")], said("assistant", "b"), said("user", "c")), TRANSIENT)
-    two = build_judge_messages(item([said("user", "d")], said("assistant", "e"), said("user", "f")), TRANSIENT)
+    one = build_messages(JUDGE_PROMPT, item([said("user", "a")], said("assistant", "b"), said("user", "c")), TRANSIENT)
+    two = build_messages(JUDGE_PROMPT, item([said("user", "d")], said("assistant", "e"), said("user", "f")), TRANSIENT)
     assert one[0] == two[0]
     assert one[1] != two[1]
 

@@ -18,7 +18,7 @@ TOOL = {"type": "function", "function": {"name": "look", "description": "d", "pa
 @pytest.mark.parametrize("first", [(), (TOOL,)])
 def test_tools_whose_bytes_are_not_known_are_nobody_elses(first: tuple[dict[str, object], ...]) -> None:
     renderer = Renderer(ModelFiles.from_path("starter"))
-    prompts = PromptBuilder(renderer, secret=b"k" * 16, transient=lambda message: False)
+    prompts = PromptBuilder(renderer, secret=b"k" * 16, is_ephemeral=lambda message: False)
     second = () if first else (TOOL,)
 
     async def ids(tools: tuple[dict[str, object], ...]) -> list[int]:

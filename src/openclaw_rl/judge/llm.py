@@ -32,13 +32,13 @@ class LlmJudge:
         self._config = config.judge
         self._chat_model = asked or _make_chat_model(config)
         self.close = self._chat_model.close
-        self._transient = EphemeralMatcher(config.serve.ephemeral_patterns)
+        self._is_ephemeral = EphemeralMatcher(config.serve.ephemeral_patterns)
         self._model = config.judge.model if config.judge.path is None else config.judge.path
-        self.name = f"llm:{self._model}@{prompts.JUDGE_PROMPT_VERSION}"
+        self.name = f"llm:{self._model}@{prompts.JUDGE_PROMPT['version']}"
 
     async def judge(self, item: JudgeInput) -> Verdict:
         """Return the majority verdict. Raises `JudgeError` with the first vote's error if no vote is usable."""
-        messages = prompts.build_judge_messages(item, self._transient)
+        messages = prompts.build_messages(prompts.JUDGE_PROMPT, item, self._is_ephemeral)
         votes = tuple(await asyncio.gather(*(self._request_vote(messages) for _ in range(self._config.num_judges))))
         if all(vote.score is None for vote in votes):
             where = f"judge {self._model} at {self._chat_model.url}"

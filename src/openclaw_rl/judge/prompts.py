@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -13,34 +13,24 @@ from openclaw_rl.common.assets import read_asset
 from openclaw_rl.common.message_hash import visible_text
 from openclaw_rl.types import JudgeInput, Message
 
-JUDGE_PROMPT_VERSION = "1"  # part of the judge's name; a changed wording counts as another judge
-TEACHER_PROMPT_VERSION = "1"
 SYSTEM_CHARS = 2_000
 EARLIER_CHARS = 1_500  # limit for one earlier message
 HISTORY_CHARS = 24_000  # limit for all earlier messages together
 
-_INSTRUCTIONS = yaml.safe_load(read_asset("judge_prompts.yaml"))
+_PROMPTS = yaml.safe_load(read_asset("judge_prompts.yaml"))
+JUDGE_PROMPT: Mapping[str, str] = _PROMPTS["judge"]
+TEACHER_PROMPT: Mapping[str, str] = _PROMPTS["teacher"]
 
 
-def build_judge_messages(item: JudgeInput, transient: Callable[[Message], bool]) -> list[dict[str, str]]:
-    """Return the messages for the judge: instructions, then the fenced record."""
-    return _build_messages(_INSTRUCTIONS["judge"], item, transient, "Grade the REPLY. One JSON object.")
-
-
-def build_teacher_messages(item: JudgeInput, transient: Callable[[Message], bool]) -> list[dict[str, str]]:
-    """Return the messages for the teacher: the same record with other instructions."""
-    return _build_messages(_INSTRUCTIONS["teacher"], item, transient, "Write the hint for the REPLY. One JSON object.")
-
-
-def _build_messages(
-    instructions: str, item: JudgeInput, transient: Callable[[Message], bool], last: str
+def build_messages(
+    prompt: Mapping[str, str], item: JudgeInput, is_ephemeral: Callable[[Message], bool]
 ) -> list[dict[str, str]]:
     """Return the instructions and the fenced record as messages.
 
     The user's last request, the reply and the reaction are always complete. The system prompt and the other messages
     are trimmed to a budget, with a visible mark for omitted text.
     """
-    history = [m for m in item.messages if not transient(m)]
+    history = [m for m in item.messages if not is_ephemeral(m)]
     blocks = [
         *_conversation_blocks(history),
         ("REPLY under judgement", _message_text(item.reply)),
@@ -49,8 +39,8 @@ def _build_messages(
     fence = hashlib.sha256(repr(blocks).encode("utf-8", "surrogatepass")).hexdigest()[:12]
     record = "\n".join(f"<<{fence} {title}>>\n{text}" for title, text in blocks)
     return [
-        {"role": "system", "content": instructions},
-        {"role": "user", "content": f"KEY {fence}\n{record}\n<<{fence} end>>\n\n{last}"},
+        {"role": "system", "content": prompt["instructions"]},
+        {"role": "user", "content": f"KEY {fence}\n{record}\n<<{fence} end>>\n\n{prompt['question']}"},
     ]
 
 

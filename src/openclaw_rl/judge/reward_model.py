@@ -33,12 +33,12 @@ class RewardJudge:
     def __init__(self, config: Config, name: str, answer: RewardFunction) -> None:
         self.name = name
         self._low, self._high = config.judge.reward_low, config.judge.reward_high
-        self._transient = EphemeralMatcher(config.serve.ephemeral_patterns)
+        self._is_ephemeral = EphemeralMatcher(config.serve.ephemeral_patterns)
         self._batcher = RewardBatcher(answer)
 
     async def judge(self, item: JudgeInput) -> Verdict:
         """Return the verdict; abstain if nothing answered the reply. Raises what the model raises."""
-        question = make_reward_input(item, self._transient)
+        question = make_reward_input(item, self._is_ephemeral)
         if not question.outcome:
             return make_verdict(item, self.name, None, "abstained: the reaction has no text")
         reward = await self._batcher.request_reward(question)
@@ -47,12 +47,12 @@ class RewardJudge:
         return make_verdict(item, self.name, score, reason, votes=[Vote(score=score, reason=reason)])
 
 
-def make_reward_input(item: JudgeInput, transient: Callable[[Message], bool]) -> RewardInput:
+def make_reward_input(item: JudgeInput, is_ephemeral: Callable[[Message], bool]) -> RewardInput:
     """Return the reward model's input for a turn, without ephemeral messages."""
-    history = [(str(m.get("role")), visible_text(m)) for m in item.messages if not transient(m)]
+    history = [(str(m.get("role")), visible_text(m)) for m in item.messages if not is_ephemeral(m)]
     spoken = [(role, words) for role, words in history if words]
     prompt = spoken[0][1] if len(spoken) == 1 else "\n".join(f"{role}: {words}" for role, words in spoken)
-    said = [visible_text(m) for m in item.reaction.messages if not transient(m)]
+    said = [visible_text(m) for m in item.reaction.messages if not is_ephemeral(m)]
     said += [given.comment for given in item.reaction.feedback if given.comment]
     outcome = "\n".join(words for words in said if words)
     return RewardInput(prompt=prompt[-PROMPT_CHARS:], response=visible_text(item.reply), outcome=outcome)

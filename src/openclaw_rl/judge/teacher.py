@@ -38,8 +38,8 @@ class Teacher:
         self._ask_when = config.teacher.when
         self._chat_client = ChatClient("teacher", config.teacher, connections=config.judge.workers)
         self.close = self._chat_client.close
-        self._transient = EphemeralMatcher(config.serve.ephemeral_patterns)
-        self.name = f"teacher:{config.teacher.model}@{prompts.TEACHER_PROMPT_VERSION}"
+        self._is_ephemeral = EphemeralMatcher(config.serve.ephemeral_patterns)
+        self.name = f"teacher:{config.teacher.model}@{prompts.TEACHER_PROMPT['version']}"
         self.hints = 0  # number of hints written
         self.missed = 0  # number of verdicts left without a hint
         self.last_error = ""  # last error; empty while the teacher answers
@@ -59,7 +59,7 @@ class Teacher:
         if time.monotonic() < self._pause_until:
             return self._without_hint(verdict)
         try:
-            messages = prompts.build_teacher_messages(item, self._transient)
+            messages = prompts.build_messages(prompts.TEACHER_PROMPT, item, self._is_ephemeral)
             hint = parse_hint(await self._chat_client.complete_chat(messages))
         except JudgeError as error:
             self._record_failure(str(error))

@@ -45,11 +45,11 @@ async def run(config: Config, *, stop: asyncio.Event, judge: Judge | None = None
     judge = judge or make_judge(config)
     teacher = Teacher(config) if config.teacher.wanted else None
     store = await asyncio.to_thread(Store.open, config.store_path)
-    desk = JudgeQueue(config, store, judge, teacher)
+    queue = JudgeQueue(config, store, judge, teacher)
     try:
-        await desk.run(stop)
+        await queue.run(stop)
     finally:
-        await desk.cancel_tasks()
+        await queue.cancel_tasks()
         for asked in (judge, teacher):
             if isinstance(asked, LlmJudge | Teacher):
                 await asked.close()

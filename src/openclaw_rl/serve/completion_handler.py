@@ -50,54 +50,54 @@ class CompletionHandler:
         scope = self._keys.authenticated_scope(request.headers)
         dialect = self.dialects[request.path]
         ask = _apply_headers(dialect.decode(await read_body(request), request.headers), request)
-        servings = await self._gateway.begin_replies(ask, scope)
+        replies = await self._gateway.begin_replies(ask, scope)
         if ask.stream:
-            return await self._send_stream(request, dialect, ask, servings)
-        return await self._send_complete(dialect, ask, servings)
+            return await self._send_stream(request, dialect, ask, replies)
+        return await self._send_complete(dialect, ask, replies)
 
     async def _send_complete(
-        self, dialect: Dialect, ask: ChatRequest, servings: Sequence[InflightReply]
+        self, dialect: Dialect, ask: ChatRequest, replies: Sequence[InflightReply]
     ) -> web.Response:
         ends: dict[int, ReplyEnd] = {}
-        async with aclosing(merge_streams(servings)) as parts:
+        async with aclosing(merge_streams(replies)) as parts:
             async for number, part in parts:
                 if part.end is not None:
                     ends[number] = part.end
         choices = [
             FinishedChoice(id=s.header.id, message=s.current_message, tokens=s.accumulator.token_infos, end=ends[n])
-            for n, s in enumerate(servings)
+            for n, s in enumerate(replies)
         ]
-        return json_response(dialect.encode_response(servings[0].header, ask, choices), headers=_ignored_header(ask))
+        return json_response(dialect.encode_response(replies[0].header, ask, choices), headers=_ignored_header(ask))
 
     async def _send_stream(
-        self, request: web.Request, dialect: Dialect, ask: ChatRequest, servings: Sequence[InflightReply]
+        self, request: web.Request, dialect: Dialect, ask: ChatRequest, replies: Sequence[InflightReply]
     ) -> web.StreamResponse:
         headers = {"Content-Type": EVENT_STREAM, "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         response = web.StreamResponse(headers=headers | _ignored_header(ask))
-        wire: StreamEncoder | None = None
+        encoder: StreamEncoder | None = None
         try:
-            async with aclosing(merge_streams(servings)) as parts:
+            async with aclosing(merge_streams(replies)) as parts:
                 async for number, part in parts:
-                    if wire is None:  # before this point an error is sent as an ordinary HTTP error
-                        wire = dialect.stream_encoder(servings[0].header, ask)
+                    if encoder is None:  # before this point an error is sent as an ordinary HTTP error
+                        encoder = dialect.stream_encoder(replies[0].header, ask)
                         await _wait_sent(response.prepare(request))
-                    await _wait_sent(response.write(wire.encode_part(part, number)))
+                    await _wait_sent(response.write(encoder.encode_part(part, number)))
         except ClientDisconnected:  # the exchange has ended as cancelled, or is complete
-            log.debug("%s: the client closed the connection", servings[0].header.id)
+            log.debug("%s: the client closed the connection", replies[0].header.id)
         except Exception as error:  # any error: some clients take a stream that only stops for a complete one
-            if wire is None:
+            if encoder is None:
                 raise
-            await self._send_stream_error(response, wire, dialect, error)
+            await self._send_stream_error(response, encoder, dialect, error)
         return response
 
     async def _send_stream_error(
-        self, response: web.StreamResponse, wire: StreamEncoder, dialect: Dialect, error: Exception
+        self, response: web.StreamResponse, encoder: StreamEncoder, dialect: Dialect, error: Exception
     ) -> None:
         """Send an error event and no finish, so that the client does not take the output for a complete reply."""
         status, words, code, _ = describe_error(error, "a reply during the stream")
         self._reply_counter(route=dialect.name, outcome=code or "refused").inc()
         with suppress(ClientDisconnected):
-            await _wait_sent(response.write(wire.encode_error(status, words, code or "refused")))
+            await _wait_sent(response.write(encoder.encode_error(status, words, code or "refused")))
 
 
 class ClientDisconnected(Exception):
@@ -168,25 +168,25 @@ def _decode_header(header: str) -> str:
 _PartQueue = asyncio.Queue[tuple[int, StreamPart | Exception]]
 
 
-async def merge_streams(servings: Sequence[InflightReply]) -> AsyncGenerator[tuple[int, StreamPart]]:
+async def merge_streams(replies: Sequence[InflightReply]) -> AsyncGenerator[tuple[int, StreamPart]]:
     """Yield (reply number, part) as the parts arrive. Each reply's last part has its `end`.
 
     Raises the error of the first reply that fails. An error, or closing the iterator early, cancels all replies.
     """
-    if len(servings) == 1:
-        async with aclosing(servings[0].stream_parts()) as parts:
+    if len(replies) == 1:
+        async with aclosing(replies[0].stream_parts()) as parts:
             async for part in parts:
                 yield 0, part
         return
-    ready: _PartQueue = asyncio.Queue(len(servings))  # bounded, so that a slow client slows down all replies
-    tasks = [asyncio.create_task(_queue_parts(n, serving, ready)) for n, serving in enumerate(servings)]
-    running = len(servings)
+    ready: _PartQueue = asyncio.Queue(len(replies))  # bounded, so that a slow client slows down all replies
+    tasks = [asyncio.create_task(_queue_parts(n, reply, ready)) for n, reply in enumerate(replies)]
+    running = len(replies)
     try:
         while running:
             number, event = await ready.get()
             if isinstance(event, Exception):
-                for serving in servings:
-                    serving.cancel_reason = f"another reply of the same request failed: {event}"
+                for reply in replies:
+                    reply.cancel_reason = f"another reply of the same request failed: {event}"
                 raise event
             running -= event.end is not None
             yield number, event
@@ -194,13 +194,13 @@ async def merge_streams(servings: Sequence[InflightReply]) -> AsyncGenerator[tup
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for serving in servings:  # a task that never ran has not started its reply
-            serving.cancel_unstarted()
+        for reply in replies:  # a task that never ran has not started its reply
+            reply.cancel_unstarted()
 
 
-async def _queue_parts(number: int, serving: InflightReply, ready: _PartQueue) -> None:
+async def _queue_parts(number: int, reply: InflightReply, ready: _PartQueue) -> None:
     try:
-        async with aclosing(serving.stream_parts()) as parts:
+        async with aclosing(reply.stream_parts()) as parts:
             async for part in parts:
                 await ready.put((number, part))
     except Exception as error:  # noqa: BLE001 - the reader of the queue raises it

@@ -55,7 +55,7 @@ class Gateway:
         self.prompt_builder = PromptBuilder(
             renderer,
             secret=store.secret,
-            transient=message_hash.EphemeralMatcher(config.serve.ephemeral_patterns),
+            is_ephemeral=message_hash.EphemeralMatcher(config.serve.ephemeral_patterns),
             recall=PromptRecovery(store, identity=identity, stop_token_ids=renderer.stop_token_ids),
         )
         self.supports_grammar = True  # whether the engine supports grammars; True until the engine has reported it
@@ -103,12 +103,12 @@ class Gateway:
         prompt_tokens = len(request.prompt_ids)
         self.metrics.prompt_tokens.inc(prompt_tokens)
         self.metrics.reused_tokens.inc(prompt.reused)
-        opening = ReplyHeader(id=request.id, created=int(now), model=name, version=version, prompt_tokens=prompt_tokens)
-        out = [InflightReply(self, ask, request, prompt, opening)]
+        header = ReplyHeader(id=request.id, created=int(now), model=name, version=version, prompt_tokens=prompt_tokens)
+        out = [InflightReply(self, ask, request, prompt, header)]
         for number in range(1, ask.n):
             self.versions.acquire_again(version)
             other = _copy_for_choice(request, number)
-            out.append(InflightReply(self, ask, other, prompt, replace(opening, id=other.id)))
+            out.append(InflightReply(self, ask, other, prompt, replace(header, id=other.id)))
         return out
 
     async def count_prompt_tokens(self, ask: ChatRequest, scope: str) -> int:

@@ -54,11 +54,11 @@ class InflightReply:
     """One exchange in flight."""
 
     def __init__(
-        self, context: ReplyContext, ask: ChatRequest, request: Request, prompt: BuiltPrompt, opening: ReplyHeader
+        self, context: ReplyContext, ask: ChatRequest, request: Request, prompt: BuiltPrompt, header: ReplyHeader
     ) -> None:
         self._context, self._ask, self._request, self._prompt = context, ask, request, prompt
-        self.header = opening
-        self._version, self._pinned = request.version, opening.model.startswith(context.config.model.name + "@")
+        self.header = header
+        self._version, self._pinned = request.version, header.model.startswith(context.config.model.name + "@")
         text = context.renderer.new_reply_decoder(
             thinking=prompt.rendered.thinking, tools=ask.tools, stops=request.sampling.stop
         )

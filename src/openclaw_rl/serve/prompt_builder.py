@@ -83,12 +83,12 @@ class PromptBuilder:
         renderer: Renderer,
         *,
         secret: bytes,
-        transient: Callable[[Message], bool],
+        is_ephemeral: Callable[[Message], bool],
         recall: PromptRecovery | None = None,
     ) -> None:
         self.renderer = renderer
         self._secret = secret
-        self._is_ephemeral = transient
+        self._is_ephemeral = is_ephemeral
         self._token_source = recall
         self._exchange_tokens: TokenBudgetLRU[SampledTokens] = TokenBudgetLRU()
         self._sampled_replies: TokenBudgetLRU[SampledReply] = TokenBudgetLRU(REPLY_CACHE_TOKENS)
@@ -96,7 +96,7 @@ class PromptBuilder:
         self._replies_looked_up: TwoGenerationLRU[bytes, bool] = TwoGenerationLRU(65536)
         self._exchanges_looked_up: TwoGenerationLRU[bytes, bool] = TwoGenerationLRU(65536)
         self._feature_cache: TwoGenerationLRU[bytes, MessageFeatures] = TwoGenerationLRU(
-            FEATURE_CACHE_BYTES, lambda raw, facts: len(raw) + 256
+            FEATURE_CACHE_BYTES, lambda raw, features: len(raw) + 256
         )
         self._tool_cache: TwoGenerationLRU[bytes, ToolFeatures] = TwoGenerationLRU(256)
         self._mark_cache: TwoGenerationLRU[tuple[int, bytes, bytes], Mark] = TwoGenerationLRU(131072)
@@ -104,7 +104,7 @@ class PromptBuilder:
     async def build_prompt(self, ask: ChatRequest, scope: str) -> BuiltPrompt:
         """Build the prompt. Raises `RequestError` if the template rejects the conversation or a client's variable."""
         large = ask.size > BUILD_IN_THREAD_BYTES
-        facts, tools, history = await _call(self._read_request, ask, scope, in_thread=large)
+        features, tools, history = await _call(self._read_request, ask, scope, in_thread=large)
         found = self._exchange_tokens.find_last(history.reply_keys) or await self._recover_exchange(ask, scope, history)
         if found and (text := await _call(self._text_after, ask, found[0], in_thread=large)) is not None:
             new = await self._tokenize_pieces(text, [text], in_thread=large)
@@ -112,13 +112,13 @@ class PromptBuilder:
             if bridged is not None:
                 return BuiltPrompt(bridged, history, len(found[1]))
         await self._recover_replies(scope, history)
-        whole, pieces = await _call(self._render_pieces, ask, scope, facts, tools, history, in_thread=large)
+        whole, pieces = await _call(self._render_pieces, ask, scope, features, tools, history, in_thread=large)
         reused = sum(len(piece) for piece in pieces if not isinstance(piece, str))
         return BuiltPrompt(await self._tokenize_pieces(whole, pieces, in_thread=large), history, reused)
 
     def _read_request(self, ask: ChatRequest, scope: str) -> tuple[list[MessageFeatures], ToolFeatures, HashedHistory]:
-        facts, tools = self._message_features(ask), self._tool_features(ask)
-        return facts, tools, self._hash_history(facts, tools, scope, ask.template_variables)
+        features, tools = self._message_features(ask), self._tool_features(ask)
+        return features, tools, self._hash_history(features, tools, scope, ask.template_variables)
 
     def _text_after(self, ask: ChatRequest, index: int) -> str | None:
         return self.renderer.text_after(ask.messages[index], ask.messages[index + 1 :], tools=bool(ask.tools))
@@ -127,12 +127,12 @@ class PromptBuilder:
         self,
         ask: ChatRequest,
         scope: str,
-        facts: Sequence[MessageFeatures],
+        features: Sequence[MessageFeatures],
         tools: ToolFeatures,
         history: HashedHistory,
     ) -> tuple[str, list[PromptPiece]]:
         """Return the template's text, and the text as pieces in which our verbatim replies are sampled ids."""
-        ready = [f.template_message for f in facts]
+        ready = [f.template_message for f in features]
         known: list[SampledReply] = []
         for mark in history.marks:
             said = self._sampled_replies.get(scope.encode() + mark.chain) if mark.role == "assistant" else None
@@ -205,9 +205,9 @@ class PromptBuilder:
         return [known(raw) or self._compute_and_cache(raw, m) for raw, m in zip(ask.raw, ask.messages, strict=True)]
 
     def _compute_and_cache(self, raw: bytes, message: Message) -> MessageFeatures:
-        facts = self._compute_features(message)
-        self._feature_cache.put(raw, facts)
-        return facts
+        features = self._compute_features(message)
+        self._feature_cache.put(raw, features)
+        return features
 
     def _compute_features(self, message: Message) -> MessageFeatures:
         mark = message_hash.mark_message(message, index=0, chain=message_hash.CHAIN_ROOT, key=self._secret)
@@ -228,7 +228,7 @@ class PromptBuilder:
         return tools
 
     def _hash_history(
-        self, facts: Sequence[MessageFeatures], tools: ToolFeatures, scope: str, variables: Mapping[str, Any]
+        self, features: Sequence[MessageFeatures], tools: ToolFeatures, scope: str, variables: Mapping[str, Any]
     ) -> HashedHistory:
         """Hash the conversation. Scope, tools and variables are part of the hash: keys share nothing."""
         secret, chain = self._secret, message_hash.CHAIN_ROOT
@@ -237,25 +237,27 @@ class PromptBuilder:
             full.update(msgspec.json.encode(variables, order="deterministic"))
         marks: list[Mark] = []
         keys: list[tuple[int, bytes]] = []
-        for index, fact in enumerate(facts):
-            full.update(fact.sent_hash)
-            if not fact.is_ephemeral:
-                mark = self._message_mark(fact, index, chain)
+        for index, feature in enumerate(features):
+            full.update(feature.sent_hash)
+            if not feature.is_ephemeral:
+                mark = self._message_mark(feature, index, chain)
                 marks.append(mark)
                 chain = mark.chain
-            if fact.role == "assistant":
+            if feature.role == "assistant":
                 keys.append((index, full.copy().digest()))
-        first = next((fact for fact in facts if fact.role == "user"), None)
+        first = next((feature for feature in features if feature.role == "user"), None)
         bridges = self.renderer.bridge_unsupported_reason is None and not variables
         origin = first.origin if first else None
-        return HashedHistory(tuple(marks), tuple(keys), full, len(marks) == len(facts), origin, bridges)
+        return HashedHistory(tuple(marks), tuple(keys), full, len(marks) == len(features), origin, bridges)
 
-    def _message_mark(self, fact: MessageFeatures, index: int, chain: bytes) -> Mark:
-        key = (index, chain, fact.own_hash)
+    def _message_mark(self, feature: MessageFeatures, index: int, chain: bytes) -> Mark:
+        key = (index, chain, feature.own_hash)
         mark = self._mark_cache.get(key)
         if mark is None:
-            after = message_hash.extend_chain(chain, fact.own_hash, self._secret)
-            mark = Mark(index=index, role=fact.role, own=fact.own_hash, chain=after, distinctive=fact.distinctive)
+            after = message_hash.extend_chain(chain, feature.own_hash, self._secret)
+            mark = Mark(
+                index=index, role=feature.role, own=feature.own_hash, chain=after, distinctive=feature.distinctive
+            )
             self._mark_cache.put(key, mark)
         return mark
 

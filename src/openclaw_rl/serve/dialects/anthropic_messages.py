@@ -161,13 +161,13 @@ class MessagesDialect(Dialect):
             error["details"] = {"error_code": code}
         return to_json({"type": "error", "error": error, "request_id": None})
 
-    def stream_encoder(self, opening: ReplyHeader, ask: ChatRequest) -> MessagesStreamEncoder:
-        return MessagesStreamEncoder(opening)
+    def stream_encoder(self, header: ReplyHeader, ask: ChatRequest) -> MessagesStreamEncoder:
+        return MessagesStreamEncoder(header)
 
-    def encode_response(self, opening: ReplyHeader, ask: ChatRequest, choices: Sequence[FinishedChoice]) -> bytes:
+    def encode_response(self, header: ReplyHeader, ask: ChatRequest, choices: Sequence[FinishedChoice]) -> bytes:
         (choice,) = choices
         end = {**_stop_fields(choice.end), "usage": _usage_fields(choice.end.usage)}
-        return to_json(_message_fields(opening) | {"content": _content_blocks(choice)} | end)
+        return to_json(_message_fields(header) | {"content": _content_blocks(choice)} | end)
 
 
 class MessagesStreamEncoder:
@@ -176,8 +176,8 @@ class MessagesStreamEncoder:
     Tool calls wait because agents start a tool when its block is complete; by then the exchange must be durable.
     """
 
-    def __init__(self, opening: ReplyHeader) -> None:
-        self._opening = opening
+    def __init__(self, header: ReplyHeader) -> None:
+        self._header = header
         self._started = False
         self._block_index = -1
         self._block_type = ""  # type of the open block
@@ -202,10 +202,10 @@ class MessagesStreamEncoder:
     def _message_start(self) -> bytes:
         self._started = True
         usage = _usage_fields(
-            TokenUsage(prompt_tokens=self._opening.prompt_tokens, completion_tokens=0, reasoning_tokens=0)
+            TokenUsage(prompt_tokens=self._header.prompt_tokens, completion_tokens=0, reasoning_tokens=0)
         )
         empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
-        return sse_event("message_start", {"message": _message_fields(self._opening) | empty})
+        return sse_event("message_start", {"message": _message_fields(self._header) | empty})
 
     def _text_delta(self, kind: str, key: str, words: str) -> bytes:
         out = b"" if self._block_type == kind else self._open_block(kind, _EMPTY_BLOCKS[kind])
@@ -222,7 +222,7 @@ class MessagesStreamEncoder:
             return b""
         out = b""
         if self._block_type == "thinking":
-            delta = {"type": "signature_delta", "signature": self._opening.id}
+            delta = {"type": "signature_delta", "signature": self._header.id}
             out = sse_event("content_block_delta", {"index": self._block_index, "delta": delta})
         self._block_type = ""
         return out + sse_event("content_block_stop", {"index": self._block_index})
@@ -255,8 +255,8 @@ _DELTA_KEYS = {
 _DELTA_HEAD = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":{"type":"%s","%s":'
 
 
-def _message_fields(opening: ReplyHeader) -> dict[str, Any]:
-    return {"type": "message", "role": "assistant", **header_fields(opening)}
+def _message_fields(header: ReplyHeader) -> dict[str, Any]:
+    return {"type": "message", "role": "assistant", **header_fields(header)}
 
 
 def _content_blocks(choice: FinishedChoice) -> list[dict[str, Any]]:

@@ -47,11 +47,11 @@ class Dialect(ABC):
         """Decode a body. Raises `RequestError` that names the field and what was expected."""
 
     @abstractmethod
-    def stream_encoder(self, opening: ReplyHeader, ask: ChatRequest) -> StreamEncoder:
+    def stream_encoder(self, header: ReplyHeader, ask: ChatRequest) -> StreamEncoder:
         """Return a new encoder for one response."""
 
     @abstractmethod
-    def encode_response(self, opening: ReplyHeader, ask: ChatRequest, choices: Sequence[FinishedChoice]) -> bytes:
+    def encode_response(self, header: ReplyHeader, ask: ChatRequest, choices: Sequence[FinishedChoice]) -> bytes:
         """Return the body of a response that is not streamed."""
 
     def decode_count_request(self, body: bytes, headers: Mapping[str, str]) -> ChatRequest:
@@ -96,9 +96,9 @@ def sse_event(kind: str, fields: Mapping[str, Any]) -> bytes:
     return b"event: %s\ndata: %s\n\n" % (kind.encode(), to_json({"type": kind, **fields}))
 
 
-def header_fields(opening: ReplyHeader) -> dict[str, Any]:
+def header_fields(header: ReplyHeader) -> dict[str, Any]:
     """Return the fields that every response object has."""
-    return {"id": opening.id, "model": opening.model, "system_fingerprint": f"v{opening.version}"}
+    return {"id": header.id, "model": header.model, "system_fingerprint": f"v{header.version}"}
 
 
 def openai_usage(usage: TokenUsage, prompt: str, completion: str) -> dict[str, Any]:

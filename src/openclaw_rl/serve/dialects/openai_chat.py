@@ -123,10 +123,10 @@ class ChatDialect(Dialect):
             raw_tools=raw_tools,
         )
 
-    def stream_encoder(self, opening: ReplyHeader, ask: ChatRequest) -> ChatStreamEncoder:
-        return ChatStreamEncoder(opening, ask)
+    def stream_encoder(self, header: ReplyHeader, ask: ChatRequest) -> ChatStreamEncoder:
+        return ChatStreamEncoder(header, ask)
 
-    def encode_response(self, opening: ReplyHeader, ask: ChatRequest, choices: Sequence[FinishedChoice]) -> bytes:
+    def encode_response(self, header: ReplyHeader, ask: ChatRequest, choices: Sequence[FinishedChoice]) -> bytes:
         entries = [
             {
                 "index": index,
@@ -141,7 +141,7 @@ class ChatDialect(Dialect):
             for index, choice in enumerate(choices)
         ]
         usage = _total_usage([c.end.usage for c in choices])
-        return to_json(_constant_fields(opening, "chat.completion") | {"choices": entries, "usage": usage})
+        return to_json(_constant_fields(header, "chat.completion") | {"choices": entries, "usage": usage})
 
 
 def _read_message(raw: bytes, place: str) -> dict[str, Any]:
@@ -171,12 +171,11 @@ def _function_name(choice: Mapping[str, Any], place: str) -> str:
 class ChatStreamEncoder:
     """Stream encoder. The constant bytes of each reply's chunks are encoded once."""
 
-    def __init__(self, opening: ReplyHeader, ask: ChatRequest) -> None:
-        constant = to_json(_constant_fields(opening, "chat.completion.chunk"))[:-1]
+    def __init__(self, header: ReplyHeader, ask: ChatRequest) -> None:
+        constant = to_json(_constant_fields(header, "chat.completion.chunk"))[:-1]
         head = b"data: " + constant
         self._choice_states = [
-            _ChoiceState(choice_id(opening.id, i), head + b',"choices":[{"index":%d,"delta":{' % i)
-            for i in range(ask.n)
+            _ChoiceState(choice_id(header.id, i), head + b',"choices":[{"index":%d,"delta":{' % i) for i in range(ask.n)
         ]
         self._usage_head = head + b',"choices":[],"usage":'
         self._tail = b'},"logprobs":null,"finish_reason":null}]}\n\n'
@@ -246,8 +245,8 @@ def _finish_chunk(id: str, end: ReplyEnd) -> bytes:
     return head + end.finish_reason.value.encode() + b'"' + stop + b"}]}\n\n"
 
 
-def _constant_fields(opening: ReplyHeader, kind: str) -> dict[str, Any]:
-    return {"object": kind, "created": opening.created, **header_fields(opening)}
+def _constant_fields(header: ReplyHeader, kind: str) -> dict[str, Any]:
+    return {"object": kind, "created": header.created, **header_fields(header)}
 
 
 def _total_usage(usages: Sequence[TokenUsage]) -> dict[str, Any]:

@@ -127,17 +127,17 @@ class ResponsesDialect(Dialect):
     def encode_count(self, tokens: int) -> bytes:
         return to_json({"object": "response.input_tokens", "input_tokens": tokens})
 
-    def stream_encoder(self, opening: ReplyHeader, ask: ChatRequest) -> ResponsesStreamEncoder:
-        return ResponsesStreamEncoder(opening, ask)
+    def stream_encoder(self, header: ReplyHeader, ask: ChatRequest) -> ResponsesStreamEncoder:
+        return ResponsesStreamEncoder(header, ask)
 
-    def encode_response(self, opening: ReplyHeader, ask: ChatRequest, choices: Sequence[FinishedChoice]) -> bytes:
+    def encode_response(self, header: ReplyHeader, ask: ChatRequest, choices: Sequence[FinishedChoice]) -> bytes:
         (choice,) = choices
         extra: ResponseOptions = ask.dialect_state
         status = status_of(choice.end.finish_reason)
-        ids = ItemIdGenerator(opening.id)
+        ids = ItemIdGenerator(header.id)
         tokens = choice.tokens if ask.logprobs else ()
         items = output_items(choice.message, ids, extra.origins, status=status, tokens=tokens, seal=extra.seal)
-        return to_json(response_object(opening, extra.echo, status, items, usage=choice.end.usage))
+        return to_json(response_object(header, extra.echo, status, items, usage=choice.end.usage))
 
 
 def _check_unsupported(b: _ResponsesBody) -> None:

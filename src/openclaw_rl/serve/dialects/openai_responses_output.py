@@ -155,7 +155,7 @@ class PendingTokens:
 
 
 def response_object(
-    opening: ReplyHeader,
+    header: ReplyHeader,
     echo: Mapping[str, Any],
     status: str,
     output: Sequence[Item] = (),
@@ -165,9 +165,9 @@ def response_object(
 ) -> Item:
     """Return the Response object. `echo`: the request fields that it repeats."""
     return {
-        **header_fields(opening),
+        **header_fields(header),
         "object": "response",
-        "created_at": opening.created,
+        "created_at": header.created,
         "completed_at": int(time.time()) if status == COMPLETED else None,
         "status": status,
         "output": list(output),

@@ -24,15 +24,15 @@ def stored_response(exchange: Exchange, model: str, *, reasoning: int) -> Item:
     """
     request, reply = exchange.request, exchange.reply
     version = reply.spans[0].version if reply is not None and reply.spans else request.version
-    opening = ReplyHeader(id=request.id, created=int(request.admitted_at), model=model, version=version)
+    header = ReplyHeader(id=request.id, created=int(request.admitted_at), model=model, version=version)
     if reply is None:
-        return out.response_object(opening, _echoed_fields(request), out.IN_PROGRESS)
+        return out.response_object(header, _echoed_fields(request), out.IN_PROGRESS)
     status = _RESPONSE_STATUS.get(reply.status) or out.status_of(reply.finish_reason)
     item_status = out.COMPLETED if status == out.COMPLETED else out.INCOMPLETE
     ids, origins = ItemIdGenerator(request.id), _tool_origins(request.tools)
     items = out.output_items(reply.message, ids, origins, status=item_status)
     error = {"code": "server_error", "message": reply.error or "the reply failed"} if status == "failed" else None
-    whole = out.response_object(opening, _echoed_fields(request), status, items, error=error)
+    whole = out.response_object(header, _echoed_fields(request), status, items, error=error)
     completed = int(reply.finished_at) if status == out.COMPLETED else None
     usage = TokenUsage(
         prompt_tokens=len(request.prompt_ids), completion_tokens=len(reply.response_ids), reasoning_tokens=reasoning

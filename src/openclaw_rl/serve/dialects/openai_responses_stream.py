@@ -32,10 +32,10 @@ class ResponsesStreamEncoder:
     therefore waits for the end of the reply: by then the exchange is durable.
     """
 
-    def __init__(self, opening: ReplyHeader, ask: ChatRequest) -> None:
+    def __init__(self, header: ReplyHeader, ask: ChatRequest) -> None:
         extra: ResponseOptions = ask.dialect_state
-        self._opening, self._ask, self._options = opening, ask, extra
-        self._ids = ItemIdGenerator(opening.id)
+        self._header, self._ask, self._options = header, ask, extra
+        self._ids = ItemIdGenerator(header.id)
         self._items: list[Item] = []  # by output_index; the open item in its initial state
         self._pending_calls: list[int] = []  # output indices of calls whose `output_item.done` is pending
         self._current_item: _OpenItem | None = None
@@ -59,7 +59,7 @@ class ResponsesStreamEncoder:
         """Return `response.failed`, then `error` for clients that do not read the status of the Response."""
         kind = "server_error" if status >= 500 else "invalid_request_error"
         error = {"code": "server_error", "message": message}
-        failed = out.response_object(self._opening, self._options.echo, "failed", self._items, error=error)
+        failed = out.response_object(self._header, self._options.echo, "failed", self._items, error=error)
         flat = {"code": code, "message": message, "param": None}
         return self._sse_event("response.failed", response=failed) + self._sse_event(
             "error", **flat, error=flat | {"type": kind}
@@ -70,7 +70,7 @@ class ResponsesStreamEncoder:
         return sse_event(kind, {"sequence_number": number, **fields})
 
     def _created_events(self) -> bytes:
-        begun = out.response_object(self._opening, self._options.echo, out.IN_PROGRESS)
+        begun = out.response_object(self._header, self._options.echo, out.IN_PROGRESS)
         return self._sse_event("response.created", response=begun) + self._sse_event(
             "response.in_progress", response=begun
         )
@@ -149,5 +149,5 @@ class ResponsesStreamEncoder:
         events += self._close_item(status)
         for index in self._pending_calls:
             events += self._sse_event("response.output_item.done", output_index=index, item=self._items[index])
-        whole = out.response_object(self._opening, self._options.echo, status, self._items, usage=end.usage)
+        whole = out.response_object(self._header, self._options.echo, status, self._items, usage=end.usage)
         return events + self._sse_event(f"response.{status}", response=whole)
