@@ -123,7 +123,7 @@ def test_unrelated_traffic_changes_nothing(script: Script, noise: Script, rng: r
 
 
 @given(st.lists(turns, min_size=1, max_size=8))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_events_taken_twice_change_nothing(script: Sequence[Turn]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         world = Stored(Path(folder) / "store.db")

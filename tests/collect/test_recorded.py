@@ -13,7 +13,7 @@ from tests.collect.world import Ask, Memory, Player, Step, Stored
 from openclaw_rl.types import Request
 
 PEOPLE = ("ann", "bob", "cleo")
-INTERLEAVINGS = 1000
+INTERLEAVINGS = 250
 
 
 def interleaved(people: Sequence[str], rng: random.Random) -> list[Step]:
@@ -69,7 +69,7 @@ def test_random_interleavings() -> None:
         check(world, people, where=f"seed {seed}")
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_random_interleavings_in_the_store(seed: int, tmp_path: Path) -> None:
     """Collecting runs behind the traffic here, by a random number of steps."""
     rng = random.Random(seed)

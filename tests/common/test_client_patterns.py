@@ -18,8 +18,8 @@ from openclaw_rl.settings.load import CollectConfig, from_flat
 from openclaw_rl.types import Message
 
 HERE = Path(__file__).parents[2]
-SIZE = 200_000  # characters
-WITHIN = 120.0  # seconds for all texts together; what is quadratic takes longer for one of them
+SIZE = 50_000  # characters
+WITHIN = 30.0  # seconds for all texts together, which take 2 s; quadratic time on one of them is 10 s or more
 
 WAKE = "[Sat 2026-11-21 12:13 UTC] [OpenClaw exec completion]\nDisable automatic completion turns with x.\n"
 RUN = "Runtime: agent=main | session=agent:main:main | sessionId=7f3a | host=vm"
@@ -119,19 +119,14 @@ def take_all(size: int) -> None:
         message_hash.visible_text({"role": "assistant", "content": text})
 
 
-def in_time(size: int, within: float) -> None:
-    """In a process of its own: what hangs in `re` lets nobody else run."""
-    code = f"from tests.common.test_client_patterns import take_all; take_all({size})"
+def test_no_expression_takes_more_than_linear_time() -> None:
+    """In another process, because `re` cannot be interrupted. Short texts first: exponential time shows there."""
+    code = f"from tests.common.test_client_patterns import take_all; take_all(2_000); take_all({SIZE})"
     try:
-        subprocess.run([sys.executable, "-c", code], cwd=HERE, timeout=within, check=True, capture_output=True)
+        subprocess.run([sys.executable, "-c", code], cwd=HERE, timeout=WITHIN, check=True, capture_output=True)
     except subprocess.TimeoutExpired as error:
         at = (error.stdout or b"").decode().splitlines()[-1:]
-        pytest.fail(f"not done within {within} s; at the text {at}")
-
-
-def test_no_expression_takes_more_than_linear_time() -> None:
-    in_time(2_000, WITHIN)  # what is exponential
-    in_time(SIZE, WITHIN)
+        pytest.fail(f"not done within {WITHIN} s; at the text {at}")
 
 
 @pytest.mark.parametrize("key", ["collect.side_patterns", "collect.client_prompt_patterns", "serve.ephemeral_patterns"])

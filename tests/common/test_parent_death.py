@@ -12,7 +12,7 @@ import pytest
 
 STARTS = """
 import os, subprocess, sys
-child = "import time; time.sleep(1); from openclaw_rl.common.parent_death import die_with_parent; "
+child = "import time; time.sleep(0.3); from openclaw_rl.common.parent_death import die_with_parent; "
 child += f"die_with_parent({os.getpid()}); print('asked', flush=True); time.sleep(60)"
 print(subprocess.Popen([sys.executable, "-c", child]).pid, flush=True)
 """
@@ -30,7 +30,7 @@ def test_it_ends_with_its_parent(ends: str) -> None:
             parent.kill()
         end = time.monotonic() + 60
         while _runs(child) and time.monotonic() < end:
-            time.sleep(0.1)
+            time.sleep(0.02)
         if left := _runs(child):
             os.kill(child, signal.SIGKILL)
         assert not left
@@ -39,5 +39,5 @@ def test_it_ends_with_its_parent(ends: str) -> None:
 
 def _runs(pid: int) -> bool:
     """Also an orphan that nobody waits for has ended."""
-    told = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout
-    return bool(told.strip()) and not told.startswith("Z")
+    status = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout
+    return bool(status.strip()) and not status.startswith("Z")

@@ -180,7 +180,7 @@ def test_the_starter_as_a_judge_gives_no_verdict_but_answers(tmp_path: Path) -> 
                         return error
                 assert time.monotonic() < give_up, "its engine did not come"
                 assert not running.done(), running.result()
-                await asyncio.sleep(0.5)
+                await asyncio.sleep(0.05)
         finally:
             await judge.close()
             stop.set()

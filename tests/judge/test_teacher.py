@@ -236,6 +236,8 @@ def looped(world: World, answer: Answer, judge: ScriptedJudge, body: Callable[[]
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judge_loop, "READ_EVERY", 0.02)
+    monkeypatch.setattr(judge_loop, "FIRST_WAIT", 0.05)
+    monkeypatch.setattr(judge_loop, "LONGEST_PROBE", 0.05)
     monkeypatch.setattr(worker_loop, "HEARTBEAT_SECONDS", 0.02)
 
 

@@ -74,7 +74,7 @@ JSON: st.SearchStrategy[Any] = st.recursive(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(st.text(max_size=40), JSON, st.text(max_size=40))
 def test_no_text_makes_it_fall_over_or_invent_a_score(before: str, value: Any, after: str) -> None:
     vote = parse_vote(before + json.dumps(value) + after)

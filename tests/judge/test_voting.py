@@ -20,7 +20,7 @@ def usable(votes: list[Vote]) -> list[int]:
     return [vote.score for vote in votes if vote.score is not None]
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(VOTES.filter(usable), THRESHOLDS)
 def test_a_score_holds_strictly_more_than_the_threshold_and_more_than_any_other(
     votes: list[Vote], share: float

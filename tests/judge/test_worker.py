@@ -111,12 +111,12 @@ def test_a_turn_on_which_the_judge_fails_waits_and_does_not_hold_up_the_others(w
         return JudgeError("hiccup") if tries < 4 else -1
 
     async def go() -> None:
-        for id in ids(100):
+        for id in ids(20):
             world.close(id, "ok")
         async with working(world, ScriptedJudge(opinion)):
-            await until(lambda: world.judged() == 99)
+            await until(lambda: world.judged() == 19)
             assert world.state("t00") is TurnState.CLOSED
-            await until(lambda: world.judged() == 100)
+            await until(lambda: world.judged() == 20)
 
     asyncio.run(go())
     assert tries == 4
@@ -318,7 +318,7 @@ asyncio.run(loop.run(from_flat({"home": sys.argv[1], "judge.poll": 0.01, "judge.
 
 
 def test_a_killed_loop_loses_no_committed_verdict(world: World, ids: Ids) -> None:
-    for id in ids(150):
+    for id in ids(60):
         world.close(id, "Perfect, thanks!")
     child = subprocess.Popen([sys.executable, "-c", _CHILD, world.config.home])
     while world.judged() < 5:
@@ -329,7 +329,7 @@ def test_a_killed_loop_loses_no_committed_verdict(world: World, ids: Ids) -> Non
     child.wait()
     store = Store.open(world.config.store_path, create=False)
     with store.read() as conn:
-        for id in ids(150):
+        for id in ids(60):
             turn, verdict = turns.get(conn, id), turns.current_verdict(conn, id)
             assert turn is not None
             assert (turn.state is TurnState.JUDGED) == (verdict is not None and verdict.score == 1)
@@ -338,6 +338,6 @@ def test_a_killed_loop_loses_no_committed_verdict(world: World, ids: Ids) -> Non
 
     async def go() -> None:
         async with working(world):
-            await until(lambda: world.judged() == 150)
+            await until(lambda: world.judged() == 60)
 
     asyncio.run(go())

@@ -144,7 +144,7 @@ FIELDS += ["top_p", "stop", "n", "seed", "logit_bias", "logprobs", "user"]
 @given(changes=st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=3), message=st.dictionaries(
     st.sampled_from(["role", "content", "tool_calls", "name", "reasoning_content", "x"]), JSON, max_size=3
 ))  # fmt: skip
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_request_is_a_5xx(site: Site, changes: dict[str, Any], message: dict[str, Any]) -> None:
     body = {"messages": [USER | message], "max_tokens": 2} | changes
     answer = site.http.post(CHAT, body)

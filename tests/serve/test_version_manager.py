@@ -207,7 +207,7 @@ def test_an_engine_that_refuses(start: Start) -> None:
     idle=st.lists(st.integers(0, 6), unique=True, max_size=4),
     data=st.data(),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_the_plan(
     loaded: frozenset[int], held: dict[int, int], head: int, idle: list[int], data: st.DataObject
 ) -> None:

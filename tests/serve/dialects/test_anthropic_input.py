@@ -250,19 +250,19 @@ BODY = st.fixed_dictionaries(
 )
 
 
-def told(dialect: MessagesDialect, error: RequestError) -> tuple[int, str, str]:
+def error_shape(dialect: MessagesDialect, error: RequestError) -> tuple[int, str, str]:
     shape = json.loads(dialect.error_body(error.status, str(error), param=error.param, code=error.code))
     return error.status, shape["type"], shape["error"]["type"]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(BODY | JSON)
 def test_whatever_is_sent(body: Any) -> None:
     dialect = MessagesDialect()
     try:
         ask = dialect.decode(json.dumps(body).encode(), {})
     except RequestError as error:
-        refused = told(dialect, error)
+        refused = error_shape(dialect, error)
         assert refused == (400, "error", "invalid_request_error")
         return
     assert len(ask.raw) == len(ask.messages) > 0

@@ -158,7 +158,8 @@ def test_only_objects_that_list_their_properties_are_closed() -> None:
 
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SubprocessSystem]:
-    with SubprocessSystem(scratch_config(tmp_path_factory.mktemp("forced"), {"run.log_level": "warning"})) as made:
+    config = scratch_config(tmp_path_factory.mktemp("forced"), {"run.log_level": "warning"})
+    with SubprocessSystem(config, command="serve") as made:  # collect, judge and train are not needed
         yield made
 
 

@@ -12,7 +12,7 @@ from tests.serve.conftest import Answer, Site
 from tests.serve.dialects.responses_client import FUNCTION, events_of, stored, whole
 from tests.serve.dialects.test_openai_responses_input import bodies, json_values
 
-wired = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+wired = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 good = st.fixed_dictionaries(
     {"input": st.text(min_size=1, max_size=20)},
