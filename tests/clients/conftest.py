@@ -1,5 +1,5 @@
-"""Replayed clients talk to the same gateway as the tests of the serving room."""
+"""Replayed clients talk to the same gateway as the tests of the serve stage."""
 
-from tests.serve.conftest import renderers, site, start
+from tests.serve.conftest import empty_store, renderers, site, start
 
-__all__ = ["renderers", "site", "start"]
+__all__ = ["empty_store", "renderers", "site", "start"]

@@ -18,7 +18,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from tests.serve.conftest import KEY, Start, renderers, start
+from tests.serve.conftest import KEY, Start, empty_store, renderers, start
 from tests.system.test_words import run as command
 
 from openclaw_rl.errors import PluginError
@@ -31,7 +31,7 @@ from openclaw_rl.store.db import Store
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
 from openclaw_rl.types import TurnState
 
-__all__ = ["renderers", "start"]
+__all__ = ["empty_store", "renderers", "start"]
 
 FORM = """<!doctype html><title>Join</title><h1>Join us</h1>
 <label>Name <input id=name></label> <label>Size <select id=size><option>small<option>large</select></label>

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from itertools import count
 
 import pytest
-from tests.serve.conftest import Site, Start, renderers, start
+from tests.serve.conftest import Site, Start, empty_store, renderers, start
 
 from openclaw_rl.collect.worker import Collector
 from openclaw_rl.store import turns
@@ -21,7 +21,7 @@ os.environ |= {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
 }
 
-__all__ = ["renderers", "start"]
+__all__ = ["empty_store", "renderers", "start"]
 
 
 class Talk:
