@@ -19,7 +19,7 @@ from openclaw_rl.common.assets import STARTER
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.settings import aliases, validate
 from openclaw_rl.settings import sources as reading
-from openclaw_rl.settings.earlier_keys import current_key
+from openclaw_rl.settings.aliases import current_key
 from openclaw_rl.settings.schema import (
     SECRETS,
     CollectConfig,
@@ -223,7 +223,7 @@ def _format_error(error: Any, sources: Mapping[str, str]) -> str:
     hint = _HINTS.get(error["type"], "")
     source = next((said for known, said in sources.items() if key == known or key.startswith(known + ".")), "")
     shown = "" if key in SECRETS else f" (got {error['input']!r})"
-    said = aliases.REFUSED_VALUES.get((key, str(error["input"]).lower())) or error["msg"].removeprefix("Value error, ")
+    said = aliases.refusal_reason(key, error["input"]) or error["msg"].removeprefix("Value error, ")
     return f"{key}: {said}{hint}{shown}" + (f", from {source}" if source else "")
 
 
