@@ -18,7 +18,7 @@ from openclaw_rl.render.model_folder import ModelFiles, compute_identity
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.load import STARTER, ModelConfig, TrainConfig, train_settings
 from openclaw_rl.status.report import merge_reasons
-from openclaw_rl.store import exchanges, imported_turns, policies, turns
+from openclaw_rl.store import exchanges, imported_turns, policies, training_queue, turns
 from openclaw_rl.train.sample_builder import SampleBuilder
 from openclaw_rl.trajectories.files import read_entries
 from openclaw_rl.trajectories.importer import BUILT_SHARE, SCORED_SHARE, TrajectoryImporter, score_unscored
@@ -75,7 +75,7 @@ def test_words_are_scored_once_and_then_train(tmp_path: Path, home: Home) -> Non
     with home.store.write() as conn:
         turns.add_verdict(conn, Verdict(turn=first.id, revision=1, judge="rules", score=1, at=1.0))
         head = policies.head(conn)
-        ready = policies.trainable_turns(conn, head=0, limit=9, max_uses=1, need_score=True, need_hint=False)
+        ready = training_queue.trainable_turns(conn, head=0, limit=9, max_uses=1, need_score=True, need_hint=False)
     builder = SampleBuilder(renderer=RENDERER, transient=EphemeralMatcher(()), signal=method, max_staleness=1)
     batch = builder.build_batch(ready, head, range(head.version + 1))
     assert batch.dropped == {}

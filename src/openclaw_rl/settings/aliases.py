@@ -95,8 +95,9 @@ def refusal_reason(key: str, value: Any) -> str | None:
 
 def current_key(key: str, value: Any) -> tuple[str, Any]:
     """Translate a key of version 0.1, and its value where that changed too; other keys are returned as they are."""
-    changed = alias_table("earlier_values").get(key, {}) if isinstance(value, str) else {}
-    return alias_table("earlier_keys").get(key, key), changed.get(value, value)
+    if isinstance(value, str):
+        value = alias_table("earlier_values").get(key, {}).get(value, value)
+    return alias_table("earlier_keys").get(key, key), value
 
 
 def _format_value(value: Any) -> str:
