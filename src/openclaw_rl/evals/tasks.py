@@ -96,10 +96,10 @@ def _tool_schema(name: str, description: str, parameters: Mapping[str, str]) -> 
 
 def tool_tasks() -> list[EvalTask]:
     tools = [_tool_schema(**one) for one in _task_table()["tools"]]
-    return [_tool_task(*one, tools) for one in _task_table()["calls"]]
+    return [_tool_task(tools, *one) for one in _task_table()["calls"]]
 
 
-def _tool_task(asked: str, name: str, arguments: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> EvalTask:
+def _tool_task(tools: Sequence[Mapping[str, Any]], asked: str, name: str, arguments: Mapping[str, Any]) -> EvalTask:
     def check_reply(message: Message) -> str | None:
         made = message.get("tool_calls") or []
         if len(made) != 1:
