@@ -83,11 +83,11 @@ def _start_workers(config: Config, workers: Sequence[str]) -> None:
     supervise(config, with_required_workers(config, workers))
 
 
-@cli.command(hidden=True)
+@cli.command("worker", hidden=True)
 @click.argument("name", type=click.Choice(["engine", "gateway", "collect", "judge", "judge-engine", "train", "data"]))
 @settings_options
 @_with_parent_option
-def room(name: str, **options: Any) -> None:
+def run_one_worker(name: str, **options: Any) -> None:
     """Run one worker in this process (the supervisor starts this command)."""
     from openclaw_rl.supervisor.supervisor import prepare_home, run_worker
 

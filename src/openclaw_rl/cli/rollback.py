@@ -29,8 +29,7 @@ def run_rollback(version: int | None, learn_again: bool, reason: str, yes: bool,
     from openclaw_rl.train.rollback import apply_rollback, check_policy_files, plan_rollback
 
     config = load_config(**options)
-    store = open_store(config)
-    try:
+    with open_store(config) as store:
         with store.read() as conn:
             agreed = plan_rollback(conn, version)
             target = policies.get(conn, agreed.to)
@@ -43,6 +42,4 @@ def run_rollback(version: int | None, learn_again: bool, reason: str, yes: bool,
             click.confirm("Continue?", abort=True)
         with store.write() as conn:
             out = apply_rollback(conn, agreed, learn_again=learn_again, reason=reason)
-    finally:
-        store.close()
     click.echo(f"done: {config.model.name} is version {agreed.to} again, {out} turns removed from training")

@@ -199,14 +199,14 @@ def trainer_variables() -> dict[str, str]:
     return {name: os.environ.get(name, ours) for name, ours in _TRAINER_VARIABLES.items()}
 
 
-def to_environment(config: Config, room: str = "") -> dict[str, str]:
+def to_environment(config: Config, worker: str = "") -> dict[str, str]:
     """Return the environment for a child process of the supervisor: ours plus the serialized config.
 
-    `room`: name of the child; engine, trainer and judge engine see only the GPUs of their settings.
+    `worker`: its name; engine, trainer and judge engine see only the GPUs of their settings.
     """
-    gpus = {"engine": config.engine.gpus, "train": config.train.gpus, "judge-engine": config.judge.gpus}.get(room, ())
+    gpus = {"engine": config.engine.gpus, "train": config.train.gpus, "judge-engine": config.judge.gpus}.get(worker, ())
     placed = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
-    ours = trainer_variables() if room == "train" else _OPENMP_VARIABLES
+    ours = trainer_variables() if worker == "train" else _OPENMP_VARIABLES
     return ours | dict(os.environ) | {CONFIG_VARIABLE: config.model_dump_json()} | placed
 
 

@@ -161,7 +161,7 @@ def _step_rules(t: TrainConfig) -> tuple[tuple[bool, str], ...]:
         ),
         (
             t.batch.max_uses > 1 and (t.batch.replay_ratio == 0 or t.batch.max_turns == t.batch.min_turns),
-            "train.batch.max_uses 2 replays turns beside fresh ones, and there is no room for them: "
+            "train.batch.max_uses 2 replays turns beside fresh ones, and a batch has no place for them: "
             "train.batch.replay_ratio must be "
             "above 0, and train.batch.max_turns above train.batch.min_turns",
         ),

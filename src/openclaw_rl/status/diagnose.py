@@ -70,7 +70,7 @@ def diagnosis_names(config: Config, conn: Connection) -> dict[str, Any]:
 
 
 def print_diagnoses(config: Config, conn: Connection | None) -> bool:
-    """Print each diagnosis with its cure. Returns whether there is none. Without `conn` only engine and Ray."""
+    """Print each diagnosis with its cure. Returns whether none is found. Without `conn`: only engine and Ray."""
     console = Console(highlight=False, soft_wrap=True)
     tried = [trouble for look in (_check_engine, _check_ray_head) if (trouble := look(config)) is not None]
     troubles = tried + (find_diagnoses(config, conn, time.time()) if conn is not None else [])

@@ -95,7 +95,7 @@ def _turn_type(pa: Any) -> Any:
     vote = pa.struct({"score": pa.int8(), "hint": words, "reason": words, "error": words})
     verdict = {"score": pa.int8(), "judge": words, "at": moment, "hints": pa.list_(words), "votes": pa.list_(vote)}
     feedback = {"id": words, "score": pa.int8(), "comment": words, "correction": words, "given_at": moment}
-    told = {
+    outcome = {
         "reaction": pa.struct({"how": words, "source": words, "at": moment}),
         "feedback": pa.list_(pa.struct(feedback)),
         "verdict": pa.struct(verdict | {"reason": words, "explicit": flag}),
@@ -116,7 +116,7 @@ def _turn_type(pa: Any) -> Any:
     times = dict.fromkeys(("at", "first_token_at", "finished_at"), moment)
     marks = {"trainable": flag, "redacted": flag, "removed": pa.list_(words)}
     inner = {key + _JSON_SUFFIX: words for key in sorted(_UNTYPED_KEYS)}
-    return pa.struct(plain | marks | told | tokens | place | ended | times | inner)
+    return pa.struct(plain | marks | outcome | tokens | place | ended | times | inner)
 
 
 def _trajectory_schema(pa: Any) -> Any:
