@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ SECRET_NAMES = ("OPENCLAW_API_KEY", "OPENCLAW_ENGINE_API_KEY", "OPENCLAW_JUDGE_A
 """Removed from the environment of programs that are not ours. HF_TOKEN stays, because they download models."""
 
 
+@cache
 def _text_keys() -> frozenset[str]:
     """Return the settings of type text: the environment and the command line give their value unparsed."""
     return frozenset(key for key, kind in _setting_types() if kind in (str, str | None))
@@ -54,9 +56,10 @@ def _setting_types(model: type[BaseModel] = Config, prefix: str = "") -> Iterato
             yield prefix + name, kind
 
 
-def known_keys() -> Iterator[str]:
-    """Yield the dotted key of every setting."""
-    return (key for key, _ in _setting_types())
+@cache
+def known_keys() -> tuple[str, ...]:
+    """Return the dotted key of every setting."""
+    return tuple(key for key, _ in _setting_types())
 
 
 def read_environment(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
