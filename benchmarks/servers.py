@@ -131,7 +131,7 @@ def gateway(folder: Path, model: Path) -> Server:
             }
         )
     )
-    command = [sys.executable, "-m", "openclaw_rl", "room", "gateway", "--config", str(config)]
+    command = [sys.executable, "-m", "openclaw_rl", "worker", "gateway", "--config", str(config)]
     server = Server(command, core=SERVER_CORE, log=folder / "gateway.log", port=port, key=key)
     server.wait_for("/readyz")
     return server

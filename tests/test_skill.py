@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from openclaw_rl.settings.aliases import ALIASES, ARGUMENTS
+from openclaw_rl.settings.aliases import ARGUMENTS, by_form
 from openclaw_rl.settings.load import known_keys
 
 ROOT = Path(__file__).parents[1]
@@ -36,7 +36,7 @@ def test_the_head_says_what_it_is() -> None:
 
 
 def test_every_variable_is_declared_and_none_that_means_nothing() -> None:
-    understood = {s.name for s in ALIASES if s.form == "environment" and not s.refused} | set(ARGUMENTS)
+    understood = {name for name, alias in by_form("environment").items() if not alias.refused} | set(ARGUMENTS)
     examples = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "examples").rglob("*.py"))
     read = set(re.findall(r"environ\b\W*(?:get\W+)?([A-Z][A-Z_]+)", examples))
     assert "GUI_BROWSER" in read

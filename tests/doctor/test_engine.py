@@ -81,16 +81,16 @@ def test_log_probabilities_of_other_weights_are_noticed(
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ((), "sglang is not installed for"),
         (("--engine-url", "http://127.0.0.1:9", "--wait", "0.3"), "was not ready within 0.3 s"),
     ],
 )
-def test_an_engine_that_is_not_there_is_said(words: tuple[str, ...], told: str) -> None:
+def test_an_engine_that_is_not_there_is_said(words: tuple[str, ...], message: str) -> None:
     code, output = doctor("--engine", "sglang", *words)
     assert code == 1
-    assert told in output
+    assert message in output
 
 
 def test_trial_adapters_fit_the_model_and_differ(tmp_path: Path) -> None:

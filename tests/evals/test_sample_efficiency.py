@@ -1,4 +1,4 @@
-"""The measurement of learning at one person's rate: the whole system in one process, and what is told of it."""
+"""The measurement of learning at one person's rate: the whole system in one process, and its reports."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def setting(**changes: Any) -> Setting:
 
 
 def test_a_talk_is_the_same_each_time(tmp_path: Path) -> None:
-    """Real rooms, and nothing races: same versions after the same reactions, measured alike to the last digit."""
-    runs = [sample_efficiency.one(setting(), tmp_path / name, reactions=12, questions=8) for name in "ab"]
+    """Real stages, and nothing races: same versions after the same reactions, measured alike to the last digit."""
+    runs = [sample_efficiency.one(setting(), tmp_path / name, reactions=8, questions=4) for name in "ab"]
     assert runs[0].points == runs[1].points
     first, second, third = runs[0].points[:3]
     assert (first.version, first.reactions, first.judged) == (0, 0, 0)
     assert (second.judged, third.judged) == (2, 4), "a batch is two fresh judged turns"
-    assert 12 <= runs[0].reactions < 16
+    assert 8 <= runs[0].reactions < 12
     assert runs[0].agreed <= runs[0].judged < runs[0].reactions
     store = Store.open(tmp_path / "a" / "store.db", create=False)
     with store.read() as conn:
@@ -67,7 +67,7 @@ QUICK = run_of({0: (0.5, 1.0), 10: (0.7, 0.95), 20: (0.92, 0.9), 30: (0.88, 1.0)
 SLOW = run_of({0: (0.4, 1.0), 30: (0.6, 1.0)})
 
 
-def test_what_is_told_of_a_run() -> None:
+def test_the_report_of_a_run() -> None:
     assert QUICK.reached == QUICK.points[2]
     assert (QUICK.after(0).version, QUICK.after(19).version, QUICK.after(20).version) == (0, 1, 2)
     assert QUICK.fall == pytest.approx(0.1)

@@ -14,12 +14,12 @@ import yaml
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.settings import load as settings
 from openclaw_rl.settings import reference
-from openclaw_rl.settings.aliases import ALIASES, ARGUMENTS, REFUSED_VALUES
+from openclaw_rl.settings.aliases import ARGUMENTS, alias_table, all_aliases
 
 LLM = {"judge.base_url": "http://127.0.0.1:9/v1", "judge.model": "m"}
 
 NEEDED = {"NODE_RANK": {"NNODES": "2"}}
-"""What does not stand alone."""
+"""Variables that are given along with one."""
 # name -> (a value as text, what it changes). Written down by hand from what the names promise, not from the code.
 VARIABLES: dict[str, tuple[str, dict[str, Any]]] = {
     "MODEL_PATH": ("/models/a", {"model.path": "/models/a"}),
@@ -199,9 +199,9 @@ def check(loaded: settings.LoadedSettings, changes: dict[str, Any], said: str) -
 
 
 def test_the_lists_are_complete() -> None:
-    """No spelling without a line here, and the other way round."""
+    """Every alias has a line here, and every line an alias."""
     listed = {*VARIABLES, *FLAGS, *FILE, *REFUSED, *NOTICED}
-    assert {s.name for s in ALIASES} == listed
+    assert set(all_aliases()) == listed
 
 
 @pytest.mark.parametrize("name", VARIABLES)
@@ -211,15 +211,14 @@ def test_variables(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FLAGS)
-@pytest.mark.parametrize("inside", [None, *ARGUMENTS])
-def test_flags_on_the_line_and_inside_variables(name: str, inside: str | None) -> None:
+def test_flags_on_the_line_and_inside_a_variable(name: str) -> None:
+    """The variables take turns: all of them are read in the same way."""
     value, changes = FLAGS[name]
     words = [name] if value is None else [name, value]
-    if inside is None:
-        check(load(words=words), changes, name)
-        check(load(words=["=".join(words)]) if value is not None else load(words=[f"{name}=true"]), changes, name)
-    else:
-        check(load(environ={inside: " ".join(words)}), changes, f"{inside} {name}")
+    check(load(words=words), changes, name)
+    check(load(words=["=".join(words)]) if value is not None else load(words=[f"{name}=true"]), changes, name)
+    inside = ARGUMENTS[list(FLAGS).index(name) % len(ARGUMENTS)]
+    check(load(environ={inside: " ".join(words)}), changes, f"{inside} {name}")
 
 
 @pytest.mark.parametrize("name", FILE)
@@ -278,7 +277,7 @@ def test_keys_of_other_services_change_nothing_and_it_is_said(name: str) -> None
         ),
     ],
 )
-def test_what_is_wrong_is_said(given: dict[str, Any], words: str) -> None:
+def test_a_wrong_value_is_an_error_that_names_it(given: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         load(**given)
 
@@ -295,28 +294,29 @@ def test_what_is_wrong_is_said(given: dict[str, Any], words: str) -> None:
     ],
 )
 def test_values_of_elsewhere_are_refused_with_the_reason(given: dict[str, Any], why: str, instead: str) -> None:
-    with pytest.raises(ConfigError, match=f"{why}.* {instead}.*got .*from ") as told:
+    with pytest.raises(ConfigError, match=f"{why}.* {instead}.*got .*from ") as caught:
         load(**given)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_every_value_of_elsewhere_is_one_of_a_setting_and_no_value_here() -> None:
-    for key, value in REFUSED_VALUES:
+    for key, reasons in alias_table("refused_values").items():
         assert key in settings.known_keys()
-        with pytest.raises(ConfigError, match=re.escape(REFUSED_VALUES[key, value])):
-            load(flags={key: value})
+        for value, why in reasons.items():
+            with pytest.raises(ConfigError, match=re.escape(why)):
+                load(flags={key: value})
 
 
-def test_every_fault_of_a_source_is_told_at_once(tmp_path: Path) -> None:
+def test_all_errors_of_a_source_are_reported_together(tmp_path: Path) -> None:
     file = tmp_path / "settings.yaml"
     file.write_text("training: {value_clip_ratio: 0.2, bach_size: 3}\nrollout: {session_aware: false}\n")
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as caught:
         load(file=file)
-    assert len(str(told.value).splitlines()) == 3
-    assert "Did you mean 'training.batch_size'" in str(told.value)
+    assert len(str(caught.value).splitlines()) == 3
+    assert "Did you mean 'training.batch_size'" in str(caught.value)
 
 
-def test_two_spellings_of_one_value_agree() -> None:
+def test_two_aliases_with_one_value_agree() -> None:
     environ = {
         "LEARNING_RATE": "1e-6",
         "OPTIMIZER_ARGS": "--lr 0.000001",
@@ -348,7 +348,7 @@ def test_what_is_shown_can_be_read_again(tmp_path: Path) -> None:
 def test_the_reference_page_is_current() -> None:
     page = Path(__file__).parents[2] / "docs" / "reference" / "settings.md"
     assert page.read_text(encoding="utf-8") == reference.reference_page(), (
-        f"python -m openclaw_rl.settings.reference {page} writes it anew"
+        f"python -m openclaw_rl.settings.reference {page} writes it again"
     )
 
 

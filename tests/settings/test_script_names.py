@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -29,31 +31,43 @@ def run(words: list[str], folder: Path, **environment: str) -> subprocess.Comple
 
 
 @pytest.mark.parametrize(
-    ("name", "command"),
+    ("script", "command"),
     [
-        (["-m", "openclaw.server"], "serve"),
-        (["-m", "openclaw_combine.test_rollout"], "test-rollout"),
-        ([str(COMBINE / "serve_model.py")], "serve"),
-        ([str(COMBINE / "collect_rollouts.py")], "collect"),
-        ([str(COMBINE / "train_async.py")], "train"),
-        ([str(ROOT / "slime" / "train.py")], "train"),
-        ([str(ROOT / "slime" / "train_grpo.py")], "train"),
+        (ROOT / "src" / "openclaw" / "server.py", "serve"),
+        (ROOT / "src" / "openclaw_combine" / "test_rollout.py", "test-rollout"),
+        (COMBINE / "serve_model.py", "serve"),
+        (COMBINE / "collect_rollouts.py", "collect"),
+        (COMBINE / "train_async.py", "train"),
+        (ROOT / "slime" / "train.py", "train"),
+        (ROOT / "slime" / "train_grpo.py", "train"),
     ],
 )
-def test_it_is_the_command_and_takes_its_words(name: list[str], command: str, tmp_path: Path) -> None:
-    told = run([*name, "--help"], tmp_path)
-    assert told.stdout.splitlines()[0].startswith(f"Usage: openclaw-rl {command} "), told
-    assert (told.returncode, told.stderr) == (0, "")
-    wrong = run([*name, "--home", str(tmp_path / "home"), "--lrr", "1"], tmp_path)
-    assert wrong.returncode != 0
-    assert "--lr" in wrong.stderr
-    assert "Traceback" not in wrong.stderr
+def test_a_script_is_the_command_and_takes_its_flags(
+    script: Path, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run_here(*words: str) -> tuple[str, str]:
+        """Run the script as the main module of this process; return its stdout and stderr."""
+        monkeypatch.setattr(sys, "argv", [str(script), *words])
+        with contextlib.suppress(SystemExit):
+            runpy.run_path(str(script), run_name="__main__")
+        return capsys.readouterr()
+
+    out, err = run_here("--help")
+    assert out.splitlines()[0].startswith(f"Usage: openclaw-rl {command} "), out + err
+    assert err == ""
+    refused = run_here("--home", str(tmp_path / "home"), "--lrr", "1")[1]
+    assert "lr" in refused
+    assert "Traceback" not in refused
 
 
-def test_the_package_is_the_command(tmp_path: Path) -> None:
-    told = run(["-m", "openclaw_rl", "--help"], tmp_path)
-    assert told.stdout.startswith("Usage: openclaw-rl "), told
-    assert (told.returncode, told.stderr) == (0, "")
+@pytest.mark.parametrize(
+    ("module", "command"),
+    [("openclaw_rl", ""), ("openclaw.server", "serve "), ("openclaw_combine.test_rollout", "test-rollout ")],
+)
+def test_the_package_is_the_command(module: str, command: str, tmp_path: Path) -> None:
+    done = run(["-m", module, "--help"], tmp_path)
+    assert done.stdout.startswith(f"Usage: openclaw-rl {command}"), done
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_under_torchrun_the_command_is_named(tmp_path: Path) -> None:
@@ -61,7 +75,7 @@ def test_under_torchrun_the_command_is_named(tmp_path: Path) -> None:
     world = {"TORCHELASTIC_RUN_ID": "none", "LOCAL_WORLD_SIZE": "4", "GROUP_WORLD_SIZE": "2"}
     first, second = (run([script, "--lr", "1e-6"], tmp_path, RANK=rank, **world) for rank in ("0", "1"))
     assert "train.ranks=4 --set train.launch.by=torchrun --set train.launch.nodes=2" in first.stderr
-    assert (first.returncode, second.returncode, second.stderr) == (1, 1, ""), "told once"
+    assert (first.returncode, second.returncode, second.stderr) == (1, 1, ""), "logged once"
 
 
 def test_what_scripts_import_is_there() -> None:

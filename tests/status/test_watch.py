@@ -28,7 +28,7 @@ from openclaw_rl.store import heartbeats, policies, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, scratch_config
 
-TOLD: dict[str, Any] = {
+STATUS: dict[str, Any] = {
     "head": 3,
     "states": {"live": 4, "rejected": 1},
     "liked": [None, 0.0, 0.5, 1.0],
@@ -46,16 +46,16 @@ TOLD: dict[str, Any] = {
 }
 
 
-def drawn(width: int) -> list[str]:
+def drawn_lines(width: int) -> list[str]:
     console = Console(file=StringIO(), width=width, color_system=None)
-    console.print(watch.build_page(TOLD))
+    console.print(watch.build_page(STATUS))
     file = console.file
     assert isinstance(file, StringIO)
     return file.getvalue().splitlines()
 
 
 def test_it_says_what_there_is() -> None:
-    text = "\n".join(drawn(100))
+    text = "\n".join(drawn_lines(100))
     for words in (
         *("serving version 3", "4 live, 1 rejected", "75% of 12 turns", "·▁▅█", "5 without a verdict", "1 to train on"),
         *("silent for 31 s", "loss/total", "0.25", "4 turns", "4 greedy sampling", "3 no reaction"),
@@ -66,8 +66,8 @@ def test_it_says_what_there_is() -> None:
 
 @pytest.mark.parametrize("width", [20, 40, 80])
 def test_nothing_wraps_in_a_narrow_terminal(width: int) -> None:
-    lines = drawn(width)
-    assert len(lines) == len(drawn(200))
+    lines = drawn_lines(width)
+    assert len(lines) == len(drawn_lines(200))
     assert all(len(line.rstrip()) <= width for line in lines)
 
 
@@ -169,7 +169,7 @@ def shown(at):
 
 lines, whole, taken = shown(10**9)
 assert whole and taken
-found = {n: shown(n) for n in range(1, lines, 4)}
+found = {n: shown(n) for n in range(1, lines, 8)}
 print(json.dumps([len(found), sum(taken for _, _, taken in found.values()), [n for n in found if not found[n][1]]]))
 """
 
@@ -219,6 +219,6 @@ def test_it_ends_on_q_and_on_ctrl_c_and_leaves_the_terminal_as_it_was(home: Path
 
 
 def test_where_nothing_could_be_seen_it_says_so(home: Path) -> None:
-    told = CliRunner().invoke(cli, ["status", "--watch", "--home", str(home)])
-    assert isinstance(told.exception, OpenClawError)
-    assert "--watch needs a terminal" in str(told.exception)
+    done = CliRunner().invoke(cli, ["status", "--watch", "--home", str(home)])
+    assert isinstance(done.exception, OpenClawError)
+    assert "--watch needs a terminal" in str(done.exception)

@@ -20,7 +20,7 @@ from sqlalchemy.exc import IntegrityError
 from tests.store.world import reply, request, serve
 
 from openclaw_rl.errors import StoreError
-from openclaw_rl.store import bootstrap, events, exchanges, heartbeats, leases, policies, schema, turns
+from openclaw_rl.store import bootstrap, events, exchanges, heartbeats, leases, policies, schema, training_queue, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.migrations import MIGRATIONS, run_script
 from openclaw_rl.types import TurnState
@@ -385,8 +385,8 @@ def test_the_queries_of_the_loops_use_their_indexes(store: Store) -> None:
         policies.ensure_root(conn, base="b", identity="i", at=1.0)
         asked = _watched(conn)
         turns.closed_turns(conn, 5)
-        policies.trainable_turns(conn, head=0, limit=5, max_uses=1, need_score=True, need_hint=True)
-        policies.replay_turns(conn, head=0, limit=5, max_uses=2, need_score=True, need_hint=True)
+        training_queue.trainable_turns(conn, head=0, limit=5, max_uses=1, need_score=True, need_hint=True)
+        training_queue.replay_turns(conn, head=0, limit=5, max_uses=2, need_score=True, need_hint=True)
         exchanges.fail_running(conn, "x", 1.0)
         events.read_after(conn, 0, 5, ["a"])
         leases.acquire(conn, "a", "b", 1, 1)

@@ -176,7 +176,7 @@ def test_counts(conn: Connection) -> None:
 
 @dataclass(frozen=True)
 class Act:
-    """Something that a room does to a turn."""
+    """Something that a stage does to a turn."""
 
     name: str
     do: Callable[[Connection, str, str], object]

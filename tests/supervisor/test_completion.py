@@ -44,7 +44,7 @@ def looks(made: CompletionChecker) -> list[bool]:
 
 
 @pytest.mark.parametrize(
-    ("settings", "rooms", "ends"),
+    ("settings", "workers", "ends"),
     [
         ({}, ("train",), False),
         ({"train": {"max_steps": 3}}, ("train",), True),
@@ -55,8 +55,8 @@ def looks(made: CompletionChecker) -> list[bool]:
         ({"train": {"max_steps": 3}}, ("judge",), False),
     ],
 )
-def test_who_ends_by_itself(settings: dict[str, Any], rooms: tuple[str, ...], ends: bool) -> None:
-    assert ends_by_itself(Config(**settings), rooms) is ends
+def test_who_ends_by_itself(settings: dict[str, Any], workers: tuple[str, ...], ends: bool) -> None:
+    assert ends_by_itself(Config(**settings), workers) is ends
 
 
 def test_the_last_step_is_the_end(tmp_path: Path) -> None:

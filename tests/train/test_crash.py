@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from openclaw_rl.settings.load import train_settings
-from openclaw_rl.store import policies
+from openclaw_rl.store import policies, training_queue
 from openclaw_rl.store.db import Store
 from openclaw_rl.testing import ScriptedTrainer
 from openclaw_rl.train.orchestrator import TrainLoop
@@ -126,7 +126,7 @@ def test_killed_between_the_folder_and_the_row(
     (orphan,) = names(tmp_path)
     with store.read() as conn:
         assert policies.head(conn).version == 0
-        free = policies.trainable_turns(conn, head=0, limit=9, max_uses=1, need_score=True, need_hint=True)
+        free = training_queue.trainable_turns(conn, head=0, limit=9, max_uses=1, need_score=True, need_hint=True)
     assert [i.turn.id for i in free] == ids, "the batch is free again"
     rescue(store, builder, tmp_path).close()
     with store.read() as conn:

@@ -12,13 +12,14 @@ from openclaw_rl.cli.main import cli
 from openclaw_rl.common.policy_digest import ADAPTER_WEIGHTS
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.settings.load import train_settings
-from openclaw_rl.store import policies, turns
+from openclaw_rl.store import exchanges, policies, reactions, turn_states, turns
 from openclaw_rl.store.db import Store
+from openclaw_rl.store.turn_states import DropReason
 from openclaw_rl.testing import ScriptedTrainer
 from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.rollback import apply_rollback, plan_rollback
 from openclaw_rl.train.sample_builder import SampleBuilder
-from openclaw_rl.types import Policy, PolicyState, TurnState
+from openclaw_rl.types import Feedback, Policy, PolicyState, TurnState
 
 Fill = Callable[..., list[str]]
 
@@ -79,6 +80,21 @@ def test_what_was_taken_back_is_not_learned_again(
     assert head_of(store).parent == 1
     with store.read() as conn:
         assert sorted(use.turn for use in policies.uses_of_version(conn, head_of(store).version)) == sorted(fresh)
+
+
+def test_a_turn_that_was_dropped_after_its_training_is_taken_back_too(
+    store: Store, learned: list[list[str]], home: Path
+) -> None:
+    """A superseded turn could be reopened by late feedback, and would train again."""
+    turn = learned[2][0]
+    with store.write() as conn:
+        assert turn_states.drop(conn, turn, DropReason.SUPERSEDED, "another reply took its place", at=1.0)
+    done = run(home, "2", "--yes")
+    assert "4 turns are not trained on again" in done.output
+    assert "4 turns removed from training" in done.output
+    with store.write() as conn:
+        exchanges.add_feedback(conn, [Feedback(id="late", scope="key", target=turn, score=1, given_at=2.0)])
+        assert not reactions.record_pending_feedback(conn, turn, at=2.0)
 
 
 def test_by_choice_they_train_once_more(store: Store, room: TrainLoop, learned: list[list[str]], home: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from openclaw_rl.errors import IdentityMismatch
 from openclaw_rl.methods.types import Sample
 from openclaw_rl.settings.load import Config, ModelConfig, train_settings
-from openclaw_rl.store import events, heartbeats, leases, policies, turns
+from openclaw_rl.store import events, heartbeats, leases, policies, training_queue, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.testing import ScriptedTrainer
 from openclaw_rl.train.lease_keeper import TRAINER_LEASE
@@ -69,7 +69,7 @@ def uses_of(store: Store, version: int) -> list[Use]:
 
 def waiting(store: Store, head: int = 0) -> list[str]:
     with store.read() as conn:
-        items = policies.trainable_turns(conn, head=head, limit=99, max_uses=1, need_score=True, need_hint=True)
+        items = training_queue.trainable_turns(conn, head=head, limit=99, max_uses=1, need_score=True, need_hint=True)
     return [i.turn.id for i in items]
 
 

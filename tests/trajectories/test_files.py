@@ -146,9 +146,9 @@ def test_a_key_that_stands_twice_is_a_fault_of_its_line(
     report = home.bring(tmp_path / name)
     assert (report.counts.refused, report.counts.imported) == ({"key twice": 1}, 1)
     assert report.file is not None
-    (told,) = [json.loads(line) for line in report.file.read_text().splitlines()]
-    assert told["detail"] == f"{key!r} is given twice in one object. Keep one of them"
-    assert told["place"].endswith(" 1")
+    (refusal,) = [json.loads(line) for line in report.file.read_text().splitlines()]
+    assert refusal["detail"] == f"{key!r} is given twice in one object. Keep one of them"
+    assert refusal["place"].endswith(" 1")
 
 
 CHANGES: dict[str, tuple[dict[str, Any], str, str]] = {
@@ -265,6 +265,6 @@ def test_a_thousand_broken_files_give_reasons_and_never_a_traceback(tmp_path: Pa
     assert 300 < report.refused_count < report.counts.read
     assert {"not JSON", "unknown key", "wrong type", "missing key"} <= set(report.counts.refused)
     assert report.file is not None
-    told = [json.loads(line) for line in report.file.read_text().splitlines()]
-    assert len(told) == report.refused_count
-    assert all(t["file"] and t["reason"] and t["detail"] for t in told)
+    refusals = [json.loads(line) for line in report.file.read_text().splitlines()]
+    assert len(refusals) == report.refused_count
+    assert all(t["file"] and t["reason"] and t["detail"] for t in refusals)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
-from tests.trajectories.world import PRINTED, Home, Plot, live, main, nouns, plot, put, stories
+from tests.trajectories.world import PRINTED, Home, Plot, exported_file, live, main, nouns, plot, put, stories
 
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.store import sessions
@@ -25,19 +25,22 @@ def again(folder: Path, home: Home) -> Home:
     return other
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(stories)
 @example([[replace(plot("closed"), prompt="half \ud83d of it", answer="\ude00"), plot("judged")]])
 def test_a_store_comes_back_as_it_was(story: list[list[Plot]]) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        first = Home.open(folder / "first")
+        first, third = Home.open(folder / "first"), Home.open(folder / "third")
         live(first.store, story)
         second = again(folder, first)
-        assert second.exports() == first.exports()
-        assert nouns(second.store) == nouns(first.store)
+        assert third.bring(exported_file(first, folder / "all.parquet")).refused_count == 0
+        for other in (second, third):
+            assert other.exports() == first.exports()
+            assert nouns(other.store) == nouns(first.store)
+            other.store.close()
+        assert exported_file(third, folder / "again.parquet").read_bytes() == (folder / "all.parquet").read_bytes()
         first.store.close()
-        second.store.close()
 
 
 def test_words_come_back_with_the_tokens_that_were_made_of_them(tmp_path: Path, home: Home) -> None:

@@ -18,7 +18,7 @@ from openclaw_rl.render.model_folder import ModelFiles, compute_identity
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.load import STARTER, ModelConfig, TrainConfig, train_settings
 from openclaw_rl.status.report import merge_reasons
-from openclaw_rl.store import exchanges, imported_turns, policies, turns
+from openclaw_rl.store import exchanges, imported_turns, policies, training_queue, turns
 from openclaw_rl.train.sample_builder import SampleBuilder
 from openclaw_rl.trajectories.files import read_entries
 from openclaw_rl.trajectories.importer import BUILT_SHARE, SCORED_SHARE, TrajectoryImporter, score_unscored
@@ -75,7 +75,7 @@ def test_words_are_scored_once_and_then_train(tmp_path: Path, home: Home) -> Non
     with home.store.write() as conn:
         turns.add_verdict(conn, Verdict(turn=first.id, revision=1, judge="rules", score=1, at=1.0))
         head = policies.head(conn)
-        ready = policies.trainable_turns(conn, head=0, limit=9, max_uses=1, need_score=True, need_hint=False)
+        ready = training_queue.trainable_turns(conn, head=0, limit=9, max_uses=1, need_score=True, need_hint=False)
     builder = SampleBuilder(renderer=RENDERER, transient=EphemeralMatcher(()), signal=method, max_staleness=1)
     batch = builder.build_batch(ready, head, range(head.version + 1))
     assert batch.dropped == {}
@@ -228,9 +228,9 @@ def test_an_id_never_changes_its_words(tmp_path: Path, home: Home) -> None:
 )
 def test_a_lineage_that_leads_back_is_refused_by_a_check_too(tmp_path: Path, turns: list[object], words: str) -> None:
     (entry,) = read_entries(put(tmp_path / "in.jsonl", {"session_id": "s", "turns": turns}))
-    with pytest.raises(TrajectoryRefused) as told:
+    with pytest.raises(TrajectoryRefused) as caught:
         resolve_turns(entry.parse_trajectory())
-    assert words in told.value.detail
+    assert words in caught.value.detail
 
 
 def test_words_are_cut_by_the_tokenizer_of_the_settings(tmp_path: Path) -> None:
@@ -269,9 +269,9 @@ def test_a_long_session_is_stored_as_each_of_its_turns_alone(
     ]
     turns_[16] = main("", "It is b.")
     file = put(tmp_path / "in.jsonl", {"session_id": "s", "turns": turns_})
-    told = planned(file)
-    back = [*told[20].messages[:-1], {"role": "user", "content": "No, this"}]
-    number = json.loads(json.dumps([*told[-1].messages, told[-1].reply, back[-1]]).replace("1.0}", "1}"))
+    resolved = planned(file)
+    back = [*resolved[20].messages[:-1], {"role": "user", "content": "No, this"}]
+    number = json.loads(json.dumps([*resolved[-1].messages, resolved[-1].reply, back[-1]]).replace("1.0}", "1}"))
     turns_ += [
         main("No, this", "Yes.", messages=back),
         main("No, this", "So.", messages=number),
@@ -309,28 +309,28 @@ def test_a_template_that_rewrites_what_came_before_has_its_sessions_rendered_who
 
 
 def test_the_bar_ends_where_the_files_do(tmp_path: Path, home: Home) -> None:
-    """Every byte is told once, whatever a trajectory's share was on the way, and however it came to an end."""
-    told: list[tuple[int, int]] = []
+    """Every byte is reported once, whatever a trajectory's share was on the way, and however it came to an end."""
+    ticks: list[tuple[int, int]] = []
     many = [{"session_id": f"s{n}", "turns": [main(f"a{m}", f"b{m}") for m in range(7)]} for n in range(5)]
     files = [put(tmp_path / "a.jsonl", *many, {"session_id": "broken"}), tmp_path / "b.json"]
     files[1].write_text(json.dumps([many[0], many[1]]) + "\n")
     with ImportReport(None) as report:
         found = (e for file in files for e in read_entries(file))
         TrajectoryImporter(home.config, home.store, score=False).run(
-            found, report, follow=_make_follower(lambda size, n: told.append((size, n)))
+            found, report, follow=_make_follower(lambda size, n: ticks.append((size, n)))
         )
-    assert (sum(size for size, _ in told), sum(n for _, n in told)) == (sum(f.stat().st_size for f in files), 8)
-    assert min(size for size, _ in told) >= 0
+    assert (sum(size for size, _ in ticks), sum(n for _, n in ticks)) == (sum(f.stat().st_size for f in files), 8)
+    assert min(size for size, _ in ticks) >= 0
 
 
-def test_progress_is_told_within_a_session(tmp_path: Path, home: Home) -> None:
-    told: list[float] = []
+def test_progress_is_reported_within_a_session(tmp_path: Path, home: Home) -> None:
+    shares: list[float] = []
     file = put(tmp_path / "in.jsonl", {"session_id": "s", "turns": [main(f"a{n}", f"b{n}") for n in range(20)]})
     with ImportReport(None) as report:
         TrajectoryImporter(home.config, home.store).run(
-            read_entries(file), report, follow=lambda _, share: told.append(share)
+            read_entries(file), report, follow=lambda _, share: shares.append(share)
         )
-    assert told == sorted(told)
-    assert (told[0], told[-1], told.count(1)) == (BUILT_SHARE / 20, 1, 1)
-    assert len([s for s in told if BUILT_SHARE < s <= SCORED_SHARE]) > 0
-    assert len([s for s in told if SCORED_SHARE < s < 1]) > 10
+    assert shares == sorted(shares)
+    assert (shares[0], shares[-1], shares.count(1)) == (BUILT_SHARE / 20, 1, 1)
+    assert len([s for s in shares if BUILT_SHARE < s <= SCORED_SHARE]) > 0
+    assert len([s for s in shares if SCORED_SHARE < s < 1]) > 10

@@ -37,9 +37,9 @@ def written(folder: Path) -> dict[str, tuple[int, list[str]]]:
 
 
 def test_a_sessions_file_holds_the_turns_that_have_closed(tmp_path: Path) -> None:
-    home, room = opened(tmp_path, export_dir=str(tmp_path / "out"))
+    home, sync = opened(tmp_path, export_dir=str(tmp_path / "out"))
     live(home.store, [[plot("judged"), plot("closed"), plot("served")], [plot("served")]])
-    room.run_once()
+    sync.run_once()
     first = written(tmp_path / "out")
     assert {name: ids for name, (_, ids) in first.items()} == {"session 0.json": ["chatcmpl-0-0", "chatcmpl-0-1"]}
     assert (tmp_path / "out" / "session 0.json").stat().st_mode & 0o777 == 0o600
@@ -51,18 +51,18 @@ def test_a_sessions_file_holds_the_turns_that_have_closed(tmp_path: Path) -> Non
 
 def test_a_lost_cursor_loses_nothing_and_rewrites_nothing(tmp_path: Path) -> None:
     """As when the process dies between a file and its cursor."""
-    home, room = opened(tmp_path, export_dir=str(tmp_path / "out"))
+    home, sync = opened(tmp_path, export_dir=str(tmp_path / "out"))
     live(home.store, [[plot("judged")]])
-    room.run_once()
+    sync.run_once()
     first = written(tmp_path / "out")
     with home.store.write() as conn:
         conn.exec_driver_sql("DELETE FROM cursors")
-    room.run_once()
+    sync.run_once()
     assert written(tmp_path / "out") == first
     (tmp_path / "out" / "session 0.json").unlink()
     with home.store.write() as conn:
         conn.exec_driver_sql("DELETE FROM cursors")
-    room.run_once()
+    sync.run_once()
     assert [ids for _, ids in written(tmp_path / "out").values()] == [["chatcmpl-0-0"]]
     home.store.close()
 
@@ -70,12 +70,12 @@ def test_a_lost_cursor_loses_nothing_and_rewrites_nothing(tmp_path: Path) -> Non
 def test_one_folder_may_serve_both_ways(tmp_path: Path) -> None:
     """What goes out comes in again, is known, and changes nothing; what was imported never goes out."""
     shared = tmp_path / "rollouts"
-    home, room = opened(tmp_path, export_dir=str(shared), watch_dir=str(shared))
+    home, sync = opened(tmp_path, export_dir=str(shared), watch_dir=str(shared))
     side = PRINTED | {"turns": [{"type": "side", "prompt": "2+2", "response": "4"}]}
     put(shared / "given.jsonl", side)
     live(home.store, [[plot("judged")]])
     for _ in range(3):
-        room.run_once()
+        sync.run_once()
     assert sorted(f.name for f in shared.iterdir()) == ["given.jsonl", "session 0.json"]
     assert len(home.exports()) == 2
     home.store.close()
@@ -83,20 +83,20 @@ def test_one_folder_may_serve_both_ways(tmp_path: Path) -> None:
 
 def test_files_are_imported_when_they_are_new_or_changed_and_at_rest(tmp_path: Path) -> None:
     folder = tmp_path / "rollouts"
-    home, room = opened(tmp_path, watch_dir=str(folder))
+    home, sync = opened(tmp_path, watch_dir=str(folder))
     side = {"type": "side", "prompt": "2+2", "response": "4"}
     file = put(folder / "a.jsonl", {"session_id": "s", "turns": [side]})
     hurried = FolderSync(home.config, home.store, stop=lambda: False)
     hurried.run_once()
     assert home.exports() == [], "it may still be written to"
-    room.run_once()
+    sync.run_once()
     assert len(json.loads(home.exports()[0])["turns"]) == 1
-    assert room.note == "0 files written, 1 trajectory imported, 0 refused"
-    room.run_once()
-    assert "1 trajectory imported" in room.note, "it is read once"
+    assert sync.note == "0 files written, 1 trajectory imported, 0 refused"
+    sync.run_once()
+    assert "1 trajectory imported" in sync.note, "it is read once"
     put(file, {"session_id": "s", "turns": [side, side | {"prompt": "3+3"}]})
     os.utime(file, (time.time() + 1, time.time() + 1))
-    room.run_once()
+    sync.run_once()
     assert len(json.loads(home.exports()[0])["turns"]) == 2
     restarted = FolderSync(home.config, home.store, stop=lambda: False, clock=lambda: time.time() + LATER)
     restarted.run_once()
@@ -105,24 +105,24 @@ def test_files_are_imported_when_they_are_new_or_changed_and_at_rest(tmp_path: P
 
 
 def test_a_clock_that_goes_ahead_keeps_no_file_out_and_one_that_is_gone_is_no_fault(tmp_path: Path) -> None:
-    home, room = opened(tmp_path, watch_dir=str(tmp_path / "in"))
+    home, sync = opened(tmp_path, watch_dir=str(tmp_path / "in"))
     (tmp_path / "in").mkdir()
     file = put(tmp_path / "in" / "a.jsonl", PRINTED)
     tomorrow = time.time() + 86400
     os.utime(file, (tomorrow, tomorrow))
-    room.run_once()
-    assert "1 trajectory imported" in room.note
-    room._import_changed([tmp_path / "in" / "taken_away_meanwhile.jsonl"])
-    assert "1 trajectory imported, 0 refused" in room.note
+    sync.run_once()
+    assert "1 trajectory imported" in sync.note
+    sync._import_changed([tmp_path / "in" / "taken_away_meanwhile.jsonl"])
+    assert "1 trajectory imported, 0 refused" in sync.note
     home.store.close()
 
 
 def test_a_refused_file_is_told_and_stops_nothing(tmp_path: Path) -> None:
-    home, room = opened(tmp_path, watch_dir=str(tmp_path / "in"))
+    home, sync = opened(tmp_path, watch_dir=str(tmp_path / "in"))
     put(tmp_path / "in" / "a.jsonl", {"session_id": "s"})
     put(tmp_path / "in" / "b.jsonl", {"session_id": "s", "turns": [{"type": "side", "prompt": "a", "response": "b"}]})
-    room.run_once()
-    assert room.note == "0 files written, 1 trajectory imported, 1 refused"
+    sync.run_once()
+    assert sync.note == "0 files written, 1 trajectory imported, 1 refused"
     assert (home.config.logs_dir / "refused.jsonl").exists()
     home.store.close()
 
@@ -133,11 +133,11 @@ def test_the_room_imports_its_path_and_ends_when_told(tmp_path: Path) -> None:
 
     async def until_imported() -> None:
         stop = asyncio.Event()
-        room = asyncio.create_task(run(home.config, stop=stop))
-        while not home.exports() and not room.done():
+        task = asyncio.create_task(run(home.config, stop=stop))
+        while not home.exports() and not task.done():
             await asyncio.sleep(0.05)
         stop.set()
-        await room
+        await task
 
     asyncio.run(asyncio.wait_for(until_imported(), 60))
     with home.store.read() as conn:
@@ -147,7 +147,7 @@ def test_the_room_imports_its_path_and_ends_when_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "rooms", "expected"),
+    ("data", "workers", "expected"),
     [
         ({}, ("train",), ("train",)),
         ({"path": "x"}, ("train",), ("judge", "train", "data")),
@@ -157,10 +157,10 @@ def test_the_room_imports_its_path_and_ends_when_told(tmp_path: Path) -> None:
     ],
 )
 def test_rooms_that_the_settings_need_run_too(
-    data: dict[str, str], rooms: tuple[str, ...], expected: tuple[str, ...]
+    data: dict[str, str], workers: tuple[str, ...], expected: tuple[str, ...]
 ) -> None:
     config = from_flat({f"data.{k}": v for k, v in data.items()})
-    assert with_required_workers(config, rooms) == expected
+    assert with_required_workers(config, workers) == expected
 
 
 def test_wrong_paths_are_said_before_anything_starts(tmp_path: Path) -> None:
@@ -179,8 +179,8 @@ def test_the_commands_tell_what_was_refused_by_their_exit_code(tmp_path: Path) -
     refused = call(cli, ["data", "check", str(broken), "--report", str(tmp_path / "r.jsonl")])
     assert refused.exit_code == 1
     assert "unknown key" in refused.output
-    told = json.loads((tmp_path / "r.jsonl").read_text())
-    assert (told["file"], told["place"], told["turn"]) == (str(broken), "line 1", 1)
+    refusal = json.loads((tmp_path / "r.jsonl").read_text())
+    assert (refusal["file"], refusal["place"], refusal["turn"]) == (str(broken), "line 1", 1)
     assert call(cli, ["data", "check", str(broken), "--partial"]).exit_code == 0
     home = ["--home", str(tmp_path / "home")]
     assert call(cli, ["data", "import", str(sound), str(broken), "--no-score", *home]).exit_code == 1

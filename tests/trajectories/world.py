@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from hypothesis import strategies as st
@@ -21,8 +23,8 @@ from openclaw_rl.store import exchanges, policies, reactions, sessions, turn_sta
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.turn_states import DropReason
 from openclaw_rl.trajectories import files as reading
-from openclaw_rl.trajectories.importer import TrajectoryImporter
-from openclaw_rl.trajectories.operations import session_json
+from openclaw_rl.trajectories import importer
+from openclaw_rl.trajectories.operations import export_sessions, session_json
 from openclaw_rl.trajectories.report import ImportReport
 from openclaw_rl.types import (
     Capture,
@@ -84,14 +86,24 @@ class Home:
 
     def bring(self, *files: Path, score: bool = False) -> ImportReport:
         """Import; without scores, so that nothing needs torch, unless they are asked for."""
-        importer = TrajectoryImporter(self.config, self.store, score=score)
+        shared: AbstractContextManager[object] = nullcontext()
+        if self.config.model == Config().model:  # loading its tokenizer takes a tenth of a second
+            shared = patch.object(importer, "Renderer", lambda files: RENDERER)
+        with shared:
+            built = importer.TrajectoryImporter(self.config, self.store, score=score)
         with ImportReport(self.config.logs_dir / "refused.jsonl") as report:
-            importer.run((e for f in reading.find_files(files) for e in reading.read_entries(f)), report)
+            built.run((e for f in reading.find_files(files) for e in reading.read_entries(f)), report)
         return report
 
     def exports(self) -> list[bytes]:
         with self.store.read() as conn:
             return [raw for s in list(sessions.iter_sessions(conn)) if (raw := session_json(conn, s)) is not None]
+
+
+def exported_file(home: Home, file: Path, form: str = "trajectories") -> Path:
+    """Export all sessions to the file, and return it."""
+    export_sessions(home.config, str(file), names=(), since=None, form=form)
+    return file
 
 
 # ------------------------------------------------------------------------------------- stores with every kind of turn
@@ -155,7 +167,7 @@ def plot(fate: str) -> Plot:
 
 
 def live(store: Store, story: Sequence[Sequence[Plot]]) -> None:
-    """Serve, link and judge as the rooms do; a session for each list."""
+    """Serve, link and judge as the stages do; a session for each list."""
     with store.write() as conn:
         policies.ensure_root(conn, base="starter", identity=IDENTITY, at=1.0)
         for number, session in enumerate(story):

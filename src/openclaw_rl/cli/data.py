@@ -3,104 +3,86 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from openclaw_rl.settings.cli_options import Decorator
-
-if TYPE_CHECKING:
-    from openclaw_rl.settings.load import Config
+from openclaw_rl.cli.load_config import load_config
+from openclaw_rl.settings.cli_options import settings_options
 
 _report_option = click.option("--report", metavar="FILE", help="File for refused trajectories, one line of JSON each.")
 _partial_option = click.option("--partial", is_flag=True, help="Exit with 0 even if trajectories were refused.")
 _paths_argument = click.argument("paths", metavar="PATH...", nargs=-1, required=True)
 
 
-def data_group(common: Decorator, load: Callable[..., Config]) -> click.Group:
-    """Return the command group. `common`: decorator for the shared options; `load`: loads the settings from them."""
-
-    @click.group("data")
-    def data_commands() -> None:
-        """Import, check, score and export conversations as files."""
-
-    _add_check(data_commands)
-    _add_import(data_commands, common, load)
-    _add_score(data_commands, common, load)
-    _add_export(data_commands, common, load)
-    return data_commands
+@click.group("data")
+def data_commands() -> None:
+    """Import, check, score and export conversations as files."""
 
 
-def _add_check(data: click.Group) -> None:
-    @data.command("check")
-    @_paths_argument
-    @_report_option
-    @_partial_option
-    def check_files(paths: tuple[str, ...], report: str | None, partial: bool) -> None:
-        """Report errors in files or folders of trajectories. Changes nothing."""
-        from openclaw_rl.trajectories import operations
+@data_commands.command("check")
+@_paths_argument
+@_report_option
+@_partial_option
+def check_files(paths: tuple[str, ...], report: str | None, partial: bool) -> None:
+    """Report errors in files or folders of trajectories. Changes nothing."""
+    from openclaw_rl.trajectories import operations
 
-        sys.exit(0 if operations.check_files(paths, report=report) or partial else 1)
-
-
-def _add_import(data: click.Group, common: Decorator, load: Callable[..., Config]) -> None:
-    @data.command("import")
-    @_paths_argument
-    @click.option("--no-score", is_flag=True, help="Do not compute log-probabilities; `data score` does it later.")
-    @_report_option
-    @_partial_option
-    @common
-    def import_files(
-        paths: tuple[str, ...], no_score: bool, report: str | None, partial: bool, file: str | None, **rest: Any
-    ) -> None:
-        """Import files or folders of trajectories. Existing ones are not imported again.
-
-        Text is tokenized once and scored by the newest policy. Invalid trajectories are reported and skipped.
-        """
-        from openclaw_rl.supervisor.supervisor import prepare_home
-        from openclaw_rl.trajectories import operations
-
-        config = load(file, **rest)
-        prepare_home(config)
-        sys.exit(0 if operations.import_files(config, paths, score=not no_score, report=report) or partial else 1)
+    sys.exit(0 if operations.check_files(paths, report=report) or partial else 1)
 
 
-def _add_score(data: click.Group, common: Decorator, load: Callable[..., Config]) -> None:
-    @data.command("score")
-    @common
-    def score_imported(file: str | None, **rest: Any) -> None:
-        """Compute the log-probabilities that `data import --no-score` left out."""
-        from openclaw_rl.trajectories import operations
+@data_commands.command("import")
+@_paths_argument
+@click.option("--no-score", is_flag=True, help="Do not compute log-probabilities; `data score` does it later.")
+@_report_option
+@_partial_option
+@settings_options
+def import_files(paths: tuple[str, ...], no_score: bool, report: str | None, partial: bool, **options: Any) -> None:
+    """Import files or folders of trajectories. Existing ones are not imported again.
 
-        operations.score_imported(load(file, **rest))
+    Text is tokenized once and scored by the newest policy. Invalid trajectories are reported and skipped.
+    """
+    from openclaw_rl.supervisor.supervisor import prepare_home
+    from openclaw_rl.trajectories import operations
+
+    config = load_config(**options)
+    prepare_home(config)
+    sys.exit(0 if operations.import_files(config, paths, score=not no_score, report=report) or partial else 1)
 
 
-def _add_export(data: click.Group, common: Decorator, load: Callable[..., Config]) -> None:
-    @data.command("export")
-    @click.argument("target", metavar="FOLDER|FILE")
-    @click.option("--session", "names", multiple=True, metavar="ID", help="Only this session (may be repeated).")
-    @click.option("--since", metavar="WHEN", help="Only sessions with a call since then: 12h, 7d, or 2026-03-01.")
-    @click.option(
-        "--format",
-        "form",
-        type=click.Choice(["trajectories", "turns"]),
-        default="trajectories",
-        help="turns: one flat row per turn, for datasets.load_dataset [trajectories].",
-    )
-    @click.option(
-        "--redact",
-        is_flag=True,
-        help="Replace mail addresses, phone numbers, keys, tokens, IPs and home folders by placeholders.",
-    )
-    @common
-    def export_sessions(
-        target: str, names: tuple[str, ...], since: str | None, form: str, redact: bool, file: str | None, **rest: Any
-    ) -> None:
-        """Export the store's sessions. Writes one file per session into FOLDER, or all sessions into FILE.
+@data_commands.command("score")
+@settings_options
+def score_imported(**options: Any) -> None:
+    """Compute the log-probabilities that `data import --no-score` left out."""
+    from openclaw_rl.trajectories import operations
 
-        The name of FILE must end with .jsonl, .json or .parquet.
-        """
-        from openclaw_rl.trajectories import operations
+    operations.score_imported(load_config(**options))
 
-        operations.export_sessions(load(file, **rest), target, names=names, since=since, form=form, redact=redact)
+
+@data_commands.command("export")
+@click.argument("target", metavar="FOLDER|FILE")
+@click.option("--session", "names", multiple=True, metavar="ID", help="Only this session (may be repeated).")
+@click.option("--since", metavar="WHEN", help="Only sessions with a call since then: 12h, 7d, or 2026-03-01.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["trajectories", "turns"]),
+    default="trajectories",
+    help="turns: one flat row per turn, for datasets.load_dataset [trajectories].",
+)
+@click.option(
+    "--redact",
+    is_flag=True,
+    help="Replace mail addresses, phone numbers, keys, tokens, IPs and home folders by placeholders.",
+)
+@settings_options
+def export_sessions(
+    target: str, names: tuple[str, ...], since: str | None, form: str, redact: bool, **options: Any
+) -> None:
+    """Export the store's sessions. Writes one file per session into FOLDER, or all sessions into FILE.
+
+    The name of FILE must end with .jsonl, .json or .parquet.
+    """
+    from openclaw_rl.trajectories import operations
+
+    operations.export_sessions(load_config(**options), target, names=names, since=since, form=form, redact=redact)

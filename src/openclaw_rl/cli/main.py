@@ -4,44 +4,22 @@ from __future__ import annotations
 
 import errno
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from openclaw_rl import __version__
-from openclaw_rl.cli import data, recipes, rollback, rollout
+from openclaw_rl.cli.data import data_commands
+from openclaw_rl.cli.load_config import load_config, load_settings
+from openclaw_rl.cli.recipes import make_method, run_evaluation
+from openclaw_rl.cli.rollback import run_rollback
+from openclaw_rl.cli.rollout import run_rollout_function, run_self_test
 from openclaw_rl.errors import OpenClawError
-from openclaw_rl.settings.cli_options import (
-    UNKNOWN_FLAGS,
-    Seconds,
-    alias_flags,
-    given_settings,
-    settings_options,
-)
+from openclaw_rl.settings.cli_options import UNKNOWN_FLAGS, Seconds, alias_flags, settings_options
 
 if TYPE_CHECKING:
-    from openclaw_rl.settings.load import Config, LoadedSettings
-
-
-def _load_config(file: str | None, sets: tuple[str, ...], words: tuple[str, ...] = (), **flags: Any) -> Config:
-    from openclaw_rl.settings import load as settings
-
-    handed = settings.inherited_config()
-    if handed is not None and not file and not sets and not words and not any(v is not None for v in flags.values()):
-        return handed
-    loaded = _load_settings(file, sets, words, **flags)
-    for notice in loaded.notices:
-        click.echo(f"note: {notice}", err=True)
-    return loaded.config
-
-
-def _load_settings(
-    file: str | None, sets: tuple[str, ...], words: tuple[str, ...] = (), **flags: Any
-) -> LoadedSettings:
-    from openclaw_rl.settings import load as settings
-
-    return settings.load_all(file=file, flags=given_settings(flags), sets=sets, words=words)
+    from openclaw_rl.settings.load import Config
 
 
 def _exit_with_parent(_context: click.Context, _option: click.Parameter, parent: int | None) -> None:
@@ -64,51 +42,30 @@ def cli() -> None:
     """
 
 
-@cli.command(context_settings=UNKNOWN_FLAGS)
-@settings_options
-@_with_parent_option
-@alias_flags
-def up(file: str | None, sets: tuple[str, ...], words: tuple[str, ...], **flags: Any) -> None:
-    """Run serve, collect, judge and train, supervised."""
-    from openclaw_rl.supervisor.supervisor import WORKERS
-
-    _start_workers(_load_config(file, sets, words, **flags), WORKERS)
-
-
-@cli.command(context_settings=UNKNOWN_FLAGS)
-@settings_options
-@_with_parent_option
-@alias_flags
-def serve(file: str | None, sets: tuple[str, ...], words: tuple[str, ...], **flags: Any) -> None:
-    """Only serve and store conversations: engine and gateway."""
-    _start_workers(_load_config(file, sets, words, **flags), ("engine", "gateway"))
+_WORKER_COMMANDS: Mapping[str, tuple[str, Sequence[str]]] = {
+    "up": ("Run serve, collect, judge and train, supervised.", ("engine", "gateway", "collect", "judge", "train")),
+    "serve": ("Only serve and store conversations: engine and gateway.", ("engine", "gateway")),
+    "collect": ("Only link reactions to turns.", ("collect",)),
+    "judge": ("Only judge closed turns.", ("judge",)),
+    "train": ("Only train on judged turns.", ("train",)),
+}
+"""Command -> (its help, the workers that it starts)."""
 
 
-@cli.command(context_settings=UNKNOWN_FLAGS)
-@settings_options
-@alias_flags
-def collect(file: str | None, sets: tuple[str, ...], words: tuple[str, ...], **flags: Any) -> None:
-    """Only link reactions to turns."""
-    _start_workers(_load_config(file, sets, words, **flags), ("collect",))
+def _add_worker_command(name: str, summary: str, workers: Sequence[str]) -> None:
+    @cli.command(name, help=summary, context_settings=UNKNOWN_FLAGS)
+    @settings_options
+    @_with_parent_option
+    @alias_flags
+    def run_workers(**options: Any) -> None:
+        _start_workers(load_config(**options), workers)
 
 
-@cli.command(context_settings=UNKNOWN_FLAGS)
-@settings_options
-@alias_flags
-def judge(file: str | None, sets: tuple[str, ...], words: tuple[str, ...], **flags: Any) -> None:
-    """Only judge closed turns."""
-    _start_workers(_load_config(file, sets, words, **flags), ("judge",))
+for _name, (_summary, _workers) in _WORKER_COMMANDS.items():
+    _add_worker_command(_name, _summary, _workers)
 
 
-@cli.command(context_settings=UNKNOWN_FLAGS)
-@settings_options
-@alias_flags
-def train(file: str | None, sets: tuple[str, ...], words: tuple[str, ...], **flags: Any) -> None:
-    """Only train on judged turns."""
-    _start_workers(_load_config(file, sets, words, **flags), ("train",))
-
-
-def _start_workers(config: Config, rooms: tuple[str, ...]) -> None:
+def _start_workers(config: Config, workers: Sequence[str]) -> None:
     from openclaw_rl.plugins import loader
     from openclaw_rl.render.model_folder import ModelFiles
     from openclaw_rl.supervisor.supervisor import supervise, with_required_workers
@@ -119,48 +76,48 @@ def _start_workers(config: Config, rooms: tuple[str, ...]) -> None:
     loader.check_plugin_files(config)
     if config.rollout != type(config.rollout)():
         click.echo("note: rollout.* is for `openclaw-rl rollout --tasks FILE`; run that command beside this", err=True)
-    if "gateway" in rooms:
+    if "gateway" in workers:
         url = f"http://{config.serve.host}:{config.serve.port}/v1"
         click.echo(f"OpenClaw-RL {__version__}: {config.model.path} as {config.model.name!r} at {url}", err=True)
         click.echo(f"  home {config.home_dir}   key: `openclaw-rl key`   chat: `openclaw-rl chat`", err=True)
-    supervise(config, with_required_workers(config, rooms))
+    supervise(config, with_required_workers(config, workers))
 
 
-@cli.command(hidden=True)
+@cli.command("worker", hidden=True)
 @click.argument("name", type=click.Choice(["engine", "gateway", "collect", "judge", "judge-engine", "train", "data"]))
 @settings_options
 @_with_parent_option
-def room(name: str, file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
+def run_one_worker(name: str, **options: Any) -> None:
     """Run one worker in this process (the supervisor starts this command)."""
     from openclaw_rl.supervisor.supervisor import prepare_home, run_worker
 
-    config = _load_config(file, sets, **flags)
+    config = load_config(**options)
     prepare_home(config)
     run_worker(name, config)
 
 
 @cli.command()
 @settings_options
-def key(file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
+def key(**options: Any) -> None:
     """Print the API key.
 
     Example: `export OPENAI_API_KEY=$(openclaw-rl key)`.
     """
     from openclaw_rl.supervisor.supervisor import read_key
 
-    click.echo(read_key(_load_config(file, sets, **flags)))
+    click.echo(read_key(load_config(**options)))
 
 
 @cli.command()
 @click.option("--watch", is_flag=True, help="Update the display until interrupted.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @settings_options
-def status(file: str | None, sets: tuple[str, ...], watch: bool, as_json: bool, **flags: Any) -> None:
+def status(watch: bool, as_json: bool, **options: Any) -> None:
     """Show workers, what was learned, what was not, and why."""
     from openclaw_rl.status.report import show_status
     from openclaw_rl.status.watch import watch_status
 
-    config = _load_config(file, sets, **flags)
+    config = load_config(**options)
     if watch and not as_json:
         watch_status(config)
     else:
@@ -175,41 +132,41 @@ def inspect() -> None:
 @inspect.command("sessions")
 @click.option("--limit", type=click.IntRange(min=1), default=30, show_default=True)
 @settings_options
-def inspect_sessions(file: str | None, sets: tuple[str, ...], limit: int, **flags: Any) -> None:
+def inspect_sessions(limit: int, **options: Any) -> None:
     """List the newest sessions, one per line."""
     from openclaw_rl.status.report import show_sessions
 
-    show_sessions(_load_config(file, sets, **flags), limit)
+    show_sessions(load_config(**options), limit)
 
 
 @inspect.command("session")
 @settings_options
 @click.argument("session_id")
-def inspect_session(file: str | None, sets: tuple[str, ...], session_id: str, **flags: Any) -> None:
+def inspect_session(session_id: str, **options: Any) -> None:
     """Show every turn of a session: request, reply, verdict, training."""
     from openclaw_rl.status.report import show_session
 
-    show_session(_load_config(file, sets, **flags), session_id)
+    show_session(load_config(**options), session_id)
 
 
 @inspect.command("turn")
 @settings_options
 @click.argument("turn_id")
-def inspect_turn(file: str | None, sets: tuple[str, ...], turn_id: str, **flags: Any) -> None:
+def inspect_turn(turn_id: str, **options: Any) -> None:
     """Show one turn. Prints its text, tokens, reaction, verdict, and the policies that were trained on it."""
     from openclaw_rl.status.report import show_turn
 
-    show_turn(_load_config(file, sets, **flags), turn_id)
+    show_turn(load_config(**options), turn_id)
 
 
 @inspect.command("policy")
 @settings_options
 @click.argument("version", type=click.IntRange(min=0))
-def inspect_policy(file: str | None, sets: tuple[str, ...], version: int, **flags: Any) -> None:
+def inspect_policy(version: int, **options: Any) -> None:
     """Show one policy version. Prints its parent, its metrics, and the turns that it was trained on."""
     from openclaw_rl.status.report import show_policy
 
-    show_policy(_load_config(file, sets, **flags), version)
+    show_policy(load_config(**options), version)
 
 
 @cli.command()
@@ -221,15 +178,13 @@ def inspect_policy(file: str | None, sets: tuple[str, ...], version: int, **flag
 )
 @click.option("--troubles", is_flag=True, help="Diagnose this home instead: list its problems, each with its cure.")
 @settings_options
-def doctor(
-    file: str | None, sets: tuple[str, ...], wait: float, engine: str | None, troubles: bool, **flags: Any
-) -> None:
+def doctor(wait: float, engine: str | None, troubles: bool, **options: Any) -> None:
     """Test turn -> verdict -> gradient -> new version -> served. Uses a scratch store; names the first failed check."""
     from openclaw_rl.doctor.pipeline import examine_engine, examine_home, examine_pipeline
 
-    if engine is not None and flags["backend"] not in (None, engine):
-        raise click.UsageError(f"--engine is {engine} and --backend {flags['backend']}. Leave --backend out.")
-    config = _load_config(file, sets, **(flags | {"backend": engine or flags["backend"]}))
+    if engine is not None and options["backend"] not in (None, engine):
+        raise click.UsageError(f"--engine is {engine} and --backend {options['backend']}. Leave --backend out.")
+    config = load_config(**(options | {"backend": engine or options["backend"]}))
     if troubles:
         sys.exit(0 if examine_home(config) else 1)
     if not (examine_pipeline if engine is None else examine_engine)(config, wait=wait):
@@ -238,11 +193,11 @@ def doctor(
 
 @cli.command()
 @settings_options
-def chat(file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
+def chat(**options: Any) -> None:
     """Chat with the model in the terminal and watch it learn. Starts the system if none runs."""
     from openclaw_rl.cli.chat import run_chat
 
-    run_chat(_load_config(file, sets, **flags))
+    run_chat(load_config(**options))
 
 
 @cli.group()
@@ -254,31 +209,31 @@ def connect() -> None:
 @click.option("--write", is_flag=True, help="Add it to OpenClaw's settings with `openclaw config patch`.")
 @click.option("--into", metavar="FILE", help="Add it to this settings file instead.")
 @settings_options
-def connect_openclaw(file: str | None, sets: tuple[str, ...], write: bool, into: str | None, **flags: Any) -> None:
+def connect_openclaw(write: bool, into: str | None, **options: Any) -> None:
     """Print the provider entry for OpenClaw, or add it to OpenClaw's settings."""
     from pathlib import Path
 
     from openclaw_rl.cli import connect as commands
 
-    commands.connect_openclaw(_load_config(file, sets, **flags), write=write, into=Path(into) if into else None)
+    commands.connect_openclaw(load_config(**options), write=write, into=Path(into) if into else None)
 
 
 @connect.command("claude-code")
 @settings_options
-def connect_claude_code(file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
+def connect_claude_code(**options: Any) -> None:
     """Print the environment variables for Claude Code."""
     from openclaw_rl.cli import connect as commands
 
-    commands.connect_claude_code(_load_config(file, sets, **flags))
+    commands.connect_claude_code(load_config(**options))
 
 
 @connect.command("codex")
 @settings_options
-def connect_codex(file: str | None, sets: tuple[str, ...], **flags: Any) -> None:
+def connect_codex(**options: Any) -> None:
     """Print the settings for Codex (~/.codex/config.toml)."""
     from openclaw_rl.cli import connect as commands
 
-    commands.connect_codex(_load_config(file, sets, **flags))
+    commands.connect_codex(load_config(**options))
 
 
 @cli.group("config")
@@ -289,11 +244,11 @@ def config_group() -> None:
 @config_group.command("show", context_settings=UNKNOWN_FLAGS)
 @settings_options
 @alias_flags
-def config_show(file: str | None, sets: tuple[str, ...], words: tuple[str, ...], **flags: Any) -> None:
+def config_show(**options: Any) -> None:
     """Show every setting, its value, and the source of the value."""
     from openclaw_rl.settings.reference import show_settings
 
-    show_settings(_load_settings(file, sets, words, **flags))
+    show_settings(load_settings(**options))
 
 
 @config_group.command("check")
@@ -305,12 +260,8 @@ def config_check(file: str) -> None:
     check_file(file)
 
 
-cli.add_command(data.data_group(settings_options, _load_config))
-cli.add_command(rollout.rollout_command(settings_options, alias_flags, _load_config))
-cli.add_command(rollback.rollback_command(settings_options, _load_config))
-cli.add_command(rollout.self_test_command(settings_options, _load_config))
-cli.add_command(recipes.new_method_command())
-cli.add_command(recipes.evaluate_command(settings_options, alias_flags, _load_config))
+for _command in (data_commands, run_rollout_function, run_rollback, run_self_test, make_method, run_evaluation):
+    cli.add_command(_command)
 
 
 _PATH_ERRNOS = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EROFS)

@@ -4,62 +4,49 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from openclaw_rl.cli.load_config import load_config
 from openclaw_rl.common.assets import ASSETS
 from openclaw_rl.errors import ConfigError
-from openclaw_rl.settings.cli_options import Decorator
-
-if TYPE_CHECKING:
-    from openclaw_rl.settings.load import Config
+from openclaw_rl.settings.cli_options import UNKNOWN_FLAGS, alias_flags, settings_options
 
 
-def new_method_command() -> click.Command:
-    @click.command("new-method")
-    @click.argument("name")
-    @click.option(
-        "--into", default="recipes", show_default=True, metavar="DIR", help="Parent folder of the new folder."
-    )
-    def make_method(name: str, into: str) -> None:
-        """Create a folder for a custom method. It has a README, script, settings, loss and rollout, ready to run."""
+@click.command("new-method")
+@click.argument("name")
+@click.option("--into", default="recipes", show_default=True, metavar="DIR", help="Parent folder of the new folder.")
+def make_method(name: str, into: str) -> None:
+    """Create a folder for a custom method. It has a README, script, settings, loss and rollout, ready to run."""
 
-        files = create_method(name, Path(into))
-        for file in files:
-            click.echo(str(file))
-        script = next(file for file in files if file.suffix == ".sh")
-        click.echo(f"Next: bash {script}", err=True)
-
-    return make_method
+    files = create_method(name, Path(into))
+    for file in files:
+        click.echo(str(file))
+    script = next(file for file in files if file.suffix == ".sh")
+    click.echo(f"Next: bash {script}", err=True)
 
 
-def evaluate_command(common: Decorator, words: Decorator, load: Callable[..., Config]) -> click.Command:
-    """Return the command. `common`, `words`: decorators for shared options; `load`: loads the settings from them."""
+@click.command("evaluate", context_settings=UNKNOWN_FLAGS)
+@click.option("--eval-tasks", "names", default="conversation,coding,tool-use", show_default=True, metavar="LIST")
+@click.option("--num", type=click.IntRange(min=1), help="Maximum number of tasks of each kind [all].")
+@click.option("--out", metavar="FILE", help="Write every task, reply and reason to this file, as JSON.")
+@settings_options
+@alias_flags
+def run_evaluation(names: str, num: int | None, out: str | None, **options: Any) -> None:
+    """Score a checkpoint on small held-out tasks. Starts a separate gateway on a scratch home.
 
-    @click.command("evaluate", context_settings={"ignore_unknown_options": True})
-    @click.option("--eval-tasks", "names", default="conversation,coding,tool-use", show_default=True, metavar="LIST")
-    @click.option("--num", type=click.IntRange(min=1), help="Maximum number of tasks of each kind [all].")
-    @click.option("--out", metavar="FILE", help="Write every task, reply and reason to this file, as JSON.")
-    @common
-    @words
-    def run_evaluation(names: str, num: int | None, out: str | None, file: str | None, **rest: Any) -> None:
-        """Score a checkpoint on small held-out tasks. Starts a separate gateway on a scratch home.
+    The coding tasks run code that the model writes: in a process with limits, but without a sandbox.
+    """
+    from openclaw_rl.evals import task_scores
 
-        The coding tasks run code that the model writes: in a process with limits, but without a sandbox.
-        """
-        from openclaw_rl.evals import task_scores
-
-        config = load(file, **rest)
-        result = task_scores.evaluate_model(config, names.split(","), num=num)
-        click.echo(task_scores.score_table(result))
-        if out:
-            task_scores.write_scores(result, Path(out))
-        sys.exit(0 if result.has_replies else 1)
-
-    return run_evaluation
+    config = load_config(**options)
+    result = task_scores.evaluate_model(config, names.split(","), num=num)
+    click.echo(task_scores.score_table(result))
+    if out:
+        task_scores.write_scores(result, Path(out))
+    sys.exit(0 if result.has_replies else 1)
 
 
 _TEMPLATE_DIR = ASSETS / "method"

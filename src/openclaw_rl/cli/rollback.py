@@ -2,59 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from openclaw_rl.settings.cli_options import Decorator
-
-if TYPE_CHECKING:
-    from openclaw_rl.settings.load import Config
+from openclaw_rl.cli.load_config import load_config
+from openclaw_rl.settings.cli_options import settings_options
 
 
-def rollback_command(common: Decorator, load: Callable[..., Config]) -> click.Command:
-    """Return the command. `common`: decorator for the shared options; `load`: loads the settings from them."""
+@click.command("rollback")
+@click.argument("version", type=click.IntRange(min=0), required=False)
+@click.option("--learn-again", is_flag=True, help="Train on the turns of the rolled-back versions again.")
+@click.option("--reason", default="rolled back by hand", show_default=True, help="Reason for `inspect policy` to show.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@settings_options
+def run_rollback(version: int | None, learn_again: bool, reason: str, yes: bool, **options: Any) -> None:
+    """Roll back to VERSION: undo what was learned after it.
 
-    @click.command("rollback")
-    @click.argument("version", type=click.IntRange(min=0), required=False)
-    @click.option("--learn-again", is_flag=True, help="Train on the turns of the rolled-back versions again.")
-    @click.option(
-        "--reason", default="rolled back by hand", show_default=True, help="Reason for `inspect policy` to show."
-    )
-    @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-    @common
-    def run_rollback(
-        version: int | None, learn_again: bool, reason: str, yes: bool, file: str | None, **rest: Any
-    ) -> None:
-        """Roll back to VERSION: undo what was learned after it.
+    The default VERSION is the one before the head. 0 is the base model, before any training.
 
-        The default VERSION is the one before the head. 0 is the base model, before any training.
+    VERSION answers new requests as soon as the engine has loaded it; no request waits. The turns of the rolled-back
+    versions are not trained on again. The versions are kept: the model `openclaw@N` in a request still uses one.
+    """
+    from openclaw_rl.status.report import open_store
+    from openclaw_rl.store import policies
+    from openclaw_rl.train.rollback import apply_rollback, check_policy_files, plan_rollback
 
-        VERSION answers new requests as soon as the engine has loaded it; no request waits. The turns of the rolled-back
-        versions are not trained on again. The versions are kept: the model `openclaw@N` in a request still uses one.
-        """
-        from openclaw_rl.status.report import open_store
-        from openclaw_rl.store import policies
-        from openclaw_rl.train.rollback import apply_rollback, check_policy_files, plan_rollback
-
-        config = load(file, **rest)
-        store = open_store(config)
-        try:
-            with store.read() as conn:
-                agreed = plan_rollback(conn, version)
-                target = policies.get(conn, agreed.to)
-            assert target is not None, f"version {agreed.to} is an ancestor of the head"
-            check_policy_files(target)
-            versions = ", ".join(map(str, reversed(agreed.undone_versions)))
-            fate = "may be trained on again" if learn_again else "are not trained on again"
-            click.echo(f"back to version {agreed.to}; rolled back: {versions}; {len(agreed.turns)} turns {fate}")
-            if not yes:
-                click.confirm("Continue?", abort=True)
-            with store.write() as conn:
-                out = apply_rollback(conn, agreed, learn_again=learn_again, reason=reason)
-        finally:
-            store.close()
-        click.echo(f"done: {config.model.name} is version {agreed.to} again, {out} turns removed from training")
-
-    return run_rollback
+    config = load_config(**options)
+    with open_store(config) as store:
+        with store.read() as conn:
+            agreed = plan_rollback(conn, version)
+            target = policies.get(conn, agreed.to)
+        assert target is not None, f"version {agreed.to} is an ancestor of the head"
+        check_policy_files(target)
+        versions = ", ".join(map(str, reversed(agreed.undone_versions)))
+        fate = "may be trained on again" if learn_again else "are not trained on again"
+        click.echo(f"back to version {agreed.to}; rolled back: {versions}; {len(agreed.turns)} turns {fate}")
+        if not yes:
+            click.confirm("Continue?", abort=True)
+        with store.write() as conn:
+            out = apply_rollback(conn, agreed, learn_again=learn_again, reason=reason)
+    click.echo(f"done: {config.model.name} is version {agreed.to} again, {out} turns removed from training")

@@ -3,89 +3,74 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from openclaw_rl.settings.cli_options import Decorator, Seconds
-
-if TYPE_CHECKING:
-    from openclaw_rl.settings.load import Config
+from openclaw_rl.cli.load_config import load_config
+from openclaw_rl.settings.cli_options import UNKNOWN_FLAGS, Seconds, alias_flags, settings_options
 
 
-def rollout_command(common: Decorator, words: Decorator, load: Callable[..., Config]) -> click.Command:
-    """Return the command. `common`, `words`: decorators for shared options; `load`: loads the settings from them."""
+@click.command("rollout", context_settings=UNKNOWN_FLAGS)
+@click.option("--tasks", metavar="FILE", help="File of tasks: a JSON list, JSON lines, or plain lines.")
+@click.option("--prompt", "prompts", multiple=True, metavar="TEXT", help="A task (may be repeated).")
+@click.option("--num", type=click.IntRange(min=1), help="Number of rollouts [rollout.per_prompt, or 1, for each task].")
+@click.option("--out", metavar="FOLDER", help="Folder for one result file per rollout [<home>/rollouts].")
+@settings_options
+@alias_flags
+def run_rollout_function(
+    tasks: str | None, prompts: tuple[str, ...], num: int | None, out: str | None, **options: Any
+) -> None:
+    """Run a rollout function as a client of the running gateway. Set it with --rollout-function-path FILE.
 
-    @click.command("rollout", context_settings={"ignore_unknown_options": True})
-    @click.option("--tasks", metavar="FILE", help="File of tasks: a JSON list, JSON lines, or plain lines.")
-    @click.option("--prompt", "prompts", multiple=True, metavar="TEXT", help="A task (may be repeated).")
-    @click.option(
-        "--num", type=click.IntRange(min=1), help="Number of rollouts [rollout.per_prompt, or 1, for each task]."
+    Its conversations are stored, judged and trained on like any others. The file's code runs on this machine.
+    """
+    import asyncio
+    from pathlib import Path
+
+    from openclaw_rl.errors import ConfigError
+    from openclaw_rl.rollouts.runner import RolloutOutcome, RolloutTask, read_tasks, run_rollouts
+
+    config = load_config(**options)
+    if config.rollout.function_path is None and config.rollout.generate_path is None:
+        raise ConfigError("no rollout function: set --rollout-function-path FILE (see docs/guides/plugins.md)")
+    wanted = [RolloutTask(text=text) for text in prompts] + (read_tasks(Path(tasks)) if tasks else [])
+    if not wanted:
+        raise ConfigError("no tasks: set --tasks FILE or --prompt TEXT")
+
+    def print_outcome(outcome: RolloutOutcome) -> None:
+        click.echo(f"{outcome.session}: {outcome.error or f'{outcome.replies} replies'}: {outcome.file}")
+
+    folder = Path(out) if out else config.home_dir / "rollouts"
+    outcomes = asyncio.run(run_rollouts(config, wanted, folder, num=num, seen=print_outcome))
+    failed = sum(outcome.error is not None for outcome in outcomes)
+    click.echo(f"{len(outcomes)} rollouts, {failed} failed")
+    sys.exit(1 if failed else 0)
+
+
+@click.command("test-rollout")
+@click.option(
+    "--num-samples", type=click.IntRange(min=1), default=3, show_default=True, help="Number of conversations."
+)
+@click.option("--output-dir", required=True, metavar="DIR", help="New folder for their trajectories.")
+@click.option("--wait", type=Seconds(), default=60.0, show_default=True, help="Maximum seconds to wait.")
+@settings_options
+def run_self_test(num_samples: int, output_dir: str, wait: float, **options: Any) -> None:
+    """Test that conversations become trajectories. Runs conversations and checks the written files.
+
+    Starts a separate system on a scratch home, with the model and engine of the settings. Nothing is trained.
+    """
+    from pathlib import Path
+
+    from openclaw_rl.doctor import rollouts
+
+    def print_progress(words: str) -> None:
+        click.echo(words, err=True)
+
+    found = rollouts.run_selftest(
+        load_config(**options), Path(output_dir), num=num_samples, wait=wait, said=print_progress
     )
-    @click.option("--out", metavar="FOLDER", help="Folder for one result file per rollout [<home>/rollouts].")
-    @common
-    @words
-    def run_rollouts(
-        tasks: str | None, prompts: tuple[str, ...], num: int | None, out: str | None, file: str | None, **rest: Any
-    ) -> None:
-        """Run a rollout function as a client of the running gateway. Set it with --rollout-function-path FILE.
-
-        Its conversations are stored, judged and trained on like any others. The file's code runs on this machine.
-        """
-        import asyncio
-        from pathlib import Path
-
-        from openclaw_rl.errors import ConfigError
-        from openclaw_rl.rollouts.runner import RolloutOutcome, RolloutTask, read_tasks, run_rollouts
-
-        config = load(file, **rest)
-        if config.rollout.function_path is None and config.rollout.generate_path is None:
-            raise ConfigError("no rollout function: set --rollout-function-path FILE (see docs/guides/plugins.md)")
-        wanted = [RolloutTask(text=text) for text in prompts] + (read_tasks(Path(tasks)) if tasks else [])
-        if not wanted:
-            raise ConfigError("no tasks: set --tasks FILE or --prompt TEXT")
-
-        def print_outcome(outcome: RolloutOutcome) -> None:
-            click.echo(f"{outcome.session}: {outcome.error or f'{outcome.replies} replies'}: {outcome.file}")
-
-        folder = Path(out) if out else config.home_dir / "rollouts"
-        outcomes = asyncio.run(run_rollouts(config, wanted, folder, num=num, seen=print_outcome))
-        failed = sum(outcome.error is not None for outcome in outcomes)
-        click.echo(f"{len(outcomes)} rollouts, {failed} failed")
-        sys.exit(1 if failed else 0)
-
-    return run_rollouts
-
-
-def self_test_command(common: Decorator, load: Callable[..., Config]) -> click.Command:
-    """Return the command. `common`: decorator for the shared options; `load`: loads the settings from them."""
-
-    @click.command("test-rollout")
-    @click.option(
-        "--num-samples", type=click.IntRange(min=1), default=3, show_default=True, help="Number of conversations."
-    )
-    @click.option("--output-dir", required=True, metavar="DIR", help="New folder for their trajectories.")
-    @click.option("--wait", type=Seconds(), default=60.0, show_default=True, help="Maximum seconds to wait.")
-    @common
-    def run_self_test(num_samples: int, output_dir: str, wait: float, file: str | None, **rest: Any) -> None:
-        """Test that conversations become trajectories. Runs conversations and checks the written files.
-
-        Starts a separate system on a scratch home, with the model and engine of the settings. Nothing is trained.
-        """
-        from pathlib import Path
-
-        from openclaw_rl.doctor import rollouts
-
-        def print_progress(words: str) -> None:
-            click.echo(words, err=True)
-
-        found = rollouts.run_selftest(
-            load(file, **rest), Path(output_dir), num=num_samples, wait=wait, said=print_progress
-        )
-        for session, turns in found.items():
-            main = sum(turn["type"] == "main" for turn in turns)
-            click.echo(f"{session}: {main} main turns, {len(turns) - main} side turns")
-        click.echo(f"{len(found)} trajectories in {output_dir}, each with token ids, log-probabilities and a reaction")
-
-    return run_self_test
+    for session, turns in found.items():
+        main = sum(turn["type"] == "main" for turn in turns)
+        click.echo(f"{session}: {main} main turns, {len(turns) - main} side turns")
+    click.echo(f"{len(found)} trajectories in {output_dir}, each with token ids, log-probabilities and a reaction")

@@ -39,7 +39,7 @@ MAX_WARM_UPS = 6  # a server must stream token by token within this many replies
 START_TIMEOUT = 900.0  # seconds for the server to load its model
 _MIN_VERSION_DIFFERENCE = 0.002  # nats; smallest difference between the log-probabilities of two versions
 _POLL_INTERVAL = 0.2
-_QUESTION = "Tell me a long story about a lighthouse and the sea."
+_QUESTION = "Write a long story about a lighthouse and the sea."
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,10 +316,10 @@ async def _check_engine(
         random_adapter.write_random_adapter(files.folder, folder / str(n), version=n, rank=rank) for n in (1, 2, 3)
     ]
     exact = server_process.dtype_flag(config.model.dtype, str(files.folder)) == "float32"
-    with _engine_process(config) as room:
+    with _engine_process(config) as process:
         engine = registry.connect_engine(config)
         try:
-            info = await _wait_until_ready(engine, room, config, wait)
+            info = await _wait_until_ready(engine, process, config, wait)
             console.print(
                 f"  answers: {info.model}, context {info.context_length} tokens, device {info.device}, "
                 f"grammars {'yes' if info.grammar else 'no'}",
@@ -360,8 +360,8 @@ def _engine_process(config: Config) -> Iterator[subprocess.Popen[bytes] | None]:
         yield None
         return
     prepare_home(config)
-    command = [sys.executable, "-m", "openclaw_rl", "room", "engine"]
-    with (config.logs_dir / "room.log").open("ab") as log:
+    command = [sys.executable, "-m", "openclaw_rl", "worker", "engine"]
+    with (config.logs_dir / "engine-output.log").open("ab") as log:
         process = subprocess.Popen(
             command, env=to_environment(config), stdin=subprocess.DEVNULL, stdout=log, stderr=log
         )
@@ -372,14 +372,14 @@ def _engine_process(config: Config) -> Iterator[subprocess.Popen[bytes] | None]:
 
 
 async def _wait_until_ready(
-    engine: EngineLink, room: subprocess.Popen[bytes] | None, config: Config, wait: float
+    engine: EngineLink, process: subprocess.Popen[bytes] | None, config: Config, wait: float
 ) -> EngineInfo:
     """Wait until the engine answers. Raises `EngineError` with the last log lines if its process ends first."""
-    ready = asyncio.create_task(engine.wait_ready(wait if room is None else max(wait, START_TIMEOUT)))
+    ready = asyncio.create_task(engine.wait_ready(wait if process is None else max(wait, START_TIMEOUT)))
     try:
         while not ready.done():
-            if room is not None and room.poll() is not None:
-                lines = (config.logs_dir / "room.log").read_text(errors="replace").splitlines()[-12:]
+            if process is not None and process.poll() is not None:
+                lines = (config.logs_dir / "engine-output.log").read_text(errors="replace").splitlines()[-12:]
                 raise EngineError("the engine did not start:\n" + "\n".join(f"    {line}" for line in lines))
             await asyncio.wait({ready}, timeout=_POLL_INTERVAL)
         return ready.result()

@@ -95,12 +95,8 @@ def examine_home(config: Config) -> bool:
 
     if not config.store_path.exists():
         return diagnose.print_diagnoses(config, None)
-    store = Store.open(config.store_path, create=False)
-    try:
-        with store.read() as conn:
-            return diagnose.print_diagnoses(config, conn)
-    finally:
-        store.close()
+    with Store.open(config.store_path, create=False) as store, store.read() as conn:
+        return diagnose.print_diagnoses(config, conn)
 
 
 def _scratch_config(config: Config, folder: Path) -> Config:
@@ -134,11 +130,8 @@ def _check_pipeline(exam: Examination, config: Config) -> None:
         system.__enter__()
     try:
         ids = _check_serving(exam, system)
-        store = Store.open(config.store_path, create=False)
-        try:
+        with Store.open(config.store_path, create=False) as store:
             _check_learning(exam, system, store, ids)
-        finally:
-            store.close()
     finally:
         system.__exit__(None, None, None)
 

@@ -63,22 +63,22 @@ def _wait_for_trajectories(out: Path, names: list[str], wait: float) -> dict[str
     end = time.monotonic() + wait
     while True:
         found = inspect_sessions(out, strict=False) if out.is_dir() and any(out.glob("*.json")) else {}
-        lacking = [name for name in names if name not in found]
-        if not lacking:
+        missing = [name for name in names if name not in found]
+        if not missing:
             return found
         if time.monotonic() > end:
             raise OpenClawError(
                 f"timed out after {wait:g} s waiting for {len(names)} trajectories in {out}; missing: "
-                f"{', '.join(lacking[:5])}. `openclaw-rl doctor` finds the failing stage."
+                f"{', '.join(missing[:5])}. `openclaw-rl doctor` finds the failing stage."
             )
         time.sleep(0.2)
 
 
 def _check_trajectory(name: str, turns: list[dict[str, Any]]) -> None:
     first = turns[0]
-    lacking = [key for key in ("prompt_ids", "response_ids", "logprobs", "next_state") if not first.get(key)]
-    if lacking or first["type"] != "main":
+    missing = [key for key in ("prompt_ids", "response_ids", "logprobs", "next_state") if not first.get(key)]
+    if missing or first["type"] != "main":
         raise OpenClawError(
             f"{name}: expected a main turn with token ids, log-probabilities and its reaction, got a {first['type']} "
-            f"turn without {', '.join(lacking) or 'nothing'}. `openclaw-rl doctor` finds the failing stage."
+            f"turn without {', '.join(missing) or 'nothing'}. `openclaw-rl doctor` finds the failing stage."
         )

@@ -139,16 +139,6 @@ def _print_report(
         console.print(f"  [red]failed: {failure}[/]")
 
 
-def _chosen_settings(given: argparse.Namespace) -> dict[str, str]:
-    chosen = {
-        "train.method": given.method,
-        "engine.backend": given.backend,
-        "engine.python": given.engine_python,
-        "engine.url": given.engine_url,
-    }
-    return {key: value for key, value in chosen.items() if value is not None}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="Watch a small model learn a taste from a user's reactions.")
     parser.add_argument("--out", type=Path, default=Path("demo-out"))
@@ -173,7 +163,9 @@ def _run_system(given: argparse.Namespace) -> bool:
     home = given.out / time.strftime("home-%Y%m%d-%H%M%S")
     console.print(f"[bold]OpenClaw-RL demo[/]  seed {seed}, method {given.method}, engine {given.backend}, home {home}")
     console.print("  starting engine, gateway, collect, judge and train ...")
-    with SubprocessSystem(scratch_config(home.resolve(), _chosen_settings(given))) as system:
+    chosen = {"train.method": given.method, "engine.backend": given.backend}
+    chosen |= {"engine.python": given.engine_python, "engine.url": given.engine_url}
+    with SubprocessSystem(scratch_config(home.resolve(), chosen)) as system:
         console.print(f"  ready after {time.monotonic() - began:.1f} s at {system.base_url}/v1")
         learned = asyncio.run(_run_demo(console, system, taste, seed, given.replies, given.out))
     console.print(

@@ -103,6 +103,6 @@ def write_scores(result: EvalResult, file: Path) -> None:
     scores = {
         kind: dict(zip(("solved", "of"), result.solved_and_total(kind), strict=True)) for kind in _task_kinds(result)
     }
-    told = {"model": result.model, "scores": scores, "tasks": [asdict(one) for one in result.tasks]}
+    content = {"model": result.model, "scores": scores, "tasks": [asdict(one) for one in result.tasks]}
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(told, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -10,8 +10,12 @@ import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
+import yaml
+
+from openclaw_rl.common.assets import ASSETS
 from openclaw_rl.evals import code_runner
 from openclaw_rl.evals.phrases import INSTRUCTIONS
 from openclaw_rl.evals.styles import TASTES, Taste, has_style
@@ -37,11 +41,13 @@ class EvalTask:
     tools: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
 
 
+@cache
+def _task_table() -> Any:
+    return yaml.safe_load((ASSETS / "evals" / "tasks.yaml").read_text(encoding="utf-8"))
+
+
 def _reply_text(message: Message) -> str:
     return str(message.get("content") or "")
-
-
-# -------------------------------------------------------------------------------------------------------- conversation
 
 
 def conversation_tasks() -> list[EvalTask]:
@@ -61,24 +67,8 @@ def _conversation_task(question: Question, taste: Taste) -> EvalTask:
     return EvalTask(name=f"{taste}: {question.text}", messages=said, check=check_reply, max_tokens=256)
 
 
-# -------------------------------------------------------------------------------------------------------------- coding
-
-_FUNCTIONS: Sequence[tuple[str, str, Sequence[tuple[Sequence[Any], Any]]]] = (
-    ("add(a, b)", "returns the sum of two numbers", (((1, 2), 3), ((-5, 5), 0), ((0.5, 1), 1.5))),
-    ("is_even(n)", "returns whether the integer n is even", (((0,), True), ((7,), False), ((-4,), True))),
-    ("reverse(text)", "returns a string backwards", ((("abc",), "cba"), (("",), ""), (("ab ",), " ba"))),
-    ("largest(numbers)", "returns the largest of a non-empty list", ((([3, 9, 2],), 9), (([-3, -8],), -3))),
-    ("count_vowels(text)", "counts a, e, i, o, u in either case", ((("Hello",), 2), (("AEIOU xyz",), 5), (("",), 0))),
-    ("factorial(n)", "returns n! for n >= 0", (((0,), 1), ((5,), 120), ((10,), 3628800))),
-    ("unique(items)", "returns the items without repeats, in the order in which they first stand",
-     ((([3, 1, 3, 2, 1],), [3, 1, 2]), (([],), []))),
-    ("is_palindrome(text)", "returns whether text reads the same backwards, letter case and spaces aside",
-     ((("Never odd or even",), True), (("abc",), False), (("",), True))),
-)  # fmt: skip
-
-
 def coding_tasks() -> list[EvalTask]:
-    return [_coding_task(*one) for one in _FUNCTIONS]
+    return [_coding_task(*one) for one in _task_table()["functions"]]
 
 
 def _coding_task(head: str, does: str, cases: Sequence[tuple[Sequence[Any], Any]]) -> EvalTask:
@@ -95,39 +85,21 @@ def code_in(reply: str) -> str:
     return "\n".join(blocks) if blocks else reply
 
 
-# ------------------------------------------------------------------------------------------------------------ tool use
-
-
-def _tool_schema(name: str, does: str, **parameters: str) -> Mapping[str, Any]:
+def _tool_schema(name: str, description: str, parameters: Mapping[str, str]) -> Mapping[str, Any]:
     schema = {
         "type": "object",
         "properties": {key: {"type": kind} for key, kind in parameters.items()},
         "required": list(parameters),
     }
-    return {"type": "function", "function": {"name": name, "description": does, "parameters": schema}}
-
-
-_TOOLS = (
-    _tool_schema("get_weather", "The weather in a city now.", city="string"),
-    _tool_schema("add", "The sum of two numbers.", a="number", b="number"),
-    _tool_schema("read_file", "The text of a file.", path="string"),
-    _tool_schema("send_mail", "Send a message to an address.", to="string", text="string"),
-)
-_CALLS: Sequence[tuple[str, str, Mapping[str, Any]]] = (
-    ("What is the weather in Paris now?", "get_weather", {"city": "Paris"}),
-    ("Do I need an umbrella in Oslo? Look at the weather there.", "get_weather", {"city": "Oslo"}),
-    ("Use the tool to add 417 and 58.", "add", {"a": 417, "b": 58}),
-    ("What is 2.5 plus 4.25? Use the tool.", "add", {"a": 2.5, "b": 4.25}),
-    ("What does the file notes.txt say?", "read_file", {"path": "notes.txt"}),
-    ("Send ann@example.org the words: see you", "send_mail", {"to": "ann@example.org", "text": "see you"}),
-)
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
 
 
 def tool_tasks() -> list[EvalTask]:
-    return [_tool_task(*one) for one in _CALLS]
+    tools = [_tool_schema(**one) for one in _task_table()["tools"]]
+    return [_tool_task(tools, *one) for one in _task_table()["calls"]]
 
 
-def _tool_task(asked: str, name: str, arguments: Mapping[str, Any]) -> EvalTask:
+def _tool_task(tools: Sequence[Mapping[str, Any]], asked: str, name: str, arguments: Mapping[str, Any]) -> EvalTask:
     def check_reply(message: Message) -> str | None:
         made = message.get("tool_calls") or []
         if len(made) != 1:
@@ -142,7 +114,7 @@ def _tool_task(asked: str, name: str, arguments: Mapping[str, Any]) -> EvalTask:
         return None
 
     return EvalTask(
-        name=asked, messages=[{"role": "user", "content": asked}], check=check_reply, max_tokens=256, tools=_TOOLS
+        name=asked, messages=[{"role": "user", "content": asked}], check=check_reply, max_tokens=256, tools=tools
     )
 
 

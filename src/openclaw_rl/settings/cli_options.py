@@ -9,8 +9,6 @@ from typing import Any, TypeVar
 import click
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-Decorator = Callable[[Any], Any]
-"""A decorator that adds options to a command."""
 
 
 class Seconds(click.FloatRange):
@@ -46,8 +44,8 @@ _SETTINGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 
 def settings_options(function: _F) -> _F:
     """Add the shared settings options to a command."""
-    for name, (_, told) in reversed(list(_SETTINGS.items())):
-        function = click.option(name, **told)(function)
+    for name, (_, arguments) in reversed(list(_SETTINGS.items())):
+        function = click.option(name, **arguments)(function)
     function = click.option(
         "--set", "sets", metavar="KEY=VALUE", multiple=True, help="Any setting, e.g. train.seed=8."
     )(function)

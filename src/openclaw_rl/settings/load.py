@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,61 +18,29 @@ from pydantic import BaseModel, ValidationError
 
 from openclaw_rl.common.assets import STARTER
 from openclaw_rl.errors import ConfigError
-from openclaw_rl.settings import aliases, validate
-from openclaw_rl.settings import sources as reading
-from openclaw_rl.settings.earlier_keys import current_key
+from openclaw_rl.settings import aliases, sources, validate
+from openclaw_rl.settings.aliases import current_key
 from openclaw_rl.settings.schema import (
     SECRETS,
     CollectConfig,
     Config,
     EngineConfig,
     ModelConfig,
-    RunConfig,
     ServeConfig,
     TrackConfig,
 )
-from openclaw_rl.settings.schema_judge import EndpointConfig, JudgeConfig, TeacherConfig
-from openclaw_rl.settings.schema_train import LaunchConfig, LoraConfig, TrainConfig
-from openclaw_rl.settings.sources import read_value
+from openclaw_rl.settings.schema_judge import EndpointConfig
+from openclaw_rl.settings.schema_train import LoraConfig, TrainConfig
 
-__all__ = [
-    "CONFIG_VARIABLE",
-    "ENV_PREFIX",
-    "SECRETS",
-    "STARTER",
-    "CollectConfig",
-    "Config",
-    "EndpointConfig",
-    "EngineConfig",
-    "JudgeConfig",
-    "LaunchConfig",
-    "LoadedSettings",
-    "LoraConfig",
-    "ModelConfig",
-    "RunConfig",
-    "ServeConfig",
-    "TeacherConfig",
-    "TrackConfig",
-    "TrainConfig",
-    "foreign_environment",
-    "from_flat",
-    "inherited_config",
-    "known_keys",
-    "load",
-    "load_all",
-    "read_environment",
-    "read_file",
-    "read_value",
-    "to_environment",
-    "train_settings",
-]
-
-ENV_PREFIX = reading.ENV_PREFIX
+__all__ = ["SECRETS", "STARTER", "CollectConfig", "Config", "EndpointConfig", "EngineConfig", "LoraConfig"]
+__all__ += ["ModelConfig", "ServeConfig", "TrackConfig", "TrainConfig"]
+ENV_PREFIX = sources.ENV_PREFIX
 CONFIG_VARIABLE = "OPENCLAW_RL_CONFIG_JSON"
 SECRET_NAMES = ("OPENCLAW_API_KEY", "OPENCLAW_ENGINE_API_KEY", "OPENCLAW_JUDGE_API_KEY", "OPENCLAW_TEACHER_API_KEY")
 """Removed from the environment of programs that are not ours. HF_TOKEN stays, because they download models."""
 
 
+@cache
 def _text_keys() -> frozenset[str]:
     """Return the settings of type text: the environment and the command line give their value unparsed."""
     return frozenset(key for key, kind in _setting_types() if kind in (str, str | None))
@@ -87,14 +56,10 @@ def _setting_types(model: type[BaseModel] = Config, prefix: str = "") -> Iterato
             yield prefix + name, kind
 
 
-def known_keys() -> Iterator[str]:
-    """Yield the dotted key of every setting."""
-    return (key for key, _ in _setting_types())
-
-
-def read_file(path: str | Path) -> dict[str, Any]:
-    """Read a YAML or JSON file into dotted keys. Raises `ConfigError` that names the file and the keys."""
-    return _plain_values(reading.from_file(path, known_keys()).close())
+@cache
+def known_keys() -> tuple[str, ...]:
+    """Return the dotted key of every setting."""
+    return tuple(key for key, _ in _setting_types())
 
 
 def read_environment(environ: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -102,12 +67,12 @@ def read_environment(environ: Mapping[str, str] | None = None) -> dict[str, Any]
     return _plain_values(_environment(environ).close())
 
 
-def _environment(environ: Mapping[str, str] | None) -> reading.SettingsSource:
+def _environment(environ: Mapping[str, str] | None) -> sources.SettingsSource:
     env = os.environ if environ is None else environ
-    return reading.from_environment(env, known_keys(), text=_text_keys(), ours=CONFIG_VARIABLE)
+    return sources.from_environment(env, known_keys(), text=_text_keys(), ours=CONFIG_VARIABLE)
 
 
-def _plain_values(found: Mapping[str, reading.GivenValue]) -> dict[str, Any]:
+def _plain_values(found: Mapping[str, sources.GivenValue]) -> dict[str, Any]:
     return {key: given.value for key, given in found.items()}
 
 
@@ -143,28 +108,26 @@ def load_all(
 
     `flags`: dotted keys; None means not given. `sets`: items like `train.seed=8`. `words`: flags under alias names.
     """
-    layers = [reading.from_file(file, known_keys())] if file else []
+    layers = [sources.from_file(file, known_keys())] if file else []
     layers.append(_environment(environ))
-    said = reading.from_flags(words, known_keys(), text=_text_keys())
+    command_line = sources.from_flags(words, known_keys(), text=_text_keys())
     for key, value in (flags or {}).items():
         if value is not None:
-            said.add_setting(key, value)
+            command_line.add_setting(key, value)
     for item in sets:
         key, sign, value = item.partition("=")
         if not sign:
             raise ConfigError(f"--set {item}: expected KEY=VALUE, e.g. --set train.seed=8")
-        said.add_setting(key, value)
-    layers.append(said)
-    found: dict[str, reading.GivenValue] = {}
+        command_line.add_setting(key, value)
+    layers.append(command_line)
+    found: dict[str, sources.GivenValue] = {}
     for layer in layers:
         given = layer.close()
         found |= {key: one for key, one in given.items() if not one.weak or key not in found}
-    sources = {key: given.source for key, given in found.items()}
-    config, told = (
-        _build_config(_plain_values(found), sources),
-        [notice for layer in layers for notice in layer.notices],
-    )
-    return LoadedSettings(config=config, sources=sources, notices=[*told, *validate.unused_settings(config, sources)])
+    origins = {key: given.source for key, given in found.items()}
+    config = _build_config(_plain_values(found), origins)
+    notices = [notice for layer in layers for notice in layer.notices] + validate.unused_settings(config, origins)
+    return LoadedSettings(config=config, sources=origins, notices=notices)
 
 
 def from_flat(flat: Mapping[str, Any]) -> Config:
@@ -184,11 +147,11 @@ def train_settings(flat: Mapping[str, Any]) -> TrainConfig:
     return TrainConfig.model_validate(_nested(current))
 
 
-def _build_config(flat: Mapping[str, Any], sources: Mapping[str, str]) -> Config:
+def _build_config(flat: Mapping[str, Any], origins: Mapping[str, str]) -> Config:
     try:
         config = Config.model_validate(_nested(flat))
     except ValidationError as error:
-        raise ConfigError("settings: " + "; ".join(_format_error(e, sources) for e in error.errors())) from None
+        raise ConfigError("settings: " + "; ".join(_format_error(e, origins) for e in error.errors())) from None
     config = _with_teacher_endpoint(config)
     validate.validate(config)
     return config
@@ -218,13 +181,13 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
 _HINTS = {"string_type": ": put it in quotes", "tuple_type": ", that is a list: [a, b]"}
 
 
-def _format_error(error: Any, sources: Mapping[str, str]) -> str:
+def _format_error(error: Any, origins: Mapping[str, str]) -> str:
     key = ".".join(str(part) for part in error["loc"])
     hint = _HINTS.get(error["type"], "")
-    source = next((said for known, said in sources.items() if key == known or key.startswith(known + ".")), "")
+    origin = next((said for known, said in origins.items() if key == known or key.startswith(known + ".")), "")
     shown = "" if key in SECRETS else f" (got {error['input']!r})"
-    said = aliases.REFUSED_VALUES.get((key, str(error["input"]).lower())) or error["msg"].removeprefix("Value error, ")
-    return f"{key}: {said}{hint}{shown}" + (f", from {source}" if source else "")
+    said = aliases.refusal_reason(key, error["input"]) or error["msg"].removeprefix("Value error, ")
+    return f"{key}: {said}{hint}{shown}" + (f", from {origin}" if origin else "")
 
 
 _OPENMP_VARIABLES = {"OMP_WAIT_POLICY": "passive"}  # waiting OpenMP threads sleep instead of spinning
@@ -239,14 +202,14 @@ def trainer_variables() -> dict[str, str]:
     return {name: os.environ.get(name, ours) for name, ours in _TRAINER_VARIABLES.items()}
 
 
-def to_environment(config: Config, room: str = "") -> dict[str, str]:
+def to_environment(config: Config, worker: str = "") -> dict[str, str]:
     """Return the environment for a child process of the supervisor: ours plus the serialized config.
 
-    `room`: name of the child; engine, trainer and judge engine see only the GPUs of their settings.
+    `worker`: its name; engine, trainer and judge engine see only the GPUs of their settings.
     """
-    gpus = {"engine": config.engine.gpus, "train": config.train.gpus, "judge-engine": config.judge.gpus}.get(room, ())
+    gpus = {"engine": config.engine.gpus, "train": config.train.gpus, "judge-engine": config.judge.gpus}.get(worker, ())
     placed = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
-    ours = trainer_variables() if room == "train" else _OPENMP_VARIABLES
+    ours = trainer_variables() if worker == "train" else _OPENMP_VARIABLES
     return ours | dict(os.environ) | {CONFIG_VARIABLE: config.model_dump_json()} | placed
 
 

@@ -17,7 +17,6 @@ from pydantic import BaseModel
 
 from openclaw_rl.settings import aliases
 from openclaw_rl.settings import load as settings
-from openclaw_rl.settings.earlier_keys import EARLIER_KEYS
 from openclaw_rl.settings.load import Config, LoadedSettings
 
 
@@ -79,21 +78,22 @@ def _value_at(config: Config, key: str) -> Any:
 def reference_page() -> str:
     """Return the text of docs/reference/settings.md: type, default, meaning and aliases of every setting."""
     also: dict[str, list[str]] = {}
-    for earlier, key in EARLIER_KEYS.items():
+    for earlier, key in aliases.alias_table("earlier_keys").items():
         also.setdefault(key, []).append(f"`{earlier}`")
-    for row in aliases.ALIASES:
+    for row in aliases.all_aliases().values():
         for key in _settings_set_by(row):
             also.setdefault(key, []).append(f"`{row.name}`")
     parts = [_PREFACE, *_section_tables(Config, "", also), _OTHERS]
-    parts += [f"| `{row.name}` | {row.means} |" for row in aliases.ALIASES if not _settings_set_by(row)]
-    parts += [f"| `{key} {value}` | refused: {why} |" for (key, value), why in aliases.REFUSED_VALUES.items()]
+    parts += [f"| `{row.name}` | {row.means} |" for row in aliases.all_aliases().values() if not _settings_set_by(row)]
+    for key, reasons in aliases.alias_table("refused_values").items():
+        parts += [f"| `{key} {value}` | refused: {why} |" for value, why in reasons.items()]
     return "\n".join(parts) + "\n"
 
 
 def _settings_set_by(row: aliases.SettingAlias) -> list[str]:
     """Return the settings that an alias sets, read from its description."""
     known = set(settings.known_keys())
-    return [word for word in row.means.split("`")[1::2] if word in known] if row.read else []
+    return [word for word in row.means.split("`")[1::2] if word in known] if not (row.refused or row.notice) else []
 
 
 def _section_tables(model: type[BaseModel], prefix: str, also: dict[str, list[str]]) -> Iterator[str]:

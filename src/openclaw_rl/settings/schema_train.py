@@ -49,7 +49,7 @@ class LaunchConfig(Section):
 
 
 class TrainBatchConfig(Section):
-    """Which turns make a batch, and how it is computed."""
+    """Selection of the turns of a batch, and its computation."""
 
     min_turns: int = Field(4, ge=1, description="new turns with a training signal that start a step")
     max_turns: int = Field(16, ge=1, description="turns in a batch at most")
@@ -166,7 +166,7 @@ class TrainDistillConfig(Section):
 
 
 class TrainSafetyConfig(Section):
-    """What keeps a step safe: staleness, trust region, gate, lease."""
+    """Safety checks of a step: staleness, trust region, gate, lease."""
 
     max_turn_log_ratio: float = Field(
         0.5, gt=0, description="mean |log rho| of a turn, in nats per token, above which it is too stale to train on"

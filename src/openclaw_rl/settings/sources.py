@@ -16,7 +16,6 @@ from typing import Any
 
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.settings import aliases, strict_yaml
-from openclaw_rl.settings.earlier_keys import EARLIER_KEYS, current_key
 from openclaw_rl.settings.schema import SECRETS
 
 
@@ -43,11 +42,11 @@ class SettingsSource:
     def add_setting(self, name: str, value: Any, *, shown: str | None = None) -> None:
         """Add a setting under any of its names. `shown`: the name as the user wrote it."""
         source = f"{self.prefix}: {shown or name}"
-        name, value = current_key(name, value)
+        name, value = aliases.current_key(name, value)
         if name in self.keys:
             self._store_value(name, GivenValue(value=value, source=source))
             return
-        known = _ALIASES_BY_NAME.get(name)
+        known = aliases.all_aliases().get(name)
         if known is None and (inner := self._key_below(name)):
             self.faults.append(f"{source} is a section: expected keys below it, such as {inner}, got {value!r}.")
         elif known is None:
@@ -66,7 +65,6 @@ class SettingsSource:
         return self.found
 
     def _apply_alias(self, known: aliases.SettingAlias, value: Any, source: str) -> None:
-        assert known.read is not None, f"{known.name} has neither a reader, a refusal nor a notice"
         try:
             meant = known.read(value)
         except ValueError as error:
@@ -130,7 +128,6 @@ class SettingsSource:
         return f" Did you mean {full!r}?" if full else " `openclaw-rl config show` lists the settings."
 
 
-_ALIASES_BY_NAME: Mapping[str, aliases.SettingAlias] = {s.name: s for s in aliases.ALIASES}
 ENV_PREFIX = "OPENCLAW_RL_"
 _MAX_SHOWN_CHARS = 60
 """Characters of a value that an error message shows."""
@@ -205,7 +202,7 @@ def _add_tree(tree: Mapping[Any, Any], prefix: str, layer: SettingsSource) -> No
     """Add every leaf of `tree`. Known settings are leaves even if their value is a mapping."""
     for key, value in tree.items():
         dotted = f"{prefix}{key}"
-        if value in ({}, None) and dotted not in layer.keys and dotted not in _ALIASES_BY_NAME:
+        if value in ({}, None) and dotted not in layer.keys and dotted not in aliases.all_aliases():
             layer.add_empty_section(dotted)
         elif isinstance(value, Mapping) and dotted not in layer.keys:
             _add_tree(value, dotted + ".", layer)
@@ -218,7 +215,7 @@ def from_environment(
 ) -> SettingsSource:
     """Read environment variables. `text`: settings of type text. `ours`: a variable to ignore."""
     layer = SettingsSource(frozenset(keys), "environment", text=frozenset(text))
-    long = {long_name(key): key for key in (*EARLIER_KEYS, *layer.keys)}
+    long = {long_name(key): key for key in (*aliases.alias_table("earlier_keys"), *layer.keys)}
     short = aliases.by_form("environment")
     for name, value in environ.items():
         if name in aliases.ARGUMENTS:
@@ -250,7 +247,8 @@ def _add_flags(layer: SettingsSource, words: Sequence[str] | str, *, shown: str 
         layer.faults.append(f"{where}{error}, in {words!r}." if shown else f"{error}.")
         return
     for name, value in pairs:
-        if value is True and name in _ALIASES_BY_NAME and not _ALIASES_BY_NAME[name].switch:
+        known = aliases.all_aliases().get(name)
+        if value is True and known and not known.switch:
             layer.faults.append(f"{layer.prefix}: {shown}{name} needs a value: {name} VALUE.")
         else:
             layer.add_setting(name, value, shown=f"{shown}{name}")

@@ -35,21 +35,14 @@ def _check_url(key: str, url: str | None) -> None:
 
 
 _PATHS = (
-    *("home", "model.path", "model.tokenizer", "judge.path", "judge.rules_path", "judge.reward_path"),
-    *(
-        "judge.plugin_path",
-        "train.loss.path",
-        "train.checkpoint.save_dir",
-        "train.checkpoint.resume",
-        "data.path",
-        "data.export_dir",
-    ),
-    *("data.watch_dir", "rollout.function_path", "rollout.generate_path"),
+    "home model.path model.tokenizer judge.path judge.rules_path judge.reward_path judge.plugin_path train.loss.path "
+    "train.checkpoint.save_dir train.checkpoint.resume data.path data.export_dir data.watch_dir "
+    "rollout.function_path rollout.generate_path"
 )
 
 
 def _check_home_paths(config: Config) -> None:
-    for key in _PATHS:
+    for key in _PATHS.split():
         path = attrgetter(key)(config)
         if path is not None and path.startswith("~") and os.path.expanduser(path) == path:  # noqa: PTH111
             raise ConfigError(f"{key} {path}: expected the home folder of a user of this machine. Give the full path")
@@ -147,7 +140,7 @@ def _check_method(t: TrainConfig) -> None:
 
 
 def _step_rules(t: TrainConfig) -> tuple[tuple[bool, str], ...]:
-    """(whether it is wrong, words) of a batch and how a step is taken on it."""
+    """Return (whether the settings are wrong, message) for each rule about batches and steps."""
     alone = t.ranks == 1 and t.launch.nodes == 1
     return (
         (
@@ -161,9 +154,8 @@ def _step_rules(t: TrainConfig) -> tuple[tuple[bool, str], ...]:
         ),
         (
             t.batch.max_uses > 1 and (t.batch.replay_ratio == 0 or t.batch.max_turns == t.batch.min_turns),
-            "train.batch.max_uses 2 replays turns beside fresh ones, and there is no room for them: "
-            "train.batch.replay_ratio must be "
-            "above 0, and train.batch.max_turns above train.batch.min_turns",
+            "train.batch.max_uses 2 replays turns beside fresh ones, and a batch has no place for them: "
+            "train.batch.replay_ratio must be above 0, and train.batch.max_turns above train.batch.min_turns",
         ),
         (
             alone and (t.launch.by in ("ray", "torchrun") or t.launch.shard is True),
@@ -183,8 +175,8 @@ def _step_rules(t: TrainConfig) -> tuple[tuple[bool, str], ...]:
         ),
         (
             t.compile and not alone,
-            "train.compile is for one rank: what several compile, each for itself, was never run. Leave it out, or set "
-            "train.ranks and train.launch.nodes to 1",
+            "train.compile is for one rank: it is untested with several. Leave it out, or set train.ranks and "
+            "train.launch.nodes to 1",
         ),
         (
             t.loss.path is not None and (t.batch.epochs > 1 or t.distill.teacher_temperature != 1),
@@ -196,17 +188,17 @@ def _step_rules(t: TrainConfig) -> tuple[tuple[bool, str], ...]:
 
 def _check_plugins(config: Config) -> None:
     train, judge = config.train, config.judge
-    ours: dict[str, tuple[object, tuple[object, ...]]] = {
-        "distill.target": (train.distill.target, ("token",)),
-        "distill.hint_choice": (train.distill.hint_choice, (None, "mixture")),
-        "loss.surrogate": (train.loss.surrogate, ("clip",)),
-        "loss.sequence_mask": (train.loss.sequence_mask, ("geometric", "none")),
+    allowed: dict[str, tuple[str | None, ...]] = {
+        "distill.target": ("token",),
+        "distill.hint_choice": (None, "mixture"),
+        "loss.surrogate": ("clip",),
+        "loss.sequence_mask": ("geometric", "none"),
     }
-    for key, (value, possible) in ours.items():
-        if train.loss.path is not None and value not in possible:
+    for key, values in allowed.items():
+        if train.loss.path is not None and (value := attrgetter(key)(train)) not in values:
             raise ConfigError(
                 f"train.loss.path: a loss of your own works on the sampled tokens, and train.{key} {value} would be "
-                f"without effect. Say train.{key} {possible[-1]}, or unset train.loss.path."
+                f"without effect. Say train.{key} {values[-1]}, or unset train.loss.path."
             )
     rollout = config.rollout
     if rollout.function_path is not None and rollout.generate_path is not None:

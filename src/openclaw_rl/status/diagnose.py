@@ -70,7 +70,7 @@ def diagnosis_names(config: Config, conn: Connection) -> dict[str, Any]:
 
 
 def print_diagnoses(config: Config, conn: Connection | None) -> bool:
-    """Print each diagnosis with its cure. Returns whether there is none. Without `conn` only engine and Ray."""
+    """Print each diagnosis with its cure. Returns whether none is found. Without `conn`: only engine and Ray."""
     console = Console(highlight=False, soft_wrap=True)
     tried = [trouble for look in (_check_engine, _check_ray_head) if (trouble := look(config)) is not None]
     troubles = tried + (find_diagnoses(config, conn, time.time()) if conn is not None else [])
@@ -184,19 +184,12 @@ def scores_collapsed(signs: HealthSnapshot) -> Diagnosis | None:
     elif judge.kind == "rules":
         settings, advice = {"judge.kind": "llm"}, "and judge.base_url, judge.model: no rule matches these reactions"
     elif judge.kind in ("plugin", "classifier"):
-        settings, advice = (
-            _halved_reward_band(judge.reward_low, judge.reward_high),
-            "rewards in this band are not trained on",
-        )
+        quarter = (judge.reward_high - judge.reward_low) / 4
+        settings = {"judge.reward_low": judge.reward_low + quarter, "judge.reward_high": judge.reward_high - quarter}
+        advice = "rewards in this band are not trained on"
     else:
         advice = "another judge.model: `openclaw-rl inspect turn ID` shows its reasons next to the reaction"
     return Diagnosis(name="scores collapsed near the middle", evidence=seen, settings=settings, advice=advice)
-
-
-def _halved_reward_band(low: float, high: float) -> dict[str, float]:
-    """Return settings that halve the band between `low` and `high`."""
-    quarter = (high - low) / 4
-    return {"judge.reward_low": low + quarter, "judge.reward_high": high - quarter}
 
 
 def judges_disagree(signs: HealthSnapshot) -> Diagnosis | None:
@@ -238,8 +231,9 @@ def unstable_training(signs: HealthSnapshot) -> Diagnosis | None:
     rate = (
         train.optimizer.learning_rate / 3 if train.finetune == "lora" or train.optimizer.learning_rate <= 5e-7 else 5e-7
     )
-    settings = {"train.optimizer.learning_rate": rate, "train.optimizer.clip_grad": min(0.5, train.optimizer.clip_grad)}
-    settings |= {
+    settings = {
+        "train.optimizer.learning_rate": rate,
+        "train.optimizer.clip_grad": min(0.5, train.optimizer.clip_grad),
         "train.loss.clip_low": max(0.9, train.loss.clip_low),
         "train.loss.clip_high": min(1.1, train.loss.clip_high),
     }

@@ -41,12 +41,8 @@ def open_store(config: Config) -> Store:
 @contextmanager
 def read_store(config: Config) -> Iterator[Connection]:
     """Open a snapshot of the home's store. Raises `OpenClawError` if it does not exist."""
-    store = open_store(config)
-    try:
-        with store.read() as conn:
-            yield conn
-    finally:
-        store.close()
+    with open_store(config) as store, store.read() as conn:
+        yield conn
 
 
 # ------------------------------------------------------------------------------------------------------------- status
@@ -113,59 +109,63 @@ def show_status(config: Config, *, as_json: bool) -> None:
 
     console = Console()
     with read_store(config) as conn:
-        told = collect_status(conn, time.time()) | diagnose.diagnosis_names(config, conn)
+        status = collect_status(conn, time.time()) | diagnose.diagnosis_names(config, conn)
     if as_json:
-        console.print_json(json.dumps(told))
+        console.print_json(json.dumps(status))
     else:
-        console.print(_render_status(told))
+        console.print(_render_status(status))
 
 
-def _render_status(told: Mapping[str, Any]) -> Group:
-    seen = ", ".join(told["troubles"])
+def _render_status(status: Mapping[str, Any]) -> Group:
+    seen = ", ".join(status["troubles"])
     cure = Text(f"\nproblems: {seen} (`openclaw-rl doctor --troubles` shows the cures)" if seen else "", "red")
     return Group(
-        _render_workers(told), _render_turns(told), _render_versions(told), _render_newest_step(told["versions"]), cure
+        _render_workers(status),
+        _render_turns(status),
+        _render_versions(status),
+        _render_newest_step(status["versions"]),
+        cure,
     )
 
 
-def _render_workers(told: Mapping[str, Any]) -> Table:
+def _render_workers(status: Mapping[str, Any]) -> Table:
     table = Table(title="workers", title_justify="left", box=None, padding=(0, 2))
     for column in ("worker", "pid", "last heartbeat", "note"):
         table.add_column(column)
-    for row in told["loops"]:
+    for row in status["loops"]:
         heard = f"{row['age']:.0f} s ago" if row["alive"] else f"[red]{row['age']:.0f} s ago: not responding[/]"
         style = "red" if str(row["note"]).startswith("degraded") else ""
         table.add_row(row["name"], str(row["pid"]), heard, Text(str(row["note"]), style=style))
     return table
 
 
-def _render_turns(told: Mapping[str, Any]) -> Table:
+def _render_turns(status: Mapping[str, Any]) -> Table:
     table = Table(title="\nturns", title_justify="left", box=None, padding=(0, 2), show_header=False)
     table.add_column(justify="right")
     table.add_column()
-    total = sum(told["turns"].values()) or 1
-    for state, count in told["turns"].items():
+    total = sum(status["turns"].values()) or 1
+    for state, count in status["turns"].items():
         table.add_row(str(count), state)
     for title in ("dropped", "untrainable"):
-        for reason, count in list(merge_reasons(told[title]).items())[:5]:
+        for reason, count in list(merge_reasons(status[title]).items())[:5]:
             table.add_row(f"{count / total:.0%}", f"[dim]{title}:[/] {reason}")
     scores = {"1": "good", "-1": "bad", "0": "neutral", "None": "no opinion"}
-    words = ", ".join(f"{n} {scores.get(k, k)}" for k, n in told["verdicts"].items())
+    words = ", ".join(f"{n} {scores.get(k, k)}" for k, n in status["verdicts"].items())
     table.add_row("", f"[dim]verdicts:[/] {words or 'none yet'}")
-    if told["agreement"]["of"]:
-        table.add_row("", "[dim]judge agrees with feedback:[/] {agree} of {of}".format(**told["agreement"]))
-    for engine, gap in told["engine_gap"].items():
+    if status["agreement"]["of"]:
+        table.add_row("", "[dim]judge agrees with feedback:[/] {agree} of {of}".format(**status["agreement"]))
+    for engine, gap in status["engine_gap"].items():
         words = f"mean |log-prob difference| {gap['mean']:.2g} nats per token, over {gap['tokens']:.0f} tokens"
         table.add_row("", f"[dim]{engine} engine vs trainer:[/] {words}")
     return table
 
 
-def _render_versions(told: Mapping[str, Any]) -> Table:
-    states = ", ".join(f"{n} {state}" for state, n in told["states"].items())
-    table = Table(title=f"\npolicy versions ({states}; head v{told['head']})", title_justify="left", box=None)
+def _render_versions(status: Mapping[str, Any]) -> Table:
+    states = ", ".join(f"{n} {state}" for state, n in status["states"].items())
+    table = Table(title=f"\npolicy versions ({states}; head v{status['head']})", title_justify="left", box=None)
     for column in ("version", "parent", "state", "trained on", "served", "reward", "loss", "kl", "grad norm", "time"):
         table.add_column(column, justify="left" if column == "state" else "right")
-    for row in told["versions"]:
+    for row in status["versions"]:
         metrics = row["metrics"]
         numbers = [_format_number(metrics.get(k)) for k in ("reward/mean", "loss/total", "kl", "gradient/norm")]
         state = {"live": "[green]live[/]", "rejected": "[red]rejected[/]"}.get(row["state"], row["state"])
@@ -301,8 +301,8 @@ def _turn_rows(conn: Connection, exchange: Exchange, turn: Turn, *, whole: bool)
         lines.append(("untrainable", Text(turn.untrainable, style="yellow")))
     if reaction := turns.current_reaction(conn, turn.id):
         words = " / ".join(_truncate_text(message_text(m), width) for m in reaction.messages)
-        told = [f"score {f.score}, {f.comment or f.correction or ''}".rstrip(", ") for f in reaction.feedback]
-        lines.append(("reaction", f"{' '.join([words, *told])}  ({reaction.how} link)"))
+        given = [f"score {f.score}, {f.comment or f.correction or ''}".rstrip(", ") for f in reaction.feedback]
+        lines.append(("reaction", f"{' '.join([words, *given])}  ({reaction.how} link)"))
     if verdict := turns.current_verdict(conn, turn.id):
         lines.append(("verdict", _verdict_text(verdict)))
     if learned := policies.versions_with_turn(conn, turn.id):

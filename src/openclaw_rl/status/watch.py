@@ -129,13 +129,13 @@ def _wait_without_keys(seconds: float) -> str:
 
 def collect_page_data(config: Config, conn: Connection, now: float) -> dict[str, Any]:
     """Return the data of `report.collect_status`, each worker's queue length and each version's satisfaction."""
-    told = report.collect_status(conn, now)
-    line = list(range(max(0, told["head"] - MAX_VERSIONS + 1), told["head"] + 1))
+    status = report.collect_status(conn, now)
+    line = list(range(max(0, status["head"] - MAX_VERSIONS + 1), status["head"] + 1))
     known = satisfaction_by_version(conn, line)
-    return told | {
+    return status | {
         "queues": {
-            "collect": (told["turns"].get(TurnState.SERVED, 0), "without a reaction"),
-            "judge": (told["turns"].get(TurnState.CLOSED, 0), "without a verdict"),
+            "collect": (status["turns"].get(TurnState.SERVED, 0), "without a reaction"),
+            "judge": (status["turns"].get(TurnState.CLOSED, 0), "without a verdict"),
             "train": (training_queue_length(config, conn), "to train on"),
         },
         "liked": [known[version][0] / known[version][1] if version in known else None for version in line],
@@ -143,15 +143,15 @@ def collect_page_data(config: Config, conn: Connection, now: float) -> dict[str,
     }
 
 
-def build_page(told: StatusData) -> RenderableType:
+def build_page(status: StatusData) -> RenderableType:
     """Build the page. Lines that are too long for the terminal are cut, not wrapped."""
-    states = ", ".join(f"{n} {state}" for state, n in told["states"].items())
-    title = Text.assemble(("OpenClaw-RL", "bold"), f"  serving version {told['head']}  ", (states, "dim"))
-    parts: list[RenderableType] = [title, _render_satisfaction(told)]
+    states = ", ".join(f"{n} {state}" for state, n in status["states"].items())
+    title = Text.assemble(("OpenClaw-RL", "bold"), f"  serving version {status['head']}  ", (states, "dim"))
+    parts: list[RenderableType] = [title, _render_satisfaction(status)]
     for heading, content in (
-        ("workers", _render_workers(told)),
-        ("newest step", _render_newest_step(told["versions"])),
-        ("turns not trained on", _render_reasons(told)),
+        ("workers", _render_workers(status)),
+        ("newest step", _render_newest_step(status["versions"])),
+        ("turns not trained on", _render_reasons(status)),
     ):
         parts += [Rule(heading, align="left", style="dim"), content]
     parts.append(Text("q: quit", style="dim"))
@@ -166,20 +166,20 @@ def sparkline(shares: Sequence[float | None]) -> str:
     return "".join("·" if s is None else BARS[min(int(s * len(BARS)), len(BARS) - 1)] for s in shares)
 
 
-def _render_satisfaction(told: StatusData) -> Text:
-    good, scored = told["liked_overall"]
+def _render_satisfaction(status: StatusData) -> Text:
+    good, scored = status["liked_overall"]
     words = f"{good / scored:.0%} of {scored} turns" if scored else "no scores yet"
     return Text.assemble(
-        "satisfaction ", (words, "bold"), "  ", (sparkline(told["liked"]), "green"), ("  by version", "dim")
+        "satisfaction ", (words, "bold"), "  ", (sparkline(status["liked"]), "green"), ("  by version", "dim")
     )
 
 
-def _render_workers(told: StatusData) -> Table:
+def _render_workers(status: StatusData) -> Table:
     table = Table.grid(padding=(0, 1), expand=True)
     for ratio in (None, None, None, 1):
         table.add_column(no_wrap=True, overflow="ellipsis", ratio=ratio)
-    for row in told["loops"]:
-        waiting, what = told["queues"].get(row["name"], (0, ""))
+    for row in status["loops"]:
+        waiting, what = status["queues"].get(row["name"], (0, ""))
         heard = Text("●" if row["alive"] else f"● silent for {row['age']:.0f} s", "green" if row["alive"] else "red")
         note = Text(str(row["note"]), style="red" if str(row["note"]).startswith("degraded") else "dim")
         table.add_row(row["name"], heard, f"{waiting} {what}" if what else "", note)
@@ -201,10 +201,10 @@ def _render_newest_step(versions: Sequence[StatusData]) -> RenderableType:
     return table
 
 
-def _render_reasons(told: StatusData) -> RenderableType:
+def _render_reasons(status: StatusData) -> RenderableType:
     kinds: dict[str, int] = {}
     for title in ("dropped", "untrainable"):
-        for reason, count in report.merge_reasons(told[title]).items():
+        for reason, count in report.merge_reasons(status[title]).items():
             kinds[reason] = kinds.get(reason, 0) + count
     if not kinds:
         return Text("none", style="dim")

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from sqlalchemy import URL, Connection, Engine, Insert, Update, create_engine, event, select
 from sqlalchemy.exc import IntegrityError
@@ -69,6 +69,12 @@ class Store:
             (version,) = self._watch_connection.execute("PRAGMA data_version").fetchone()
             seen, self._seen_version = self._seen_version, version
         return bool(seen != version)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
 
     def close(self) -> None:
         self._read_engine.dispose()

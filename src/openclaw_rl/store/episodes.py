@@ -10,14 +10,14 @@ from typing import Any
 from sqlalchemy import Connection, Row, insert, select, update
 
 from openclaw_rl.store import exchanges, turns
-from openclaw_rl.store import rows as codec
 from openclaw_rl.store import schema as t
+from openclaw_rl.store.rows import from_row, to_row, turn_from_row
 from openclaw_rl.types import Episode, EpisodeOutcome, ExchangeStatus, JudgedTurn, Kind, TurnState
 
 
 def start_episode(conn: Connection, episode: Episode) -> None:
     """Insert an episode that is running."""
-    conn.execute(insert(t.episodes), codec.to_row(t.episodes, episode, group_id=episode.group))
+    conn.execute(insert(t.episodes), to_row(t.episodes, episode, group_id=episode.group))
 
 
 def get_episode(conn: Connection, id: str) -> Episode | None:
@@ -61,7 +61,7 @@ def judged_turns_of_group(conn: Connection, group: str) -> list[JudgedTurn]:
     return [
         JudgedTurn(
             exchange=found[row.id],
-            turn=codec.turn_from_row(row),
+            turn=turn_from_row(row),
             verdict=verdicts[row.id],
             earlier_uses=row.uses,
             episode=episodes[row.episode],
@@ -92,4 +92,4 @@ def _steps(rows: Sequence[Row[Any]]) -> list[tuple[str, int]]:
 
 
 def _episode_from_row(row: Row[Any]) -> Episode:
-    return codec.from_row(Episode, row, group=row.group_id)
+    return from_row(Episode, row, group=row.group_id)

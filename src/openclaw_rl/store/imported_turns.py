@@ -134,18 +134,18 @@ def insert_turns(
     events.append_rows(conn, [events.event_row(f"exchange.{IMPORTED}", r.id, {}, r.finished_at) for r in replies])
 
 
-def apply_outcome(conn: Connection, outcome: ImportOutcome, standing: KnownTurn, now: float) -> bool:
+def apply_outcome(conn: Connection, outcome: ImportOutcome, state: KnownTurn, now: float) -> bool:
     """Write those parts of an outcome that the turn does not have yet; return whether any was new.
 
-    `standing`: current state of the turn; `now`: time of the event for a drop.
+    `state`: the turn before; `now`: time of the event for a drop.
     """
     news = _record_reaction(conn, outcome) if outcome.reaction else False
-    news |= _record_feedback(conn, outcome, standing.revision + news) if outcome.feedback else False
+    news |= _record_feedback(conn, outcome, state.revision + news) if outcome.feedback else False
     if outcome.verdict is not None:
         then = known_turns(conn, [outcome.turn])[outcome.turn]
         if then.state is TurnState.CLOSED:
             news |= turns.add_verdict(conn, replace(outcome.verdict, revision=then.revision))
-    if outcome.dropped is not None and standing.state is not TurnState.DROPPED:
+    if outcome.dropped is not None and state.state is not TurnState.DROPPED:
         news |= turn_states.drop(conn, outcome.turn, outcome.dropped.cause, outcome.dropped.reason, at=now)
     return news
 

@@ -11,9 +11,6 @@ from openclaw_rl.store import events, leases
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.rows import from_row, numbers_to_json, policy_from_row, to_row
 from openclaw_rl.store.training_queue import ancestors
-from openclaw_rl.store.training_queue import last_rejections as last_rejections
-from openclaw_rl.store.training_queue import replay_turns as replay_turns
-from openclaw_rl.store.training_queue import trainable_turns as trainable_turns
 from openclaw_rl.types import Lease, Policy, PolicyState, Use
 
 HEAD_NAME = "default"

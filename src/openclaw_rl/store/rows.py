@@ -79,8 +79,8 @@ def _shared_names(kind: Any, table: Table) -> tuple[str, ...]:
     return tuple(name for name in _field_names(kind) if name in table.c)
 
 
-def from_row(kind: type[_T], row: Row[Any], /, **converted: Any) -> _T:
-    """Build a dataclass from the columns named like its fields; `converted`: fields that need a conversion."""
+def from_row(kind: type[_T], row: Any, /, **converted: Any) -> _T:
+    """Build a dataclass from the columns or attributes named like its fields; `converted`: all other fields."""
     build: Any = kind
     made: _T = build(**{name: getattr(row, name) for name in _field_names(build) if name not in converted}, **converted)
     return made

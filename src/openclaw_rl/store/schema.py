@@ -8,6 +8,7 @@ SQLite uses a partial index only if a query repeats its condition with literals;
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Any
 
 from sqlalchemy import (
     Column,
@@ -24,6 +25,7 @@ from sqlalchemy import (
     literal_column,
     text,
 )
+from sqlalchemy.types import TypeEngine
 
 metadata = MetaData()
 
@@ -33,38 +35,41 @@ def equals_literal(column: Column[str], value: StrEnum) -> ColumnElement[bool]:
     return column == literal_column(f"'{value.value}'")
 
 
-meta = Table(
-    "meta",
-    metadata,
-    Column("key", Text, primary_key=True),
-    Column("value", LargeBinary, nullable=False),
-)
+def _required(kind: type[TypeEngine[Any]], names: str) -> list[Column[Any]]:
+    """Return columns without NULLs. `names`: separated by spaces."""
+    return [Column(name, kind, nullable=False) for name in names.split()]
+
+
+def _optional(kind: type[TypeEngine[Any]], names: str) -> list[Column[Any]]:
+    return [Column(name, kind) for name in names.split()]
+
+
+def _exchange_key() -> Column[int]:
+    return Column("seq", Integer, ForeignKey("exchanges.seq", ondelete="CASCADE"), primary_key=True)
+
+
+def _turn_key() -> Column[str]:
+    return Column("turn", Text, ForeignKey("turns.id", ondelete="CASCADE"), primary_key=True)
+
+
+meta = Table("meta", metadata, Column("key", Text, primary_key=True), *_required(LargeBinary, "value"))
 
 exchanges = Table(
     "exchanges",
     metadata,
     Column("seq", Integer, primary_key=True),
     Column("id", Text, nullable=False, unique=True),
-    Column("scope", Text, nullable=False),
-    Column("agent", Text, nullable=False),
-    Column("user", Text, nullable=False),
+    *_required(Text, "scope agent user dialect capture status identity"),
+    *_required(Integer, "session_done version"),
+    *_required(Float, "admitted_at"),
     Column("session", Text),  # X-Session-Id, when sent
     Column("kind", Text),  # X-Turn-Type, when sent
-    Column("session_done", Integer, nullable=False),
-    Column("dialect", Text, nullable=False),
-    Column("capture", Text, nullable=False),
-    Column("status", Text, nullable=False),
-    Column("version", Integer, nullable=False),
-    Column("identity", Text, nullable=False),
-    Column("admitted_at", Float, nullable=False),
-    Column("finished_at", Float),
-    Column("finish_reason", Text),
-    Column("context_chain", LargeBinary),  # chain of the request's last mark
-    Column("reply_own", LargeBinary),
-    Column("reply_chain", LargeBinary),
     Column("previous", Text),  # id of the exchange that the client continues, when sent
     Column("origin", Text),  # an `Origin`; NULL: served here
     Column("episode", Text, ForeignKey("episodes.id")),  # NULL: a conversation
+    *_optional(Text, "finish_reason"),
+    *_optional(Float, "finished_at"),
+    *_optional(LargeBinary, "context_chain reply_own reply_chain"),  # context_chain: chain of the request's last mark
 )
 Index("exchanges_context", exchanges.c.scope, exchanges.c.context_chain)
 Index("exchanges_reply_chain", exchanges.c.scope, exchanges.c.reply_chain)
@@ -76,59 +81,41 @@ episodes = Table(
     "episodes",
     metadata,
     Column("id", Text, primary_key=True),
-    Column("task", Text, nullable=False),
-    Column("group_id", Text, nullable=False),
-    Column("split", Text, nullable=False),
-    Column("agent", Text, nullable=False),
-    Column("started_at", Float, nullable=False),
+    *_required(Text, "task group_id split agent"),
+    *_required(Float, "started_at"),
     Column("outcome", Text),  # done, void; NULL: running
-    Column("reward", Float),
-    Column("ended_at", Float),
+    *_optional(Float, "reward ended_at"),
 )
 Index("episodes_group", episodes.c.group_id)
 
 bodies = Table(
     "bodies",
     metadata,
-    Column("seq", Integer, ForeignKey("exchanges.seq", ondelete="CASCADE"), primary_key=True),
-    Column("messages", LargeBinary),  # NULL: redacted
-    Column("tools", LargeBinary),
-    Column("template", LargeBinary),  # NULL: no variables
-    Column("marks", LargeBinary, nullable=False),
-    Column("sampling", LargeBinary, nullable=False),
-    Column("prompt_ids", LargeBinary),
+    _exchange_key(),
+    *_required(LargeBinary, "marks sampling"),
+    *_optional(LargeBinary, "messages tools prompt_ids"),  # NULL: redacted
+    *_optional(LargeBinary, "template"),  # NULL: no variables
 )
 
 replies = Table(
     "replies",
     metadata,
-    Column("seq", Integer, ForeignKey("exchanges.seq", ondelete="CASCADE"), primary_key=True),
-    Column("message", LargeBinary),  # NULL: redacted
-    Column("response_ids", LargeBinary),
-    Column("logprobs", LargeBinary),
-    Column("mask", LargeBinary),
-    Column("spans", LargeBinary, nullable=False),
-    Column("mark", LargeBinary),
-    Column("error", Text),
-    Column("first_token_at", Float),
+    _exchange_key(),
+    *_required(LargeBinary, "spans"),
+    *_optional(LargeBinary, "message response_ids logprobs mask"),  # NULL: redacted
+    *_optional(LargeBinary, "mark"),
+    *_optional(Text, "error"),
+    *_optional(Float, "first_token_at"),
 )
 
 turns = Table(
     "turns",
     metadata,
-    Column("seq", Integer, ForeignKey("exchanges.seq", ondelete="CASCADE"), primary_key=True),
+    _exchange_key(),
     Column("id", Text, nullable=False, unique=True),
-    Column("scope", Text, nullable=False),
-    Column("session", Text, nullable=False),
-    Column("parent", Text),
-    Column("kind", Text, nullable=False),
-    Column("state", Text, nullable=False),
+    *_required(Text, "scope session kind state relation"),
+    *_optional(Text, "parent reason untrainable relation_of unlinked"),
     Column("cause", Text),  # a `DropReason`
-    Column("reason", Text),
-    Column("untrainable", Text),
-    Column("relation", Text, nullable=False),
-    Column("relation_of", Text),
-    Column("unlinked", Text),
     Column("revision", Integer, nullable=False),  # of the current reaction; 0: none
     Column("signal", Integer, nullable=False),  # bits of the current verdict: 1 a score, 2 a hint
     Column("uses", Integer, nullable=False),  # by all policies, including rejected candidates
@@ -136,24 +123,19 @@ turns = Table(
 Index("turns_served", turns.c.seq, sqlite_where=text("state = 'served'"))
 Index("turns_closed", turns.c.seq, sqlite_where=text("state = 'closed'"))
 Index("turns_session", turns.c.scope, turns.c.session)
-Index(
-    "turns_claimable",
-    turns.c.uses,
-    turns.c.signal,
-    turns.c.seq,
-    sqlite_where=text("state = 'judged' AND untrainable IS NULL AND kind = 'main'"),
-)
+_IS_CLAIMABLE = text("state = 'judged' AND untrainable IS NULL AND kind = 'main'")
+Index("turns_claimable", turns.c.uses, turns.c.signal, turns.c.seq, sqlite_where=_IS_CLAIMABLE)
 
 reactions = Table(
     "reactions",
     metadata,
-    Column("turn", Text, ForeignKey("turns.id", ondelete="CASCADE"), primary_key=True),
+    _turn_key(),
     Column("revision", Integer, primary_key=True),
-    Column("messages", LargeBinary, nullable=False),
+    *_required(LargeBinary, "messages"),
     Column("signature", LargeBinary),  # of the messages' marks; NULL: explicit feedback only
-    Column("source", Text),
-    Column("how", Text, nullable=False),
-    Column("at", Float, nullable=False),
+    *_optional(Text, "source"),
+    *_required(Text, "how"),
+    *_required(Float, "at"),
 )
 
 feedback = Table(
@@ -161,12 +143,11 @@ feedback = Table(
     metadata,
     Column("seq", Integer, primary_key=True),
     Column("id", Text, nullable=False, unique=True),
-    Column("scope", Text, nullable=False),
+    *_required(Text, "scope"),
     Column("target", Text, ForeignKey("exchanges.id", ondelete="CASCADE"), nullable=False),
-    Column("score", Integer),
-    Column("comment", Text),
-    Column("correction", Text),
-    Column("given_at", Float, nullable=False),
+    *_optional(Integer, "score"),
+    *_optional(Text, "comment correction"),
+    *_required(Float, "given_at"),
     Column("revision", Integer),  # of the reaction that includes it; NULL: pending
 )
 Index("feedback_target", feedback.c.target)
@@ -174,15 +155,14 @@ Index("feedback_target", feedback.c.target)
 verdicts = Table(
     "verdicts",
     metadata,
-    Column("turn", Text, ForeignKey("turns.id", ondelete="CASCADE"), primary_key=True),
+    _turn_key(),
     Column("revision", Integer, primary_key=True),
     Column("judge", Text, primary_key=True),
-    Column("score", Integer),
-    Column("votes", LargeBinary, nullable=False),
-    Column("hints", LargeBinary, nullable=False),
-    Column("explicit", Integer, nullable=False),
-    Column("reason", Text, nullable=False),
-    Column("at", Float, nullable=False),
+    *_optional(Integer, "score"),
+    *_required(LargeBinary, "votes hints"),
+    *_required(Integer, "explicit"),
+    *_required(Text, "reason"),
+    *_required(Float, "at"),
 )
 
 policies = Table(
@@ -190,15 +170,10 @@ policies = Table(
     metadata,
     Column("version", Integer, primary_key=True),
     Column("parent", Integer, ForeignKey("policies.version")),
-    Column("state", Text, nullable=False),
-    Column("path", Text),
-    Column("digest", Text, nullable=False),
-    Column("base", Text, nullable=False),
-    Column("identity", Text, nullable=False),
-    Column("memory", LargeBinary, nullable=False),
-    Column("metrics", LargeBinary, nullable=False),
-    Column("reason", Text),
-    Column("created_at", Float, nullable=False),
+    *_required(Text, "state digest base identity"),
+    *_optional(Text, "path reason"),
+    *_required(LargeBinary, "memory metrics"),
+    *_required(Float, "created_at"),
 )
 
 heads = Table(
@@ -212,8 +187,8 @@ uses = Table(
     "uses",
     metadata,
     Column("policy", Integer, ForeignKey("policies.version"), primary_key=True),
-    Column("turn", Text, ForeignKey("turns.id", ondelete="CASCADE"), primary_key=True),
-    Column("number", Integer, nullable=False),
+    _turn_key(),
+    *_required(Integer, "number"),
     UniqueConstraint("turn", "number"),
 )
 
@@ -221,35 +196,28 @@ leases = Table(
     "leases",
     metadata,
     Column("name", Text, primary_key=True),
-    Column("holder", Text, nullable=False),
-    Column("epoch", Integer, nullable=False),
-    Column("expires_at", Float, nullable=False),
+    *_required(Text, "holder"),
+    *_required(Integer, "epoch"),
+    *_required(Float, "expires_at"),
 )
 
 events = Table(
     "events",
     metadata,
     Column("seq", Integer, primary_key=True),
-    Column("kind", Text, nullable=False),
-    Column("ref", Text, nullable=False),
-    Column("data", LargeBinary, nullable=False),
-    Column("at", Float, nullable=False),
+    *_required(Text, "kind ref"),
+    *_required(LargeBinary, "data"),
+    *_required(Float, "at"),
     sqlite_autoincrement=True,
 )
 
-cursors = Table(
-    "cursors",
-    metadata,
-    Column("name", Text, primary_key=True),
-    Column("seq", Integer, nullable=False),
-)
+cursors = Table("cursors", metadata, Column("name", Text, primary_key=True), *_required(Integer, "seq"))
 
 loops = Table(
     "loops",
     metadata,
     Column("name", Text, primary_key=True),
-    Column("pid", Integer, nullable=False),
-    Column("at", Float, nullable=False),
-    Column("state", Text, nullable=False),
-    Column("note", Text, nullable=False),
+    *_required(Integer, "pid"),
+    *_required(Float, "at"),
+    *_required(Text, "state note"),
 )

@@ -51,6 +51,11 @@ def _transition_statement(to: TurnState) -> Update:
 
 
 _transitions = {to: _transition_statement(to) for to in TurnState if _ALLOWED_FROM[to]}
+_set_taken_back = (
+    update(turns)
+    .where(turns.c.id == bindparam("turn"), turns.c.state == TurnState.DROPPED.value)
+    .values(cause=DropReason.TAKEN_BACK.value, reason=bindparam("why"))
+)
 
 
 def transition(
@@ -72,6 +77,13 @@ def drop(conn: Connection, turn: str, cause: DropReason, reason: str, *, at: flo
 def drop_all(conn: Connection, turns_: Sequence[str], cause: DropReason, reason: str, *, at: float) -> int:
     """Drop the turns that may be dropped; return their number."""
     return sum(drop(conn, turn, cause, reason, at=at) for turn in turns_)
+
+
+def take_back(conn: Connection, turns_: Sequence[str], reason: str, *, at: float) -> None:
+    """Drop the turns for good. Those dropped before get this reason too, so that late evidence does not reopen them."""
+    drop_all(conn, turns_, DropReason.TAKEN_BACK, reason, at=at)
+    if turns_:
+        conn.execute(_set_taken_back, [{"turn": turn, "why": reason} for turn in turns_])
 
 
 def degenerate_reason(reply: Reply) -> str | None:

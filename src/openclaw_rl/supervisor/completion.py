@@ -19,10 +19,10 @@ CHECK_INTERVAL = 1.0  # seconds between two checks
 IDLE_CHECKS = 5  # consecutive checks without anything left to do
 
 
-def ends_by_itself(config: Config, rooms: Sequence[str]) -> bool:
+def ends_by_itself(config: Config, workers: Sequence[str]) -> bool:
     """Return whether these workers may end by themselves. With a gateway they never do, as people talk to it."""
     train = config.train
-    if "train" not in rooms or "gateway" in rooms or train.exit_when_done is False:
+    if "train" not in workers or "gateway" in workers or train.exit_when_done is False:
         return False
     return bool(train.exit_when_done or train.max_steps or config.data.path)
 
@@ -33,16 +33,13 @@ async def stop_when_finished(config: Config, stop: asyncio.Event) -> None:
     Consumes: the store. Produces: `stop`. Waits for: `train.max_steps`, or importer, judge and trainer without work.
     Unblocked by: either of these, or `stop`.
     """
-    store = await asyncio.to_thread(Store.open, config.store_path)
-    try:
-        ending = CompletionChecker(config, store)
+    with await asyncio.to_thread(Store.open, config.store_path) as store:
+        checker = CompletionChecker(config, store)
         while not stop.is_set():
-            if why := await asyncio.to_thread(ending.finished_reason):
+            if why := await asyncio.to_thread(checker.finished_reason):
                 log.info("training is finished: %s", why)
                 stop.set()
             await asyncio.sleep(CHECK_INTERVAL)
-    finally:
-        store.close()
 
 
 def save_last_checkpoint(config: Config) -> None:
@@ -52,14 +49,11 @@ def save_last_checkpoint(config: Config) -> None:
     """
     if config.train.checkpoint.save_dir is None:
         return
-    store = Store.open(config.store_path)
-    try:
+    with Store.open(config.store_path) as store:
         with store.read() as conn:
             begun = policies.get(conn, 0) is not None
         if begun:
             CheckpointWriter(store, config).write_final()
-    finally:
-        store.close()
 
 
 class CompletionChecker:

@@ -92,9 +92,8 @@ class SubprocessSystem:
         That is: for `quiet` seconds no closed turn waits for a verdict, fewer turns wait than make a batch, and the
         newest version is served and does not change. Raises `OpenClawError` after `timeout` seconds.
         """
-        store = Store.open(self.config.store_path, create=False)
         end, since, known = time.monotonic() + timeout, time.monotonic(), -1
-        try:
+        with Store.open(self.config.store_path, create=False) as store:
             while time.monotonic() < end:
                 with store.read() as conn:
                     head = policies.head(conn).version
@@ -104,8 +103,6 @@ class SubprocessSystem:
                 elif time.monotonic() - since >= quiet:
                     return head
                 time.sleep(0.1)
-        finally:
-            store.close()
         raise OpenClawError(f"still learning after {timeout:g} s:\n{self.log_tail()}")
 
     def _has_full_batch(self, conn: Connection, head: int) -> bool:

@@ -78,16 +78,16 @@ async def _run_async_worker(name: str, config: Config) -> None:
     await run(config, stop=stop)
 
 
-def with_required_workers(config: Config, rooms: Sequence[str]) -> tuple[str, ...]:
+def with_required_workers(config: Config, workers: Sequence[str]) -> tuple[str, ...]:
     """Return the named workers and those that the settings of `data` and the local judge model need."""
-    data, more = config.data, set(rooms)
+    data, more = config.data, set(workers)
     if data.export_dir and more & {"gateway", "collect"}:
         more |= {"collect", "data"}  # a turn is exported once its reaction is known
     if (data.path or data.watch_dir) and "train" in more:
         more |= {"judge", "data"}
     if "judge" in more and own.is_configured(config):
         more.add(own.ENGINE_PROCESS)
-    return tuple(room for room in (own.ENGINE_PROCESS, *WORKERS, "data") if room in more)
+    return tuple(name for name in (own.ENGINE_PROCESS, *WORKERS, "data") if name in more)
 
 
 # ------------------------------------------------------------------------------------------------------ the supervisor
@@ -112,18 +112,18 @@ class Supervisor:
     Waits for: the stop event. Unblocked by: a signal, or a worker that crashes too often.
     """
 
-    def __init__(self, config: Config, rooms: Sequence[str] = WORKERS, *, echo: bool = True) -> None:
-        self._config, self._worker_names = config, tuple(rooms)
-        self._workers = [WorkerProcess(name, self._new_monitor()) for name in rooms]
+    def __init__(self, config: Config, workers: Sequence[str] = WORKERS, *, echo: bool = True) -> None:
+        self._config, self._worker_names = config, tuple(workers)
+        self._workers = [WorkerProcess(name, self._new_monitor()) for name in workers]
         self._echo = echo
         self._failure: OpenClawError | None = None
 
     def _new_monitor(self) -> HeartbeatMonitor:
         return HeartbeatMonitor(hang=self._config.run.heartbeat_timeout, start=self._config.run.startup_timeout)
 
-    def worker_pid(self, room: str) -> int | None:
+    def worker_pid(self, name: str) -> int | None:
         """Return the process id of a running worker, or None."""
-        process = next((c.process for c in self._workers if c.name == room), None)
+        process = next((c.process for c in self._workers if c.name == name), None)
         return process.pid if process is not None and process.returncode is None else None
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -151,7 +151,7 @@ class Supervisor:
     async def _keep_running(self, child: WorkerProcess, stop: asyncio.Event) -> None:
         while not stop.is_set():
             child.process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "openclaw_rl", "room", child.name, f"--with-parent={os.getpid()}"),
+                *(sys.executable, "-m", "openclaw_rl", "worker", child.name, f"--with-parent={os.getpid()}"),
                 env=settings.to_environment(self._config, child.name),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
@@ -305,35 +305,35 @@ def check_port_free(config: Config) -> None:
             ) from error
 
 
-def supervise(config: Config, rooms: Sequence[str], *, echo: bool = True) -> None:
+def supervise(config: Config, workers: Sequence[str], *, echo: bool = True) -> None:
     """Run the workers until a signal, or until training is finished (`completion`); used by `up`, `train` etc."""
 
     async def main() -> None:
-        await Supervisor(config, rooms, echo=echo).run(stop_on_signals())
+        await Supervisor(config, workers, echo=echo).run(stop_on_signals())
 
-    if "engine" in rooms:
+    if "engine" in workers:
         registry.check_engine(config)
-    if "judge" in rooms:
+    if "judge" in workers:
         preflight.check_judge_settings(config)
-    if own.ENGINE_PROCESS in rooms:
+    if own.ENGINE_PROCESS in workers:
         registry.check_engine(own.engine_config(config))
         prepare_home(own.engine_config(config))
-    if "data" in rooms:
+    if "data" in workers:
         sync_worker.check_folders(config)
-    if "train" in rooms and config.train.launch.node_rank == 0:
+    if "train" in workers and config.train.launch.node_rank == 0:
         tracking.check_installed(config.track)
         checkpoints.check_save_dir(config.train)
     prepare_home(config)
     setup_logging("supervisor", config.logs_dir, config.run.log_level)
-    if {"train", "gateway"} & set(rooms):
-        resume.start_from_checkpoint(config, train="train" in rooms)
-    if "gateway" in rooms:
+    if {"train", "gateway"} & set(workers):
+        resume.start_from_checkpoint(config, train="train" in workers)
+    if "gateway" in workers:
         with lock_home(config):
             check_port_free(config)
             asyncio.run(main())
     else:
         asyncio.run(main())
-        if completion.ends_by_itself(config, rooms):
+        if completion.ends_by_itself(config, workers):
             completion.save_last_checkpoint(config)
 
 

@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 from openclaw_rl.errors import ModelError, PluginError
 from openclaw_rl.methods.types import Sample
 from openclaw_rl.settings.load import TrainConfig
-from openclaw_rl.store import policies
+from openclaw_rl.store import training_queue
 from openclaw_rl.train.sample_builder import SignalNeeds
 from openclaw_rl.types import JudgedTurn, Policy
 
@@ -28,7 +28,7 @@ def next_batch(
     conn: Connection, head: Policy, signal: SignalNeeds, train: TrainConfig
 ) -> tuple[list[JudgedTurn], bool]:
     """Return the next new turns to train on, and whether they are part of a failed batch that is being bisected."""
-    items = policies.trainable_turns(
+    items = training_queue.trainable_turns(
         conn,
         head=head.version,
         limit=train.batch.max_step_turns,
@@ -36,7 +36,7 @@ def next_batch(
         need_score=signal.uses_reward,
         need_hint=signal.uses_hints,
     )
-    again = bisect(items, policies.last_rejections(conn, [i.turn.id for i in items]))
+    again = bisect(items, training_queue.last_rejections(conn, [i.turn.id for i in items]))
     return again or items, bool(again)
 
 

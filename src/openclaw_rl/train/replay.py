@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 
 from openclaw_rl.methods.types import Sample
 from openclaw_rl.settings.load import TrainConfig
-from openclaw_rl.store import policies
+from openclaw_rl.store import training_queue
 from openclaw_rl.store.db import Store
 from openclaw_rl.train.sample_builder import SampleBuilder
 from openclaw_rl.types import JudgedTurn, Policy
@@ -45,7 +45,7 @@ class ReplaySelector:
             return [], []
         signal = self._builder.signal
         with self._store.read() as conn:
-            items = policies.replay_turns(
+            items = training_queue.replay_turns(
                 conn,
                 head=head.version,
                 limit=limit,

@@ -11,7 +11,6 @@ from sqlalchemy import Connection
 from openclaw_rl.common.policy_digest import digest_of_folder
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.store import policies, turn_states
-from openclaw_rl.store.turn_states import DropReason
 from openclaw_rl.types import Policy
 
 
@@ -70,7 +69,8 @@ def apply_rollback(conn: Connection, agreed: RollbackPlan, *, learn_again: bool,
     if learn_again:
         return 0
     why = f"the version trained on it was rolled back (to version {agreed.to})"
-    return turn_states.drop_all(conn, agreed.turns, DropReason.TAKEN_BACK, why, at=now)
+    turn_states.take_back(conn, agreed.turns, why, at=now)
+    return len(agreed.turns)
 
 
 def _format_versions(versions: list[int], most: int = 12) -> str:

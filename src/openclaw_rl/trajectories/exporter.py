@@ -31,7 +31,7 @@ def turn_to_json(item: StoredTurn) -> dict[str, Any]:
     """Return one turn in the JSON format. Default values are omitted."""
     turn = item.turn
     drop = {"cause": item.cause, "reason": turn.reason} if turn.state is TurnState.DROPPED else None
-    told = {
+    return {
         "type": item.kind.value,
         **(_text_fields(item) if item.exchange.request.capture is Capture.FULL else {"redacted": True}),
         **_drop_empty(_reaction_fields(item.reaction)),
@@ -47,7 +47,6 @@ def turn_to_json(item: StoredTurn) -> dict[str, Any]:
             {"unlinked": turn.unlinked, "verdict": item.verdict and _verdict_to_json(item.verdict), "dropped": drop}
         ),
     }
-    return told
 
 
 def _drop_empty(values: dict[str, Any]) -> dict[str, Any]:
@@ -114,9 +113,11 @@ def _token_fields(request: Request, reply: Reply) -> dict[str, Any]:
 def _reaction_fields(reaction: Reaction | None) -> dict[str, Any]:
     if reaction is None:
         return {}
-    found = {"how": reaction.how, **_drop_empty({"source": reaction.source}), "at": reaction.at}
-    told = {"next_state": next_state_to_json(reaction.messages), "reaction": found}
-    return told | {"feedback": [_feedback_to_json(f) for f in reaction.feedback]}
+    return {
+        "next_state": next_state_to_json(reaction.messages),
+        "reaction": {"how": reaction.how, **_drop_empty({"source": reaction.source}), "at": reaction.at},
+        "feedback": [_feedback_to_json(f) for f in reaction.feedback],
+    }
 
 
 def next_state_to_json(messages: Sequence[Message]) -> str | list[Message] | None:
@@ -130,8 +131,8 @@ def next_state_to_json(messages: Sequence[Message]) -> str | list[Message] | Non
 
 
 def _feedback_to_json(f: Feedback) -> dict[str, Any]:
-    told = {"score": f.score, "comment": f.comment, "correction": f.correction}
-    return {"id": f.id, "given_at": f.given_at, **{k: v for k, v in told.items() if v is not None}}
+    values = {"score": f.score, "comment": f.comment, "correction": f.correction}
+    return {"id": f.id, "given_at": f.given_at} | {k: v for k, v in values.items() if v is not None}
 
 
 def _verdict_to_json(v: Verdict) -> dict[str, Any]:

@@ -68,10 +68,6 @@ def load_scorer(config: Config, files: ModelFiles, head: Policy) -> LogprobScore
     return SequenceScorer(str(files.folder), head.path, config.train, config.model)
 
 
-def _ignore_progress(_: TrajectoryEntry, share: float) -> None:
-    """Ignore progress."""
-
-
 class TrajectoryImporter:
     """Imports trajectories for one model. The policy is loaded when the first turn needs scores."""
 
@@ -95,7 +91,7 @@ class TrajectoryImporter:
         found: Iterable[TrajectoryEntry],
         report: ImportReport,
         *,
-        follow: EntryProgress = _ignore_progress,
+        follow: EntryProgress = lambda entry, share: None,
         stop: Callable[[], bool] = bool,
     ) -> None:
         """Import every entry, or add its refusal to `report`. `stop` is called between groups.
@@ -127,7 +123,9 @@ class TrajectoryImporter:
             try:
                 _check_ids(planned, there)
                 new = [p for p in planned if p.id not in known]
-                made = self._builder.build_turns(new, now, partial(_report_building, follow, entry))
+                made = self._builder.build_turns(
+                    new, now, partial(lambda entry, share: follow(entry, BUILT_SHARE * share), entry)
+                )
             except TrajectoryRefused as problem:
                 report.add_refusal(entry, problem)
                 continue
@@ -143,7 +141,8 @@ class TrajectoryImporter:
         if not wanting:
             return list(ready)
         if not self._wants_scores:
-            done = {m.request.id: _mark_unscored(m) for m in wanting}
+            unscored = imported_turns.UNSCORED
+            done = {m.request.id: replace(m, place=replace(m.place, untrainable=unscored)) for m in wanting}
         else:
             self._scorer = self._scorer or self._load_scorer()
             rows = [(m.request.prompt_ids, m.reply.response_ids) for m in wanting]
@@ -156,20 +155,19 @@ class TrajectoryImporter:
         self, conn: Connection, ready: Sequence[_PendingEntry], report: ImportReport, now: float, follow: EntryProgress
     ) -> None:
         made = [m for one in ready for m in one.built]
-        since = imported_turns.known_turns(
-            conn, [m.request.id for m in made]
-        )  # another import may have added them since
+        # Another import may have added some of them since.
+        since = imported_turns.known_turns(conn, [m.request.id for m in made])
         made = [m for m in made if m.request.id not in since]
         imported_turns.insert_turns(conn, [m.request for m in made], [m.reply for m in made], [m.place for m in made])
-        standing = {**{id_: k for one in ready for id_, k in one.known.items()}, **since}
-        standing |= imported_turns.known_turns(conn, [m.request.id for m in made])
+        states = {**{id_: k for one in ready for id_, k in one.known.items()}, **since}
+        states |= imported_turns.known_turns(conn, [m.request.id for m in made])
         fresh = {m.request.id for m in made}
         for one in ready:
-            ours = [p for p in one.planned if standing[p.id].imported]
+            ours = [p for p in one.planned if states[p.id].imported]
             outcomes = [outcome for p in ours if (outcome := self._builder.turn_outcome(p, now)).has_content]
             news = False
             for number, outcome in enumerate(outcomes):
-                news |= imported_turns.apply_outcome(conn, outcome, standing[outcome.turn], now)
+                news |= imported_turns.apply_outcome(conn, outcome, states[outcome.turn], now)
                 follow(one.entry, SCORED_SHARE + (1 - SCORED_SHARE) * number / len(outcomes))
             new = sum(p.id in fresh for p in one.planned)
             report.counts.count_trajectory(turns=new, of=len(one.planned), news=news)
@@ -220,9 +218,8 @@ def _stored_exchanges(
 ) -> dict[str, Exchange]:
     """Return the stored exchanges whose ids the files give."""
     ids = [p.id for _, planned in plans for p in planned if p.turn.id is not None and p.id in known]
-    parts = (
-        ids[at : at + imported_turns.MAX_IDS_PER_QUERY] for at in range(0, len(ids), imported_turns.MAX_IDS_PER_QUERY)
-    )
+    size = imported_turns.MAX_IDS_PER_QUERY
+    parts = (ids[at : at + size] for at in range(0, len(ids), size))
     return {id_: found for part in parts for id_, found in exchanges.get_many(conn, part).items()}
 
 
@@ -239,19 +236,10 @@ def _check_ids(planned: Sequence[ResolvedTurn], there: Mapping[str, Exchange]) -
             )
 
 
-def _report_building(follow: EntryProgress, entry: TrajectoryEntry, share: float) -> None:
-    """Report the progress of building; `share` from 0 to 1."""
-    follow(entry, BUILT_SHARE * share)
-
-
 def _report_scoring(ready: Sequence[_PendingEntry], follow: EntryProgress, share: float) -> None:
     """Report the progress of scoring; `share` from 0 to 1."""
     for one in ready:
         follow(one.entry, BUILT_SHARE + (SCORED_SHARE - BUILT_SHARE) * share)
-
-
-def _mark_unscored(made: BuiltTurn) -> BuiltTurn:
-    return replace(made, place=replace(made.place, untrainable=imported_turns.UNSCORED))
 
 
 def _with_logprobs(made: BuiltTurn, logprobs: Logprobs) -> BuiltTurn:

@@ -58,44 +58,41 @@ ProgressTick = Callable[[int, int], None]
 def check_files(paths: Sequence[str], *, report: str | None) -> bool:
     """Validate files without importing. Return False if any was refused. Raises `OpenClawError` for no files."""
     found = reading.find_files([Path(p) for p in paths])
-    with ImportReport(Path(report) if report else None) as told, _byte_progress("checking", found) as tick:
-        for entry in _entries_with_progress(found, tick):
-            told.counts.read += 1
+    with ImportReport(Path(report) if report else None) as result, _byte_progress("checking", found) as tick:
+        follow = _make_follower(tick)
+        for entry in _iter_entries(found):
+            result.counts.read += 1
             try:
-                told.counts.count_trajectory(
-                    turns=(n := len(resolve_turns(entry.parse_trajectory()))), of=n, news=False
-                )
+                turns = len(resolve_turns(entry.parse_trajectory()))
+                result.counts.count_trajectory(turns=turns, of=turns, news=False)
             except TrajectoryRefused as problem:
-                told.add_refusal(entry, problem)
-    Console().print(told.render_summary("valid"))
-    return told.refused_count == 0
+                result.add_refusal(entry, problem)
+            follow(entry, 1)
+    Console().print(result.render_summary("valid"))
+    return result.refused_count == 0
 
 
 def import_files(config: Config, paths: Sequence[str], *, score: bool, report: str | None) -> bool:
     """Import files. Return False if some trajectories were refused. Raises `OpenClawError`."""
     found = reading.find_files([Path(p).expanduser() for p in paths])
-    store = Store.open(config.store_path)
-    try:
+    with Store.open(config.store_path) as store:
         importer = TrajectoryImporter(config, store, score=score)
         file = Path(report) if report else config.logs_dir / REFUSALS_FILE
-        with ImportReport(file) as told, _byte_progress("importing", found) as tick:
-            importer.run(_iter_entries(found), told, follow=_make_follower(tick))
-    finally:
-        store.close()
-    Console().print(told.render_summary("imported"))
-    return told.refused_count == 0
+        with ImportReport(file) as result, _byte_progress("importing", found) as tick:
+            importer.run(_iter_entries(found), result, follow=_make_follower(tick))
+    Console().print(result.render_summary("imported"))
+    return result.refused_count == 0
 
 
 def score_imported(config: Config) -> None:
     """Compute the log-probabilities that an import left out. Raises `OpenClawError`."""
-    store = Store.open(config.store_path, create=False)
-    try:
-        columns = (TextColumn("scoring"), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=Console(stderr=True)) as bar:
-            task = bar.add_task("scoring", total=None)
-            done = score_unscored(config, store, lambda n: bar.advance(task, n))
-    finally:
-        store.close()
+    columns = (TextColumn("scoring"), MofNCompleteColumn(), TimeElapsedColumn())
+    with (
+        Store.open(config.store_path, create=False) as store,
+        Progress(*columns, console=Console(stderr=True)) as bar,
+    ):
+        task = bar.add_task("scoring", total=None)
+        done = score_unscored(config, store, lambda n: bar.advance(task, n))
     Console().print(f"{done} turns scored")
 
 
@@ -111,8 +108,7 @@ def export_sessions(
         raise OpenClawError(f"{path}: rows of turns go into one .jsonl or .parquet. Name such a file.")
     if not target or (path.suffix.lower() in _UNSUPPORTED_SUFFIXES and not path.is_dir()):
         raise OpenClawError(f"{target!r}: expected a folder, or a file that ends with .jsonl, .json or .parquet.")
-    store = Store.open(config.store_path, create=False)
-    try:
+    with Store.open(config.store_path, create=False) as store:
         after = None if since is None else parse_since(since, time.time())
         redactor = TrajectoryRedactor(store.secret) if redact else None
         with store.read() as conn, store.read() as other:
@@ -121,12 +117,9 @@ def export_sessions(
                     raise OpenClawError(f"--session {name}: no such session. `openclaw-rl inspect sessions` lists all.")
             found = iter_sessions(conn, names=names, since=after)
             with _count_progress("exporting", count_sessions(other, names=names, since=after)) as tick:
-                told = _write_sessions(other, path, _with_tick(found, tick), form, redactor)
-    finally:
-        store.close()
-    Console(soft_wrap=True, highlight=False).print(
-        told if redactor is None else told + redactor.summary_text, markup=False
-    )
+                summary = _write_sessions(other, path, _with_tick(found, tick), form, redactor)
+    summary += "" if redactor is None else redactor.summary_text
+    Console(soft_wrap=True, highlight=False).print(summary, markup=False)
 
 
 def _write_sessions(
@@ -137,7 +130,9 @@ def _write_sessions(
     number, large = 0, list[str]()
     one_file = path.suffix.lower() in reading.SUFFIXES
     with _open_target(path, form) if one_file else nullcontext() as add:
-        for session, items in _non_empty_sessions(conn, sessions):
+        for session, items in turns_by_session(conn, sessions):
+            if not items:
+                continue
             raw = _trajectory_json(session, items, redactor)
             number += 1
             if len(raw) > reading.ENTRY_BYTES:
@@ -148,18 +143,11 @@ def _write_sessions(
                 _write_session_file(conn, path, session, raw, False, redactor)
     if not one_file:
         os.sync()
-    told = f"{trajectories_text(number)} in {path}"
+    summary = f"{trajectories_text(number)} in {path}"
     if not large:
-        return told
+        return summary
     most = f"{reading.ENTRY_BYTES // 2**20} MiB, more than an import accepts"
-    return f"{told}. Above {most}: {', '.join(large[:5])}{' ...' if large[5:] else ''}"
-
-
-def _non_empty_sessions(
-    conn: Connection, sessions: Iterable[StoredSession]
-) -> Iterator[tuple[StoredSession, list[StoredTurn]]]:
-    """Return the sessions that have a turn, with their turns."""
-    return ((session, items) for session, items in turns_by_session(conn, sessions) if items)
+    return f"{summary}. Above {most}: {', '.join(large[:5])}{' ...' if large[5:] else ''}"
 
 
 def _write_rows(
@@ -263,13 +251,6 @@ def parse_since(text: str, now: float) -> float:
 def _iter_entries(files: Iterable[Path]) -> Iterator[TrajectoryEntry]:
     for file in files:
         yield from reading.read_entries(file)
-
-
-def _entries_with_progress(files: Iterable[Path], tick: ProgressTick) -> Iterator[TrajectoryEntry]:
-    follow = _make_follower(tick)
-    for entry in _iter_entries(files):
-        yield entry
-        follow(entry, 1)
 
 
 def _make_follower(tick: ProgressTick) -> EntryProgress:

@@ -55,11 +55,8 @@ def open_writer(stream: BinaryIO, form: str) -> Iterator[Callable[[bytes], None]
         def write_group() -> None:
             nonlocal size
             rows = [from_json(raw) for raw in held]
-            rows = (
-                rows
-                if form == "turns"
-                else [row | {"turns": [_turn_to_columns(t) for t in row["turns"]]} for row in rows]
-            )
+            if form != "turns":
+                rows = [row | {"turns": [_turn_to_columns(t) for t in row["turns"]]} for row in rows]
             try:
                 file.write_table(pa.Table.from_pylist(rows, schema=schema))
             except UnicodeEncodeError as error:
@@ -95,7 +92,7 @@ def _turn_type(pa: Any) -> Any:
     vote = pa.struct({"score": pa.int8(), "hint": words, "reason": words, "error": words})
     verdict = {"score": pa.int8(), "judge": words, "at": moment, "hints": pa.list_(words), "votes": pa.list_(vote)}
     feedback = {"id": words, "score": pa.int8(), "comment": words, "correction": words, "given_at": moment}
-    told = {
+    outcome = {
         "reaction": pa.struct({"how": words, "source": words, "at": moment}),
         "feedback": pa.list_(pa.struct(feedback)),
         "verdict": pa.struct(verdict | {"reason": words, "explicit": flag}),
@@ -116,7 +113,7 @@ def _turn_type(pa: Any) -> Any:
     times = dict.fromkeys(("at", "first_token_at", "finished_at"), moment)
     marks = {"trainable": flag, "redacted": flag, "removed": pa.list_(words)}
     inner = {key + _JSON_SUFFIX: words for key in sorted(_UNTYPED_KEYS)}
-    return pa.struct(plain | marks | told | tokens | place | ended | times | inner)
+    return pa.struct(plain | marks | outcome | tokens | place | ended | times | inner)
 
 
 def _trajectory_schema(pa: Any) -> Any:
@@ -173,21 +170,15 @@ def _read_row(row: Mapping[str, Any], number: int, read: int) -> FoundTrajectory
     except TrajectoryRefused as problem:
         return place, b"", problem, read
     except (TypeError, ValueError, RecursionError) as error:
-        return (
-            place,
-            b"",
-            TrajectoryRefused("wrong type", f"expected values that JSON can represent: {str(error)[:200]}"),
-            read,
-        )
+        said = f"expected values that JSON can represent: {str(error)[:200]}"
+        return place, b"", TrajectoryRefused("wrong type", said), read
 
 
 def _row_to_json(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row in the JSON format. Null columns are omitted: a column does not distinguish null and absent."""
     out = {key: value for key, value in row.items() if value is not None}
-    if isinstance(out.get("turns"), list):
-        out["turns"] = [
-            _columns_to_turn(turn, at) if isinstance(turn, dict) else turn for at, turn in enumerate(out["turns"], 1)
-        ]
+    if isinstance(turns := out.get("turns"), list):
+        out["turns"] = [_columns_to_turn(t, at) if isinstance(t, dict) else t for at, t in enumerate(turns, 1)]
     return out
 
 

@@ -13,11 +13,11 @@ import msgspec
 
 from openclaw_rl.common.message_hash import message_text
 from openclaw_rl.settings import strict_yaml
+from openclaw_rl.store.imported_turns import DropRecord
 from openclaw_rl.store.rows import from_json
 from openclaw_rl.trajectories.schema import (
     MAX_NAME_LENGTH,
     ROLES,
-    FileDropped,
     FileFeedback,
     FileReaction,
     FileTurn,
@@ -42,7 +42,7 @@ _FORMAT_PARTS: Mapping[str, tuple[type, Mapping[str, str]]] = {
     "feedback": (FileFeedback, {}),
     "verdict": (FileVerdict, {"votes": "vote"}),
     "vote": (Vote, {}),
-    "dropped": (FileDropped, {}),
+    "dropped": (DropRecord, {}),
 }
 """Part of the format -> (its type, which lists the allowed keys; the keys that are parts themselves)."""
 _ALLOWED_KEYS = {part: tuple(f.name for f in fields(kind)) for part, (kind, _) in _FORMAT_PARTS.items()}

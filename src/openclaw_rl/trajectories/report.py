@@ -75,9 +75,9 @@ class ImportReport:
         """Count a refusal, and write it to the file."""
         self.counts.refused[problem.reason] += 1
         where = f"{entry.file}, {entry.place}" if entry.place else str(entry.file)
-        told = self.examples.setdefault(problem.reason, [])
-        if len(told) < MAX_EXAMPLES:
-            told.append(f"{where}: {problem.detail}")
+        examples = self.examples.setdefault(problem.reason, [])
+        if len(examples) < MAX_EXAMPLES:
+            examples.append(f"{where}: {problem.detail}")
         if self.file is not None:
             line = {"file": str(entry.file), "place": entry.place, "turn": problem.turn}
             self._write_line(json.dumps(line | {"reason": problem.reason, "detail": problem.detail}))

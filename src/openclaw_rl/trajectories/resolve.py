@@ -101,9 +101,12 @@ class _Conversation:
         asked: Message = {"role": "user", "content": turn.prompt}
         if turn.type is Kind.SIDE:
             return (asked,)
-        told = bool(self._history) and self._history[-1].get("role") != "assistant"  # `next_state` had messages
-        heard = told and (not turn.prompt or prompt_of(self._history[-1:]) == str(turn.prompt).strip())
-        return self._history if heard else (*self._history, asked)
+        last_is_asked = (  # by the messages of `next_state`
+            bool(self._history)
+            and self._history[-1].get("role") != "assistant"
+            and (not turn.prompt or prompt_of(self._history[-1:]) == str(turn.prompt).strip())
+        )
+        return self._history if last_is_asked else (*self._history, asked)
 
     def _content_id(self, turn: FileTurn, messages: Sequence[Message], reply: Message) -> str:
         """Return an id from session, position among its kind, and text, so that the same file gives the same ids."""

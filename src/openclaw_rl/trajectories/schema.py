@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from openclaw_rl.common.message_hash import message_text, strip_client_text
-from openclaw_rl.store.turn_states import DropReason
+from openclaw_rl.store.imported_turns import DropRecord
 from openclaw_rl.types import ExchangeStatus, FinishReason, Kind, Message, Sampling, Span, Vote
 
 MAX_NAME_LENGTH = 500
@@ -57,12 +57,6 @@ class FileReaction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FileDropped:
-    cause: DropReason
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FileTurn:
     """One call of the model. The token arrays are given together, with the `identity` of their model."""
 
@@ -101,7 +95,7 @@ class FileTurn:
     reaction: FileReaction | None = None
     feedback: tuple[FileFeedback, ...] = ()
     verdict: FileVerdict | None = None
-    dropped: FileDropped | None = None
+    dropped: DropRecord | None = None
     at: float | None = None  # time of the request
     first_token_at: float | None = None
     finished_at: float | None = None

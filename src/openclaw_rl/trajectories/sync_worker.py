@@ -38,18 +38,15 @@ async def run(config: Config, *, stop: asyncio.Event) -> None:
 
     Raises `OpenClawError` when a folder cannot be written or the model cannot be loaded.
     """
-    store = await asyncio.to_thread(Store.open, config.store_path)
-    try:
+    with await asyncio.to_thread(Store.open, config.store_path) as store:
         heartbeats.write_heartbeat(store, "data", "starting", heartbeats.STARTING)
-        bridge = FolderSync(config, store, stop=stop.is_set)
+        sync = FolderSync(config, store, stop=stop.is_set)
         await run_worker_loop(
-            bridge.run_once,
-            lambda: heartbeats.write_heartbeat(store, "data", bridge.note),
+            sync.run_once,
+            lambda: heartbeats.write_heartbeat(store, "data", sync.note),
             stop,
             poll=config.data.poll,
         )
-    finally:
-        store.close()
 
 
 class FolderSync:

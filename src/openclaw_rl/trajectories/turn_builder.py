@@ -23,7 +23,7 @@ from openclaw_rl.render.incremental import MIN_INCREMENTAL_MESSAGES, Incremental
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.store import imported_turns
 from openclaw_rl.store.imported_turns import DropRecord, ImportOutcome, ReactionRecord, TurnPosition
-from openclaw_rl.store.rows import to_json
+from openclaw_rl.store.rows import from_row, to_json
 from openclaw_rl.store.turn_states import DropReason
 from openclaw_rl.trajectories.resolve import ResolvedTurn
 from openclaw_rl.trajectories.schema import FileTurn, FileVerdict, TrajectoryRefused
@@ -63,7 +63,7 @@ class BuiltTurn:
     needs_score: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _TurnTokens:
     prompt_ids: Ids  # [P]
     response_ids: Ids  # [R]
@@ -97,21 +97,21 @@ class TurnBuilder:
     def _build_all(
         self, planned: Sequence[ResolvedTurn], now: float, step: BuildProgress, growing: IncrementalRenderer
     ) -> list[BuiltTurn]:
-        telling = IncrementalTurnHasher(growing, key=self._key, transient=self._transient)
+        hasher = IncrementalTurnHasher(growing, key=self._key, transient=self._transient)
         out = []
         try:
             for number, p in enumerate(planned, 1):
-                out.append(self._build_turn(p, now, telling))
+                out.append(self._build_turn(p, now, hasher))
                 step(number / len(planned))
         finally:  # on an error too, because incremental rendering may have caused it
             growing.verify_last_turn()
         return out
 
-    def _build_turn(self, planned: ResolvedTurn, now: float, telling: IncrementalTurnHasher) -> BuiltTurn:
+    def _build_turn(self, planned: ResolvedTurn, now: float, hasher: IncrementalTurnHasher) -> BuiltTurn:
         turn = planned.turn
         try:
-            marks = telling.message_marks(planned)
-            tokens = self._turn_tokens(planned, telling.incremental)
+            marks = hasher.message_marks(planned)
+            tokens = self._turn_tokens(planned, hasher.incremental)
             mark = message_hash.mark_message(
                 planned.reply,
                 index=len(planned.messages),
@@ -174,15 +174,9 @@ class TurnBuilder:
             return _no_tokens(Origin.TEXT, self._version)
         prompt, response = self._tokenise_text(planned, growing)
         r = len(response)
-        return _TurnTokens(
-            prompt_ids=prompt,
-            response_ids=response,
-            logprobs=np.full(r, np.nan, np.float32),
-            mask=np.ones(r, np.bool_),
-            spans=(Span(start=0, end=r, version=self._version),),
-            origin=Origin.TEXT,
-            version=self._version,
-        )
+        spans = (Span(start=0, end=r, version=self._version),)
+        unknown, mask = np.full(r, np.nan, np.float32), np.ones(r, np.bool_)
+        return _TurnTokens(prompt, response, unknown, mask, spans, Origin.TEXT, self._version)
 
     def _recorded_tokens(self, turn: FileTurn, number: int) -> _TurnTokens:
         assert turn.prompt_ids is not None
@@ -256,24 +250,13 @@ class TurnBuilder:
     def turn_outcome(self, planned: ResolvedTurn, now: float) -> ImportOutcome:
         """Return reaction, feedback, verdict and drop reason from the file."""
         turn = planned.turn
-        dropped = DropRecord(cause=turn.dropped.cause, reason=turn.dropped.reason) if turn.dropped else None
+        dropped = turn.dropped
         if turn.type is Kind.SIDE and dropped is None:
             dropped = DropRecord(cause=DropReason.SIDE, reason="side traffic: its trajectory says so")
         return ImportOutcome(
             turn=planned.id,
             reaction=self._reaction_record(planned, now),
-            feedback=tuple(
-                Feedback(
-                    id=f.id,
-                    scope=IMPORT_SCOPE,
-                    target=planned.id,
-                    score=f.score,
-                    comment=f.comment,
-                    correction=f.correction,
-                    given_at=f.given_at,
-                )
-                for f in turn.feedback
-            ),
+            feedback=tuple(from_row(Feedback, f, scope=IMPORT_SCOPE, target=planned.id) for f in turn.feedback),
             verdict=None if turn.verdict is None else _to_verdict(planned.id, turn.verdict, now),
             dropped=dropped,
         )
@@ -293,29 +276,13 @@ class TurnBuilder:
 
 
 def _to_verdict(turn: str, given: FileVerdict, now: float) -> Verdict:
-    return Verdict(
-        turn=turn,
-        revision=0,  # set by the store
-        judge=given.judge,
-        score=given.score,
-        votes=given.votes,
-        hints=given.hints,
-        explicit=given.explicit,
-        reason=given.reason,
-        at=now if given.at is None else given.at,
-    )
+    at = now if given.at is None else given.at
+    return from_row(Verdict, given, turn=turn, revision=0, at=at)  # the store sets the revision
 
 
 def _no_tokens(origin: Origin, version: int) -> _TurnTokens:
-    return _TurnTokens(
-        prompt_ids=np.empty(0, np.int32),
-        response_ids=np.empty(0, np.int32),
-        logprobs=np.empty(0, np.float32),
-        mask=np.empty(0, np.bool_),
-        spans=(),
-        origin=origin,
-        version=version,
-    )
+    ids, logprobs, mask = np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.bool_)
+    return _TurnTokens(ids, ids, logprobs, mask, (), origin, version)
 
 
 class IncrementalTurnHasher:
