@@ -15,7 +15,7 @@ from openclaw_rl.settings.load import from_flat
 from openclaw_rl.learner.distributed.process_group import join
 
 store, rank = sys.argv[1], int(sys.argv[2])
-config = from_flat({"model.device": "cpu", "train.launch.timeout": 4.0})
+config = from_flat({"model.device": "cpu", "train.launch.timeout": 3.0})
 group = join(config.train, config.model, store=store, rank=rank, size=2)
 agreed = [group.all_true(yes) for yes in (True, rank == 0, False)]
 did = []
@@ -44,7 +44,7 @@ if rank == 1:
     one.grad = torch.full((3,), 5.0, dtype=torch.float64)
 group.all_reduce_grads([both, one, none])
 if rank == 0:
-    time.sleep(5)  # rank 0 writes the result of the step, for longer than the timeout
+    time.sleep(3.5)  # rank 0 writes the result of the step, for longer than the timeout
 words = group.broadcast(b"from rank 0" if rank == 0 else None)
 print(json.dumps({
     "agreed": agreed,
