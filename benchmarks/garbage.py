@@ -48,21 +48,21 @@ class Outcome:
 
 def turns(trainer: LocalTrainer, rng: np.random.Generator, reward: Reward, *, junk: bool, off: float) -> list[Sample]:
     """Eight turns, of random words or one token over and over; `off`: nats that their log-probabilities are wrong."""
-    out = []
-    for n in range(TURNS):
+    rows, errors, rewards = [], [], []
+    for _ in range(TURNS):
         prompt, size = rng.integers(0, V, 6).astype(np.int32), int(rng.integers(4, 12))
         response = np.full(size, rng.integers(V)) if junk else rng.integers(0, V, size)
-        row = TokenSequence(prompt_ids=prompt, response_ids=response.astype(np.int32), temperature=1.0)
-        truth = trainer.logprobs([row])[0].numpy()
-        mu = truth + rng.normal(0, off, size) if off else truth
-        out.append(
-            Sample(
-                turn=f"t{n}", agent="a", prompt_ids=prompt, response_ids=row.response_ids,
-                logprobs=mu.astype(np.float32), mask=np.ones(size, np.bool_), temperature=1.0, version=0,
-                reward=reward(rng),
-            )
-        )  # fmt: skip
-    return out
+        rows.append(TokenSequence(prompt_ids=prompt, response_ids=response.astype(np.int32), temperature=1.0))
+        errors.append(rng.normal(0, off, size) if off else np.zeros(size))
+        rewards.append(reward(rng))
+    return [
+        Sample(
+            turn=f"t{n}", agent="a", prompt_ids=row.prompt_ids, response_ids=row.response_ids,
+            logprobs=(truth.numpy() + error).astype(np.float32), mask=np.ones(len(error), np.bool_), temperature=1.0,
+            version=0, reward=score,
+        )
+        for n, (row, truth, error, score) in enumerate(zip(rows, trainer.logprobs(rows), errors, rewards, strict=True))
+    ]  # fmt: skip
 
 
 def _coin(rng: np.random.Generator) -> float:

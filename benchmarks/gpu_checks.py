@@ -171,7 +171,9 @@ def lm_head(place: Place) -> list[Found]:
     linear = torch.nn.Linear(512, 8_000, bias=False).to(place.device, torch.bfloat16)
     hidden = torch.randn(128, 512, device=place.device).to(torch.bfloat16).requires_grad_()
     targets, warm = torch.arange(128, device=place.device) * 61, torch.linspace(0.5, 1.5, 128, device=place.device)
-    picked = head.select_tokens(linear, hidden, targets, warm, floats=8_000 * 50)
+    picked = head.HiddenStates(
+        head=linear, hidden_KH=hidden, targets_K=targets, temperature_K=warm, lengths=(len(targets),)
+    ).token_logprobs(floats=8_000 * 50)
     twin = hidden.detach().double().requires_grad_()
     logits = twin @ linear.weight.detach().double().T / warm.double().unsqueeze(-1)
     exact = torch.log_softmax(logits, -1).gather(-1, targets.unsqueeze(-1))[:, 0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, OPTConfig, OPTForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from openclaw_rl.common.atomic_files import write_folder
 from openclaw_rl.errors import ConfigError, ModelError
@@ -33,30 +34,6 @@ def weights(trainer: LocalTrainer) -> torch.Tensor:
 
 def row_of(s: Sample) -> TokenSequence:
     return TokenSequence(prompt_ids=s.prompt_ids, response_ids=s.response_ids, temperature=s.temperature)
-
-
-@pytest.mark.parametrize("dropout", [0.0, 0.2])
-def test_resuming_is_not_noticed(trainer: Make, draw: Draw, tmp_path: Path, dropout: float) -> None:
-    """Four steps are two steps, a new process, and two more: weights, moments, baselines, metrics."""
-    settings = {"lora": {"rank": 4, "dropout": dropout}, "learning_rate": 1e-2, "max_gap": 9.0, "max_step_kl": 1e9}
-    straight = trainer(**settings)
-    batches = [draw(straight, seed) for seed in range(4)]
-    done = [straight.step(batch, str(tmp_path / f"straight-{n}")) for n, batch in enumerate(batches)]
-
-    first = trainer(**settings)
-    for n in range(2):
-        half = first.step(batches[n], str(tmp_path / f"half-{n}"))
-    second = trainer(**settings)
-    second.load(folder=half.folder, memory=json.loads(json.dumps(half.memory)))
-    for n in range(2, 4):
-        rest = second.step(batches[n], str(tmp_path / f"half-{n}"))
-
-    torch.testing.assert_close(weights(second), weights(straight), rtol=0, atol=1e-6)
-    assert rest.memory == done[-1].memory
-    for name in set(rest.metrics) - {"seconds"}:
-        assert rest.metrics[name] == pytest.approx(done[-1].metrics[name], rel=1e-4, abs=1e-6), name
-    moved = (weights(straight) - weights(trainer(**settings))).abs().max()
-    assert moved > 1e-2, "the steps did something"
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
@@ -135,13 +112,6 @@ def test_equal_seeds_give_equal_bytes(trainer: Make, draw: Draw, tmp_path: Path)
     digests = [t.step(batch, str(tmp_path / str(n))).digest for n, t in enumerate((first, second, other))]
     assert digests[0] == digests[1] != digests[2]
     assert weights(first).equal(weights(second))
-
-
-def test_micro_batches_do_not_change_the_step(trainer: Make, draw: Draw, tmp_path: Path) -> None:
-    whole, split = trainer(micro_tokens=10_000), trainer(micro_tokens=1)
-    batch = draw(whole, 0)
-    norms = [t.step(batch, str(tmp_path / str(n))).metrics["gradient/norm"] for n, t in enumerate((whole, split))]
-    assert norms[0] == pytest.approx(norms[1], rel=1e-4)
 
 
 def test_stale_turns_are_left_out_with_their_reason(trainer: Make, draw: Draw, tmp_path: Path) -> None:
@@ -300,18 +270,15 @@ def test_every_loss_pushes_towards_the_better_reply(trainer: Make, draw: Draw, t
     assert after[1] < before[1]
 
 
-@pytest.mark.parametrize("where", ["prompt_ids", "response_ids", "hinted_prompts"])
-@pytest.mark.parametrize("token", [-1, 64])
-def test_a_token_that_the_model_does_not_have_is_the_turns_fault(
-    trainer: Make, draw: Draw, tmp_path: Path, where: str, token: int
-) -> None:
+def test_a_token_that_the_model_does_not_have_is_the_turns_fault(trainer: Make, draw: Draw, tmp_path: Path) -> None:
     """A `ValueError`, which is of the batch and not of the trainer: the turn leaves, and the worker continues."""
     made = trainer()
     first, *others = draw(made, 0)
-    ids = np.array([*first.response_ids[:-1], token], np.int32)
-    broken = replace(first, **{where: (ids,) if where == "hinted_prompts" else ids})
-    with pytest.raises(ValueError, match=f"turn turn-0-0: expected tokens from 0 to 63, got {token}"):
-        made.step([*others, broken], str(tmp_path / "out"))
+    for where, token in itertools.product(("prompt_ids", "response_ids", "hinted_prompts"), (-1, 64)):
+        ids = np.array([*first.response_ids[:-1], token], np.int32)
+        broken = replace(first, **{where: (ids,) if where == "hinted_prompts" else ids})
+        with pytest.raises(ValueError, match=f"turn turn-0-0: expected tokens from 0 to 63, got {token}"):
+            made.step([*others, broken], str(tmp_path / "out"))
 
 
 @pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False:UserWarning")
@@ -324,19 +291,6 @@ def test_an_adapters_dropout_does_not_wake_the_bases(trainer: Make, draw: Draw, 
     for name, dropout in (("without", 0.0), ("with", 1e-9)):
         made = trainer("binary", path=str(tmp_path / "base"), lora={"rank": 4, "dropout": dropout}, max_gap=9.0)
         steps.append(made.step(draw(made, 3), str(tmp_path / name)).metrics)
-    for name in ("loss/total", "gradient/norm", "masked/gap"):
-        assert steps[1][name] == pytest.approx(steps[0][name], rel=1e-4, abs=1e-5), name
-
-
-def test_checkpointing_does_not_wake_the_bases_dropout(trainer: Make, draw: Draw, tmp_path: Path) -> None:
-    """A checkpointed layer is in training mode, and some apply their dropout by hand."""
-    torch.manual_seed(0)
-    shape = {"vocab_size": 64, "hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
-    OPTForCausalLM(OPTConfig(**shape, word_embed_proj_dim=32, dropout=0.5)).save_pretrained(tmp_path / "base")
-    steps = []
-    for how in (False, True):
-        made = trainer("binary", path=str(tmp_path / "base"), checkpointing=how, max_gap=9.0)
-        steps.append(made.step(draw(made, 3), str(tmp_path / str(how))).metrics)
     for name in ("loss/total", "gradient/norm", "masked/gap"):
         assert steps[1][name] == pytest.approx(steps[0][name], rel=1e-4, abs=1e-5), name
 
@@ -354,22 +308,6 @@ def test_several_epochs_are_several_steps_on_the_decoupled_loss(trainer: Make, d
     assert two.step(batch, str(tmp_path / "again")).metrics["step"] == 2.0, (
         "a batch is one version, whatever its epochs"
     )
-
-
-def test_checkpointing_changes_memory_and_nothing_else(trainer: Make, draw: Draw, tmp_path: Path) -> None:
-    plain, thrifty = trainer(max_gap=9.0), trainer(max_gap=9.0, checkpointing=True)
-    batch = draw(plain, 11)
-    calls = {"plain": 0, "thrifty": 0}
-    for name, made in (("plain", plain), ("thrifty", thrifty)):
-        layer = made.causal.get_decoder().layers[0]
-
-        def count(*_: object, name: str = name) -> None:
-            calls[name] += torch.is_grad_enabled()
-
-        layer.self_attn.register_forward_hook(count)
-        made.step(batch, str(tmp_path / name))
-    torch.testing.assert_close(weights(thrifty), weights(plain), rtol=1e-5, atol=1e-7)
-    assert calls == {"plain": 1, "thrifty": 2}, "a second forward pass, in the backward pass"
 
 
 @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings:UserWarning")

@@ -11,7 +11,8 @@ import pytest
 from tests.system.test_words import run
 
 from openclaw_rl.errors import PluginError
-from openclaw_rl.plugins.loader import Plugin, check_call, load_plugin
+from openclaw_rl.plugins.loader import Plugin, check_call, check_plugin_files, load_plugin
+from openclaw_rl.settings.load import from_flat
 
 Make = Callable[[str], Plugin]
 
@@ -100,13 +101,25 @@ def test_what_it_raises_is_told_with_its_line(make: Make) -> None:
         plugin.module.f()
 
 
-@pytest.mark.parametrize(
-    "flag",
-    ["--custom-loss-function-path", "--custom-rm-path", "--rollout-function-path", "--custom-generate-function-path"],
-)
-def test_a_file_with_a_fault_is_said_before_anything_starts(tmp_path: Path, flag: str) -> None:
+FILES: dict[str, dict[str, str]] = {  # setting -> the others that it needs
+    "train.loss.path": {},
+    "judge.plugin_path": {"judge.kind": "plugin"},
+    "rollout.function_path": {},
+    "rollout.generate_path": {},
+}
+
+
+@pytest.mark.parametrize("setting", FILES)
+def test_every_configured_file_is_checked_and_not_run(tmp_path: Path, setting: str) -> None:
     (tmp_path / "mine.py").write_text("open('ran', 'w')\ndef f(:")
-    done = run("up", "--home", str(tmp_path / "home"), flag, str(tmp_path / "mine.py"))
+    with pytest.raises(PluginError, match=rf"{setting}: .*mine\.py:2: is not valid Python"):
+        check_plugin_files(from_flat({setting: str(tmp_path / "mine.py"), **FILES[setting]}))
+    assert not Path("ran").exists(), "nothing of it ran"
+
+
+def test_a_file_with_a_fault_is_reported_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("open('ran', 'w')\ndef f(:")
+    done = run("up", "--home", str(tmp_path / "home"), "--custom-rm-path", str(tmp_path / "mine.py"))
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1
     assert "mine.py:2: is not valid Python" in done.stderr

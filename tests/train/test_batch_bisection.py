@@ -160,7 +160,7 @@ def test_where_everything_fails_the_room_stands_still(
 
 
 @given(poison=st.sets(st.integers(0, 11)), raises=st.booleans())
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_is_poison_the_rest_trains_once(
     judged: Judged, builder: SampleBuilder, tmp_path_factory: pytest.TempPathFactory, poison: set[int], raises: bool
 ) -> None:

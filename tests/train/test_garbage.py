@@ -21,8 +21,11 @@ from openclaw_rl.methods.types import EpisodeStep, Sample
 from openclaw_rl.settings.load import train_settings
 from openclaw_rl.train.gate import rejection_reason
 
-WHOLE = [*list(STREAMS)[:3], "wrong log-probabilities"]
-"""These run for as long as the benchmark does, the others for a third of it."""
+WHOLE = "repeated tokens, always praised"
+"""This stream, which goes furthest without the bounds, runs for as long as in the benchmark; the others for ten steps.
+
+The control, without the bounds, is past the limit after ten steps.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -34,31 +37,31 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_it_stays_bounded(base: str, tmp_path: Path, name: str) -> None:
     """At thirty times the default learning rate."""
     train = train_settings({"optimizer.learning_rate": RATE})
-    told = run(base, tmp_path, STREAMS[name], count=STEPS if name in WHOLE else STEPS // 3)
-    assert told.steps
-    for metrics in told.steps:
+    outcome = run(base, tmp_path, STREAMS[name], count=STEPS if name == WHOLE else 10)
+    assert outcome.steps
+    for metrics in outcome.steps:
         assert all(np.isfinite(v) for v in metrics.values())
         assert metrics["kl/step"] <= train.safety.max_step_kl
         assert metrics["gap"] <= train.safety.batch_log_ratio_limit
         assert rejection_reason(metrics, train) is None
-    assert all("too stale" in why for why in told.refused)
-    first, last = told.steps[0], told.steps[-1]
+    assert all("too stale" in why for why in outcome.refused)
+    first, last = outcome.steps[0], outcome.steps[-1]
     assert last["kl"] < 0.13, f"nats per token from the base: {last['kl']:.2f}"
     assert last["entropy"] > 0.5 * first["entropy"], f"{first['entropy']:.2f} -> {last['entropy']:.2f}"
 
 
 def test_the_bounds_are_what_holds_it(base: str, tmp_path: Path) -> None:
     """The control: ten steps on praised junk without them go further than forty with them."""
-    free = run(base, tmp_path, STREAMS["repeated tokens, always praised"], count=10, max_step_kl=1e9, kl_coef=0.0)
+    free = run(base, tmp_path, STREAMS[WHOLE], count=10, max_step_kl=1e9, kl_coef=0.0)
     assert free.steps[-1]["kl"] > 0.13
     assert max(m["kl/step"] for m in free.steps) > 0.01
 
 
 def test_spikes_are_masked_and_counted(base: str, tmp_path: Path) -> None:
-    told = run(base, tmp_path, STREAMS["log-probabilities with spikes of three nats"], count=6)
-    assert np.mean([m["masked/gap"] for m in told.steps]) > 0.02
-    assert all(m["gap/max"] > 2.9 and m["ratio/max"] < 21 for m in told.steps)
-    assert told.left_out > 0, "a reply with many of them is left out as a whole"
+    outcome = run(base, tmp_path, STREAMS["log-probabilities with spikes of three nats"], count=6)
+    assert np.mean([m["masked/gap"] for m in outcome.steps]) > 0.02
+    assert all(m["gap/max"] > 2.9 and m["ratio/max"] < 21 for m in outcome.steps)
+    assert outcome.left_out > 0, "a reply with many of them is left out as a whole"
 
 
 def garbage(trainer: LocalTrainer, rng: np.random.Generator) -> dict[str, list[Sample]]:
@@ -95,6 +98,6 @@ def test_there_is_no_step_on_nothing(base: str, tmp_path: Path, kind: str) -> No
     assert torch.equal(before, torch.cat([p.detach().flatten() for p in trainer.model.parameters()]))
 
 
-def test_the_page_tells_of_every_stream() -> None:
+def test_the_page_has_a_row_for_every_stream() -> None:
     made = PAGE.read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0]
     assert [line.split("|")[1].strip() for line in made.strip().splitlines()[2:]] == list(STREAMS)

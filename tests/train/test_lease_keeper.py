@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from openclaw_rl.store import leases
 from openclaw_rl.store.db import Store
-from openclaw_rl.train.lease_keeper import LeaseKeeper
+from openclaw_rl.train.lease_keeper import TRAINER_LEASE, LeaseKeeper
 
 
 class Clock:
@@ -26,7 +26,7 @@ def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
 
 
 def test_a_lease_is_kept_as_long_as_its_holder_runs(store: Store) -> None:
-    first, second = (LeaseKeeper(store, "t", name, ttl=0.3) for name in "ab")
+    first, second = (LeaseKeeper(store, ttl=0.3) for _ in range(2))
     held = first.acquire()
     assert held is not None
     time.sleep(0.7)
@@ -43,7 +43,7 @@ def test_a_lease_is_kept_as_long_as_its_holder_runs(store: Store) -> None:
 def test_who_was_away_too_long_does_not_renew(store: Store) -> None:
     """Time jumps, as it does for a frozen process: the lease is lost although nobody has taken it."""
     clock = Clock()
-    keeper = LeaseKeeper(store, "t", "a", ttl=0.3, clock=clock)
+    keeper = LeaseKeeper(store, ttl=0.3, clock=clock)
     held = keeper.acquire()
     assert held is not None
     clock.now += 0.31
@@ -60,10 +60,10 @@ def test_who_was_away_too_long_does_not_renew(store: Store) -> None:
 
 def test_a_lease_that_was_taken_over_is_forgotten(store: Store) -> None:
     clock = Clock()
-    keeper = LeaseKeeper(store, "t", "a", ttl=0.3, clock=clock)
+    keeper = LeaseKeeper(store, ttl=0.3, clock=clock)
     assert keeper.acquire() is not None
     with store.write() as conn:  # an operator's doing: the other's clock is ahead
-        assert leases.acquire(conn, "t", "b", 60.0, clock.now + 10) is not None
+        assert leases.acquire(conn, TRAINER_LEASE, "b", 60.0, clock.now + 10) is not None
     until(lambda: keeper.current_lease is None)
     assert keeper.acquire() is None
     keeper.close()

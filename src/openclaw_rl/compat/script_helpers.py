@@ -39,23 +39,23 @@ def log_training_metrics(step: int, metrics: Mapping[str, Any]) -> None:
     Both names in METRIC_NAMES are accepted, and other metrics too. All of METRIC_NAMES are required but the losses of
     single methods. Raises `ValueError` for a missing, repeated or non-numeric metric, `OpenClawError` without a run.
     """
-    told: dict[str, float] = {}
+    sent: dict[str, float] = {}
     for given, value in metrics.items():
         name = METRIC_NAMES.get(given, given)
-        if name in told:
+        if name in sent:
             raise ValueError(f"log_training_metrics: {name} is given twice, also as {given}")
         try:
-            told[name] = float(value.detach() if hasattr(value, "detach") else value)  # a loss is attached to its graph
+            sent[name] = float(value.detach() if hasattr(value, "detach") else value)  # a loss is attached to its graph
         except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor with several elements
             raise ValueError(f"log_training_metrics: {given}: expected a number, got {value!r}") from None
     missing = [
-        f"{given} ({name})" for given, name in METRIC_NAMES.items() if name not in told and name not in _OPTIONAL_LOSSES
+        f"{given} ({name})" for given, name in METRIC_NAMES.items() if name not in sent and name not in _OPTIONAL_LOSSES
     ]
     if missing:
         raise ValueError(f"log_training_metrics: missing {', '.join(missing)}; got {', '.join(metrics)}")
     if (run := _import_wandb().run) is None:
         raise OpenClawError("log_training_metrics: no active run. Call setup_wandb_logging(project_name, config).")
-    run.log(told | {"step": step}, step=step, commit=True)
+    run.log(sent | {"step": step}, step=step, commit=True)
 
 
 def _import_wandb() -> Any:

@@ -32,7 +32,7 @@ class PolicyScorer:
         self._weights, self._runner, self._train, self._ema_teacher = weights, runner, train, ema_teacher
 
     def policy_logprobs(self, rows: Sequence[TokenSequence], *, top: int = 0) -> list[TokenLogprobs]:
-        """Score rows under the current policy. For `top`, see `lm_head.select_tokens`."""
+        """Score rows under the current policy. For `top`, see `HiddenStates.token_logprobs`."""
         self._weights.model.eval()
         return self._runner.logprobs(rows, top=top)
 

@@ -32,14 +32,10 @@ class EpochResult(NamedTuple):
     norm: float  # of the gradient, before clipping
 
     @property
-    def is_finite(self) -> bool:
-        """Whether the loss, its parts and the gradient norm are all finite."""
-        return bool(np.isfinite([self.norm, *self.values.values()]).all())
-
-    @property
     def has_no_step(self) -> bool:
-        """Whether everything is finite and no step was taken, because there was no gradient."""
-        return self.is_finite and (self.norm == 0 or self.counts.get("live", 0) == 0)
+        """Whether loss, parts and gradient norm are finite and no step was taken, because there was no gradient."""
+        finite = bool(np.isfinite([self.norm, *self.values.values()]).all())
+        return finite and (self.norm == 0 or self.counts.get("live", 0) == 0)
 
 
 def no_step_reason(epochs: Sequence[EpochResult]) -> str | None:
@@ -77,7 +73,7 @@ def token_shares(counts: Mapping[str, int], terms: Sequence[str]) -> dict[str, f
 
 def policy_metrics(batch: ScoredBatch, members: Sequence[int], after: Sequence[torch.Tensor]) -> dict[str, float]:
     """Return policy metrics. `after`: [R] log-probabilities of each member under the policy after the step."""
-    masks = torch.cat([batch.token_mask(i) for i in members])
+    masks = torch.cat([torch.from_numpy(batch.samples[i].mask.astype(bool)) for i in members])
 
     def flatten_masked(parts: Sequence[torch.Tensor]) -> torch.Tensor:
         return torch.cat([parts[i] for i in members])[masks].double()

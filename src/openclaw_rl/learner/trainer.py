@@ -19,7 +19,7 @@ from torch.utils.checkpoint import CheckpointError
 
 from openclaw_rl.common.atomic_files import write_folder
 from openclaw_rl.common.policy_digest import digest_of_folder
-from openclaw_rl.learner.distributed.world import SingleRank, World
+from openclaw_rl.learner.distributed.world import World
 from openclaw_rl.learner.forward.packing import TokenSequence
 from openclaw_rl.learner.forward.runner import ForwardRunner
 from openclaw_rl.learner.loss import distillation, plugin_loss
@@ -73,7 +73,7 @@ class LocalTrainer:
         Raises `ModelError` if the model cannot be trained here.
         """
         torch.set_num_threads(train.threads)
-        self._method, self._train, self._world = method, train, world or SingleRank()
+        self._method, self._train, self._world = method, train, world or World()
         self._plugin_loss = plugin_loss.load_plugin_loss(train, method)
         self._weights = weights.make_weights(path, train, self._world.device_for(path, model or ModelConfig()))
         self.model, self.causal = self._weights.model, self._weights.causal
@@ -157,7 +157,8 @@ class LocalTrainer:
         self._method_state = self._method.update_state([batch.samples[i] for i in first], updated)
         self._steps, self._samples_seen = self._steps + 1, self._samples_seen + len(first)
         metrics |= {"step": float(self._steps), "learning_rate": rate} | passed
-        metrics |= self._plugin_loss.extra_metrics if self._plugin_loss else {}
+        if self._plugin_loss:
+            metrics["plugin/wrong_signs"] = float(len(self._plugin_loss.sign_problems))
         first_rank = self._world.rank == 0
         if first_rank:
             write_folder(Path(out), self._state_file(), self._write_state)

@@ -9,19 +9,16 @@ import numpy as np
 
 from openclaw_rl.methods.baseline import ScoreBaseline
 from openclaw_rl.methods.spec import MethodSettings, MethodSpec
-from openclaw_rl.methods.types import BatchLogprobs, PolicyGradientTerm, Sample
+from openclaw_rl.methods.types import BatchLogprobs, CreditMethod, PolicyGradientTerm, Sample
 
 
-class BinaryMethod:
+class BinaryMethod(CreditMethod):
     """Advantage A = r - b for r in {+1, -1}. A sample without a score is in no term and in no denominator.
 
     A is not divided by the standard deviation, which is 0 when all scores agree; in a batch of four that is common.
     """
 
     uses_reward = True
-    uses_hints = False
-    uses_episodes = False
-    topk_size = 0
 
     def __init__(self, *, decay: float = 0.95, shrink: float = 8.0) -> None:
         self._decay = decay

@@ -12,14 +12,12 @@ from openclaw_rl.methods.spec import MethodSettings, MethodSpec
 from openclaw_rl.methods.types import AnyTerm, BatchLogprobs, CreditMethod, Sample
 
 
-class CombinedMethod:
+class CombinedMethod(CreditMethod):
     """The terms of both methods. A sample is in a term only if it has that term's signal.
 
     The two advantages are not added before the clip: a sample without a hint must not count in the denominator of the
     distillation term, nor one without a score in that of the binary term.
     """
-
-    uses_episodes = False
 
     def __init__(self, *, binary: CreditMethod, opd: CreditMethod, w_binary: float = 1.0, w_opd: float = 1.0) -> None:
         """Raises `ValueError` if both weights are 0."""

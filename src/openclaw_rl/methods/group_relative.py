@@ -10,14 +10,14 @@ from typing import Any, Literal
 import numpy as np
 
 from openclaw_rl.methods.spec import MethodSettings, MethodSpec
-from openclaw_rl.methods.types import BatchLogprobs, EpisodeStep, PolicyGradientTerm, Sample
+from openclaw_rl.methods.types import BatchLogprobs, CreditMethod, EpisodeStep, PolicyGradientTerm, Sample
 
 GroupScale = Literal["none", "std"]
 DivisorFunction = Callable[[Sequence[float]], float]
 StepKey = tuple[str, str, int]  # group, episode, step
 
 
-class GroupRelativeMethod:
+class GroupRelativeMethod(CreditMethod):
     """Advantage A = (o - mean o) + (s - mean s), with the outcome o of the episode and the reward s of the step.
 
     Outcomes are compared over the episodes of a group; each episode counts once, however many steps it has. Step
@@ -31,10 +31,7 @@ class GroupRelativeMethod:
     A sample without an episode is in no term.
     """
 
-    uses_reward = False
-    uses_hints = False
     uses_episodes = True
-    topk_size = 0
 
     def __init__(self, *, scale: GroupScale = "none", floor: float = 0.1) -> None:
         self._scale, self._floor = scale, floor
@@ -57,10 +54,6 @@ class GroupRelativeMethod:
             ),
         )
 
-    def update_state(self, samples: Sequence[Sample], memory: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the state unchanged: a group is its own baseline."""
-        return dict(memory)
-
     def _group_divisor(self, values: Sequence[float]) -> float:
         return max(float(np.std(values)), self._floor) if self._scale == "std" else 1.0
 
@@ -80,8 +73,8 @@ def _step_advantages(episodes: Sequence[EpisodeStep], spread: DivisorFunction) -
             _relative_value(outcomes[e.group], e.episode, spread),
             _relative_value(rewards.get((e.group, e.step), {}), e.episode, spread),
         )
-        if told := [part for part in parts if part is not None]:
-            out[e.group, e.episode, e.step] = sum(told)
+        if known := [part for part in parts if part is not None]:
+            out[e.group, e.episode, e.step] = sum(known)
     return out
 
 

@@ -10,11 +10,11 @@ import numpy as np
 from openclaw_rl.methods.hint_selection import FloatArray, HintChoice, choose_hints, mean_overlap, mix_teachers
 from openclaw_rl.methods.spec import MethodSettings, MethodSpec
 from openclaw_rl.methods.topk_distillation import TopKDistillation, make_topk
-from openclaw_rl.methods.types import BatchLogprobs, PolicyGradientTerm, Sample
+from openclaw_rl.methods.types import BatchLogprobs, CreditMethod, PolicyGradientTerm, Sample
 from openclaw_rl.types import Logprobs
 
 
-class OpdMethod:
+class OpdMethod(CreditMethod):
     """A_t = clip(T_t - o_t, -C, +C): the sampled-token estimate of the reverse KL's gradient (arXiv:2603.10165).
 
     T is the frozen base under the hinted prompt, o the current policy under the plain prompt, both with the same code,
@@ -22,9 +22,7 @@ class OpdMethod:
     their even mixture at each token, or the teacher whose top tokens overlap most with the student's.
     """
 
-    uses_reward = False
     uses_hints = True
-    uses_episodes = False
 
     def __init__(self, *, clip: float = 1.0, hint_choice: HintChoice = "mixture", top: int = 0) -> None:
         """`top`: number of top tokens that the overlap compares."""
@@ -39,10 +37,6 @@ class OpdMethod:
         masks = tuple(s.mask & bool(hinted) for s, _, hinted in triples)
         return (PolicyGradientTerm(name="opd", weight=1.0, advantages=advantages, masks=masks, metrics=metrics),)
 
-    def update_state(self, samples: Sequence[Sample], memory: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the state unchanged."""
-        return dict(memory)
-
     def _selected_teachers(self, evidence: BatchLogprobs) -> tuple[Sequence[Sequence[Logprobs]], dict[str, float]]:
         """Return the selected teachers of each sample, and metrics of the selection."""
         if self._hint_choice == "mixture":
@@ -53,8 +47,8 @@ class OpdMethod:
             hints = choose_hints(tops, sample.mask, self._hint_choice)
             followed.append([hinted[i] for i in hints])
             shares += [mean_overlap(tops, hints, sample.mask)] if hints else []
-        told = np.concatenate(shares)
-        return followed, {"overlap": float(told.mean())} if len(told) else {}
+        found = np.concatenate(shares)
+        return followed, {"overlap": float(found.mean())} if len(found) else {}
 
     def _token_advantages(self, sample: Sample, o: Logprobs, hinted: Sequence[Logprobs]) -> FloatArray:
         lengths = [len(o), *(len(t) for t in hinted)]

@@ -14,8 +14,15 @@ import numpy as np
 
 from openclaw_rl.methods.hint_selection import FloatArray, HintChoice, choose_hints, mean_overlap, mix_teachers
 from openclaw_rl.methods.spec import MethodSettings, MethodSpec
-from openclaw_rl.methods.types import BatchLogprobs, DistillTerm, Divergence, Sample, TopKLogprobs, TopKScores
-from openclaw_rl.types import Mask
+from openclaw_rl.methods.types import (
+    BatchLogprobs,
+    CreditMethod,
+    DistillTerm,
+    Divergence,
+    Sample,
+    TopKLogprobs,
+    TopKScores,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,19 +32,17 @@ class _SampleTargets:
     targets: TopKLogprobs
     has_gradient: bool
     overlap: FloatArray  # [tokens of the mask]
-    tail_mass: FloatArray  # [tokens of the mask]
+    tail_mass: FloatArray  # [tokens of the mask]: the probability of all other tokens
 
 
-class TopKDistillation:
+class TopKDistillation(CreditMethod):
     """The divergence between the teacher T (hinted prompt) and the policy pi (plain prompt) at each position.
 
     `of` "student": over the student's N top tokens (SDPO, arXiv:2601.20802); "teacher": over the teacher's (SDFT,
     arXiv:2601.19897). A sample without a hint is in no term and in no denominator.
     """
 
-    uses_reward = False
     uses_hints = True
-    uses_episodes = False
 
     def __init__(
         self,
@@ -55,26 +60,15 @@ class TopKDistillation:
                 "train.distill.hint_choice mixture: each hinted teacher has likeliest tokens of its own, and there is "
                 "no mixture over them. Say overlap, or train.distill.target=student_topk (train.method=sdpo)"
             )
-        self.topk_size = top
-        self._name, self._topk_source, self._divergence, self._ratio_clip, self._hint_choice = (
-            name,
-            of,
-            divergence,
-            cap,
-            hint_choice,
-        )
+        self.topk_size, self._name, self._topk_source = top, name, of
+        self._divergence, self._ratio_clip, self._hint_choice = divergence, cap, hint_choice
 
     def loss_terms(self, evidence: BatchLogprobs, memory: Mapping[str, Any]) -> tuple[DistillTerm, ...]:
         """Return one term over the samples with hints."""
+        columns = (evidence.samples, evidence.student_logprobs, evidence.teacher_logprobs, evidence.topk_scores)
         parts = [
             self._sample_targets(s, o, hinted, tops) if hinted else None
-            for s, o, hinted, tops in zip(
-                evidence.samples,
-                evidence.student_logprobs,
-                evidence.teacher_logprobs,
-                evidence.topk_scores,
-                strict=True,
-            )
+            for s, o, hinted, tops in zip(*columns, strict=True)
         ]
         pairs = list(zip(evidence.samples, parts, strict=True))
         return (
@@ -89,10 +83,6 @@ class TopKDistillation:
                 metrics=_mean_metrics([part for part in parts if part]),
             ),
         )
-
-    def update_state(self, samples: Sequence[Sample], memory: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the state unchanged."""
-        return dict(memory)
 
     def _sample_targets(
         self, sample: Sample, o: FloatArray, hinted: Sequence[FloatArray], tops: TopKScores
@@ -113,14 +103,8 @@ class TopKDistillation:
             targets=support,
             has_gradient=any(bool(np.any(hinted[i][mask] != o[mask])) for i in hints),
             overlap=mean_overlap(tops, hints, mask),
-            tail_mass=_tail_mass(own, mask),
+            tail_mass=(1 - np.exp(own.logprobs.astype(np.float64)).sum(axis=1)).clip(min=0)[mask],
         )
-
-
-def _tail_mass(own: TopKLogprobs, mask: Mask) -> FloatArray:
-    """Return [tokens of the mask], the probability of all other tokens."""
-    rest: FloatArray = (1 - np.exp(own.logprobs.astype(np.float64)).sum(axis=1)).clip(min=0)[mask]
-    return rest
 
 
 def _mean_metrics(parts: Sequence[_SampleTargets]) -> dict[str, float]:

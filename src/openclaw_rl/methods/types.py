@@ -85,9 +85,7 @@ class TopKScores:
 
     student: TopKLogprobs
     teachers: tuple[TopKLogprobs, ...]  # the teacher's own top tokens
-    teacher_on_student_topk: tuple[
-        NDArray[np.floating[Any]], ...
-    ]  # [R, N] the teacher's log-probabilities of the student's top tokens
+    teacher_on_student_topk: tuple[NDArray[np.floating[Any]], ...]  # [R, N] log-probabilities of the student's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +99,7 @@ class BatchLogprobs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyGradientTerm:
+class LossTerm:
     """One part of the loss of a batch, with its own mask and its own denominator.
 
     B samples, R response tokens each. A sample is in the term if its mask has a token.
@@ -109,7 +107,6 @@ class PolicyGradientTerm:
 
     name: str  # "binary", "opd": only a label for the metrics; no code branches on it
     weight: float
-    advantages: tuple[NDArray[np.floating[Any]], ...]  # B times [R]
     masks: tuple[Mask, ...]  # B times [R]; all False where the sample is not in the term
     metrics: Mapping[str, float] = field(default_factory=dict)  # additional metrics
 
@@ -118,6 +115,13 @@ class PolicyGradientTerm:
         """Number of samples in the term."""
         return sum(bool(mask.any()) for mask in self.masks)
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyGradientTerm(LossTerm):
+    """A term with one advantage per token."""
+
+    advantages: tuple[NDArray[np.floating[Any]], ...]  # B times [R]
+
     @property
     def has_gradient(self) -> bool:
         """True if some advantage under the mask is not 0."""
@@ -125,22 +129,13 @@ class PolicyGradientTerm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DistillTerm:
-    """One part of the loss, like `PolicyGradientTerm`: a divergence from target distributions at each position."""
+class DistillTerm(LossTerm):
+    """A term with a divergence from target distributions at each position."""
 
-    name: str
-    weight: float
     targets: tuple[TopKLogprobs | None, ...]  # B; None where the sample is not in the term
-    masks: tuple[Mask, ...]  # B times [R]; all False where the sample is not in the term
     divergence: Divergence
     ratio_clip: float  # upper bound of the importance ratio (trained / sampling policy) that weights a position
     has_gradient: bool  # the teacher differs from the student
-    metrics: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def sample_count(self) -> int:
-        """Number of samples in the term."""
-        return sum(bool(mask.any()) for mask in self.masks)
 
 
 AnyTerm = PolicyGradientTerm | DistillTerm
@@ -158,32 +153,16 @@ class StepResult:
 
 
 class CreditMethod(Protocol):
-    """Interface of a method; `registry.py` lists the implementations. Pure."""
+    """Base class of the methods, which `registry.py` lists. Pure."""
 
-    @property
-    def uses_reward(self) -> bool:
-        """True if a sample with a score has a signal."""
-        ...
-
-    @property
-    def uses_hints(self) -> bool:
-        """True if a sample with a hinted prompt has a signal; the trainer then scores its teachers."""
-        ...
-
-    @property
-    def uses_episodes(self) -> bool:
-        """True if a sample of an episode with a known reward has a signal; conversations then have none."""
-        ...
-
-    @property
-    def topk_size(self) -> int:
-        """Number of top tokens at each position in `BatchLogprobs.topk_scores`; 0: none."""
-        ...
+    uses_reward: bool = False  # a sample with a score has a signal
+    uses_hints: bool = False  # a sample with a hinted prompt has a signal; the trainer then scores its teachers
+    uses_episodes: bool = False  # a sample of an episode with a known reward has a signal; conversations have none
+    topk_size: int = 0  # number of top tokens at each position in `BatchLogprobs.topk_scores`; 0: none
 
     def loss_terms(self, evidence: BatchLogprobs, memory: Mapping[str, Any]) -> Sequence[AnyTerm]:
         """Return the terms of the loss on these samples."""
-        ...
 
     def update_state(self, samples: Sequence[Sample], memory: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the method state (`memory`) after training on these samples."""
-        ...
+        """Return the method state (`memory`) after training on these samples; unchanged unless the method has one."""
+        return dict(memory)

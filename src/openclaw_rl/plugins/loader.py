@@ -46,7 +46,7 @@ class Plugin:
         for name in names:
             if (found := getattr(self.module, name, None)) is not None:
                 if not callable(found):
-                    raise self.make_error(f"{name} is of type {_type_name(found)}, expected a function")
+                    raise self.make_error(f"{name} is of type {type(found).__name__}, expected a function")
                 return found  # type: ignore[no-any-return]
         return None
 
@@ -123,10 +123,9 @@ def _read_plugin(setting: str, path: str | Path) -> tuple[Plugin, CodeType]:
 def _compile_source(plugin: Plugin, raw: bytes) -> CodeType:
     try:
         return compile(raw, str(plugin.path), "exec")
-    except SyntaxError as error:
-        raise plugin.make_error(f"is not valid Python: {error.msg}", error.lineno) from None
-    except ValueError as error:  # null bytes
-        raise plugin.make_error(f"is not valid Python: {error}") from None
+    except (SyntaxError, ValueError) as error:  # ValueError: null bytes
+        words = f"is not valid Python: {getattr(error, 'msg', error)}"
+        raise plugin.make_error(words, getattr(error, "lineno", None)) from None
 
 
 def check_call(plugin: Plugin, name: str, function: Callable[..., Any], parameters: Sequence[str]) -> None:
@@ -154,7 +153,7 @@ def signature_of(plugin: Plugin, name: str, function: Callable[..., Any]) -> ins
         return inspect.signature(function)
     except (TypeError, ValueError):
         if not callable(function):
-            raise plugin.make_error(f"{name} is of type {_type_name(function)}, expected a function") from None
+            raise plugin.make_error(f"{name} is of type {type(function).__name__}, expected a function") from None
         raise plugin.make_error(f"the parameters of {name} are unknown: write it as a Python function") from None
 
 
@@ -173,7 +172,3 @@ def _error_line(error: BaseException, path: Path) -> int | None:
 def _describe_error(error: BaseException) -> str:
     words = " ".join(str(error).split())
     return f"{type(error).__name__}: {words}" if words else type(error).__name__
-
-
-def _type_name(value: Any) -> str:
-    return type(value).__name__

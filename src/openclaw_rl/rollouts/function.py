@@ -87,23 +87,19 @@ class RolloutFunction:
             "max_turns": lambda: self._rollout_config.max_turns,
             "teacher_augmentation_fn": lambda: append_hint,
             "args": lambda: SimpleNamespace(model=model, **self._rollout_config.model_dump()),
-            "sample": lambda: self._make_sample(task, more),
+            "sample": lambda: GenerateSample(prompt=task, metadata=dict(more)),
             "sampling_params": lambda: {"temperature": 1.0},
             **({} if out is None else {"out": lambda: out}),
             **{name: lambda value=value: value for name, value in more.items()},  # type: ignore[misc]
         }
-        lacking = [
+        unknown = [
             name
             for name, p in self._parameters.items()
             if name not in known and p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
         ]
-        if lacking:
+        if unknown:
             raise self.plugin.make_error(
-                f"{self.name} has unknown parameters: {', '.join(lacking)}. Known are {', '.join(known)}, "
+                f"{self.name} has unknown parameters: {', '.join(unknown)}. Known are {', '.join(known)}, "
                 "and the keys of the task"
             )
         return {name: known[name]() for name in self._parameters if name in known}
-
-    def _make_sample(self, task: str, more: Mapping[str, Any]) -> GenerateSample:
-        """Return the argument `sample` of a generate function with slime's signature."""
-        return GenerateSample(prompt=task, metadata=dict(more))

@@ -36,12 +36,11 @@ class PolicyClient:
         messages = [asked] if side else [*self.messages, asked]
         body: dict[str, Any] = {"model": self._name, "messages": messages, "temperature": 1.0}
         headers = {"X-Turn-Type": "side"} if side else {"X-Session-Id": self.session}
-        told = await self._post_json(
-            "chat/completions", body | ({"max_tokens": max_tokens} if max_tokens else {}), headers
-        )
-        reply = str(told["choices"][0]["message"]["content"] or "")
+        body |= {"max_tokens": max_tokens} if max_tokens else {}
+        answer = await self._post_json("chat/completions", body, headers)
+        reply = str(answer["choices"][0]["message"]["content"] or "")
         if not side:
-            self.messages, self._last_reply_id = [*messages, {"role": "assistant", "content": reply}], str(told["id"])
+            self.messages, self._last_reply_id = [*messages, {"role": "assistant", "content": reply}], str(answer["id"])
             self.replies += 1
         return reply
 
@@ -55,14 +54,13 @@ class PolicyClient:
     async def _post_json(self, path: str, body: dict[str, Any], headers: dict[str, str]) -> dict[str, Any]:
         try:
             async with self._http.post(f"{self._url}/v1/{path}", json=body, headers=headers) as response:
-                told: dict[str, Any] = await response.json()
+                answer: dict[str, Any] = await response.json()
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise OpenClawError(f"{self._url}: the gateway did not answer ({type(error).__name__}: {error})") from error
         if response.status != 200:
-            raise OpenClawError(
-                f"the gateway refused ({response.status}): {told.get('error', {}).get('message', told)}"
-            )
-        return told
+            words = answer.get("error", {}).get("message", answer)
+            raise OpenClawError(f"the gateway refused ({response.status}): {words}")
+        return answer
 
 
 def _content_with_image(prompt: str, image: Any) -> list[dict[str, Any]]:

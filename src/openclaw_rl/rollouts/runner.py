@@ -57,12 +57,9 @@ def read_tasks(path: Path) -> list[RolloutTask]:
         except (ValueError, RecursionError) as error:
             raise OpenClawError(f"{path}: is not valid {path.suffix[1:].upper()}: {error}") from None
     if not isinstance(found, list) or not found:
-        raise OpenClawError(f"{path}: expected a list of tasks, got {_describe_type(found)}")
+        kind = "none" if found == [] else type(found).__name__
+        raise OpenClawError(f"{path}: expected a list of tasks, got {kind}")
     return [_parse_task(one, path, number) for number, one in enumerate(found, 1)]
-
-
-def _describe_type(found: Any) -> str:
-    return "none" if found == [] else type(found).__name__
 
 
 def _parse_task(one: Any, path: Path, number: int) -> RolloutTask:
@@ -124,7 +121,7 @@ async def _run_rollout(entry: RolloutFunction, model: PolicyClient, task: Rollou
     except OpenClawError as problem:
         error = str(problem)
         log.warning("%s: %s", model.session, error)
-    told = {
+    record = {
         "session": model.session,
         "task": task.text,
         **task.more,
@@ -136,6 +133,6 @@ async def _run_rollout(entry: RolloutFunction, model: PolicyClient, task: Rollou
         **({"result": result} if error is None else {"error": error}),
     }
     file = out / f"{model.session}.json"
-    text = json.dumps(told, indent=2, ensure_ascii=False)
+    text = json.dumps(record, indent=2, ensure_ascii=False)
     await asyncio.to_thread(file.write_text, text, "utf-8", "backslashreplace")  # a lone surrogate stays valid JSON
     return RolloutOutcome(session=model.session, file=file, replies=model.replies, error=error)

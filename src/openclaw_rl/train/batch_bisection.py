@@ -12,10 +12,9 @@ from collections.abc import Mapping, Sequence
 from sqlalchemy import Connection
 
 from openclaw_rl.errors import ModelError, PluginError
-from openclaw_rl.methods.types import Sample
+from openclaw_rl.methods.types import CreditMethod, Sample
 from openclaw_rl.settings.load import TrainConfig
 from openclaw_rl.store import training_queue
-from openclaw_rl.train.sample_builder import SignalNeeds
 from openclaw_rl.types import JudgedTurn, Policy
 
 BATCH_ERRORS = (ValueError, ModelError, PluginError)
@@ -25,7 +24,7 @@ MAX_CONSECUTIVE_FAILURES = 8
 
 
 def next_batch(
-    conn: Connection, head: Policy, signal: SignalNeeds, train: TrainConfig
+    conn: Connection, head: Policy, signal: CreditMethod, train: TrainConfig
 ) -> tuple[list[JudgedTurn], bool]:
     """Return the next new turns to train on, and whether they are part of a failed batch that is being bisected."""
     items = training_queue.trainable_turns(

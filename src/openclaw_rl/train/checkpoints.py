@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from openclaw_rl.common.atomic_files import ensure_folder, link_files, replace_symlink, sync_path, write_folder
-from openclaw_rl.errors import ConfigError, ModelError
+from openclaw_rl.errors import ConfigError
 from openclaw_rl.settings.load import STARTER, Config, TrainConfig
 from openclaw_rl.store import policies
 from openclaw_rl.store.db import Store
@@ -60,8 +60,7 @@ def read_meta(folder: Path) -> CheckpointMeta:
     except FileNotFoundError:
         raise ConfigError(
             f"{folder}: {META_FILE} is missing, so this is not a checkpoint. Expected a folder checkpoint-<step>, as "
-            "they "
-            "are written to train.checkpoint.save_dir"
+            "they are written to train.checkpoint.save_dir"
         ) from None
     except (OSError, ValidationError) as error:
         raise ConfigError(f"{folder / META_FILE}: cannot be read: {error}") from error
@@ -83,13 +82,10 @@ def find_checkpoint(train: TrainConfig) -> Path:
     return folder.resolve()
 
 
-def check_save_dir(train: TrainConfig) -> Path | None:
-    """Return the folder for checkpoints, or None if it is not set. Raises `ConfigError` when it is not writable."""
-    return (
-        None
-        if train.checkpoint.save_dir is None
-        else ensure_folder("train.checkpoint.save_dir", train.checkpoint.save_dir)
-    )
+def check_save_dir(train: TrainConfig) -> None:
+    """Raise `ConfigError` if checkpoints are to be written to a folder that is not writable."""
+    if train.checkpoint.save_dir is not None:
+        ensure_folder("train.checkpoint.save_dir", train.checkpoint.save_dir)
 
 
 def steps_taken(policy: Policy) -> int:
@@ -144,9 +140,6 @@ class CheckpointWriter:
         folder = self._root / _folder_name(policy)
         return (folder / META_FILE).exists() and read_meta(folder).digest == policy.digest
 
-    def _is_own_folder(self, folder: Path) -> bool:
-        return (folder / META_FILE).exists() and read_meta(folder).home == self._home
-
     def _write_checkpoint(self, policy: Policy) -> None:
         """Write it, replacing this home's own of the same step. Raises `OSError`, also for a folder of another home."""
         assert policy.path is not None
@@ -154,7 +147,7 @@ class CheckpointWriter:
         whole, before, out = self._root / f".{name}.new", self._root / f".{name}.old", self._root / name
         for left in (whole, before):
             shutil.rmtree(left, ignore_errors=True)
-        if out.exists() and not self._is_own_folder(out):
+        if out.exists() and not ((out / META_FILE).exists() and read_meta(out).home == self._home):
             raise FileExistsError(
                 f"{out} exists already, of another home or program. Choose another train.checkpoint.save_dir"
             )
@@ -172,20 +165,16 @@ class CheckpointWriter:
             lineage = policies.lineage(conn, policy.version)
             first = policies.get(conn, lineage[-2])  # the child of the base
         assert first is not None, f"version {lineage[-2]} is in the lineage"
+        same = ("version", "identity", "digest", "memory", "metrics", "created_at")
         return CheckpointMeta(
             step=steps_taken(policy),
             home=self._home,
-            version=policy.version,
             lineage=tuple(lineage),
             method=self._method,
             model=self._model,
             tokenizer=self._tokenizer,
-            identity=policy.identity,
-            digest=policy.digest,
-            memory=policy.memory,
-            metrics=policy.metrics,
-            created_at=policy.created_at,
             came_of=checkpoint_ancestry(first),
+            **{name: getattr(policy, name) for name in same},
         )
 
 
@@ -209,11 +198,3 @@ def _folder_name(policy: Policy) -> str:
 def _absolute_path(path: str) -> str:
     folder = Path(path).expanduser()
     return str(folder.resolve()) if path != STARTER and folder.is_dir() else path
-
-
-def check_weights_digest(folder: Path, found: str, note: CheckpointMeta) -> None:
-    """Raise `ModelError` if the digest of the weights (`found`) differs from the one in the metadata."""
-    if found != note.digest:
-        raise ModelError(
-            f"{folder}: the weights are damaged: their digest is {found[:12]}, expected {note.digest[:12]}"
-        )

@@ -7,8 +7,11 @@ because another trainer may have worked since. The holder must then start over.
 from __future__ import annotations
 
 import logging
+import os
+import socket
 import threading
 import time
+import uuid
 from collections.abc import Callable
 
 from openclaw_rl.errors import StaleLease, StoreError
@@ -22,16 +25,15 @@ TRAINER_LEASE = "trainer"
 
 
 class LeaseKeeper:
-    """Acquires and renews one lease. `ttl` is in seconds; `clock` returns seconds since the epoch."""
+    """Acquires and renews `TRAINER_LEASE`. `ttl` is in seconds; `clock` returns seconds since the epoch."""
 
-    def __init__(
-        self, store: Store, name: str, holder: str, *, ttl: float, clock: Callable[[], float] = time.time
-    ) -> None:
-        self._store, self._name, self._holder, self._ttl, self._clock = store, name, holder, ttl, clock
+    def __init__(self, store: Store, *, ttl: float, clock: Callable[[], float] = time.time) -> None:
+        self._store, self._ttl, self._clock = store, ttl, clock
+        self._holder = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:6]}"
         self._lease: Lease | None = None
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._renew_loop, name=f"lease-{name}", daemon=True)
+        self._thread = threading.Thread(target=self._renew_loop, name=f"lease-{TRAINER_LEASE}", daemon=True)
         self._thread.start()
 
     @property
@@ -39,7 +41,7 @@ class LeaseKeeper:
         """The current lease, or None if it was never acquired or is lost."""
         with self._lock:
             if self._lease is not None and self._clock() >= self._lease.expires_at:
-                log.warning("the lease %s expired while this process was suspended or the store was busy", self._name)
+                log.warning("the trainer's lease expired while this process was suspended or the store was busy")
                 self._lease = None
             return self._lease
 
@@ -48,7 +50,7 @@ class LeaseKeeper:
         if (held := self.current_lease) is not None:
             return held
         with self._store.write() as conn:
-            lease = leases.acquire(conn, self._name, self._holder, self._ttl, self._clock())
+            lease = leases.acquire(conn, TRAINER_LEASE, self._holder, self._ttl, self._clock())
         with self._lock:
             self._lease = lease
         return lease
@@ -79,7 +81,7 @@ class LeaseKeeper:
             try:
                 self.renew_now()
             except StoreError as error:
-                log.warning("the lease %s could not be renewed, will try again: %s", self._name, error)
+                log.warning("the trainer's lease could not be renewed, will try again: %s", error)
 
     def _replace_lease(self, old: Lease, new: Lease | None) -> None:
         with self._lock:

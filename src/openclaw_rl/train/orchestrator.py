@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import time
-import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -24,7 +21,7 @@ from openclaw_rl.store.version_stats import satisfaction_metrics
 from openclaw_rl.train import batch_bisection, policy_folders
 from openclaw_rl.train.checkpoints import CheckpointWriter, steps_taken
 from openclaw_rl.train.gate import rejection_reason
-from openclaw_rl.train.lease_keeper import TRAINER_LEASE, LeaseKeeper
+from openclaw_rl.train.lease_keeper import LeaseKeeper
 from openclaw_rl.train.replay import ReplaySelector
 from openclaw_rl.train.sample_builder import SampleBuilder
 from openclaw_rl.train.step_outcome import StepOutcome, make_uses, storable_metrics
@@ -68,8 +65,7 @@ class TrainLoop:
         self._is_bisecting = False  # the claimed turns are part of a failed batch that is being bisected
         self._consecutive_failures = 0  # turns tried alone that failed, without a success between
         self.note = "starting"
-        holder = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:6]}"
-        self._keeper = LeaseKeeper(store, TRAINER_LEASE, holder, ttl=train.safety.lease_ttl, clock=clock)
+        self._keeper = LeaseKeeper(store, ttl=train.safety.lease_ttl, clock=clock)
 
     def close(self) -> None:
         """Release the lease."""
@@ -88,7 +84,9 @@ class TrainLoop:
         self._next_check = time.monotonic() + RECHECK_SECONDS
         if self._consecutive_failures >= batch_bisection.MAX_CONSECUTIVE_FAILURES:
             return False
-        head, items = self._claim_turns()
+        with self._store.read() as conn:
+            head = policies.head(conn)
+            items, self._is_bisecting = batch_bisection.next_batch(conn, head, self._builder.signal, self._train)
         if is_last_version(head, self._train):
             self.note = f"train.max_steps {self._train.max_steps} is reached: version {head.version} is the last"
             return False
@@ -112,12 +110,6 @@ class TrainLoop:
             self._checkpoint_writer.catch_up()
         if self._tracker is not None:
             self._tracker.catch_up(rows[-1], last)
-
-    def _claim_turns(self) -> tuple[Policy, list[JudgedTurn]]:
-        with self._store.read() as conn:
-            head = policies.head(conn)
-            items, self._is_bisecting = batch_bisection.next_batch(conn, head, self._builder.signal, self._train)
-        return head, items
 
     def _is_batch_ready(self, items: Sequence[JudgedTurn], usable: int) -> bool:
         if usable == 0 or self._is_bisecting:
@@ -213,7 +205,7 @@ class TrainLoop:
         """
         metrics = self._collect_metrics(step, counts)
         reason = rejection_reason(step.result.metrics, self._train)
-        policy = step.make_policy(self._storable(metrics), reason, self._clock())
+        policy = step.make_policy(storable_metrics(metrics, self._engine), reason, self._clock())
         uses = make_uses(step.version, step.trained, step.earlier_uses)
         lease = self._require_lease()
         record = policies.reject if reason else policies.publish
@@ -246,10 +238,7 @@ class TrainLoop:
 
     def _log_skipped_batch(self, head: Policy, reasons: Mapping[str, str], metrics: Mapping[str, float]) -> None:
         if self._tracker is not None:
-            self._tracker.log_skipped_batch(head, reasons, self._storable(metrics), self._clock())
-
-    def _storable(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        return storable_metrics(metrics, self._engine)
+            self._tracker.log_skipped_batch(head, reasons, storable_metrics(metrics, self._engine), self._clock())
 
     def _require_lease(self) -> Lease:
         lease = self._keeper.current_lease

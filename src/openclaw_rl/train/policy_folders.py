@@ -16,11 +16,7 @@ OPTIMIZER_FILE = "optimizer.state"  # only needed to continue training from that
 EMA_TEACHER_FILE = "average.state"  # the EMA teacher, as large as the weights
 KEPT_FULL_OPTIMIZERS = 2  # number of newest full models whose optimizer states are kept
 META_FILE = "checkpoint.json"  # metadata of the checkpoint that a version was copied from (see `checkpoints`)
-KEPT_WHEN_PRUNED = (
-    MODEL_CONFIG,
-    "trainer.json",
-    META_FILE,
-)  # files of a pruned full model that are kept, to identify it
+KEPT_WHEN_PRUNED = (MODEL_CONFIG, "trainer.json", META_FILE)  # these identify a pruned full model
 
 
 def new_folder(root: Path, version: int) -> Path:

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import socket
 import time
-import uuid
+from dataclasses import replace
 from pathlib import Path
 
 from openclaw_rl.common.atomic_files import link_files, write_folder
@@ -24,8 +22,8 @@ from openclaw_rl.store import events, policies
 from openclaw_rl.store.db import Store
 from openclaw_rl.train import checkpoints, policy_folders
 from openclaw_rl.train.checkpoints import CheckpointMeta
-from openclaw_rl.train.lease_keeper import TRAINER_LEASE, LeaseKeeper
-from openclaw_rl.types import Lease, Policy, PolicyState
+from openclaw_rl.train.lease_keeper import LeaseKeeper
+from openclaw_rl.types import Lease, PolicyState
 
 log = logging.getLogger("openclaw_rl.train")
 _POLL_SECONDS = 0.2  # seconds
@@ -106,7 +104,7 @@ def _adopt_checkpoint(config: Config, store: Store, folder: Path, note: Checkpoi
         )
     with store.write() as conn:
         policies.ensure_root(conn, base=config.model.path, identity=name, at=time.time())
-    keeper = _make_keeper(store, config.train)
+    keeper = LeaseKeeper(store, ttl=config.train.safety.lease_ttl)
     try:
         _publish_checkpoint(config, store, _wait_for_lease(keeper, config.train), folder, note)
     finally:
@@ -119,15 +117,14 @@ def _publish_checkpoint(config: Config, store: Store, lease: Lease, folder: Path
     out = policy_folders.new_folder(config.policies_dir.resolve(), version)
     write_folder(out, {}, lambda into: link_files(folder, into))
     try:
-        checkpoints.check_weights_digest(folder, _folder_digest(out), note)
-        policy = Policy(
+        _check_weights(folder, out, note)
+        policy = replace(
+            head,
             version=version,
             parent=head.version,
             state=PolicyState.LIVE,
             path=str(out),
             digest=note.digest,
-            base=head.base,
-            identity=head.identity,
             memory=note.memory,
             metrics={"step": float(note.step)},
             created_at=time.time(),
@@ -142,11 +139,16 @@ def _publish_checkpoint(config: Config, store: Store, lease: Lease, folder: Path
     log.info("version %d is the checkpoint %s: %s", version, folder, checkpoints.describe_checkpoint(note))
 
 
-def _folder_digest(out: Path) -> str:
+def _check_weights(folder: Path, copy: Path, note: CheckpointMeta) -> None:
+    """Raise `ModelError` if a file is missing, or if the digest of the weights differs from the one in the metadata."""
     try:
-        return digest_of_folder(out)
+        found = digest_of_folder(copy)
     except FileNotFoundError as error:
         raise ModelError(f"the checkpoint is incomplete: {error.filename} is missing") from None
+    if found != note.digest:
+        raise ModelError(
+            f"{folder}: the weights are damaged: their digest is {found[:12]}, expected {note.digest[:12]}"
+        )
 
 
 def _check_settings(folder: Path, train: TrainConfig) -> None:
@@ -171,11 +173,6 @@ def _lora_shape(folder: Path) -> tuple[int, float]:
         return int(said["r"]), float(said["lora_alpha"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(f"{folder / ADAPTER_CONFIG}: cannot be read: {error!r}") from error
-
-
-def _make_keeper(store: Store, train: TrainConfig) -> LeaseKeeper:
-    holder = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:6]}"
-    return LeaseKeeper(store, TRAINER_LEASE, holder, ttl=train.safety.lease_ttl)
 
 
 def _wait_for_lease(keeper: LeaseKeeper, train: TrainConfig) -> Lease:

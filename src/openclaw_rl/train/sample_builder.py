@@ -5,30 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
 from openclaw_rl.common.message_hash import EphemeralMatcher
 from openclaw_rl.errors import RequestError
-from openclaw_rl.methods.types import EpisodeStep, Sample
+from openclaw_rl.methods.types import CreditMethod, EpisodeStep, Sample
 from openclaw_rl.render.hint import with_hint
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.train.tracking import version_age
 from openclaw_rl.types import FinishReason, Ids, JudgedTurn, Policy, Reply, Request, Verdict
-
-
-class SignalNeeds(Protocol):
-    """The signals that the method can use."""
-
-    @property
-    def uses_reward(self) -> bool: ...
-
-    @property
-    def uses_hints(self) -> bool: ...
-
-    @property
-    def uses_episodes(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +33,7 @@ class SampleBuilder:
 
     renderer: Renderer
     transient: EphemeralMatcher
-    signal: SignalNeeds
+    signal: CreditMethod
     max_staleness: int  # in versions of the head's lineage
 
     def build_batch(
@@ -160,8 +146,7 @@ def splice_hint(stored: Ids, plain: Ids, hinted: Ids) -> Ids:
 def _common_prefix(a: Ids, b: Ids) -> int:
     """Return the length of the common prefix of `a` and `b`."""
     n = min(len(a), len(b))
-    differ = np.flatnonzero(a[:n] != b[:n])
-    return int(differ[0]) if len(differ) else n
+    return int(np.argmin(np.append(a[:n] == b[:n], False)))
 
 
 def _oldest_version(request: Request, reply: Reply) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqlalchemy import Connection
 
@@ -49,14 +49,13 @@ class StepOutcome:
 
     def make_policy(self, metrics: Mapping[str, float], reason: str | None, at: float) -> Policy:
         """Return the version as it is stored: rejected with a reason, else live."""
-        return Policy(
+        return replace(
+            self.head,
             version=self.version,
             parent=self.head.version,
             state=PolicyState.REJECTED if reason else PolicyState.LIVE,
             path=self.result.folder,
             digest=self.result.digest,
-            base=self.head.base,
-            identity=self.head.identity,
             memory=self.result.memory,
             metrics=metrics,
             reason=reason,

@@ -100,8 +100,8 @@ class MetricsTracker:
         for name in track.to:
             try:
                 self._sinks[name] = makers[name](track, logs, run, settings)
-            except ConfigError:
-                raise
+            except ImportError:
+                raise _not_installed_error(name) from None
             except Exception as error:  # a missing key or network must not stop training
                 log.exception("metrics are not sent to %s: %s: %s", name, type(error).__name__, error)
 
@@ -111,8 +111,8 @@ class MetricsTracker:
         if raw and not raw.endswith(b"\n"):
             with self._file.open("ab") as file:
                 file.write(b"\n")
-        told = next((found for line in reversed(raw.splitlines()) if (found := _logged_version(line)) >= 0), -1)
-        if told < newest.version and "loss/total" in newest.metrics:  # a resumed or root version has no step
+        logged = next((found for line in reversed(raw.splitlines()) if (found := _logged_version(line)) >= 0), -1)
+        if logged < newest.version and "loss/total" in newest.metrics:  # a resumed or root version has no step
             self.log_step(newest, newest.metrics, turns)
 
     def log_step(self, policy: Policy, metrics: Mapping[str, float], turns: Sequence[str]) -> None:
@@ -171,10 +171,8 @@ def check_installed(track: TrackConfig) -> None:
 
 
 def _tensorboard_sink(track: TrackConfig, logs: Path, run: str, settings: Mapping[str, Any]) -> MetricsSink:
-    try:
-        from tensorboard.summary import Writer
-    except ImportError:
-        raise _not_installed_error("tensorboard") from None
+    from tensorboard.summary import Writer
+
     writer = Writer(str(logs / "tensorboard"))
 
     def write_scalars(step: int, metrics: Mapping[str, float]) -> None:
@@ -186,10 +184,8 @@ def _tensorboard_sink(track: TrackConfig, logs: Path, run: str, settings: Mappin
 
 
 def _wandb_sink(track: TrackConfig, logs: Path, run: str, settings: Mapping[str, Any]) -> MetricsSink:
-    try:
-        import wandb
-    except ImportError:
-        raise _not_installed_error("wandb") from None
+    import wandb
+
     made = wandb.init(
         project=track.project,
         name=run,

@@ -38,16 +38,16 @@ async def run(config: Config, *, stop: asyncio.Event) -> None:
     store = await asyncio.to_thread(Store.open, config.store_path)
     try:
         heartbeats.write_heartbeat(store, "train", "loading the base model", heartbeats.STARTING)
-        room = await asyncio.to_thread(open_train_loop, config, store)
+        loop = await asyncio.to_thread(open_train_loop, config, store)
         try:
             await run_worker_loop(
-                room.run_once,
-                lambda: heartbeats.write_heartbeat(store, "train", room.note),
+                loop.run_once,
+                lambda: heartbeats.write_heartbeat(store, "train", loop.note),
                 stop,
                 poll=config.train.poll,
             )
         finally:
-            await asyncio.to_thread(room.close)
+            await asyncio.to_thread(loop.close)
     finally:
         store.close()
 
@@ -66,8 +66,8 @@ def open_train_loop(config: Config, store: Store) -> TrainLoop:
     )
     saver = None if config.train.checkpoint.save_dir is None else CheckpointWriter(store, config)
     trainer = _make_trainer(config, files, method)  # imports torch, so it comes after the fast checks
-    run, told = f"openclaw-rl-{config.train.method}", config.train.model_dump(mode="json")
-    tracker = MetricsTracker(config.track, config.logs_dir, run=run, settings=told)
+    run, settings = f"openclaw-rl-{config.train.method}", config.train.model_dump(mode="json")
+    tracker = MetricsTracker(config.track, config.logs_dir, run=run, settings=settings)
     return TrainLoop(
         store,
         trainer,

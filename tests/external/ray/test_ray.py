@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -62,7 +63,7 @@ def test_ray_places_the_ranks_and_tells_of_their_end(tmp_path: Path) -> None:
     given = batch(one)
     alone = one.step(given, str(tmp_path / "one"))
     try:
-        with launch_trainer(config) as two:
+        with closing(launch_trainer(config)) as two:
             placed = two.step(given, str(tmp_path / "two"))
             assert placed.metrics.keys() == alone.metrics.keys()
             for name in set(alone.metrics) - {"seconds"}:
@@ -71,7 +72,7 @@ def test_ray_places_the_ranks_and_tells_of_their_end(tmp_path: Path) -> None:
             with pytest.raises(RanksGone, match="a rank is gone"):
                 two.step(given, str(tmp_path / "lost"))
         assert not (tmp_path / "lost").exists()
-        with pytest.raises(ConfigError, match=r"found no room for 2 times \{'CPU': 999\}"):
+        with pytest.raises(ConfigError, match=r"has no place for 2 times \{'CPU': 999\}"):
             launch_trainer(settings(tmp_path / "home", **{"train.threads": 999, "train.launch.timeout": 5.0}))
     finally:
         ray.shutdown()
@@ -92,7 +93,7 @@ def test_what_doctor_names_for_a_head_that_is_away_cures_it(tmp_path: Path) -> N
     given = batch(
         LocalTrainer(str(ModelFiles.from_config(model).folder), make_method(config.train), config.train, model)
     )
-    with launch_trainer(cured) as two:
+    with closing(launch_trainer(cured)) as two:
         here = two.step(given, str(tmp_path / "here"))
     assert "ray start --head" in trouble.advice
     ray_command = str(Path(sys.executable).with_name("ray"))
@@ -103,7 +104,7 @@ def test_what_doctor_names_for_a_head_that_is_away_cures_it(tmp_path: Path) -> N
         while diagnose._check_ray_head(config) is not None:
             assert head.poll() is None
             time.sleep(0.5)
-        with launch_trainer(config) as two:
+        with closing(launch_trainer(config)) as two:
             placed = two.step(given, str(tmp_path / "placed"))
     finally:
         ray.shutdown()

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from safetensors.torch import load_file
 from openclaw_rl.common.policy_digest import digest_of_folder
 from openclaw_rl.common.sockets import free_port
 from openclaw_rl.errors import ConfigError, RanksGone
-from openclaw_rl.learner.distributed.world import SingleRank, assign, split
+from openclaw_rl.learner.distributed.world import World, assign, split
 from openclaw_rl.learner.trainer import LocalTrainer
 from openclaw_rl.methods.registry import make_method
 from openclaw_rl.methods.types import Sample, StepResult
@@ -98,7 +99,7 @@ def test_two_ranks_are_one(how: dict[str, Any], draw: Draw, tmp_path: Path) -> N
     given = batches(one, draw, (7, 1, 5))
     start = weights_of(one)
     done = [one.step(batch, str(tmp_path / f"one-{n}")) for n, batch in enumerate(given)]
-    with launch_trainer(config) as two:
+    with closing(launch_trainer(config)) as two:
         for n, batch in enumerate(given):
             same(done[n], two.step(batch, str(tmp_path / f"two-{n}")))
     assert (weights_of(one) - start).abs().max() > 1e-4, "the steps did something"
@@ -116,7 +117,7 @@ def test_a_second_machine_lends_its_ranks(draw: Draw, tmp_path: Path) -> None:
     given = batches(one, draw, (4, 3))
     with ThreadPoolExecutor(1) as thread:
         other = thread.submit(lambda: asyncio.run(launcher.join_as_worker(from_flat(flat), stop=asyncio.Event())))
-        with launch_trainer(config) as two:
+        with closing(launch_trainer(config)) as two:
             for n, batch in enumerate(given):
                 same(one.step(batch, str(tmp_path / f"one-{n}")), two.step(batch, str(tmp_path / f"two-{n}")))
         assert isinstance(other.exception(timeout=120), RanksGone)
@@ -188,7 +189,7 @@ def test_killed_and_frozen_ranks_are_not_noticed_afterwards(draw: Draw, tmp_path
             for pid in children:  # the others end with it
                 with pytest.raises(ProcessLookupError):
                     os.kill(pid, 0)
-    with launch_trainer(config) as two:
+    with closing(launch_trainer(config)) as two:
         assert last
         two.load(folder=last.folder, memory=last.memory)
         same(done[3], two.step(given[3], str(tmp_path / "two-3")))
@@ -273,10 +274,10 @@ def test_groups_are_cut_until_every_rank_has_one() -> None:
 
 
 def test_alone_does_everything_in_order() -> None:
-    assert SingleRank().map_over_ranks([3, 1, 2], lambda n, weight: n * weight, float) == [0.0, 1.0, 2.0]
+    assert World().map_over_ranks([3, 1, 2], lambda n, weight: n * weight, float) == [0.0, 1.0, 2.0]
     gradient = torch.nn.Parameter(torch.ones(2))
     gradient.grad = torch.full((2,), 3.0)
-    SingleRank().all_reduce_grads([gradient])
+    World().all_reduce_grads([gradient])
     assert np.array_equal(gradient.grad, [3.0, 3.0])
 
 

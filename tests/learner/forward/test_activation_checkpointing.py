@@ -85,17 +85,22 @@ def counted(trainer: LocalTrainer) -> list[int]:
     return calls
 
 
-@pytest.mark.parametrize(("layers", "again"), [(100.0, 0), (8.0, 0), (7.9, 3), (4.5, 6), (3.1, 7), (2.9, 8), (0.0, 8)])
+@pytest.fixture(scope="module")
+def plain_digest(deep: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Digest of the policy after a step on `long()` in which all layers keep their activations."""
+    return made(deep, checkpointing=False).step(long(), str(tmp_path_factory.mktemp("plain") / "policy")).digest
+
+
+@pytest.mark.parametrize(("layers", "again"), [(8.0, 0), (7.9, 3), (3.1, 7), (2.9, 8), (0.0, 8)])
 def test_the_last_layers_keep_activations_as_far_as_memory_allows(
-    deep: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layers: float, again: int
+    deep: str, plain_digest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layers: float, again: int
 ) -> None:
     """Two layers' worth is left for the one that is computed again."""
-    plain, thrifty = made(deep, checkpointing=False), made(deep)
+    thrifty = made(deep)
     fed = len(long()[0].prompt_ids) + len(long()[0].response_ids) - 1
     grant(monkeypatch, thrifty, layers, fed)
     calls = counted(thrifty)
-    results = [t.step(long(), str(tmp_path / n)) for n, t in (("plain", plain), ("thrifty", thrifty))]
-    assert results[0].digest == results[1].digest, "to the bit"
+    assert thrifty.step(long(), str(tmp_path / "policy")).digest == plain_digest, "to the bit"
     assert calls == [2] * again + [1] * (LAYERS - again)
 
 
@@ -125,14 +130,14 @@ def peak(trainer: LocalTrainer, tmp_path: Path, batch: list[Sample]) -> float:
 
 def test_a_step_holds_what_it_was_given(deep: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was measured on a few tokens holds for many: all layers within 10%, a part of them within their share."""
-    batch, every = long(2000), made(deep)
-    inside = every._runner._checkpointing._bytes_per_token * 2000
+    tokens = 1000
+    batch, every = long(tokens), made(deep)
+    inside = every._runner._checkpointing._bytes_per_token * tokens
     whole, least = peak(every, tmp_path / "0", batch), peak(made(deep, checkpointing=True), tmp_path / "1", batch)
     assert least < 0.4 * whole, (least, whole)
     assert whole == pytest.approx(LAYERS * inside, rel=0.25), "what the layers keep is most of it"
-    for layers in (4.5, 6.5):
-        grant(monkeypatch, some := made(deep), layers, 2000)
-        assert peak(some, tmp_path / str(layers), batch) <= 1.05 * layers * inside
+    grant(monkeypatch, some := made(deep), 5.5, tokens)
+    assert peak(some, tmp_path / "some", batch) <= 1.05 * 5.5 * inside
 
 
 @pytest.mark.parametrize("family", ["qwen3-bfloat16", "gemma", "opt"])
@@ -156,8 +161,8 @@ def test_what_a_token_keeps_is_measured(tmp_path: Path, family: str) -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"offload_optimizer": True}, {"weights": "full", "learning_rate": 1e-5, "offload_optimizer": True}],
-    ids=["lora", "offloaded", "full-offloaded"],
+    [{}, {"weights": "full", "learning_rate": 1e-5, "offload_optimizer": True}],
+    ids=["lora", "full-offloaded"],
 )
 def test_a_trainer_that_goes_leaves_no_tensors(deep: str, tmp_path: Path, settings: dict[str, Any]) -> None:
     """What a graph or a hook holds, and what holds it, are found by no garbage collector."""
@@ -194,24 +199,24 @@ def fails_above(trainer: LocalTrainer, kept: int, tokens: int) -> None:
 
 
 def test_after_an_out_of_memory_error_fewer_layers_keep_activations(
-    deep: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    deep: str, plain_digest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tight, plain = made(deep), made(deep, checkpointing=False)
+    tight = made(deep)
     grant(monkeypatch, tight, 9, 399)
     fails_above(tight, kept=2, tokens=400)
     calls = counted(tight)
     with caplog.at_level(logging.INFO, "openclaw_rl.learner"):
-        results = [t.step(long(), str(tmp_path / n)) for n, t in (("tight", tight), ("plain", plain))]
-    assert results[0].digest == results[1].digest, "nothing of the first attempts is in the last"
+        digest = tight.step(long(), str(tmp_path / "policy")).digest
+    assert digest == plain_digest, "nothing of the first attempts is in the last"
     assert caplog.text.count("Retrying with more layers recomputed in the backward pass") == 1
     assert "6 of 8 layers are recomputed in a pass of 399 tokens" in caplog.text
     assert calls == [2] * 6 + [1] * 2
     caplog.clear()
     tight.step(long(), str(tmp_path / "on"))
-    assert not caplog.text, "once told, it stays so"
+    assert not caplog.text, "later steps keep the limit"
 
 
-def test_then_passes_become_smaller_and_at_last_it_is_told(
+def test_then_passes_become_smaller_until_the_step_fails(
     deep: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     batch = [sample for n in range(4) for sample in long(100, n)]
@@ -230,38 +235,40 @@ def test_then_passes_become_smaller_and_at_last_it_is_told(
 
 
 CHILD = """
-import resource, sys
-from pathlib import Path
-import psutil, torch
+import os, resource, sys
+import psutil
 from tests.learner.forward.test_activation_checkpointing import long, made
 
-wanted = {"none": False, "auto": None}[sys.argv[2]]
-trainer = made(sys.argv[1], checkpointing=wanted, max_gap=99.0)
-trainer.step(long(40), sys.argv[3] + "/first")
-limit = psutil.Process().memory_info().vms + 120 * 2**20
-resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-print(trainer.step(long(2400), sys.argv[3] + "/second").folder)
+for name, wanted in (("none", False), ("auto", None)):
+    if os.fork():
+        os.wait()
+        continue
+    trainer = made(sys.argv[1], checkpointing=wanted, max_gap=99.0)
+    trainer.step(long(40), f"{sys.argv[2]}/{name}-first")
+    limit = psutil.Process().memory_info().vms + 80 * 2**20
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    try:
+        print(name, trainer.step(long(1600), f"{sys.argv[2]}/{name}").folder, flush=True)
+    except Exception as error:
+        print(name, type(error).__name__, error, flush=True)
+    os._exit(0)
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS")
 def test_memory_that_really_ends(tmp_path: Path) -> None:
-    """The system grants 120 MiB more; a step that keeps all of eight layers takes 220, one that keeps none 50.
+    """The system grants 80 MiB more; a step that keeps all of eight layers takes 140, one that keeps none 35.
 
     What is granted are addresses. With malloc as it comes, holes between tensors would take as many again, by chance.
     """
     alone = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}  # each tensor has addresses of its own
     shape = SHAPE | {"num_hidden_layers": 8, "hidden_size": 128, "intermediate_size": 384, "head_dim": 32}
     Qwen3ForCausalLM(Qwen3Config(**shape)).save_pretrained(tmp_path / "model")
-
-    def child(how: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", CHILD, str(tmp_path / "model"), how, str(tmp_path / how)]
-        env = os.environ | alone
-        return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=env)
-
-    assert "TooLarge: a step with one row per pass does not fit into memory" in child("none").stderr
-    done = child("auto")
-    assert done.stdout.strip() == str(tmp_path / "auto" / "second"), done.stderr[-2000:]
+    command = [sys.executable, "-c", CHILD, str(tmp_path / "model"), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=os.environ | alone)
+    none, auto = done.stdout.splitlines()
+    assert none.startswith("none TooLarge a step with one row per pass does not fit into memory"), done.stderr[-2000:]
+    assert auto == f"auto {tmp_path / 'auto'}", done.stderr[-2000:]
 
 
 def test_large_layers_give_back_what_they_free(deep: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,7 +128,7 @@ def test_padding_is_seen_by_nobody(seed: int, branches: int, longest: int, more:
     assert torch.equal(seen(padded, None), (i >= i.T) & (i < padded.end_T[None])), "the rule holds there, too"
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.integers(0, 10**6), st.integers(0, 5), st.integers(10, 150), st.sampled_from([None, 9, 140]),
     st.sampled_from([(4, 2), (3, 1)]), st.sampled_from([0.25, 0.3]),
@@ -176,22 +176,21 @@ def test_too_many_kernels_are_an_error_and_not_a_crawl(unfused: None) -> None:
 
 
 SHAPE = {
-    "vocab_size": V, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "vocab_size": V, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 2048, "initializer_range": 0.3,
 }  # fmt: skip
 
 
 def _gemma3() -> Gemma3ForCausalLM:
-    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    kinds = ["sliding_attention", "full_attention"]
     return Gemma3ForCausalLM(Gemma3TextConfig(**SHAPE, sliding_window=40, layer_types=kinds))
 
 
 # The compiler asks tensors for their gradient, and hides what torch says to that, but not from a filter of errors.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-@pytest.mark.parametrize("model", [_gemma3, lambda: LlamaForCausalLM(LlamaConfig(**SHAPE))], ids=["gemma3", "llama"])
-def test_a_whole_model_gives_the_gradients_of_segments(unfused: None, model: type) -> None:
+def test_a_whole_model_gives_the_gradients_of_segments(unfused: None) -> None:
     torch.manual_seed(0)
-    peft = get_peft_model(model().eval(), LoraConfig(task_type="CAUSAL_LM", r=4, target_modules="all-linear"))
+    peft = get_peft_model(_gemma3().eval(), LoraConfig(task_type="CAUSAL_LM", r=4, target_modules="all-linear"))
     for weight in (w for n, w in peft.named_parameters() if "lora_" in n):
         torch.nn.init.normal_(weight, std=0.2)
     causal = peft.get_base_model().double()

@@ -80,7 +80,9 @@ def test_half_precision_is_added_up_in_float32(monkeypatch: pytest.MonkeyPatch, 
     with torch.no_grad():
         logits_KV = hidden_KH.double() @ layer.weight.double().T
         ids_K = logits_KV.argmin(-1)
-        picked = lm_head.select_tokens(layer, hidden_KH, ids_K, torch.ones(7))
+        picked = lm_head.HiddenStates(
+            head=layer, hidden_KH=hidden_KH, targets_K=ids_K, temperature_K=torch.ones(7), lengths=(7,)
+        ).token_logprobs()
         rough_KV = (hidden_KH @ layer.weight.T).double()
     wanted_K, rough_K = (x.log_softmax(-1).gather(-1, ids_K[:, None])[:, 0] for x in (logits_KV, rough_KV))
     torch.testing.assert_close(picked.logp.double(), wanted_K, atol=1e-5, rtol=0)

@@ -12,12 +12,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openclaw_rl.learner.forward.lm_head import select_tokens
+from openclaw_rl.learner.forward.lm_head import HiddenStates, TokenLogprobs
 from openclaw_rl.learner.loss.distillation import divergence
 from openclaw_rl.learner.loss.policy_loss import LossConfig, TermSlice, micro_batch_loss
 from openclaw_rl.methods.types import Divergence
 
 KINDS: dict[Divergence, float] = {"forward": 0.0, "reverse": 1.0, "jsd": 0.5}  # and TRL's alpha
+
+
+def select_tokens(
+    head: torch.nn.Module, hidden: torch.Tensor, targets: torch.Tensor, temperature: torch.Tensor, **wanted: Any
+) -> TokenLogprobs:
+    states = HiddenStates(
+        head=head, hidden_KH=hidden, targets_K=targets, temperature_K=temperature, lengths=(len(targets),)
+    )
+    return states.token_logprobs(**wanted)
 
 
 def random_logps(seed: int, width: int = 6, vocabulary: int = 12) -> tuple[torch.Tensor, torch.Tensor]:

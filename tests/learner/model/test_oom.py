@@ -36,11 +36,10 @@ def bound(trainer: LocalTrainer, tokens: int, *, when: Callable[[], bool] = lamb
     trainer.causal.get_decoder().register_forward_pre_hook(allocate, with_kwargs=True)
 
 
-@pytest.mark.parametrize("weights", ["lora", "full"])
 def test_a_step_that_does_not_fit_is_tried_in_smaller_passes(
-    trainer: Make, draw: Draw, tmp_path: Path, caplog: pytest.LogCaptureFixture, weights: str
+    trainer: Make, draw: Draw, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings = {"weights": weights, "learning_rate": 1e-3, "max_gap": 9.0, "max_step_kl": 1e9}
+    settings = {"learning_rate": 1e-3, "max_gap": 9.0, "max_step_kl": 1e9}
     tight, plain = trainer(micro_tokens=80, **settings), trainer(micro_tokens=40, **settings)
     bound(tight, 50)
     batches = [draw(plain, seed) for seed in range(2)]
@@ -52,22 +51,22 @@ def test_a_step_that_does_not_fit_is_tried_in_smaller_passes(
     caplog.clear()
     results = [t.step(batches[1], str(tmp_path / f"{n}-on")) for n, t in (("tight", tight), ("plain", plain))]
     assert results[0].digest == results[1].digest
-    assert "does not fit" not in caplog.text, "once told, it stays small"
+    assert "does not fit" not in caplog.text, "later steps keep the smaller passes"
 
 
 def test_what_fits_in_no_way_fails_with_what_would_help(trainer: Make, draw: Draw, tmp_path: Path) -> None:
-    made = trainer(micro_tokens=80)
-    batch = draw(made, 0)
+    made = trainer(micro_tokens=40)
+    batch = draw(made, 0, count=2)
     bound(made, 3)
     with pytest.raises(TooLarge, match=r"a step with one row per pass does not fit into memory \(CUDA") as caught:
         made.step(batch, str(tmp_path / "policy"))
     assert all(cure in str(caught.value) for cure in CURES)
     assert not list(tmp_path.iterdir())
-    assert made._runner.budget == 80, "what is left of the batch may fit as it was"
+    assert made._runner.budget == 40, "what is left of the batch may fit as it was"
 
 
 def test_it_is_halved_until_it_fits(trainer: Make, draw: Draw, tmp_path: Path) -> None:
-    made = trainer(micro_tokens=4096, max_gap=9.0)
+    made = trainer(micro_tokens=200, max_gap=9.0)
     batch = draw(made, 0)
     prompts = [(len(ids), len(s.response_ids)) for s in batch for ids in (s.prompt_ids, *s.hinted_prompts)]
     bound(made, max(map(sum, prompts)))

@@ -44,7 +44,6 @@ SHAPE: dict[str, Any] = {
     "max_position_embeddings": 256,
     "initializer_range": 0.1,
 }
-FAMILIES = ("qwen3", "llama", "gemma")  # head tied, not tied, tied with scaled embeddings
 MODES: dict[str, dict[str, Any]] = {
     "lora": {},
     "lora-bf16": {"dtype": "bfloat16"},
@@ -65,7 +64,7 @@ def _save(model: PreTrainedModel, folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
-    """The folder of a random model."""
+    """The folder of a random model: head tied (qwen3), not tied (llama), tied with scaled embeddings (gemma)."""
     root = tmp_path_factory.mktemp("families")
     torch.manual_seed(1)
     made = {
@@ -111,8 +110,11 @@ def gradients(trainer: LocalTrainer) -> torch.Tensor:
     return torch.cat([p.grad.flatten().double() for _, p in named if p.grad is not None])
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("mode", "name"),
+    [(mode, "qwen3") for mode in MODES]
+    + [(mode, name) for mode in ("lora", "qlora", "full-bf16-offloaded") for name in ("llama", "gemma")],
+)
 def test_every_mode_takes_a_real_step(make: Make, draw: Draw, tmp_path: Path, mode: str, name: str) -> None:
     made = make(mode, name)
     batch = draw(made, 0)
@@ -128,7 +130,7 @@ def test_every_mode_takes_a_real_step(make: Make, draw: Draw, tmp_path: Path, mo
     assert not made.logprobs([row_of(batch[0])])[0].equal(base[0])
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["lora", "lora-offloaded", "qlora", "full-bf16", "full-bf16-offloaded"])
 def test_resuming_is_not_noticed_in_any_bit(make: Make, draw: Draw, tmp_path: Path, mode: str) -> None:
     """Four steps are two steps, a new trainer, and two more; so are they after a look at another version."""
     settings: dict[str, Any] = {} if mode.startswith("full") else {"lora": {"rank": 4, "dropout": 0.1}}
@@ -156,7 +158,7 @@ def test_resuming_is_not_noticed_in_any_bit(make: Make, draw: Draw, tmp_path: Pa
     assert done[0].digest != done[1].digest != done[2].digest
 
 
-@pytest.mark.parametrize("mode", ["lora", "lora-bf16", "full", "full-bf16"])
+@pytest.mark.parametrize("mode", ["lora", "full-bf16"])
 def test_the_optimizer_on_the_cpu_is_the_same_optimizer(make: Make, draw: Draw, tmp_path: Path, mode: str) -> None:
     here, there = make(mode), make(mode, offload_optimizer=True)
     for number in range(3):
@@ -182,8 +184,9 @@ def test_gradients_do_not_depend_on_how_a_batch_is_cut(make: Make, draw: Draw, t
         assert (gradients(made[n]) - expected).norm() <= 1e-6 * expected.norm()
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("mode", ["full", "full-bf16"])
+@pytest.mark.parametrize(
+    ("mode", "name"), [("full", "qwen3"), ("full", "llama"), ("full", "gemma"), ("full-bf16", "qwen3")]
+)
 def test_a_whole_model_is_a_folder_for_transformers(
     make: Make, draw: Draw, family: Callable[[str], str], tmp_path: Path, mode: str, name: str
 ) -> None:

@@ -10,7 +10,7 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from openclaw_rl.errors import ModelError, OpenClawError
+from openclaw_rl.errors import ModelError, OpenClawError, rebuild_error
 from openclaw_rl.methods.types import EpisodeStep, Sample, StepResult
 from openclaw_rl.train.ranks import rpc
 from openclaw_rl.train.ranks.rpc import ErrorReply, LoadCommand, RpcChannel, RpcListener, StepCommand, StepReply
@@ -56,12 +56,14 @@ def test_results_and_commands_arrive() -> None:
     assert rpc.command_decoder.decode(rpc.encode(load)) == LoadCommand("/folder", {"count": 2.0})
 
 
-def test_what_was_raised_there_is_raised_here() -> None:
+def test_an_error_of_a_rank_is_raised_in_the_worker() -> None:
     for error in (ModelError("no such model"), ValueError("broken weights")):
-        again = rpc.to_exception(rpc.error_reply(error))
+        reply = rpc.reply_decoder.decode(rpc.encode(ErrorReply(type(error).__name__, str(error))))
+        assert isinstance(reply, ErrorReply)
+        again = rebuild_error(reply.kind, reply.message)
         assert (type(again), str(again)) == (type(error), str(error))
-    assert type(rpc.to_exception(ErrorReply("Exception", "x"))) is OpenClawError
-    assert type(rpc.to_exception(ErrorReply("annotations", "x"))) is OpenClawError
+    assert type(rebuild_error("Exception", "x")) is OpenClawError
+    assert type(rebuild_error("annotations", "x")) is OpenClawError
 
 
 def test_messages_are_cut_where_they_end() -> None:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from openclaw_rl.errors import ModelError, OpenClawError, rebuild_error
 from openclaw_rl.learner.distributed import fsdp
-from openclaw_rl.learner.distributed.world import assign
+from openclaw_rl.learner.distributed.world import World, assign
 from openclaw_rl.learner.model.oom import OOM_HINT, RankOutOfMemory
 from openclaw_rl.settings.load import ModelConfig, TrainConfig
 
@@ -34,8 +34,8 @@ class _RankFailure(msgspec.Struct, frozen=True):
     message: str
 
 
-class ProcessGroup:
-    """`World` of ranks that were launched together. Errors of torch.distributed propagate when a rank is gone."""
+class ProcessGroup(World):
+    """World of ranks that were launched together. Errors of torch.distributed propagate when a rank is gone."""
 
     def __init__(self, train: TrainConfig, *, local: int, cuda: bool) -> None:
         """Created by `join`. `local`: number of the rank on its machine; `cuda`: whether it has a GPU."""

@@ -1,4 +1,4 @@
-"""Ranks that take one step together, and the assignment of work to them. `SingleRank`: a trainer without others.
+"""Ranks that take one step together, and the assignment of work to them.
 
 Every rank runs the same trainer on the same batch. Forward and backward passes are distributed over the ranks, and
 their results are sent to all ranks. Everything else is computed on each rank from the same numbers.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -17,14 +17,13 @@ from openclaw_rl.settings.load import ModelConfig
 _T = TypeVar("_T")
 
 
-class World(Protocol):
-    """Collective operations of a trainer. Every rank makes the same calls in the same order."""
+class World:
+    """Collective operations of a trainer, here those of a single rank; `ProcessGroup` has several.
 
-    @property
-    def rank(self) -> int: ...
+    Every rank makes the same calls in the same order.
+    """
 
-    @property
-    def size(self) -> int: ...
+    rank, size = 0, 1
 
     def map_over_ranks(self, costs: Sequence[int], work: Callable[[int, float], _T], kind: type[_T]) -> list[_T]:
         """Return `work(number, weight)` of each piece of work on every rank; each piece runs on one rank.
@@ -32,43 +31,21 @@ class World(Protocol):
         `costs`: tokens of each piece. `weight` is 1, or 0 for a pass without effect that a rank runs only because the
         others run one. `kind`: the result type, which is sent between ranks.
         """
-        ...
-
-    def all_reduce_grads(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Replace the gradients of the tensors by their sums over all ranks."""
-        ...
-
-    def all_true(self, yes: bool) -> bool:
-        """Return whether `yes` is true on every rank."""
-        ...
-
-    def device_for(self, path: str, model: ModelConfig) -> ModelConfig:
-        """Return the settings with the device and dtype with which this rank loads the model at `path`."""
-        ...
-
-    def shard(self, causal: Any, trained: Iterable[torch.nn.Parameter]) -> bool:
-        """Shard the layers if the settings ask for it. Return whether they are sharded."""
-        ...
-
-
-class SingleRank:
-    """World of one process, which does all the work."""
-
-    rank, size = 0, 1
-
-    def map_over_ranks(self, costs: Sequence[int], work: Callable[[int, float], _T], kind: type[_T]) -> list[_T]:
         return [work(number, 1.0) for number in range(len(costs))]
 
     def all_reduce_grads(self, tensors: Iterable[torch.Tensor]) -> None:
-        return
+        """Replace the gradients of the tensors by their sums over all ranks."""
 
     def all_true(self, yes: bool) -> bool:
+        """Return whether `yes` is true on every rank."""
         return yes
 
     def device_for(self, path: str, model: ModelConfig) -> ModelConfig:
+        """Return the settings with the device and dtype with which this rank loads the model at `path`."""
         return model
 
     def shard(self, causal: Any, trained: Iterable[torch.nn.Parameter]) -> bool:
+        """Shard the layers if the settings ask for it. Return whether they are sharded."""
         return False
 
 
@@ -90,13 +67,8 @@ def split(groups: Sequence[Sequence[int]], lengths: Sequence[int], size: int) ->
     out = [list(group) for group in groups]
     while len(out) < size and (many := [group for group in out if len(group) > 1]):
         longest = max(many, key=lambda group: sum(lengths[i] for i in group))
-        at = _split_point([lengths[i] for i in longest])
+        sums = list(accumulate(lengths[i] for i in longest))
+        at = min(range(1, len(sums)), key=lambda at: max(sums[at - 1], sums[-1] - sums[at - 1]))
         place = out.index(longest)
         out[place : place + 1] = [longest[:at], longest[at:]]
     return out
-
-
-def _split_point(lengths: Sequence[int]) -> int:
-    """Return the split index that makes the longer part as short as possible."""
-    sums = list(accumulate(lengths))
-    return min(range(1, len(lengths)), key=lambda at: max(sums[at - 1], sums[-1] - sums[at - 1]))

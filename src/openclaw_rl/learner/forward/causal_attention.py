@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
@@ -32,15 +32,19 @@ def attend_spans(
     query [1, H, T, D], key and value [1, G, T, D]. Raises `RuntimeError` if no kernel of `KERNELS` supports the shape.
     """
     with sdpa_kernel(KERNELS, set_priority=True):
-        parts = [_causal_sdpa(query[:, :, a:b], key[:, :, a:b], value[:, :, a:b], scale) for a, b in spans]
+        parts = _causal_parts(query, key, value, spans, scale)
     if (rest := query.shape[2] - spans[-1][1]) > 0:
         parts.append(torch.zeros_like(query[:, :, :rest]))
     return torch.cat(parts, dim=2) if len(parts) > 1 else parts[0]
 
 
-def _causal_sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
-    grouped = query.shape[1] != key.shape[1]
-    return functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=grouped)
+def _causal_parts(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, spans: Spans, scale: float
+) -> list[torch.Tensor]:
+    attend = partial(
+        functional.scaled_dot_product_attention, is_causal=True, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
+    )
+    return [attend(query[:, :, a:b], key[:, :, a:b], value[:, :, a:b]) for a, b in spans]
 
 
 @cache
@@ -64,16 +68,12 @@ def kernel_error(heads: int, groups: int, size: int, dtype: torch.dtype, device:
     Safe inside a checkpointed layer, because the trial tensors are not saved by its checkpoint.
     """
     spans, scale = ((0, _TRIAL_TOKENS // 3), (_TRIAL_TOKENS // 3, _TRIAL_TOKENS)), size**-0.5
-
-    def attend_plain(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        parts = [_causal_sdpa(query[:, :, a:b], key[:, :, a:b], value[:, :, a:b], scale) for a, b in spans]
-        return torch.cat(parts, dim=2)
-
-    with saved_tensors_hooks(_same_tensor, _same_tensor):
+    with saved_tensors_hooks(lambda saved: saved, lambda saved: saved):
         states = trial_states(heads, groups, _TRIAL_TOKENS, size, device, dtype)
         got = outputs_and_grads(lambda q, k, v: attend_spans(q, k, v, spans, scale), states)
         wide = torch.promote_types(dtype, torch.float32)
-        want = outputs_and_grads(attend_plain, [state.to(wide) for state in states])
+        wide_states = [state.to(wide) for state in states]
+        want = outputs_and_grads(lambda q, k, v: torch.cat(_causal_parts(q, k, v, spans, scale), dim=2), wide_states)
         return max(relative_error(a, b) for a, b in zip(got, want, strict=True))
 
 
@@ -97,7 +97,3 @@ def outputs_and_grads(attend: _AttentionFn, states: Sequence[torch.Tensor]) -> l
 def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
     """Return the norm of the difference relative to the norm of `want`."""
     return float((got.to(want.dtype) - want).norm() / want.norm())
-
-
-def _same_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor

@@ -10,9 +10,8 @@ Shapes: T tokens of the tree, N blocks of the tree, H query heads, G key heads, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
@@ -32,8 +31,7 @@ def padded_length(tokens: int) -> int:
     return max(MIN_LENGTH, -(-tokens // BLOCK) * BLOCK)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionShape:
+class AttentionShape(NamedTuple):
     """Shape of an attention layer, for which one kernel is compiled."""
 
     heads: int  # H
@@ -126,13 +124,6 @@ def attend_tree(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, masks: TreeMasks, scale: float, window: int | None
 ) -> torch.Tensor:
     """Return [1, H, T, D]; query [1, H, T, D], key and value [1, G, T, D]. Compiler errors propagate."""
-    masks.shapes.add(
-        AttentionShape(
-            heads=query.shape[1],
-            groups=key.shape[1],
-            size=query.shape[3],
-            dtype=query.dtype,
-            windowed=window is not None,
-        )
-    )
+    shape = AttentionShape(query.shape[1], key.shape[1], query.shape[3], query.dtype, windowed=window is not None)
+    masks.shapes.add(shape)
     return compiled_kernel(BACKEND)(query, key, value, masks.block_mask(window), repr(scale))

@@ -6,7 +6,7 @@ Shapes: K response tokens, C response tokens of a chunk, N selected tokens at ea
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -71,59 +71,36 @@ class HiddenStates:
         """Return the given rows, in that order."""
         places = torch.split(torch.arange(len(self.targets_K), device=self.targets_K.device), list(self.lengths))
         at = torch.cat([places[i] for i in rows])
-        return HiddenStates(
-            head=self.head,
+        return replace(
+            self,
             hidden_KH=self.hidden_KH[at],
             targets_K=self.targets_K[at],
             temperature_K=self.temperature_K[at],
             lengths=tuple(self.lengths[i] for i in rows),
-            logit_transform=self.logit_transform,
         )
 
     def token_logprobs(
         self, *, ids_KN: torch.Tensor | None = None, top: int = 0, floats: int | None = None
     ) -> TokenLogprobs:
-        """Apply the head; see `select_tokens`."""
-        return select_tokens(
-            self.head,
-            self.hidden_KH,
-            self.targets_K,
-            self.temperature_K,
-            ids_KN=ids_KN,
-            top=top,
-            floats=floats,
-            transform=self.logit_transform,
-        )
+        """Return log-probabilities of the targets, of `ids_KN` if given, and of the `top` most likely tokens.
 
-
-def select_tokens(
-    head: torch.nn.Module,
-    hidden_KH: torch.Tensor,
-    targets_K: torch.Tensor,
-    temperature_K: torch.Tensor,
-    *,
-    ids_KN: torch.Tensor | None = None,
-    top: int = 0,
-    floats: int | None = None,
-    transform: LogitTransform = IDENTITY_TRANSFORM,
-) -> TokenLogprobs:
-    """Return log-probabilities of the targets, of `ids_KN` if given, and of the `top` most likely tokens.
-
-    `floats`: number of logits that may exist at once.
-    """
-    vocabulary = int(head.weight.shape[0]) if isinstance(head.weight, torch.Tensor) else len(hidden_KH)
-    size = max(1, (floats or CHUNK_ELEMENTS) // vocabulary)
-    wanted_KN = targets_K.unsqueeze(-1) if ids_KN is None else torch.cat([targets_K.unsqueeze(-1), ids_KN], dim=-1)
-    if transform.cap is None:  # without a cap, the transform equals another temperature
-        temperature_K, transform = temperature_K * (transform.over / transform.times), IDENTITY_TRANSFORM
-    if type(head) is torch.nn.Linear and getattr(head, "bias", None) is None and transform.cap is None:
-        whole: HeadColumns = _ChunkedHead.apply(hidden_KH, head.weight, wanted_KN, temperature_K, top, size)  # type: ignore[no-untyped-call]
-        return TokenLogprobs(logps_KN=whole[0], entropy_K=whole[1], ids_KN=whole[2])
-    columns = (hidden_KH, wanted_KN, temperature_K)
-    parts = [tuple(column[at : at + size] for column in columns) for at in range(0, len(hidden_KH), size)]
-    triples = [checkpoint(_apply_head, head, *part, top, transform, use_reentrant=False) for part in parts]
-    logps_KN, entropy_K, all_KN = (torch.cat(column) for column in zip(*triples, strict=True))
-    return TokenLogprobs(logps_KN=logps_KN, entropy_K=entropy_K, ids_KN=all_KN)
+        `floats`: number of logits that may exist at once.
+        """
+        head, hidden_KH, temperature_K, transform = self.head, self.hidden_KH, self.temperature_K, self.logit_transform
+        vocabulary = int(head.weight.shape[0]) if isinstance(head.weight, torch.Tensor) else len(hidden_KH)
+        size, wanted_KN = max(1, (floats or CHUNK_ELEMENTS) // vocabulary), self.targets_K.unsqueeze(-1)
+        if ids_KN is not None:
+            wanted_KN = torch.cat([wanted_KN, ids_KN], dim=-1)
+        if transform.cap is None:  # without a cap, the transform equals another temperature
+            temperature_K, transform = temperature_K * (transform.over / transform.times), IDENTITY_TRANSFORM
+        if type(head) is torch.nn.Linear and getattr(head, "bias", None) is None and transform.cap is None:
+            whole: HeadColumns = _ChunkedHead.apply(hidden_KH, head.weight, wanted_KN, temperature_K, top, size)  # type: ignore[no-untyped-call]
+            return TokenLogprobs(logps_KN=whole[0], entropy_K=whole[1], ids_KN=whole[2])
+        columns = (hidden_KH, wanted_KN, temperature_K)
+        parts = [tuple(column[at : at + size] for column in columns) for at in range(0, len(hidden_KH), size)]
+        triples = [checkpoint(_apply_head, head, *part, top, transform, use_reentrant=False) for part in parts]
+        logps_KN, entropy_K, all_KN = (torch.cat(column) for column in zip(*triples, strict=True))
+        return TokenLogprobs(logps_KN=logps_KN, entropy_K=entropy_K, ids_KN=all_KN)
 
 
 def _apply_head(head: torch.nn.Module, hidden_CH: torch.Tensor, wanted_CN: torch.Tensor, temperature_C: torch.Tensor,
@@ -155,18 +132,11 @@ def _chunk_logits(hidden_CH: torch.Tensor, weight_VH: torch.Tensor, temperature_
     elif hidden_CH.is_cuda:
         logits_CV = torch.mm(hidden_CH, weight_VH.T, out_dtype=wide)
     else:
-        logits_CV = _widened_logits(hidden_CH.to(wide), weight_VH)
+        logits_CV, wide_CH = hidden_CH.new_empty(len(hidden_CH), len(weight_VH), dtype=wide), hidden_CH.to(wide)
+        size = max(1, CHUNK_ELEMENTS // weight_VH.shape[1])
+        for at in range(0, len(weight_VH), size):  # without `out_dtype`, the head is cast in parts
+            logits_CV[:, at : at + size] = torch.mm(wide_CH, weight_VH[at : at + size].to(wide).T)
     return logits_CV.div_(temperature_C.unsqueeze(-1))
-
-
-def _widened_logits(hidden_CH: torch.Tensor, weight_VH: torch.Tensor) -> torch.Tensor:
-    """Return [C, V], with the head cast to the dtype of `hidden_CH` in parts, for devices without `out_dtype`."""
-    logits_CV = hidden_CH.new_empty(len(hidden_CH), len(weight_VH))
-    size = max(1, CHUNK_ELEMENTS // weight_VH.shape[1])
-    for at in range(0, len(weight_VH), size):
-        part_PH = weight_VH[at : at + size].to(hidden_CH.dtype)
-        logits_CV[:, at : at + size] = torch.mm(hidden_CH, part_PH.T)
-    return logits_CV
 
 
 class _ChunkedHead(torch.autograd.Function):

@@ -50,8 +50,7 @@ class PrefixTree:
 
 def _common_prefix(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:
     n = min(len(a), len(b))
-    differ = np.flatnonzero(a[:n] != b[:n])
-    return int(differ[0]) if len(differ) else n
+    return int(np.argmin(np.append(a[:n] == b[:n], False)))
 
 
 def depth_first(sequences: Sequence[NDArray[np.int32]]) -> tuple[list[int], list[int]]:

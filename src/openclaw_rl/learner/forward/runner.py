@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from openclaw_rl.learner.distributed.world import SingleRank, World, split
+from openclaw_rl.learner.distributed.world import World, split
 from openclaw_rl.learner.forward import lm_head, prefix_tree, tree_attention
 from openclaw_rl.learner.forward.activation_checkpointing import LayerCheckpointing
 from openclaw_rl.learner.forward.causal_attention import relative_error
@@ -63,7 +63,7 @@ class ForwardRunner:
         `world`: ranks over which passes are distributed; `compiled`: try compiled layers; `checkpointing`: see
         `LayerCheckpointing`.
         """
-        self._model, self.budget, self._min_passes, self._world = model, micro_tokens, parts, world or SingleRank()
+        self._model, self.budget, self._min_passes, self._world = model, micro_tokens, parts, world or World()
         self._logit_transform = find_logit_transform(model)
         self._own_attention = model.config._attn_implementation
         self._max_shared_length = _max_shared_length(model.config.get_text_config())
@@ -296,7 +296,7 @@ class ForwardRunner:
         top: int = 0,
         done: Callable[[int], None] = lambda _: None,
     ) -> list[lm_head.TokenLogprobs]:
-        """Return the result of `lm_head.select_tokens` for each row, on the CPU and without gradients.
+        """Return the result of `HiddenStates.token_logprobs` for each row, on the CPU and without gradients.
 
         `ids`: [R, N] further tokens to score for each row, with the same N for all rows. `done` is called after each
         pass with the number of rows that this rank has scored.

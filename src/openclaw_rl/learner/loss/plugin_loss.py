@@ -74,11 +74,6 @@ class PluginLoss:
         self._logged_metrics: set[str] = set()  # names of non-finite metrics that were already logged
 
     @property
-    def extra_metrics(self) -> dict[str, float]:
-        """Extra metrics, besides the parts of the loss."""
-        return {"plugin/wrong_signs": float(len(self.sign_problems))}
-
-    @property
     def identity(self) -> dict[str, str]:
         """Path, sha256 and function name of the plug-in loss, for the trainer state."""
         return {

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Literal
 
 import torch
@@ -195,14 +196,13 @@ def micro_batch_loss(
     masks, because it pulls back. `old_K`: log-probabilities before the first of several steps (decoupled,
     arXiv:2110.00641); old / mu is then a weight capped at `weight_cap`, without the band. `rows_K`: row of each token.
     """
-    anywhere_K = torch.zeros_like(mu_K, dtype=torch.bool)
-    for term in terms:
-        anywhere_K = anywhere_K | term.mask_K
+    nowhere_K = torch.zeros_like(mu_K, dtype=torch.bool)
+    anywhere_K = reduce(torch.logical_or, (term.mask_K for term in terms), nowhere_K)
     seen = off_policy_correction(logp_K, mu_K, old_K, rows_K, anywhere_K, config)
     unmasked_K = seen.in_band_K & seen.in_geometric_band_K
     total = torch.zeros((), dtype=logp_K.dtype, device=logp_K.device)
     parts: dict[str, torch.Tensor] = {}
-    counts, moving_K = _mask_counts(anywhere_K, terms, seen), torch.zeros_like(anywhere_K)
+    counts, moving_K = _mask_counts(anywhere_K, terms, seen), nowhere_K
     for term in terms:
         live_K = term.mask_K & unmasked_K & ~_opsm_mask(term, seen)
         moving_K = moving_K | (live_K if term.divergence_K is not None else live_K & (term.advantages_K != 0))
@@ -242,14 +242,12 @@ def _mask_counts(
     anywhere_K: torch.Tensor, terms: Sequence[TermSlice], seen: OffPolicyCorrection
 ) -> dict[str, torch.Tensor]:
     """Return the number of tokens in any term, and how many of them each mask removes (OPSM: from any term)."""
-    held_K = torch.zeros_like(anywhere_K)
-    for term in terms:
-        held_K = held_K | (term.mask_K & _opsm_mask(term, seen))
+    masked = (term.mask_K & _opsm_mask(term, seen) for term in terms)
     return {
         "tokens": anywhere_K.sum(),
         "gap": (anywhere_K & ~seen.in_band_K).sum(),
         "geometric": (anywhere_K & ~seen.in_geometric_band_K).sum(),
-        "opsm": held_K.sum(),
+        "opsm": reduce(torch.logical_or, masked, torch.zeros_like(anywhere_K)).sum(),
     }
 
 
@@ -273,17 +271,7 @@ def _clip_counts(
 
 def make_loss_config(train: TrainConfig) -> LossConfig:
     """Return the loss settings; masks that are not selected keep bounds that mask nothing."""
-    masks: dict[str, dict[str, float]] = {
-        "none": {},
-        "opsm": {"opsm_delta": train.loss.opsm_delta},
-        "geometric": {"geometric_low": train.loss.geometric_low, "geometric_high": train.loss.geometric_high},
-    }
-    return LossConfig(
-        clip_low=train.loss.clip_low,
-        clip_high=train.loss.clip_high,
-        dual_clip=train.loss.dual_clip,
-        token_ratio_min=train.loss.token_ratio_min,
-        token_ratio_max=train.loss.token_ratio_max,
-        kind=train.loss.surrogate,
-        **masks[train.loss.sequence_mask],
-    )
+    masks = {"none": (), "opsm": ("opsm_delta",), "geometric": ("geometric_low", "geometric_high")}
+    bounds = ("clip_low", "clip_high", "dual_clip", "token_ratio_min", "token_ratio_max")
+    names = {*bounds, *masks[train.loss.sequence_mask]}
+    return LossConfig(kind=train.loss.surrogate, **train.loss.model_dump(include=names))

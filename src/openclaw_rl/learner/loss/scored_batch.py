@@ -42,10 +42,6 @@ class ScoredBatch:
     tops: list[TopKScores]  # empty when the method uses no top-k
     reused_forward: ReusedForward | None = None
 
-    def token_mask(self, i: int) -> torch.Tensor:
-        """Return the mask of trainable tokens, [R] bool."""
-        return torch.from_numpy(self.samples[i].mask.astype(bool))
-
     def sampled_logprobs(self, i: int) -> torch.Tensor:
         """Return the log-probabilities at sampling time, [R] float32."""
         return torch.from_numpy(self.samples[i].logprobs.astype("float32"))

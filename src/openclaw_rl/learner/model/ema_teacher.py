@@ -18,12 +18,11 @@ from safetensors.torch import load_file
 from openclaw_rl.errors import ModelError
 from openclaw_rl.learner.model import state_files
 from openclaw_rl.learner.model.full import swapped_data
+from openclaw_rl.learner.optim.master_weights import float32_copy
 
 log = logging.getLogger(__name__)
 EMA_FILE = "average.state"
 """Safetensors layout; for the suffix see `state_files.OPTIMIZER_FILE`."""
-
-TensorsByName = dict[str, torch.Tensor]
 
 
 class EmaTeacher:
@@ -42,7 +41,7 @@ class EmaTeacher:
 
     def start(self) -> None:
         """Start the average at the current weights."""
-        self._tensors: TensorsByName = {name: _float32_copy(p) for name, p in self._parameters.items()}
+        self._tensors = {name: float32_copy(p) for name, p in self._parameters.items()}
 
     def swapped_in(self) -> AbstractContextManager[None]:
         """Context in which forward passes use the average."""
@@ -54,7 +53,7 @@ class EmaTeacher:
         `distance` returns KL(base || average) in nats per token for the average at the time of the call.
         """
         before = self._tensors
-        self._tensors = {n: before[n].lerp(_float32_copy(p), self._rate) for n, p in self._parameters.items()}
+        self._tensors = {n: before[n].lerp(float32_copy(p), self._rate) for n, p in self._parameters.items()}
         after = distance()
         if not after <= self._bound:
             moved, self._tensors = self._tensors, before
@@ -81,8 +80,3 @@ class EmaTeacher:
                 "train.lora back, or remove the file: the average then starts at the policy"
             )
         self._tensors = {name: tensor.to(self._tensors[name]) for name, tensor in theirs.items()}
-
-
-def _float32_copy(parameter: torch.nn.Parameter) -> torch.Tensor:
-    dtype = torch.promote_types(parameter.dtype, torch.float32)
-    return parameter.detach().to(dtype, copy=True)

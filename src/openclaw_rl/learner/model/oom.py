@@ -41,7 +41,6 @@ class ShrinkablePasses(Protocol):
 
     def reduce_memory(self) -> str | None:
         """Reduce the memory of later passes and return a description; None, without a change, at the minimum."""
-        ...
 
 
 def retry_on_oom(attempt: Callable[[], _T], passes: ShrinkablePasses, begun: Callable[[], bool]) -> _T:

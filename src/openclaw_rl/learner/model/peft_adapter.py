@@ -118,26 +118,14 @@ def _is_linear(adapted: LoraLayer) -> bool:
     return isinstance(out, torch.Tensor) and out.shape == (1, base.weight.shape[0])
 
 
-def trainable_parameters(model: Any) -> dict[str, torch.nn.Parameter]:
-    """Return the adapter's parameters by name, in a fixed order."""
-    return {name: p for name, p in sorted(model.named_parameters()) if p.requires_grad}
-
-
 def to_files(model: Any) -> dict[str, bytes]:
     """Return the two files that `PeftModel.from_pretrained` reads; equal weights give equal bytes."""
     state = get_peft_model_state_dict(model, save_embedding_layers=False)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in sorted(state.items())}
     config = model.peft_config["default"].to_dict() | {"inference_mode": True}
-    return {
-        ADAPTER_WEIGHTS: save(tensors, metadata={"format": "pt"}),
-        ADAPTER_CONFIG: json.dumps(config, indent=2, sort_keys=True, default=_json_default).encode(),
-    }
-
-
-def _json_default(value: Any) -> Any:
-    if isinstance(value, set | frozenset):  # PEFT stores module names in a set, whose order differs between processes
-        return sorted(value)
-    return str(value)
+    # PEFT stores module names in a set, whose order differs between processes.
+    text = json.dumps(config, indent=2, sort_keys=True, default=lambda v: sorted(v) if isinstance(v, set) else str(v))
+    return {ADAPTER_WEIGHTS: save(tensors, metadata={"format": "pt"}), ADAPTER_CONFIG: text.encode()}
 
 
 def adapter_tensors(model: Any) -> dict[str, torch.Tensor]:

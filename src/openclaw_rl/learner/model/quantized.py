@@ -24,20 +24,16 @@ def load_quantized_base(path: str, model: ModelConfig) -> Any:
             "train.base_quantization_bits 4 needs bitsandbytes, which is not installed. Install "
             '"openclaw-rl[qlora]", or set train.base_quantization_bits 16'
         )
-    base = peft_adapter.load_base(path, model, _quantization_config(model))
-    for module in base.modules():
-        # On CPUs with AVX512-BF16 a forward pass in eval mode repacks the weights in place, and fails on narrow layers.
-        if hasattr(module, "support_avx512bf16_for_cpu"):
-            module.support_avx512bf16_for_cpu = False
-    return base
-
-
-def _quantization_config(model: ModelConfig) -> BitsAndBytesConfig:
-    on_cpu = peft_adapter.resolve_device(model).type == "cpu"
-    auto = torch.float32 if on_cpu else torch.bfloat16
-    return BitsAndBytesConfig(
+    auto = torch.float32 if peft_adapter.resolve_device(model).type == "cpu" else torch.bfloat16
+    quantization = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=auto if model.dtype == "auto" else getattr(torch, model.dtype),
     )
+    base = peft_adapter.load_base(path, model, quantization)
+    for module in base.modules():
+        # On CPUs with AVX512-BF16 a forward pass in eval mode repacks the weights in place, and fails on narrow layers.
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+    return base

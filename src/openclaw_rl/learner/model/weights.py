@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,30 +18,22 @@ from openclaw_rl.settings.load import ModelConfig, TrainConfig
 class PolicyWeights(Protocol):
     """Weights of a policy and of its base."""
 
-    model: Any
-    """Module whose training mode is set."""
-    causal: Any
-    """Causal language model of transformers that contains the trained weights."""
-    parameters: dict[str, torch.nn.Parameter]
-    """Trained parameters by name, in a fixed order; the objects never change."""
-    dropout: float
-    """Dropout of the trained layers during training."""
+    model: Any  # module whose training mode is set
+    causal: Any  # causal language model of transformers that contains the trained weights
+    parameters: dict[str, torch.nn.Parameter]  # trained parameters, in a fixed order; the objects never change
+    dropout: float  # dropout of the trained layers during training
 
     def using_base(self) -> AbstractContextManager[None]:
         """Context in which forward passes use the base weights."""
-        ...
 
     def reset_to_base(self) -> None:
         """Return to the base."""
-        ...
 
     def read(self, folder: Path) -> None:
         """Load a policy. Raises `ModelError` or `ConfigError` if its files do not match."""
-        ...
 
     def write(self, folder: Path) -> None:
         """Write the policy as files that engines load; equal weights give equal bytes."""
-        ...
 
 
 class LoraWeights:
@@ -56,14 +47,12 @@ class LoraWeights:
         load = quantized.load_quantized_base if train.base_quantization_bits == 4 else peft_adapter.load_base
         self.model = peft_adapter.attach_lora(load(path, model), path, train.lora, train.seed)
         self.causal = self.model.get_base_model()
-        self.parameters = peft_adapter.trainable_parameters(self.model)
+        self.parameters = {name: p for name, p in sorted(self.model.named_parameters()) if p.requires_grad}
         self.dropout = train.lora.dropout
         self._initial_adapter = peft_adapter.adapter_tensors(self.model)
 
-    @contextmanager
-    def using_base(self) -> Iterator[None]:
-        with self.model.disable_adapter():
-            yield
+    def using_base(self) -> AbstractContextManager[None]:
+        return self.model.disable_adapter()  # type: ignore[no-any-return]
 
     def reset_to_base(self) -> None:
         peft_adapter.set_adapter_tensors(self.model, self._initial_adapter)

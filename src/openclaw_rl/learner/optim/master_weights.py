@@ -31,22 +31,12 @@ class MasterWeights:
             if not low and not offload:
                 self.tensors[name] = parameter
                 continue
-            self.tensors[name] = torch.nn.Parameter(_copy_parameter(parameter, offload=offload))
+            device = torch.device("cpu") if offload else parameter.device
+            self.tensors[name] = torch.nn.Parameter(float32_copy(parameter, device))
             self._copied.append(name)
             self.higher_precision += [name] if low else []
-            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                partial(
-                    _gradient_hook, weakref.ref(self), name
-                )  # a strong reference would form a cycle with the weight
-            )
-
-    def _take_gradient(self, name: str, parameter: torch.Tensor) -> None:
-        """Add the gradient of a weight to that of its master, and free it; called in the backward pass."""
-        assert parameter.grad is not None
-        master = self.tensors[name]
-        gradient = parameter.grad.to(master.device).to(master.dtype)  # transfer in the narrower dtype
-        master.grad = gradient if master.grad is None else master.grad.add_(gradient)
-        parameter.grad = None
+            hook = partial(_take_gradient, weakref.ref(self), name)  # a strong reference would be a cycle
+            parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def clear_gradients(self) -> None:
         """Clear all gradients, also those of an interrupted backward pass."""
@@ -67,15 +57,21 @@ class MasterWeights:
             self._parameters[name].copy_(self.tensors[name])
 
 
-def _gradient_hook(masters: weakref.ref[MasterWeights], name: str, parameter: torch.Tensor) -> None:
-    if (there := masters()) is not None:
-        there._take_gradient(name, parameter)
+def _take_gradient(masters: weakref.ref[MasterWeights], name: str, parameter: torch.Tensor) -> None:
+    """Add the gradient of a weight to that of its master, and free it; called in the backward pass."""
+    if (owner := masters()) is None:
+        return
+    assert parameter.grad is not None
+    master = owner.tensors[name]
+    gradient = parameter.grad.to(master.device).to(master.dtype)  # transfer in the narrower dtype
+    master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+    parameter.grad = None
 
 
-def _copy_parameter(parameter: torch.nn.Parameter, *, offload: bool) -> torch.Tensor:
-    device = torch.device("cpu") if offload else parameter.device
+def float32_copy(parameter: torch.nn.Parameter, device: torch.device | None = None) -> torch.Tensor:
+    """Return a copy in float32 or wider, on the parameter's device unless another one is given."""
     dtype = torch.promote_types(parameter.dtype, torch.float32)
-    return parameter.detach().to(device, dtype, copy=True)
+    return parameter.detach().to(device or parameter.device, dtype, copy=True)
 
 
 class PinnedSnapshot:

@@ -62,8 +62,8 @@ class Optimizer:
         """
         for group in self._adam.param_groups:
             group["lr"] = rate
-        masters = self._masters.tensors.values()
-        norm = torch.nn.utils.clip_grad_norm_(masters, self._train.optimizer.clip_grad, foreach=self._on_gpu)
+        clip = self._train.optimizer.clip_grad
+        norm = torch.nn.utils.clip_grad_norm_(self.master_tensors, clip, foreach=self._on_gpu)
         if wanted and bool(torch.isfinite(norm)) and bool(norm > 0):
             self.steps_taken += 1
             if self._pinned_snapshot is not None:

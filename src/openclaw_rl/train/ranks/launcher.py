@@ -11,11 +11,11 @@ import atexit
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 from openclaw_rl.common import process_guard
 from openclaw_rl.common.worker_loop import run_worker_loop
+from openclaw_rl.errors import rebuild_error
 from openclaw_rl.methods.types import Sample, StepResult
 from openclaw_rl.settings import load as settings
 from openclaw_rl.settings.load import Config
@@ -35,11 +35,9 @@ class RankPool(Protocol):
 
     def send_command(self, raw: bytes | None) -> bytes:
         """Send a command and return the reply; None: only await the reply that loading sends. Raises `RanksGone`."""
-        ...
 
     def close(self) -> None:
         """End the processes. Idempotent."""
-        ...
 
 
 class RankedTrainer:
@@ -71,20 +69,12 @@ class RankedTrainer:
         if isinstance(answer, ErrorReply):
             self.close()
             self._has_failed = True
-            raise rpc.to_exception(answer)
+            raise rebuild_error(answer.kind, answer.message)
         return answer
 
     def close(self) -> None:
         """End the ranks."""
         self._ranks.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def rank_environment(config: Config) -> dict[str, str]:

@@ -17,16 +17,14 @@ from openclaw_rl.methods.registry import make_method
 from openclaw_rl.settings import load as settings
 from openclaw_rl.settings.load import Config
 from openclaw_rl.train.ranks import rpc
-from openclaw_rl.train.ranks.rpc import IdleCommand, LoadCommand, ReadyReply, RpcChannel, StepReply
+from openclaw_rl.train.ranks.rpc import ErrorReply, IdleCommand, LoadCommand, ReadyReply, RpcChannel, StepReply
 
 if TYPE_CHECKING:
     from openclaw_rl.learner.distributed.process_group import ProcessGroup
     from openclaw_rl.learner.trainer import LocalTrainer
 
 log = logging.getLogger("openclaw_rl.train.rank")
-ERROR_REPORT_SECONDS = (
-    20.0  # seconds for rank 0 to report an error; if another rank ended first, the worker would see only that
-)
+ERROR_REPORT_SECONDS = 20.0  # seconds for rank 0 to report an error before the worker sees the end of another rank
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -53,7 +51,7 @@ def main(arguments: list[str] | None = None) -> None:
     except (OpenClawError, ValueError) as error:  # every rank raises it; only rank 0 reports it
         log.error("%s", error)
         if link is not None:
-            link.send(rpc.encode(rpc.error_reply(error)))
+            link.send(rpc.encode(ErrorReply(type(error).__name__, str(error))))
         else:
             time.sleep(ERROR_REPORT_SECONDS)
         raise SystemExit(1) from error

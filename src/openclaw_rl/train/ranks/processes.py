@@ -40,11 +40,9 @@ class RankProcesses:
             if self._channel is None:
                 assert self._listener is not None, "rank 0 is on another machine"
                 self._channel = self._listener.accept(self.check_running)
-            return (
-                rpc.receive_reply(self._channel, self.check_running)
-                if raw is None
-                else rpc.send_and_receive(self._channel, raw, self.check_running)
-            )
+            if raw is not None:
+                self._channel.send(raw)
+            return rpc.receive_reply(self._channel, self.check_running)
         except EOFError:
             rpc.wait_until(lambda: self._first_ended() is not None, _EXIT_SECONDS)
             raise self._ranks_gone() from None

@@ -7,7 +7,6 @@ commands to the machine of rank 0.
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 from openclaw_rl.common.sockets import free_port
@@ -33,9 +32,8 @@ class RankActor:
         """Start the rank's process. `config`: the settings as JSON; `where`: address and port of rank 0."""
         logs = Config.model_validate_json(config).logs_dir
         listener = RpcListener() if rank == 0 else None
-        self._processes = RankProcesses(
-            [_process_spec(config, rank, size, where, listener)], listener, _log_file(logs, rank)
-        )
+        spec = _process_spec(config, rank, size, where, listener)
+        self._processes = RankProcesses([spec], listener, logs / f"ranks-{rank}.log")
 
     def ask(self, raw: bytes | None) -> bytes:
         """Send a command to rank 0 and return the reply."""
@@ -61,10 +59,6 @@ def _process_spec(
         settings.CONFIG_VARIABLE: config,
     }
     return [*RANK_PROGRAM, *how], settings.foreign_environment(extra)
-
-
-def _log_file(logs: Path, rank: int) -> Path:
-    return logs / f"ranks-{rank}.log"
 
 
 class RayRanks:
@@ -104,7 +98,7 @@ class RayRanks:
             ray.get(self._group.ready(), timeout=train.launch.timeout)
         except ray.exceptions.GetTimeoutError:
             raise ConfigError(
-                f"the Ray cluster found no room for {size} times {bundle} within {train.launch.timeout:g} s. "
+                f"the Ray cluster has no place for {size} times {bundle} within {train.launch.timeout:g} s. "
                 f"It has {ray.cluster_resources()}. Lower train.ranks or train.threads, or add machines"
             ) from None
         strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy

@@ -20,7 +20,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from openclaw_rl import errors
 from openclaw_rl.common.frames import FrameDecoder, encode_frame
 from openclaw_rl.methods.types import Sample, StepResult
 
@@ -74,22 +73,9 @@ def _from_bytes(kind: Any, value: Any) -> Any:
     return np.frombuffer(value, dtype=dtype)
 
 
-_encoder = msgspec.msgpack.Encoder(enc_hook=_to_bytes)
+encode = msgspec.msgpack.Encoder(enc_hook=_to_bytes).encode
 command_decoder = msgspec.msgpack.Decoder(RankCommand, dec_hook=_from_bytes)
 reply_decoder = msgspec.msgpack.Decoder(RankReply, dec_hook=_from_bytes)
-
-
-def encode(message: RankCommand | RankReply) -> bytes:
-    return _encoder.encode(message)
-
-
-def error_reply(error: Exception) -> ErrorReply:
-    return ErrorReply(type(error).__name__, str(error))
-
-
-def to_exception(refusal: ErrorReply) -> Exception:
-    """Return the rank's error as an exception; our own errors and `ValueError` keep their class."""
-    return errors.rebuild_error(refusal.kind, refusal.message)
 
 
 class RpcChannel:
@@ -155,12 +141,6 @@ def connect_to_worker(path: str) -> RpcChannel:
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(path)
     return RpcChannel(connection)
-
-
-def send_and_receive(line: RpcChannel, raw: bytes, check: Callable[[], None]) -> bytes:
-    """Send one command and return its reply. `check` raises when none can come any more. Raises `EOFError`."""
-    line.send(raw)
-    return receive_reply(line, check)
 
 
 def receive_reply(line: RpcChannel, check: Callable[[], None]) -> bytes:
