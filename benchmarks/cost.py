@@ -48,24 +48,26 @@ TEXT = """\
 # Training step cost
 
 Measured by `make bench` (`benchmarks/cost.py`) on a CPU, one thread, with a small model (4 layers of width 128, a
-vocabulary of 4,096). One step is a whole step of the local trainer: the policy before, the frozen base, the step, the
-policy after it, and the folder on disk. Tokens are those of the batch's prefix tree, which holds a shared prefix
-once. Memory is the growth of the process's peak. For GPUs see [GPU](guides/gpu.md).
+vocabulary of 4,096). One step is everything that the local trainer does for a batch: scoring under the policy and the
+frozen base, forward and backward passes, the optimizer, scoring under the new policy, and writing its folder. Tokens
+are those of the batch's prefix tree, which holds a shared prefix once. Memory is the growth of the process's peak. For
+GPUs see [GPU](guides/gpu.md).
 
 ## More conversations
 
 Sessions of {turns} turns with a context of {context} tokens each. For {times:.0f} times the tokens, a step takes
-{growth:.1f} times as long and {wider:.1f} times the memory: one forward pass has at most
-`train.batch.micro_tokens` (4,096) tokens.
+{growth:.1f} times as long and {wider:.1f} times the memory. Memory grows less than time because one forward pass has at
+most `train.batch.micro_tokens` (4,096) tokens.
 
 {sessions}
 
 ## Longer conversations
 
 One session of {turns} turns with a growing context. The cost of attention is linear in the pairs of a token and a
-token that it attends to; all other cost is linear in tokens. Attention's share of the operations therefore grows; it
-is computed, not measured. A context is one forward pass whatever `train.batch.micro_tokens` is, so memory grows with it
-up to the available memory; beyond that, layers are recomputed (`train.gradient_checkpointing`).
+token that it attends to; all other cost is linear in tokens. Attention's share of the operations therefore grows with
+the context. The share in the table is computed, not measured. A context takes one forward pass even if it is longer
+than `train.batch.micro_tokens`, so memory grows with the context. When the available memory is used up, layers are
+recomputed (`train.gradient_checkpointing`).
 
 {contexts}
 """

@@ -59,22 +59,23 @@ TEXT = """\
 
 Any causal language model of transformers with a tokenizer and a chat template works, from a folder or a hub. Qwen,
 Llama, Mistral, Gemma, DeepSeek and gpt-oss have parsers for their tool calls and reasoning
-([chat templates](../concepts/templates.md)); other models answer in text.
+([chat templates](../concepts/templates.md)). Replies of other models are returned as text.
 
 `python benchmarks/families.py` builds a small random model of each family of transformers {version}, serves it with
-the embedded engine and trains it: {tried} causal families could be built. For all trained families the trainer's
-log-probabilities equal those of a plain forward pass. For vLLM and SGLang see their own documentation. A small model
-may lack a kind of layer that a large one of its family has. With sliding-window attention, the embedded engine serves
-conversations up to the length of the window (`engine.max_context`).
+the embedded engine and trains it. {tried} causal families could be built. For all trained families the trainer's
+log-probabilities equal those of a plain forward pass. A small model may lack a kind of layer that a large model of the
+same family has. If a model has sliding-window attention, the embedded engine serves conversations up to the length of
+the window (`engine.max_context`). The documentation of vLLM and SGLang lists the families that they serve.
 
 {lists}
 """
 KINDS = {
     "all": "**Served by the embedded engine and trained** ({n}), with shared prefixes computed once:",
-    "rows": "**Served by the embedded engine and trained turn by turn** ({n}): the layers carry a state, transform\n"
-    "attention scores, or have their own attention:",
-    "part": "**Served, and trained with named layers** (`train.lora.targets`) **or with full weights** ({n}): models\n"
-    "with experts or routers, for which the engine serves no adapter. The error names the layers that can be named:",
+    "rows": "**Served by the embedded engine and trained turn by turn** ({n}), because their layers carry a state,\n"
+    "transform attention scores, or have their own attention:",
+    "part": "**Served, and trained with named layers** (`train.lora.targets`) **or with full weights** ({n}). These\n"
+    "models have experts or routers, and the engine serves no adapter on such layers. Without the setting, the error\n"
+    "lists the layers that it can name:",
     "elsewhere": "**Trained, and served by vLLM or SGLang only** ({n}):",
     "served": "**Served, but not trained** ({n}):",
     "none": "**Neither** ({n}):",

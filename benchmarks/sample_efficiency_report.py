@@ -177,17 +177,19 @@ def write(doc: Path, runs: Sequence[Run], *, questions: int) -> None:
 
 PREFACE = """# Sample efficiency: reactions until satisfied
 
-Made by `make learn-rate` on the shipped starter policy. How many reactions of one person does the policy need to
-match the person's taste? Simulated people (per row: {people}), each with a taste and a fresh system, react in text
-only, about {reactions} times: more than half of the reactions use phrases that the rules do not match, and a tenth
-are wrong on purpose. The batch is the number of new judged turns per step; with replay, the step also takes as many
-turns that were trained on once before (`train.batch.max_uses` 2). All stages run one after the other in one process
-(`benchmarks/in_process.py`): before each message, every earlier turn is judged and trained on, and the new version is
-loaded, as for a person who takes minutes to answer. The result does not depend on the speed of the machine, and the
-same seed gives the same figures.
+Made by `make learn-rate` on the shipped starter policy. The question is how many reactions of one person the policy
+needs to match the person's taste. People are simulated; the number of people per row is {people}. Each has a taste
+and a fresh system, and reacts in text only, about {reactions} times. More than half of the reactions use phrases that
+the rules do not match, and a tenth are wrong on purpose. The column "batch" is the number of new judged turns per
+step. With replay, the step also takes as many turns that were trained on once before (`train.batch.max_uses` 2).
+
+All stages run one after the other in one process (`benchmarks/in_process.py`). Before each message, every earlier
+turn is judged and trained on, and the new version is loaded, as for a person who takes minutes to answer. The result
+does not depend on the speed of the machine, and the same seed gives the same figures.
 
 Each version is measured when it becomes the head: the share of replies that are correct and match the person's taste,
 at temperature 1, on {questions} questions that were never asked (the same questions and seeds for all versions).
-"Reactions to 0.9" is the median over people (and the range) of the reactions given when the first version with 0.9 or
-more became the head. "Of these judged" counts those that the rules scored; only these can be trained on.
+"Reactions to 0.9" is the number of reactions
+that a person had given when the first version with 0.9 or more became the head: the median over people, and the range.
+"Of these judged" is the number of these reactions that the rules scored; only these turns can be trained on.
 """

@@ -163,9 +163,9 @@ Made by `make learn` on the shipped starter policy. Each row is a fresh system (
 user with one taste. The user gets {REPLIES} replies through the official `openai` client and reacts in text only:
 more than half of the reactions use phrases that the rules do not match, and a tenth are wrong on purpose. A reply is
 satisfying if it is correct and matches the taste. Satisfaction and correctness are measured at temperature 1 on
-{QUESTIONS} questions that the user never asked, before (version 0) and after (newest version), with the same seeds.
-"met" means: satisfied at most 0.65 before and at least 0.90 after, correctness down by at most 0.10, at least five
-versions served, no failed reply, no silence of 5 s.
+{QUESTIONS} questions that the user never asked: once before learning (version 0) and once after it (newest version),
+with the same seeds. The column "met" says whether a run met all bounds: satisfied at most 0.65 before and at least
+0.90 after, correctness down by at most 0.10, at least five versions served, no failed reply, no silence of 5 s.
 
 """
 
