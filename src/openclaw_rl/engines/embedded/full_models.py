@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -18,17 +17,15 @@ from openclaw_rl.common.policy_digest import weight_files
 from openclaw_rl.engines import adapter_file
 from openclaw_rl.engines.adapter_file import AdapterFile
 from openclaw_rl.engines.base import VersionKey
-from openclaw_rl.engines.embedded.grammar import GrammarState
 from openclaw_rl.engines.embedded.model import EmbeddedModel
 from openclaw_rl.engines.embedded.scheduler import EmbeddedEngine
 from openclaw_rl.engines.embedded.sequence import EngineSequence, StepEvent
 from openclaw_rl.errors import EngineError, ModelError
 from openclaw_rl.settings.load import EngineConfig
-from openclaw_rl.types import Ids, PolicyRef, Sampling
+from openclaw_rl.types import PolicyRef
 
 VersionFiles = AdapterFile | EmbeddedModel
 """Files of a version: an adapter, or a model with full weights."""
-_ONLY_VERSION = 0  # version number inside an engine that has only one
 
 
 class MultiModelEngine(EmbeddedEngine):
@@ -96,30 +93,12 @@ class MultiModelEngine(EmbeddedEngine):
         for key in self._unused_models():
             del self._full_engines[key]
 
-    def _full_engine(self, version: int) -> EmbeddedEngine | None:
-        """Return the engine of a full model, None for an adapter. Raise `EngineError` if the version is not loaded."""
-        return self._full_engines.get(self._keys_of_version(version)[0])
-
-    def generate(
-        self,
-        owner: Any,
-        version: int,
-        prompt_ids: Ids,
-        sampling: Sampling,
-        stop: Sequence[int],
-        top: int = 0,
-        guide: GrammarState | None = None,
-    ) -> EngineSequence:
-        """See `EmbeddedEngine.generate`."""
-        if (core := self._full_engine(version)) is not None:
-            return core.generate(owner, _ONLY_VERSION, prompt_ids, sampling, stop, top, guide)
-        return super().generate(owner, version, prompt_ids, sampling, stop, top, guide)
-
-    def score(self, owner: Any, version: int, prompt_ids: Ids, response_ids: Ids, temperature: float) -> EngineSequence:
-        """See `EmbeddedEngine.score`."""
-        if (core := self._full_engine(version)) is not None:
-            return core.score(owner, _ONLY_VERSION, prompt_ids, response_ids, temperature)
-        return super().score(owner, version, prompt_ids, response_ids, temperature)
+    def _add_waiting(self, job: EngineSequence) -> EngineSequence:
+        """Queue the sequence in the engine of its full model, if it has one."""
+        if (core := self._full_engines.get(job.version)) is None:
+            return super()._add_waiting(job)
+        job.adapter = None
+        return core._add_waiting(job)
 
     def cancel(self, job: EngineSequence) -> None:
         """Cancel a sequence of any of the engines; the next step frees its row."""

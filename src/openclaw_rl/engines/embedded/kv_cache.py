@@ -111,28 +111,3 @@ class KVCacheView(Cache):  # type: ignore[misc]  # transformers is untyped here
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
         return self.get_seq_length()
-
-
-class CacheShapeProbe(Cache):  # type: ignore[misc]
-    """Cache that records the shapes a model writes and returns its input unchanged."""
-
-    def __init__(self) -> None:
-        super().__init__(layers=[])
-        self.shapes_by_layer: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
-        self.dtype = torch.float32
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        self.shapes_by_layer[layer_idx] = (tuple(key_states.shape), tuple(value_states.shape))
-        self.dtype = key_states.dtype
-        return key_states, value_states
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        return query_length, 0
-
-    def get_query_offset(self, layer_idx: int = 0) -> int:
-        return 0

@@ -80,9 +80,7 @@ class LoraStack:
 
     spans: dict[VersionKey, slice] = field(default_factory=dict)
     pairs: list[LoraPair | None] = field(default_factory=list)
-    pairs_by_version: dict[VersionKey, list[LoraPair | None]] = field(
-        default_factory=dict
-    )  # per version: views of its slice
+    pairs_by_version: dict[VersionKey, list[LoraPair | None]] = field(default_factory=dict)  # views of the slices
     width: int = 0
 
 

@@ -29,9 +29,7 @@ class SamplingState:
     sampling: Sampling
     top: int = 0
     rng: random.Random = field(default_factory=random.Random)
-    token_counts: Counter[int] = field(
-        default_factory=Counter
-    )  # of the sampled tokens; filled only if penalties are set
+    token_counts: Counter[int] = field(default_factory=Counter)  # sampled tokens; filled only if penalties are set
     grammar_state: GrammarState | None = None  # constrains the reply
 
     @staticmethod

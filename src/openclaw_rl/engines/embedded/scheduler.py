@@ -119,9 +119,8 @@ class EmbeddedEngine:
         _check_ids(prompt_ids, self.model.vocab_size, "prompt")
         if not math.isfinite(sampling.temperature):
             raise EngineError(f"temperature is {sampling.temperature}, expected a finite number")
-        draw = SamplingState.from_sampling(sampling, top, guide)
-        job = EngineSequence(owner=owner, version=held, adapter=key, ids=prompt_ids, prompt=len(prompt_ids), state=draw,
-                  stop=frozenset(stop), limit=limit)  # fmt: skip
+        state = SamplingState.from_sampling(sampling, top, guide)
+        job = EngineSequence(owner, held, key, prompt_ids, len(prompt_ids), state, frozenset(stop), limit)
         return self._add_waiting(job)
 
     def score(self, owner: Any, version: int, prompt_ids: Ids, response_ids: Ids, temperature: float) -> EngineSequence:
@@ -131,10 +130,8 @@ class EmbeddedEngine:
         _check_ids(prompt_ids, self.model.vocab_size, "prompt")
         _check_ids(response_ids, self.model.vocab_size, "response")
         ids = np.concatenate([prompt_ids, response_ids[:-1]])
-        draw = SamplingState(Sampling(temperature=temperature))
-        job = EngineSequence(
-            owner=owner, version=held, adapter=key, ids=ids, prompt=len(prompt_ids), state=draw, targets=response_ids
-        )
+        state = SamplingState(Sampling(temperature=temperature))
+        job = EngineSequence(owner, held, key, ids, len(prompt_ids), state, targets=response_ids)
         return self._add_waiting(job)
 
     def _keys_of_version(self, version: int) -> tuple[VersionKey, VersionKey | None]:

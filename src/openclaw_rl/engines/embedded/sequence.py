@@ -12,7 +12,7 @@ from openclaw_rl.engines.embedded.sampler import SamplingState, TopTokens
 from openclaw_rl.types import Ids, Logprobs
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
+@dataclass(slots=True, eq=False)
 class EngineSequence:
     """A reply to generate, or given ids to score (`targets`)."""
 
