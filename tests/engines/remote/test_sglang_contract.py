@@ -10,7 +10,8 @@ from tests.engines.contract_fixtures import Rig
 from tests.engines.sglang_server import SglangWire
 from tests.engines.test_contract import *  # noqa: F403
 
-from openclaw_rl.engines.remote.sglang import SglangEngine, SglangHttpClient
+from openclaw_rl.engines.remote.http_client import HttpClient
+from openclaw_rl.engines.remote.sglang import SglangEngine
 from openclaw_rl.protocols import Engine
 from openclaw_rl.settings.load import EngineConfig
 from openclaw_rl.types import PolicyRef
@@ -25,9 +26,8 @@ def sglang(request: pytest.FixtureRequest, model_folder: Path) -> Iterator[Sglan
 @pytest.fixture
 def rig(sglang: SglangWire, refs: dict[int, PolicyRef], model_folder: Path) -> Rig:
     def connect() -> Engine:
-        return SglangEngine(
-            SglangHttpClient(sglang.url, api_key="secret"), EngineConfig(backend="sglang"), str(model_folder)
-        )
+        http = HttpClient(sglang.url, "sglang", api_key="secret")
+        return SglangEngine(http, EngineConfig(backend="sglang"), str(model_folder))
 
     async def running(engine: Engine) -> int:
         return sglang.running

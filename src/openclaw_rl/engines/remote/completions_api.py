@@ -30,25 +30,23 @@ class CompletionChoice(msgspec.Struct):
     prompt_logprobs: list[dict[str, dict[str, Any]] | None] | None = None
 
 
-class PromptTokensDetails(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class CompletionUsage(msgspec.Struct):
-    prompt_tokens_details: PromptTokensDetails | None = None
-
-
 class CompletionResponse(msgspec.Struct):
     choices: list[CompletionChoice] = []
     error: Any = None
-    usage: CompletionUsage | None = None
+    usage: dict[str, Any] | None = None
 
 
 _response_decoder = msgspec.json.Decoder(CompletionResponse)
 
 
 def request_body(
-    *, model: str, prompt: Ids | Sequence[int], sampling: Sampling, limit: int, stop: Sequence[int], top: int = 0
+    model: str,
+    prompt: Ids | Sequence[int],
+    sampling: Sampling,
+    *,
+    limit: int = 1,
+    stop: Sequence[int] = (),
+    top: int = 0,
 ) -> dict[str, Any]:
     """Return a request body. The gateway handles stop strings; eos stops a reply only if it is in `stop`."""
     made: dict[str, Any] = {
@@ -78,14 +76,8 @@ def request_body(
 
 def streaming_body(generation: Generation, *, model: str, limit: int) -> dict[str, Any]:
     """Return the request body for one streamed reply."""
-    made = request_body(
-        model=model,
-        prompt=generation.prompt_ids,
-        sampling=generation.sampling,
-        limit=limit,
-        stop=generation.stop_token_ids,
-        top=generation.top_logprobs,
-    )
+    stop, top = generation.stop_token_ids, generation.top_logprobs
+    made = request_body(model, generation.prompt_ids, generation.sampling, limit=limit, stop=stop, top=top)
     return made | {"stream": True, "stream_options": {"include_usage": True}}
 
 
@@ -137,9 +129,8 @@ def chunk_from_events(events: Sequence[bytes], top: int) -> Chunk | None:
 
 def cached_prompt_tokens(events: Sequence[bytes]) -> int:
     """Return how many prompt tokens came from the server's prefix cache, read from the last event."""
-    usage = decode_event(events[-1]).usage
-    details = usage.prompt_tokens_details if usage is not None else None
-    return (details.cached_tokens or 0) if details is not None else 0
+    details = (decode_event(events[-1]).usage or {}).get("prompt_tokens_details") or {}
+    return int(details.get("cached_tokens") or 0)
 
 
 def token_ids_of(choice: CompletionChoice) -> list[int]:
