@@ -6,7 +6,6 @@ Token t of a row is in slot t. Slots beyond a row's length contain stale values,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,11 +66,7 @@ class KVCache:
         """Return the states [L, 2, H, length, D] of a row's first tokens, as a view."""
         return self.data[:, :, row, :, :length]
 
-    def write_row(self, row: int, states: Tensor) -> None:
-        """Write states to a row, starting at its first token."""
-        self.data[:, :, row, :, : states.shape[3]] = states
-
-    def write_pieces(self, row: int, pieces: Sequence[Tensor]) -> None:
+    def write_row(self, row: int, *pieces: Tensor) -> None:
         """Write consecutive pieces of states to a row, starting at its first token."""
         at = 0
         for states in pieces:

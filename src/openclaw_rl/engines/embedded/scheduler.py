@@ -220,7 +220,7 @@ class EmbeddedEngine:
                 Sampler([j.state for j in rows], self.model.device),
                 self.model.adapters.route_batch([j.adapter for j in rows]),
             )
-        sampler, self.model.adapters.switch.route = self._batch_plan
+        sampler, self.model.adapters.route = self._batch_plan
         positions = [j.num_cached for j in rows]
         length = max(positions) + 1
         self._kv_cache.reserve(len(rows), length)
@@ -297,7 +297,7 @@ class EmbeddedEngine:
         for row, (job, hit) in enumerate(group):
             if hit is not None:
                 job.prefilled = job.reused_tokens = hit[0]
-                self._staging_cache.write_pieces(row, hit[1])
+                self._staging_cache.write_row(row, *hit[1])
 
     def _prefill_chunk(self, out: list[StepEvent]) -> None:
         jobs = self._staged
@@ -305,7 +305,7 @@ class EmbeddedEngine:
         width = max(e - j.prefilled for j, e in zip(jobs, ends, strict=True))
         keep = max(1, ends[0] - max(jobs[0].prompt - 1, jobs[0].prefilled)) if len(jobs) == 1 else 1
         ids_NQ, positions_NQ, writes_NQ = self._pad_left(jobs, ends, width)
-        self.model.adapters.switch.route = self.model.adapters.route_batch([j.adapter for j in jobs])
+        self.model.adapters.route = self.model.adapters.route_batch([j.adapter for j in jobs])
         logits_NQV = self.model.forward(
             ids_NQ, positions_NQ, self._staging_cache, writes_NQ=writes_NQ, length=max(ends), keep=keep
         )

@@ -220,9 +220,7 @@ class EmbeddedServer:
                 peer.jobs.pop(key, None)
                 peer.send(protocol.ScoreReply(key, protocol.pack_logprobs(item.logprobs)))
                 continue
-            step = steps.get(peer)
-            if step is None:
-                step = steps[peer] = protocol.TokensReply([], [], [], {}, {}, {})
+            step = steps.setdefault(peer, protocol.TokensReply([], [], []))
             step.ids.append(key)
             step.token_ids.append(item.token)
             step.logprobs.append(item.logprob)

@@ -119,7 +119,8 @@ def chunk_from_events(events: Sequence[bytes], top: int) -> Chunk | None:
             if found:
                 ids += found
                 logprobs += _token_logprobs(choice, len(found))
-                tops += _top_logprobs(choice, top) if top else []
+                if top and choice.logprobs is not None:  # a server may add the sampled id to the likeliest `top`
+                    tops += [top_alternatives(entry or {}, top) for entry in choice.logprobs.top_logprobs]
     if finish not in (None, "stop", "length"):
         raise EngineGone(f"the engine aborted the reply ({finish}). Repeat the request")
     if not ids and finish is None:
@@ -151,12 +152,6 @@ def _token_logprobs(choice: CompletionChoice, expected: int) -> list[float]:
     if len(found) != expected:
         raise EngineError(f"the engine returned {len(found)} log-probabilities for {expected} tokens")
     return [math.nan if value is None else value for value in found]
-
-
-def _top_logprobs(choice: CompletionChoice, top: int) -> list[TopLogprobs]:
-    """Return the `top` likeliest ids at each position, likeliest first (a server may add the sampled id)."""
-    assert choice.logprobs is not None
-    return [top_alternatives(entry or {}, top) for entry in choice.logprobs.top_logprobs]
 
 
 def top_alternatives(entry: Mapping[str, float | None], top: int | None = None) -> TopLogprobs:

@@ -19,7 +19,7 @@ from openclaw_rl.engines.base import EngineInfo, OnConnect
 from openclaw_rl.engines.remote import completions_api, server_process
 from openclaw_rl.engines.remote.http_client import HEALTH_TIMEOUT, HttpClient, RequestRefused
 from openclaw_rl.engines.remote.loaded_versions import owner_of
-from openclaw_rl.engines.remote.vllm import VllmEngine
+from openclaw_rl.engines.remote.vllm import VllmEngine, model_cards
 from openclaw_rl.errors import EngineError, EngineGone
 from openclaw_rl.settings.load import Config
 from openclaw_rl.types import Sampling
@@ -189,8 +189,7 @@ def _replies_differ(one: tuple[Sequence[int], Sequence[float]], two: tuple[Seque
 
 def _find_model_card(listed: Any, model: str, where: str) -> dict[str, Any]:
     """Return the entry of the model named in the settings, or the only entry that is not an adapter."""
-    found = listed.get("data") if isinstance(listed, dict) else None
-    cards = [c for c in found or () if isinstance(c, dict) and isinstance(c.get("id"), str) and not c.get("parent")]
+    cards = [card for card in model_cards(listed) if not card.get("parent")]
     named = [c for c in cards if c["id"] in (model, Path(model).name)]
     if len(chosen := named or cards) == 1:
         return chosen[0]

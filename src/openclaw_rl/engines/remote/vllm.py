@@ -76,7 +76,7 @@ class VllmEngine(RemoteEngine):
 
     async def _fetch_info(self) -> EngineInfo:
         self._loaded_adapters.clear()
-        cards = _model_cards(await self.http.call_json("GET", "/v1/models", limit=HEALTH_TIMEOUT))
+        cards = model_cards(await self.http.call_json("GET", "/v1/models", limit=HEALTH_TIMEOUT))
         if not cards:
             raise EngineError(f"the engine at {self.http.address} lists no models; expected a vLLM server")
         card = next((c for c in cards if not c.get("parent")), cards[0])
@@ -250,6 +250,7 @@ def _grammar_fields(grammar: str) -> dict[str, Any]:
     return {"structured_outputs": {"grammar": _WHITESPACE_PATTERN.sub(lambda _: _SEPARATOR_PATTERNS, grammar)}}
 
 
-def _model_cards(listed: Any) -> list[dict[str, Any]]:
+def model_cards(listed: Any) -> list[dict[str, Any]]:
+    """Return the models in an answer to `/v1/models`, adapters included; empty if it has another shape."""
     found = listed.get("data") if isinstance(listed, dict) else None
-    return [c for c in found if isinstance(c, dict) and "id" in c] if isinstance(found, list) else []
+    return [c for c in found or () if isinstance(c, dict) and isinstance(c.get("id"), str)]
