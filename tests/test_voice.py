@@ -17,7 +17,7 @@ MARKER = re.compile(
 FRAGMENT = re.compile(r"(Of|What|Whose|That|Which)\b")
 NAME = re.compile(r"(^|_)(told|tells?|stands|lack|hopeless|patience|anew)(_|$)|(^|_)rooms?(_|$)", re.IGNORECASE)
 AT_MOST = {
-    **{"cli": 4, "compat": 5, "doctor": 12, "engines": 24, "evals": 5, "judge": 5, "methods": 5, "render": 5},
+    **{"cli": 4, "compat": 5, "doctor": 12, "evals": 5, "judge": 5, "methods": 5},
     **{"rollouts": 10, "settings": 11, "status": 48, "supervisor": 25, "train": 9, "trajectories": 30},
 }
 """Folder -> markers that are left. Lower a number when it falls; a new folder starts at 0."""

@@ -37,19 +37,19 @@ class MultiModelEngine(EmbeddedEngine):
 
     @property
     def running_count(self) -> int:
-        return super().running_count + sum(core.running_count for core in self._full_engines.values())
+        return super().running_count + sum(engine.running_count for engine in self._full_engines.values())
 
     @property
     def waiting_count(self) -> int:
-        return super().waiting_count + sum(core.waiting_count for core in self._full_engines.values())
+        return super().waiting_count + sum(engine.waiting_count for engine in self._full_engines.values())
 
     @property
     def has_work(self) -> bool:
-        return super().has_work or any(core.has_work for core in self._full_engines.values())
+        return super().has_work or any(engine.has_work for engine in self._full_engines.values())
 
     @property
     def _versions_in_use(self) -> frozenset[VersionKey]:
-        return super()._versions_in_use | {k for k, core in self._full_engines.items() if core.has_work}
+        return super()._versions_in_use | {k for k, engine in self._full_engines.items() if engine.has_work}
 
     def unread_policies(self, policies: Sequence[PolicyRef]) -> list[PolicyRef]:
         """Return the policies whose files must be read before `load_versions`."""
@@ -79,8 +79,8 @@ class MultiModelEngine(EmbeddedEngine):
 
     def _unused_models(self) -> frozenset[VersionKey]:
         """Return the full models that no loaded version and no running reply uses."""
-        held = {key for key, _ in self._loaded.values()}
-        return frozenset(key for key, core in self._full_engines.items() if key not in held and not core.has_work)
+        loaded = {key for key, _ in self._loaded.values()}
+        return frozenset(key for key, engine in self._full_engines.items() if key not in loaded and not engine.has_work)
 
     @property
     def has_unused(self) -> bool:
@@ -93,31 +93,33 @@ class MultiModelEngine(EmbeddedEngine):
         for key in self._unused_models():
             del self._full_engines[key]
 
-    def _add_waiting(self, job: EngineSequence) -> EngineSequence:
+    def _add_waiting(self, seq: EngineSequence) -> EngineSequence:
         """Queue the sequence in the engine of its full model, if it has one."""
-        if (core := self._full_engines.get(job.version)) is None:
-            return super()._add_waiting(job)
-        job.adapter = None
-        return core._add_waiting(job)
+        if (engine := self._full_engines.get(seq.version)) is None:
+            return super()._add_waiting(seq)
+        seq.adapter = None
+        return engine._add_waiting(seq)
 
-    def cancel(self, job: EngineSequence) -> None:
+    def cancel(self, seq: EngineSequence) -> None:
         """Cancel a sequence of any of the engines; the next step frees its row."""
-        super().cancel(job)
-        for core in self._full_engines.values():
-            core.cancel(job)
+        super().cancel(seq)
+        for engine in self._full_engines.values():
+            engine.cancel(seq)
 
     @property
     def retry_delay(self) -> float:
         """See `EmbeddedEngine.retry_delay`."""
         own = [super().retry_delay] if super().has_work else []
-        return min([*own, *(core.retry_delay for core in self._full_engines.values() if core.has_work)], default=0.0)
+        return min(
+            [*own, *(engine.retry_delay for engine in self._full_engines.values() if engine.has_work)], default=0.0
+        )
 
     def step(self) -> list[StepEvent]:
         """Run a step of each engine that has work."""
         out = super().step() if super().has_work else []
-        for core in self._full_engines.values():
-            if core.has_work:
-                out += core.step()
+        for engine in self._full_engines.values():
+            if engine.has_work:
+                out += engine.step()
         return out
 
 

@@ -81,9 +81,9 @@ class KVCacheView(Cache):  # type: ignore[misc]  # transformers is untyped here
     `positions_NQ`: the slot that each new token is written to; `length`: number of tokens that attention reads.
     """
 
-    def __init__(self, slots: KVCache, positions_NQ: Tensor, length: int) -> None:
+    def __init__(self, kv_cache: KVCache, positions_NQ: Tensor, length: int) -> None:
         super().__init__(layers=[])
-        self._kv_cache = slots
+        self._kv_cache = kv_cache
         self._positions_NQ = positions_NQ
         self._rows_N1 = torch.arange(positions_NQ.shape[0], device=positions_NQ.device)[:, None]
         self._length = length

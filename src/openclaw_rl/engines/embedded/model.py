@@ -75,10 +75,10 @@ class EmbeddedModel:
             raise ModelError(f"{len(wrong)} weights are missing or unknown (the first: {wrong[0]})")
         return EmbeddedModel(model, name=name, max_context=self.context_length)
 
-    def forward(self, ids_NQ: Tensor, positions_NQ: Tensor, slots: KVCache, *, writes_NQ: Tensor | None, length: int,
+    def forward(self, ids_NQ: Tensor, positions_NQ: Tensor, kv_cache: KVCache, *, writes_NQ: Tensor | None, length: int,
                 keep: int) -> Tensor:  # fmt: skip
         """Return float32 logits [N, keep, V] of the last `keep` tokens; write keys and values at `writes_NQ`."""
-        cache = KVCacheView(slots, positions_NQ if writes_NQ is None else writes_NQ, length)
+        cache = KVCacheView(kv_cache, positions_NQ if writes_NQ is None else writes_NQ, length)
         return self._call_model(ids_NQ, positions_NQ, cache, length, keep)
 
     def _call_model(self, ids_NQ: Tensor, positions_NQ: Tensor, cache: Any, length: int, keep: int) -> Tensor:
@@ -121,13 +121,13 @@ class EmbeddedModel:
         size = min(_SELF_TEST_TOKENS, self.context_length)
         ids = torch.arange(1, size + 1, device=self.device)[None] * 7919 % self.vocab_size
         whole = self._model(input_ids=ids, use_cache=False).logits.float().log_softmax(-1)
-        slots, cut = KVCache(self.layout), size // 2
-        slots.reserve(1, size)
-        slots.data.fill_(3.0)  # stale values in the slots must not matter
+        kv_cache, cut = KVCache(self.layout), size // 2
+        kv_cache.reserve(1, size)
+        kv_cache.data.fill_(3.0)  # stale values in the slots must not matter
         at = torch.arange(size, device=self.device)[None]
         try:
             parts = [
-                self.forward(ids[:, i:j], at[:, i:j], slots, writes_NQ=None, length=j, keep=j - i)
+                self.forward(ids[:, i:j], at[:, i:j], kv_cache, writes_NQ=None, length=j, keep=j - i)
                 for i, j in [(0, cut), (cut, size - 1), (size - 1, size)]
             ]
         except _UNSUPPORTED_MODEL_ERRORS as error:

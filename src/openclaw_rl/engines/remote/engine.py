@@ -121,9 +121,9 @@ class RemoteEngine(abc.ABC):
         """See `EngineLink.info`."""
         info = await self._ensure_connected()
         await self._check_alive()
-        holds = self._version_table
+        table = self._version_table
         waiting = self._weight_lock.waiting_count
-        return replace(info, versions=holds.versions, running=holds.running_replies - waiting, waiting=waiting)
+        return replace(info, versions=table.versions, running=table.running_replies - waiting, waiting=waiting)
 
     async def wait_ready(self, timeout: float) -> EngineInfo:  # noqa: ASYNC109 (a deadline over several attempts)
         """See `EngineLink.wait_ready`."""
@@ -326,26 +326,26 @@ class RemoteEngine(abc.ABC):
         """See `protocols.Engine.load`."""
         await self._ensure_connected()
         async with self._load_lock:
-            holds = self._version_table
-            holds.check_capacity(policies)
+            table = self._version_table
+            table.check_capacity(policies)
             await self._check_alive()
-            known = [holds.find_loaded(ref) or await verify_version(ref, self.owner) for ref in policies]
+            known = [table.find_loaded(ref) or await verify_version(ref, self.owner) for ref in policies]
             made = [await self._prepare_version(held, known) for held in known]
             fresh: list[str] = []
             try:
                 for held in made:
-                    if held.adapter is not None and held.adapter not in holds.adapters:
+                    if held.adapter is not None and held.adapter not in table.adapters:
                         await self._load_adapter(held.adapter, held.adapter_files)
-                        holds.adapters.add(held.adapter)
+                        table.adapters.add(held.adapter)
                         fresh.append(held.adapter)
-                holds.check_capacity(policies)  # again: replies may have begun during the loading
+                table.check_capacity(policies)  # again: replies may have begun during the loading
             except EngineError:
-                await self._discard_adapters(holds, fresh)
+                await self._discard_adapters(table, fresh)
                 raise
-            if holds is not self._version_table:
+            if table is not self._version_table:
                 raise EngineGone(f"the engine at {self.http.address} was restarted while versions were loaded")
             self._full_weights |= {h.weights: h.ref for h in made if h.weights is not None}
-            holds.loaded = {h.ref.version: h for h in made}
+            table.loaded = {h.ref.version: h for h in made}
         self._schedule_unload_unused()
 
     async def _load_adapter(self, name: str, ref: PolicyRef) -> None:
@@ -373,9 +373,9 @@ class RemoteEngine(abc.ABC):
         async with self._load_lock:
             await self._discard_adapters(self._version_table, list(self._version_table.unused_adapters))
 
-    async def _discard_adapters(self, holds: VersionTable, names: Sequence[str]) -> None:
+    async def _discard_adapters(self, table: VersionTable, names: Sequence[str]) -> None:
         for name in names:
-            holds.adapters.discard(name)
+            table.adapters.discard(name)
             try:
                 await self.http.post_checked(f"{self.adapter_routes}/unload_lora_adapter", {"lora_name": name})
             except EngineError as error:  # it costs memory there, but nothing uses it any more

@@ -1,4 +1,4 @@
-"""Queue for a server that holds one set of full weights at a time. It never refuses a reply.
+"""Lock for a server that holds one set of full weights at a time. It never refuses a reply.
 
 Replies on the loaded weights run together. A reply that needs other weights waits until those have ended; then the
 weights change. A reply that arrives while another waits for other weights waits too, so that none starves: each reply
@@ -46,15 +46,15 @@ class WeightLock:
 
     async def _wait_for_weights(self, weights: str) -> None:
         """Queue up; when it returns, the caller counts as running."""
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.append((weights, turn))
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.append((weights, future))
         self._start_change_if_due()
         try:
-            await turn
+            await future
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled() and turn.exception() is None:
+            if future.done() and not future.cancelled() and future.exception() is None:
                 self._running_count -= 1  # it was admitted in the same iteration of the event loop
-            self._waiting = [entry for entry in self._waiting if entry[1] is not turn]
+            self._waiting = [entry for entry in self._waiting if entry[1] is not future]
             self._start_change_if_due()
             raise
 
@@ -71,14 +71,14 @@ class WeightLock:
             failure = error
         # A failed change leaves the weights undefined.
         self._change_task, self._current_weights = None, weights if failure is None else None
-        admitted = [turn for wanted, turn in self._waiting if wanted == weights and not turn.done()]
+        admitted = [future for wanted, future in self._waiting if wanted == weights and not future.done()]
         self._waiting = [entry for entry in self._waiting if entry[0] != weights]
-        for turn in admitted:
+        for future in admitted:
             if failure is not None:
-                turn.set_exception(failure)
+                future.set_exception(failure)
                 continue
             self._running_count += 1
-            turn.set_result(None)
+            future.set_result(None)
         self._start_change_if_due()
 
     def close(self, error: Exception) -> None:
@@ -86,9 +86,9 @@ class WeightLock:
         if self._change_task is not None:
             self._change_task.cancel()
         waiting, self._waiting = self._waiting, []
-        for _, turn in waiting:
-            if not turn.done():
-                turn.set_exception(error)
+        for _, future in waiting:
+            if not future.done():
+                future.set_exception(error)
 
 
 async def read_ahead(source: AsyncGenerator[_T]) -> AsyncGenerator[_T]:
