@@ -318,7 +318,7 @@ def _replies(
         core.generate(n, version, prompt, Sampling(temperature=temperature, seed=n, max_tokens=24), ())
     while core.has_work:
         for item in core.step():
-            tokens[item.job.owner].append((item.token, item.logprob))  # type: ignore[union-attr]
+            tokens[item.seq.owner].append((item.token, item.logprob))  # type: ignore[union-attr]
     rows = [
         TokenSequence(
             prompt_ids=prompts[n], response_ids=np.array([t for t, _ in drawn], np.int32), temperature=temperature or 1

@@ -49,7 +49,7 @@ class InProcess:
         job = self._core.generate(None, g.version, g.prompt_ids, g.sampling, g.stop_token_ids, g.top_logprobs)
         while self._core.has_work:
             for token in self._step():
-                if token.job is job:
+                if token.seq is job:
                     yield Chunk(token_ids=(token.token,), logprobs=(token.logprob,), finish=token.finish)
 
     async def score(self, *, version: int, prompt_ids: Ids, response_ids: Ids, temperature: float) -> Logprobs:

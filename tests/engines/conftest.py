@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
+import multiprocessing
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -15,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from tests.engines.contract_fixtures import Rig, closing
+from tests.engines.contract_fixtures import Rig, closing, serve_engine, serve_in_child
 from tests.engines.vllm_server import VllmDouble
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -23,7 +21,7 @@ from openclaw_rl.common.policy_digest import digest_of_folder
 from openclaw_rl.engines.embedded.client import EngineClient
 from openclaw_rl.engines.remote.vllm import VllmEngine
 from openclaw_rl.protocols import Engine
-from openclaw_rl.settings.load import Config, EngineConfig, from_flat, to_environment
+from openclaw_rl.settings.load import Config, EngineConfig, from_flat
 from openclaw_rl.testing import ScriptedEngine, write_adapter
 from openclaw_rl.types import PolicyRef
 
@@ -103,20 +101,18 @@ def reference(model_folder: Path, refs: dict[int, PolicyRef]) -> Reference:
     return logprobs
 
 
-class Process:
-    """An engine process on a socket of its own."""
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["openclaw_rl.engines.embedded.server", "transformers.models.qwen3.modeling_qwen3"])
 
-    def __init__(self, config: Config, *, through: str = "") -> None:
+
+class EngineProcess:
+    """An engine process on a socket of its own, forked from a process that has imported torch."""
+
+    def __init__(self, config: Config, *, below_parent: bool = False) -> None:
         self.socket = config.engine_socket
-        code = (
-            "from openclaw_rl.settings.load import inherited_config; "
-            "from openclaw_rl.engines.embedded.server import main; main(inherited_config())"
-        )
-        command = [sys.executable, "-c", code]
-        if through:  # a parent in between, which prints the engine's pid and lives until its stdin closes
-            command = [sys.executable, "-c", through, json.dumps(command)]
-        pipe = subprocess.PIPE
-        self.popen = subprocess.Popen(command, env=to_environment(config), stdin=pipe, stdout=pipe)
+        target = serve_in_child if below_parent else serve_engine
+        self._process = _FORKS.Process(target=target, args=(config,))
+        self._process.start()
 
     def wait_ready(self) -> None:
         async def ask() -> None:
@@ -125,15 +121,11 @@ class Process:
 
         asyncio.run(ask())
 
-    def end(self) -> int:
-        """SIGTERM, and the exit status."""
-        with contextlib.suppress(ProcessLookupError):
-            self.popen.terminate()
-        code = self.popen.wait(20)
-        for pipe in (self.popen.stdin, self.popen.stdout):
-            assert pipe is not None
-            pipe.close()
-        return code
+    def end(self) -> int | None:
+        """Send SIGTERM and return the exit status."""
+        self._process.terminate()
+        self._process.join(20)
+        return self._process.exitcode
 
 
 @pytest.fixture(scope="session")
@@ -155,12 +147,12 @@ def short_home() -> Iterator[Callable[[], Path]]:
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[..., Process]]:
+def start() -> Iterator[Callable[..., EngineProcess]]:
     """Starts engine processes, which end with the test at the latest."""
-    started: list[Process] = []
+    started: list[EngineProcess] = []
 
-    def one(config: Config, *, through: str = "") -> Process:
-        started.append(Process(config, through=through))
+    def one(config: Config, *, below_parent: bool = False) -> EngineProcess:
+        started.append(EngineProcess(config, below_parent=below_parent))
         return started[-1]
 
     yield one
@@ -169,9 +161,9 @@ def start() -> Iterator[Callable[..., Process]]:
 
 
 @pytest.fixture(scope="session")
-def process(engine_config: Callable[..., Config], short_home: Callable[[], Path]) -> Iterator[Process]:
+def process(engine_config: Callable[..., Config], short_home: Callable[[], Path]) -> Iterator[EngineProcess]:
     """One engine process for all tests that do not harm it. It must end cleanly and take its socket with it."""
-    started = Process(engine_config(short_home(), prefill_chunk=16, max_batch=8, max_loaded_versions=4))
+    started = EngineProcess(engine_config(short_home(), prefill_chunk=16, max_batch=8, max_loaded_versions=4))
     try:
         started.wait_ready()
         yield started

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -11,6 +13,7 @@ from typing import TypeVar
 import uvloop
 
 from openclaw_rl.protocols import Engine
+from openclaw_rl.settings.load import Config
 from openclaw_rl.types import PolicyRef
 
 BASE = PolicyRef(version=0, path=None, digest="")
@@ -25,6 +28,21 @@ async def closing(engine: T) -> AsyncIterator[T]:
     finally:
         if (close := getattr(engine, "close", None)) is not None:
             await close()
+
+
+def serve_engine(config: Config) -> None:
+    """Run the engine process; the caller has imported torch, and forked."""
+    from openclaw_rl.engines.embedded.server import main
+
+    main(config)
+
+
+def serve_in_child(config: Config) -> None:
+    """Run the engine in a child of this process, which does nothing itself."""
+    if os.fork() == 0:
+        serve_engine(config)
+        os._exit(0)
+    signal.pause()
 
 
 @dataclass

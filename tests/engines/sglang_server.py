@@ -168,7 +168,7 @@ class SglangWire:
                 await self._busy.wait()
             for item in self.core.step():
                 assert isinstance(item, NewToken | SequenceScored)
-                self._queues[item.job].put_nowait(item)
+                self._queues[item.seq].put_nowait(item)
             await asyncio.sleep(0)
 
     @web.middleware
@@ -198,15 +198,15 @@ class SglangWire:
 
     async def _abort(self, request: web.Request) -> web.Response:
         body = await self._body(request)
-        for rid, job in list(self._rids.items()):
+        for rid, seq in list(self._rids.items()):
             if rid.startswith(body["rid"]):
-                self._end(job)
+                self._end(seq)
         return web.Response()
 
-    def _end(self, job: EngineSequence) -> None:
-        self.core.cancel(job)
+    def _end(self, seq: EngineSequence) -> None:
+        self.core.cancel(seq)
         self._busy.set()
-        self._queues[job].put_nowait(None)
+        self._queues[seq].put_nowait(None)
 
     async def _load(self, request: web.Request) -> web.Response:
         body = await self._body(request)
@@ -269,7 +269,7 @@ class SglangWire:
 
     async def _events(self, body: Any) -> AsyncIterator[dict[str, Any]]:
         try:
-            job = self._submit(body)
+            seq = self._submit(body)
         except Refused as error:
             yield {"error": {"message": str(error), "type": "invalid_request_error", "code": 400}}
             return
@@ -277,10 +277,10 @@ class SglangWire:
             yield {"output_ids": [], "meta_info": {"finish_reason": _aborted(str(error), 400)}}
             return
         tokens: list[NewToken] = []
-        self._rids[body["rid"]] = job
+        self._rids[body["rid"]] = seq
         try:
             while not tokens or tokens[-1].finish is None:
-                item = await self._queues[job].get()
+                item = await self._queues[seq].get()
                 if item is None:
                     yield self._told(tokens, 0, {"type": "abort", "message": "Abort by user"})
                     return
@@ -289,9 +289,9 @@ class SglangWire:
                 yield self._told(tokens, len(tokens) - 1, self._finish(item, len(tokens)))
         finally:
             if not tokens or tokens[-1].finish is None:
-                self._end(job)
+                self._end(seq)
             self._rids.pop(body["rid"], None)
-            self._queues.pop(job, None)
+            self._queues.pop(seq, None)
 
     def _finish(self, token: NewToken, count: int) -> dict[str, Any] | None:
         if token.finish is None:
@@ -310,7 +310,7 @@ class SglangWire:
                 "id": "x",
                 "finish_reason": finish,
                 "completion_tokens": len(tokens),
-                "cached_tokens": tokens[0].job.reused_tokens if tokens else 0,
+                "cached_tokens": tokens[0].seq.reused_tokens if tokens else 0,
                 "weight_version": self.weight_version,
                 "output_token_logprobs": [[t.logprob, t.token, None] for t in sliced],
                 "output_top_logprobs": [[[lp, i, None] for i, lp in t.top or ()] or None for t in sliced],
@@ -377,16 +377,16 @@ class SglangWire:
             max_tokens=min(params["max_new_tokens"], self._max_req_len - len(ids) - 1),
         )
         prompt = np.array(ids, dtype=np.int32)
-        job = self.core.generate(None, version, prompt, sampling, tuple(stops), body["top_logprobs_num"])
+        seq = self.core.generate(None, version, prompt, sampling, tuple(stops), body["top_logprobs_num"])
         self._busy.set()
-        return job
+        return seq
 
     async def _score(self, body: Any, prompt: list[int], response: list[int], temperature: float) -> list[float]:
         ids = np.array(prompt, dtype=np.int32), np.array(response, dtype=np.int32)
-        job = self.core.score(None, self._version(body), *ids, temperature)
+        seq = self.core.score(None, self._version(body), *ids, temperature)
         self._busy.set()
-        found = await self._queues[job].get()
-        self._queues.pop(job)
+        found = await self._queues[seq].get()
+        self._queues.pop(seq)
         assert isinstance(found, SequenceScored)
         return [float(lp) for lp in found.logprobs]
 

@@ -149,8 +149,8 @@ def test_closing_a_stream_frees_its_place(rig: Rig) -> None:
 
 def test_a_reply_ends_on_its_version_while_others_are_loaded_and_let_go(rig: Rig) -> None:
     async def body(engine: Engine) -> None:
-        alone = await collect(engine, call(max_tokens=300))
-        running = engine.generate(call(max_tokens=300))
+        alone = await collect(engine, call(max_tokens=200))
+        running = engine.generate(call(max_tokens=200))
         first = await running.__anext__()
         await engine.load([rig.version(n) for n in (2, 3, 4)])
         with pytest.raises(EngineError, match="version 1 is not loaded"):

@@ -23,13 +23,6 @@ from openclaw_rl.errors import EngineError, EngineGone
 from openclaw_rl.settings.load import Config
 from openclaw_rl.types import Chunk, Generation, PolicyRef, Sampling
 
-PARENT = """
-import json, subprocess, sys
-child = subprocess.Popen(json.loads(sys.argv[1]))
-print(child.pid, flush=True)
-sys.stdin.read()
-"""
-
 
 def call(version: int = 0, tokens: int = 480) -> Generation:
     return Generation(
@@ -93,7 +86,7 @@ def test_a_killed_engine_breaks_its_streams_and_the_client_finds_the_next_one(
             with pytest.raises(EngineGone, match="no engine answers"):
                 await client.score(version=0, prompt_ids=np.arange(3), response_ids=np.arange(3), temperature=1.0)
 
-            second = start(config, through=PARENT)
+            second = start(config, below_parent=True)
             again = await client.wait_ready(180)
             assert again.versions == (0,)
             assert epochs == [1, client.epoch], "the hook says that versions must be loaded again"

@@ -188,7 +188,7 @@ FAMILIES = {KINDS[kind].family: kind for kind in KINDS}
 
 
 @given(data=st.data(), thinking=st.booleans(), tools=st.booleans(), cuts=st.lists(st.integers(0, 200), max_size=9))
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_deltas_do_not_depend_on_how_the_text_arrives(
     data: st.DataObject, thinking: bool, tools: bool, cuts: list[int], renderer: Renderers
 ) -> None:

@@ -23,12 +23,7 @@ from openclaw_rl.types import PolicyRef
 
 _LORA_WEIGHT_NAME = re.compile(r"^base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight$")
 _LAYER_NUMBER = re.compile(r"\.\d+\.")
-_UNPACKED_DTYPES = (
-    "F64",
-    "F32",
-    "F16",
-    "BF16",
-)  # dtypes with one number per element; packed (quantized) dtypes have several
+_UNPACKED_DTYPES = ("F64", "F32", "F16", "BF16")  # one number per element; packed (quantized) dtypes have several
 _UNSUPPORTED_OPTIONS = {
     "use_dora": "DoRA",
     "modules_to_save": "modules_to_save",
@@ -63,16 +58,10 @@ class AdapterFile:
     def scale(self, module: str) -> float:
         """Return the scale of a module's update: alpha / rank, or alpha / sqrt(rank) for rsLoRA (arXiv:2312.03732)."""
         rank = self.pairs[module][0].shape[0]
-        alpha = _match_pattern(self.config.get("alpha_pattern") or {}, module, self.config.get("lora_alpha", rank))
+        patterns, default = self.config.get("alpha_pattern") or {}, self.config.get("lora_alpha", rank)
+        # PEFT's rule: the first pattern that matches the end of the name, starting at a dot
+        alpha = next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", module)), default)
         return float(alpha) / (math.sqrt(rank) if self.config.get("use_rslora") else rank)
-
-
-def _match_pattern(patterns: dict[str, Any], module: str, default: Any) -> Any:
-    """Return the value of the first pattern that matches the end of `module`, starting at a dot (PEFT's rule)."""
-    for pattern, value in patterns.items():
-        if re.match(rf"(.*\.)?({pattern})$", module):
-            return value
-    return default
 
 
 def read_adapter(ref: PolicyRef) -> AdapterFile:
@@ -126,9 +115,9 @@ def matrix_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     for path in sorted(folder.glob("*.safetensors")):
         with path.open("rb") as stream:
             header = msgspec.json.decode(stream.read(int.from_bytes(stream.read(8), "little")), type=dict[str, Any])
-        for name, told in header.items():
-            if name != "__metadata__" and told["dtype"] in _UNPACKED_DTYPES and len(told["shape"]) == 2:
-                out[name] = tuple(told["shape"])
+        for name, entry in header.items():
+            if name != "__metadata__" and entry["dtype"] in _UNPACKED_DTYPES and len(entry["shape"]) == 2:
+                out[name] = tuple(entry["shape"])
     return out
 
 

@@ -1,8 +1,12 @@
-"""Client and process of each `engine.backend`. A backend's module is imported only if it is chosen."""
+"""Client and process of each `engine.backend`. Imports torch only to run the embedded engine."""
 
 from __future__ import annotations
 
+import asyncio
+
 from openclaw_rl.engines.base import EngineLink, OnConnect
+from openclaw_rl.engines.embedded.client import EngineClient
+from openclaw_rl.engines.remote import openai_compatible, server_process, sglang_launch, vllm, vllm_launch
 from openclaw_rl.engines.remote.http_client import HEALTH_TIMEOUT, HttpClient
 from openclaw_rl.settings.load import Config
 
@@ -10,19 +14,11 @@ from openclaw_rl.settings.load import Config
 def connect_engine(config: Config, *, on_connect: OnConnect | None = None) -> EngineLink:
     """Return a client for the configured engine."""
     if config.engine.backend == "vllm":
-        from openclaw_rl.engines.remote import vllm
-
         return vllm.connect_engine(config, on_connect=on_connect)
     if config.engine.backend == "sglang":
-        from openclaw_rl.engines.remote import sglang_launch
-
         return sglang_launch.connect_engine(config, on_connect=on_connect)
     if config.engine.backend == "openai":
-        from openclaw_rl.engines.remote import openai_compatible
-
-        return openai_compatible.connect_engine(config, on_connect=on_connect)
-    from openclaw_rl.engines.embedded.client import EngineClient
-
+        return openai_compatible.OpenAiEngine(config, on_connect=on_connect)
     return EngineClient(config.engine_socket, on_connect=on_connect)
 
 
@@ -31,18 +27,12 @@ def check_engine(config: Config, *, wait: float = HEALTH_TIMEOUT) -> None:
 
     `wait`: seconds that an endpoint may take to answer.
     """
-    if config.engine.backend == "vllm" and config.engine.url is None:
-        from openclaw_rl.engines.remote import vllm_launch
-
+    if config.engine.backend == "openai":
+        openai_compatible.check_endpoint(config, wait=wait)
+    elif config.engine.backend == "vllm" and config.engine.url is None:
         vllm_launch.check_vllm(config)
     elif config.engine.backend == "sglang" and config.engine.url is None:
-        from openclaw_rl.engines.remote import sglang_launch
-
         sglang_launch.check_sglang(config)
-    elif config.engine.backend == "openai":
-        from openclaw_rl.engines.remote import openai_compatible
-
-        openai_compatible.check_endpoint(config, wait=wait)
 
 
 def serve(config: Config) -> None:
@@ -50,32 +40,14 @@ def serve(config: Config) -> None:
 
     Raise `ModelError` if the model cannot be served, `EngineError` if the engine cannot be started.
     """
-    if config.engine.url is not None:
-        from openclaw_rl.engines.remote import server_process
-
-        server_process.watch_server(config, _external_server(config, config.engine.url))
-    elif config.engine.backend == "sglang":
-        from openclaw_rl.engines.remote import sglang_launch
-
+    engine = config.engine
+    if engine.url is not None:
+        asyncio.run(server_process.watch_server(HttpClient(engine.url, engine.backend, api_key=engine.api_key)))
+    elif engine.backend == "sglang":
         sglang_launch.main(config)
-    elif config.engine.backend == "vllm":
-        from openclaw_rl.engines.remote import vllm_launch
-
+    elif engine.backend == "vllm":
         vllm_launch.main(config)
     else:
         from openclaw_rl.engines.embedded import server
 
         server.main(config)
-
-
-def _external_server(config: Config, url: str) -> HttpClient:
-    """Return the HTTP client for an external server, with the health check of its kind."""
-    if config.engine.backend == "sglang":
-        from openclaw_rl.engines.remote.sglang import SglangHttpClient
-
-        return SglangHttpClient(url, api_key=config.engine.api_key)
-    if config.engine.backend == "openai":
-        from openclaw_rl.engines.remote.openai_compatible import OpenAiHttpClient
-
-        return OpenAiHttpClient(url, api_key=config.engine.api_key)
-    return HttpClient(url, api_key=config.engine.api_key)

@@ -21,12 +21,12 @@ class TwoGenerationLRU(Generic[K, V]):
     """Approximate LRU cache with two generations: a hit costs one dictionary look-up and takes no lock.
 
     A hit takes 0.12 us; one in `cachetools.LRUCache` under a lock 0.96 us, and a long request needs hundreds.
-    `room`: capacity in units of `weigh(key, value)`, by default 1 per entry. The cache keeps between half of it and
+    `capacity`: in units of `weigh(key, value)`, by default 1 per entry. The cache keeps between half of it and
     all of it. Single operations are thread-safe; two threads may compute the same value twice.
     """
 
-    def __init__(self, room: int, weigh: Callable[[K, V], int] | None = None) -> None:
-        self._generation_capacity = room // 2
+    def __init__(self, capacity: int, weigh: Callable[[K, V], int] | None = None) -> None:
+        self._generation_capacity = capacity // 2
         self._weigh = weigh
         self._newer: dict[K, V] = {}
         self._older: dict[K, V] = {}
@@ -63,8 +63,8 @@ class SampledTokens:
 class TokenBudgetLRU(Generic[Held]):
     """Thread-safe LRU cache bounded by a number of tokens; `len(value)` is the number of tokens of a value."""
 
-    def __init__(self, room: int = DEFAULT_CACHE_TOKENS) -> None:
-        self._entries: LRUCache[bytes, Held] = LRUCache(maxsize=room, getsizeof=len)
+    def __init__(self, capacity: int = DEFAULT_CACHE_TOKENS) -> None:
+        self._entries: LRUCache[bytes, Held] = LRUCache(maxsize=capacity, getsizeof=len)
         self._lock = threading.Lock()  # prompts of large requests are built in threads
 
     def put(self, key: bytes, value: Held) -> None:

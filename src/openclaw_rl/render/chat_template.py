@@ -71,10 +71,6 @@ def _to_json(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)  # local time, as in transformers
-
-
 class _SafeNamespace(Namespace):
     """`namespace()` that rejects names with a leading underscore."""
 
@@ -101,7 +97,8 @@ def _make_environment() -> ImmutableSandboxedEnvironment:
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = _to_json
-    environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now, namespace=_SafeNamespace)
+    environment.globals.update(raise_exception=_raise_exception, namespace=_SafeNamespace)
+    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)  # local, as in transformers
     return environment
 
 
@@ -152,23 +149,17 @@ class ChatTemplate:
                     **self._specials,
                 }
             )
+            text.encode()  # every tokenizer needs UTF-8
+        except UnicodeEncodeError as error:
+            half = error.object[error.start]
+            raise RequestError(
+                f"the conversation contains half a surrogate pair ({half!r}). Remove it.", param="messages"
+            ) from None
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             raise RequestError(
                 f"the model's chat template refuses this conversation: {error}", param="messages"
             ) from error
-        return _require_encodable(text)
-
-
-def _require_encodable(text: str) -> str:
-    """Return `text`; raise `RequestError` if it cannot be encoded as UTF-8, which every tokenizer needs."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise RequestError(
-            f"the conversation contains half a surrogate pair ({text[error.start]!r}). Remove it.",
-            param="messages",
-        ) from None
-    return text
+        return text
 
 
 def to_template_message(message: Message) -> dict[str, Any]:

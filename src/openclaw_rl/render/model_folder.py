@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
 
@@ -175,11 +175,8 @@ def _weight_digest(path: Path) -> bytes:
     stat = path.stat()
     key = (str(path.resolve()), stat.st_size, stat.st_mtime_ns)
     if key not in _weight_digests:
-        digest = sha256()
         with path.open("rb") as file:
-            while block := file.read(2**22):
-                digest.update(block)
-        _weight_digests[key] = digest.digest()
+            _weight_digests[key] = file_digest(file, "sha256").digest()
     return _weight_digests[key]
 
 

@@ -124,17 +124,19 @@ def _ends_in_string(body: str) -> bool:
     return False
 
 
-class JsonEndFinder:
-    """Find the end of the first JSON object or array at or after `start` in a growing text, reading it once."""
+class _JsonCallReader(CallReader):
+    """Base of readers whose calls end where their JSON ends."""
 
     _OUTSIDE, _INSIDE = re.compile(r'["{}\[\]]'), re.compile(r'["\\]')
 
-    def __init__(self, start: int) -> None:
-        self._offset = start
-        self._depth = 0
+    def __init__(self) -> None:
+        self._offset = self._depth = 0  # depth 0: no JSON has begun
         self._in_string = False
 
-    def find_end(self, text: str) -> int | None:
+    def _find_json_end(self, text: str, start: int) -> int | None:
+        """Return the end of the JSON object or array at `start` of a growing text, which is read only once."""
+        if not self._depth:
+            self._offset = start
         while found := (self._INSIDE if self._in_string else self._OUTSIDE).search(text, self._offset):
             mark = found[0]
             if mark == "\\":
@@ -152,21 +154,6 @@ class JsonEndFinder:
                     return self._offset
         self._offset = max(self._offset, len(text))
         return None
-
-
-class _JsonCallReader(CallReader):
-    """Base of readers whose calls end where their JSON ends."""
-
-    def __init__(self) -> None:
-        self._end_finder: JsonEndFinder | None = None
-
-    def _find_json_end(self, text: str, start: int) -> int | None:
-        if self._end_finder is None:
-            self._end_finder = JsonEndFinder(start)
-        end = self._end_finder.find_end(text)
-        if end is not None:
-            self._end_finder = None
-        return end
 
 
 class LlamaCallReader(_JsonCallReader):

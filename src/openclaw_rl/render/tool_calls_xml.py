@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -99,18 +99,11 @@ def _allowed_types(schema: Any, depth: int = 0) -> frozenset[str]:
     if not isinstance(schema, Mapping) or depth > 8:
         return frozenset()
     own = schema.get("type")
-    found = (
-        {own} if isinstance(own, str) else {t for t in own if isinstance(t, str)} if isinstance(own, list) else set()
-    )
-    for one in _schema_alternatives(schema):
-        found |= _allowed_types(one, depth + 1)
+    found = {t for t in (own if isinstance(own, list) else [own]) if isinstance(t, str)}
+    for key in ("anyOf", "oneOf", "allOf"):
+        for one in schema[key] if isinstance(schema.get(key), list) else ():
+            found |= _allowed_types(one, depth + 1)
     if not found and isinstance(schema.get("enum"), list):
         found = {name for value in schema["enum"] for name, kinds in _PYTHON_TYPES.items() if type(value) in kinds}
         found |= {"string"} if any(isinstance(v, str) for v in schema["enum"]) else set()
     return frozenset(found)
-
-
-def _schema_alternatives(schema: Mapping[str, Any]) -> Iterable[Any]:
-    for key in ("anyOf", "oneOf", "allOf"):
-        if isinstance(schema.get(key), list):
-            yield from schema[key]

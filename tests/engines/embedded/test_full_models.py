@@ -92,9 +92,9 @@ class Bench:
     def step(self) -> None:
         for item in self.fleet.step():
             if isinstance(item, SequenceScored):
-                self.scores[item.job.owner] = item.logprobs
+                self.scores[item.seq.owner] = item.logprobs
             else:
-                self.tokens[item.job.owner].append(item)
+                self.tokens[item.seq.owner].append(item)
 
     def finish(self) -> None:
         while self.fleet.has_work:
@@ -185,11 +185,11 @@ def test_whole_models_count_among_the_versions_held(model_folder: Path, all_refs
 def test_a_cancelled_reply_of_a_whole_model_frees_its_row(model_folder: Path, all_refs: Refs) -> None:
     bench = Bench(model_folder)
     bench.load(all_refs[0], all_refs[5])
-    jobs = [bench.ask(f"r{i}", 5, random_ids(i, 4), max_tokens=400) for i in range(8)]
+    seqs = [bench.ask(f"r{i}", 5, random_ids(i, 4), max_tokens=400) for i in range(8)]
     bench.step()
     assert (bench.fleet.running_count, bench.fleet.waiting_count) == (4, 4), "what fits one chunk"
-    for job in jobs[1:]:
-        bench.fleet.cancel(job)
+    for seq in seqs[1:]:
+        bench.fleet.cancel(seq)
     bench.step()
     assert (bench.fleet.running_count, bench.fleet.waiting_count) == (1, 0)
 

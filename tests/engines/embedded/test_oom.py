@@ -55,9 +55,9 @@ def everything(model: EmbeddedModel, config: EngineConfig, number: int = 12) -> 
         assert time.monotonic() < until
         for item in core.step():
             if isinstance(item, NewToken):
-                tokens.setdefault(item.job.owner, []).append((item.token, item.logprob))
+                tokens.setdefault(item.seq.owner, []).append((item.token, item.logprob))
             elif isinstance(item, SequenceScored):
-                scores[item.job.owner] = item.logprobs
+                scores[item.seq.owner] = item.logprobs
             else:
                 stuck.append(item)
         if asked < number:
@@ -142,7 +142,7 @@ def test_what_never_fits_fails_in_words_and_the_rest_is_served(
         stuck += [item for item in core.step() if isinstance(item, SequenceFailed)]
         pauses.append(core.retry_delay)
     assert len(small.sampled_ids) == 4
-    assert [(item.job, item.grammar) for item in stuck] == [(large, False)]
+    assert [(item.seq, item.grammar) for item in stuck] == [(large, False)]
     assert "200 tokens do not fit into the memory of cpu, tried for" in stuck[0].reason
     assert oom.RETRY_INTERVAL in pauses, "it does not turn in circles meanwhile"
     again = core.generate("small", 0, np.full(20, 3, np.int32), Sampling(max_tokens=4, seed=0), ())

@@ -54,9 +54,9 @@ class Bench:
     def step(self) -> None:
         for item in self.core.step():
             if isinstance(item, SequenceScored):
-                self.scores[item.job.owner] = item.logprobs
+                self.scores[item.seq.owner] = item.logprobs
             else:
-                self.tokens[item.job.owner].append(item)
+                self.tokens[item.seq.owner].append(item)
 
     def finish(self) -> None:
         while self.core.has_work:
@@ -178,13 +178,13 @@ def test_the_next_turn_starts_from_the_cache_of_its_own_version_and_agrees(bench
     steps = {}
     for version in (1, 2, 0):
         name = f"next-{version}"
-        job = bench.ask(name, version, longer, seed=3)
+        seq = bench.ask(name, version, longer, seed=3)
         steps[version] = 0
         while not bench.tokens[name]:
             bench.step()
             steps[version] += 1
         bench.finish()
-        assert job.prefilled == len(longer)
+        assert seq.prefilled == len(longer)
         got, logprobs = bench.reply(name)
         np.testing.assert_allclose(logprobs, reference(version, longer, got, 1.0), atol=ATOL)
     assert steps == {1: 1, 2: 6, 0: 6}  # 95 tokens are six chunks; of the cached ones only the end is left
@@ -207,11 +207,11 @@ def test_sessions_that_share_a_trunk_have_their_turns_cached_and_agree(bench: Be
         for session, history in enumerate(histories):
             name = f"{session}-{turn}"
             prompt = np.concatenate([history, passing])
-            job = bench.ask(name, 1, prompt, seed=session)
+            seq = bench.ask(name, 1, prompt, seed=session)
             bench.finish()
             ids, logprobs = bench.reply(name)
             np.testing.assert_allclose(logprobs, reference(1, prompt, ids, 1.0), atol=ATOL)
-            assert job.reused_tokens >= (len(history) - len(ids) - 6 if turn else len(trunk) if session else 0)
+            assert seq.reused_tokens >= (len(history) - len(ids) - 6 if turn else len(trunk) if session else 0)
             said = np.array(ids, dtype=np.int32)
             histories[session] = np.concatenate([history, said, random_ids(100 * turn + session, 6)])
     assert sum(len(h) for h in histories) > 1.4 * 2048
@@ -246,14 +246,14 @@ def test_versions_swapped_in_the_middle_of_replies_do_not_touch_them(
 
 
 def test_an_adapter_is_let_go_when_its_last_reply_has_ended(bench: Bench, refs: Refs) -> None:
-    job = bench.ask("last", 1, random_ids(3, 20), max_tokens=40)
+    seq = bench.ask("last", 1, random_ids(3, 20), max_tokens=40)
     bench.step()
     bench.load(refs[2])
     for _ in bench.core.unload_unused():
         bench.step()
     assert {v for v, _ in bench.core.model.adapters.loaded_keys} == {1, 2}
     bench.finish()
-    assert (bench.core.has_unused, len(job.sampled_ids)) == (True, 40)
+    assert (bench.core.has_unused, len(seq.sampled_ids)) == (True, 40)
     for _ in bench.core.unload_unused():
         pass
     assert {v for v, _ in bench.core.model.adapters.loaded_keys} == {2}
@@ -269,8 +269,8 @@ def test_a_cancelled_sequence_frees_its_place_wherever_it_is(bench: Bench) -> No
     bench.step()
     waiting = bench.ask("waiting", 0, random_ids(2, 4))
     after = bench.ask("after", 0, random_ids(3, 4))
-    for job in (decoding, staged, waiting):
-        bench.core.cancel(job)
+    for seq in (decoding, staged, waiting):
+        bench.core.cancel(seq)
     bench.step()
     assert (bench.core.running_count, bench.core.waiting_count) == (1, 0)
     bench.finish()

@@ -40,12 +40,12 @@ ROOM = """
 import json, sys
 from openclaw_rl.settings.load import foreign_environment, inherited_config
 from openclaw_rl.engines.remote.http_client import HttpClient
-from openclaw_rl.engines.remote.server_process import ServerProgram, run_server
+from openclaw_rl.engines.remote.server_process import run_server
 from openclaw_rl.common.logging_metrics import setup_logging
 config = inherited_config()
 setup_logging("engine", config.logs_dir, "info")
-run_server(config, ServerProgram(name="server", command=json.loads(sys.argv[1]), environment=foreign_environment({}),
-                     http=HttpClient("http://server", socket=config.engine_socket), socket=config.engine_socket))
+http = HttpClient("http://server", socket=config.engine_socket)
+run_server(config, "server", json.loads(sys.argv[1]), foreign_environment({}), http)
 """
 
 

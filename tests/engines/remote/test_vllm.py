@@ -18,8 +18,6 @@ from openclaw_rl.engines.base import wait_until_ready
 from openclaw_rl.engines.remote import vllm_launch
 from openclaw_rl.engines.remote.http_client import HttpClient, error_message
 from openclaw_rl.engines.remote.loaded_versions import owner_of
-from openclaw_rl.engines.remote.openai_compatible import OpenAiHttpClient
-from openclaw_rl.engines.remote.sglang import SglangHttpClient
 from openclaw_rl.engines.remote.vllm import VllmEngine
 from openclaw_rl.errors import ConfigError, EngineError, EngineGone, GrammarError
 from openclaw_rl.settings.load import EngineConfig, from_flat
@@ -350,8 +348,7 @@ def test_other_servers_and_wrong_keys_are_explained(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("end", ["", "/", "/v1", "/v1/"])
 def test_an_address_may_end_as_clients_of_openai_have_it(end: str) -> None:
-    for kind in (HttpClient, SglangHttpClient, OpenAiHttpClient):
-        assert kind(f"http://127.0.0.1:8001{end}").url == "http://127.0.0.1:8001"
+    assert HttpClient(f"http://127.0.0.1:8001{end}").url == "http://127.0.0.1:8001"
 
 
 def test_a_server_that_never_answers_is_given_up_in_time_and_says_so() -> None:

@@ -1,4 +1,4 @@
-"""The queue before full weights: whoever waits gets its turn, and nothing runs on weights that are not its own."""
+"""The lock on full weights: each waiting reply gets its turn, and no reply runs on other weights than its own."""
 
 from __future__ import annotations
 
@@ -6,76 +6,141 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openclaw_rl.engines.remote.weight_queue import WeightLock, WeightQueue, read_ahead
+from openclaw_rl.engines.remote.weight_queue import WeightLock, read_ahead
 from openclaw_rl.errors import EngineError
 
 MOVES = st.lists(
     st.one_of(st.sampled_from(["", "a", "b", "c"]), st.sampled_from(["end", "change", "fail"])), max_size=60
 )
+MAX_WAITED = 4  # changes that a reply waits for: one to each other set of weights, and one that was running
 
 
+class LockRun:
+    """A lock, the weights that its server holds, and replies that end and changes that finish on command."""
+
+    def __init__(self, current: str) -> None:
+        self.loaded: str | None = current
+        self.lock = WeightLock(current, self._change)
+        self.running: list[asyncio.Event] = []
+        self.change: asyncio.Future[bool] | None = None  # the running change; its result: whether it succeeds
+        self.changes: list[str] = []
+        self.failures = 0
+        self.replies: list[asyncio.Task[None]] = []
+
+    async def _change(self, weights: str) -> None:
+        assert not self.running, "weights change under no reply"
+        self.change, self.loaded = asyncio.get_running_loop().create_future(), None
+        done = await self.change
+        self.change = None
+        self.changes.append(weights)
+        if not done:
+            self.failures += 1
+            raise EngineError("these do not load")
+        self.loaded = weights
+
+    async def _reply(self, weights: str) -> None:
+        before, end = len(self.changes) - self.failures, asyncio.Event()
+        async with self.lock.hold_weights(weights):
+            assert self.loaded == weights
+            assert len(self.changes) - self.failures - before <= MAX_WAITED
+            self.running.append(end)
+            await end.wait()
+            self.running.remove(end)
+            assert self.loaded == weights
+
+    async def settle(self) -> None:
+        for _ in range(6):
+            await asyncio.sleep(0)
+
+    async def start(self, weights: str) -> asyncio.Task[None]:
+        self.replies.append(asyncio.get_running_loop().create_task(self._reply(weights)))
+        await self.settle()
+        return self.replies[-1]
+
+    async def end_one(self) -> None:
+        if self.running:
+            self.running[-1].set()
+        await self.settle()
+
+    async def finish_change(self, *, done: bool) -> None:
+        if self.change is not None:
+            self.change.set_result(done)
+        await self.settle()
+
+
+@settings(max_examples=60)
 @given(MOVES)
-def test_nobody_runs_on_other_weights_and_nobody_starves(moves: list[str]) -> None:
-    shift, running, waiting = WeightQueue(""), [], {}
-    overtaken: dict[int, int] = {}
+def test_no_reply_runs_on_other_weights_and_none_starves(moves: list[str]) -> None:
+    async def body() -> None:
+        run = LockRun("")
+        for move in moves:
+            if move == "end":
+                await run.end_one()
+            elif move in ("change", "fail"):
+                await run.finish_change(done=move == "change")
+            else:
+                await run.start(move)
+            left = [reply for reply in run.replies if not reply.done()]
+            assert len(left) == len(run.running) + run.lock.waiting_count
+        while run.running or run.change is not None:
+            await run.end_one()
+            await run.finish_change(done=True)
+        results = await asyncio.gather(*run.replies, return_exceptions=True)
+        assert run.lock.waiting_count == 0
+        assert all(error is None or isinstance(error, EngineError) for error in results), results
 
-    def settle(done: bool) -> None:
-        weights = shift.changing_to
-        assert not running, "weights change under nobody"
-        for ticket in shift.finish_change(done=done):
-            assert waiting.pop(ticket) == weights
-            if done:
-                running.append(weights)
-        for ticket in waiting:
-            overtaken[ticket] = overtaken.get(ticket, 0) + 1
-
-    for ticket, move in enumerate(moves):
-        if move == "end":
-            if running:
-                running.pop()
-                shift.end_run()
-        elif move in ("change", "fail"):
-            if shift.changing_to is not None or shift.start_due_change() is not None:
-                settle(done=move == "change")
-        elif shift.try_enter(ticket, move):
-            running.append(move)
-        else:
-            waiting[ticket] = move
-        assert shift.running_count == len(running)
-        assert set(running) <= {shift.current_weights}
-        assert shift.waiting_count == len(waiting)
-    for _ in range(4):  # every one of the four kinds of weights, once at most
-        while running:
-            running.pop()
-            shift.end_run()
-        if shift.start_due_change() is not None or shift.changing_to is not None:
-            settle(done=True)
-    assert not waiting
-    assert all(times <= 4 + moves.count("fail") for times in overtaken.values())
+    asyncio.run(body())
 
 
-def test_who_comes_while_others_wait_stands_behind_them() -> None:
-    shift = WeightQueue("a")
-    assert shift.try_enter(1, "a")
-    assert not shift.try_enter(2, "b")
-    assert not shift.try_enter(3, "a"), "else a busy version would keep the other away for ever"
-    assert shift.start_due_change() is None
-    shift.end_run()
-    assert shift.start_due_change() == "b"
-    assert not shift.try_enter(4, "b")
-    assert shift.finish_change(done=True) == [2, 4], "all that wait for the same weights go together"
+def test_a_reply_that_arrives_while_others_wait_queues_behind_them() -> None:
+    async def body() -> None:
+        run = LockRun("a")
+        for weights in ("a", "b", "a"):
+            await run.start(weights)
+        assert (len(run.running), run.lock.waiting_count) == (1, 2), "else a busy version would keep the other out"
+        assert run.change is None
+        await run.end_one()
+        await run.start("b")
+        assert (run.running, run.lock.waiting_count) == ([], 3)
+        await run.finish_change(done=True)
+        assert (run.changes, len(run.running)) == (["b"], 2), "all that wait for the same weights start together"
+        for task in run.replies:
+            task.cancel()
+
+    asyncio.run(body())
 
 
-def test_weights_that_could_not_be_changed_are_nobodys() -> None:
-    shift = WeightQueue("a")
-    assert not shift.try_enter(1, "b")
-    assert shift.start_due_change() == "b"
-    assert shift.finish_change(done=False) == [1]
-    assert not shift.try_enter(2, "a"), "half-changed weights answer nothing"
-    assert shift.start_due_change() == "a"
+def test_a_failed_change_leaves_no_usable_weights() -> None:
+    async def body() -> None:
+        run = LockRun("a")
+        broken = await run.start("b")
+        await run.finish_change(done=False)
+        with pytest.raises(EngineError, match="do not load"):
+            await broken
+        again = await run.start("a")
+        assert (run.running, run.lock.waiting_count) == ([], 1), "weights that were half changed serve nothing"
+        await run.finish_change(done=True)
+        assert (run.changes, len(run.running)) == (["b", "a"], 1)
+        again.cancel()
+
+    asyncio.run(body())
+
+
+def test_a_closed_lock_changes_no_weights() -> None:
+    async def body() -> None:
+        run = LockRun("a")
+        await run.start("a")
+        waiting = await run.start("b")
+        run.lock.close(EngineError("closed"))
+        with pytest.raises(EngineError, match="closed"):
+            await waiting
+        await run.end_one()
+        assert (run.change, run.changes) == (None, [])
+
+    asyncio.run(body())
 
 
 async def _changes(log: list[str], weights: str) -> None:
@@ -85,36 +150,28 @@ async def _changes(log: list[str], weights: str) -> None:
     log.append(weights)
 
 
-def test_the_turnstile_changes_waits_fails_and_forgets_those_who_left() -> None:
+def test_the_lock_changes_weights_and_forgets_a_cancelled_reply() -> None:
     async def body() -> None:
         log: list[str] = []
-        turns = WeightLock("", lambda weights: _changes(log, weights))
+        lock = WeightLock("", lambda weights: _changes(log, weights))
 
         async def use(weights: str) -> None:
-            await turns.acquire_weights(weights)
-            log.append(f"uses {weights}")
-            await asyncio.sleep(0)
-            turns.release_weights()
+            async with lock.hold_weights(weights):
+                log.append(f"uses {weights}")
+                await asyncio.sleep(0)
 
-        await turns.acquire_weights("")
-        left = asyncio.create_task(use("gone"))
-        broken = asyncio.create_task(use("broken"))
-        users = [asyncio.create_task(use(w)) for w in ("a", "", "a")]
-        await asyncio.sleep(0.01)
-        assert (turns.waiting_count, log) == (5, [])
-        left.cancel()
-        await asyncio.sleep(0)
-        turns.release_weights()
+        async with lock.hold_weights(""):
+            left = asyncio.create_task(use("gone"))
+            broken = asyncio.create_task(use("broken"))
+            users = [asyncio.create_task(use(w)) for w in ("a", "", "a")]
+            await asyncio.sleep(0.01)
+            assert (lock.waiting_count, log) == (5, [])
+            left.cancel()
+            await asyncio.sleep(0)
         await asyncio.wait_for(asyncio.gather(*users), 5)
         with pytest.raises(EngineError, match="do not load"):
             await broken
         assert log == ["a", "uses a", "uses a", "", "uses "]
-        await turns.acquire_weights("")
-        stuck = asyncio.create_task(use("a"))
-        await asyncio.sleep(0)
-        turns.close(EngineError("closed"))
-        with pytest.raises(EngineError, match="closed"):
-            await stuck
 
     asyncio.run(body())
 

@@ -22,11 +22,11 @@ class SequenceClassifier:
         transformers_logging.disable_progress_bar()
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(path)
-            model, told = AutoModelForSequenceClassification.from_pretrained(path, output_loading_info=True)
+            model, loading = AutoModelForSequenceClassification.from_pretrained(path, output_loading_info=True)
         except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
             raise ModelError(f"{path}: cannot be loaded as a sequence classifier: {error}") from error
-        if lacking := sorted(told["missing_keys"]):
-            raise ModelError(f"{path}: is not a trained classifier: it has no weights for {', '.join(lacking[:3])}")
+        if missing := sorted(loading["missing_keys"]):
+            raise ModelError(f"{path}: is not a trained classifier: it has no weights for {', '.join(missing[:3])}")
         if model.config.num_labels not in (1, 2):
             raise ModelError(f"{path}: has {model.config.num_labels} classes, expected 1 or 2 (the second is positive)")
         chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device

@@ -80,7 +80,7 @@ class _EngineConnection(asyncio.Protocol):
             for body in self._frame_decoder.feed(data):
                 self._dispatch_reply(protocol.reply_decoder.decode(body))
         except (InvalidFrame, msgspec.DecodeError) as error:
-            self._close_with_error(f"the engine sent an invalid reply ({error})")
+            self.close_with_error(f"the engine sent an invalid reply ({error})")
 
     def _dispatch_reply(self, answer: protocol.EngineReply) -> None:
         if isinstance(answer, protocol.TokensReply):
@@ -126,9 +126,10 @@ class _EngineConnection(asyncio.Protocol):
         return answer
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._close_with_error("the engine's process ended" + (f" ({error})" if error else ""))
+        self.close_with_error("the engine's process ended" + (f" ({error})" if error else ""))
 
-    def _close_with_error(self, why: str) -> None:
+    def close_with_error(self, why: str) -> None:
+        """Close the connection; its streams and calls raise `EngineGone`."""
         if not self.alive:
             return
         self.alive = False
@@ -140,9 +141,6 @@ class _EngineConnection(asyncio.Protocol):
             if not call.done():
                 call.set_exception(EngineGone(f"{why}; the call got no reply"))
         self._on_lost(self)
-
-    def hang_up(self) -> None:
-        self._close_with_error("the connection to the engine was closed")
 
 
 class EngineClient:
@@ -214,7 +212,16 @@ class EngineClient:
         key, stream = next(self._call_ids), _TokenStream()
         connection.streams[key] = stream
         try:
-            connection.send(_generate_call(key, generation))
+            connection.send(
+                protocol.GenerateCall(
+                    key,
+                    generation.version,
+                    protocol.pack_ids(generation.prompt_ids),
+                    generation.sampling,
+                    tuple(generation.stop_token_ids),
+                    generation.top_logprobs,
+                )
+            )
             while True:
                 chunk = await stream.next_chunk()
                 yield chunk
@@ -252,19 +259,8 @@ class EngineClient:
         if self._reconnect_task is not None:
             self._reconnect_task.cancel()
         if self._connection is not None:
-            self._connection.hang_up()
+            self._connection.close_with_error("the connection to the engine was closed")
 
 
 def _error_from_reply(answer: protocol.RejectionReply) -> EngineError:
     return GrammarError(answer.message) if answer.grammar else EngineError(answer.message)
-
-
-def _generate_call(key: int, generation: Generation) -> protocol.GenerateCall:
-    return protocol.GenerateCall(
-        key,
-        generation.version,
-        protocol.pack_ids(generation.prompt_ids),
-        generation.sampling,
-        tuple(generation.stop_token_ids),
-        generation.top_logprobs,
-    )

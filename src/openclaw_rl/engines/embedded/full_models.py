@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -18,17 +17,15 @@ from openclaw_rl.common.policy_digest import weight_files
 from openclaw_rl.engines import adapter_file
 from openclaw_rl.engines.adapter_file import AdapterFile
 from openclaw_rl.engines.base import VersionKey
-from openclaw_rl.engines.embedded.grammar import GrammarState
 from openclaw_rl.engines.embedded.model import EmbeddedModel
 from openclaw_rl.engines.embedded.scheduler import EmbeddedEngine
 from openclaw_rl.engines.embedded.sequence import EngineSequence, StepEvent
 from openclaw_rl.errors import EngineError, ModelError
 from openclaw_rl.settings.load import EngineConfig
-from openclaw_rl.types import Ids, PolicyRef, Sampling
+from openclaw_rl.types import PolicyRef
 
 VersionFiles = AdapterFile | EmbeddedModel
 """Files of a version: an adapter, or a model with full weights."""
-_ONLY_VERSION = 0  # version number inside an engine that has only one
 
 
 class MultiModelEngine(EmbeddedEngine):
@@ -40,19 +37,19 @@ class MultiModelEngine(EmbeddedEngine):
 
     @property
     def running_count(self) -> int:
-        return super().running_count + sum(core.running_count for core in self._full_engines.values())
+        return super().running_count + sum(engine.running_count for engine in self._full_engines.values())
 
     @property
     def waiting_count(self) -> int:
-        return super().waiting_count + sum(core.waiting_count for core in self._full_engines.values())
+        return super().waiting_count + sum(engine.waiting_count for engine in self._full_engines.values())
 
     @property
     def has_work(self) -> bool:
-        return super().has_work or any(core.has_work for core in self._full_engines.values())
+        return super().has_work or any(engine.has_work for engine in self._full_engines.values())
 
     @property
     def _versions_in_use(self) -> frozenset[VersionKey]:
-        return super()._versions_in_use | {k for k, core in self._full_engines.items() if core.has_work}
+        return super()._versions_in_use | {k for k, engine in self._full_engines.items() if engine.has_work}
 
     def unread_policies(self, policies: Sequence[PolicyRef]) -> list[PolicyRef]:
         """Return the policies whose files must be read before `load_versions`."""
@@ -82,8 +79,8 @@ class MultiModelEngine(EmbeddedEngine):
 
     def _unused_models(self) -> frozenset[VersionKey]:
         """Return the full models that no loaded version and no running reply uses."""
-        held = {key for key, _ in self._loaded.values()}
-        return frozenset(key for key, core in self._full_engines.items() if key not in held and not core.has_work)
+        loaded = {key for key, _ in self._loaded.values()}
+        return frozenset(key for key, engine in self._full_engines.items() if key not in loaded and not engine.has_work)
 
     @property
     def has_unused(self) -> bool:
@@ -96,49 +93,33 @@ class MultiModelEngine(EmbeddedEngine):
         for key in self._unused_models():
             del self._full_engines[key]
 
-    def _full_engine(self, version: int) -> EmbeddedEngine | None:
-        """Return the engine of a full model, None for an adapter. Raise `EngineError` if the version is not loaded."""
-        return self._full_engines.get(self._keys_of_version(version)[0])
+    def _add_waiting(self, seq: EngineSequence) -> EngineSequence:
+        """Queue the sequence in the engine of its full model, if it has one."""
+        if (engine := self._full_engines.get(seq.version)) is None:
+            return super()._add_waiting(seq)
+        seq.adapter = None
+        return engine._add_waiting(seq)
 
-    def generate(
-        self,
-        owner: Any,
-        version: int,
-        prompt_ids: Ids,
-        sampling: Sampling,
-        stop: Sequence[int],
-        top: int = 0,
-        guide: GrammarState | None = None,
-    ) -> EngineSequence:
-        """See `EmbeddedEngine.generate`."""
-        if (core := self._full_engine(version)) is not None:
-            return core.generate(owner, _ONLY_VERSION, prompt_ids, sampling, stop, top, guide)
-        return super().generate(owner, version, prompt_ids, sampling, stop, top, guide)
-
-    def score(self, owner: Any, version: int, prompt_ids: Ids, response_ids: Ids, temperature: float) -> EngineSequence:
-        """See `EmbeddedEngine.score`."""
-        if (core := self._full_engine(version)) is not None:
-            return core.score(owner, _ONLY_VERSION, prompt_ids, response_ids, temperature)
-        return super().score(owner, version, prompt_ids, response_ids, temperature)
-
-    def cancel(self, job: EngineSequence) -> None:
+    def cancel(self, seq: EngineSequence) -> None:
         """Cancel a sequence of any of the engines; the next step frees its row."""
-        super().cancel(job)
-        for core in self._full_engines.values():
-            core.cancel(job)
+        super().cancel(seq)
+        for engine in self._full_engines.values():
+            engine.cancel(seq)
 
     @property
     def retry_delay(self) -> float:
         """See `EmbeddedEngine.retry_delay`."""
         own = [super().retry_delay] if super().has_work else []
-        return min([*own, *(core.retry_delay for core in self._full_engines.values() if core.has_work)], default=0.0)
+        return min(
+            [*own, *(engine.retry_delay for engine in self._full_engines.values() if engine.has_work)], default=0.0
+        )
 
     def step(self) -> list[StepEvent]:
         """Run a step of each engine that has work."""
         out = super().step() if super().has_work else []
-        for core in self._full_engines.values():
-            if core.has_work:
-                out += core.step()
+        for engine in self._full_engines.values():
+            if engine.has_work:
+                out += engine.step()
         return out
 
 

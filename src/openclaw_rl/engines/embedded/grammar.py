@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 import threading
-from collections import OrderedDict
 from collections.abc import Iterable
 from pathlib import Path
 
 import llguidance
 import numpy as np
 import torch
+from cachetools import LRUCache
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers.utils import cached_file
@@ -32,9 +32,7 @@ _LIMITS = llguidance.LLParserLimits(
     verbose_errors=False,
 )
 _GRAMMAR_POSITION = re.compile(r"^at \d+\(\d+\): ")  # a position in the grammar that the gateway wrote
-_GRAMMAR_QUOTE = re.compile(
-    r"\n\s*\d+ \| |<state>|<non-verbose/>|<grammar>"
-)  # the rest of the message quotes that grammar
+_GRAMMAR_QUOTE = re.compile(r"\n\s*\d+ \| |<state>|<non-verbose/>|<grammar>")  # the message then quotes that grammar
 _CLEARER_REASONS = {"NoExtensionBias": "no text can match it, for example because a $ref refers only to itself"}
 
 
@@ -83,7 +81,7 @@ class GrammarCompiler:
     def __init__(self, tokenizer: Path, vocab: int) -> None:
         self._tokenizer_path, self._vocab_size = tokenizer, vocab
         self._tokenizer: llguidance.LLTokenizer | None = None
-        self._compiled: OrderedDict[str, llguidance.LLMatcher] = OrderedDict()
+        self._compiled: LRUCache[str, llguidance.LLMatcher] = LRUCache(MAX_COMPILED_GRAMMARS)
         self._lock = threading.Lock()
 
     @staticmethod
@@ -102,16 +100,13 @@ class GrammarCompiler:
             )
 
     def _new_matcher(self, grammar: str, tokenizer: llguidance.LLTokenizer) -> llguidance.LLMatcher:
-        if grammar not in self._compiled:
+        if (made := self._compiled.get(grammar)) is None:
             made = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=_LIMITS)
             made.compute_bitmask()  # the first mask is the slowest, and some grammars fail only here
             if made.is_error():
                 raise GrammarError(f"the format cannot be enforced: {_client_reason(made.get_error())}")
             self._compiled[grammar] = made
-            while len(self._compiled) > MAX_COMPILED_GRAMMARS:
-                self._compiled.popitem(last=False)
-        self._compiled.move_to_end(grammar)
-        return self._compiled[grammar].deep_copy()
+        return made.deep_copy()
 
     def _load_tokenizer(self) -> llguidance.LLTokenizer:
         try:

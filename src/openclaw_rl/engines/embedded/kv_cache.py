@@ -6,7 +6,6 @@ Token t of a row is in slot t. Slots beyond a row's length contain stale values,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,11 +66,7 @@ class KVCache:
         """Return the states [L, 2, H, length, D] of a row's first tokens, as a view."""
         return self.data[:, :, row, :, :length]
 
-    def write_row(self, row: int, states: Tensor) -> None:
-        """Write states to a row, starting at its first token."""
-        self.data[:, :, row, :, : states.shape[3]] = states
-
-    def write_pieces(self, row: int, pieces: Sequence[Tensor]) -> None:
+    def write_row(self, row: int, *pieces: Tensor) -> None:
         """Write consecutive pieces of states to a row, starting at its first token."""
         at = 0
         for states in pieces:
@@ -86,9 +81,9 @@ class KVCacheView(Cache):  # type: ignore[misc]  # transformers is untyped here
     `positions_NQ`: the slot that each new token is written to; `length`: number of tokens that attention reads.
     """
 
-    def __init__(self, slots: KVCache, positions_NQ: Tensor, length: int) -> None:
+    def __init__(self, kv_cache: KVCache, positions_NQ: Tensor, length: int) -> None:
         super().__init__(layers=[])
-        self._kv_cache = slots
+        self._kv_cache = kv_cache
         self._positions_NQ = positions_NQ
         self._rows_N1 = torch.arange(positions_NQ.shape[0], device=positions_NQ.device)[:, None]
         self._length = length
@@ -111,28 +106,3 @@ class KVCacheView(Cache):  # type: ignore[misc]  # transformers is untyped here
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
         return self.get_seq_length()
-
-
-class CacheShapeProbe(Cache):  # type: ignore[misc]
-    """Cache that records the shapes a model writes and returns its input unchanged."""
-
-    def __init__(self) -> None:
-        super().__init__(layers=[])
-        self.shapes_by_layer: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
-        self.dtype = torch.float32
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        self.shapes_by_layer[layer_idx] = (tuple(key_states.shape), tuple(value_states.shape))
-        self.dtype = key_states.dtype
-        return key_states, value_states
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        return query_length, 0
-
-    def get_query_offset(self, layer_idx: int = 0) -> int:
-        return 0

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.utils import logging as transformers_logging
 
 from openclaw_rl.common.assets import local_model_folder
-from openclaw_rl.engines.embedded.kv_cache import CacheLayout, CacheShapeProbe, KVCache, KVCacheView
+from openclaw_rl.engines.embedded.kv_cache import CacheLayout, KVCache, KVCacheView
 from openclaw_rl.engines.embedded.multi_lora import LoadedAdapters
 from openclaw_rl.errors import ModelError
 from openclaw_rl.settings.load import ModelConfig
@@ -24,10 +24,6 @@ from openclaw_rl.settings.load import ModelConfig
 _SELF_TEST_TOKENS = 24  # tokens
 _MAX_LOGPROB_DIFFERENCE = {torch.float32: 1e-3}  # self-test in float32: largest log-probability difference
 _MEAN_LOGPROB_DIFFERENCE = 0.2  # self-test in lower precisions: mean log-probability difference
-_ATTENTION_PREFERENCE = (
-    "sdpa",
-    "eager",
-)  # first choice first; eager for families whose attention scores sdpa cannot compute
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -40,9 +36,8 @@ class EmbeddedModel:
         like = next(model.parameters())
         self.device, self.dtype = like.device, like.dtype
         text: Any = model.config.get_text_config()  # type: ignore[union-attr, operator]
-        self._has_additive_mask = (
-            text._attn_implementation == "eager"
-        )  # eager adds the mask to the scores; sdpa: boolean
+        # eager adds the mask to the scores; sdpa takes a boolean mask
+        self._has_additive_mask = text._attn_implementation == "eager"
         self.vocab_size = int(text.vocab_size)
         self.context_length = _context_length(text, max_context)
         _check_kind(text, self.context_length, name)
@@ -55,12 +50,11 @@ class EmbeddedModel:
     @staticmethod
     def load(config: ModelConfig, *, max_context: int | None = None) -> EmbeddedModel:
         """Load the configured model. Raise `ModelError` if it is missing, incomplete or of an unsupported kind."""
-        folder = resolve_model_path(config.path)
         transformers_logging.disable_progress_bar()
         device = _resolve_device(config.device)
         dtype = _DTYPES.get(config.dtype) or (torch.bfloat16 if device.type == "cuda" else torch.float32)
         try:
-            model = _load_pretrained(folder, dtype)
+            model = _load_pretrained(resolve_model_path(config.path), dtype)
         except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
             raise ModelError(f"model.path {config.path!r} cannot be loaded for generation: {error}") from error
         return EmbeddedModel(model.to(device), name=config.path, max_context=max_context)
@@ -70,22 +64,21 @@ class EmbeddedModel:
         with torch.device("meta"):
             kind: Any = type(self._model)
             model = kind(copy.deepcopy(self._model.config))
-        told = model.load_state_dict(
+        result = model.load_state_dict(
             {k: v.to(self.device, self.dtype) for k, v in tensors.items()}, strict=False, assign=True
         )
         model.tie_weights()
         for at, buffer in self._model.named_buffers():
             owner, _, leaf = at.rpartition(".")
             model.get_submodule(owner)._buffers[leaf] = buffer.clone()
-        wrong = sorted(told.unexpected_keys) + sorted(n for n, p in model.named_parameters() if p.is_meta)
-        if wrong:
+        if wrong := sorted(result.unexpected_keys) + sorted(n for n, p in model.named_parameters() if p.is_meta):
             raise ModelError(f"{len(wrong)} weights are missing or unknown (the first: {wrong[0]})")
         return EmbeddedModel(model, name=name, max_context=self.context_length)
 
-    def forward(self, ids_NQ: Tensor, positions_NQ: Tensor, slots: KVCache, *, writes_NQ: Tensor | None, length: int,
+    def forward(self, ids_NQ: Tensor, positions_NQ: Tensor, kv_cache: KVCache, *, writes_NQ: Tensor | None, length: int,
                 keep: int) -> Tensor:  # fmt: skip
         """Return float32 logits [N, keep, V] of the last `keep` tokens; write keys and values at `writes_NQ`."""
-        cache = KVCacheView(slots, positions_NQ if writes_NQ is None else writes_NQ, length)
+        cache = KVCacheView(kv_cache, positions_NQ if writes_NQ is None else writes_NQ, length)
         return self._call_model(ids_NQ, positions_NQ, cache, length, keep)
 
     def _call_model(self, ids_NQ: Tensor, positions_NQ: Tensor, cache: Any, length: int, keep: int) -> Tensor:
@@ -107,20 +100,20 @@ class EmbeddedModel:
     @torch.inference_mode()
     def _probe_layout(self) -> CacheLayout:
         """Return the shape of what the model caches, found by one forward pass."""
-        shapes = CacheShapeProbe()
+        cache = DynamicCache()
         ids = torch.zeros(1, 2, dtype=torch.long, device=self.device)
         try:
-            self._call_model(ids, torch.arange(2, device=self.device)[None], shapes, 2, 1)
+            self._call_model(ids, torch.arange(2, device=self.device)[None], cache, 2, 1)
         except _UNSUPPORTED_MODEL_ERRORS as error:
             raise ModelError(f"{self.name}: {_SUPPORTED_KINDS} ({type(self._model).__name__}: {error})") from error
-        kinds = set(shapes.shapes_by_layer.values())
-        layers = sorted(shapes.shapes_by_layer)
-        if layers != list(range(len(layers))) or len(kinds) != 1 or not _is_uniform(kinds):
+        layers, like = cache.layers, cache.layers[0].keys if cache.layers else None
+        shapes = {s if s is None else tuple(s.shape) for layer in layers for s in (layer.keys, layer.values)}
+        if like is None or len(shapes) != 1 or like.dim() != 4 or len(like) != 1:
             raise ModelError(
-                f"{self.name}: {_SUPPORTED_KINDS} ({type(self._model).__name__} caches {kinds or 'nothing'})"
+                f"{self.name}: {_SUPPORTED_KINDS} ({type(self._model).__name__} caches {shapes or 'nothing'})"
             )
-        (shape, _), *_ = kinds
-        return CacheLayout(layers=len(layers), heads=shape[1], dim=shape[3], dtype=shapes.dtype, device=self.device)
+        _, heads, _, dim = like.shape
+        return CacheLayout(layers=len(layers), heads=heads, dim=dim, dtype=like.dtype, device=self.device)
 
     @torch.inference_mode()
     def _self_test(self) -> None:
@@ -128,13 +121,13 @@ class EmbeddedModel:
         size = min(_SELF_TEST_TOKENS, self.context_length)
         ids = torch.arange(1, size + 1, device=self.device)[None] * 7919 % self.vocab_size
         whole = self._model(input_ids=ids, use_cache=False).logits.float().log_softmax(-1)
-        slots, cut = KVCache(self.layout), size // 2
-        slots.reserve(1, size)
-        slots.data.fill_(3.0)  # stale values in the slots must not matter
+        kv_cache, cut = KVCache(self.layout), size // 2
+        kv_cache.reserve(1, size)
+        kv_cache.data.fill_(3.0)  # stale values in the slots must not matter
         at = torch.arange(size, device=self.device)[None]
         try:
             parts = [
-                self.forward(ids[:, i:j], at[:, i:j], slots, writes_NQ=None, length=j, keep=j - i)
+                self.forward(ids[:, i:j], at[:, i:j], kv_cache, writes_NQ=None, length=j, keep=j - i)
                 for i, j in [(0, cut), (cut, size - 1), (size - 1, size)]
             ]
         except _UNSUPPORTED_MODEL_ERRORS as error:
@@ -155,19 +148,14 @@ _SUPPORTED_KINDS = (
 
 
 def _load_pretrained(folder: str, dtype: torch.dtype) -> Any:
-    """Load with the first supported attention implementation. If none loads, raise the error of the first."""
-    first, other = _ATTENTION_PREFERENCE
+    """Load with sdpa, or with eager for families whose attention scores sdpa cannot compute."""
     try:
-        return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=first)
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
     except ValueError as error:
         try:
-            return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=other)
+            return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
         except ValueError:
             raise error from None
-
-
-def _is_uniform(kinds: set[tuple[tuple[int, ...], tuple[int, ...]]]) -> bool:
-    return all(keys == values and len(keys) == 4 and keys[0] == 1 for keys, values in kinds)
 
 
 def _context_length(text: Any, max_context: int | None) -> int:
@@ -176,12 +164,10 @@ def _context_length(text: Any, max_context: int | None) -> int:
 
 
 def _check_kind(text: Any, context: int, name: str) -> None:
-    kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
-    if kinds:
+    typed, window = getattr(text, "layer_types", None), getattr(text, "sliding_window", None)
+    if kinds := set(typed or ()) - {"full_attention", "sliding_attention"}:
         said = f"this {text.model_type} model has layers of type {', '.join(sorted(kinds))}"
         raise ModelError(f"{name}: {said}. {_SUPPORTED_KINDS[0].upper()}{_SUPPORTED_KINDS[1:]}")
-    window = getattr(text, "sliding_window", None)
-    typed = getattr(text, "layer_types", None)
     slides = "sliding_attention" in typed if typed else getattr(text, "use_sliding_window", True)
     if window and slides and window < context:
         raise ModelError(

@@ -35,13 +35,6 @@ class LoraRouting:
     mask: Tensor | None  # [N, 1, K]; None: all rows use the whole pair
 
 
-@dataclass(slots=True)
-class ActiveLoraRouting:
-    """Routing of the next forward pass, shared by all linear layers of a model. `route` None: base weights only."""
-
-    route: LoraRouting | None = None
-
-
 @cache
 def _routed_class(kind: type[nn.Module]) -> type[nn.Module]:
     """Return a subclass of a linear layer class that adds the LoRA update of the current routing.
@@ -52,11 +45,8 @@ def _routed_class(kind: type[nn.Module]) -> type[nn.Module]:
 
     def forward(self: Any, *given: Any, **named: Any) -> Any:
         out = plain(self, *given, **named)
-        route = self.switch.route
-        if route is None:
-            return out
-        pair = route.pairs[self.index]
-        if pair is None:
+        route = self.loaded_adapters.route
+        if route is None or (pair := route.pairs[self.index]) is None:
             return out
         a, b = pair
         low = nn.functional.linear(given[0], a)
@@ -80,9 +70,7 @@ class LoraStack:
 
     spans: dict[VersionKey, slice] = field(default_factory=dict)
     pairs: list[LoraPair | None] = field(default_factory=list)
-    pairs_by_version: dict[VersionKey, list[LoraPair | None]] = field(
-        default_factory=dict
-    )  # per version: views of its slice
+    pairs_by_version: dict[VersionKey, list[LoraPair | None]] = field(default_factory=dict)  # views of the slices
     width: int = 0
 
 
@@ -90,13 +78,13 @@ class LoadedAdapters:
     """The adapters loaded into a model. Loading runs in small steps, so that decode steps can run in between."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.switch = ActiveLoraRouting()
+        self.route: LoraRouting | None = None  # routing of the next forward pass; None: base weights only
         self.modules: dict[str, Any] = {}
         for name, module in model.named_modules():
             if isinstance(module, nn.Linear | Conv1D):
                 routed: Any = module
                 routed.__class__ = _routed_class(type(routed))  # type: ignore[arg-type]
-                routed.switch, routed.index = self.switch, len(self.modules)
+                routed.loaded_adapters, routed.index = self, len(self.modules)
                 self.modules[name] = routed
         self._stack = LoraStack(pairs=[None] * len(self.modules))
 

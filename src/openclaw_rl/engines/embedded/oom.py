@@ -34,11 +34,11 @@ class OomState:
         return rows == 0 or rows < self.rows or time.monotonic() >= self.again
 
 
-def has_timed_out(job: EngineSequence) -> bool:
+def has_timed_out(seq: EngineSequence) -> bool:
     """Record that a sequence does not fit alone. Return whether that has lasted for the timeout."""
     now = time.monotonic()
-    job.oom_since = job.oom_since or now
-    return now - job.oom_since >= SINGLE_SEQUENCE_TIMEOUT
+    seq.oom_since = seq.oom_since or now
+    return now - seq.oom_since >= SINGLE_SEQUENCE_TIMEOUT
 
 
 def oom_reason(tokens: int, device: torch.device) -> str:

@@ -29,15 +29,13 @@ class SamplingState:
     sampling: Sampling
     top: int = 0
     rng: random.Random = field(default_factory=random.Random)
-    token_counts: Counter[int] = field(
-        default_factory=Counter
-    )  # of the sampled tokens; filled only if penalties are set
+    token_counts: Counter[int] = field(default_factory=Counter)  # sampled tokens; filled only if penalties are set
     grammar_state: GrammarState | None = None  # constrains the reply
 
     @staticmethod
-    def from_sampling(sampling: Sampling, top: int = 0, guide: GrammarState | None = None) -> SamplingState:
+    def from_sampling(sampling: Sampling, top: int = 0, grammar_state: GrammarState | None = None) -> SamplingState:
         rng = random.Random(sampling.seed)  # seed None: system entropy
-        return SamplingState(sampling, top, rng, grammar_state=guide)
+        return SamplingState(sampling, top, rng, grammar_state=grammar_state)
 
     @property
     def is_greedy(self) -> bool:
@@ -59,14 +57,14 @@ class SamplingState:
 class Sampler:
     """Sampler for one composition of the batch; rebuilt when a row joins or leaves."""
 
-    def __init__(self, draws: Sequence[SamplingState], device: torch.device) -> None:
-        self._states = draws
+    def __init__(self, states: Sequence[SamplingState], device: torch.device) -> None:
+        self._states = states
         self._device = device
-        temperatures = [1.0 if d.is_greedy else d.sampling.temperature for d in draws]
+        temperatures = [1.0 if d.is_greedy else d.sampling.temperature for d in states]
         plain = all(t == 1.0 for t in temperatures)
         self._temperatures_N1 = None if plain else torch.tensor(temperatures, device=device)[:, None]
-        self._shaped_rows = [i for i, d in enumerate(draws) if d.is_shaped]
-        self._max_top = max((d.top for d in draws), default=0)
+        self._shaped_rows = [i for i, d in enumerate(states) if d.is_shaped]
+        self._max_top = max((d.top for d in states), default=0)
 
     def __call__(self, logits_NV: Tensor) -> tuple[list[int], list[float], list[TopTokens] | None]:
         """Return token ids [N], their log-probabilities [N], and the top alternatives [N][K] if any row wants them."""
@@ -83,11 +81,11 @@ class Sampler:
         chosen_N = logprobs_NV.gather(1, ids_N[:, None])[:, 0]
         ids, logprobs = torch.stack([ids_N.double(), chosen_N.double()]).tolist()  # one device-to-host transfer
         tokens = [int(i) for i in ids]
-        for draw, token in zip(self._states, tokens, strict=True):
-            if draw.has_penalties:
-                draw.token_counts[token] += 1
-            if draw.grammar_state is not None:
-                draw.grammar_state.accept_token(token)
+        for state, token in zip(self._states, tokens, strict=True):
+            if state.has_penalties:
+                state.token_counts[token] += 1
+            if state.grammar_state is not None:
+                state.grammar_state.accept_token(token)
         return tokens, logprobs, self._top_alternatives(logprobs_NV) if self._max_top else None
 
     def _top_alternatives(self, logprobs_NV: Tensor) -> list[TopTokens]:
@@ -104,13 +102,13 @@ def invert_cdf(probs_NV: Tensor, uniform_N: Tensor) -> Tensor:
     return ids_N.clamp_(max=probs_NV.shape[-1] - 1)
 
 
-def sample_shaped(logits_V: Tensor, draw: SamplingState, uniform: float) -> Tensor:
+def sample_shaped(logits_V: Tensor, state: SamplingState, uniform: float) -> Tensor:
     """Sample one id after grammar, biases, penalties, temperature, top-k, top-p and min-p, applied in this order."""
-    if draw.grammar_state is not None:
-        logits_V = draw.grammar_state.mask_logits(logits_V)
-    logits_V = _add_biases(logits_V, draw)
-    s = draw.sampling
-    if draw.is_greedy:
+    if state.grammar_state is not None:
+        logits_V = state.grammar_state.mask_logits(logits_V)
+    logits_V = _add_biases(logits_V, state)
+    s = state.sampling
+    if state.is_greedy:
         return logits_V.argmax()
     probs_V, order_V = (logits_V / s.temperature).softmax(-1).sort(descending=True, stable=True)
     keep_V = torch.ones_like(probs_V, dtype=torch.bool)
@@ -127,12 +125,12 @@ def sample_shaped(logits_V: Tensor, draw: SamplingState, uniform: float) -> Tens
     return order_V[invert_cdf((probs_V * keep_V)[None], u)[0]]
 
 
-def _add_biases(logits_V: Tensor, draw: SamplingState) -> Tensor:
+def _add_biases(logits_V: Tensor, state: SamplingState) -> Tensor:
     """Add OpenAI's logit_bias and penalties to the logits; penalties count the tokens of the reply only."""
-    s, size = draw.sampling, logits_V.shape[-1]
+    s, size = state.sampling, logits_V.shape[-1]
     shift = {i: float(v) for i, v in s.logit_bias.items() if 0 <= i < size}
-    if draw.has_penalties:
-        for i, n in draw.token_counts.items():
+    if state.has_penalties:
+        for i, n in state.token_counts.items():
             shift[i] = shift.get(i, 0.0) - s.presence_penalty - s.frequency_penalty * n
     if not shift:
         return logits_V

@@ -82,9 +82,8 @@ class EmbeddedEngine:
         yield from self.model.adapters.replace_adapters(files, self.model.adapters.loaded_keys)
         self.check_capacity(policies)  # again: replies may have started between the steps
         self._batch_plan = None
-        held = {p.version: (p.version, p.digest) for p in policies}
-        based = {p.version for p in policies if p.path is None}
-        self._loaded = {v: (key, None if v in based else key) for v, key in held.items()}
+        keys = {p: (p.version, p.digest) for p in policies}
+        self._loaded = {p.version: (key, None if p.path is None else key) for p, key in keys.items()}
 
     @property
     def _needed_adapters(self) -> frozenset[VersionKey]:
@@ -111,45 +110,42 @@ class EmbeddedEngine:
         sampling: Sampling,
         stop: Sequence[int],
         top: int = 0,
-        guide: GrammarState | None = None,
+        grammar_state: GrammarState | None = None,
     ) -> EngineSequence:
         """Queue a reply. Raise `EngineError` if the version is not loaded or the prompt exceeds the context."""
-        held, key = self._keys_of_version(version)
+        key, adapter = self._keys_of_version(version)
         limit = max_reply_tokens(len(prompt_ids), sampling.max_tokens, self.model.context_length)
         _check_ids(prompt_ids, self.model.vocab_size, "prompt")
         if not math.isfinite(sampling.temperature):
             raise EngineError(f"temperature is {sampling.temperature}, expected a finite number")
-        draw = SamplingState.from_sampling(sampling, top, guide)
-        job = EngineSequence(owner=owner, version=held, adapter=key, ids=prompt_ids, prompt=len(prompt_ids), state=draw,
-                  stop=frozenset(stop), limit=limit)  # fmt: skip
-        return self._add_waiting(job)
+        state = SamplingState.from_sampling(sampling, top, grammar_state)
+        seq = EngineSequence(owner, key, adapter, prompt_ids, len(prompt_ids), state, frozenset(stop), limit)
+        return self._add_waiting(seq)
 
     def score(self, owner: Any, version: int, prompt_ids: Ids, response_ids: Ids, temperature: float) -> EngineSequence:
         """Queue a scoring of `response_ids`. Raise `EngineError` like `generate`."""
-        held, key = self._keys_of_version(version)
+        key, adapter = self._keys_of_version(version)
         check_scored_lengths(len(prompt_ids), len(response_ids), self.model.context_length)
         _check_ids(prompt_ids, self.model.vocab_size, "prompt")
         _check_ids(response_ids, self.model.vocab_size, "response")
         ids = np.concatenate([prompt_ids, response_ids[:-1]])
-        draw = SamplingState(Sampling(temperature=temperature))
-        job = EngineSequence(
-            owner=owner, version=held, adapter=key, ids=ids, prompt=len(prompt_ids), state=draw, targets=response_ids
-        )
-        return self._add_waiting(job)
+        state = SamplingState(Sampling(temperature=temperature))
+        seq = EngineSequence(owner, key, adapter, ids, len(prompt_ids), state, targets=response_ids)
+        return self._add_waiting(seq)
 
     def _keys_of_version(self, version: int) -> tuple[VersionKey, VersionKey | None]:
         if version not in self._loaded:
             raise EngineError(f"version {version} is not loaded; loaded versions: {list(self.versions)}")
         return self._loaded[version]
 
-    def _add_waiting(self, job: EngineSequence) -> EngineSequence:
-        self._running_counts[job.version] += 1
-        self._waiting.append(job)
-        return job
+    def _add_waiting(self, seq: EngineSequence) -> EngineSequence:
+        self._running_counts[seq.version] += 1
+        self._waiting.append(seq)
+        return seq
 
-    def cancel(self, job: EngineSequence) -> None:
+    def cancel(self, seq: EngineSequence) -> None:
         """Cancel a sequence; the next step frees its row."""
-        job.cancelled = self._has_cancelled = True
+        seq.cancelled = self._has_cancelled = True
 
     @property
     def retry_delay(self) -> float:
@@ -193,8 +189,8 @@ class EmbeddedEngine:
         again = self._rows if self._oom_state is not None and not staged else []
         if again:
             self._rows, self._batch_plan = [], None
-        for job in (*staged, *again):
-            job.restart_prefill()
+        for seq in (*staged, *again):
+            seq.restart_prefill()
         self._waiting.extendleft(reversed(again))
         self._waiting.extend(staged)
         self._prefix_cache.clear()
@@ -207,9 +203,9 @@ class EmbeddedEngine:
 
     def _remove_cancelled(self) -> None:
         self._has_cancelled = False
-        for job in [*self._waiting, *self._staged]:
-            if job.cancelled:
-                self._release_version(job)
+        for seq in [*self._waiting, *self._staged]:
+            if seq.cancelled:
+                self._release_version(seq)
         self._waiting = deque(j for j in self._waiting if not j.cancelled)
         self._staged = [j for j in self._staged if not j.cancelled]  # one long prompt: a group takes a single step
         for row in reversed(range(len(self._rows))):
@@ -223,7 +219,7 @@ class EmbeddedEngine:
                 Sampler([j.state for j in rows], self.model.device),
                 self.model.adapters.route_batch([j.adapter for j in rows]),
             )
-        sampler, self.model.adapters.switch.route = self._batch_plan
+        sampler, self.model.adapters.route = self._batch_plan
         positions = [j.num_cached for j in rows]
         length = max(positions) + 1
         self._kv_cache.reserve(len(rows), length)
@@ -236,144 +232,144 @@ class EmbeddedEngine:
                 self._free_row(row)
 
     def _sample_tokens(
-        self, jobs: Sequence[EngineSequence], sampler: Sampler, logits_NV: Tensor, out: list[StepEvent]
+        self, seqs: Sequence[EngineSequence], sampler: Sampler, logits_NV: Tensor, out: list[StepEvent]
     ) -> None:
         tokens, logprobs, tops = sampler(logits_NV)
-        for i, job in enumerate(jobs):
-            job.sampled_ids.append(tokens[i])
-            if job.state.grammar_state is not None and job.state.grammar_state.failure is not None:
-                self.cancel(job)
-                out.append(SequenceFailed(job, job.state.grammar_state.failure))
+        for i, seq in enumerate(seqs):
+            seq.sampled_ids.append(tokens[i])
+            if seq.state.grammar_state is not None and seq.state.grammar_state.failure is not None:
+                self.cancel(seq)
+                out.append(SequenceFailed(seq, seq.state.grammar_state.failure))
                 continue
             out.append(
-                NewToken(job, tokens[i], logprobs[i], tops[i] if tops and job.state.top else None, _finish_reason(job))
+                NewToken(seq, tokens[i], logprobs[i], tops[i] if tops and seq.state.top else None, _finish_reason(seq))
             )
 
     def _free_row(self, row: int) -> None:
         """Free a row: add its states to the prefix cache and move the last row into its place."""
-        job, last = self._rows[row], len(self._rows) - 1
-        self._store_prefix(job, self._kv_cache.row_states(row, job.num_cached))
+        seq, last = self._rows[row], len(self._rows) - 1
+        self._store_prefix(seq, self._kv_cache.row_states(row, seq.num_cached))
         if row != last:
             self._kv_cache.write_row(row, self._kv_cache.row_states(last, self._rows[last].num_cached))
             self._rows[row] = self._rows[last]
         self._rows.pop()
         self._batch_plan = None
-        self._release_version(job)
+        self._release_version(seq)
 
-    def _store_prefix(self, job: EngineSequence, states: Tensor) -> None:
-        if not self._prefix_cache.is_cacheable(job.num_cached):
+    def _store_prefix(self, seq: EngineSequence, states: Tensor) -> None:
+        if not self._prefix_cache.is_cacheable(seq.num_cached):
             return
         try:
-            self._prefix_cache.add(job.adapter, job.cached_ids(), states)
+            self._prefix_cache.add(seq.adapter, seq.cached_ids(), states)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
             self._prefix_cache.clear()  # the sequence may be half added
 
-    def _release_version(self, job: EngineSequence) -> None:
-        self._running_counts[job.version] -= 1
-        if not self._running_counts[job.version]:
-            del self._running_counts[job.version]
+    def _release_version(self, seq: EngineSequence) -> None:
+        self._running_counts[seq.version] -= 1
+        if not self._running_counts[seq.version]:
+            del self._running_counts[seq.version]
 
     def _stage_prefill(self) -> None:
         """Choose what to prefill: one long prompt, one scoring, or several short prompts that fit one chunk."""
-        room = self._config.max_batch - len(self._rows)
+        free_rows = self._config.max_batch - len(self._rows)
         group: list[tuple[EngineSequence, tuple[int, list[Tensor]] | None]] = []
         longest, chunk = 0, self._config.prefill_chunk
-        for job in self._waiting:
-            if job.targets is None and len(group) == room:
+        for seq in self._waiting:
+            if seq.targets is None and len(group) == free_rows:
                 continue  # a scoring needs no row
-            if group and job.targets is not None:
+            if group and seq.targets is not None:
                 break
-            hit = self._prefix_cache.find_prefix(job.adapter, job.ids[: job.prompt])
-            left = len(job.ids) - (hit[0] if hit else 0)
+            hit = self._prefix_cache.find_prefix(seq.adapter, seq.ids[: seq.prompt])
+            left = len(seq.ids) - (hit[0] if hit else 0)
             if group and max(longest, left) * (len(group) + 1) > chunk:
                 break
             longest = max(longest, left)
-            group.append((job, hit))
-            if job.targets is not None or longest > chunk or self._oom_state is not None:
+            group.append((seq, hit))
+            if seq.targets is not None or longest > chunk or self._oom_state is not None:
                 break
-        for job, _ in group:
-            self._waiting.remove(job)
-        self._staged = [job for job, _ in group]
+        for seq, _ in group:
+            self._waiting.remove(seq)
+        self._staged = [seq for seq, _ in group]
         self._staging_cache.reserve(len(group), max((len(j.ids) for j in self._staged), default=0))
-        for row, (job, hit) in enumerate(group):
+        for row, (seq, hit) in enumerate(group):
             if hit is not None:
-                job.prefilled = job.reused_tokens = hit[0]
-                self._staging_cache.write_pieces(row, hit[1])
+                seq.prefilled = seq.reused_tokens = hit[0]
+                self._staging_cache.write_row(row, *hit[1])
 
     def _prefill_chunk(self, out: list[StepEvent]) -> None:
-        jobs = self._staged
-        ends = [min(len(j.ids), j.prefilled + self._config.prefill_chunk) for j in jobs]
-        width = max(e - j.prefilled for j, e in zip(jobs, ends, strict=True))
-        keep = max(1, ends[0] - max(jobs[0].prompt - 1, jobs[0].prefilled)) if len(jobs) == 1 else 1
-        ids_NQ, positions_NQ, writes_NQ = self._pad_left(jobs, ends, width)
-        self.model.adapters.switch.route = self.model.adapters.route_batch([j.adapter for j in jobs])
+        seqs = self._staged
+        ends = [min(len(j.ids), j.prefilled + self._config.prefill_chunk) for j in seqs]
+        width = max(e - j.prefilled for j, e in zip(seqs, ends, strict=True))
+        keep = max(1, ends[0] - max(seqs[0].prompt - 1, seqs[0].prefilled)) if len(seqs) == 1 else 1
+        ids_NQ, positions_NQ, writes_NQ = self._pad_left(seqs, ends, width)
+        self.model.adapters.route = self.model.adapters.route_batch([j.adapter for j in seqs])
         logits_NQV = self.model.forward(
             ids_NQ, positions_NQ, self._staging_cache, writes_NQ=writes_NQ, length=max(ends), keep=keep
         )
-        if jobs[0].targets is not None:
-            self._score_chunk(jobs[0], ends[0], logits_NQV[0])
-        for job, end in zip(jobs, ends, strict=True):
-            job.prefilled = end
-        if jobs[0].prefilled == len(jobs[0].ids):  # a group of several needs one pass only
-            self._finish_prefill(jobs, logits_NQV[:, -1], out)
+        if seqs[0].targets is not None:
+            self._score_chunk(seqs[0], ends[0], logits_NQV[0])
+        for seq, end in zip(seqs, ends, strict=True):
+            seq.prefilled = end
+        if seqs[0].prefilled == len(seqs[0].ids):  # a group of several needs one pass only
+            self._finish_prefill(seqs, logits_NQV[:, -1], out)
 
     def _pad_left(
-        self, jobs: Sequence[EngineSequence], ends: Sequence[int], width: int
+        self, seqs: Sequence[EngineSequence], ends: Sequence[int], width: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return ids, positions and cache slots [N, Q], padded on the left. Padding writes to the spare slot."""
-        made = np.zeros((3, len(jobs), width), dtype=np.int64)
+        made = np.zeros((3, len(seqs), width), dtype=np.int64)
         made[2] = self._staging_cache.capacity - 1
-        for row, (job, end) in enumerate(zip(jobs, ends, strict=True)):
-            at = width - (end - job.prefilled)
-            made[0, row, at:] = job.ids[job.prefilled : end]
-            made[1, row, at:] = made[2, row, at:] = np.arange(job.prefilled, end)
+        for row, (seq, end) in enumerate(zip(seqs, ends, strict=True)):
+            at = width - (end - seq.prefilled)
+            made[0, row, at:] = seq.ids[seq.prefilled : end]
+            made[1, row, at:] = made[2, row, at:] = np.arange(seq.prefilled, end)
         ids_NQ, positions_NQ, writes_NQ = torch.from_numpy(made).to(self.model.device)
         return ids_NQ, positions_NQ, writes_NQ
 
-    def _score_chunk(self, job: EngineSequence, end: int, logits_QV: Tensor) -> None:
+    def _score_chunk(self, seq: EngineSequence, end: int, logits_QV: Tensor) -> None:
         """Append the log-probabilities of one chunk. The logits at position t predict token t + 1."""
-        first = max(job.prefilled, job.prompt - 1)
+        first = max(seq.prefilled, seq.prompt - 1)
         if end <= first:
             return
-        assert job.targets is not None
-        temperature = job.state.sampling.temperature
+        assert seq.targets is not None
+        temperature = seq.state.sampling.temperature
         logprobs_QV = (logits_QV / (temperature if temperature > 0 else 1.0)).log_softmax(-1)
-        targets = job.targets[first - job.prompt + 1 : end - job.prompt + 1].astype(np.int64)
+        targets = seq.targets[first - seq.prompt + 1 : end - seq.prompt + 1].astype(np.int64)
         chosen_Q1 = logprobs_QV.gather(1, torch.from_numpy(targets).to(self.model.device)[:, None])
-        job.scores += chosen_Q1[:, 0].tolist()
+        seq.scores += chosen_Q1[:, 0].tolist()
 
-    def _finish_prefill(self, jobs: Sequence[EngineSequence], logits_NV: Tensor, out: list[StepEvent]) -> None:
-        if jobs[0].targets is not None:
+    def _finish_prefill(self, seqs: Sequence[EngineSequence], logits_NV: Tensor, out: list[StepEvent]) -> None:
+        if seqs[0].targets is not None:
             self._staged = []
-            out.append(SequenceScored(jobs[0], np.asarray(jobs[0].scores, dtype=np.float32)))
-            self._release_version(jobs[0])
+            out.append(SequenceScored(seqs[0], np.asarray(seqs[0].scores, dtype=np.float32)))
+            self._release_version(seqs[0])
             return
-        there = not self._rows and len(jobs) == 1
+        there = not self._rows and len(seqs) == 1
         if there:  # swap the caches: no copy
             self._kv_cache, self._staging_cache = self._staging_cache, self._kv_cache
         # Reserve first: an out-of-memory error after the sampling could not be undone.
-        self._kv_cache.reserve(len(self._rows) + len(jobs), max(len(j.ids) for j in jobs) + 1)
-        self._sample_tokens(jobs, Sampler([j.state for j in jobs], self.model.device), logits_NV, out)
+        self._kv_cache.reserve(len(self._rows) + len(seqs), max(len(j.ids) for j in seqs) + 1)
+        self._sample_tokens(seqs, Sampler([j.state for j in seqs], self.model.device), logits_NV, out)
         self._staged = []
-        for row, job in enumerate(jobs):
-            job.oom_since = None
-            states = (self._kv_cache if there else self._staging_cache).row_states(row, job.num_cached)
-            if _finish_reason(job) is not None:
-                self._store_prefix(job, states)
-                self._release_version(job)
+        for row, seq in enumerate(seqs):
+            seq.oom_since = None
+            states = (self._kv_cache if there else self._staging_cache).row_states(row, seq.num_cached)
+            if _finish_reason(seq) is not None:
+                self._store_prefix(seq, states)
+                self._release_version(seq)
                 continue
             if not there:
                 self._kv_cache.write_row(len(self._rows), states)
-            self._rows.append(job)
+            self._rows.append(seq)
             self._batch_plan = None
 
 
-def _finish_reason(job: EngineSequence) -> str | None:
-    if job.sampled_ids[-1] in job.stop:
+def _finish_reason(seq: EngineSequence) -> str | None:
+    if seq.sampled_ids[-1] in seq.stop:
         return "stop"
-    return "length" if len(job.sampled_ids) >= job.limit else None
+    return "length" if len(seq.sampled_ids) >= seq.limit else None
 
 
 def _check_ids(ids: Ids, vocab: int, what: str) -> None:

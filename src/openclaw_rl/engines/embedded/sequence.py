@@ -12,7 +12,7 @@ from openclaw_rl.engines.embedded.sampler import SamplingState, TopTokens
 from openclaw_rl.types import Ids, Logprobs
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
+@dataclass(slots=True, eq=False)
 class EngineSequence:
     """A reply to generate, or given ids to score (`targets`)."""
 
@@ -55,7 +55,7 @@ class EngineSequence:
 class NewToken:
     """One more token of a reply. `finish`: the finish reason, None while it runs."""
 
-    job: EngineSequence
+    seq: EngineSequence
     token: int
     logprob: float
     top: TopTokens | None
@@ -66,14 +66,14 @@ class NewToken:
 class SequenceFailed:
     """A sequence failed: no token fits its grammar (`grammar`), or it does not fit into memory."""
 
-    job: EngineSequence
+    seq: EngineSequence
     reason: str
     grammar: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceScored:
-    job: EngineSequence
+    seq: EngineSequence
     logprobs: Logprobs
 
 

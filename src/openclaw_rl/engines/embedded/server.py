@@ -47,7 +47,7 @@ class _ClientConnection(asyncio.Protocol):
         self._server = server
         self._frame_decoder = FrameDecoder()
         self._transport: asyncio.Transport | None = None
-        self.jobs: dict[int, EngineSequence] = {}
+        self.seqs: dict[int, EngineSequence] = {}
         self.compiling: set[int] = set()  # calls whose grammar is not ready yet
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -64,9 +64,9 @@ class _ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
-        for job in self.jobs.values():
-            self._server.engine.cancel(job)
-        self.jobs.clear()
+        for seq in self.seqs.values():
+            self._server.engine.cancel(seq)
+        self.seqs.clear()
         self.compiling.clear()
 
     def send(self, answer: protocol.EngineReply) -> None:
@@ -81,8 +81,8 @@ class _ClientConnection(asyncio.Protocol):
 class EmbeddedServer:
     """Server of one engine: takes calls from the clients, steps the engine and sends the tokens."""
 
-    def __init__(self, core: MultiModelEngine, grammars: GrammarCompiler | None = None) -> None:
-        self.engine, self._grammars = core, grammars
+    def __init__(self, engine: MultiModelEngine, grammars: GrammarCompiler | None = None) -> None:
+        self.engine, self._grammars = engine, grammars
         self._work_available = asyncio.Event()
         self._load_lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -92,9 +92,9 @@ class EmbeddedServer:
         """Handle one call; slow work runs in a background task."""
         if isinstance(call, protocol.CancelCall):
             peer.compiling.discard(call.id)
-            job = peer.jobs.pop(call.id, None)
-            if job is not None:
-                self.engine.cancel(job)
+            seq = peer.seqs.pop(call.id, None)
+            if seq is not None:
+                self.engine.cancel(seq)
         elif isinstance(call, protocol.InfoCall):
             peer.send(self._info_reply(call.id))
         elif isinstance(call, protocol.LoadCall):
@@ -110,46 +110,46 @@ class EmbeddedServer:
         try:
             if self._grammars is None:
                 raise GrammarError("this model has no tokenizer.json, which is needed to enforce a format")
-            guide = await asyncio.to_thread(self._grammars.initial_state, grammar, call.stop_token_ids)
+            grammar_state = await asyncio.to_thread(self._grammars.initial_state, grammar, call.stop_token_ids)
         except GrammarError as error:
             peer.send(protocol.RejectionReply(call.id, str(error), grammar=True))
             return
         if call.id in peer.compiling:
             peer.compiling.remove(call.id)
-            self._submit_call(peer, call, guide)
+            self._submit_call(peer, call, grammar_state)
 
     def _submit_call(
         self,
         peer: _ClientConnection,
         call: protocol.GenerateCall | protocol.ScoreCall,
-        guide: GrammarState | None = None,
+        grammar_state: GrammarState | None = None,
     ) -> None:
         owner, ids = (peer, call.id), protocol.unpack_ids(call.prompt_ids)
         try:
             if isinstance(call, protocol.GenerateCall):
-                job = self.engine.generate(
-                    owner, call.version, ids, call.sampling, call.stop_token_ids, call.top_logprobs, guide
+                seq = self.engine.generate(
+                    owner, call.version, ids, call.sampling, call.stop_token_ids, call.top_logprobs, grammar_state
                 )
             else:
                 response = protocol.unpack_ids(call.response_ids)
-                job = self.engine.score(owner, call.version, ids, response, call.temperature)
+                seq = self.engine.score(owner, call.version, ids, response, call.temperature)
         except EngineError as error:
             peer.send(protocol.RejectionReply(call.id, str(error)))
             return
-        peer.jobs[call.id] = job
+        peer.seqs[call.id] = seq
         self._work_available.set()
 
     def _info_reply(self, call: int) -> protocol.InfoReply:
-        core, model = self.engine, self.engine.model
+        engine, model = self.engine, self.engine.model
         info = EngineInfo(
             model=model.name,
             context_length=model.context_length,
             vocab_size=model.vocab_size,
-            versions=core.versions,
+            versions=engine.versions,
             device=str(model.device),
             dtype=str(model.dtype).removeprefix("torch."),
-            running=core.running_count,
-            waiting=core.waiting_count,
+            running=engine.running_count,
+            waiting=engine.waiting_count,
             pid=os.getpid(),
             grammar=self._grammars is not None,
         )
@@ -211,28 +211,26 @@ class EmbeddedServer:
         """Send the events of a step: one frame per client for all tokens."""
         steps: dict[_ClientConnection, protocol.TokensReply] = {}
         for item in out:
-            peer, key = item.job.owner
+            peer, key = item.seq.owner
             if isinstance(item, SequenceFailed):
-                peer.jobs.pop(key, None)
+                peer.seqs.pop(key, None)
                 peer.send(protocol.RejectionReply(key, item.reason, grammar=item.grammar))
                 continue
             if isinstance(item, SequenceScored):
-                peer.jobs.pop(key, None)
+                peer.seqs.pop(key, None)
                 peer.send(protocol.ScoreReply(key, protocol.pack_logprobs(item.logprobs)))
                 continue
-            step = steps.get(peer)
-            if step is None:
-                step = steps[peer] = protocol.TokensReply([], [], [], {}, {}, {})
+            step = steps.setdefault(peer, protocol.TokensReply([], [], []))
             step.ids.append(key)
             step.token_ids.append(item.token)
             step.logprobs.append(item.logprob)
-            if item.job.reused_tokens and len(item.job.sampled_ids) == 1:
-                step.cached[key] = item.job.reused_tokens
+            if item.seq.reused_tokens and len(item.seq.sampled_ids) == 1:
+                step.cached[key] = item.seq.reused_tokens
             if item.top is not None:
                 step.top[key] = item.top
             if item.finish is not None:
                 step.finish[key] = item.finish
-                peer.jobs.pop(key, None)
+                peer.seqs.pop(key, None)
         for peer, step in steps.items():
             peer.send(step)
 
@@ -254,9 +252,9 @@ async def _run_server(config: Config) -> None:
     parent = os.getppid()
     bound = bind_socket(config.engine_socket)  # first: a second engine must fail before it loads a model
     try:
-        core = _load_engine(config)
-        grammars = GrammarCompiler.for_model(resolve_model_path(config.model.path), core.model.vocab_size)
-        await _serve_until_stopped(EmbeddedServer(core, grammars), bound, parent)
+        engine = _load_engine(config)
+        grammars = GrammarCompiler.for_model(resolve_model_path(config.model.path), engine.model.vocab_size)
+        await _serve_until_stopped(EmbeddedServer(engine, grammars), bound, parent)
     finally:
         bound.close()
         config.engine_socket.unlink(missing_ok=True)
@@ -264,11 +262,11 @@ async def _run_server(config: Config) -> None:
 
 def _load_engine(config: Config) -> MultiModelEngine:
     torch.set_num_threads(config.engine.threads)
-    core = MultiModelEngine(EmbeddedModel.load(config.model, max_context=config.engine.max_context), config.engine)
+    engine = MultiModelEngine(EmbeddedModel.load(config.model, max_context=config.engine.max_context), config.engine)
     gc.collect()
     gc.freeze()  # the model's objects are permanent: exclude them from later collections
-    log.info("engine: %s on %s, context %d", core.model.name, core.model.device, core.model.context_length)
-    return core
+    log.info("engine: %s on %s, context %d", engine.model.name, engine.model.device, engine.model.context_length)
+    return engine
 
 
 async def _serve_until_stopped(server: EmbeddedServer, bound: socket.socket, parent: int) -> None:

@@ -30,25 +30,23 @@ class CompletionChoice(msgspec.Struct):
     prompt_logprobs: list[dict[str, dict[str, Any]] | None] | None = None
 
 
-class PromptTokensDetails(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class CompletionUsage(msgspec.Struct):
-    prompt_tokens_details: PromptTokensDetails | None = None
-
-
 class CompletionResponse(msgspec.Struct):
     choices: list[CompletionChoice] = []
     error: Any = None
-    usage: CompletionUsage | None = None
+    usage: dict[str, Any] | None = None
 
 
 _response_decoder = msgspec.json.Decoder(CompletionResponse)
 
 
 def request_body(
-    *, model: str, prompt: Ids | Sequence[int], sampling: Sampling, limit: int, stop: Sequence[int], top: int = 0
+    model: str,
+    prompt: Ids | Sequence[int],
+    sampling: Sampling,
+    *,
+    limit: int = 1,
+    stop: Sequence[int] = (),
+    top: int = 0,
 ) -> dict[str, Any]:
     """Return a request body. The gateway handles stop strings; eos stops a reply only if it is in `stop`."""
     made: dict[str, Any] = {
@@ -78,14 +76,8 @@ def request_body(
 
 def streaming_body(generation: Generation, *, model: str, limit: int) -> dict[str, Any]:
     """Return the request body for one streamed reply."""
-    made = request_body(
-        model=model,
-        prompt=generation.prompt_ids,
-        sampling=generation.sampling,
-        limit=limit,
-        stop=generation.stop_token_ids,
-        top=generation.top_logprobs,
-    )
+    stop, top = generation.stop_token_ids, generation.top_logprobs
+    made = request_body(model, generation.prompt_ids, generation.sampling, limit=limit, stop=stop, top=top)
     return made | {"stream": True, "stream_options": {"include_usage": True}}
 
 
@@ -127,7 +119,8 @@ def chunk_from_events(events: Sequence[bytes], top: int) -> Chunk | None:
             if found:
                 ids += found
                 logprobs += _token_logprobs(choice, len(found))
-                tops += _top_logprobs(choice, top) if top else []
+                if top and choice.logprobs is not None:  # a server may add the sampled id to the likeliest `top`
+                    tops += [top_alternatives(entry or {}, top) for entry in choice.logprobs.top_logprobs]
     if finish not in (None, "stop", "length"):
         raise EngineGone(f"the engine aborted the reply ({finish}). Repeat the request")
     if not ids and finish is None:
@@ -137,9 +130,8 @@ def chunk_from_events(events: Sequence[bytes], top: int) -> Chunk | None:
 
 def cached_prompt_tokens(events: Sequence[bytes]) -> int:
     """Return how many prompt tokens came from the server's prefix cache, read from the last event."""
-    usage = decode_event(events[-1]).usage
-    details = usage.prompt_tokens_details if usage is not None else None
-    return (details.cached_tokens or 0) if details is not None else 0
+    details = (decode_event(events[-1]).usage or {}).get("prompt_tokens_details") or {}
+    return int(details.get("cached_tokens") or 0)
 
 
 def token_ids_of(choice: CompletionChoice) -> list[int]:
@@ -160,12 +152,6 @@ def _token_logprobs(choice: CompletionChoice, expected: int) -> list[float]:
     if len(found) != expected:
         raise EngineError(f"the engine returned {len(found)} log-probabilities for {expected} tokens")
     return [math.nan if value is None else value for value in found]
-
-
-def _top_logprobs(choice: CompletionChoice, top: int) -> list[TopLogprobs]:
-    """Return the `top` likeliest ids at each position, likeliest first (a server may add the sampled id)."""
-    assert choice.logprobs is not None
-    return [top_alternatives(entry or {}, top) for entry in choice.logprobs.top_logprobs]
 
 
 def top_alternatives(entry: Mapping[str, float | None], top: int | None = None) -> TopLogprobs:

@@ -12,9 +12,11 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar
+
+import numpy as np
 
 from openclaw_rl.common.worker_loop import wait_or_stop
 from openclaw_rl.engines import adapter_file
@@ -28,9 +30,8 @@ from openclaw_rl.engines.base import (
     wait_until_ready,
 )
 from openclaw_rl.engines.remote import logprob_convention
-from openclaw_rl.engines.remote.http_client import HttpClient
+from openclaw_rl.engines.remote.http_client import HttpClient, RequestRefused
 from openclaw_rl.engines.remote.loaded_versions import LoadedVersion, VersionTable, verify_version
-from openclaw_rl.engines.remote.positional_scoring import score_positions
 from openclaw_rl.engines.remote.weight_queue import WeightLock, read_ahead
 from openclaw_rl.errors import EngineError, EngineGone, GrammarError
 from openclaw_rl.settings.load import EngineConfig
@@ -42,6 +43,7 @@ _BACK_OFF = (0.05, 1.0)  # seconds between attempts to connect: first, longest
 _HANDSHAKE_TIMEOUT = 120.0  # seconds; the server may compile during its first replies
 _UNLOAD_TIMEOUT = 5.0  # seconds
 _HEALTH_CHECK_INTERVAL = 1.0  # seconds between health checks
+_CONCURRENT_SCORINGS = 8  # concurrent requests of one scoring
 _ALREADY_LOADED = re.compile(r"already (been )?loaded")
 _NOT_LOADED_MESSAGES = ("does not exist", "not loaded", "not found")  # what servers answer for an unknown adapter
 BASE_WEIGHTS = ""
@@ -119,9 +121,9 @@ class RemoteEngine(abc.ABC):
         """See `EngineLink.info`."""
         info = await self._ensure_connected()
         await self._check_alive()
-        holds = self._version_table
+        table = self._version_table
         waiting = self._weight_lock.waiting_count
-        return replace(info, versions=holds.versions, running=holds.running_replies - waiting, waiting=waiting)
+        return replace(info, versions=table.versions, running=table.running_replies - waiting, waiting=waiting)
 
     async def wait_ready(self, timeout: float) -> EngineInfo:  # noqa: ASYNC109 (a deadline over several attempts)
         """See `EngineLink.wait_ready`."""
@@ -132,7 +134,7 @@ class RemoteEngine(abc.ABC):
         if (known := self._info) is not None:
             return known
         async with self._connect_lock:
-            if (known := self._current_info()) is not None:
+            if (known := self._info) is not None:
                 return known
             if self._closed:
                 raise EngineGone("this engine client was closed")
@@ -158,9 +160,6 @@ class RemoteEngine(abc.ABC):
             raise EngineGone(
                 f"the engine at {self.http.address} did not answer within {_HANDSHAKE_TIMEOUT:g} s"
             ) from None
-
-    def _current_info(self) -> EngineInfo | None:
-        return self._info
 
     async def _check_convention(self) -> None:
         """Raise `EngineError` if the log-probabilities have another convention than `engine.logprob_convention`."""
@@ -226,33 +225,39 @@ class RemoteEngine(abc.ABC):
     async def generate(self, generation: Generation) -> AsyncIterator[Chunk]:
         """See `protocols.Engine.generate`."""
         info = await self._ensure_connected()
-        holds, held = self._version_table, self._version_table.look_up(generation.version)
+        held = self._version_table.look_up(generation.version)
         limit = max_reply_tokens(len(generation.prompt_ids), generation.sampling.max_tokens, info.context_length)
         chunks = self._stream_with_weights(generation, held, limit)
         if self._full_weights:  # a slow reader must not delay those who wait for other weights
             chunks = read_ahead(chunks)
-        holds.begin_use(held)
+        with self._in_use(held):
+            try:
+                async with contextlib.aclosing(chunks):
+                    async for chunk in chunks:
+                        yield chunk
+                        if chunk.finish is not None:
+                            return
+                raise EngineGone(f"the engine at {self.http.address} ended the reply without a finish reason")
+            except EngineGone:
+                self._check_now.set()  # check at once whether the engine died or only this stream
+                raise
+
+    @contextlib.contextmanager
+    def _in_use(self, held: LoadedVersion) -> Iterator[None]:
+        """Keep a version in the server for the block."""
+        table = self._version_table
+        table.begin_use(held)
         try:
-            async with contextlib.aclosing(chunks):
-                async for chunk in chunks:
-                    yield chunk
-                    if chunk.finish is not None:
-                        return
-            raise EngineGone(f"the engine at {self.http.address} ended the reply without a finish reason")
-        except EngineGone:
-            self._check_now.set()  # check at once whether the engine died or only this stream
-            raise
+            yield
         finally:
-            holds.end_use(held)
+            table.end_use(held)
             self._schedule_unload_unused()
 
     async def _stream_with_weights(
         self, generation: Generation, held: LoadedVersion, limit: int
     ) -> AsyncGenerator[Chunk]:
-        turns = self._weight_lock
-        await turns.acquire_weights(held.weights or BASE_WEIGHTS)
-        try:
-            begun = False
+        begun = False
+        async with self._weight_lock.hold_weights(held.weights or BASE_WEIGHTS):
             for is_retry in (False, True):
                 try:
                     async with contextlib.aclosing(self._stream_chunks(generation, held, limit)) as chunks:
@@ -267,8 +272,6 @@ class RemoteEngine(abc.ABC):
                         raise GrammarError(str(error)) from None
                     if is_retry or begun or not await self._reload_if_missing(held, error):
                         raise
-        finally:
-            turns.release_weights()
 
     async def _reload_if_missing(self, held: LoadedVersion, error: EngineError) -> bool:
         """If the server refused because another client unloaded our adapter, load it again and return True."""
@@ -283,14 +286,18 @@ class RemoteEngine(abc.ABC):
 
     async def score(self, *, version: int, prompt_ids: Ids, response_ids: Ids, temperature: float) -> Logprobs:
         """See `protocols.Engine.score`."""
+        info = await self._ensure_connected()
+        held = self._version_table.look_up(version)
+        check_scored_lengths(len(prompt_ids), len(response_ids), info.context_length)
         wanted = temperature if temperature > 0 else 1.0
-        async with self._reserve_for_scoring(version, prompt_ids, response_ids) as held:
-            try:
+        with self._in_use(held):
+            async with self._weight_lock.hold_weights(held.weights or BASE_WEIGHTS):
+                try:
+                    return await self._score_response(held, prompt_ids, response_ids, wanted)
+                except EngineError as error:
+                    if not await self._reload_if_missing(held, error):
+                        raise
                 return await self._score_response(held, prompt_ids, response_ids, wanted)
-            except EngineError as error:
-                if not await self._reload_if_missing(held, error):
-                    raise
-            return await self._score_response(held, prompt_ids, response_ids, wanted)
 
     async def _score_response(
         self, held: LoadedVersion, prompt_ids: Ids, response_ids: Ids, temperature: float
@@ -303,28 +310,15 @@ class RemoteEngine(abc.ABC):
                 f"the engine returns raw log-probabilities, so it scores at temperature 1, not {temperature:g}. "
                 + self.convention_advice
             )
-        return await score_positions(
-            lambda prompt, token: self._score_next_token(held, prompt, token, temperature), prompt_ids, response_ids
-        )
+        whole, slots = np.concatenate([prompt_ids, response_ids]), asyncio.Semaphore(_CONCURRENT_SCORINGS)
 
-    @contextlib.asynccontextmanager
-    async def _reserve_for_scoring(
-        self, version: int, prompt_ids: Ids, response_ids: Ids
-    ) -> AsyncGenerator[LoadedVersion]:
-        info = await self._ensure_connected()
-        holds, held = self._version_table, self._version_table.look_up(version)
-        check_scored_lengths(len(prompt_ids), len(response_ids), info.context_length)
-        turns = self._weight_lock
-        holds.begin_use(held)
-        try:
-            await turns.acquire_weights(held.weights or BASE_WEIGHTS)
-            try:
-                yield held
-            finally:
-                turns.release_weights()
-        finally:
-            holds.end_use(held)
-            self._schedule_unload_unused()
+        async def score_position(i: int) -> float:
+            async with slots:
+                return await self._score_next_token(held, whole[:i], int(whole[i]), temperature)
+
+        first = await score_position(len(prompt_ids))  # alone, so that the others find the prompt in the prefix cache
+        rest = await asyncio.gather(*(score_position(i) for i in range(len(prompt_ids) + 1, len(whole))))
+        return np.array([first, *rest], dtype=np.float32)
 
     # --------------------------------------------------------------------------------------------------- versions
 
@@ -332,26 +326,26 @@ class RemoteEngine(abc.ABC):
         """See `protocols.Engine.load`."""
         await self._ensure_connected()
         async with self._load_lock:
-            holds = self._version_table
-            holds.check_capacity(policies)
+            table = self._version_table
+            table.check_capacity(policies)
             await self._check_alive()
-            known = [holds.find_loaded(ref) or await verify_version(ref, self.owner) for ref in policies]
+            known = [table.find_loaded(ref) or await verify_version(ref, self.owner) for ref in policies]
             made = [await self._prepare_version(held, known) for held in known]
             fresh: list[str] = []
             try:
                 for held in made:
-                    if held.adapter is not None and held.adapter not in holds.adapters:
+                    if held.adapter is not None and held.adapter not in table.adapters:
                         await self._load_adapter(held.adapter, held.adapter_files)
-                        holds.adapters.add(held.adapter)
+                        table.adapters.add(held.adapter)
                         fresh.append(held.adapter)
-                holds.check_capacity(policies)  # again: replies may have begun during the loading
+                table.check_capacity(policies)  # again: replies may have begun during the loading
             except EngineError:
-                await self._discard_adapters(holds, fresh)
+                await self._discard_adapters(table, fresh)
                 raise
-            if holds is not self._version_table:
+            if table is not self._version_table:
                 raise EngineGone(f"the engine at {self.http.address} was restarted while versions were loaded")
             self._full_weights |= {h.weights: h.ref for h in made if h.weights is not None}
-            holds.replace_versions({h.ref.version: h for h in made})
+            table.loaded = {h.ref.version: h for h in made}
         self._schedule_unload_unused()
 
     async def _load_adapter(self, name: str, ref: PolicyRef) -> None:
@@ -362,16 +356,11 @@ class RemoteEngine(abc.ABC):
         body = {"lora_name": name, "lora_path": adapter_file.absolute_path(ref)}
         try:
             await self.http.post_checked(f"{self.adapter_routes}/load_lora_adapter", body)
-        except EngineGone:
-            raise
-        except EngineError as error:
+        except RequestRefused as error:
             if _ALREADY_LOADED.search(str(error)):
                 return  # over an earlier connection; the name identifies the content
             advice = f" {self.lora_advice}" if "not enabled" in str(error) or "404" in str(error) else ""
             raise EngineError(f"version {ref.version}: {self.kind} cannot load {ref.path}: {error}{advice}") from None
-
-    async def _unload_adapter(self, name: str) -> None:
-        await self.http.post_checked(f"{self.adapter_routes}/unload_lora_adapter", {"lora_name": name})
 
     async def _swap_full_weights(self, name: str) -> None:
         await self._load_full_weights(name, self._full_weights.get(name))
@@ -384,10 +373,10 @@ class RemoteEngine(abc.ABC):
         async with self._load_lock:
             await self._discard_adapters(self._version_table, list(self._version_table.unused_adapters))
 
-    async def _discard_adapters(self, holds: VersionTable, names: Sequence[str]) -> None:
+    async def _discard_adapters(self, table: VersionTable, names: Sequence[str]) -> None:
         for name in names:
-            holds.adapters.discard(name)
+            table.adapters.discard(name)
             try:
-                await self._unload_adapter(name)
+                await self.http.post_checked(f"{self.adapter_routes}/unload_lora_adapter", {"lora_name": name})
             except EngineError as error:  # it costs memory there, but nothing uses it any more
                 log.warning("%s: the adapter %s was not unloaded: %s", self.kind, name, error)

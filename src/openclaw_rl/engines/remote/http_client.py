@@ -1,7 +1,7 @@
 """HTTP client for one inference server: calls and streamed answers, with failures as `EngineError`s.
 
 A lost connection, a status 502 to 504 and a server that reports a dead engine raise `EngineGone`. Every other refusal
-raises `EngineError` with the server's message. Closing a stream closes its connection, which makes the server stop.
+raises `RequestRefused` with the server's message. Closing a stream closes its connection, which makes the server stop.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ import msgspec
 from openclaw_rl.errors import EngineError, EngineGone
 
 _UNAVAILABLE_STATUSES = frozenset({502, 503, 504})
-_ENGINE_DEAD_MESSAGES = (
-    "EngineDead",
-    "EngineCore encountered",
-)  # vLLM's message, with status 500, when its engine process died
+_ENGINE_DEAD_MESSAGES = ("EngineDead", "EngineCore encountered")  # of vLLM, with status 500, if its engine died
+# SGLang's `/health` generates a token and takes at least a second; OpenAI-compatible endpoints have none.
+_HEALTH_PATHS = {"vllm": "/health", "sglang": "/model_info", "openai": "/v1/models"}
 _KEEP_ALIVE_TIMEOUT = 2.0  # seconds; less than uvicorn's keep-alive timeout of 5 s
 _CONNECT_TIMEOUT = 5.0  # seconds
 HEALTH_TIMEOUT = 20.0  # seconds that a health check may take; long, because a busy server answers slowly
@@ -29,14 +28,22 @@ _json_encoder = msgspec.json.Encoder()
 _json_decoder = msgspec.json.Decoder()
 
 
+class RequestRefused(EngineError):
+    """Raised if the server answers a request with an error; unlike `EngineGone`, the server works."""
+
+
 class HttpClient:
     """Client for the server at `url`, such as `http://host:port`, with or without a final `/v1`.
 
-    `socket`: connect to this Unix socket instead; `url` is then only a name.
+    `backend`: kind of the server, as in `engine.backend`. `socket`: connect to this Unix socket instead; `url` is then
+    only a name.
     """
 
-    def __init__(self, url: str, *, socket: Path | None = None, api_key: str | None = None) -> None:
-        self.url, self._socket = url.rstrip("/").removesuffix("/v1").rstrip("/"), socket
+    def __init__(
+        self, url: str, backend: str = "vllm", *, socket: Path | None = None, api_key: str | None = None
+    ) -> None:
+        self.url, self.socket = url.rstrip("/").removesuffix("/v1").rstrip("/"), socket
+        self._health_path = _HEALTH_PATHS[backend]
         self._headers = {"Content-Type": "application/json"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
@@ -46,7 +53,7 @@ class HttpClient:
     @property
     def address(self) -> str:
         """Socket path or URL, for messages."""
-        return str(self._socket or self.url)
+        return str(self.socket or self.url)
 
     async def call_json(
         self,
@@ -59,29 +66,21 @@ class HttpClient:
     ) -> Any:
         """Return the decoded JSON answer: None if it is empty, text if it is not JSON. `limit`: timeout in seconds.
 
-        Raises `EngineError` if the server refuses, `EngineGone` if it cannot be reached or the connection is lost.
+        Raises `RequestRefused` if the server refuses, `EngineGone` if it cannot be reached or the connection is lost.
         """
-        try:
-            async with self._send_request(method, path, body, params, limit) as answer:
-                return _decode_json(await answer.read())
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise self._connection_error(error, "the call got no answer") from None
+        async with self._send_request(method, path, body, params, limit, "the call got no answer") as answer:
+            return _decode_json(await answer.read())
 
     async def post_checked(self, path: str, body: Any) -> None:
-        """POST a request. Raises also `EngineError` if `success` in the answer is false."""
+        """POST a request. Raises `RequestRefused` also if `success` in the answer is false."""
         found = await self.call_json("POST", path, body)
         if isinstance(found, dict) and found.get("success") is False:
-            raise EngineError(str(found.get("error_message") or found.get("message")))
+            raise RequestRefused(str(found.get("error_message") or found.get("message")))
 
-    async def check_alive(self, path: str = "/health") -> None:
+    async def check_alive(self) -> None:
         """Check the health of the server. Raises `EngineGone`."""
         try:
-            async with self._send_request("GET", path, None, None, HEALTH_TIMEOUT) as answer:
-                await answer.read()
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise self._connection_error(error, "the health check failed") from None
-        except EngineGone:
-            raise
+            await self.call_json("GET", self._health_path, limit=HEALTH_TIMEOUT)
         except EngineError as error:
             raise EngineGone(str(error)) from None
 
@@ -90,24 +89,22 @@ class HttpClient:
 
         Raises the same errors as `call_json`. Closing the generator closes the connection.
         """
-        try:
-            async with self._send_request("POST", path, body, None, None) as answer:
-                self._open_responses.add(answer)
-                try:
-                    rest = b""
-                    while data := await answer.content.readany():
-                        *lines, rest = (rest + data).split(b"\n")
-                        found = [line[5:].strip() for line in lines if line.startswith(b"data:")]
-                        done = bool(found) and found[-1] == b"[DONE]"
-                        if found := found[:-1] if done else found:
-                            yield found
-                        if done:
-                            return
-                finally:
-                    self._open_responses.discard(answer)
-                    answer.close()
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise self._connection_error(error, "the reply is incomplete. Repeat it once the engine is back") from None
+        then = "the reply is incomplete. Repeat it once the engine is back"
+        async with self._send_request("POST", path, body, None, None, then) as answer:
+            self._open_responses.add(answer)
+            try:
+                rest = b""
+                while data := await answer.content.readany():
+                    *lines, rest = (rest + data).split(b"\n")
+                    found = [line[5:].strip() for line in lines if line.startswith(b"data:")]
+                    done = bool(found) and found[-1] == b"[DONE]"
+                    if found := found[:-1] if done else found:
+                        yield found
+                    if done:
+                        return
+            finally:
+                self._open_responses.discard(answer)
+                answer.close()
 
     def abort_streams(self) -> None:
         """Close all running streams; each of them raises `EngineGone`."""
@@ -122,36 +119,37 @@ class HttpClient:
 
     @asynccontextmanager
     async def _send_request(
-        self, method: str, path: str, body: Any, params: Mapping[str, str] | None, limit: float | None
+        self, method: str, path: str, body: Any, params: Mapping[str, str] | None, limit: float | None, then: str
     ) -> AsyncGenerator[aiohttp.ClientResponse]:
+        """Send a request. `then`: what a lost connection means for the caller, for its error message."""
         data = None if body is None else _json_encoder.encode(body)
         timeout = aiohttp.ClientTimeout(total=limit, sock_connect=_CONNECT_TIMEOUT)
-        async with self._get_session().request(
-            method, self.url + path, data=data, params=params, timeout=timeout
-        ) as answer:
-            if answer.status >= 300:
-                raise self._refusal_error(answer.status, path, await answer.read())
-            yield answer
+        request = self._get_session().request(method, self.url + path, data=data, params=params, timeout=timeout)
+        try:
+            async with request as answer:
+                if answer.status >= 300:
+                    raise self._refusal_error(answer.status, path, await answer.read())
+                yield answer
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise self._connection_error(error, then) from None
 
     def _get_session(self) -> aiohttp.ClientSession:
         if self._session is None or self._session.closed:
-            connector: aiohttp.BaseConnector
-            if self._socket is not None:
-                connector = aiohttp.UnixConnector(str(self._socket), limit=0, keepalive_timeout=_KEEP_ALIVE_TIMEOUT)
-            else:
-                connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_TIMEOUT)
+            connector: aiohttp.BaseConnector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_TIMEOUT)
+            if self.socket is not None:
+                connector = aiohttp.UnixConnector(str(self.socket), limit=0, keepalive_timeout=_KEEP_ALIVE_TIMEOUT)
             self._session = aiohttp.ClientSession(connector=connector, headers=self._headers)
         return self._session
 
     def _refusal_error(self, status: int, path: str, raw: bytes) -> EngineError:
         words = error_message(raw)
         if status in (401, 403):
-            return EngineError(
+            return RequestRefused(
                 f"the engine at {self.address} refused the key ({status}). Set engine.api_key (OPENCLAW_ENGINE_API_KEY)"
             )
         if status in _UNAVAILABLE_STATUSES or any(sign in words for sign in _ENGINE_DEAD_MESSAGES):
             return EngineGone(f"the engine at {self.address} cannot answer ({status} {words})")
-        return EngineError(words if status == 400 and words else f"{path} at {self.address}: {status} {words}")
+        return RequestRefused(words if status == 400 and words else f"{path} at {self.address}: {status} {words}")
 
     def _connection_error(self, error: BaseException, then: str) -> EngineGone:
         if isinstance(error, aiohttp.ClientConnectorError):

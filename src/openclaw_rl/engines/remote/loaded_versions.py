@@ -6,14 +6,14 @@ import asyncio
 import re
 import socket
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from openclaw_rl.engines import adapter_file
-from openclaw_rl.engines.base import BASE_POLICY, VersionKey, check_capacity
+from openclaw_rl.engines.base import BASE_POLICY, check_capacity
 from openclaw_rl.errors import EngineError
 from openclaw_rl.types import PolicyRef
 
@@ -28,10 +28,6 @@ class LoadedVersion:
     adapter: str | None = None  # name of the LoRA adapter on the server
     weights: str | None = None  # name of the full weights on the server; None: those of the base
     source: PolicyRef | None = None  # policy whose files the adapter has, if not `ref`
-
-    @property
-    def version_key(self) -> VersionKey:
-        return self.ref.version, self.ref.digest
 
     @property
     def adapter_files(self) -> PolicyRef:
@@ -77,13 +73,13 @@ class VersionTable:
 
     def __init__(self, cap: int) -> None:
         self._max_versions = cap
-        self._loaded: dict[int, LoadedVersion] = {0: LoadedVersion(ref=BASE_POLICY)}
+        self.loaded: dict[int, LoadedVersion] = {0: LoadedVersion(ref=BASE_POLICY)}
         self._use_counts: Counter[LoadedVersion] = Counter()
         self.adapters: set[str] = set()  # on the server, also those of versions that drain
 
     @property
     def versions(self) -> tuple[int, ...]:
-        return tuple(sorted(self._loaded))
+        return tuple(sorted(self.loaded))
 
     @property
     def running_replies(self) -> int:
@@ -96,22 +92,19 @@ class VersionTable:
 
     def look_up(self, version: int) -> LoadedVersion:
         """Return the loaded version. Raises `EngineError` if it is not loaded."""
-        if version not in self._loaded:
+        if version not in self.loaded:
             raise EngineError(f"version {version} is not loaded; loaded are: {list(self.versions)}")
-        return self._loaded[version]
+        return self.loaded[version]
 
     def check_capacity(self, policies: Sequence[PolicyRef]) -> None:
         """Raise `EngineError` if these versions and those still in use are more than `engine.max_loaded_versions`."""
-        check_capacity(policies, [held.version_key for held in self._use_counts], self._max_versions)
+        in_use = [(held.ref.version, held.ref.digest) for held in self._use_counts]
+        check_capacity(policies, in_use, self._max_versions)
 
     def find_loaded(self, ref: PolicyRef) -> LoadedVersion | None:
         """Return the loaded version with this digest, or None."""
-        held = self._loaded.get(ref.version)
+        held = self.loaded.get(ref.version)
         return held if held is not None and held.ref == ref else None
-
-    def replace_versions(self, held: Mapping[int, LoadedVersion]) -> None:
-        """Serve exactly these versions from now on."""
-        self._loaded = dict(held)
 
     def begin_use(self, held: LoadedVersion) -> None:
         self._use_counts[held] += 1
@@ -124,4 +117,4 @@ class VersionTable:
     @property
     def unused_adapters(self) -> set[str]:
         """Adapters that can be unloaded: of no loaded version, and used by no reply."""
-        return self.adapters - {held.adapter for held in (*self._loaded.values(), *self._use_counts)}
+        return self.adapters - {held.adapter for held in (*self.loaded.values(), *self._use_counts)}

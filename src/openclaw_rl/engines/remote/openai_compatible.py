@@ -17,9 +17,9 @@ from tokenizers import Tokenizer
 
 from openclaw_rl.engines.base import EngineInfo, OnConnect
 from openclaw_rl.engines.remote import completions_api, server_process
-from openclaw_rl.engines.remote.http_client import HEALTH_TIMEOUT, HttpClient
+from openclaw_rl.engines.remote.http_client import HEALTH_TIMEOUT, HttpClient, RequestRefused
 from openclaw_rl.engines.remote.loaded_versions import owner_of
-from openclaw_rl.engines.remote.vllm import VllmEngine
+from openclaw_rl.engines.remote.vllm import VllmEngine, model_cards
 from openclaw_rl.errors import EngineError, EngineGone
 from openclaw_rl.settings.load import Config
 from openclaw_rl.types import Sampling
@@ -39,19 +39,6 @@ _ALTERNATIVES_ADVICE = (
 )
 
 
-class OpenAiHttpClient(HttpClient):
-    """`HttpClient` for servers that have no `/health`."""
-
-    async def check_alive(self, path: str = "/v1/models") -> None:
-        """Check the health of the server. Raises `EngineGone`."""
-        await super().check_alive(path)
-
-
-def connect_engine(config: Config, *, on_connect: OnConnect | None = None) -> OpenAiEngine:
-    """Return a client for the endpoint at `engine.url`."""
-    return OpenAiEngine(config, on_connect=on_connect)
-
-
 def check_endpoint(config: Config, *, wait: float = HEALTH_TIMEOUT) -> None:
     """Raise `EngineError` if the endpoint cannot be the policy's engine.
 
@@ -59,7 +46,7 @@ def check_endpoint(config: Config, *, wait: float = HEALTH_TIMEOUT) -> None:
     """
 
     async def ask_info() -> None:
-        engine = connect_engine(config)
+        engine = OpenAiEngine(config)
         try:
             await asyncio.wait_for(engine.info(), wait)
         except (EngineGone, TimeoutError) as error:
@@ -79,7 +66,7 @@ class OpenAiEngine(VllmEngine):
 
     def __init__(self, config: Config, *, on_connect: OnConnect | None = None) -> None:
         assert config.engine.url is not None, "the settings are validated"
-        http, home = OpenAiHttpClient(config.engine.url, api_key=config.engine.api_key), config.home_dir
+        http, home = HttpClient(config.engine.url, "openai", api_key=config.engine.api_key), config.home_dir
         folder, owner = home / "identity", owner_of(home)
         super().__init__(http, config.engine, folder=folder, owner=owner, on_connect=on_connect)
         self._model_path = config.model.path
@@ -107,9 +94,7 @@ class OpenAiEngine(VllmEngine):
     async def _list_models(self) -> Any:
         try:
             return await self.http.call_json("GET", "/v1/models", limit=HEALTH_TIMEOUT)
-        except EngineGone:
-            raise
-        except EngineError as error:
+        except RequestRefused as error:
             raise EngineError(f"{self.http.address} is not an OpenAI-compatible endpoint: {error}") from None
 
     async def _probe_endpoint(self) -> None:
@@ -129,14 +114,10 @@ class OpenAiEngine(VllmEngine):
 
     async def _probe_completion(self, prompt: Sequence[int], limit: int) -> Any:
         greedy = Sampling(temperature=0.0, seed=0)
-        body = completions_api.request_body(
-            model=self._base_name, prompt=prompt, sampling=greedy, limit=limit, stop=(), top=1
-        )
+        body = completions_api.request_body(self._base_name, prompt, greedy, limit=limit, top=1)
         try:
             return await self.http.call_json("POST", "/v1/completions", body)
-        except EngineGone:
-            raise
-        except EngineError as error:
+        except RequestRefused as error:
             raise self._unfit_error(f"it refuses /v1/completions with a prompt of token ids ({error})") from None
 
     def _unfit_error(self, why: str) -> EngineError:
@@ -145,9 +126,7 @@ class OpenAiEngine(VllmEngine):
     async def _supports_adapters(self) -> bool:
         try:
             await self.http.call_json("POST", "/v1/load_lora_adapter", {})
-        except EngineGone:
-            raise
-        except EngineError as error:
+        except RequestRefused as error:
             return not any(f": {status} " in f"{error} " for status in (404, 405, 501))
         return True
 
@@ -210,8 +189,7 @@ def _replies_differ(one: tuple[Sequence[int], Sequence[float]], two: tuple[Seque
 
 def _find_model_card(listed: Any, model: str, where: str) -> dict[str, Any]:
     """Return the entry of the model named in the settings, or the only entry that is not an adapter."""
-    found = listed.get("data") if isinstance(listed, dict) else None
-    cards = [c for c in found or () if isinstance(c, dict) and isinstance(c.get("id"), str) and not c.get("parent")]
+    cards = [card for card in model_cards(listed) if not card.get("parent")]
     named = [c for c in cards if c["id"] in (model, Path(model).name)]
     if len(chosen := named or cards) == 1:
         return chosen[0]

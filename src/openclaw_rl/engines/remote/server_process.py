@@ -14,7 +14,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from openclaw_rl.common.sockets import clear_socket
 from openclaw_rl.common.worker_loop import stop_on_signals, wait_or_stop
 from openclaw_rl.engines.remote.http_client import HttpClient
 from openclaw_rl.errors import EngineError, EngineGone
-from openclaw_rl.settings.load import Config
+from openclaw_rl.settings.load import Config, EngineConfig
 
 log = logging.getLogger(__name__)
 
@@ -36,55 +35,40 @@ _STOP_TIMEOUT = 9.0  # seconds between stop and kill; the supervisor waits 10
 _DRAIN_TIMEOUT = 1.0  # seconds to read the last lines of a program that died
 _TAIL_LINES = 25  # last lines that the error message quotes
 _LOG_BYTES, _LOG_FILES = 10 * 2**20, 3
-_ERROR_LINE = re.compile(
-    r"\b(ERROR|CRITICAL)\b(?!.*\]  )|^\w*(Error|Exception): "
-)  # excludes the inner lines of a traceback
+_ERROR_LINE = re.compile(r"\b(ERROR|CRITICAL)\b(?!.*\]  )|^\w*(Error|Exception): ")  # not the inside of a traceback
 _GUARD_PID_LINE = re.compile(r"^guard: pid (\d+)$")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerProgram:
-    """A server program to start, and the client that reaches it."""
+def run_server(
+    config: Config, name: str, command: Sequence[str], environment: Mapping[str, str], http: HttpClient
+) -> None:
+    """Run a server program until SIGTERM or SIGINT. Raises `EngineError` if it ends by itself.
 
-    name: str  # for messages and the log file name
-    command: Sequence[str]
-    environment: Mapping[str, str]
-    http: HttpClient
-    socket: Path | None = None  # the Unix socket that it creates
-
-
-def run_server(config: Config, program: ServerProgram) -> None:
-    """Run the program until SIGTERM or SIGINT. Raises `EngineError` if it ends by itself."""
-    if program.socket is not None:
-        clear_socket(program.socket)
+    `name`: for messages and the log file; `http`: the client that reaches it.
+    """
+    if http.socket is not None:
+        clear_socket(http.socket)
     try:
-        asyncio.run(ServerProcess(config, program).run())
+        asyncio.run(ServerProcess(name, http, config.logs_dir / f"{name}.log").run(command, environment))
     finally:
-        if program.socket is not None:
-            program.socket.unlink(missing_ok=True)
-
-
-def watch_server(config: Config, http: HttpClient | None = None) -> None:
-    """Watch the server at `engine.url` until SIGTERM or SIGINT; log when it comes up or goes down."""
-    assert config.engine.url is not None
-    asyncio.run(_watch_until_stopped(http or HttpClient(config.engine.url, api_key=config.engine.api_key)))
+        if http.socket is not None:
+            http.socket.unlink(missing_ok=True)
 
 
 class ServerProcess:
     """Runs a server program and copies its output to the logs, until a signal arrives or the program ends."""
 
-    def __init__(self, config: Config, program: ServerProgram) -> None:
-        self._program = program
+    def __init__(self, name: str, http: HttpClient, log_file: Path) -> None:
+        self.name, self.http, self.log_file = name, http, log_file
         self._last_lines: deque[str] = deque(maxlen=_TAIL_LINES)
         self._process_group: int | None = None
         self._log_errors = True  # False during the stop: errors then go to its own log only
-        self.log_file = config.logs_dir / f"{program.name}.log"
 
-    async def run(self) -> None:
-        program, stop = self._program, stop_on_signals()
+    async def run(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        stop = stop_on_signals()
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", process_guard.__file__, *program.command),
-            env=dict(program.environment),
+            *(sys.executable, "-I", process_guard.__file__, *command),
+            env=dict(environment),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
@@ -107,13 +91,13 @@ class ServerProcess:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await program.http.close()
+            await self.http.close()
         if not stop.is_set():
             raise self._exit_error(process.returncode)
 
     async def _relay_output(self, lines: asyncio.StreamReader) -> None:
         """Write every line to the program's own log, and errors also to ours."""
-        own = _program_logger(self._program.name, self.log_file)
+        own = _program_logger(self.name, self.log_file)
         try:
             while True:
                 try:
@@ -129,26 +113,23 @@ class ServerProcess:
                 self._last_lines.append(line)
                 own.info("%s", line)
                 loud = self._log_errors and _ERROR_LINE.search(line) is not None
-                log.log(logging.WARNING if loud else logging.DEBUG, "%s: %s", self._program.name, line)
+                log.log(logging.WARNING if loud else logging.DEBUG, "%s: %s", self.name, line)
         finally:
             for handler in list(own.handlers):
                 own.removeHandler(handler)
                 handler.close()
 
     async def _log_until_ready(self) -> None:
-        program, began = self._program, time.monotonic()
-        told = began
+        began = logged = time.monotonic()
         while True:
-            try:
-                await program.http.check_alive()
-                log.info("%s answers at %s after %.0f s", program.name, program.http.address, time.monotonic() - began)
+            with contextlib.suppress(EngineGone):
+                await self.http.check_alive()
+                log.info("%s answers at %s after %.0f s", self.name, self.http.address, time.monotonic() - began)
                 return
-            except EngineGone:
-                pass
             now = time.monotonic()
-            if now - told >= _PROGRESS_INTERVAL:
-                told = now
-                log.info("%s loads the model: %.0f s so far (log: %s)", program.name, now - began, self.log_file)
+            if now - logged >= _PROGRESS_INTERVAL:
+                logged = now
+                log.info("%s loads the model: %.0f s so far (log: %s)", self.name, now - began, self.log_file)
             await asyncio.sleep(_STARTUP_POLL_INTERVAL)
 
     async def _end_process(self, process: asyncio.subprocess.Process) -> None:
@@ -169,7 +150,7 @@ class ServerProcess:
         number = -code if code and code < 0 else code - 128 if code and code > 128 else None
         how = f"signal {signal.Signals(number).name}" if number is not None else f"exit code {code}"
         tail = "\n".join(f"    {line}" for line in self._last_lines)
-        return EngineError(f"{self._program.name} ended ({how}). Its last output:\n{tail}\nIts log: {self.log_file}")
+        return EngineError(f"{self.name} ended ({how}). Its last output:\n{tail}\nIts log: {self.log_file}")
 
 
 async def _wait_for_exit(process: asyncio.subprocess.Process) -> None:
@@ -178,19 +159,19 @@ async def _wait_for_exit(process: asyncio.subprocess.Process) -> None:
         await asyncio.sleep(0.05)
 
 
-async def _watch_until_stopped(http: HttpClient) -> None:
-    """Check the health until a signal arrives; log every change."""
-    stop, up = stop_on_signals(), None
+async def watch_server(http: HttpClient) -> None:
+    """Watch the server at `engine.url` until SIGTERM or SIGINT; log when it comes up or goes down."""
+    stop, was_up = stop_on_signals(), None
     while not stop.is_set():
         try:
             await http.check_alive()
-            if up is not True:
+            if was_up is not True:
                 log.info("the engine at %s answers", http.address)
-            up = True
+            was_up = True
         except EngineGone as error:
-            if up is not False:
+            if was_up is not False:
                 log.warning("%s. Start it, or correct engine.url; the gateway waits for it", error)
-            up = False
+            was_up = False
         await wait_or_stop(stop, _WATCH_INTERVAL)
     await http.close()
 
@@ -216,6 +197,12 @@ def run_python(python: str, code: str) -> subprocess.CompletedProcess[bytes]:
         raise EngineError(
             f"engine.python {python!r} cannot be run ({error.strerror}). Give a Python interpreter"
         ) from None
+
+
+def command_line(engine: EngineConfig, module: str, flags: Mapping[str, str], switches: Sequence[str]) -> list[str]:
+    """Return `python -m module` with its flags; `engine.args` are last, so that they override ours."""
+    words = [word for name, value in flags.items() for word in (f"--{name}", value)]
+    return [engine.python or sys.executable, "-m", module, *words, *(f"--{name}" for name in switches), *engine.args]
 
 
 def model_location(path: str) -> str:

@@ -14,10 +14,10 @@ from openclaw_rl.engines.adapter_file import AdapterFile
 from openclaw_rl.engines.base import EngineInfo, OnConnect
 from openclaw_rl.engines.remote import sglang_api
 from openclaw_rl.engines.remote.engine import BASE_WEIGHTS, RemoteEngine
-from openclaw_rl.engines.remote.http_client import HEALTH_TIMEOUT, HttpClient
+from openclaw_rl.engines.remote.http_client import HEALTH_TIMEOUT, HttpClient, RequestRefused
 from openclaw_rl.engines.remote.loaded_versions import LoadedVersion, full_weights_name
 from openclaw_rl.engines.remote.server_process import version_numbers
-from openclaw_rl.errors import EngineError, EngineGone
+from openclaw_rl.errors import EngineError
 from openclaw_rl.settings.load import EngineConfig
 from openclaw_rl.types import Chunk, Generation, Ids, Logprobs, PolicyRef
 
@@ -28,28 +28,11 @@ _IGNORED_KEYS = ("use_rslora", "rank_pattern", "alpha_pattern")  # SGLang scales
 _BASE_TAG = "default"  # SGLang's `weight_version` for the weights that it was started with
 
 
-class SglangHttpClient(HttpClient):
-    """`HttpClient` with a cheap health check: SGLang's `/health` generates a token and takes at least a second.
+class SglangEngine(RemoteEngine):
+    """See `RemoteEngine`. `base`: folder of the base weights, to load them again after full-weight versions.
 
     `locate` returns the present address; it is called before each connection, because a restart may change the port.
     """
-
-    def __init__(self, url: str, *, api_key: str | None = None, locate: Callable[[], str] | None = None) -> None:
-        super().__init__(url, api_key=api_key)
-        self._locate = locate
-
-    def update_address(self) -> None:
-        """Read the present address of the server. Raises `EngineError`."""
-        if self._locate is not None:
-            self.url = self._locate()
-
-    async def check_alive(self, path: str = "/model_info") -> None:
-        """Check the health of the server. Raises `EngineGone`."""
-        await super().check_alive(path)
-
-
-class SglangEngine(RemoteEngine):
-    """See `RemoteEngine`. `base`: folder of the base weights, to load them again after full-weight versions."""
 
     kind = "SGLang"
     convention_advice = "Start it without SGLANG_RETURN_ORIGINAL_LOGPROB. "
@@ -59,47 +42,47 @@ class SglangEngine(RemoteEngine):
 
     def __init__(
         self,
-        server: SglangHttpClient,
+        http: HttpClient,
         config: EngineConfig,
         base: str,
         *,
+        locate: Callable[[], str] | None = None,
         owner: str = "",
         on_connect: OnConnect | None = None,
     ) -> None:
-        super().__init__(server, config, owner=owner, on_connect=on_connect)
-        self._http_client, self._base_path = server, base
+        super().__init__(http, config, owner=owner, on_connect=on_connect)
+        self._locate, self._base_path = locate, base
 
     async def _fetch_info(self) -> EngineInfo:
-        self._http_client.update_address()
-        told = await self._server_info()
-        check_version(str(told.get("version", "")), f"the SGLang server at {self.http.address}")
-        longest = told.get("max_req_input_len")
+        if self._locate is not None:
+            self.http.url = self._locate()
+        server = await self._server_info()
+        check_version(str(server.get("version", "")), f"the SGLang server at {self.http.address}")
+        longest = server.get("max_req_input_len")
         if not isinstance(longest, int):
             raise EngineError(
                 f"the SGLang server at {self.http.address} does not report max_req_input_len. {FALLBACK_ADVICE}"
             )
-        if told.get("allow_auto_truncate"):
+        if server.get("allow_auto_truncate"):
             raise EngineError(
                 f"the SGLang server at {self.http.address} truncates long prompts silently, so the stored prompt would "
                 "not be the one that was read. Start it without --allow-auto-truncate"
             )
         if await self._loaded_weights_name() == BASE_WEIGHTS:  # else the reported path may be that of weights we loaded
-            self._base_path = str(told.get("model_path") or self._base_path)
+            self._base_path = str(server.get("model_path") or self._base_path)
         return EngineInfo(
             model=self._base_path,
             # Prompts and scored sequences must be shorter than max_req_input_len.
             context_length=longest - 1,
-            device=str(told.get("device") or "sglang"),
-            dtype=str(told.get("dtype") or ""),
-            grammar=told.get("grammar_backend") == "llguidance",
+            device=str(server.get("device") or "sglang"),
+            dtype=str(server.get("dtype") or ""),
+            grammar=server.get("grammar_backend") == "llguidance",
         )
 
     async def _server_info(self) -> dict[str, Any]:
         try:
             found = await self.http.call_json("GET", "/server_info", limit=HEALTH_TIMEOUT)
-        except EngineGone:
-            raise
-        except EngineError as error:
+        except RequestRefused as error:
             raise EngineError(
                 f"{self.http.address} is not an SGLang server, or one that is too old ({error}); "
                 f"expected SGLang {_format_version(MIN_VERSION)} or newer. {FALLBACK_ADVICE}"
@@ -163,9 +146,7 @@ class SglangEngine(RemoteEngine):
         body = {"model_path": path, "weight_version": name or _BASE_TAG, "flush_cache": True}
         try:
             await self.http.post_checked("/update_weights_from_disk", body)
-        except EngineGone:
-            raise
-        except EngineError as error:
+        except RequestRefused as error:
             raise EngineError(f"SGLang cannot load the weights in {path}: {error}") from None
 
 

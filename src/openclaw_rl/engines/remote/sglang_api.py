@@ -89,8 +89,8 @@ def next_token_body(prompt: Ids, token: int, temperature: float, *, adapter: str
     """
     params = sampling_params(Sampling(temperature=temperature), limit=1)
     # Without a start, the token is scored at the prompt's last position too.
-    told = {"logprob_start_len": len(prompt), "token_ids_logprob": [token]}
-    return _request_body(prompt, params, adapter) | told
+    extra = {"logprob_start_len": len(prompt), "token_ids_logprob": [token]}
+    return _request_body(prompt, params, adapter) | extra
 
 
 def _request_body(prompt: Ids, params: dict[str, Any], adapter: str | None) -> dict[str, Any]:

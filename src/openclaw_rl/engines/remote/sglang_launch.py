@@ -15,13 +15,9 @@ import yaml
 from openclaw_rl.common.sockets import free_port
 from openclaw_rl.engines.base import OnConnect
 from openclaw_rl.engines.remote import server_process
+from openclaw_rl.engines.remote.http_client import HttpClient
 from openclaw_rl.engines.remote.loaded_versions import owner_of
-from openclaw_rl.engines.remote.sglang import (
-    FALLBACK_ADVICE,
-    SglangEngine,
-    SglangHttpClient,
-    check_version,
-)
+from openclaw_rl.engines.remote.sglang import FALLBACK_ADVICE, SglangEngine, check_version
 from openclaw_rl.errors import EngineError
 from openclaw_rl.settings.load import Config, foreign_environment
 
@@ -35,18 +31,15 @@ def connect_engine(config: Config, *, on_connect: OnConnect | None = None) -> Sg
     engine, base = config.engine, server_process.model_location(config.model.path)
     owner = owner_of(config.home_dir)
     if engine.url is not None:
-        return SglangEngine(
-            SglangHttpClient(engine.url, api_key=engine.api_key),
-            engine,
-            base,
-            owner=owner,
-            on_connect=on_connect,
-        )
+        http = HttpClient(engine.url, "sglang", api_key=engine.api_key)
+        return SglangEngine(http, engine, base, owner=owner, on_connect=on_connect)
     place = _read_address(config)
-    server = SglangHttpClient(
-        _base_url(place), api_key=str(place["api-key"]), locate=lambda: _base_url(_read_address(config))
-    )
-    return SglangEngine(server, engine, base, owner=owner, on_connect=on_connect)
+    http = HttpClient(_base_url(place), "sglang", api_key=str(place["api-key"]))
+
+    def locate() -> str:
+        return _base_url(_read_address(config))
+
+    return SglangEngine(http, engine, base, locate=locate, owner=owner, on_connect=on_connect)
 
 
 def check_sglang(config: Config) -> str:
@@ -72,15 +65,8 @@ def main(config: Config) -> None:
     place = _read_address(config)
     if _is_port_taken(int(place["port"])):
         place = _write_address(config, str(place["api-key"]), again=True)
-    server_process.run_server(
-        config,
-        server_process.ServerProgram(
-            name="sglang",
-            command=server_command(config, version),
-            environment=server_environment(config),
-            http=SglangHttpClient(_base_url(place), api_key=str(place["api-key"])),
-        ),
-    )
+    http = HttpClient(_base_url(place), "sglang", api_key=str(place["api-key"]))
+    server_process.run_server(config, "sglang", server_command(config, version), server_environment(config), http)
 
 
 def server_command(config: Config, version: str) -> list[str]:
@@ -106,12 +92,7 @@ def server_command(config: Config, version: str) -> list[str]:
     switches = ["enable-lora"]
     if server_process.version_numbers(version) >= _INCREMENTAL_MIN_VERSION:
         switches.append("incremental-streaming-output")  # else every event repeats the whole reply
-    return [
-        *(engine.python or sys.executable, "-m", "sglang.launch_server"),
-        *(word for name, value in flags.items() for word in (f"--{name}", value)),
-        *(f"--{name}" for name in switches),
-        *engine.args,  # last, so that they override ours
-    ]
+    return server_process.command_line(engine, "sglang.launch_server", flags, switches)
 
 
 def server_environment(config: Config) -> dict[str, str]:

@@ -18,10 +18,10 @@ from openclaw_rl.engines.adapter_file import AdapterFile
 from openclaw_rl.engines.base import EngineInfo, OnConnect
 from openclaw_rl.engines.remote import completions_api
 from openclaw_rl.engines.remote.engine import BASE_WEIGHTS, RemoteEngine
-from openclaw_rl.engines.remote.http_client import HEALTH_TIMEOUT, HttpClient
+from openclaw_rl.engines.remote.http_client import HEALTH_TIMEOUT, HttpClient, RequestRefused
 from openclaw_rl.engines.remote.loaded_versions import LoadedVersion, adapter_name, full_weights_name, owner_of
 from openclaw_rl.engines.remote.server_process import version_numbers
-from openclaw_rl.errors import EngineError, EngineGone
+from openclaw_rl.errors import EngineError
 from openclaw_rl.settings.load import Config, EngineConfig
 from openclaw_rl.types import Chunk, Generation, Ids, Logprobs, PolicyRef, Sampling
 
@@ -38,10 +38,9 @@ _DEV_MODE_ADVICE = "Start it with VLLM_SERVER_DEV_MODE=1 on an address that only
 def connect_engine(config: Config, *, on_connect: OnConnect | None = None) -> VllmEngine:
     """Return a client for the server at `engine.url`, or for the one that the engine process started."""
     engine = config.engine
+    http = HttpClient("http://vllm", socket=config.engine_socket)
     if engine.url is not None:
         http = HttpClient(engine.url, api_key=engine.api_key)
-    else:
-        http = HttpClient("http://vllm", socket=config.engine_socket)
     home = config.home_dir
     return VllmEngine(http, engine, folder=home / "identity", owner=owner_of(home), on_connect=on_connect)
 
@@ -77,7 +76,7 @@ class VllmEngine(RemoteEngine):
 
     async def _fetch_info(self) -> EngineInfo:
         self._loaded_adapters.clear()
-        cards = _model_cards(await self.http.call_json("GET", "/v1/models", limit=HEALTH_TIMEOUT))
+        cards = model_cards(await self.http.call_json("GET", "/v1/models", limit=HEALTH_TIMEOUT))
         if not cards:
             raise EngineError(f"the engine at {self.http.address} lists no models; expected a vLLM server")
         card = next((c for c in cards if not c.get("parent")), cards[0])
@@ -106,22 +105,16 @@ class VllmEngine(RemoteEngine):
             found = await self.http.call_json("GET", "/server_info", params={"config_format": "json"})
             config = found["vllm_config"]
             device, dtype = config["device_config"]["device"], config["model_config"]["dtype"]
-        except EngineGone:
-            raise
-        except (EngineError, KeyError, TypeError):
+        except (RequestRefused, KeyError, TypeError):
             return "", ""
         return str(device), str(dtype).removeprefix("torch.")
 
     async def _supports_grammars(self) -> bool:
         """Return whether the server constrains replies by an llguidance grammar; older ones ignore the field."""
-        asked = completions_api.request_body(
-            model=self._base_name, prompt=[1], sampling=Sampling(seed=0), limit=1, stop=()
-        ) | _grammar_fields(_PROBE_GRAMMAR)
+        asked = completions_api.request_body(self._base_name, [1], Sampling(seed=0)) | _grammar_fields(_PROBE_GRAMMAR)
         try:
             return (await self._request_choice(asked)).text == "1"
-        except EngineGone:
-            raise
-        except EngineError:
+        except RequestRefused:
             return False
 
     async def _request_choice(self, asked: dict[str, Any]) -> completions_api.CompletionChoice:
@@ -156,17 +149,13 @@ class VllmEngine(RemoteEngine):
             if len(response_ids) == 1:
                 return last
             return np.concatenate([await self._score_prompt(held, prompt_ids, response_ids[:-1]), last])
-        asked = completions_api.request_body(
-            model=self._model_name(held), prompt=whole, sampling=Sampling(seed=0), limit=1, stop=()
-        ) | {"prompt_logprobs": 0}
+        asked = completions_api.request_body(self._model_name(held), whole, Sampling(seed=0)) | {"prompt_logprobs": 0}
         found = completions_api.prompt_logprobs(await self._request_choice(asked), whole, len(prompt_ids))
         return np.array(found, dtype=np.float32)
 
     async def _score_next_token(self, held: LoadedVersion, prompt: Ids, token: int, temperature: float) -> float:
         sampling = Sampling(temperature=temperature, seed=0)
-        asked = completions_api.request_body(
-            model=self._model_name(held), prompt=prompt, sampling=sampling, limit=1, stop=()
-        )
+        asked = completions_api.request_body(self._model_name(held), prompt, sampling)
         choice = await self._request_choice(asked | {"logprob_token_ids": [token]})
         tops = choice.logprobs.top_logprobs if choice.logprobs is not None else []
         found = dict(completions_api.top_alternatives(tops[0] or {})) if tops else {}
@@ -216,9 +205,7 @@ class VllmEngine(RemoteEngine):
         """Return the tag that `_load_full_weights` set. Without the route we cannot have loaded other weights."""
         try:
             found = await self.http.call_json("GET", "/weight_info")
-        except EngineGone:
-            raise
-        except EngineError:
+        except RequestRefused:
             return BASE_WEIGHTS
         return full_weights_name(found)
 
@@ -231,9 +218,7 @@ class VllmEngine(RemoteEngine):
             )
         try:
             await self._pause_and_reload(name, path)
-        except EngineGone:
-            raise
-        except EngineError as error:
+        except RequestRefused as error:
             advice = f" {_DEV_MODE_ADVICE}" if "404" in str(error) else ""
             raise EngineError(f"vLLM cannot load the weights in {path}: {error}{advice}") from None
 
@@ -265,6 +250,7 @@ def _grammar_fields(grammar: str) -> dict[str, Any]:
     return {"structured_outputs": {"grammar": _WHITESPACE_PATTERN.sub(lambda _: _SEPARATOR_PATTERNS, grammar)}}
 
 
-def _model_cards(listed: Any) -> list[dict[str, Any]]:
+def model_cards(listed: Any) -> list[dict[str, Any]]:
+    """Return the models in an answer to `/v1/models`, adapters included; empty if it has another shape."""
     found = listed.get("data") if isinstance(listed, dict) else None
-    return [c for c in found if isinstance(c, dict) and "id" in c] if isinstance(found, list) else []
+    return [c for c in found or () if isinstance(c, dict) and isinstance(c.get("id"), str)]

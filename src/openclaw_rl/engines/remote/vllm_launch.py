@@ -44,16 +44,8 @@ def check_vllm(config: Config) -> None:
 def main(config: Config) -> None:
     """Run a vLLM server at `config.engine_socket` until a signal. Raises `EngineError`."""
     check_vllm(config)
-    server_process.run_server(
-        config,
-        server_process.ServerProgram(
-            name="vllm",
-            command=server_command(config),
-            environment=server_environment(config),
-            http=HttpClient("http://vllm", socket=config.engine_socket),
-            socket=config.engine_socket,
-        ),
-    )
+    http = HttpClient("http://vllm", socket=config.engine_socket)
+    server_process.run_server(config, "vllm", server_command(config), server_environment(config), http)
 
 
 def server_command(config: Config) -> list[str]:
@@ -76,12 +68,7 @@ def server_command(config: Config) -> list[str]:
     if engine.max_context is not None:
         flags["max-model-len"] = str(engine.max_context)
     switches = ("enable-lora", "enable-prefix-caching", "enable-prompt-tokens-details", "disable-uvicorn-access-log")
-    return [
-        *(engine.python or sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
-        *(word for name, value in flags.items() for word in (f"--{name}", value)),
-        *(f"--{name}" for name in switches),
-        *engine.args,  # last, so that they override ours
-    ]
+    return server_process.command_line(engine, "vllm.entrypoints.openai.api_server", flags, switches)
 
 
 def server_environment(config: Config) -> dict[str, str]:
