@@ -46,7 +46,7 @@ def interpreter(folder: Path, version: str | None) -> Path:
         told.mkdir()
         (told / "METADATA").write_text(f"Metadata-Version: 2.1\nName: sglang\nVersion: {version}\n")
     script = folder / "python"
-    script.write_text(f'#!/bin/sh\nPYTHONPATH={site}:{ROOT} exec {sys.executable} "$@"\n')
+    script.write_text(f'#!/bin/sh\nPYTHONPATH={site}:{ROOT}:{ROOT}/src exec {sys.executable} "$@"\n')
     script.chmod(0o755)
     return script
 
