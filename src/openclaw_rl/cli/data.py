@@ -33,7 +33,7 @@ def check_files(paths: tuple[str, ...], report: str | None, partial: bool) -> No
 
 @data_commands.command("import")
 @_paths_argument
-@click.option("--no-score", is_flag=True, help="Do not compute log-probabilities; `data score` does it later.")
+@click.option("--no-score", is_flag=True, help="Do not compute log-probabilities now; run `data score` later.")
 @_report_option
 @_partial_option
 @settings_options
@@ -53,7 +53,7 @@ def import_files(paths: tuple[str, ...], no_score: bool, report: str | None, par
 @data_commands.command("score")
 @settings_options
 def score_imported(**options: Any) -> None:
-    """Compute the log-probabilities that `data import --no-score` left out."""
+    """Compute missing log-probabilities of imported turns."""
     from openclaw_rl.trajectories import operations
 
     operations.score_imported(load_config(**options))
@@ -68,7 +68,7 @@ def score_imported(**options: Any) -> None:
     "form",
     type=click.Choice(["trajectories", "turns"]),
     default="trajectories",
-    help="turns: one flat row per turn, for datasets.load_dataset [trajectories].",
+    help="turns: one flat row per turn, for datasets.load_dataset. [default: trajectories]",
 )
 @click.option(
     "--redact",

@@ -44,10 +44,10 @@ def cli() -> None:
 
 _WORKER_COMMANDS: Mapping[str, tuple[str, Sequence[str]]] = {
     "up": ("Run serve, collect, judge and train, supervised.", ("engine", "gateway", "collect", "judge", "train")),
-    "serve": ("Only serve and store conversations: engine and gateway.", ("engine", "gateway")),
-    "collect": ("Only link reactions to turns.", ("collect",)),
-    "judge": ("Only judge closed turns.", ("judge",)),
-    "train": ("Only train on judged turns.", ("train",)),
+    "serve": ("Run only the serve stage: engine and gateway.", ("engine", "gateway")),
+    "collect": ("Run only the collect stage: link reactions to turns.", ("collect",)),
+    "judge": ("Run only the judge stage: score turns that have a reaction.", ("judge",)),
+    "train": ("Run only the train stage: train on judged turns.", ("train",)),
 }
 """Command -> (its help, the workers that it starts)."""
 
@@ -130,7 +130,7 @@ def inspect() -> None:
 
 
 @inspect.command("sessions")
-@click.option("--limit", type=click.IntRange(min=1), default=30, show_default=True)
+@click.option("--limit", type=click.IntRange(min=1), default=30, show_default=True, help="Maximum number of sessions.")
 @settings_options
 def inspect_sessions(limit: int, **options: Any) -> None:
     """List the newest sessions, one per line."""
@@ -179,7 +179,7 @@ def inspect_policy(version: int, **options: Any) -> None:
 @click.option("--troubles", is_flag=True, help="Diagnose this home instead: list its problems, each with its cure.")
 @settings_options
 def doctor(wait: float, engine: str | None, troubles: bool, **options: Any) -> None:
-    """Test turn -> verdict -> gradient -> new version -> served. Uses a scratch store; names the first failed check."""
+    """Check the loop from a turn to a new served version. Uses a scratch store."""
     from openclaw_rl.doctor.pipeline import examine_engine, examine_home, examine_pipeline
 
     if engine is not None and options["backend"] not in (None, engine):
@@ -210,7 +210,7 @@ def connect() -> None:
 @click.option("--into", metavar="FILE", help="Add it to this settings file instead.")
 @settings_options
 def connect_openclaw(write: bool, into: str | None, **options: Any) -> None:
-    """Print the provider entry for OpenClaw, or add it to OpenClaw's settings."""
+    """Print OpenClaw's provider entry, or add it to its settings."""
     from pathlib import Path
 
     from openclaw_rl.cli import connect as commands
@@ -254,7 +254,7 @@ def config_show(**options: Any) -> None:
 @config_group.command("check")
 @click.argument("file")
 def config_check(file: str) -> None:
-    """Report every error in a settings file, or the settings that it changes."""
+    """Check a settings file. Prints every error, or the settings that it changes."""
     from openclaw_rl.settings.reference import check_file
 
     check_file(file)

@@ -29,8 +29,15 @@ def make_method(name: str, into: str) -> None:
 
 
 @click.command("evaluate", context_settings=UNKNOWN_FLAGS)
-@click.option("--eval-tasks", "names", default="conversation,coding,tool-use", show_default=True, metavar="LIST")
-@click.option("--num", type=click.IntRange(min=1), help="Maximum number of tasks of each kind [all].")
+@click.option(
+    "--eval-tasks",
+    "names",
+    default="conversation,coding,tool-use",
+    show_default=True,
+    metavar="LIST",
+    help="Kinds of tasks, separated by commas.",
+)
+@click.option("--num", type=click.IntRange(min=1), help="Maximum number of tasks of each kind. [default: all]")
 @click.option("--out", metavar="FILE", help="Write every task, reply and reason to this file, as JSON.")
 @settings_options
 @alias_flags

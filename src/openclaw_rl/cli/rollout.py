@@ -14,8 +14,10 @@ from openclaw_rl.settings.cli_options import UNKNOWN_FLAGS, Seconds, alias_flags
 @click.command("rollout", context_settings=UNKNOWN_FLAGS)
 @click.option("--tasks", metavar="FILE", help="File of tasks: a JSON list, JSON lines, or plain lines.")
 @click.option("--prompt", "prompts", multiple=True, metavar="TEXT", help="A task (may be repeated).")
-@click.option("--num", type=click.IntRange(min=1), help="Number of rollouts [rollout.per_prompt, or 1, for each task].")
-@click.option("--out", metavar="FOLDER", help="Folder for one result file per rollout [<home>/rollouts].")
+@click.option(
+    "--num", type=click.IntRange(min=1), help="Number of rollouts. [default: rollout.per_prompt, or 1, for each task]"
+)
+@click.option("--out", metavar="FOLDER", help="Folder for one result file per rollout. [default: <home>/rollouts]")
 @settings_options
 @alias_flags
 def run_rollout_function(

@@ -65,7 +65,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Filter `tojson` without the HTML escapes of jinja2's own filter."""
+    """The template filter `tojson`; unlike jinja2's own, it does not escape HTML."""
     if type(value) is SerializedTool and indent is None and separators is None and not (ensure_ascii or sort_keys):
         return value.json
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

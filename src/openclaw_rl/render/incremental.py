@@ -126,7 +126,7 @@ class IncrementalRenderer:
         return None if before is None or whole is None else (before, whole)
 
     def _render_after(self, turn: _TurnInput, at: int, new: Sequence[Message], *, generation: bool) -> str | None:
-        """Return the template's text after the reply before message `at`, from the next special token on."""
+        """Return the rendered text that follows the reply at message `at - 1`, from its first special token on."""
         if CUT_MARKER in str(new):
             return None
         asked: Message = {"role": "user", "content": "x"}

@@ -128,7 +128,7 @@ class Renderer:
     # Bridged prompts.
 
     def text_after(self, reply: Message, new: Sequence[Message], *, tools: bool) -> str | None:
-        """Return the template's text from after the end-of-turn token of `reply` to the start of the next reply.
+        """Return the rendered text from after the end-of-turn token of `reply` to the start of the next reply.
 
         Rendered after a short placeholder conversation and cut at a marker. None if it cannot be determined.
         """

@@ -25,7 +25,7 @@ class SampledReply:
 
     @cached_property
     def text(self) -> str:
-        """Decoded text, which must occur verbatim in the template's text."""
+        """Decoded text of the reply. It is spliced only where the rendered prompt has exactly this text."""
         return str(self._tokens.backend.decode(self.ids.tolist(), skip_special_tokens=False))
 
     def __len__(self) -> int:

@@ -11,7 +11,7 @@ from openclaw_rl.render.tool_calls import ToolList
 from openclaw_rl.types import Message
 
 RenderFunction = Callable[[Sequence[Message], ToolList, bool], str | None]
-"""(messages, tools, add generation prompt) -> the template's text; None if the template rejects them."""
+"""(messages, tools, add generation prompt) -> the rendered text; None if the template rejects them."""
 CUT_MARKER = "Xq7openclaw0cut0here7qX"
 _THOUGHT_MARKER = "Xq7openclaw0thought7qX"
 _TOOL_NAMES = ("fXq7", "gXq7")
@@ -41,7 +41,7 @@ SECOND_RESULT: Message = {"role": "tool", "content": "r2", "tool_call_id": "call
 
 
 def sample_conversations() -> list[tuple[list[Message], ToolList]]:
-    """Return conversations for testing whether a template's text can be built turn by turn."""
+    """Return conversations for testing whether a rendered conversation can be built turn by turn."""
     both: Message = {**REPLY_WITH_TWO_CALLS, "content": "c"}
     start, again = [SYSTEM_MESSAGE, FIRST_REQUEST], [PLAIN_REPLY, SECOND_REQUEST]
     return [
@@ -106,7 +106,7 @@ def _after_common_prefix(whole: str, before: str) -> str:
 
 
 def _count_calls_read(text: RenderFunction, family: ModelFamily, reply: Message, results: Sequence[Message]) -> int:
-    """Return how many of the reply's calls the parser reads back from the template's text; -1 if it is rejected."""
+    """Return how many of the reply's calls the parser reads back from the rendered text; -1 if it is rejected."""
     whole = text([FIRST_REQUEST, reply, *results], PROBE_TOOLS, False)
     opening = text([FIRST_REQUEST], PROBE_TOOLS, True)
     if whole is None or opening is None:

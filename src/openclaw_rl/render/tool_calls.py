@@ -95,7 +95,7 @@ class CallReader(ABC):
 
     @abstractmethod
     def read(self, text: str) -> CallMatch | None:
-        """Read the calls at the start of `text` (an opener); None: call again with the text extended."""
+        """Return the tool calls at the start of `text`, which begins with an opener; None if more text is needed."""
 
 
 class HermesCallReader(CallReader):

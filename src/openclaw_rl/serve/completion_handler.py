@@ -84,7 +84,7 @@ class CompletionHandler:
                     await _wait_sent(response.write(encoder.encode_part(part, number)))
         except ClientDisconnected:  # the exchange has ended as cancelled, or is complete
             log.debug("%s: the client closed the connection", replies[0].header.id)
-        except Exception as error:  # any error: some clients take a stream that only stops for a complete one
+        except Exception as error:  # any error: some clients take a stream that just stops for complete
             if encoder is None:
                 raise
             await self._send_stream_error(response, encoder, dialect, error)

@@ -131,7 +131,7 @@ class PromptBuilder:
         tools: ToolFeatures,
         history: HashedHistory,
     ) -> tuple[str, list[PromptPiece]]:
-        """Return the template's text, and the text as pieces in which our verbatim replies are sampled ids."""
+        """Return the rendered text, and the text as pieces in which our verbatim replies are sampled ids."""
         ready = [f.template_message for f in features]
         known: list[SampledReply] = []
         for mark in history.marks:

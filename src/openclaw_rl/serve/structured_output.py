@@ -149,5 +149,5 @@ def _thinking_rule(tag: str, known: Mapping[str, int]) -> str:
     gap = r'("\n" | "\n\n")?'
     if tag not in known:
         return f"thinking: thought {gap}\nthought[suffix={json.dumps(tag)}]: /(.|\\n)*/"
-    words = re.escape(tag).replace("/", r"\/")  # not as text either: some tokens match both ways
+    words = re.escape(tag).replace("/", r"\/")  # the tag may not appear as text either: some tokens match it both ways
     return f"thinking: THOUGHT <[{known[tag]}]> {gap}\nTHOUGHT: /(.|\\n)*/ & ~/(.|\\n)*{words}(.|\\n)*/"

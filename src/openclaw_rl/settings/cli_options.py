@@ -26,17 +26,26 @@ class Seconds(click.FloatRange):
 
 
 _SETTINGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "--home": ("home", {"metavar": "DIR", "help": "Store, adapters, key and logs [~/.openclaw-rl]."}),
-    "--model-path": ("model.path", {"metavar": "PATH", "help": "Model: a folder, hub id or checkpoint [the starter]."}),
-    "--method": ("train.method", {"metavar": "NAME", "help": "Training method: binary, opd, combine, ... [combine]."}),
-    "--host": ("serve.host", {"metavar": "ADDRESS", "help": "Bind address [127.0.0.1]."}),
-    "--port": ("serve.port", {"type": click.IntRange(1, 65535), "help": "Port [8000]."}),
+    "--home": ("home", {"metavar": "DIR", "help": "Store, adapters, key and logs. [default: ~/.openclaw-rl]"}),
+    "--model-path": (
+        "model.path",
+        {"metavar": "PATH", "help": "Model: a folder, hub id or checkpoint. [default: the starter]"},
+    ),
+    "--method": (
+        "train.method",
+        {"metavar": "NAME", "help": "Training method: binary, opd, combine, ... [default: combine]"},
+    ),
+    "--host": ("serve.host", {"metavar": "ADDRESS", "help": "Bind address. [default: 127.0.0.1]"}),
+    "--port": ("serve.port", {"type": click.IntRange(1, 65535), "help": "Port. [default: 8000]"}),
     "--backend": (
         "engine.backend",
-        {"metavar": "NAME", "help": "Engine: embedded, vllm, sglang or openai [embedded]."},
+        {"metavar": "NAME", "help": "Engine: embedded, vllm, sglang or openai. [default: embedded]"},
     ),
-    "--engine-url": ("engine.url", {"metavar": "URL", "help": "Use this running server [one is started]."}),
-    "--engine-python": ("engine.python", {"metavar": "PATH", "help": "Python with the engine installed [this one]."}),
+    "--engine-url": ("engine.url", {"metavar": "URL", "help": "Use this running server. [default: start one]"}),
+    "--engine-python": (
+        "engine.python",
+        {"metavar": "PATH", "help": "Python with the engine installed. [default: this one]"},
+    ),
     "--log-level": ("run.log_level", {"metavar": "LEVEL", "help": "debug, info, warning or error."}),
 }
 """Option -> (setting, arguments of `click.option`)."""

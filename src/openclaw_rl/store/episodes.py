@@ -72,7 +72,7 @@ def judged_turns_of_group(conn: Connection, group: str) -> list[JudgedTurn]:
 
 
 def _turn_rows(conn: Connection, episodes: Collection[str]) -> Sequence[Row[Any]]:
-    """Return the answered main turns of the episodes, by episode and in their order."""
+    """Return the main turns of the episodes whose reply is complete, sorted by episode and then by time."""
     query = select(t.turns, t.exchanges.c.episode).join(t.exchanges, t.exchanges.c.seq == t.turns.c.seq)
     main = t.equals_literal(t.turns.c.kind, Kind.MAIN), t.exchanges.c.status == ExchangeStatus.DONE
     return conn.execute(

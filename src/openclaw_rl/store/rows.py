@@ -87,7 +87,7 @@ def from_row(kind: type[_T], row: Any, /, **converted: Any) -> _T:
 
 
 def to_row(table: Table, item: Any, /, **converted: Any) -> dict[str, Any]:
-    """Return the values of the columns named like the fields of `item`; `converted`: all other values."""
+    """Return a row for `item`: its fields by column name. `converted`: values that replace fields, or other columns."""
     kind: Any = type(item)
     names = _shared_names(kind, table)
     return {name: getattr(item, name) for name in names if name not in converted} | converted

@@ -135,7 +135,7 @@ class Supervisor:
         if completion.ends_by_itself(self._config, self._worker_names):
             tasks.append(asyncio.create_task(completion.stop_when_finished(self._config, stop)))
         try:
-            # A keeper task that ends before the stop has failed itself, and nothing would restart its worker.
+            # A restart task that ends before the stop has failed, and then nothing restarts its worker.
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done - {stopped}:
                 task.result()
@@ -221,7 +221,7 @@ class Supervisor:
             await asyncio.sleep(CHECK_INTERVAL)
 
     def _kill_hung(self, beats: Mapping[str, heartbeats.Heartbeat]) -> None:
-        """Kill hung workers; their keeper tasks restart them. Called only if heartbeats can be written at all."""
+        """Kill hung workers; their restart tasks start them again. Called only if heartbeats can be written at all."""
         for child in self._workers:
             pid, beat = self.worker_pid(child.name), beats.get(child.name)
             if pid is None or child.name in ENGINE_WORKERS:  # the supervisor writes their heartbeat

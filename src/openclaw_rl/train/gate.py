@@ -32,7 +32,7 @@ def gradient_is_bounded(metrics: Metrics, train: TrainConfig) -> str | None:
 def stays_near_base(metrics: Metrics, train: TrainConfig) -> str | None:
     """`train.safety.gate_kl` bounds the mean KL to the base after the step, in nats per token.
 
-    A step that reduces that KL passes anyway, or a policy beyond the bound could never come back.
+    A step that reduces that KL passes anyway: otherwise a policy beyond the bound could never return within it.
     """
     kl, limit = metrics["kl"], train.safety.gate_kl
     if kl <= limit or kl < metrics.get("kl/before", 0.0):

@@ -75,7 +75,7 @@ def _can_end_domain(label: str, called: bool) -> bool:
     """Return True if a label can end a domain. `called`: `(` follows, so names that look like a method do not count."""
     found = _LETTERS.match(label)
     if found is None or len(found[0]) < 2 or (len(found[0]) == 2 and found[0][0].islower() and found[0][1].isupper()):
-        return False  # the last case: `q@k.mT`
+        return False  # the last condition excludes code such as `q@k.mT`
     name = found[0].lower()
     return not called or name in _COMMON_DOMAINS or (len(name) == 2 and name != "to")
 
@@ -85,7 +85,7 @@ def _is_not_phone(match: re.Match[str]) -> bool:
 
 
 def _is_harmless_ip(match: re.Match[str]) -> bool:
-    """Return True if the match is no IP address, or one that every machine has."""
+    """Return whether the match is no IP address, or a loopback or unspecified one."""
     try:
         address = ipaddress.ip_address(match[0])
     except ValueError:

@@ -103,7 +103,7 @@ class TurnBuilder:
             for number, p in enumerate(planned, 1):
                 out.append(self._build_turn(p, now, hasher))
                 step(number / len(planned))
-        finally:  # on an error too, because incremental rendering may have caused it
+        finally:  # also after an error, which incremental rendering may have caused
             growing.verify_last_turn()
         return out
 
@@ -313,7 +313,7 @@ def _common_messages(a: ResolvedTurn, b: ResolvedTurn) -> int:
     if not _is_same_json((a.turn.tools, a.turn.template), (b.turn.tools, b.turn.template)):
         return 0
     size = min(len(a.messages), len(b.messages))
-    n = next(compress(count(), map(is_not, a.messages, b.messages)), size)  # text turns share the objects
+    n = next(compress(count(), map(is_not, a.messages, b.messages)), size)  # turns of text share the messages
     return next((at for at in range(n, size) if not _is_same_json(a.messages[at], b.messages[at])), size)
 
 

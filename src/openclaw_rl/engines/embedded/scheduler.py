@@ -207,7 +207,7 @@ class EmbeddedEngine:
             if seq.cancelled:
                 self._release_version(seq)
         self._waiting = deque(j for j in self._waiting if not j.cancelled)
-        self._staged = [j for j in self._staged if not j.cancelled]  # one long prompt: a group takes a single step
+        self._staged = [j for j in self._staged if not j.cancelled]  # only a single long prompt is staged between steps
         for row in reversed(range(len(self._rows))):
             if self._rows[row].cancelled:
                 self._free_row(row)
@@ -312,7 +312,7 @@ class EmbeddedEngine:
             self._score_chunk(seqs[0], ends[0], logits_NQV[0])
         for seq, end in zip(seqs, ends, strict=True):
             seq.prefilled = end
-        if seqs[0].prefilled == len(seqs[0].ids):  # a group of several needs one pass only
+        if seqs[0].prefilled == len(seqs[0].ids):  # several prompts take one pass; only a single long one needs more
             self._finish_prefill(seqs, logits_NQV[:, -1], out)
 
     def _pad_left(

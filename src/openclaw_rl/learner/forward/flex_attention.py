@@ -21,7 +21,7 @@ from openclaw_rl.learner.forward.prefix_tree import PrefixTree
 BLOCK = 128
 MIN_LENGTH = 2 * BLOCK  # one block would compile another kernel, as sizes of 1 are never symbolic
 BACKEND = "inductor"
-MAX_KERNELS = 64  # head shapes, dtypes, windows, gradients on or off; above it the call raises, or it would be slow
+MAX_KERNELS = 64  # compiled kernels (one per head shape, dtype, window and gradient mode); more raise an error
 
 MaskMod = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 

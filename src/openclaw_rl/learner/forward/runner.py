@@ -137,7 +137,7 @@ class ForwardRunner:
         return self._use_padded(why) if why else True
 
     def _reason_on_any_rank(self, why: str | None) -> str | None:
-        """Return the reason of any rank, or None if no rank has one."""
+        """Return a reason to use padded passes: of this rank, else of another rank; None if no rank has one."""
         return None if self._world.all_true(why is None) else why or "it does not work on another rank"
 
     @torch.no_grad()

@@ -24,7 +24,7 @@ from openclaw_rl.learner.forward.packing import TokenSequence
 from openclaw_rl.learner.forward.prefix_tree import PrefixTree, Segment, build_tree, pad_tree
 
 ATTENTION_NAME = "tree"
-MAX_QUERIES = 1024  # queries per call below a path or with a window; bounds the mask size
+MAX_QUERIES = 1024  # queries per call if there are ancestors or a window; bounds the size of the mask
 MAX_SPANS = 8  # most unshared sequences with one call each; more sequences use one masked call
 UNSUPPORTED_ARGUMENTS = ("softcap", "s_aux", "position_bias")  # score changes of some models, not implemented here
 

@@ -1,4 +1,4 @@
-"""Distillation losses over N tokens and one tail bin for the rest of the vocabulary; slices of terms.
+"""Distillation losses over N tokens and one tail bin for the rest of the vocabulary; terms cut into micro-batches.
 
 Shapes: K response tokens of a micro-batch, N vocabulary tokens at each. The student is the policy being trained, with
 gradient. The teacher is the distribution in a `methods.types.DistillTerm`, without gradient.

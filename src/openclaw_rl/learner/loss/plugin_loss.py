@@ -263,7 +263,7 @@ def find_sign_problems(custom: PluginLoss, train: TrainConfig) -> tuple[str, ...
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignCase:
-    """Case of the sign check: a teacher's probability of each token, or (None) an advantage of `way`."""
+    """Case of the sign check: the teacher's probability of each token, or, without a teacher, the advantage `way`."""
 
     why: str
     way: int  # correct direction, +1 or -1

@@ -211,7 +211,7 @@ def _required_string(item: Mapping[str, Any], key: str, place: str) -> str:
 
 
 def _part_texts(content: Any, place: str, *, given: bool = False) -> list[str]:
-    """Return the text of each part of a content. `given`: of a tool result, in which placeholders replace images."""
+    """Return the text of each part of `content`. `given`: it is a tool result, so placeholders replace its images."""
     if isinstance(content, str):
         return [content]
     if not isinstance(content, list):
