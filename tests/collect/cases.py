@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tests.collect.world import Ask, Step, calls, result
 
-from openclaw_rl.types import ExchangeStatus
+from openclaw_rl.types import ExchangeStatus, Kind
 
 Case = tuple[list[Step], dict[str, str]]
 """Steps, and how the turns stand at the end ("state", or "dropped cause")."""
@@ -85,7 +86,7 @@ FINDING: dict[str, Case] = {
             FIRST,
             Ask(
                 name="2",
-                history=[S, "u Where shall we eat on SATURDAY?", A, THANKS],
+                history=["s You are another agent.", Q, A, THANKS],
                 expect=answers("1", how="distinctive", words=[THANKS[2:]]) | {"relation": "continuation"},
             ),
         ],
@@ -95,13 +96,31 @@ FINDING: dict[str, Case] = {
         [FIRST, Ask(name="2", history=[S, Q, f"{A} (edited)", THANKS], expect=nothing("not from this gateway"))],
         {"1": "served"},
     ),
-    "compaction: the summary replaced the rest, the distinctive reply still stands": (
+    "compaction by a summary of this gateway: the distinctive reply still links": (
         [
             FIRST,
             Ask(
+                name="sum",
+                history=["u Summarize the conversation: dinner was discussed"],
+                reply="They talked about dinner by the river.",
+                expect={"kind": Kind.SIDE},
+            ),
+            Ask(
                 name="2",
-                history=[S, "u Summary: we talked about dinner.", A, THANKS],
+                history=[S, "u Before: They talked about dinner by the river.", A, THANKS],
                 expect=answers("1", how="distinctive", words=[THANKS[2:]]) | {"session": "1"},
+            ),
+        ],
+        {"1": "closed", "sum": "dropped side"},
+    ),
+    "compaction: the summary replaced the rest, the distinctive reply still stands": (
+        [
+            replace(FIRST, session="x"),
+            Ask(
+                name="2",
+                session="x",
+                history=[S, "u Summary: we talked about dinner.", A, THANKS],
+                expect=answers("1", how="distinctive", words=[THANKS[2:]]) | {"session": "x"},
             ),
         ],
         {"1": "closed"},

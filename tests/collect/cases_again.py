@@ -99,7 +99,7 @@ AGAIN: dict[str, Case] = {
     "two users of one key, told apart by `user`": (
         [
             Ask(name="1", history=[S, Q], reply=LONG, user="ann"),
-            Ask(name="2", history=[S, Q, A, THANKS], user="bob", expect=nothing("not from this gateway")),
+            Ask(name="2", history=[S, Q, A, THANKS], user="bob", expect=nothing("under another user")),
         ],
         {"1": "served"},
     ),
@@ -115,9 +115,9 @@ AGAIN: dict[str, Case] = {
         [
             Ask(name="1", history=[S, Q], reply=LONG),
             Ask(name="2", history=[S, Q], reply=LONG),
-            Ask(name="3", history=[S, Q, A, THANKS], expect=answers("1", words=[THANKS[2:]])),
-            Ask(name="4", history=[S, Q, A, "u No, too dear."], expect=answers("2", words=["No, too dear."])),
-            Ask(name="5", history=[S, Q, A, "u Hm."], expect={"answers": {}, "parent": "1"}),
+            Ask(name="3", history=[S, Q, A, THANKS], expect=answers("2", words=[THANKS[2:]])),
+            Ask(name="4", history=[S, Q, A, "u No, too dear."], expect=answers("1", words=["No, too dear."])),
+            Ask(name="5", history=[S, Q, A, "u Hm."], expect={"answers": {}, "parent": "2"}),
         ],
         {"1": "closed", "2": "closed"},
     ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tests.collect.cases import (
     BEAT,
     CANCELLED,
@@ -237,10 +239,11 @@ STORE_ONLY: dict[str, Case] = {
     ),
     "feedback first, the conversation later and compacted": (
         [
-            FIRST,
+            replace(FIRST, user="ann"),
             Say(name="1", score=1),
             Ask(
                 name="2",
+                user="ann",
                 history=[S, "u Summary", A, THANKS],
                 expect=answers("1", how="distinctive", words=[THANKS[2:]]),
             ),

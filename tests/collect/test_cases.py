@@ -11,11 +11,16 @@ from tests.collect.cases import FINDING
 from tests.collect.cases_again import AGAIN, LAGGED
 from tests.collect.cases_kinds import KINDS, STORE_ONLY
 from tests.collect.cases_named import NAMED
+from tests.collect.cases_traps_clients import CLIENTS
+from tests.collect.cases_traps_edits import EDITS
+from tests.collect.cases_traps_ids import IDS
+from tests.collect.cases_traps_text import TEXT
+from tests.collect.cases_traps_tools import TOOLS
 from tests.collect.world import SIDES, Ask, Memory, Player, Step, Stored, message
 
 from openclaw_rl.collect.link import link_request
 
-CASES = FINDING | AGAIN | KINDS | NAMED
+CASES = FINDING | AGAIN | KINDS | NAMED | EDITS | CLIENTS | TEXT | TOOLS | IDS
 
 
 def check(player: Player, steps: Sequence[Step]) -> None:

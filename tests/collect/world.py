@@ -78,6 +78,8 @@ class Ask:
     done: bool = False
     capture: Capture = Capture.FULL
     previous: str | None = None
+    stop: Sequence[str] = ()
+    version: int = 0
     expect: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -125,9 +127,9 @@ def request_of(ask: Ask, *, key: bytes, at: float) -> Request:
         previous=ask.previous,
         messages=messages,
         marks=message_hash.mark_messages(messages, key, TRANSIENT),
-        sampling=Sampling(),
+        sampling=Sampling(stop=tuple(ask.stop)),
         prompt_ids=np.arange(1, 9, dtype=np.int32),
-        version=0,
+        version=ask.version,
         identity="i",
         admitted_at=at,
     )
@@ -178,13 +180,21 @@ class Player(Protocol):
 class Memory:
     """The pure linker over an index in memory; what it decides is done to the index."""
 
+    secret = KEY
+
     def __init__(self, built: dict[str, Request] | None = None) -> None:
         """`built`: requests by name, kept from one world to the next (their hashes are the same every time)."""
         self._built = {} if built is None else built
         self.pasts: dict[str, ExchangeSummary] = {}
         self.requests: dict[str, Request] = {}
         self.links: dict[str, RequestLink] = {}
-        self._tables: dict[str, dict[tuple[str, bytes], list[str]]] = {"chain": {}, "own": {}, "context": {}}
+        self.replies: dict[str, Message] = {}
+        self._tables: dict[str, dict[tuple[str, bytes], list[str]]] = {
+            "chain": {},
+            "own": {},
+            "context": {},
+            "call": {},
+        }
         self._now = itertools.count(1)
 
     def by_chain(self, scope: str, chains: Collection[bytes]) -> list[ExchangeSummary]:
@@ -193,8 +203,24 @@ class Memory:
     def by_own(self, scope: str, owns: Collection[bytes]) -> list[ExchangeSummary]:
         return self._look("own", scope, owns)
 
-    def by_context(self, scope: str, chain: bytes) -> list[ExchangeSummary]:
-        return self._look("context", scope, [chain])
+    def by_context(self, scope: str, chains: Collection[bytes]) -> list[ExchangeSummary]:
+        return self._look("context", scope, chains)
+
+    def by_tool_call(self, scope: str, calls: Collection[str]) -> dict[str, list[ExchangeSummary]]:
+        return {call: found for call in calls if (found := self._look("call", scope, [call.encode()]))}
+
+    def last_messages(self, pasts: Sequence[ExchangeSummary]) -> dict[str, bytes]:
+        return {p.id: self.requests[p.id].marks[-1].own for p in pasts if self.requests[p.id].marks}
+
+    def reply_messages(self, pasts: Sequence[ExchangeSummary]) -> dict[str, Message]:
+        return {p.id: self.replies[p.id] for p in pasts if p.id in self.replies}
+
+    def side_replies_after(self, past: ExchangeSummary) -> list[str]:
+        later = (p for p in self.pasts.values() if p.seq > past.seq and p.scope == past.scope and p.kind is Kind.SIDE)
+        return [message_hash.visible_text(self.replies[p.id]) for p in later if p.id in self.replies]
+
+    def stop_strings(self, pasts: Sequence[ExchangeSummary]) -> dict[str, Sequence[str]]:
+        return {p.id: self.requests[p.id].sampling.stop for p in pasts}
 
     def by_id(self, scope: str, id: str) -> ExchangeSummary | None:
         found = self.pasts.get(id)
@@ -247,6 +273,8 @@ class Memory:
             state=TurnState.DROPPED if side else TurnState.SERVED,
             cause=DropReason.SIDE if side else None,
             previous=ask.previous,
+            parent=decided.parent,
+            version=request.version,
         )
         self._put("context", ask.scope, self.pasts[ask.name].context_chain, ask.name)
         for answer in decided.reaction_links:
@@ -261,9 +289,12 @@ class Memory:
         at = float(next(self._now))
         reply = reply_of(self.requests[name], line, status, key=KEY, at=at)
         assert reply.mark is not None
+        self.replies[name] = reply.message
         self._set(name, status=status, finished_at=at, reply_own=reply.mark.own, reply_chain=reply.mark.chain)
         self._put("own", self.pasts[name].scope, reply.mark.own, name)
         self._put("chain", self.pasts[name].scope, reply.mark.chain, name)
+        for call in reply.message.get("tool_calls") or ():
+            self._put("call", self.pasts[name].scope, call["id"].encode(), name)
         if status is not ExchangeStatus.DONE:
             self._set(name, state=TurnState.DROPPED, cause=DropReason(status.value))
 

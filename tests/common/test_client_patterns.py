@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from openclaw_rl.collect.traffic import TrafficClassifier
 from openclaw_rl.common import client_patterns, message_hash
+from openclaw_rl.common.assets import ASSETS
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.settings.load import CollectConfig, from_flat
 from openclaw_rl.types import Message
@@ -99,6 +101,11 @@ def adversarial(size: int) -> Iterator[str]:
             head = example[:cut]
             for unit in (" ", "\n", " \n", "a", "a ", "[", "System: x\n", head, example):
                 yield head + unit * (size // len(unit)) + "!"
+    known = yaml.safe_load((ASSETS / "client_prompts.yaml").read_text(encoding="utf-8"))
+    for pattern in (p for kind in known.values() for entry in kind for p in entry["patterns"]):
+        head = re.split(r"(?<!\\)[()\[\]{}|*+?^$]", pattern.removeprefix("\\A"))[0].replace("\\", "")
+        for unit in (" ", "\n", head or "x"):
+            yield head + unit * (size // len(unit)) + "!"
     for unit in (" ", "\n", RUN, f"{RUN} \n", CONTINUE, f"{CONTINUE} \n", QUEUED, QUEUED[:-20], TIME):
         yield f"[Queued user message {QUEUED}Runtime: agent={unit * (size // len(unit))}!"
 

@@ -34,3 +34,25 @@ def test_a_store_of_the_schema_before_goes_on(tmp_path: Path) -> None:
     with store.write() as writing:
         serve(writing, "b")
     store.close()
+
+
+def test_tool_calls_of_earlier_replies_are_found_by_their_ids(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    bootstrap.prepare_store(path, create=True, migrations=MIGRATIONS[:5])
+    conn = sqlite3.connect(path)
+    conn.execute(
+        "INSERT INTO exchanges (seq, id, scope, agent, user, session_done, dialect, capture, status, version, "
+        "identity, admitted_at) VALUES (1, 'a', 'key', '', '', 0, 'chat', 'full', 'done', 0, 'i', 1.0)"
+    )
+    calls = [
+        {"id": id_, "function": {"name": "look", "arguments": "{}"}} for id_ in ("call_1", "call_2", "call_1", None)
+    ]
+    reply = to_json({"role": "assistant", "content": None, "tool_calls": calls})
+    conn.execute("INSERT INTO replies (seq, message, spans) VALUES (1, ?, '[]')", (reply,))
+    conn.commit()
+    conn.close()
+    store = Store.open(path)
+    with store.read() as reading:
+        rows = reading.exec_driver_sql("SELECT seq, call, scope FROM reply_calls ORDER BY call").all()
+    assert rows == [(1, "call_1", "key"), (1, "call_2", "key")]
+    store.close()

@@ -1,26 +1,28 @@
 """Decide which earlier turns a new request reacts to. Pure: hashes in, decisions out.
 
-A turn is recognised by its reply in a later history, in this order: the reply that the client named
-(`previous_response_id`), an equal hash chain (the same history up to and including the reply), or a distinctive reply
-that only one exchange gave. A wrong link causes a wrong gradient, a missing one only loses a sample: an ambiguous reply
-stays unlinked, and the reason is recorded.
+`reply_match.py` recognises earlier replies in the request's history; what follows each is its reaction. A wrong link
+causes a wrong gradient, a missing one only loses a sample: an ambiguous reply stays unlinked, and the reason is
+recorded.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from openclaw_rl.collect.reply_match import (
+    ReactionMessages,
+    ReplyMatch,
+    ReplyMatcher,
+    awaits_reaction,
+    mismatch,
+    revises_reaction,
+)
 from openclaw_rl.collect.traffic import TrafficClassifier
 from openclaw_rl.common.message_hash import reaction_signature, visible_text
 from openclaw_rl.store.exchange_index import ExchangeIndex, ExchangeSummary
 from openclaw_rl.store.turn_states import DropReason
 from openclaw_rl.types import Capture, ExchangeStatus, Kind, Mark, Request, TurnState
-
-EXACT, DISTINCTIVE = "exact", "distinctive"
-REOPENED_BY_REACTION = frozenset({DropReason.TIMEOUT, DropReason.SESSION_DONE, DropReason.SUPERSEDED})
-"""Reasons of turns that were dropped because they had no reaction: a late reaction reopens them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,32 +52,16 @@ class RequestLink:
     reaction_links: tuple[ReactionLink, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ReplyMatch:
-    """Result of looking up one assistant message of the history."""
-
-    past: ExchangeSummary | None = None
-    how: str = EXACT
-    has_new_reaction: bool = False  # the reaction that follows it is new to the turn
-    unlinked_reason: str | None = None  # reason if it was not found
-
-
 def link_request(request: Request, seq: int, index: ExchangeIndex, sides: TrafficClassifier) -> RequestLink:
     """Look up the assistant messages in the history of exchange number `seq`, and decide its links. No side effects."""
     kind, why_side = sides.classify_request(request)
-    ours = [at for at, mark in enumerate(request.marks) if mark.role == "assistant"]
-    candidates = _ReplyCandidates(request, [request.marks[at] for at in ours], index)
-    reactions = {at: _reaction_marks(request, at, sides, candidates) for at in ours}
-    found = {
-        at: candidates.find_match(
-            request.marks[at], reaction_signature(reactions[at]), may_be_main=_may_be_main(request, at, sides)
-        )
-        for at in ours
-    }
-    known = [f.past for f in found.values() if f.past is not None]
+    matcher = ReplyMatcher(request, index)
+    reactions = {at: _find_reaction(request, at, sides, matcher) for at in matcher.positions}
+    found = matcher.find_matches(reactions)
+    known = [match.past for _, match in sorted(found.items()) if match.past is not None]
     parent = known[-1] if known else None
     relation, relation_of = _relation_to_same_history(request, seq, index, parent)
-    answers = () if kind is Kind.SIDE else _find_reaction_links(request, seq, found, reactions, index)
+    links = () if kind is Kind.SIDE else _find_reaction_links(request, seq, found, reactions, index)
     return RequestLink(
         session=request.session or _infer_session(request, parent, index),
         kind=kind,
@@ -83,20 +69,9 @@ def link_request(request: Request, seq: int, index: ExchangeIndex, sides: Traffi
         parent=parent.id if parent else None,
         relation=relation,
         relation_of=relation_of,
-        unlinked=_unlinked_reason(found) if ours and parent is None else None,
-        reaction_links=answers,
+        unlinked=_unlinked_reason(found) if found and parent is None else None,
+        reaction_links=links,
     )
-
-
-def is_compatible(request: Request, past: ExchangeSummary) -> bool:
-    """Return False if request and exchange name different sessions, users or agents."""
-    pairs = (request.session, past.session_header), (request.user, past.user), (request.agent, past.agent)
-    return all(not a or not b or a == b for a, b in pairs)
-
-
-def _was_delivered(request: Request, past: ExchangeSummary) -> bool:
-    """Return whether the exchange's reply had ended before the request, and both are compatible."""
-    return past.finished_at is not None and past.finished_at <= request.admitted_at and is_compatible(request, past)
 
 
 def _infer_session(request: Request, parent: ExchangeSummary | None, index: ExchangeIndex) -> str:
@@ -109,99 +84,20 @@ def _infer_session(request: Request, parent: ExchangeSummary | None, index: Exch
     return first.session if first is not None and together else request.id
 
 
-def _named_replies(request: Request, index: ExchangeIndex) -> Mapping[bytes, ExchangeSummary]:
-    """Return the replies that the client named (`previous_response_id`) in this request or its ancestors, by chain.
-
-    The gateway put the named conversation before the new messages; omitted instructions change only the chain.
-    """
-    out: dict[bytes, ExchangeSummary] = {}
-    past = index.by_id(request.scope, request.previous) if request.previous else None
-    for mark in reversed([m for m in request.marks if m.role == "assistant"]):
-        if past is None:
-            break
-        if past.reply_own == mark.own and _was_delivered(request, past):
-            out[mark.chain] = past
-            past = index.by_id(request.scope, past.previous) if past.previous else None
-    return out
-
-
-class _ReplyCandidates:
-    """Earlier exchanges whose replies may be the assistant messages of one request."""
-
-    def __init__(self, request: Request, marks: Sequence[Mark], index: ExchangeIndex) -> None:
-        self._request = request
-        owns = {m.own for m in marks if m.distinctive}
-        self._by_chain = self._group_delivered(index.by_chain(request.scope, {m.chain for m in marks}), "reply_chain")
-        self._by_chain |= {chain: [past] for chain, past in _named_replies(request, index).items()}
-        self._by_own = self._group_delivered(index.by_own(request.scope, owns), "reply_own")
-        self._reply_counts = Counter(m.own for m in marks)
-
-    def _group_delivered(self, pasts: Sequence[ExchangeSummary], key: str) -> dict[bytes, list[ExchangeSummary]]:
-        out: dict[bytes, list[ExchangeSummary]] = {}
-        for past in pasts:
-            if _was_delivered(self._request, past):
-                out.setdefault(getattr(past, key), []).append(past)
-        return out
-
-    def is_declared_side(self, mark: Mark) -> bool:
-        """Return whether the client declared the reply to be side traffic (its text alone is not certain)."""
-        exact = self._by_chain.get(mark.chain, ())
-        return bool(exact) and all(past.declared_kind is Kind.SIDE for past in exact)
-
-    def find_match(self, mark: Mark, signature: bytes | None, *, may_be_main: bool = False) -> _ReplyMatch:
-        """Return the exchange whose reply is `mark`, and whether the reaction with this signature is new to its turn.
-
-        `may_be_main`: if the turn was dropped as apparent side traffic, this reaction shows that it was main.
-        """
-        exact = self._by_chain.get(mark.chain, [])
-        if exact:
-            return self._choose_equal(exact, signature, may_be_main)
-        if not mark.distinctive:
-            return _ReplyMatch(unlinked_reason="a reply under 24 characters is only matched in an unchanged history")
-        same = self._by_own.get(mark.own, [])
-        if len(same) > 1 or (same and self._reply_counts[mark.own] > 1):
-            times = max(len(same), self._reply_counts[mark.own])
-            return _ReplyMatch(unlinked_reason=f"ambiguous: {times} replies have the same text")
-        if not same:
-            return _ReplyMatch(unlinked_reason="its replies are not from this gateway")
-        return _ReplyMatch(
-            past=same[0],
-            how=DISTINCTIVE,
-            has_new_reaction=signature is not None and _awaits_reaction(same[0], signature),
-        )
-
-    def _choose_equal(
-        self, exact: Sequence[ExchangeSummary], signature: bytes | None, may_be_main: bool
-    ) -> _ReplyMatch:
-        """Choose among equal replies to equal histories: one that has the reaction, else the first that awaits one."""
-        ranked = sorted(exact, key=lambda p: (p.session_header != self._request.session, p.seq))
-        if signature is None:
-            return _ReplyMatch(past=ranked[0])
-        knows = next((p for p in ranked if signature in p.signatures), None)
-        if knows is not None:
-            return _ReplyMatch(past=knows)
-        waits = next(
-            (p for p in ranked if _awaits_reaction(p, signature) or (may_be_main and _is_apparent_side(p))), None
-        )
-        if waits is not None:
-            return _ReplyMatch(past=waits, has_new_reaction=True)
-        # The user went back and wrote something else: the newer text counts, if there is only one candidate.
-        revised = len(ranked) == 1 and ranked[0].state in (TurnState.CLOSED, TurnState.JUDGED)
-        return _ReplyMatch(past=ranked[0], has_new_reaction=revised)
-
-
-def _awaits_reaction(past: ExchangeSummary, signature: bytes) -> bool:
-    """Return whether the turn has no reaction from a conversation yet, and may still get this one."""
-    if signature in past.signatures:
-        return False
-    if past.state is TurnState.DROPPED:
-        return past.cause in REOPENED_BY_REACTION
-    return past.state is TurnState.SERVED or not past.signatures
-
-
-def _is_apparent_side(past: ExchangeSummary) -> bool:
-    """Return whether only its text made the turn side traffic, and its reply is complete."""
-    return past.cause is DropReason.SIDE and past.declared_kind is None and past.status is ExchangeStatus.DONE
+def _find_reaction(request: Request, at: int, sides: TrafficClassifier, matcher: ReplyMatcher) -> ReactionMessages:
+    """Return the reaction to mark `at`: messages of a person or a tool. What only the client wrote is no reaction."""
+    marks = _reaction_marks(request, at, sides, matcher)
+    if request.messages:
+        marks = tuple(m for m in marks if not sides.is_client_text(request.messages[m.index]))
+    if not any(m.role in ("user", "tool") for m in marks):
+        return ReactionMessages(may_be_main=_may_be_main(request, at, sides))
+    return ReactionMessages(
+        marks=marks,
+        signature=reaction_signature(marks),
+        is_last=at == matcher.positions[-1] or marks[-1].index > request.marks[matcher.positions[-1]].index,
+        from_person=any(m.role == "user" for m in marks),
+        may_be_main=_may_be_main(request, at, sides),
+    )
 
 
 def _may_be_main(request: Request, at: int, sides: TrafficClassifier) -> bool:
@@ -211,9 +107,7 @@ def _may_be_main(request: Request, at: int, sides: TrafficClassifier) -> bool:
     return bool(request.messages) and not (prompt is not None and sides.is_client_prompt(prompt))
 
 
-def _reaction_marks(
-    request: Request, at: int, sides: TrafficClassifier, candidates: _ReplyCandidates
-) -> tuple[Mark, ...]:
+def _reaction_marks(request: Request, at: int, sides: TrafficClassifier, matcher: ReplyMatcher) -> tuple[Mark, ...]:
     """Return the marks of the reaction to mark `at`: everything up to the next reply of the main conversation.
 
     Side calls that some clients leave in the history (a heartbeat and its reply) are skipped, because their prompt is
@@ -231,7 +125,7 @@ def _reaction_marks(
         used = aside and all(m.role == "tool" for m in genuine)  # tool results of a side call
         kept += [m for m in genuine if not (aside and m.role == "tool")]
         woken = _has_wake_between(request, since, mark.index, sides)
-        aside = candidates.is_declared_side(mark) or (bool(run or woken) and (used or not genuine))
+        aside = matcher.is_declared_side(mark) or (bool(run or woken) and (used or not genuine))
         if not aside or (woken and visible_text(request.messages[mark.index])):
             return tuple(kept)
         run, since = [], mark.index
@@ -253,8 +147,8 @@ def _relation_to_same_history(
 ) -> tuple[str, str | None]:
     """Return the relation to the newest earlier request with the same history (by its status then), and its id."""
     if request.marks:
-        same = index.by_context(request.scope, request.marks[-1].chain)
-        earlier = [p for p in same if p.seq < seq and is_compatible(request, p)]
+        same = index.by_context(request.scope, {request.marks[-1].chain})
+        earlier = [p for p in same if p.seq < seq and mismatch(request, p) is None]
         if earlier:
             return _relation_kind(earlier[-1], request.admitted_at), earlier[-1].id
     return ("continuation" if parent else "fresh"), None
@@ -269,30 +163,46 @@ def _relation_kind(past: ExchangeSummary, at: float) -> str:
 def _find_reaction_links(
     request: Request,
     seq: int,
-    found: Mapping[int, _ReplyMatch],
-    reactions: Mapping[int, tuple[Mark, ...]],
+    found: Mapping[int, ReplyMatch],
+    reactions: Mapping[int, ReactionMessages],
     index: ExchangeIndex,
 ) -> tuple[ReactionLink, ...]:
-    out = []
-    for at, f in found.items():
-        signature = reaction_signature(reactions[at])
-        if f.past is None or signature is None or not f.has_new_reaction:
+    out: dict[str, ReactionLink] = {}
+    seen = {match.past.id for match in found.values() if match.past is not None}
+    for at, match in found.items():
+        past, new = match.past, match.has_new_reaction
+        if past is not None and past.kind is Kind.SIDE and not new:
+            past = _turn_before_summary(past, reactions[at], index)
+            new = past is not None and past.id not in seen
+        signature = reactions[at].signature
+        if past is None or signature is None or not new or past.id in out:
             continue
-        redacted = Capture.REDACTED in (request.capture, f.past.capture)
-        if redacted and f.past.state is not TurnState.SERVED:
+        redacted = Capture.REDACTED in (request.capture, past.capture)
+        if redacted and past.state is not TurnState.SERVED:
             continue
-        out.append(
-            ReactionLink(
-                turn=f.past.id,
-                messages=tuple(m.index for m in reactions[at]),
-                signature=signature,
-                how=f.how,
-                superseded=_superseded_turns(request, seq, f.past, index),
-                redacted=redacted,
-                was_side=f.past.cause is DropReason.SIDE,
-            )
+        out[past.id] = ReactionLink(
+            turn=past.id,
+            messages=tuple(m.index for m in reactions[at].marks),
+            signature=signature,
+            how=match.how,
+            superseded=_superseded_turns(request, seq, past, index),
+            redacted=redacted,
+            was_side=past.cause is DropReason.SIDE,
         )
-    return tuple(out)
+    return tuple(out.values())
+
+
+def _turn_before_summary(
+    side: ExchangeSummary, reaction: ReactionMessages, index: ExchangeIndex
+) -> ExchangeSummary | None:
+    """Return the last turn before a side call whose reply, a summary, replaced the history of the conversation.
+
+    What the person writes next reacts to that turn, which the summary hides. None if it has its reaction.
+    """
+    past = index.by_id(side.scope, side.parent) if side.parent and reaction.is_last and reaction.from_person else None
+    if past is None or past.kind is Kind.SIDE:
+        return None
+    return past if awaits_reaction(past, reaction) or revises_reaction(past, reaction) else None
 
 
 def _superseded_turns(request: Request, seq: int, chosen: ExchangeSummary, index: ExchangeIndex) -> tuple[str, ...]:
@@ -301,11 +211,11 @@ def _superseded_turns(request: Request, seq: int, chosen: ExchangeSummary, index
         return ()
     return tuple(
         p.id
-        for p in index.by_context(request.scope, chosen.context_chain)
-        if p.id != chosen.id and p.seq < seq and p.state is TurnState.SERVED and is_compatible(request, p)
+        for p in index.by_context(request.scope, {chosen.context_chain})
+        if p.id != chosen.id and p.seq < seq and p.state is TurnState.SERVED and mismatch(request, p) is None
     )
 
 
-def _unlinked_reason(found: Mapping[int, _ReplyMatch]) -> str:
+def _unlinked_reason(found: Mapping[int, ReplyMatch]) -> str:
     reasons = dict.fromkeys(f.unlinked_reason for f in found.values() if f.unlinked_reason)
     return f"no reply in its history ({len(found)}) could be linked: " + "; ".join(reasons)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from openclaw_rl.collect.known_clients import KnownClients, PromptKind
 from openclaw_rl.common.client_patterns import ClientPattern
 from openclaw_rl.common.message_hash import message_text, strip_time_stamp
 from openclaw_rl.types import Kind, Message, Request
@@ -12,27 +13,42 @@ MAX_TASK_CHARS = 1000
 """Characters. A side call's system message is its task. An agent's system message is far longer, and may mention
 heartbeats, memory and titles without being a side call."""
 _SHOWN_CHARS = 60
+_SYSTEM_ROLES = frozenset({"system", "developer"})
 
 
 class TrafficClassifier:
-    """Classifier of requests by `collect.side_patterns` and `collect.client_prompt_patterns`."""
+    """Classifier of requests by `collect.side_patterns`, `collect.client_prompt_patterns` and the known clients."""
 
-    def __init__(self, patterns: Sequence[str], interludes: Sequence[str] = ()) -> None:
+    def __init__(self, patterns: Sequence[str], interludes: Sequence[str] = (), *, known_clients: bool = True) -> None:
         self._side_patterns = [ClientPattern(p) for p in patterns]
         self._client_prompt_patterns = [ClientPattern(p) for p in interludes]
+        kinds: tuple[PromptKind, ...] = ("user", "system", "continuation", "cleared") if known_clients else ()
+        self._known = {kind: KnownClients(kind) for kind in kinds}
 
     def is_client_prompt(self, message: Message) -> bool:
-        """Return whether the whole message is a client prompt, which no user typed."""
+        """Return whether the message is a client prompt, which no user typed."""
         text = _message_text(message)
-        return any(p.fullmatch(text) for p in self._client_prompt_patterns)
+        return (
+            any(p.fullmatch(text) for p in self._client_prompt_patterns) or self._match_known("user", text) is not None
+        )
+
+    def is_client_text(self, message: Message) -> bool:
+        """Return whether a client put the message into the main conversation, or cleared the tool result in it."""
+        kind: PromptKind = "cleared" if message.get("role") == "tool" else "continuation"
+        return self._match_known(kind, _message_text(message)) is not None
+
+    def _match_known(self, kind: PromptKind, text: str) -> str | None:
+        return self._known[kind].match(text) if kind in self._known else None
 
     def side_pattern_match(self, message: Message) -> str | None:
         """Return the part of the text that makes this message look like a side call, or None."""
         text = _message_text(message)
         if any(p.fullmatch(text) for p in self._client_prompt_patterns):
             return text[:_SHOWN_CHARS]
-        found = next((m for p in self._side_patterns if (m := p.search(text))), None)
-        return found.group()[:_SHOWN_CHARS] if found else None
+        if found := next((m for p in self._side_patterns if (m := p.search(text))), None):
+            return found.group()[:_SHOWN_CHARS]
+        known = self._match_known("system" if message.get("role") in _SYSTEM_ROLES else "user", text)
+        return known[:_SHOWN_CHARS] if known is not None else None
 
     def classify_request(self, request: Request) -> tuple[Kind, str | None]:
         """Return the request's kind and, for side traffic, the reason: by the header, else by its messages.
@@ -47,10 +63,12 @@ class TrafficClassifier:
         return Kind.MAIN, None
 
     def _classified_messages(self, request: Request) -> list[Message]:
-        """Return the messages to classify by: the last user message, and short system messages of a first request."""
+        """Return the messages to classify by: the last user message, a system message after it, and short system
+        messages of a first request."""
         if not request.messages:
             return []
         users = [m for m in request.marks if m.role == "user"][-1:]
+        users += [m for m in request.marks[-1:] if m.role == "system"]  # the task of some clients comes last
         if any(m.role == "assistant" for m in request.marks):  # a task in the system message has a single reply
             return [request.messages[m.index] for m in users]
         systems = [m for m in request.marks if m.role == "system"]

@@ -30,7 +30,9 @@ class Collector:
     def __init__(self, store: Store, config: CollectConfig) -> None:
         self._store = store
         self._session_timeout = config.session_timeout
-        self._classifier = TrafficClassifier(config.side_patterns, config.client_prompt_patterns)
+        self._classifier = TrafficClassifier(
+            config.side_patterns, config.client_prompt_patterns, known_clients=config.known_clients
+        )
         self.linked_count = self.reaction_count = self.dropped_count = 0
         self._has_more, self._sweep_at = True, 0.0
 
@@ -76,7 +78,9 @@ class Collector:
         with self._store.read() as conn:
             exchange = exchanges.get(conn, event.ref)
             assert exchange is not None, f"event {event.seq} names exchange {event.ref}, which is not in the store"
-            decided = link_request(exchange.request, exchange.seq, ExchangeIndex(conn), self._classifier)
+            decided = link_request(
+                exchange.request, exchange.seq, ExchangeIndex(conn, self._store.secret), self._classifier
+            )
         with self._store.write() as conn:
             if events.read_cursor(conn, CURSOR_NAME) != after:
                 return False

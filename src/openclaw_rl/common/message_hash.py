@@ -10,7 +10,7 @@ import json
 import re
 import struct
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from itertools import groupby
 from typing import Any
@@ -39,7 +39,7 @@ _CONTINUE_TASK = re.compile(
 # OpenClaw stamps each message with its time, and a message that it sends again with the time of the retry.
 _TIME_STAMP = re.compile(r"\[(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) \d{4}-\d\d-\d\d \d\d:\d\d[^\]\n]{0,40}\]")
 _SEPARATOR = b"\x1f"
-_MARK = struct.Struct("<16s16sI")  # own, chain, index (24 bits) with flags
+MARK = struct.Struct("<16s16sI")  # own, chain, index (24 bits) with flags
 
 
 class EphemeralMatcher:
@@ -108,9 +108,13 @@ def strip_client_text(text: str) -> str:
 
 
 def hashed_text(message: Message) -> str:
-    """Return the text that the message's hash covers: `visible_text` without OpenClaw's time stamp."""
+    """Return the text that the message's hash covers: `visible_text` without OpenClaw's time stamp; JSON canonical."""
     text = visible_text(message)
-    return strip_time_stamp(text) if message.get("role") == "user" else text
+    if message.get("role") == "user":
+        return strip_time_stamp(text)
+    if message.get("role") == "assistant" and text[:1] + text[-1:] in ("{}", "[]"):
+        return _canonical_arguments(text)  # some clients parse a reply and indent it in another way
+    return text
 
 
 def strip_time_stamp(text: str) -> str:
@@ -162,13 +166,24 @@ def _parse_number(words: str) -> float:
 def _hashed_fields(message: Message) -> list[str]:
     role = str(message.get("role", ""))
     fields = [_ROLES.get(role, role), hashed_text(message)]
+    for _, name, arguments in _read_calls(message):
+        fields += [name, arguments]
+    return fields
+
+
+def _read_calls(message: Message) -> Iterator[tuple[Any, str, str]]:
+    """Yield (id, name, canonical arguments) of each tool call."""
     made = message.get("tool_calls")
     for call in made if isinstance(made, list | tuple) else ():
-        function = call.get("function") if isinstance(call, dict) else None
+        id_, function = (call.get("id"), call.get("function")) if isinstance(call, dict) else (None, None)
         if not isinstance(function, dict):
             function = {}
-        fields += [str(function.get("name", "")), _canonical_arguments(function.get("arguments", ""))]
-    return fields
+        yield id_, str(function.get("name", "")), _canonical_arguments(function.get("arguments", ""))
+
+
+def canonical_calls(message: Message) -> dict[str, tuple[str, str]]:
+    """Return tool call id -> (name, canonical arguments) for the calls that have an id."""
+    return {id_: (name, arguments) for id_, name, arguments in _read_calls(message) if id_ and isinstance(id_, str)}
 
 
 def own_hash(message: Message, key: bytes) -> bytes:
@@ -236,7 +251,7 @@ class MarkPacker:
 
     def __call__(self, items: tuple[Mark, ...]) -> bytes:
         known = self._raw if items[: len(self._items)] == self._items else b""
-        self._items, self._raw = items, known + pack_marks(items[len(known) // _MARK.size :])
+        self._items, self._raw = items, known + pack_marks(items[len(known) // MARK.size :])
         return self._raw
 
 
@@ -245,15 +260,15 @@ def pack_marks(items: Sequence[Mark]) -> bytes:
     out = bytearray()
     for m in items:
         role = _ROLE_CODES.index(m.role) if m.role in _ROLE_CODES else len(_ROLE_CODES) - 1
-        out += _MARK.pack(m.own, m.chain, m.index << 8 | role << 1 | m.distinctive)
+        out += MARK.pack(m.own, m.chain, m.index << 8 | role << 1 | m.distinctive)
     return bytes(out)
 
 
 def unpack_marks(raw: bytes) -> tuple[Mark, ...]:
     """Return the marks that `pack_marks` packed; a role other than the four common ones becomes ""."""
-    if len(raw) % _MARK.size:
-        raise ValueError(f"marks: expected a multiple of {_MARK.size} bytes, got {len(raw)}")
+    if len(raw) % MARK.size:
+        raise ValueError(f"marks: expected a multiple of {MARK.size} bytes, got {len(raw)}")
     return tuple(
         Mark(index=tail >> 8, role=_ROLE_CODES[tail >> 1 & 0x7F], own=own, chain=chain, distinctive=bool(tail & 1))
-        for own, chain, tail in _MARK.iter_unpack(raw)
+        for own, chain, tail in MARK.iter_unpack(raw)
     )

@@ -101,6 +101,9 @@ class CollectConfig(Section):
         "the client program; it is "
         "side traffic, and reactions skip it",
     )
+    known_clients: bool = Field(
+        True, description="recognise the prompts that known clients write, such as titles and summaries"
+    )
     poll: float = Field(0.05, gt=0)
 
 

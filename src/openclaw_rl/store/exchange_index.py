@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, bindparam, select
+from sqlalchemy import Connection, Row, Select, bindparam, func, select
 
+from openclaw_rl.common import message_hash
 from openclaw_rl.store import schema as t
-from openclaw_rl.store.rows import from_row
+from openclaw_rl.store.rows import from_json, from_row, sampling_from_json
 from openclaw_rl.store.turn_states import DropReason
-from openclaw_rl.types import Capture, ExchangeStatus, Kind, TurnState
+from openclaw_rl.types import Capture, ExchangeStatus, Kind, Message, TurnState
+
+MAX_SIDE_REPLIES = 64
+"""Side calls after an exchange among which its summary is searched."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +40,9 @@ class ExchangeSummary:
     reply_chain: bytes | None  # 16 bytes
     state: TurnState
     cause: DropReason | None = None  # why it was dropped
+    version: int = 0  # of the policy that gave the reply
     previous: str | None = None  # the exchange that its client continues by id
+    parent: str | None = None  # the turn before it in its conversation
     signatures: frozenset[bytes] = frozenset()  # of all reactions from the conversation, in any revision
 
 
@@ -46,6 +52,7 @@ _base = select(
     t.turns.c.kind.label("turn_kind"),
     t.turns.c.state,
     t.turns.c.cause,
+    t.turns.c.parent,
 ).join(t.turns, t.turns.c.seq == t.exchanges.c.seq)
 
 
@@ -60,13 +67,39 @@ _by_id = _base.where(t.exchanges.c.id == bindparam("id"))
 _signatures = select(t.reactions.c.turn, t.reactions.c.signature).where(
     t.reactions.c.turn.in_(bindparam("turns", expanding=True)), t.reactions.c.signature.is_not(None)
 )
+_by_tool_call = (
+    _base.join(t.reply_calls, t.reply_calls.c.seq == t.exchanges.c.seq)
+    .add_columns(t.reply_calls.c.call)
+    .where(
+        t.reply_calls.c.scope == bindparam("of_scope"), t.reply_calls.c.call.in_(bindparam("values", expanding=True))
+    )
+    .order_by(t.exchanges.c.seq)
+)
+_of_these = t.exchanges.c.id.in_(bindparam("ids", expanding=True))
+_bodies = select(t.exchanges.c.id).join(t.bodies, t.bodies.c.seq == t.exchanges.c.seq).where(_of_these)
+_last_messages = _bodies.add_columns(func.substr(t.bodies.c.marks, -message_hash.MARK.size, 16))
+_samplings = _bodies.add_columns(t.bodies.c.sampling)
+_replies = (
+    select(t.exchanges.c.id, t.replies.c.message)
+    .join(t.replies, t.replies.c.seq == t.exchanges.c.seq)
+    .where(_of_these, t.replies.c.message.is_not(None))
+)
+_side_replies = (
+    select(t.replies.c.message)
+    .join(t.exchanges, t.exchanges.c.seq == t.replies.c.seq)
+    .join(t.turns, t.turns.c.seq == t.replies.c.seq)
+    .where(t.replies.c.seq > bindparam("after"), t.exchanges.c.scope == bindparam("of_scope"))
+    .where(t.turns.c.kind == Kind.SIDE.value, t.replies.c.message.is_not(None))
+    .order_by(t.replies.c.seq)
+    .limit(MAX_SIDE_REPLIES)
+)
 
 
 class ExchangeIndex:
     """Index of the exchanges in the store, on one connection. Results are in order of admission."""
 
-    def __init__(self, conn: Connection) -> None:
-        self._conn = conn
+    def __init__(self, conn: Connection, secret: bytes = b"") -> None:
+        self._conn, self.secret = conn, secret
 
     def by_chain(self, scope: str, chains: Collection[bytes]) -> list[ExchangeSummary]:
         """Return the exchanges whose reply has one of these chained hashes."""
@@ -76,9 +109,37 @@ class ExchangeIndex:
         """Return the exchanges whose reply has one of these own hashes."""
         return self._find_summaries(_by_own, scope, owns)
 
-    def by_context(self, scope: str, chain: bytes) -> list[ExchangeSummary]:
-        """Return the exchanges whose request has exactly this history."""
-        return self._find_summaries(_by_context, scope, [chain])
+    def by_context(self, scope: str, chains: Collection[bytes]) -> list[ExchangeSummary]:
+        """Return the exchanges whose request has exactly one of these histories."""
+        return self._find_summaries(_by_context, scope, chains)
+
+    def by_tool_call(self, scope: str, calls: Collection[str]) -> dict[str, list[ExchangeSummary]]:
+        """Return the exchanges whose reply made the calls with these ids, by call id."""
+        rows = self._conn.execute(_by_tool_call, {"of_scope": scope, "values": list(calls)}).all() if calls else []
+        out: dict[str, list[ExchangeSummary]] = {}
+        for row, summary in zip(rows, self._load_summaries(rows), strict=True):
+            out.setdefault(row.call, []).append(summary)
+        return out
+
+    def last_messages(self, pasts: Sequence[ExchangeSummary]) -> dict[str, bytes]:
+        """Return the own hash of the last message of each request, by exchange id."""
+        return self._select_of(_last_messages, pasts)
+
+    def stop_strings(self, pasts: Sequence[ExchangeSummary]) -> dict[str, tuple[str, ...]]:
+        """Return the stop strings of each request, by exchange id."""
+        return {id_: sampling_from_json(raw).stop for id_, raw in self._select_of(_samplings, pasts).items()}
+
+    def reply_messages(self, pasts: Sequence[ExchangeSummary]) -> dict[str, Message]:
+        """Return the reply of each exchange, by exchange id; none if it is redacted."""
+        return {id_: from_json(raw) for id_, raw in self._select_of(_replies, pasts).items()}
+
+    def side_replies_after(self, past: ExchangeSummary) -> list[str]:
+        """Return the texts of the first side calls after an exchange, `MAX_SIDE_REPLIES` at most."""
+        rows = self._conn.execute(_side_replies, {"after": past.seq, "of_scope": past.scope}).scalars()
+        return [message_hash.visible_text(from_json(raw)) for raw in rows]
+
+    def _select_of(self, query: Select[Any], pasts: Sequence[ExchangeSummary]) -> dict[str, Any]:
+        return dict(self._conn.execute(query, {"ids": [p.id for p in pasts]}).all()) if pasts else {}
 
     def get(self, id: str) -> ExchangeSummary | None:
         found = self._load_summaries(self._conn.execute(_by_id, {"id": id}))

@@ -19,7 +19,7 @@ from openclaw_rl.types import Capture, Exchange, ExchangeStatus, Feedback, Kind,
 REDACTED = "captured without its text and tokens (redacted)"
 
 _insert_exchange, _insert_body, _insert_reply = insert(t.exchanges), insert(t.bodies), insert(t.replies)
-_insert_turn, _insert_feedback = insert(t.turns), insert(t.feedback)
+_insert_turn, _insert_feedback, _insert_call = insert(t.turns), insert(t.feedback), insert(t.reply_calls)
 _last_seq = select(func.coalesce(func.max(t.exchanges.c.seq), 0))
 _update_finished = (
     update(t.exchanges)
@@ -88,6 +88,8 @@ def insert_finished(conn: Connection, replies: Sequence[Reply]) -> None:
         raise ValueError(f"finish: expected running exchanges, got some that have ended: {[r.id for r in replies]}")
     rows = [_reply_row(known[r.id].seq, r, redacted=known[r.id].capture == Capture.REDACTED) for r in replies]
     fast_executemany(conn, _insert_reply, rows)
+    if calls := [row for r in replies for row in _call_rows(known[r.id], r)]:
+        fast_executemany(conn, _insert_call, calls)
     for reply in replies:
         _drop_untrainable(conn, reply, wordless=known[reply.id].capture == Capture.REDACTED)
 
@@ -193,6 +195,13 @@ def _finish_row(r: Reply) -> dict[str, Any]:
         "new_reply_chain": r.mark.chain if r.mark else None,
         "new_version": min((s.version for s in r.spans), default=None),
     }
+
+
+def _call_rows(head: Any, reply: Reply) -> list[dict[str, Any]]:
+    """Return a row for each tool call id of the reply; none if it is redacted."""
+    calls = () if head.capture == Capture.REDACTED else reply.message.get("tool_calls") or ()
+    ids = dict.fromkeys(call["id"] for call in calls if call.get("id"))
+    return [{"seq": head.seq, "call": id_, "scope": head.scope} for id_ in ids]
 
 
 def _reply_row(seq: int, r: Reply, *, redacted: bool) -> dict[str, Any]:

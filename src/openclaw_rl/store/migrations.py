@@ -38,5 +38,6 @@ MIGRATIONS: Sequence[Migration] = (
     partial(_run_file, "3_previous_exchange"),
     partial(_run_file, "4_exchange_origin"),
     partial(_run_file, "5_episodes"),
+    partial(_run_file, "6_reply_calls"),
 )
 """Migration n is at index n - 1. Each runs in the same transaction that writes the new schema number."""

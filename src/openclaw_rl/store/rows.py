@@ -69,6 +69,10 @@ def _decode_json(decoder: msgspec.json.Decoder[_T], raw: bytes) -> _T:
         return msgspec.convert(json.loads(raw), decoder.type)
 
 
+def sampling_from_json(raw: bytes) -> Sampling:
+    return _decode_json(_sampling_decoder, raw)
+
+
 @cache
 def _field_names(kind: Any) -> tuple[str, ...]:
     return tuple(f.name for f in fields(kind))
@@ -105,7 +109,7 @@ def request_from_row(row: Row[Any]) -> Request:
         tools=from_json(row.tools) if row.tools is not None else (),
         template=from_json(row.template) if row.template is not None else {},
         marks=message_hash.unpack_marks(row.marks),
-        sampling=_decode_json(_sampling_decoder, row.sampling),
+        sampling=sampling_from_json(row.sampling),
         prompt_ids=unpack_ids(row.prompt_ids or b""),
         origin=Origin(row.origin) if row.origin else None,
     )

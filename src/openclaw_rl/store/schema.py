@@ -108,6 +108,11 @@ replies = Table(
     *_optional(Float, "first_token_at"),
 )
 
+reply_calls = Table(  # ids of the tool calls in replies; clients send them back
+    "reply_calls", metadata, _exchange_key(), Column("call", Text, primary_key=True), *_required(Text, "scope")
+)
+Index("reply_calls_call", reply_calls.c.scope, reply_calls.c.call)
+
 turns = Table(
     "turns",
     metadata,
