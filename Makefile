@@ -136,6 +136,7 @@ bench: $(STAMP)  ## gateway and trainer against their peers, token gaps while sw
 	$(BIN)/python benchmarks/garbage.py
 	$(BIN)/python benchmarks/cost.py
 	$(BIN)/python benchmarks/data.py
+	$(BIN)/python benchmarks/cli_start.py
 
 # Where results go: `make gpu-check OUT=folder`. With a GPU, the environment is made by `make env TORCH=torch`.
 OUT ?= benchmarks/results

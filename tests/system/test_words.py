@@ -8,7 +8,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,15 +23,11 @@ def run(*arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
 
 
-def test_help_answers_at_once_and_without_torch() -> None:
-    times = []
-    for _ in range(5):
-        began = time.perf_counter()
-        assert run("--help").returncode == 0
-        times.append(time.perf_counter() - began)
+def test_help_answers_without_torch() -> None:
+    """`benchmarks/cli_start.py` measures how long it takes."""
+    assert run("--help").returncode == 0
     code = "import sys; import openclaw_rl.cli.main; assert not {'torch', 'transformers', 'aiohttp'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
-    assert min(times) < 0.5
 
 
 @pytest.mark.parametrize(
