@@ -67,7 +67,6 @@ def test_the_benchmark_fills_its_table(tmp_path: Path) -> None:
 def test_without_a_gpu_one_line_says_so(script: str) -> None:
     done = run(script)
     assert done.returncode == 1
-    assert "torch sees no GPU here" in done.stderr
     assert "torch sees no GPU here" in done.stderr.strip().splitlines()[-1]  # libraries may warn before it
     assert "Traceback" not in done.stderr
 
