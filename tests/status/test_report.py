@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.render.trl_templates import make_kind
 
 from openclaw_rl.settings.load import from_flat
-from openclaw_rl.status.report import _render_newest_step, merge_reasons, template_summary
+from openclaw_rl.status.report import CURES, _render_newest_step, merge_reasons, template_summary, untrainable_agents
+from openclaw_rl.types import Sampling
 
 
 @pytest.mark.parametrize(
@@ -46,3 +48,27 @@ def test_the_newest_step_says_what_was_held_back() -> None:
 def test_reasons_that_differ_in_their_details_are_one() -> None:
     reasons = {"greedy": 2, "too stale: 0.61 between version 3": 1, "too stale: 0.72 between version 4": 2}
     assert list(merge_reasons(reasons).items()) == [("too stale", 3), ("greedy", 2)]
+
+
+def test_an_agent_whose_turns_cannot_train_is_listed_with_the_cure() -> None:
+    greedy = Sampling(temperature=0).untrainable_reason()
+    counts = {"aider": {greedy: 3, None: 1}, "chat": {None: 9}, "": {"a text": 1}}
+    rows = untrainable_agents(counts)
+    assert [(row["agent"], row["share"], row["reason"]) for row in rows] == [
+        ("", 1.0, "a text"),
+        ("aider", 0.75, greedy),
+    ]
+    assert "temperature: 1" in rows[1]["cure"]
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 0.0}, {"temperature": 0.5, "convention": "raw"}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1},
+        {"presence_penalty": 1.0}, {"logit_bias": {1: 1.0}}, {"grammar": "start: A"},
+    ],
+)  # fmt: skip
+def test_each_reason_of_the_sampling_has_a_cure(sampling: dict[str, Any]) -> None:
+    reason = Sampling(**sampling).untrainable_reason()
+    assert reason is not None
+    assert any(reason.startswith(start) for start in CURES)

@@ -28,6 +28,19 @@ from openclaw_rl.types import Exchange, Message, Policy, Request, Turn, Verdict
 
 HEARTBEAT_TIMEOUT = 10.0  # seconds without a heartbeat after which a worker counts as stopped
 
+_OVERRIDE = "the owner can set serve.sampling_override: "
+CURES = {
+    "greedy sampling": _OVERRIDE + "{temperature: 1}",
+    "raw log-probabilities": _OVERRIDE + "{temperature: 1}",
+    "top_p": _OVERRIDE + "{top_p: 1}",
+    "top_k": _OVERRIDE + "{top_k: 0}",
+    "min_p": _OVERRIDE + "{min_p: 0}",
+    "penalties": _OVERRIDE + "{presence_penalty: 0, frequency_penalty: 0}",
+    "logit_bias": "the client can omit logit_bias",
+    "a forced format": "the client can ask for the format in the prompt, with tool_choice auto and no response_format",
+}
+"""Start of a reason for which turns are untrainable -> what makes the next ones trainable."""
+
 
 def open_store(config: Config) -> Store:
     """Open the home's store. Raises `OpenClawError` if it does not exist."""
@@ -74,6 +87,7 @@ def collect_status(conn: Connection, now: float) -> dict[str, Any]:
         "versions": [_policy_row(p, *counts[p.version]) for p in newest],
         "states": Counter(p.state.value for p in known),
         "engine_gap": engine_gaps(known),
+        "untrainable_agents": untrainable_agents(turns.trainable_by_agent(conn)),
     }
 
 
@@ -88,6 +102,19 @@ def engine_gaps(known: Sequence[Policy]) -> dict[str, dict[str, float]]:
                 total[0] += policy.metrics[f"gap/{engine}"] * tokens
                 total[1] += tokens
     return {engine: {"mean": gap / tokens, "tokens": tokens} for engine, (gap, tokens) in sums.items() if tokens}
+
+
+def untrainable_agents(counts: Mapping[str, Mapping[str | None, int]]) -> list[dict[str, Any]]:
+    """Return for each agent with untrainable turns: their share, the most frequent reason, and its cure."""
+    out = []
+    for agent, by_reason in sorted(counts.items()):
+        reasons = {reason: n for reason, n in by_reason.items() if reason is not None}
+        if reasons:
+            first = max(reasons, key=lambda reason: reasons[reason])
+            cure = next((cure for start, cure in CURES.items() if first.startswith(start)), "")
+            share = sum(reasons.values()) / sum(by_reason.values())
+            out.append({"agent": agent, "share": share, "reason": first, "cure": cure})
+    return out
 
 
 def _policy_row(policy: Policy, used: int, served: int) -> dict[str, Any]:
@@ -149,6 +176,10 @@ def _render_turns(status: Mapping[str, Any]) -> Table:
     for title in ("dropped", "untrainable"):
         for reason, count in list(merge_reasons(status[title]).items())[:5]:
             table.add_row(f"{count / total:.0%}", f"[dim]{title}:[/] {reason}")
+    for row in status["untrainable_agents"]:
+        who = f"agent {row['agent']}" if row["agent"] else "clients without an agent name"
+        words = f"{row['share']:.0%} of the turns of {who} cannot train: {row['reason']}"
+        table.add_row("", Text(words + (f"; {row['cure']}" if row["cure"] else ""), "yellow"))
     scores = {"1": "good", "-1": "bad", "0": "neutral", "None": "no opinion"}
     words = ", ".join(f"{n} {scores.get(k, k)}" for k, n in status["verdicts"].items())
     table.add_row("", f"[dim]verdicts:[/] {words or 'none yet'}")

@@ -156,6 +156,20 @@ def count_by_reason(conn: Connection) -> dict[str, dict[str, int]]:
     }
 
 
+def trainable_by_agent(conn: Connection) -> dict[str, dict[str | None, int]]:
+    """Return agent -> reason -> number of its main turns that were served here; reason None: they can train."""
+    query = (
+        select(t.exchanges.c.agent, t.turns.c.untrainable, func.count())
+        .join(t.turns, t.turns.c.seq == t.exchanges.c.seq)
+        .where(t.equals_literal(t.turns.c.kind, Kind.MAIN), t.exchanges.c.origin.is_(None))
+        .group_by(t.exchanges.c.agent, t.turns.c.untrainable)
+    )
+    out: dict[str, dict[str | None, int]] = {}
+    for agent, reason, count in conn.execute(query):
+        out.setdefault(agent, {})[reason] = count
+    return out
+
+
 def count_by_score(conn: Connection) -> dict[int | None, int]:
     """Return the number of verdicts with each score; None is no opinion."""
     return count_rows(conn, t.verdicts.c.score)
