@@ -55,7 +55,7 @@ GPUs see [GPU](guides/gpu.md).
 
 ## More conversations
 
-Sessions of {turns} turns with a context of {context} tokens each. For {times:.0f} times the tokens, a step takes
+Each session has {turns} turns and {context} tokens in all. For {times:.0f} times the tokens, a step takes
 {growth:.1f} times as long and {wider:.1f} times the memory. Memory grows less than time because one forward pass has at
 most `train.batch.micro_tokens` (4,096) tokens.
 

@@ -194,7 +194,7 @@ def doctor(wait: float, engine: str | None, troubles: bool, **options: Any) -> N
 @cli.command()
 @settings_options
 def chat(**options: Any) -> None:
-    """Chat with the model in the terminal and watch it learn. Starts the system if none runs."""
+    """Chat with the model in the terminal and watch it learn. Starts the system if needed."""
     from openclaw_rl.cli.chat import run_chat
 
     run_chat(load_config(**options))
@@ -206,11 +206,11 @@ def connect() -> None:
 
 
 @connect.command("openclaw")
-@click.option("--write", is_flag=True, help="Add it to OpenClaw's settings with `openclaw config patch`.")
-@click.option("--into", metavar="FILE", help="Add it to this settings file instead.")
+@click.option("--write", is_flag=True, help="Add the entry by running `openclaw config patch`.")
+@click.option("--into", metavar="FILE", help="Add the entry to this file instead.")
 @settings_options
 def connect_openclaw(write: bool, into: str | None, **options: Any) -> None:
-    """Print OpenClaw's provider entry, or add it to its settings."""
+    """Print the provider entry for OpenClaw, or install it."""
     from pathlib import Path
 
     from openclaw_rl.cli import connect as commands

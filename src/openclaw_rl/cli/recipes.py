@@ -38,7 +38,7 @@ def make_method(name: str, into: str) -> None:
     help="Kinds of tasks, separated by commas.",
 )
 @click.option("--num", type=click.IntRange(min=1), help="Maximum number of tasks of each kind. [default: all]")
-@click.option("--out", metavar="FILE", help="Write every task, reply and reason to this file, as JSON.")
+@click.option("--out", metavar="FILE", help="Write tasks, replies and failures to this JSON file.")
 @settings_options
 @alias_flags
 def run_evaluation(names: str, num: int | None, out: str | None, **options: Any) -> None:

@@ -15,7 +15,7 @@ from openclaw_rl.settings.cli_options import UNKNOWN_FLAGS, Seconds, alias_flags
 @click.option("--tasks", metavar="FILE", help="File of tasks: a JSON list, JSON lines, or plain lines.")
 @click.option("--prompt", "prompts", multiple=True, metavar="TEXT", help="A task (may be repeated).")
 @click.option(
-    "--num", type=click.IntRange(min=1), help="Number of rollouts. [default: rollout.per_prompt, or 1, for each task]"
+    "--num", type=click.IntRange(min=1), help="Number of rollouts. [default: rollout.per_prompt or 1 per task]"
 )
 @click.option("--out", metavar="FOLDER", help="Folder for one result file per rollout. [default: <home>/rollouts]")
 @settings_options

@@ -145,7 +145,7 @@ def _is_client_prompt(request: Request, mark: Mark, sides: TrafficClassifier) ->
 def _relation_to_same_history(
     request: Request, seq: int, index: ExchangeIndex, parent: ExchangeSummary | None
 ) -> tuple[str, str | None]:
-    """Return the relation to the newest earlier request with the same history (by its status then), and its id."""
+    """Return the relation to the newest earlier request with the same history, and the id of that request."""
     if request.marks:
         same = index.by_context(request.scope, {request.marks[-1].chain})
         earlier = [p for p in same if p.seq < seq and mismatch(request, p) is None]

@@ -33,7 +33,7 @@ class TrafficClassifier:
         )
 
     def is_client_text(self, message: Message) -> bool:
-        """Return whether a client put the message into the main conversation, or cleared the tool result in it."""
+        """Return whether a client program wrote this main message, or cleared its tool result."""
         kind: PromptKind = "cleared" if message.get("role") == "tool" else "continuation"
         return self._match_known(kind, _message_text(message)) is not None
 

@@ -98,7 +98,7 @@ class Persona:
         return self._question.text
 
     def _react_to(self, reply: str) -> str:
-        """Return a reaction to the reply to the last question, and log the truth."""
+        """Return a reaction to the last reply, and log it with the ground truth."""
         assert self._question is not None
         self._cards = self._cards or _shuffled_deck(self._rng)
         card = self._cards.pop()

@@ -78,7 +78,7 @@ def _reaction_blocks(item: JudgeInput) -> list[tuple[str, str]]:
 
 
 def _block_title(message: Message) -> str:
-    """Return the role, and whether a tool failed: it is in the title because a tool result cannot forge that."""
+    """Return the role, and whether a tool failed; a tool result cannot forge a title."""
     role = str(message.get("role", ""))
     return f"{role}: the call failed" if role in ("tool", "function") and message.get("is_error") is True else role
 

@@ -82,7 +82,7 @@ class RewardBatcher:
                     await self._score_batch([one])
 
     async def _score_batch(self, batch: Sequence[tuple[RewardInput, asyncio.Future[float]]]) -> bool:
-        """Score a batch; False if that failed. A batch of one then gets the exception."""
+        """Score a batch; return False if it failed. A single input gets the exception."""
         try:
             rewards = await asyncio.to_thread(self._reward_function, [question for question, _ in batch])
         except Exception as error:  # noqa: BLE001  a plug-in may raise anything; the caller gets it

@@ -106,7 +106,7 @@ def _step_rewards(episodes: Sequence[EpisodeStep]) -> dict[tuple[str, int], dict
 
 
 def _relative_value(group: Mapping[str, float], episode: str, spread: DivisorFunction) -> float | None:
-    """Return the episode's value minus the group's mean, scaled; None if it is not there or all are equal."""
+    """Return the episode's value minus the group's mean, scaled; None without a value or if all are equal."""
     values = list(group.values())
     if episode not in group or math.isclose(min(values), max(values), rel_tol=1e-9, abs_tol=1e-12):  # up to rounding
         return None

@@ -51,7 +51,7 @@ class Plugin:
         return None
 
     def single_function(self, *names: str) -> tuple[str, Callable[..., Any]]:
-        """Return name and function of the only one that the file defines. Raises `PluginError` for none or several."""
+        """Return name and function of the one of `names` that is defined. Raises `PluginError` for none or several."""
         found = {name: function for name in names if (function := self.find_function(name)) is not None}
         if len(found) == 1:
             return found.popitem()

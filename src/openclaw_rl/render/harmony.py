@@ -46,7 +46,7 @@ class HarmonyParser(ReplyParser):
     def finish(self) -> Delta:
         if self._header is not None:
             self._end_message(self._buffer)
-        elif (rest := self._buffer.strip()) and not rest.startswith(HARMONY_TOKENS):  # else drop the unfinished header
+        elif (rest := self._buffer.strip()) and not rest.startswith(HARMONY_TOKENS):  # not an unfinished header
             self._open_message(CHANNEL + "final")
             self._emit_text(_TOKEN_PATTERN.sub("", self._buffer))
         self._buffer, self._header = "", None

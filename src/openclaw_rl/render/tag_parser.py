@@ -68,7 +68,7 @@ class TagParser(ReplyParser):
             while self._step():
                 pass
         after_call = self._state is _ParserState.CONTENT and (self._pending.calls or self.calls)
-        if not after_call or self._strip_separators(self._buffer):  # else white space after the last call
+        if not after_call or self._strip_separators(self._buffer):  # drop white space after the last call
             self._state = self._initial_state if self._state is _ParserState.BEGIN else self._state
             self._emit_text(self._buffer)
         self._buffer = ""

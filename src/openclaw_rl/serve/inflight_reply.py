@@ -35,7 +35,7 @@ MAX_COMMIT_DELAY = 0.002  # seconds that an admission may wait to share a transa
 
 
 class ReplyContext(Protocol):
-    """State that all replies of a gateway share."""
+    """Shared state of a gateway's replies."""
 
     config: Config
     engine: Engine

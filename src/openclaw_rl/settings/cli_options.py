@@ -29,7 +29,7 @@ _SETTINGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "--home": ("home", {"metavar": "DIR", "help": "Store, adapters, key and logs. [default: ~/.openclaw-rl]"}),
     "--model-path": (
         "model.path",
-        {"metavar": "PATH", "help": "Model: a folder, hub id or checkpoint. [default: the starter]"},
+        {"metavar": "PATH", "help": "Model folder, hub id or checkpoint. [default: a shipped one]"},
     ),
     "--method": (
         "train.method",

@@ -176,7 +176,7 @@ def count_by_score(conn: Connection) -> dict[int | None, int]:
 
 
 def count_unjudged(conn: Connection) -> tuple[int, float | None]:
-    """Return the number of turns that wait for a verdict, and the time since which the first of them waits."""
+    """Return the number of turns that wait for a verdict, and when the first of them began to wait."""
     here = (t.reactions.c.turn == t.turns.c.id) & (t.reactions.c.revision == t.turns.c.revision)
     query = select(func.count(), func.min(t.reactions.c.at)).select_from(t.turns.join(t.reactions, here))
     count, since = conn.execute(query.where(t.equals_literal(t.turns.c.state, TurnState.CLOSED))).one()

@@ -17,7 +17,7 @@ from openclaw_rl.store.db import Store
 from openclaw_rl.train.sample_builder import SampleBuilder
 from openclaw_rl.types import JudgedTurn, Policy
 
-MAX_UNFIT_TURNS = 256  # remembered unusable turns; beyond that the oldest cost a forward pass again
+MAX_UNFIT_TURNS = 256  # remembered unusable turns; a forgotten one costs another forward pass
 
 
 def replay_limit(fresh: int, *, share: float, most: int) -> int:

@@ -84,7 +84,7 @@ class SampleBuilder:
                 replay=replay,
                 episode=episode,
             )
-        except ValueError as error:  # bad values recorded by a broken engine drop the turn, not the trainer
+        except ValueError as error:  # a broken engine recorded bad values: only the turn is dropped
             return str(error)
 
     def _stale_reason(self, request: Request, reply: Reply, line: Collection[int]) -> str | None:

@@ -147,7 +147,7 @@ class TrajectoryRedactor:
         return out
 
     def _unique_key(self, key: Any, taken: Mapping[Any, Any]) -> Any:
-        """Redact a key; a suffix keeps keys distinct that redaction made equal."""
+        """Redact a key; add a suffix if the result equals another key."""
         if not isinstance(key, str):
             return key
         clean = self.redact_text(key)

@@ -2,7 +2,7 @@
 
 The engine clears the prefix cache. A sequence in prefill returns to the end of the queue until a row ends, or for
 `PREFILL_RETRY_DELAY`. If that does not help, running rows free their states and restart one by one from their tokens.
-A sequence that does not fit alone for `SINGLE_SEQUENCE_TIMEOUT` fails with a message. The process never exits for it.
+A sequence that does not fit alone for `SINGLE_SEQUENCE_TIMEOUT` fails with a message. The process never exits.
 """
 
 from __future__ import annotations

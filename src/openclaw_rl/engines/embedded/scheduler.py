@@ -154,7 +154,7 @@ class EmbeddedEngine:
 
     @torch.inference_mode()
     def step(self) -> list[StepEvent]:
-        """Decode one token for every row, then prefill one chunk. After an out-of-memory error, do part of it."""
+        """Decode one token for every row, then prefill one chunk. If memory ran out, some sequences wait."""
         out: list[StepEvent] = []
         if self._has_cancelled:
             self._remove_cancelled()

@@ -130,7 +130,7 @@ class RemoteEngine(abc.ABC):
         return await wait_until_ready(self.info, timeout, _BACK_OFF)
 
     async def _ensure_connected(self) -> EngineInfo:
-        """Return the `Info` of the connection; connect first if necessary. Raises `EngineGone`, `EngineError`."""
+        """Return what the server reported; connect first if necessary. Raises `EngineGone`, `EngineError`."""
         if (known := self._info) is not None:
             return known
         async with self._connect_lock:
@@ -378,5 +378,5 @@ class RemoteEngine(abc.ABC):
             table.adapters.discard(name)
             try:
                 await self.http.post_checked(f"{self.adapter_routes}/unload_lora_adapter", {"lora_name": name})
-            except EngineError as error:  # it costs memory there, but nothing uses it any more
+            except EngineError as error:  # the unused adapter only wastes memory on the server
                 log.warning("%s: the adapter %s was not unloaded: %s", self.kind, name, error)

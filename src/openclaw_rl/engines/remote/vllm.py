@@ -27,7 +27,7 @@ from openclaw_rl.types import Chunk, Generation, Ids, Logprobs, PolicyRef, Sampl
 
 _PATTERNS_MIN_VERSION = (0, 32)  # earlier versions ignored rank_pattern and alpha_pattern
 _PROBE_GRAMMAR = '%llguidance {}\nstart: "1"'
-# White space between JSON tokens is bounded, because a small model fills its reply with it.
+# Bounds white space between JSON tokens, because a small model may emit nothing else.
 _WHITESPACE_PATTERN = re.compile(r'"x-guidance": \{"whitespace_pattern": "[^"]*"\}')
 _SEPARATOR_PATTERNS = '"x-guidance": ' + json.dumps(
     {"whitespace_flexible": False, "item_separator": r",( |\n[ ]{0,16})?", "key_separator": ":[ ]?"}

@@ -61,7 +61,7 @@ def server_command(config: Config) -> list[str]:
         "logprobs-mode": _LOGPROBS_MODES[engine.effective_convention],
         "structured-outputs-config": json.dumps({"backend": "guidance"}),
         "max-num-seqs": str(engine.max_batch),
-        "max-loras": str(engine.max_loaded_versions + 1),  # and the base as an identity adapter
+        "max-loras": str(engine.max_loaded_versions + 1),  # + 1: the identity adapter
         "max-cpu-loras": str(2 * (engine.max_loaded_versions + 1)),  # draining and new versions together
         "max-lora-rank": str(_served_rank(config.train.lora.rank)),
     }

@@ -45,7 +45,7 @@ class WeightLock:
             self._start_change_if_due()
 
     async def _wait_for_weights(self, weights: str) -> None:
-        """Queue up; when it returns, the caller counts as running."""
+        """Wait in line; on return, the caller counts as running."""
         future = asyncio.get_running_loop().create_future()
         self._waiting.append((weights, future))
         self._start_change_if_due()

@@ -62,7 +62,7 @@ class ProcessGroup(World):
             except torch.OutOfMemoryError as error:
                 own = _RankFailure("", f"a pass does not fit into the memory of rank {self.rank}")
                 log.warning("rank %d: a pass does not fit into memory (%s)", self.rank, error)
-            except (OpenClawError, ValueError) as error:  # one row or plug-in code: other ranks do not see it
+            except (OpenClawError, ValueError) as error:  # caused by one row or a plug-in, on this rank only
                 own = _RankFailure(type(error).__name__, str(error))
         decoder = msgspec.msgpack.Decoder(list[kind] | _RankFailure, dec_hook=_decode_tensor)  # type: ignore[valid-type]
         found = [decoder.decode(raw) for raw in self._all_gather(msgspec.msgpack.encode(own, enc_hook=_encode_tensor))]

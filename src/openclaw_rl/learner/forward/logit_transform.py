@@ -21,7 +21,7 @@ def find_logit_transform(model: Any) -> LogitTransform:
         for transform in _candidate_transforms(model.config.get_text_config())
     }
     best = min(gaps, key=lambda transform: gaps[transform])
-    # Both come from the same operations and differ only by rounding; a wrong transform changes small logits little.
+    # With the right transform only rounding differs. The bound is tight: wrong ones hardly change small logits.
     if gaps[best] <= min(1e-2, 64 * torch.finfo(own.dtype).eps * own.abs().max().item()):
         return best
     raise ModelError(

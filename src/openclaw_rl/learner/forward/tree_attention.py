@@ -205,7 +205,7 @@ def flex_error(call: flex_attention.AttentionShape, device: torch.device) -> flo
 def _trial_tree(device: torch.device) -> PrefixTree:
     """Return a trunk with two branches at its end and one in its middle: full, mixed and empty blocks, some padding.
 
-    It has five blocks, a number of heads that few models have, because the compiler merges sizes that are equal.
+    It has five blocks: the compiler merges equal sizes, and few models have five heads.
     """
     trunk, *branches = (np.arange(n, dtype=np.int32) + 1000 * n for n in (240, 119, 120, 121))
     rows = [

@@ -57,7 +57,7 @@ class LossConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TermSlice:
-    """Part of a term on these K tokens; the denominator is that of the whole batch.
+    """K tokens of a loss term; the denominator is that of the whole batch.
 
     A slice of a `DistillTerm` has a divergence per token, and advantages of zero.
     """

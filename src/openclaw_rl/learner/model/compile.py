@@ -1,7 +1,7 @@
 """Compilation of the parts of each layer: norms, rotations and gates become one kernel each.
 
 Only the children of a layer are compiled (attention before and after its kernel, the feed-forward part, the norms).
-The layer itself stays Python, so that activation checkpointing and sharding work unchanged. All layers share one code.
+The layer itself stays Python, so that activation checkpointing and sharding work unchanged. Layers share the code.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def compile_parts(causal: Any) -> None:
     """Compile the parts of the layers. Compiler errors are raised by the first pass.
 
     Call `torch.set_num_threads` before the first backward pass of the process. Otherwise autograd threads may have
-    another number of threads, and recomputed layers are compiled a second time for it.
+    another number of threads, and recomputed layers are compiled again.
     """
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MAX_VARIANTS)
     for part in compiled_modules(causal):

@@ -1,4 +1,4 @@
-"""Trained weights of a policy: an adapter in a frozen base, or the whole model (see `full`)."""
+"""Trained weights of a policy: an adapter in a frozen base, or the whole model (`full.py`)."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class MasterWeights:
             self.tensors[name] = torch.nn.Parameter(float32_copy(parameter, device))
             self._copied.append(name)
             self.higher_precision += [name] if low else []
-            hook = partial(_take_gradient, weakref.ref(self), name)  # a strong reference would be a cycle
+            hook = partial(_take_gradient, weakref.ref(self), name)  # avoids a reference cycle
             parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def clear_gradients(self) -> None:

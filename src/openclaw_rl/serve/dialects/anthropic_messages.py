@@ -171,7 +171,7 @@ class MessagesDialect(Dialect):
 
 
 class MessagesStreamEncoder:
-    """Stream encoder: thinking and text are sent as they come, tool calls and the finish with the reply's end.
+    """Stream encoder: sends thinking and text as they come, tool calls and the finish when the reply ends.
 
     Tool calls wait because agents start a tool when its block is complete; by then the exchange must be durable.
     """
