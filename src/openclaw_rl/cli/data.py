@@ -40,7 +40,7 @@ def check_files(paths: tuple[str, ...], report: str | None, partial: bool) -> No
 def import_files(paths: tuple[str, ...], no_score: bool, report: str | None, partial: bool, **options: Any) -> None:
     """Import files or folders of trajectories. Existing ones are not imported again.
 
-    Text is tokenized once and scored by the newest policy. Invalid trajectories are reported and skipped.
+    Adds tokens and the newest policy's log-probabilities. Invalid trajectories are reported and skipped.
     """
     from openclaw_rl.supervisor.supervisor import prepare_home
     from openclaw_rl.trajectories import operations

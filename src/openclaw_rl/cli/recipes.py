@@ -1,4 +1,4 @@
-"""`openclaw-rl new-method` and `openclaw-rl evaluate`: commands of the recipes besides training."""
+"""`openclaw-rl new-method` and `openclaw-rl evaluate`: the recipes' commands except training."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def run_rollout_function(
 @click.option(
     "--num-samples", type=click.IntRange(min=1), default=3, show_default=True, help="Number of conversations."
 )
-@click.option("--output-dir", required=True, metavar="DIR", help="New folder for their trajectories.")
+@click.option("--output-dir", required=True, metavar="DIR", help="New folder for the trajectories.")
 @click.option("--wait", type=Seconds(), default=60.0, show_default=True, help="Maximum seconds to wait.")
 @settings_options
 def run_self_test(num_samples: int, output_dir: str, wait: float, **options: Any) -> None:

@@ -110,7 +110,7 @@ class ExchangeIndex:
         return self._find_summaries(_by_own, scope, owns)
 
     def by_context(self, scope: str, chains: Collection[bytes]) -> list[ExchangeSummary]:
-        """Return the exchanges whose request has exactly one of these histories."""
+        """Return the exchanges whose request has one of these history hashes."""
         return self._find_summaries(_by_context, scope, chains)
 
     def by_tool_call(self, scope: str, calls: Collection[str]) -> dict[str, list[ExchangeSummary]]:

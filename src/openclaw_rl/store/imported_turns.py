@@ -50,7 +50,7 @@ class ImportOutcome:
 
     @property
     def has_content(self) -> bool:
-        """Whether the turn has any of these."""
+        """Whether the outcome is not empty."""
         return bool(self.reaction or self.feedback or self.verdict or self.dropped)
 
 

@@ -100,7 +100,7 @@ class RemoteEngine(abc.ABC):
         """Prepare to load an adapter. Raises `EngineError` if the server has no slot or would serve other weights."""
 
     async def _prepare_version(self, held: LoadedVersion, beside: Sequence[LoadedVersion]) -> LoadedVersion:
-        """Return how a version is served beside the versions `beside`. By default unchanged."""
+        """Return what is loaded to serve `held` beside `beside`: by default `held` itself."""
         return held
 
     @abc.abstractmethod

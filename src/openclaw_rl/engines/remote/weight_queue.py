@@ -2,7 +2,7 @@
 
 Replies on the loaded weights run together. A reply that needs other weights waits until those have ended; then the
 weights change. A reply that arrives while another waits for other weights waits too, so that none starves: each reply
-waits for at most as many changes as there are other weights ahead of it in the queue.
+waits for at most one change for each of the other weights ahead of it in the queue.
 """
 
 from __future__ import annotations

@@ -190,7 +190,7 @@ class ForwardRunner:
 
     @property
     def memory_limits(self) -> tuple[int, float]:
-        """Limits that `reduce_memory` changes: (tokens per pass, tokens times layers that keep activations)."""
+        """Limits that `reduce_memory` changes: (tokens per pass, tokens × layers that keep activations)."""
         return self.budget, self._checkpointing.token_layer_limit
 
     @memory_limits.setter

@@ -26,8 +26,8 @@ def compiled_modules(causal: Any) -> Iterator[torch.nn.Module]:
 def compile_parts(causal: Any) -> None:
     """Compile the parts of the layers. Compiler errors are raised by the first pass.
 
-    Call `torch.set_num_threads` before the first backward pass of the process. Otherwise autograd threads may have
-    another number of threads, and recomputed layers are compiled again.
+    Call `torch.set_num_threads` before the first backward pass of the process. Otherwise autograd may use another
+    number of threads, and recomputed layers are compiled again.
     """
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MAX_VARIANTS)
     for part in compiled_modules(causal):
