@@ -45,7 +45,7 @@ MAY_IMPORT = {
 
 STAGES = ("serve", "collect", "judge", "train")
 HEAVY = frozenset({"torch", "llguidance", "transformers", "peft", "safetensors", "matplotlib", "openai"})
-MAY_IMPORT_HEAVY = ("engines/embedded/", "learner/", "compat/", "evals/")
+MAY_IMPORT_HEAVY = ("engines/embedded/", "learner/", "compat/", "evals/", "serve/dialects/openai_chat_options.py")
 MAX_LINES, MAX_FILES, MAX_ROOT_MODULES, MAX_ONE_WORD = 400, 20, 6, 0.45
 
 

@@ -101,6 +101,7 @@ class Sampling:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int | None = None
     max_tokens: int = 0
+    min_tokens: int = 0  # before them, no stop token is sampled and no stop string ends the reply
     stop: tuple[str, ...] = ()
     convention: Convention = "scaled"
     grammar: str | None = None  # llguidance Lark that constrains the reply; the logprobs are the unconstrained ones
@@ -111,12 +112,11 @@ class Sampling:
             return "greedy sampling (temperature 0) has no sampling distribution"
         if self.convention == "raw" and self.temperature != 1:
             return f"raw log-probabilities at temperature {self.temperature:g}: they are those of temperature 1"
-        if self.top_p < 1:
-            return f"top_p {self.top_p:g} cuts the distribution; 1 is needed"
-        if self.top_k > 0:
-            return f"top_k {self.top_k} cuts the distribution; 0 (all) is needed"
-        if self.min_p > 0:
-            return f"min_p {self.min_p:g} cuts the distribution; 0 is needed"
+        cuts = {"top_p": self.top_p < 1, "top_k": self.top_k > 0, "min_p": self.min_p > 0}
+        for name, cut in (cuts | {"min_tokens": self.min_tokens > 0}).items():
+            if cut:
+                free = {"top_p": "1", "top_k": "0 (all)"}.get(name, "0")
+                return f"{name} {getattr(self, name):.10g} cuts the distribution; {free} is needed"
         if self.presence_penalty or self.frequency_penalty:
             return "penalties shift the distribution; 0 is needed"
         if self.logit_bias:
@@ -169,6 +169,7 @@ class Request:
     version: int  # the policy version that generates the reply
     identity: str  # hash of tokenizer, template, special ids and base weights
     admitted_at: float
+    untrainable: str | None = None  # why its client forbids training on it; kept in the turn
     origin: Origin | None = None  # None: served here
 
 

@@ -109,9 +109,11 @@ class ChatTemplate:
         environment = _make_environment()
         try:
             self._templates = {name: environment.from_string(text) for name, text in templates.items()}
+            parsed = [environment.parse(text) for text in templates.values()]
         except jinja2.TemplateSyntaxError as error:
             raise ModelError(f"the model's chat template has a syntax error in line {error.lineno}: {error}") from error
         self._specials = dict(specials)
+        self.names = frozenset(node.name for tree in parsed for node in tree.find_all(nodes.Name))  # variables it reads
 
     def check_variables(self, variables: Mapping[str, Any]) -> None:
         """Raise `RequestError` if a client's variable would override a reserved name or a special token."""

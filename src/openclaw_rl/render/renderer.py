@@ -17,7 +17,13 @@ import numpy as np
 
 from openclaw_rl.errors import ModelError, RequestError
 from openclaw_rl.render import template_probe
-from openclaw_rl.render.chat_template import NO_VARIABLES, ChatTemplate, serialize_tools, to_template_message
+from openclaw_rl.render.chat_template import (
+    NO_VARIABLES,
+    ChatTemplate,
+    content_text,
+    serialize_tools,
+    to_template_message,
+)
 from openclaw_rl.render.detokenizer import Detokenizer
 from openclaw_rl.render.families import CallForm, detect_family
 from openclaw_rl.render.model_folder import ModelFiles
@@ -125,6 +131,16 @@ class Renderer:
         last = prompt_ids[-_PROMPT_TAIL_TOKENS:].tolist()
         return self.family.opens_thinking(self.tokenizer.backend.decode(last, skip_special_tokens=False))
 
+    def prepare_cut_message(self, message: Message) -> dict[str, Any]:
+        """Return a prepared assistant message after whose text `cut_text` cuts the rendered prompt."""
+        return self.prepare_message({**message, "content": content_text(message.get("content")) + CUT_MARKER})
+
+    def cut_text(self, text: str) -> str:
+        """Return the rendered prompt up to the cut. Raises `RequestError` if the template leaves the message out."""
+        if (end := text.rfind(CUT_MARKER)) < 0:
+            raise RequestError("the model's chat template leaves out the message to continue", param="messages")
+        return text[:end]
+
     # Bridged prompts.
 
     def text_after(self, reply: Message, new: Sequence[Message], *, tools: bool) -> str | None:
@@ -217,10 +233,12 @@ class Renderer:
 
     # Replies.
 
-    def new_reply_decoder(self, *, thinking: bool, tools: ToolList, stops: Sequence[str] = ()) -> ReplyDecoder:
+    def new_reply_decoder(
+        self, *, thinking: bool, tools: ToolList, stops: Sequence[str] = (), min_tokens: int = 0
+    ) -> ReplyDecoder:
         """Return a new decoder for the tokens of one reply."""
         stream = (self.detokenizer if tools else self._detokenizer_without_tools).new_stream()
-        return ReplyDecoder(stream, self.family.new_parser(thinking=thinking, tools=tools), stops)
+        return ReplyDecoder(stream, self.family.new_parser(thinking=thinking, tools=tools), stops, min_tokens)
 
     def call_form(self, name: str) -> CallForm | None:
         """Return the literal text around a call's JSON arguments; None if this model's arguments are not JSON."""

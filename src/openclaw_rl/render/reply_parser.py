@@ -138,8 +138,9 @@ class ReplyParser(ABC):
 class ReplyDecoder:
     """Convert response tokens to deltas: detokenization, stop strings and parsing combined."""
 
-    def __init__(self, stream: TextStream, parser: ReplyParser, stops: Sequence[str]) -> None:
-        self._stream = stream
+    def __init__(self, stream: TextStream, parser: ReplyParser, stops: Sequence[str], min_tokens: int = 0) -> None:
+        """`min_tokens`: number of tokens in whose text no stop string is searched for."""
+        self._stream, self._min_tokens = stream, min_tokens
         self._stops = StopStringFilter(stops) if stops else None
         self.parser = parser
         self.token_count = 0  # number of tokens pushed
@@ -169,7 +170,7 @@ class ReplyDecoder:
         text = ""
         for n, i in enumerate(ids):
             new = self._stream.push((i,))
-            sure, hit = self._stops.push(new)
+            sure, hit = self._stops.push(new) if seen + n >= self._min_tokens else (new, False)
             text += sure
             self._token_starts.append(self._pushed_chars)
             self._pushed_chars, self._certain_chars = self._pushed_chars + len(new), self._certain_chars + len(sure)

@@ -54,6 +54,9 @@ class ChatRequest:
     dialect: str = "chat"
     id_prefix: str = "chatcmpl-"
     template_variables: Mapping[str, Any] = field(default_factory=dict)  # variables for the chat template
+    prefix: Message | None = None  # the client's assistant message that the reply continues; `messages` is without it
+    reasoning_effort: str = ""  # for the template, if it uses it
+    return_token_ids: bool = False
     n: int = 1  # choices
     constraint: ResponseConstraint | None = None
     parallel_calls: bool = True  # False: the reply ends after its first tool call
@@ -61,6 +64,7 @@ class ChatRequest:
     references: Mapping[int, str] = field(default_factory=dict)  # message index -> id of the stored reply it refers to
     has_instructions: bool = False  # the first message is for this request only: later requests leave it out
     dialect_state: Any = None  # private to the dialect: what it needs of the request to write the response
+    untrainable: str | None = None  # why the reply must not be trained on
     ignored_fields: tuple[str, ...] = ()  # descriptions of request fields without effect; sent in a response header
 
 
@@ -71,9 +75,10 @@ def choice_id(id: str, number: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseConstraint:
-    """Required form of a reply: JSON of a schema, or a call of one of some tools. If both are set, either is valid."""
+    """Required form of a reply: JSON of a schema, text of a rule, or a call of a tool; if several are set, any."""
 
     schema: Mapping[str, Any] | None = None  # {}: any JSON object
+    rule: str = ""  # body of a rule in llguidance's Lark
     tool_names: tuple[str, ...] = ()  # names of tools
     request_field: str = ""  # name of the client's field, for errors
 
@@ -118,6 +123,7 @@ class FinishedChoice:
     id: str
     message: Message
     tokens: Sequence[TokenInfo]  # empty unless logprobs were requested
+    token_ids: Sequence[int] = ()  # as sampled
     end: ReplyEnd
 
 
@@ -130,6 +136,7 @@ class StreamPart:
 
     delta: Delta = EMPTY_DELTA
     tokens: Sequence[TokenInfo] = ()
+    token_ids: Sequence[int] = ()  # as sampled, if they were requested
     end: ReplyEnd | None = None
 
 
@@ -142,6 +149,7 @@ class ReplyHeader:
     model: str
     version: int
     prompt_tokens: int = 0  # tokens
+    prompt_ids: Sequence[int] | None = None  # if they were requested
 
 
 class ReplyFailed(OpenClawError):

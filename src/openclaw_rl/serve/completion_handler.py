@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Collection, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any
@@ -50,6 +50,7 @@ class CompletionHandler:
         scope = self._keys.authenticated_scope(request.headers)
         dialect = self.dialects[request.path]
         ask = _apply_headers(dialect.decode(await read_body(request), request.headers), request)
+        ask = apply_effort(ask, self._gateway.renderer.template.names)
         replies = await self._gateway.begin_replies(ask, scope)
         if ask.stream:
             return await self._send_stream(request, dialect, ask, replies)
@@ -64,7 +65,13 @@ class CompletionHandler:
                 if part.end is not None:
                     ends[number] = part.end
         choices = [
-            FinishedChoice(id=s.header.id, message=s.current_message, tokens=s.accumulator.token_infos, end=ends[n])
+            FinishedChoice(
+                id=s.header.id,
+                message=s.current_message,
+                tokens=s.accumulator.token_infos,
+                token_ids=s.accumulator.token_ids,
+                end=ends[n],
+            )
             for n, s in enumerate(replies)
         ]
         return json_response(dialect.encode_response(replies[0].header, ask, choices), headers=_ignored_header(ask))
@@ -152,6 +159,17 @@ def _apply_headers(ask: ChatRequest, request: web.Request) -> ChatRequest:
     if done := headers.get("X-Session-Done"):
         changes["session_done"] = done.strip().lower() in _TRUE_VALUES
     return replace(ask, **changes) if changes else ask
+
+
+def apply_effort(ask: ChatRequest, used: Collection[str]) -> ChatRequest:
+    """Return `ask` with its `reasoning_effort` as template variables. `used`: the variables that the template reads."""
+    if not (effort := ask.reasoning_effort):
+        return ask
+    values = {"reasoning_effort": effort, **({"enable_thinking": False} if effort == "none" else {})}
+    if read := {name: value for name, value in values.items() if name in used}:
+        return replace(ask, template_variables=read | dict(ask.template_variables))
+    why = f"reasoning_effort (the model's chat template does not use {' or '.join(values)})"
+    return replace(ask, ignored_fields=(*ask.ignored_fields, why))
 
 
 def _decode_header(header: str) -> str:

@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 _id_generator = random.Random(random.SystemRandom().getrandbits(256))  # ids need to be unique and cheap, not secret
 
 DEFAULT_CONTEXT_TOKENS = 4096  # tokens, if neither the settings nor the model define the context length
+CONTINUED = "the reply continues a message of the client; only whole replies are trained on"
 _INTEGER_FIELDS = frozenset({"top_k", "seed", "max_tokens"})
 
 
@@ -99,11 +100,14 @@ class Gateway:
             version=version,
             identity=self.identity,
             admitted_at=now,
+            untrainable=CONTINUED if ask.prefix is not None else ask.untrainable,
         )
         prompt_tokens = len(request.prompt_ids)
         self.metrics.prompt_tokens.inc(prompt_tokens)
         self.metrics.reused_tokens.inc(prompt.reused)
         header = ReplyHeader(id=request.id, created=int(now), model=name, version=version, prompt_tokens=prompt_tokens)
+        if ask.return_token_ids:
+            header = replace(header, prompt_ids=request.prompt_ids.tolist())
         out = [InflightReply(self, ask, request, prompt, header)]
         for number in range(1, ask.n):
             self.versions.acquire_again(version)
@@ -162,6 +166,10 @@ class Gateway:
         limit: dict[str, Any] = {"max_tokens": min(sampling.max_tokens or remains, remains)}
         limit["convention"] = self.config.engine.effective_convention
         if ask.constraint is not None:
+            if sampling.min_tokens:
+                raise field_error(
+                    "min_tokens", f"conflicts with {ask.constraint.param}, which decides where a reply ends."
+                )
             limit["grammar"] = self._build_grammar(ask, ask.constraint, rendered)
         return replace(sampling, **(limit | self._sampling_override))
 
@@ -199,7 +207,7 @@ def parse_sampling_override(given: Mapping[str, float]) -> dict[str, Any]:
 
     Raises `ConfigError` for an unknown field.
     """
-    known = {f.name for f in fields(Sampling)} - {"convention", "stop", "logit_bias", "grammar"}
+    known = {f.name for f in fields(Sampling)} - {"convention", "stop", "logit_bias", "grammar", "min_tokens"}
     for name in given:
         if name not in known:
             raise ConfigError(f"serve.sampling_override: {name!r} is not a sampling value; expected {sorted(known)}")

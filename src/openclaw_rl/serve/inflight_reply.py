@@ -19,6 +19,7 @@ import numpy as np
 from openclaw_rl.common.logging_metrics import GatewayMetrics
 from openclaw_rl.errors import EngineError, EngineGone, GrammarError, RequestError
 from openclaw_rl.protocols import Engine
+from openclaw_rl.render.chat_template import content_text
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.serve.chat_request import ChatRequest, ReplyEnd, ReplyFailed, ReplyHeader, StreamPart
 from openclaw_rl.serve.group_commit import GroupCommitWriter
@@ -60,10 +61,18 @@ class InflightReply:
         self.header = header
         self._version, self._pinned = request.version, header.model.startswith(context.config.model.name + "@")
         text = context.renderer.new_reply_decoder(
-            thinking=prompt.rendered.thinking, tools=ask.tools, stops=request.sampling.stop
+            thinking=prompt.rendered.thinking,
+            tools=ask.tools,
+            stops=request.sampling.stop,
+            min_tokens=request.sampling.min_tokens,
         )
         self.accumulator = ReplyAccumulator(
-            request, text, context.renderer, logprobs=ask.logprobs, one_call=bool(ask.tools) and not ask.parallel_calls
+            request,
+            text,
+            context.renderer,
+            logprobs=ask.logprobs,
+            ids=ask.return_token_ids,
+            one_call=bool(ask.tools) and not ask.parallel_calls,
         )
         # A response that is not streamed is sent after the end is durable, so admission and end may share a transaction
         self._admitted = context.writer.put(request, max_delay=0.0 if ask.stream else MAX_COMMIT_DELAY)
@@ -74,6 +83,14 @@ class InflightReply:
     def current_message(self) -> dict[str, Any]:
         """The assistant message delivered so far."""
         return self.accumulator.reply_text.parser.to_message()
+
+    @property
+    def stored_message(self) -> dict[str, Any]:
+        """The assistant message delivered so far, behind the text of the client's message that it continues."""
+        message, prefix = self.current_message, self._ask.prefix
+        if prefix is None:
+            return message
+        return message | {"content": content_text(prefix.get("content")) + (message["content"] or "")}
 
     async def stream_parts(self) -> AsyncGenerator[StreamPart]:
         """Yield the parts for the client. The last part has `end` and comes when the exchange is durable.
@@ -90,7 +107,7 @@ class InflightReply:
                     part = self.accumulator.add_chunk(chunk)
                     if self.accumulator.finish_reason is not None:
                         break
-                    if part.delta or part.tokens:
+                    if part.delta or part.tokens or part.token_ids:
                         yield part
             yield await self._finish_reply(part)
         except (asyncio.CancelledError, GeneratorExit):
@@ -178,8 +195,9 @@ class InflightReply:
         context, request, record = self._context, self._request, self.accumulator
         if record.finish_reason is None:
             raise ReplyFailed("the engine ended the reply without a finish reason", status=500, code="engine_error")
-        mark = context.prompt_builder.mark_reply(self._prompt.history, self.current_message, len(request.messages))
-        reply = record.build_reply(ExchangeStatus.DONE, self.current_message, self._version, mark=mark, error=None)
+        whole = self.stored_message
+        mark = context.prompt_builder.mark_reply(self._prompt.history, whole, len(request.messages))
+        reply = record.build_reply(ExchangeStatus.DONE, whole, self._version, mark=mark, error=None)
         if not np.isfinite(reply.logprobs).all():
             message = "the engine returned log-probabilities that are not finite numbers; the reply does not count"
             raise ReplyFailed(message, status=500, code="engine_error")
@@ -219,7 +237,7 @@ class InflightReply:
     async def _record_end(self, status: ExchangeStatus, error: str) -> None:
         """Record an end with a status other than DONE."""
         self._settled = True
-        message = self.current_message
+        message = self.stored_message
         mark = self._context.prompt_builder.mark_reply(self._prompt.history, message, len(self._request.messages))
         try:
             await self._admitted

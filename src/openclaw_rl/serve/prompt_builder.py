@@ -105,7 +105,10 @@ class PromptBuilder:
         """Build the prompt. Raises `RequestError` if the template rejects the conversation or a client's variable."""
         large = ask.size > BUILD_IN_THREAD_BYTES
         features, tools, history = await _call(self._read_request, ask, scope, in_thread=large)
-        found = self._exchange_tokens.find_last(history.reply_keys) or await self._recover_exchange(ask, scope, history)
+        found = None
+        if ask.prefix is None:
+            keys = history.reply_keys
+            found = self._exchange_tokens.find_last(keys) or await self._recover_exchange(ask, scope, history)
         if found and (text := await _call(self._text_after, ask, found[0], in_thread=large)) is not None:
             new = await self._tokenize_pieces(text, [text], in_thread=large)
             bridged = self.renderer.bridge_prompt(found[1].prompt_ids, found[1].response_ids, new)
@@ -140,9 +143,13 @@ class PromptBuilder:
                 known.append(said)
                 if said.reasoning and "reasoning_content" not in ready[mark.index]:
                     ready[mark.index] = self.renderer.with_reasoning(ready[mark.index], said.reasoning)
+        if ask.prefix is not None:
+            ready.append(self.renderer.prepare_cut_message(ask.prefix))
         text = self.renderer.template.render(
-            ready, tools.template_tools, generation=True, variables=ask.template_variables
+            ready, tools.template_tools, generation=ask.prefix is None, variables=ask.template_variables
         )
+        if ask.prefix is not None:
+            text = self.renderer.cut_text(text)
         return text, self.renderer.splice_replies(text, known)
 
     async def _tokenize_pieces(self, text: str, pieces: Sequence[PromptPiece], *, in_thread: bool) -> RenderedPrompt:

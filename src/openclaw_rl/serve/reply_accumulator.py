@@ -18,10 +18,17 @@ class ReplyAccumulator:
     """Turns chunks into parts. The last chunk, a stop string, or (`one_call`) the first call sets `finish_reason`."""
 
     def __init__(
-        self, request: Request, text: ReplyDecoder, renderer: Renderer, *, logprobs: bool, one_call: bool = False
+        self,
+        request: Request,
+        text: ReplyDecoder,
+        renderer: Renderer,
+        *,
+        logprobs: bool,
+        ids: bool,
+        one_call: bool = False,
     ) -> None:
         self._request, self._renderer, self._wants_logprobs, self._one_call = request, renderer, logprobs, one_call
-        self.reply_text = text
+        self.reply_text, self._wants_ids = text, ids
         self.token_ids: list[int] = []
         self._logprobs: list[float] = []
         self._held_tokens: list[TokenInfo] = []  # tokens whose text is held back
@@ -47,9 +54,10 @@ class ReplyAccumulator:
         if self._trainable_end is not None or chunk.finish is not None:
             delta = delta.merge_with(self.reply_text.finish())
             self.finish_reason = self._choose_finish_reason(chunk)
+        ids = chunk.token_ids if self._wants_ids else ()
         if not self._held_tokens or not (delta or self.finish_reason):
-            return StreamPart(delta=delta)
-        return StreamPart(delta=delta, tokens=self._release_tokens())
+            return StreamPart(delta=delta, token_ids=ids)
+        return StreamPart(delta=delta, tokens=self._release_tokens(), token_ids=ids)
 
     def _push_until_call(self, ids: Sequence[int]) -> Delta:
         delta = Delta()
@@ -108,7 +116,9 @@ class ReplyAccumulator:
         """Return the stop string that ended the reply; if one token completed several, the one that starts first."""
         if not self.reply_text.is_stopped:
             return None
-        text = self._renderer.detokenizer.new_stream().push(self.token_ids[: self.reply_text.tokens_to_keep])
+        stream, least = self._renderer.detokenizer.new_stream(), self._request.sampling.min_tokens
+        stream.push(self.token_ids[:least])
+        text = stream.push(self.token_ids[least : self.reply_text.tokens_to_keep])
         found = [(text.find(s), s) for s in self._request.sampling.stop if s in text]
         return min(found)[1] if found else None
 
@@ -142,7 +152,8 @@ def count_reasoning_tokens(exchange: Exchange, renderer: Renderer) -> int:
     if reply is None or not reply.message.get("reasoning_content"):
         return 0
     thinking = renderer.opens_thinking(request.prompt_ids)
-    text = renderer.new_reply_decoder(thinking=thinking, tools=request.tools, stops=request.sampling.stop)
+    stops, least = request.sampling.stop, request.sampling.min_tokens
+    text = renderer.new_reply_decoder(thinking=thinking, tools=request.tools, stops=stops, min_tokens=least)
     count = 0
     for token in reply.response_ids.tolist():
         text.push((token,))

@@ -45,9 +45,9 @@ def build_grammar(forced: ResponseConstraint, tools: ToolList, renderer: Rendere
     rules = [_call_rule(name, forced, tools, renderer, known) for name in forced.tool_names]
     ways = [f"call{n}: {rule}" for n, rule in enumerate(rules)]
     heads = [f"call{n}" for n in range(len(ways))]
-    if forced.schema is not None:
+    if forced.schema is not None or forced.rule:
         heads.append("answer")
-        ways.append(f"answer: {_json_rule(forced.schema, forced)}")
+        ways.append("answer: " + (forced.rule or _json_rule(forced.schema, forced)))
     if thinking:
         ways.append(_thinking_rule(renderer.family.think_tags[1], known))
     start = ("thinking " if thinking else "") + "reply"
@@ -66,7 +66,11 @@ def _call_rule(
         raise field_error(forced.param, f"there is no tool {name[:80]!r} in tools {there}.")
     form = renderer.call_form(name)
     if form is None:
-        instead = "Send tool_choice auto." if forced.schema is None else "Send either tools or a format, not both."
+        instead = (
+            "Send tool_choice auto."
+            if forced.schema is None and not forced.rule
+            else "Send either tools or a format, not both."
+        )
         raise field_error(
             forced.param,
             "the tool call format of this model's chat template is unknown, so no call can be forced. " + instead,

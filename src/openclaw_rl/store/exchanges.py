@@ -177,7 +177,7 @@ def _turn_row(seq: int, r: Request) -> dict[str, Any]:
         "session": r.session or r.id,
         "kind": (r.kind or Kind.MAIN).value,
         "state": TurnState.SERVED.value,
-        "untrainable": REDACTED if r.capture is Capture.REDACTED else r.sampling.untrainable_reason(),
+        "untrainable": REDACTED if r.capture is Capture.REDACTED else r.untrainable or r.sampling.untrainable_reason(),
         "relation": "fresh",
         "revision": 0,
         "signal": 0,

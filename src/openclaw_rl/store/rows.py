@@ -112,6 +112,7 @@ def request_from_row(row: Row[Any]) -> Request:
         sampling=sampling_from_json(row.sampling),
         prompt_ids=unpack_ids(row.prompt_ids or b""),
         origin=Origin(row.origin) if row.origin else None,
+        untrainable=None,  # the turn has it
     )
 
 

@@ -69,6 +69,13 @@ def test_penalties_count_what_was_drawn() -> None:
     assert [frequency(LOGITS[None])[0][0] for _ in range(5)] == [0, 1, 0, 2, 3]
 
 
+def test_no_stop_token_is_sampled_before_min_tokens() -> None:
+    state = SamplingState.from_sampling(Sampling(temperature=0.0, min_tokens=2), stop=(0,))
+    sampler = Sampler([state], CPU)
+    assert [sampler(LOGITS[None])[0][0] for _ in range(4)] == [1, 1, 0, 0]  # 0 is the likeliest
+    assert Sampling(min_tokens=2).untrainable_reason() == "min_tokens 2 cuts the distribution; 0 is needed"
+
+
 def test_a_bias_bans_an_id() -> None:
     assert frequencies(Sampling(logit_bias={0: -100.0, 99: 5.0}, seed=3))[0] == 0
 

@@ -49,6 +49,8 @@ def test_the_request_turns_off_all_that_is_not_ours() -> None:
     }
     assert expected.items() <= body.items()
     assert "stop" not in body, "stop strings are the gateway's"
+    least = completions_api.request_body(model="m", prompt=[1], sampling=Sampling(min_tokens=3), limit=9)
+    assert least["min_tokens"] == 3
     assert "seed" not in completions_api.request_body(model="m", prompt=[1], sampling=Sampling(), limit=1, stop=())
 
 

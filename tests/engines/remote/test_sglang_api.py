@@ -28,7 +28,8 @@ def test_every_sampling_value_is_said_in_sglangs_words() -> None:
     }  # fmt: skip
     plain = sglang_api.sampling_params(Sampling(), limit=9)
     assert (plain["top_k"], plain["stop_token_ids"], plain["ignore_eos"]) == (-1, None, True)
-    assert plain.keys().isdisjoint({"sampling_seed", "logit_bias", "ebnf"})
+    assert sglang_api.sampling_params(Sampling(min_tokens=3), limit=9)["min_new_tokens"] == 3
+    assert plain.keys().isdisjoint({"sampling_seed", "logit_bias", "ebnf", "min_new_tokens"})
 
 
 def event(ids: list[int], total: int, scored: list[int] | None = None, finish: Any = None) -> bytes:

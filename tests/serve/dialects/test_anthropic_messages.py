@@ -298,7 +298,10 @@ def test_a_version_that_is_not_here(site: Site, client: Client) -> None:
             {"messages": [{"role": "user", "content": [PICTURE]}]},
             r"messages\[0\].content\[0\]: got an image; .* text only",
         ),
-        ({"messages": [USER, {"role": "assistant", "content": "The answer is"}]}, "prefilling a reply is not"),
+        (
+            {"messages": [USER, {"role": "assistant", "content": " "}]},
+            "messages: a reply continues a last message with",
+        ),
         ({"messages": []}, "at least one message"),
         ({"max_tokens": 0}, "max_tokens: expected at least 1"),
         ({"extra_body": {"temperature": 1.5}}, "temperature: .* at most 1"),

@@ -31,11 +31,15 @@ class SamplingState:
     rng: random.Random = field(default_factory=random.Random)
     token_counts: Counter[int] = field(default_factory=Counter)  # sampled tokens; filled only if penalties are set
     grammar_state: GrammarState | None = None  # constrains the reply
+    stop: tuple[int, ...] = ()  # stop tokens, of which none is sampled before `sampling.min_tokens`
+    sampled: int = 0  # number of sampled tokens
 
     @staticmethod
-    def from_sampling(sampling: Sampling, top: int = 0, grammar_state: GrammarState | None = None) -> SamplingState:
+    def from_sampling(
+        sampling: Sampling, top: int = 0, grammar_state: GrammarState | None = None, stop: Sequence[int] = ()
+    ) -> SamplingState:
         rng = random.Random(sampling.seed)  # seed None: system entropy
-        return SamplingState(sampling, top, rng, grammar_state=grammar_state)
+        return SamplingState(sampling, top, rng, grammar_state=grammar_state, stop=tuple(stop))
 
     @property
     def is_greedy(self) -> bool:
@@ -49,7 +53,7 @@ class SamplingState:
     def is_shaped(self) -> bool:
         """Whether the row samples from another distribution than the reported one."""
         s = self.sampling
-        if self.grammar_state is not None:
+        if self.grammar_state is not None or s.min_tokens:
             return True
         return self.is_greedy or s.top_p < 1 or s.top_k > 0 or s.min_p > 0 or self.has_penalties or bool(s.logit_bias)
 
@@ -82,6 +86,7 @@ class Sampler:
         ids, logprobs = torch.stack([ids_N.double(), chosen_N.double()]).tolist()  # one device-to-host transfer
         tokens = [int(i) for i in ids]
         for state, token in zip(self._states, tokens, strict=True):
+            state.sampled += 1
             if state.has_penalties:
                 state.token_counts[token] += 1
             if state.grammar_state is not None:
@@ -103,11 +108,14 @@ def invert_cdf(probs_NV: Tensor, uniform_N: Tensor) -> Tensor:
 
 
 def sample_shaped(logits_V: Tensor, state: SamplingState, uniform: float) -> Tensor:
-    """Sample one id after grammar, biases, penalties, temperature, top-k, top-p and min-p, applied in this order."""
+    """Sample an id after grammar, biases, penalties, min_tokens, temperature, top-k, top-p and min-p, in this order."""
     if state.grammar_state is not None:
         logits_V = state.grammar_state.mask_logits(logits_V)
-    logits_V = _add_biases(logits_V, state)
-    s = state.sampling
+    logits_V, s = _add_biases(logits_V, state), state.sampling
+    if state.sampled < s.min_tokens:
+        logits_V = logits_V.index_fill(
+            0, torch.tensor(state.stop, dtype=torch.long, device=logits_V.device), -torch.inf
+        )
     if state.is_greedy:
         return logits_V.argmax()
     probs_V, order_V = (logits_V / s.temperature).softmax(-1).sort(descending=True, stable=True)

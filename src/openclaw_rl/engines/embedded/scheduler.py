@@ -118,7 +118,7 @@ class EmbeddedEngine:
         _check_ids(prompt_ids, self.model.vocab_size, "prompt")
         if not math.isfinite(sampling.temperature):
             raise EngineError(f"temperature is {sampling.temperature}, expected a finite number")
-        state = SamplingState.from_sampling(sampling, top, grammar_state)
+        state = SamplingState.from_sampling(sampling, top, grammar_state, stop)
         seq = EngineSequence(owner, key, adapter, prompt_ids, len(prompt_ids), state, frozenset(stop), limit)
         return self._add_waiting(seq)
 

@@ -67,6 +67,8 @@ def request_body(
         "return_tokens_as_token_ids": True,
         "skip_special_tokens": False,
     }
+    if sampling.min_tokens:
+        made["min_tokens"] = sampling.min_tokens
     if sampling.seed is not None:
         made["seed"] = sampling.seed
     if sampling.logit_bias:

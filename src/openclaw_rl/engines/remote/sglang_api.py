@@ -60,6 +60,8 @@ def sampling_params(sampling: Sampling, *, limit: int, stop: Sequence[int] = ())
         "skip_special_tokens": False,
         "spaces_between_special_tokens": False,
     }
+    if sampling.min_tokens:
+        params["min_new_tokens"] = sampling.min_tokens
     if sampling.seed is not None:
         params["sampling_seed"] = sampling.seed
     if sampling.logit_bias:

@@ -31,7 +31,13 @@ from openclaw_rl.serve.dialects.base import (
     sse_event,
 )
 from openclaw_rl.serve.dialects.prompt_tools import read_schema, reply_constraint
-from openclaw_rl.serve.dialects.validation import RequestBody, decode_json, number_in_range, read_sampling
+from openclaw_rl.serve.dialects.validation import (
+    RequestBody,
+    decode_json,
+    number_in_range,
+    read_sampling,
+    take_prefix,
+)
 from openclaw_rl.store.rows import to_json
 from openclaw_rl.types import FinishReason, Message, Sampling
 
@@ -108,6 +114,7 @@ class MessagesDialect(Dialect):
 
     def _to_request(self, b: _MessagesBody, headers: Mapping[str, str], size: int) -> ChatRequest:
         raw, messages = self._read_conversation(b)
+        prefix = take_prefix(raw, messages, "messages") if messages[-1]["role"] == "assistant" else None
         known, (schema, schema_field) = self._tools.read(bytes(b.tools), "tools"), _read_format(b)
         choice = known.read_choice(plain_choice(b.tool_choice), lambda chosen, place: str(chosen["name"]))
         tools, raw_tools = known.select(choice)
@@ -115,6 +122,7 @@ class MessagesDialect(Dialect):
         return ChatRequest(
             model=b.model or "",
             messages=messages,
+            prefix=prefix,
             tools=tools,
             sampling=_read_sampling_fields(b),
             template_variables=_template_variables(b.thinking),
@@ -142,8 +150,6 @@ class MessagesDialect(Dialect):
             for number, message in enumerate(self._messages.read(raw, f"messages[{index}]")):
                 # The prefix is needed because other dialects read the same bytes differently.
                 given.append((b"messages %d " % number + raw, message))
-        if given[-1][1]["role"] == "assistant":
-            raise field_error("messages", "the last one has role assistant; prefilling a reply is not supported.")
         given = merge_assistant_messages(given)
         return [key for key, _ in given], [message for _, message in given]
 

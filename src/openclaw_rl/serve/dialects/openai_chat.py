@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -13,8 +14,8 @@ from openclaw_rl.serve.chat_request import (
     FinishedChoice,
     ReplyEnd,
     ReplyHeader,
+    ResponseConstraint,
     StreamPart,
-    TokenInfo,
     TokenUsage,
     check_id_length,
     choice_id,
@@ -29,7 +30,8 @@ from openclaw_rl.serve.dialects.base import (
     openai_usage,
     token_entry,
 )
-from openclaw_rl.serve.dialects.prompt_tools import PromptTools, read_schema, reply_constraint
+from openclaw_rl.serve.dialects.openai_chat_options import read_format, read_ignored, read_keys
+from openclaw_rl.serve.dialects.prompt_tools import PromptTools, ToolChoice, read_schema, reply_constraint
 from openclaw_rl.serve.dialects.validation import (
     OpenAIBody,
     check_message,
@@ -38,6 +40,7 @@ from openclaw_rl.serve.dialects.validation import (
     read_sampling,
     read_top_logprobs,
     replace_images,
+    take_prefix,
 )
 from openclaw_rl.store.rows import to_json
 from openclaw_rl.types import Sampling
@@ -50,7 +53,7 @@ class _StreamOptions(msgspec.Struct):
 
 
 class _ChatBody(OpenAIBody, kw_only=True):
-    """Request body, with the keys that are used; all others are accepted and ignored."""
+    """Request body, with the keys that are used; `openai_chat_options` handles all others."""
 
     messages: list[msgspec.Raw]
     functions: Any = None
@@ -61,9 +64,21 @@ class _ChatBody(OpenAIBody, kw_only=True):
     n: int | None = None
     logprobs: bool | None = None
     response_format: Any = None
+    store: bool | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
+    reasoning_effort: str | None = None
+    return_token_ids: bool | None = None
+    structured_outputs: msgspec.Raw = msgspec.Raw(b"")
+    guided_json: msgspec.Raw = msgspec.Raw(b"")
+    guided_regex: msgspec.Raw = msgspec.Raw(b"")
+    guided_choice: msgspec.Raw = msgspec.Raw(b"")
+    guided_grammar: msgspec.Raw = msgspec.Raw(b"")
 
 
 _decoder = msgspec.json.Decoder(_ChatBody)
+_KNOWN_KEYS = frozenset(field.name for field in msgspec.structs.fields(_ChatBody))
+NOT_STORED = "the client forbids it by store=false; the reply is kept for linking only"
 _message_decoder = msgspec.json.Decoder(dict[str, Any])
 _tools_decoder = msgspec.json.Decoder(list[dict[str, Any]] | None)
 
@@ -84,7 +99,7 @@ class ChatDialect(Dialect):
         self._tools = RawCache(TOOLS_CACHE_BYTES, _read_tools)
 
     def decode(self, body: bytes, headers: Mapping[str, str]) -> ChatRequest:
-        b = decode_json(_decoder, body)
+        b, given = decode_json(_decoder, body), read_keys(body)
         raw = [bytes(m) for m in b.messages]
         if not raw:
             raise field_error("messages", "expected at least one message, got none.")
@@ -97,17 +112,29 @@ class ChatDialect(Dialect):
         known = self._tools.read(bytes(b.tools), "tools")
         choice = known.read_choice(b.tool_choice, _function_name, nested="allowed_tools")
         tools, raw_tools = known.select(choice)
-        schema = read_schema(b.response_format, "response_format", nested="json_schema")
+        ignored = read_ignored(given, _KNOWN_KEYS)
+        prefix = None
+        if b.continue_final_message:
+            if b.add_generation_prompt:
+                raise field_error("continue_final_message", "conflicts with add_generation_prompt: true. Send one.")
+            prefix = take_prefix(raw, messages, "continue_final_message")
+        elif b.add_generation_prompt is False:
+            ignored.append("add_generation_prompt: false (continue_final_message: true continues a message)")
         top = read_top_logprobs(b.top_logprobs)
         if top and not b.logprobs:
             raise field_error("top_logprobs", "requires logprobs: true.")
         return ChatRequest(
             model=b.model or "",
             messages=messages,
+            prefix=prefix,
             tools=tools,
             sampling=_read_sampling_fields(b),
             n=n,
-            constraint=reply_constraint(choice, schema, "response_format", tools),
+            constraint=_read_constraint(b, given, choice, tools, ignored),
+            reasoning_effort=b.reasoning_effort or "",
+            return_token_ids=bool(b.return_token_ids),
+            untrainable=NOT_STORED if b.store is False else None,
+            ignored_fields=tuple(ignored),
             parallel_calls=b.parallel_tool_calls is not False,
             template_variables=b.chat_template_kwargs or {},
             stream=bool(b.stream),
@@ -137,11 +164,32 @@ class ChatDialect(Dialect):
                 else None,
                 "finish_reason": choice.end.finish_reason.value,
                 **({"stop_reason": choice.end.stop_string} if choice.end.stop_string else {}),
+                **({"token_ids": choice.token_ids} if ask.return_token_ids else {}),
             }
             for index, choice in enumerate(choices)
         ]
         usage = _total_usage([c.end.usage for c in choices])
-        return to_json(_constant_fields(header, "chat.completion") | {"choices": entries, "usage": usage})
+        prompt = {} if header.prompt_ids is None else {"prompt_token_ids": header.prompt_ids}
+        return to_json(_constant_fields(header, "chat.completion") | {"choices": entries, "usage": usage} | prompt)
+
+
+def _read_constraint(
+    b: _ChatBody,
+    given: Mapping[str, msgspec.Raw],
+    choice: ToolChoice,
+    tools: Sequence[Mapping[str, Any]],
+    ignored: list[str],
+) -> ResponseConstraint | None:
+    schema = read_schema(b.response_format, "response_format", nested="json_schema")
+    form = read_format(given)
+    if form is None:
+        if choice.forced and schema is not None:
+            ignored.append("response_format (tool_choice requires a call)")
+        return reply_constraint(choice, schema, "response_format", tools)
+    if schema is not None or choice.forced:
+        other = "tool_choice, which requires a call" if choice.forced else "response_format"
+        raise field_error(form.param, f"conflicts with {other}. Send one of them.")
+    return replace(form, tool_names=tuple(tool["function"]["name"] for tool in tools))
 
 
 def _read_message(raw: bytes, place: str) -> dict[str, Any]:
@@ -178,19 +226,15 @@ class ChatStreamEncoder:
             _ChoiceState(choice_id(header.id, i), head + b',"choices":[{"index":%d,"delta":{' % i) for i in range(ask.n)
         ]
         self._usage_head = head + b',"choices":[],"usage":'
-        self._tail = b'},"logprobs":null,"finish_reason":null}]}\n\n'
+        self._prompt_ids = None if header.prompt_ids is None else to_json(header.prompt_ids)  # for the first chunk
         self._logprobs, self._include_usage = ask.logprobs, ask.include_usage
         self._usages: dict[int, TokenUsage] = {}  # by choice, of the replies that have ended
 
     def encode_part(self, part: StreamPart, choice: int = 0) -> bytes:
         """Return one chunk; with `part.end` also the finish; after the last reply the requested usage and [DONE]."""
         out, reply = b"", self._choice_states[choice]
-        if part.delta or part.tokens or reply.is_first:
-            out = (
-                reply.head
-                + reply.encode_delta(part)
-                + (self._with_logprobs(part.tokens) if self._logprobs else self._tail)
-            )
+        if part.delta or part.tokens or part.token_ids or reply.is_first:
+            out = reply.head + reply.encode_delta(part) + self._chunk_tail(part)
         if part.end is not None:
             out += reply.head + _finish_chunk(reply.id, part.end)
             self._usages[choice] = part.end.usage
@@ -202,9 +246,14 @@ class ChatStreamEncoder:
         """Return an error. Neither a finish nor [DONE] follows."""
         return b"data: " + ChatDialect.error_body(status, message, code=code) + b"\n\n"
 
-    def _with_logprobs(self, tokens: Sequence[TokenInfo]) -> bytes:
-        content = to_json([token_entry(t) for t in tokens])
-        return b'},"logprobs":{"content":' + content + b',"refusal":null},"finish_reason":null}]}\n\n'
+    def _chunk_tail(self, part: StreamPart) -> bytes:
+        ids = b',"token_ids":' + to_json(part.token_ids) if part.token_ids else b""
+        logprobs = b"null"
+        if self._logprobs:
+            logprobs = b'{"content":' + to_json([token_entry(t) for t in part.tokens]) + b',"refusal":null}'
+        prompt, self._prompt_ids = self._prompt_ids, None
+        last = b"" if prompt is None else b',"prompt_token_ids":' + prompt
+        return b"}" + ids + b',"logprobs":' + logprobs + b',"finish_reason":null}]' + last + b"}\n\n"
 
     def _stream_end(self) -> bytes:
         if not self._include_usage:

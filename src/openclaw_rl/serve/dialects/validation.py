@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from openclaw_rl.errors import RequestError, json_type_name
+from openclaw_rl.render.chat_template import content_text
 from openclaw_rl.serve.chat_request import MIN_TEMPERATURE, field_error
-from openclaw_rl.types import Kind, Sampling
+from openclaw_rl.types import Kind, Message, Sampling
 
 MAX_STOP_STRINGS = 16
 MAX_TOP_LOGPROBS = 20
@@ -48,6 +49,7 @@ class RequestBody(msgspec.Struct, kw_only=True):
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     seed: int | None = None
+    min_tokens: int | None = None
 
 
 class OpenAIBody(RequestBody, kw_only=True):
@@ -156,6 +158,16 @@ def _check_content(content: Any, place: str) -> None:
             raise field_error(f"{place}[{index}].text", "expected a string.")
 
 
+def take_prefix(raw: list[bytes], messages: list[Any], name: str) -> Message:
+    """Remove the last message, which the reply continues, and return it. `name`: the field that requires it."""
+    last = messages[-1]
+    if last.get("role") != "assistant" or not content_text(last.get("content")).strip() or last.get("tool_calls"):
+        raise field_error(name, "a reply continues a last message with role assistant, text, and no tool calls.")
+    raw.pop()
+    removed: Message = messages.pop()
+    return removed
+
+
 def part_name(part: Any) -> str:
     """Describe a part that is not text, for error messages."""
     if not isinstance(part, dict):
@@ -191,6 +203,11 @@ def read_sampling(
     """Read and check the sampling values. `names`: the dialect's names of the token limit and of the stop strings."""
     if limit is not None and limit < 1:
         raise field_error(names[0], f"expected at least 1, got {limit}.")
+    least = b.min_tokens or 0
+    if not 0 <= least <= (limit or INT32_MAX):
+        raise field_error(
+            "min_tokens", f"expected 0 to {f'{names[0]} ({limit})' if limit else INT32_MAX}, got {least}."
+        )
     top_k = b.top_k or 0
     if not -1 <= top_k <= INT32_MAX:
         raise field_error("top_k", "expected -1 or 0 (all), or a positive number.")
@@ -207,6 +224,7 @@ def read_sampling(
         logit_bias=_read_logit_bias(b.logit_bias),
         seed=b.seed,
         max_tokens=min(limit or 0, INT32_MAX),
+        min_tokens=least,
         stop=read_stops(stop, names[1]),
     )
 

@@ -1,0 +1,119 @@
+"""Options of Chat Completions beyond OpenAI's: fields that are refused or ignored, and forced formats as vLLM has them.
+
+Every function takes `given`: the JSON of each top-level key of the body.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import msgspec
+
+from openclaw_rl.errors import json_type_name
+from openclaw_rl.serve.chat_request import ResponseConstraint, field_error
+from openclaw_rl.serve.dialects.validation import decode_json, printable_header
+
+MAX_CHOICE_STRINGS = 1000  # strings of a `choice` format
+MAX_FORMAT_CHARS = 64 * 1024  # characters of a regex or grammar
+_EMPTY: tuple[Any, ...] = (None, False, [], {}, "")
+_UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "audio": (_EMPTY, "the model writes text only; leave it out."),
+    "bad_words": (_EMPTY, "not supported; send logit_bias for single tokens."),
+    "best_of": ((None, 1), "not supported; send n, and choose among the replies."),
+    "ignore_eos": (_EMPTY, "not supported; send min_tokens for a reply of a minimum length."),
+    "length_penalty": ((None, 1), "beam search is not supported; leave it out."),
+    "logits_processors": (_EMPTY, "code of a request does not run here; send logit_bias."),
+    "modalities": ((None, [], ["text"]), "the model writes text only; expected ['text']."),
+    "prediction": (_EMPTY, "predicted outputs are not supported; leave it out."),
+    "prompt_embeds": (_EMPTY, "not supported; send messages."),
+    "prompt_logprobs": ((None,), "not supported; send logprobs for those of the reply."),
+    "repetition_penalty": ((None, 1), "not supported; send frequency_penalty or presence_penalty, or the value 1."),
+    "use_beam_search": (_EMPTY, "not supported; leave it out."),
+    "web_search_options": ((None,), "web search is not supported; send a tool, and run it in the client."),
+}
+"""Field -> (values without effect, what to do). Any other value would change the reply, so it is refused."""
+_FORMATS = ("json", "regex", "choice", "grammar")
+_raw_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_any_decoder = msgspec.json.Decoder()
+_SLASH = re.compile(r"\\.|/", re.DOTALL)
+
+
+def read_keys(body: bytes) -> dict[str, msgspec.Raw]:
+    """Return the JSON of each top-level key of the body."""
+    return decode_json(_raw_decoder, body)
+
+
+def read_ignored(given: Mapping[str, msgspec.Raw], known: Collection[str]) -> list[str]:
+    """Return the keys outside `known`, which have no effect. Raises `RequestError` for one that needs support."""
+    ignored = []
+    for key in given.keys() - set(known):
+        neutral, why = _UNSUPPORTED.get(key, ((None,), ""))
+        if bytes(given[key]) == b"null" or (why and _value(given, key) in neutral):
+            continue
+        if why:
+            raise field_error(key, why)
+        ignored.append(printable_header(key))
+    return sorted(ignored)
+
+
+def _value(given: Mapping[str, msgspec.Raw], key: str) -> Any:
+    return decode_json(_any_decoder, bytes(given[key]), key)
+
+
+def read_format(given: Mapping[str, msgspec.Raw]) -> ResponseConstraint | None:
+    """Return the format of `structured_outputs` or of a `guided_*` field. Raises `RequestError` for more than one."""
+    found = {
+        f"guided_{kind}": (kind, _value(given, f"guided_{kind}")) for kind in _FORMATS if f"guided_{kind}" in given
+    }
+    outputs = _value(given, "structured_outputs") if "structured_outputs" in given else None
+    if outputs is not None and not isinstance(outputs, dict):
+        raise field_error("structured_outputs", f"expected an object, got {json_type_name(outputs)}.")
+    for kind, value in (outputs or {}).items():
+        if kind not in _FORMATS and value not in _EMPTY:
+            raise field_error("structured_outputs", f"expected one of {', '.join(_FORMATS)}, got {kind[:40]!r}.")
+        found[f"structured_outputs.{kind}"] = (kind, value)
+    sent = {place: pair for place, pair in found.items() if pair[0] in _FORMATS and pair[1] is not None}
+    if len(sent) > 1:
+        raise field_error(min(sent), f"a reply has one format, got {', '.join(sorted(sent))}. Send one of them.")
+    for place, (kind, value) in sent.items():
+        if kind == "json":
+            return ResponseConstraint(schema=_json_schema(value, place), request_field=place)
+        return ResponseConstraint(rule=_lark_rule(kind, value, place), request_field=place)
+    return None
+
+
+def _json_schema(value: Any, place: str) -> Mapping[str, Any]:
+    schema = decode_json(_any_decoder, value.encode(), place) if isinstance(value, str) else value
+    if not isinstance(schema, dict):
+        raise field_error(place, f"expected a JSON schema that is an object, got {json_type_name(schema)}.")
+    return schema
+
+
+def _lark_rule(kind: str, value: Any, place: str) -> str:
+    """Return the body of a Lark rule for a choice, a regular expression, or a grammar (Lark or GBNF)."""
+    if kind == "choice":
+        if not isinstance(value, list) or not value or not all(isinstance(v, str) and v for v in value):
+            raise field_error(place, "expected a list of strings that are not empty.")
+        if len(value) > MAX_CHOICE_STRINGS:
+            raise field_error(place, f"expected at most {MAX_CHOICE_STRINGS} strings, got {len(value)}.")
+        return " | ".join(json.dumps(v, ensure_ascii=False) for v in value)
+    if not isinstance(value, str) or not value:
+        raise field_error(place, f"expected text, got {json_type_name(value) if value != '' else 'none'}.")
+    if len(value) > MAX_FORMAT_CHARS:
+        raise field_error(place, f"expected at most {MAX_FORMAT_CHARS} characters, got {len(value)}.")
+    if kind == "regex":
+        escaped = _SLASH.sub(lambda found: r"\/" if found[0] == "/" else found[0], value)
+        return "/" + escaped.replace("\n", r"\n") + "/"
+    return "%lark {\n" + (_lark_of_gbnf(value, place) if "::=" in value else value) + "\n}"
+
+
+def _lark_of_gbnf(value: str, place: str) -> str:
+    from llguidance.gbnf_to_lark import any_to_lark  # here, because it takes 50 ms and few requests need it
+
+    try:
+        return str(any_to_lark(value))
+    except Exception as error:  # noqa: BLE001 - the converter raises plain exceptions for what it cannot read
+        raise field_error(place, f"expected a Lark or GBNF grammar: {str(error)[:300]}.") from None
