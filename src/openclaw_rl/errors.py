@@ -81,6 +81,22 @@ class RequestError(OpenClawError):
         self.status = status
 
 
+class PromptTooLong(RequestError):
+    """Raised if a prompt does not fit into the context. The message has OpenAI's words, which clients look for.
+
+    `tokens`: length of the prompt; a lower bound with `is_minimum`, because a long prompt is not tokenized whole.
+    """
+
+    def __init__(self, tokens: int, limit: int, *, is_minimum: bool = False) -> None:
+        self.tokens, self.limit = tokens, limit
+        super().__init__(
+            f"This model's maximum context length is {limit} tokens. However, your messages resulted in "
+            f"{'at least ' * is_minimum}{tokens} tokens. Please reduce the length of the messages.",
+            param="messages",
+            code="context_length_exceeded",
+        )
+
+
 def json_type_name(value: Any) -> str:
     """Return the JSON type of a value, for error messages."""
     names = {dict: "an object", list: "a list", bool: "a boolean", int: "a number", float: "a number", str: "a string"}

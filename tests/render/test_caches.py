@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from openclaw_rl.render.caches import TokenBudgetLRU
+from openclaw_rl.render.caches import TokenBudgetLRU, TwoGenerationLRU
 
 
 def test_the_least_recently_used_value_leaves_first() -> None:
@@ -36,3 +36,11 @@ def test_threads_may_share_it() -> None:
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(use, (1, 3, 7, 11)))
     assert sum(len(v) for i in range(40) if (v := cache.get(bytes([i]))) is not None) <= 50
+
+
+def test_an_entry_that_would_displace_most_others_is_not_kept() -> None:
+    cache: TwoGenerationLRU[str, str] = TwoGenerationLRU(100, lambda key, value: len(value))
+    cache.put("light", "a" * 25)
+    cache.put("heavy", "a" * 26)
+    assert cache.get("light") is not None
+    assert cache.get("heavy") is None

@@ -161,7 +161,8 @@ def test_the_official_client_raises_its_own_errors(site: Site) -> None:
     assert missing.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError) as long:
         client.chat.completions.create(model="openclaw", messages=[{"role": "user", "content": "a " * 3000}])
-    assert long.value.code == "context_length_exceeded"
+    assert (long.value.code, long.value.param) == ("context_length_exceeded", "messages")
+    assert "This model's maximum context length is 2048 tokens. However, your messages resulted in" in str(long.value)
     with pytest.raises(openai.AuthenticationError):
         site.client("sk-wrong").chat.completions.create(model="openclaw", messages=[USER])
     with pytest.raises(openai.AuthenticationError):
@@ -230,7 +231,7 @@ def test_what_a_template_refuses_is_a_400(start: Start) -> None:
 
 
 def test_routes_that_are_not_there(site: Site) -> None:
-    status, error = post(site, {}, "/v1/completions")
+    status, error = post(site, {}, "/v1/complete")
     assert status == 404
     routes = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "count_tokens", "input_tokens", "/v1/feedback")
     assert all(route in error["message"] for route in (*routes, "/v1/models", "/readyz", "/metrics"))

@@ -108,3 +108,62 @@ def test_metrics_of_the_newest_version(site: Site, tmp_path: Path) -> None:
     with site.store.write() as conn:
         policies.roll_back(conn, to=0, reason="worse", at=time.time())
     wait_for(told, lambda m: m == {"version": 0})
+
+
+def test_every_response_has_a_request_id(site: Site) -> None:
+    def request_id(path: str, sent: str | None = None, body: object = None) -> str:
+        headers = {"api-key": KEY} | ({"X-Request-Id": sent} if sent else {})
+        return site.http.send("POST", path, json.dumps(body).encode(), headers).headers["x-request-id"]
+
+    stream = {"messages": [USER], "stream": True}
+    assert request_id("/v1/chat/completions", "my id 7", stream) == "my id 7"
+    assert request_id("/v1/chat/completions", "an error", {"messages": []}) == "an error"
+    assert request_id("/nowhere", "x" * 129) != request_id("/nowhere", "x" * 129)
+    assert request_id("/nowhere", "x" * 128) == "x" * 128
+    assert request_id("/nowhere", "caf\u00e9").startswith("req_")
+    assert site.last().reply is not None, "Azure's header is accepted as a key"
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("embeddings", "no embeddings"),
+        ("moderations", "no moderation model"),
+        ("images/generations", "no images"),
+        ("audio/speech", "no audio"),
+    ],
+)
+def test_routes_that_are_not_served_say_so(site: Site, path: str, words: str) -> None:
+    answer = site.http.post(f"/v1/{path}", {"input": "a"})
+    assert answer.status_code == 404
+    assert words in answer.json()["error"]["message"]
+
+
+def test_health_and_context_length_for_other_clients(site: Site) -> None:
+    assert site.http.get("/health").json() == {"status": "ok"}
+    assert [m["max_model_len"] for m in site.http.get("/v1/models").json()["data"]] == [2048, 2048]
+
+
+@pytest.mark.parametrize("origins", [["https://chat.example"], ["*"]])
+def test_cors_for_the_origins_of_the_setting(start: Start, origins: list[str]) -> None:
+    site, origin = start(settings={"serve.cors_origins": origins}), "https://chat.example"
+    asked = {"Origin": origin, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "a, b"}
+    preflight = site.http.send("OPTIONS", "/v1/chat/completions", headers=asked)
+    assert preflight.status_code == 204, "a preflight has no key"
+    assert preflight.headers["Access-Control-Allow-Headers"] == "a, b"
+    assert "POST" in preflight.headers["Access-Control-Allow-Methods"]
+    for sent in ({"Authorization": f"Bearer {KEY}"}, {}):
+        answer = site.http.get("/v1/models", {"Origin": origin, **sent})
+        assert answer.headers["Access-Control-Allow-Origin"] == ("*" if "*" in origins else origin)
+        assert {"X-OpenClaw-Ignored", "x-request-id"} <= set(
+            answer.headers["Access-Control-Expose-Headers"].split(", ")
+        )
+    other = site.http.get("/v1/models", {"Origin": "https://other.example"})
+    assert ("Access-Control-Allow-Origin" in other.headers) == ("*" in origins)
+
+
+def test_no_origin_is_allowed_by_default(site: Site) -> None:
+    asked = {"Origin": "https://chat.example", "Access-Control-Request-Method": "POST"}
+    answer = site.http.send("OPTIONS", "/v1/chat/completions", headers=asked)
+    assert answer.status_code == 405
+    assert not any(name.startswith("Access-Control") for name in answer.headers)

@@ -22,7 +22,8 @@ class TwoGenerationLRU(Generic[K, V]):
 
     A hit takes 0.12 us; one in `cachetools.LRUCache` under a lock 0.96 us, and a long request needs hundreds.
     `capacity`: in units of `weigh(key, value)`, by default 1 per entry. The cache keeps between half of it and
-    all of it. Single operations are thread-safe; two threads may compute the same value twice.
+    all of it; with `weigh`, an entry heavier than a quarter of it is not kept. Single operations are thread-safe; two
+    threads may compute the same value twice.
     """
 
     def __init__(self, capacity: int, weigh: Callable[[K, V], int] | None = None) -> None:
@@ -40,6 +41,8 @@ class TwoGenerationLRU(Generic[K, V]):
 
     def put(self, key: K, value: V) -> None:
         weight = 1 if self._weigh is None else self._weigh(key, value)
+        if self._weigh is not None and 2 * weight > self._generation_capacity:
+            return
         if self._weight + weight > self._generation_capacity:
             self._older, self._newer, self._weight = self._newer, {}, 0
         self._newer[key] = value

@@ -27,7 +27,7 @@ from openclaw_rl.render.chat_template import (
 from openclaw_rl.render.detokenizer import Detokenizer
 from openclaw_rl.render.families import CallForm, detect_family
 from openclaw_rl.render.model_folder import ModelFiles
-from openclaw_rl.render.reply_parser import ReplyDecoder
+from openclaw_rl.render.reply_parser import PlainTextParser, ReplyDecoder
 from openclaw_rl.render.splice import PromptPiece, ReplySplicer, SampledReply
 from openclaw_rl.render.template_probe import CUT_MARKER
 from openclaw_rl.render.tokenizer import CachedTokenizer
@@ -239,6 +239,15 @@ class Renderer:
         """Return a new decoder for the tokens of one reply."""
         stream = (self.detokenizer if tools else self._detokenizer_without_tools).new_stream()
         return ReplyDecoder(stream, self.family.new_parser(thinking=thinking, tools=tools), stops, min_tokens)
+
+    def new_text_decoder(self, stops: Sequence[str]) -> ReplyDecoder:
+        """Return a new decoder for a text completion, in which tags have no meaning."""
+        return ReplyDecoder(self.detokenizer.new_stream(), PlainTextParser(), stops)
+
+    def encode_completion_prompt(self, text: str) -> Ids:
+        """Return the ids of a text that the model continues, with the tokens that its tokenizer puts before a text."""
+        found = self.tokenizer.backend.encode_batch([text], add_special_tokens=True)[0].ids
+        return np.array(found, dtype=np.int32)
 
     def call_form(self, name: str) -> CallForm | None:
         """Return the literal text around a call's JSON arguments; None if this model's arguments are not JSON."""

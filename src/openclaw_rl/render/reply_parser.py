@@ -135,6 +135,21 @@ class ReplyParser(ABC):
         return delta
 
 
+class PlainTextParser(ReplyParser):
+    """Parser of a text completion: all text is content, also tags of reasoning and calls."""
+
+    @property
+    def in_reasoning(self) -> bool:
+        return False
+
+    def push(self, text: str) -> Delta:
+        self._append_text(text, reasoning=False)
+        return self._take_delta()
+
+    def finish(self) -> Delta:
+        return self._take_delta()
+
+
 class ReplyDecoder:
     """Convert response tokens to deltas: detokenization, stop strings and parsing combined."""
 

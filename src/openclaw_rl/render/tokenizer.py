@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,8 @@ from openclaw_rl.types import Ids
 log = logging.getLogger(__name__)
 
 CACHE_CHARS = 16 * 2**20
+_SLICE_CHARS = 32 * 1024  # characters that are tokenized at once where only a limit is checked
+_MAX_MERGED_TOKENS = 8  # tokens that joining two slices may save
 _PROBE_TEXT = " a b\n<x>\n\n  c, d'll 12345 \u00e9\u4f60\U0001f600 \t"
 
 
@@ -77,6 +79,20 @@ class CachedTokenizer:
     def encode(self, text: str) -> Ids:
         """Return the ids [n] of the text; special tokens in it become their special ids."""
         return self.join_ids(self.split_text(text))
+
+    def count_beyond(self, texts: Iterable[str], limit: int) -> int | None:
+        """Return a lower bound of the tokens in `texts` as soon as it exceeds `limit`; None if it never does.
+
+        Long texts are tokenized in slices, and nothing is cached.
+        """
+        count = 0
+        for text in texts:
+            for start in range(0, len(text), _SLICE_CHARS):
+                count += len(self._encode_uncached(text[start : start + _SLICE_CHARS])) // 4
+                count -= _MAX_MERGED_TOKENS if start else 0
+                if count > limit:
+                    return count
+        return None
 
     def _encode_piece(self, text: str) -> bytes:
         if not text:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.serve.auth import ApiKeys, load_keys
 from openclaw_rl.serve.gateway import Gateway
 from openclaw_rl.serve.http_connection import GatewayRunner
+from openclaw_rl.serve.http_headers import add_header_signals
 from openclaw_rl.serve.routes import GatewayRoutes
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store import exchanges, heartbeats, policies
@@ -30,6 +32,7 @@ log = logging.getLogger(__name__)
 HEARTBEAT_NAME = "gateway"
 _POLL_SECONDS = 1.0  # seconds between two checks of the version manager
 _SHUTDOWN_GRACE_SECONDS = 5.0  # seconds for running replies at shutdown
+_M_MMAP_THRESHOLD = -3  # from malloc.h
 _GATEWAY_KEY: web.AppKey[Gateway] = web.AppKey("gateway", Gateway)
 
 
@@ -51,6 +54,7 @@ def make_app(
     routes = GatewayRoutes(gateway, keys, engine_alive)
     app = web.Application(middlewares=[routes.error_middleware], client_max_size=config.serve.max_body_bytes)
     app[_GATEWAY_KEY] = gateway
+    add_header_signals(app, config.serve.cors_origins)
     for path in routes.completion_handler.dialects:
         app.router.add_post(path, routes.completion_handler.handle_request)
     for path in routes.completion_handler.token_counters:
@@ -62,7 +66,8 @@ def make_app(
     app.router.add_post("/v1/feedback", routes.post_feedback)
     app.router.add_get("/v1/models", routes.list_models)
     app.router.add_get("/v1/models/{name}", routes.get_model)
-    app.router.add_get("/healthz", routes.get_health)
+    for path in ("/health", "/healthz"):
+        app.router.add_get(path, routes.get_health)
     app.router.add_get("/readyz", routes.get_readiness)
     app.router.add_get("/metrics", routes.get_metrics)
     app.cleanup_ctx.append(_run_version_manager)
@@ -96,6 +101,7 @@ async def run(config: Config, *, stop: asyncio.Event) -> None:
     Consumes: HTTP requests; the head in the store; the engine's tokens. Produces: responses, exchanges, feedback.
     Waits for: clients. Unblocked by: `stop`.
     """
+    _bound_heap()
     store = await asyncio.to_thread(Store.open, config.store_path)
     try:
         files = await asyncio.to_thread(ModelFiles.from_config, config.model)
@@ -105,6 +111,12 @@ async def run(config: Config, *, stop: asyncio.Event) -> None:
         await _serve_until_stopped(config, store, renderer, name, stop)
     finally:
         store.close()
+
+
+def _bound_heap() -> None:
+    """Make glibc return large blocks at once; by default, a few bodies of 8 MB leave 100 MB resident."""
+    with suppress(AttributeError, OSError):  # other C libraries do not have it
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 2**16)
 
 
 def _prepare_store(store: Store, config: Config, name: str) -> None:

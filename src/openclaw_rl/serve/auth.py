@@ -30,17 +30,20 @@ class ApiKeys:
         self._keys_and_scopes = [(k.encode("utf-8", "surrogateescape"), scope_of(k)) for k in keys]
 
     def authenticated_scope(self, headers: Mapping[str, str]) -> str:
-        """Return the scope of the key in `Authorization: Bearer`, else in `x-api-key`. Raises `RequestError` (401)."""
-        # Clients send both headers, and often only one of the keys is for this gateway.
+        """Return the scope of the key in `Authorization: Bearer`, else in `x-api-key` or Azure's `api-key`.
+
+        Raises `RequestError` (401).
+        """
+        # Clients send several headers, and often only one of the keys is for this gateway.
         sent = headers.get("Authorization", "")
         bearer = sent[7:].strip() if sent[:7].lower() == "bearer " else ""
-        keys = [key for key in (bearer, headers.get("x-api-key", "")) if key]
+        keys = [key for key in (bearer, headers.get("x-api-key", ""), headers.get("api-key", "")) if key]
         found = next((scope for key in keys if (scope := self._match_key(key)) is not None), None)
         if found is None:
             what = "this API key is unknown" if keys else "no API key was sent"
             raise RequestError(
-                f"{what}. Send `Authorization: Bearer <key>` (or `x-api-key: <key>`); the key is in the gateway's file "
-                "<home>/api_key.",
+                f"{what}. Send `Authorization: Bearer <key>` (or `x-api-key: <key>`, or `api-key: <key>`); the key is "
+                "in the gateway's file <home>/api_key.",
                 code="invalid_api_key",
                 status=401,
             )

@@ -63,6 +63,8 @@ class ChatRequest:
     previous_id: str | None = None  # id of the reply that this request continues; `messages` has only the new messages
     references: Mapping[int, str] = field(default_factory=dict)  # message index -> id of the stored reply it refers to
     has_instructions: bool = False  # the first message is for this request only: later requests leave it out
+    completion_prompt: str | Sequence[int] | None = None  # text or token ids to continue, instead of `messages`
+    further: Sequence[ChatRequest] = ()  # requests of the same body; their replies are further choices
     dialect_state: Any = None  # private to the dialect: what it needs of the request to write the response
     untrainable: str | None = None  # why the reply must not be trained on
     ignored_fields: tuple[str, ...] = ()  # descriptions of request fields without effect; sent in a response header

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any
@@ -28,6 +28,7 @@ from openclaw_rl.serve.dialects.validation import read_kind
 from openclaw_rl.serve.gateway import Gateway
 from openclaw_rl.serve.http_connection import error_summary, json_response
 from openclaw_rl.serve.inflight_reply import InflightReply
+from openclaw_rl.serve.prompt_builder import BUILD_IN_THREAD_BYTES, call_in
 
 log = logging.getLogger(__name__)
 
@@ -49,12 +50,25 @@ class CompletionHandler:
         """Handle a request for a reply, in the dialect of its path."""
         scope = self._keys.authenticated_scope(request.headers)
         dialect = self.dialects[request.path]
-        ask = _apply_headers(dialect.decode(await read_body(request), request.headers), request)
+        ask = _apply_headers(await decode_body(dialect.decode, request), request)
         ask = apply_effort(ask, self._gateway.renderer.template.names)
-        replies = await self._gateway.begin_replies(ask, scope)
+        replies = await self._begin_all([ask, *(_apply_headers(other, request) for other in ask.further)], scope)
         if ask.stream:
             return await self._send_stream(request, dialect, ask, replies)
         return await self._send_complete(dialect, ask, replies)
+
+    async def _begin_all(self, asks: Sequence[ChatRequest], scope: str) -> list[InflightReply]:
+        """Begin the replies of all requests of one body; if one is refused, all are."""
+        replies: list[InflightReply] = []
+        try:
+            for ask in asks:
+                replies += await self._gateway.begin_replies(ask, scope)
+        except BaseException as error:
+            for reply in replies:
+                reply.cancel_reason = f"another prompt of the same request was refused: {error}"
+                reply.cancel_unstarted()
+            raise
+        return replies
 
     async def _send_complete(
         self, dialect: Dialect, ask: ChatRequest, replies: Sequence[InflightReply]
@@ -145,6 +159,12 @@ async def read_body(request: web.Request) -> bytes:
         raise
     except (web.RequestPayloadError, web.PayloadAccessError, HttpProcessingError, ValueError) as error:
         raise RequestError(f"the body cannot be read: {error_summary(error)}.") from None
+
+
+async def decode_body(decode: Callable[[bytes, Mapping[str, str]], ChatRequest], request: web.Request) -> ChatRequest:
+    """Read and decode the body; in a thread if it is large, so that streams do not stall."""
+    body = await read_body(request)
+    return await call_in(decode, body, request.headers, in_thread=len(body) > BUILD_IN_THREAD_BYTES)
 
 
 def _apply_headers(ask: ChatRequest, request: web.Request) -> ChatRequest:

@@ -12,7 +12,7 @@ from typing import Any
 
 from openclaw_rl.common import message_hash
 from openclaw_rl.common.logging_metrics import GatewayMetrics
-from openclaw_rl.errors import ConfigError, RequestError
+from openclaw_rl.errors import ConfigError, PromptTooLong, RequestError
 from openclaw_rl.protocols import Engine
 from openclaw_rl.render.renderer import RenderedPrompt, Renderer
 from openclaw_rl.serve.chat_request import (
@@ -40,6 +40,7 @@ _id_generator = random.Random(random.SystemRandom().getrandbits(256))  # ids nee
 
 DEFAULT_CONTEXT_TOKENS = 4096  # tokens, if neither the settings nor the model define the context length
 CONTINUED = "the reply continues a message of the client; only whole replies are trained on"
+MAX_COUNTED_CONTEXTS = 8  # a longer prompt is refused also where its tokens are only counted
 _INTEGER_FIELDS = frozenset({"top_k", "seed", "max_tokens"})
 
 
@@ -73,7 +74,10 @@ class Gateway:
         ask = await resolve_previous_response(ask, scope, self.store)
         version, name = await self._acquire_version(ask.model)
         try:
-            prompt = await self._build_prompt(ask, scope)
+            if ask.completion_prompt is None:
+                prompt = await self._build_prompt(ask, scope, self.context_length)
+            else:
+                ask, prompt = await self.prompt_builder.build_completion(ask, self.context_length)
             sampling = self._effective_sampling(ask, prompt.rendered)
         except BaseException:  # also for a cancellation: the acquired version must be released
             self.versions.release(version)
@@ -116,17 +120,21 @@ class Gateway:
         return out
 
     async def count_prompt_tokens(self, ask: ChatRequest, scope: str) -> int:
-        """Return the number of tokens of the prompt that `begin_replies` would render. Raises `RequestError`."""
+        """Return the number of tokens of the prompt that `begin_replies` would render. Raises `RequestError`.
+
+        A prompt may exceed the context here, so that a client learns by how much, but not without limit.
+        """
+        limit = MAX_COUNTED_CONTEXTS * self.context_length
         ask = await resolve_previous_response(ask, scope, self.store)
         version, _ = await self._acquire_version(ask.model)
         try:
-            return len((await self._build_prompt(ask, scope)).rendered.prompt_ids)
+            return len((await self._build_prompt(ask, scope, limit)).rendered.prompt_ids)
         finally:
             self.versions.release(version)
 
-    async def _build_prompt(self, ask: ChatRequest, scope: str) -> BuiltPrompt:
+    async def _build_prompt(self, ask: ChatRequest, scope: str, limit: int) -> BuiltPrompt:
         try:
-            return await self.prompt_builder.build_prompt(ask, scope)
+            return await self.prompt_builder.build_prompt(ask, scope, limit)
         except RecursionError:
             raise field_error("messages", "nested too deeply.") from None
 
@@ -153,12 +161,7 @@ class Gateway:
         prompt = len(rendered.prompt_ids)
         remains = self.context_length - prompt
         if remains < 1:
-            raise RequestError(
-                f"the prompt is too long: {prompt} tokens > {self.context_length} maximum, including the reply. "
-                "Shorten the conversation or start a new one.",
-                param="messages",
-                code="context_length_exceeded",
-            )
+            raise PromptTooLong(prompt, self.context_length)
         sampling = ask.sampling
         top = self.renderer.vocabulary_size
         if (unknown := next((i for i in sampling.logit_bias if i >= top), None)) is not None:

@@ -12,6 +12,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import ContentEncodingError, HttpProcessingError, LineTooLong
 
 from openclaw_rl.serve.dialects.registry import error_body
+from openclaw_rl.serve.http_headers import REQUEST_ID_HEADER, request_id
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +49,8 @@ class GatewayConnection(web.RequestHandler):
             if status < 500
             else "the gateway failed."
         )
-        answer = json_response(error_body(self._request_path, status, words), status=status)
+        headers = {REQUEST_ID_HEADER: request_id(request.headers)}
+        answer = json_response(error_body(self._request_path, status, words), status=status, headers=headers)
         answer.force_close()
         return answer
 
@@ -58,7 +60,7 @@ class GatewayConnection(web.RequestHandler):
         """Format errors that aiohttp raises before any handler, such as for an unknown `Expect` header."""
         if isinstance(resp, web.HTTPException):
             body = error_body(request.path, resp.status, f"{resp.text or resp.reason}.")
-            resp = json_response(body, status=resp.status)
+            resp = json_response(body, status=resp.status, headers={REQUEST_ID_HEADER: request_id(request.headers)})
         return await super().finish_response(request, resp, start_time)
 
     def log_exception(self, *args: Any, **kw: Any) -> None:

@@ -60,11 +60,15 @@ class InflightReply:
         self._context, self._ask, self._request, self._prompt = context, ask, request, prompt
         self.header = header
         self._version, self._pinned = request.version, header.model.startswith(context.config.model.name + "@")
-        text = context.renderer.new_reply_decoder(
-            thinking=prompt.rendered.thinking,
-            tools=ask.tools,
-            stops=request.sampling.stop,
-            min_tokens=request.sampling.min_tokens,
+        text = (
+            context.renderer.new_reply_decoder(
+                thinking=prompt.rendered.thinking,
+                tools=ask.tools,
+                stops=request.sampling.stop,
+                min_tokens=request.sampling.min_tokens,
+            )
+            if ask.completion_prompt is None
+            else context.renderer.new_text_decoder(request.sampling.stop)
         )
         self.accumulator = ReplyAccumulator(
             request,
@@ -205,7 +209,7 @@ class InflightReply:
         done = context.writer.put(reply)
         await self._wait_durable(self._admitted)
         await self._wait_durable(done)
-        if record.can_bridge:
+        if record.can_bridge and self._ask.completion_prompt is None:
             context.prompt_builder.cache_finished_reply(self._prompt.history, mark, request, reply)
         self._count_outcome(record.finish_reason.value)
         self._observe_metrics(reply.finished_at)

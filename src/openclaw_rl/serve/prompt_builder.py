@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, TypeVar
 
@@ -17,16 +17,18 @@ import msgspec
 import numpy as np
 
 from openclaw_rl.common import message_hash
+from openclaw_rl.errors import PromptTooLong
 from openclaw_rl.render.caches import SampledTokens, TokenBudgetLRU, TwoGenerationLRU
 from openclaw_rl.render.chat_template import SerializedTool, serialize_tools
 from openclaw_rl.render.renderer import RenderedPrompt, Renderer
 from openclaw_rl.render.splice import PromptPiece, SampledReply
-from openclaw_rl.serve.chat_request import ChatRequest
+from openclaw_rl.serve.chat_request import ChatRequest, field_error
 from openclaw_rl.serve.prompt_recovery import PromptRecovery
 from openclaw_rl.types import Ids, Mark, Message, Reply, Request
 
 TOKENIZE_IN_THREAD_CHARS = 16 * 1024  # new characters above which a thread tokenizes, so that streams do not stall
 FEATURE_CACHE_BYTES = 16 * 2**20  # size of the per-message cache, in bytes of messages
+CHARS_PER_TOKEN = 4  # more characters per token of the limit are checked in slices before they are tokenized whole
 BUILD_IN_THREAD_BYTES = 512 * 1024  # body size above which a thread also hashes and renders
 REPLY_CACHE_TOKENS = 4 * 2**20  # size of the cache of sampled replies for rendered prompts, in tokens
 _T = TypeVar("_T")
@@ -101,23 +103,51 @@ class PromptBuilder:
         self._tool_cache: TwoGenerationLRU[bytes, ToolFeatures] = TwoGenerationLRU(256)
         self._mark_cache: TwoGenerationLRU[tuple[int, bytes, bytes], Mark] = TwoGenerationLRU(131072)
 
-    async def build_prompt(self, ask: ChatRequest, scope: str) -> BuiltPrompt:
-        """Build the prompt. Raises `RequestError` if the template rejects the conversation or a client's variable."""
+    async def build_prompt(self, ask: ChatRequest, scope: str, limit: int) -> BuiltPrompt:
+        """Build the prompt. Raises `RequestError` if the template rejects the conversation or a client's variable.
+
+        Raises `PromptTooLong` before it renders or tokenizes text that exceeds `limit` tokens by far.
+        """
         large = ask.size > BUILD_IN_THREAD_BYTES
-        features, tools, history = await _call(self._read_request, ask, scope, in_thread=large)
+        if ask.size > CHARS_PER_TOKEN * limit:
+            await asyncio.to_thread(lambda: self._check_length(_kept_texts(ask.messages), limit))
+        features, tools, history = await call_in(self._read_request, ask, scope, in_thread=large)
         found = None
         if ask.prefix is None:
             keys = history.reply_keys
             found = self._exchange_tokens.find_last(keys) or await self._recover_exchange(ask, scope, history)
-        if found and (text := await _call(self._text_after, ask, found[0], in_thread=large)) is not None:
-            new = await self._tokenize_pieces(text, [text], in_thread=large)
+        if found and (text := await call_in(self._text_after, ask, found[0], in_thread=large)) is not None:
+            new = await self._tokenize_pieces(text, [text], limit, in_thread=large)
             bridged = self.renderer.bridge_prompt(found[1].prompt_ids, found[1].response_ids, new)
             if bridged is not None:
                 return BuiltPrompt(bridged, history, len(found[1]))
         await self._recover_replies(scope, history)
-        whole, pieces = await _call(self._render_pieces, ask, scope, features, tools, history, in_thread=large)
+        whole, pieces = await call_in(self._render_pieces, ask, scope, features, tools, history, in_thread=large)
         reused = sum(len(piece) for piece in pieces if not isinstance(piece, str))
-        return BuiltPrompt(await self._tokenize_pieces(whole, pieces, in_thread=large), history, reused)
+        return BuiltPrompt(await self._tokenize_pieces(whole, pieces, limit, in_thread=large), history, reused)
+
+    async def build_completion(self, ask: ChatRequest, limit: int) -> tuple[ChatRequest, BuiltPrompt]:
+        """Build the prompt of a text completion. Returns the request with the prompt as its only message, too.
+
+        The message has no mark, so that no conversation is linked to the prompt or continues its tokens.
+        """
+        text, ids = await asyncio.to_thread(self._read_completion, ask.completion_prompt, limit)
+        history = HashedHistory((), (), blake2b(digest_size=16, key=self._secret), has_no_ephemeral=False)
+        prompt = BuiltPrompt(RenderedPrompt(prompt_ids=ids, thinking=False), history, 0)
+        return replace(ask, messages=[{"role": "user", "content": text}]), prompt
+
+    def _read_completion(self, prompt: str | Sequence[int] | None, limit: int) -> tuple[str, Ids]:
+        if isinstance(prompt, str):
+            self._check_length([prompt], limit)
+            return prompt, self.renderer.encode_completion_prompt(prompt)
+        given = list(prompt or ())
+        if len(given) >= limit:
+            raise PromptTooLong(len(given), limit)
+        size = self.renderer.vocabulary_size
+        if (unknown := max(given, default=0)) >= size:
+            raise field_error("prompt", f"token {unknown} is outside the vocabulary of {size}.")
+        text = self.renderer.tokenizer.backend.decode(given, skip_special_tokens=False)
+        return text, np.array(given, dtype=np.int32)
 
     def _read_request(self, ask: ChatRequest, scope: str) -> tuple[list[MessageFeatures], ToolFeatures, HashedHistory]:
         features, tools = self._message_features(ask), self._tool_features(ask)
@@ -152,9 +182,20 @@ class PromptBuilder:
             text = self.renderer.cut_text(text)
         return text, self.renderer.splice_replies(text, known)
 
-    async def _tokenize_pieces(self, text: str, pieces: Sequence[PromptPiece], *, in_thread: bool) -> RenderedPrompt:
-        split, new_chars = await _call(self._split_pieces, pieces, in_thread=in_thread)
-        return await _call(self._join_pieces, text, split, in_thread=new_chars > TOKENIZE_IN_THREAD_CHARS)
+    def _check_length(self, texts: Sequence[str], limit: int) -> None:
+        """Raise `PromptTooLong` if `texts` alone exceed `limit` tokens. Texts that hardly can are not tokenized."""
+        if sum(map(len, texts)) > CHARS_PER_TOKEN * limit:
+            tokens = self.renderer.tokenizer.count_beyond(texts, limit)
+            if tokens is not None:
+                raise PromptTooLong(tokens, limit, is_minimum=True)
+
+    async def _tokenize_pieces(
+        self, text: str, pieces: Sequence[PromptPiece], limit: int, *, in_thread: bool
+    ) -> RenderedPrompt:
+        if len(text) > CHARS_PER_TOKEN * limit:
+            await asyncio.to_thread(self._check_length, [p for p in pieces if isinstance(p, str)], limit)
+        split, new_chars = await call_in(self._split_pieces, pieces, in_thread=in_thread)
+        return await call_in(self._join_pieces, text, split, in_thread=new_chars > TOKENIZE_IN_THREAD_CHARS)
 
     def _split_pieces(self, pieces: Sequence[PromptPiece]) -> tuple[list[list[str] | Ids], int]:
         """Return the pieces with each text split for the tokenizer, and the number of characters not in its cache."""
@@ -285,5 +326,11 @@ class PromptBuilder:
             self._exchange_tokens.put(end.digest(), SampledTokens(request.prompt_ids, reply.response_ids))
 
 
-async def _call(function: Callable[..., _T], *args: Any, in_thread: bool) -> _T:
+def _kept_texts(messages: Sequence[Message]) -> list[str]:
+    """Return the texts that every template keeps. (Some drop the reasoning of replies.)"""
+    return [message_hash.message_text(m) for m in messages if m.get("role") != "assistant"]
+
+
+async def call_in(function: Callable[..., _T], *args: Any, in_thread: bool) -> _T:
+    """Call `function` directly, or in a thread."""
     return await asyncio.to_thread(function, *args) if in_thread else function(*args)

@@ -13,15 +13,16 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from openclaw_rl.errors import RequestError
+from openclaw_rl.errors import PromptTooLong, RequestError
 from openclaw_rl.serve.auth import ApiKeys
 from openclaw_rl.serve.chat_request import field_error
-from openclaw_rl.serve.completion_handler import CompletionHandler, describe_error, read_body
+from openclaw_rl.serve.completion_handler import CompletionHandler, decode_body, describe_error, read_body
 from openclaw_rl.serve.dialects.openai_responses_input import response_id_of
-from openclaw_rl.serve.dialects.registry import DIALECTS, error_body
+from openclaw_rl.serve.dialects.registry import DIALECTS, error_body, prompt_too_long
 from openclaw_rl.serve.dialects.validation import decode_json
 from openclaw_rl.serve.gateway import Gateway
 from openclaw_rl.serve.http_connection import json_response
+from openclaw_rl.serve.http_headers import preflight_response
 from openclaw_rl.serve.responses_api import StoredResponseHandler
 from openclaw_rl.store import policies
 from openclaw_rl.store.db import Store
@@ -42,8 +43,14 @@ class _FeedbackBody(msgspec.Struct):
 _POST_PATHS = ", ".join(path for dialect in DIALECTS for path in (dialect.path, dialect.count_path) if path)
 _ROUTE_LIST = (
     f"POST {_POST_PATHS} and /v1/feedback; GET /v1/models, /v1/models/{{name}}, /v1/responses/{{id}}, "
-    "/v1/responses/{id}/input_items, /healthz, /readyz and /metrics"
+    "/v1/responses/{id}/input_items, /health, /healthz, /readyz and /metrics"
 )
+_UNSUPPORTED_ROUTES = {
+    "/v1/embeddings": "this gateway serves a model that generates text, and it gives no embeddings.",
+    "/v1/moderations": "this gateway has no moderation model.",
+    "/v1/images": "this gateway serves a model that generates text, and it makes no images.",
+    "/v1/audio": "this gateway serves a model that reads and writes text, and it has no audio.",
+}
 _THUMBS_SCORES = {None: None, "up": 1, "down": -1}
 _feedback_decoder = msgspec.json.Decoder(_FeedbackBody)
 
@@ -63,11 +70,13 @@ class GatewayRoutes:
     ) -> web.StreamResponse:
         """Middleware: convert every error to the wire format of the request's path."""
         try:
-            return await handler(request)
+            return preflight_response(request, self._gateway.config.serve.cors_origins) or await handler(request)
         except web.HTTPException as error:
             return self._http_error_response(request, error)
         except Exception as error:  # noqa: BLE001 - any error gets a response in the format of the path
             status, words, code, param = describe_error(error, f"{request.method} {request.path}")
+            if isinstance(error, PromptTooLong):
+                words = prompt_too_long(request.path, error)
             return self._error_response(request, status, words, param=param, code=code)
 
     def _http_error_response(self, request: web.Request, error: web.HTTPException) -> web.Response:
@@ -77,7 +86,8 @@ class GatewayRoutes:
             answer.headers["Allow"] = allowed
             return answer
         words = {
-            404: f"there is no {request.method} {request.path}; the routes are {_ROUTE_LIST}.",
+            404: unsupported_route(request.path)
+            or f"there is no {request.method} {request.path}; the routes are {_ROUTE_LIST}.",
             413: f"the body is larger than {self._gateway.config.serve.max_body_bytes} bytes (serve.max_body_bytes).",
         }
         return self._error_response(request, error.status, words.get(error.status, error.reason))
@@ -95,7 +105,7 @@ class GatewayRoutes:
         """Count the tokens of a request's prompt, in the dialect of its path."""
         scope = self._keys.authenticated_scope(request.headers)
         dialect = self.completion_handler.token_counters[request.path]
-        ask = dialect.decode_count_request(await read_body(request), request.headers)
+        ask = await decode_body(dialect.decode_count_request, request)
         return json_response(dialect.encode_count(await self._gateway.count_prompt_tokens(ask, scope)))
 
     async def post_feedback(self, request: web.Request) -> web.Response:
@@ -135,7 +145,8 @@ class GatewayRoutes:
         servable = [p for p in known if p.state in (PolicyState.LIVE, PolicyState.ROLLED_BACK)]
         newest = max((p.created_at for p in servable), default=0.0)
         rows = [(name, newest), *((f"{name}@{p.version}", p.created_at) for p in reversed(servable))]
-        return [_model_entry(i, at) for i, at in rows]
+        context = self._gateway.context_length
+        return [_model_entry(i, at) | {"max_model_len": context} for i, at in rows]
 
     async def get_health(self, request: web.Request) -> web.Response:
         return json_response(b'{"status":"ok"}')
@@ -158,6 +169,12 @@ class GatewayRoutes:
     async def get_metrics(self, request: web.Request) -> web.Response:
         metrics = self._gateway.metrics
         return web.Response(body=metrics.expose(), headers={"Content-Type": metrics.content_type})
+
+
+def unsupported_route(path: str) -> str | None:
+    """Return why a route of OpenAI's API is not served; None for other paths."""
+    found = next((words for start, words in _UNSUPPORTED_ROUTES.items() if (path + "/").startswith(start + "/")), None)
+    return found and f"{found} Use another server for {path}."
 
 
 def _model_entry(name: str, at: float) -> dict[str, Any]:

@@ -45,6 +45,9 @@ class ServeConfig(Section):
         description="sampling values that override those of clients, e.g. {temperature: 1.0, top_p: 1.0}",
     )
     max_body_bytes: int = Field(32 * 2**20, ge=1024)
+    cors_origins: tuple[str, ...] = Field(
+        (), description="origins of web pages that may call the gateway, e.g. [https://chat.example]; * allows all"
+    )
     ephemeral_patterns: tuple[str, ...] = client_patterns.EPHEMERAL_PATTERNS
     engine_wait: float = Field(60.0, gt=0, description="seconds that a request waits while the engine restarts")
 

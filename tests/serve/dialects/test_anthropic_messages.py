@@ -333,6 +333,20 @@ def test_a_prompt_that_is_too_long_says_so_in_the_words_that_clients_look_for(si
     assert error.value.error_code == "context_length_exceeded"
 
 
+def test_the_count_of_a_prompt_that_is_too_long_has_a_limit(site: Site) -> None:
+    def count(words: int) -> tuple[int, dict[str, Any]]:
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "word " * words}]}
+        answer = site.http.post("/v1/messages/count_tokens", body)
+        return answer.status_code, answer.json()
+
+    status, counted = count(5000)
+    assert status == 200
+    assert counted["input_tokens"] > 2048, "a client learns by how much it exceeds the context"
+    status, refused = count(100_000)
+    assert status == 400
+    assert refused["error"]["message"].startswith("prompt is too long: ")
+
+
 def test_a_body_that_is_too_large(start: Start, client: Client) -> None:
     site = start(settings={"serve.max_body_bytes": 2048})
     with pytest.raises(anthropic.ContentTooLargeError) as error:

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from openclaw_rl.errors import PromptTooLong
 from openclaw_rl.render.reply_parser import ToolCall
 from openclaw_rl.serve.chat_request import (
     ChatRequest,
@@ -152,6 +153,11 @@ class MessagesDialect(Dialect):
                 given.append((b"messages %d " % number + raw, message))
         given = merge_assistant_messages(given)
         return [key for key, _ in given], [message for _, message in given]
+
+    @staticmethod
+    def prompt_too_long(error: PromptTooLong) -> str:
+        """Return the message in Anthropic's words, with a plain number: Claude Code reads both numbers."""
+        return f"prompt is too long: {error.tokens} tokens > {error.limit} maximum"
 
     @staticmethod
     def error_body(status: int, message: str, *, param: str | None = None, code: str | None = None) -> bytes:

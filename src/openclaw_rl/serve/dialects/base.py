@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
+from openclaw_rl.errors import PromptTooLong
 from openclaw_rl.render.caches import TwoGenerationLRU
 from openclaw_rl.serve.chat_request import (
     ChatRequest,
@@ -19,7 +20,7 @@ from openclaw_rl.serve.chat_request import (
 from openclaw_rl.store.rows import to_json
 
 EVENT_STREAM = "text/event-stream; charset=utf-8"
-MESSAGE_CACHE_BYTES, TOOLS_CACHE_BYTES = 16 * 2**20, 4 * 2**20  # raw bytes in the caches of one dialect
+MESSAGE_CACHE_BYTES, TOOLS_CACHE_BYTES = 16 * 2**20, 4 * 2**20  # bytes in the caches of one dialect
 _T = TypeVar("_T")
 
 
@@ -63,6 +64,11 @@ class Dialect(ABC):
         return to_json({"input_tokens": tokens})
 
     @staticmethod
+    def prompt_too_long(error: PromptTooLong) -> str:
+        """Return the message for a prompt that is too long, in the words that clients of this API recognise."""
+        return str(error)
+
+    @staticmethod
     def error_body(status: int, message: str, *, param: str | None = None, code: str | None = None) -> bytes:
         """Return an error body, by default in OpenAI's format."""
         kind = "authentication_error" if status == 401 else "invalid_request_error" if status < 500 else "server_error"
@@ -73,9 +79,9 @@ class RawCache(Generic[_T]):
     """Cache of `read(raw, place)` by the raw JSON: a client repeats its messages and tools in every request."""
 
     def __init__(self, capacity: int, read: Callable[[bytes, str], _T]) -> None:
-        """`capacity`: bytes of raw JSON."""
+        """`capacity`: bytes of raw JSON and of its values, roughly."""
         self._read = read
-        self._values: TwoGenerationLRU[bytes, _T] = TwoGenerationLRU(capacity, lambda raw, value: len(raw))
+        self._values: TwoGenerationLRU[bytes, _T] = TwoGenerationLRU(capacity, lambda raw, value: 2 * len(raw) + 512)
 
     def read(self, raw: bytes, place: str) -> _T:
         """Return the value of `raw`. `place`: its path in the request, for errors."""
@@ -116,14 +122,14 @@ def token_entry(info: TokenInfo) -> dict[str, Any]:
     """Return one token's log-probability in OpenAI's format."""
     return {
         "token": info.text,
-        "logprob": _finite_logprob(info.logprob),
+        "logprob": finite_logprob(info.logprob),
         "bytes": list(info.utf8_bytes),
         "top_logprobs": [
-            {"token": t, "bytes": list(raw), "logprob": _finite_logprob(lp)} for t, raw, lp in info.top_logprobs
+            {"token": t, "bytes": list(raw), "logprob": finite_logprob(lp)} for t, raw, lp in info.top_logprobs
         ],
     }
 
 
-def _finite_logprob(logprob: float) -> float:
+def finite_logprob(logprob: float) -> float:
     """Replace infinity, which JSON cannot express, by -9999, as OpenAI does."""
     return logprob if math.isfinite(logprob) else -9999.0

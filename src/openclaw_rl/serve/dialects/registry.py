@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from openclaw_rl.errors import PromptTooLong
 from openclaw_rl.serve.dialects.anthropic_messages import MessagesDialect
 from openclaw_rl.serve.dialects.base import Dialect
 from openclaw_rl.serve.dialects.openai_chat import ChatDialect
+from openclaw_rl.serve.dialects.openai_completions import CompletionsDialect
 from openclaw_rl.serve.dialects.openai_responses import ResponsesDialect
 
-DIALECTS: tuple[type[Dialect], ...] = (ChatDialect, ResponsesDialect, MessagesDialect)
+DIALECTS: tuple[type[Dialect], ...] = (ChatDialect, CompletionsDialect, ResponsesDialect, MessagesDialect)
 
 
 def error_body(path: str, status: int, message: str, *, param: str | None = None, code: str | None = None) -> bytes:
     """Return an error body in the format of the dialect that owns `path`: OpenAI's if none does."""
-    owner = next((d for d in DIALECTS if (path + "/").startswith(d.path + "/")), Dialect)
-    return owner.error_body(status, message, param=param, code=code)
+    return _path_owner(path).error_body(status, message, param=param, code=code)
+
+
+def prompt_too_long(path: str, error: PromptTooLong) -> str:
+    """Return the message for a prompt that is too long, in the words of the dialect that owns `path`."""
+    return _path_owner(path).prompt_too_long(error)
+
+
+def _path_owner(path: str) -> type[Dialect]:
+    return next((d for d in DIALECTS if (path + "/").startswith(d.path + "/")), Dialect)

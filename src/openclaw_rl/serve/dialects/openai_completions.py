@@ -1,0 +1,209 @@
+"""OpenAI's older Completions wire format: a text and its continuation, without a chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from openclaw_rl.serve.chat_request import (
+    ChatRequest,
+    FinishedChoice,
+    ReplyHeader,
+    StreamPart,
+    TokenInfo,
+    TokenUsage,
+    check_id_length,
+    field_error,
+)
+from openclaw_rl.serve.dialects.base import Dialect, finite_logprob, header_fields, openai_usage
+from openclaw_rl.serve.dialects.validation import RequestBody, decode_json, read_kind, read_sampling
+from openclaw_rl.store.exchanges import COMPLETIONS_DIALECT
+from openclaw_rl.store.rows import to_json
+
+MAX_PROMPTS, MAX_CHOICES, MAX_LOGPROBS = 64, 128, 20
+DEFAULT_MAX_TOKENS = 16  # OpenAI's default
+
+
+class _CompletionStreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+class _CompletionBody(RequestBody, kw_only=True):
+    """Request body, with the keys that are used; all others are accepted and ignored."""
+
+    prompt: str | list[Any]
+    n: int | None = None
+    max_tokens: int | None = None
+    stop: str | list[str] | None = None
+    logprobs: int | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+    best_of: int | None = None
+    stream_options: _CompletionStreamOptions | None = None
+    user: str | None = None
+    session_id: str | None = None
+    turn_type: str | None = None
+
+
+_decoder = msgspec.json.Decoder(_CompletionBody)
+
+
+class CompletionsDialect(Dialect):
+    """Dialect of the Completions API. Each prompt is an exchange of its own, which is never trained on."""
+
+    name, path = COMPLETIONS_DIALECT, "/v1/completions"
+
+    def decode(self, body: bytes, headers: Mapping[str, str]) -> ChatRequest:
+        b = decode_json(_decoder, body)
+        n = 1 if b.n is None else b.n
+        prompts = _read_prompts(b.prompt)
+        _check_fields(b, n, prompts)
+        first = ChatRequest(
+            model=b.model or "",
+            messages=(),
+            tools=(),
+            sampling=read_sampling(
+                b,
+                limit=DEFAULT_MAX_TOKENS if b.max_tokens is None else b.max_tokens,
+                stop=b.stop,
+                names=("max_tokens", "stop"),
+            ),
+            n=n,
+            stream=bool(b.stream),
+            include_usage=bool(b.stream_options and b.stream_options.include_usage),
+            logprobs=b.logprobs is not None,
+            top_logprobs=b.logprobs or 0,
+            user=check_id_length(b.user or "", "user"),
+            session=check_id_length(b.session_id or "", "session_id") or None,
+            kind=read_kind(b.turn_type, "turn_type"),
+            size=len(body),
+            dialect=self.name,
+            id_prefix="cmpl-",
+            completion_prompt=prompts[0],
+            dialect_state=prompts if b.echo else None,
+        )
+        return replace(first, further=[replace(first, completion_prompt=prompt) for prompt in prompts[1:]])
+
+    def stream_encoder(self, header: ReplyHeader, ask: ChatRequest) -> CompletionStreamEncoder:
+        return CompletionStreamEncoder(header, ask)
+
+    def encode_response(self, header: ReplyHeader, ask: ChatRequest, choices: Sequence[FinishedChoice]) -> bytes:
+        entries = [
+            {
+                "index": index,
+                "id": choice.id,
+                "text": _echoed_prompt(ask, index) + str(choice.message["content"]),
+                "logprobs": _logprobs(choice.tokens, 0) if ask.logprobs else None,
+                "finish_reason": choice.end.finish_reason.value,
+            }
+            for index, choice in enumerate(choices)
+        ]
+        usage = _total_usage([c.end.usage for c in choices], ask.n)
+        return to_json(_constant_fields(header) | {"choices": entries, "usage": usage})
+
+
+class CompletionStreamEncoder:
+    """Stream encoder for the choices of one prompt."""
+
+    def __init__(self, header: ReplyHeader, ask: ChatRequest) -> None:
+        self._constant, self._ask = _constant_fields(header), ask
+        self._offsets: dict[int, int] = {}  # choice -> characters of its tokens so far
+        self._usages: dict[int, TokenUsage] = {}
+
+    def encode_part(self, part: StreamPart, choice: int = 0) -> bytes:
+        """Return one chunk; after the last reply also the requested usage and [DONE]."""
+        text = ("" if choice in self._offsets else _echoed_prompt(self._ask, choice)) + part.delta.content
+        offset = self._offsets.setdefault(choice, 0)
+        self._offsets[choice] += sum(len(t.text) for t in part.tokens)
+        entry = {
+            "index": choice,
+            "text": text,
+            "logprobs": _logprobs(part.tokens, offset) if self._ask.logprobs else None,
+            "finish_reason": part.end.finish_reason.value if part.end else None,
+        }
+        out = self._event({"choices": [entry]})
+        if part.end is not None:
+            self._usages[choice] = part.end.usage
+            if len(self._usages) == self._ask.n:
+                out += self._stream_end()
+        return out
+
+    def encode_error(self, status: int, message: str, code: str) -> bytes:
+        """Return an error. Neither a finish nor [DONE] follows."""
+        return b"data: " + CompletionsDialect.error_body(status, message, code=code) + b"\n\n"
+
+    def _stream_end(self) -> bytes:
+        usage = _total_usage([self._usages[i] for i in range(self._ask.n)], self._ask.n)
+        last = self._event({"choices": [], "usage": usage}) if self._ask.include_usage else b""
+        return last + b"data: [DONE]\n\n"
+
+    def _event(self, fields: Mapping[str, Any]) -> bytes:
+        return b"data: " + to_json({**self._constant, **fields}) + b"\n\n"
+
+
+def _read_prompts(given: str | list[Any]) -> list[str | list[int]]:
+    """Return the prompts of the body: texts, or lists of token ids. Raises `RequestError`."""
+    prompts = [given] if isinstance(given, str) or (given and _is_token_id(given[0])) else given
+    if not 1 <= len(prompts) <= MAX_PROMPTS:
+        raise field_error("prompt", f"expected 1 to {MAX_PROMPTS} prompts, got {len(prompts)}.")
+    for index, prompt in enumerate(prompts):
+        if not prompt or not (isinstance(prompt, str) or (isinstance(prompt, list) and all(map(_is_token_id, prompt)))):
+            place = "prompt" if prompts is not given else f"prompt[{index}]"
+            raise field_error(place, "expected a text or a list of token ids that is not empty.")
+    return prompts
+
+
+def _is_token_id(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _check_fields(b: _CompletionBody, n: int, prompts: Sequence[str | list[int]]) -> None:
+    if not 1 <= n * len(prompts) <= MAX_CHOICES:
+        raise field_error("n", f"expected 1 to {MAX_CHOICES} choices over all prompts, got {n * len(prompts)}.")
+    if b.stream and len(prompts) > 1:
+        raise field_error("stream", "only one prompt can be streamed; send one request for each prompt.")
+    if b.suffix:
+        raise field_error("suffix", "this model continues a text and cannot fill a gap; send the prompt without it.")
+    if b.best_of not in (None, n):
+        raise field_error("best_of", "not supported; use n and choose among its replies.")
+    if b.logprobs is not None and not 0 <= b.logprobs <= MAX_LOGPROBS:
+        raise field_error("logprobs", f"expected 0 to {MAX_LOGPROBS}, got {b.logprobs}.")
+    if b.echo and b.logprobs is not None:
+        raise field_error("echo", "log-probabilities of the prompt are not available; send echo or logprobs, not both.")
+    if b.echo and not all(isinstance(prompt, str) for prompt in prompts):
+        raise field_error("echo", "expected a prompt of text, got token ids.")
+
+
+def _echoed_prompt(ask: ChatRequest, choice: int) -> str:
+    return str(ask.dialect_state[choice // ask.n]) if ask.dialect_state else ""
+
+
+def _logprobs(tokens: Sequence[TokenInfo], offset: int) -> dict[str, Any]:
+    offsets = []
+    for token in tokens:
+        offsets.append(offset)
+        offset += len(token.text)
+    return {
+        "tokens": [t.text for t in tokens],
+        "token_logprobs": [finite_logprob(t.logprob) for t in tokens],
+        "top_logprobs": [{text: finite_logprob(lp) for text, _, lp in t.top_logprobs} for t in tokens],
+        "text_offset": offsets,
+    }
+
+
+def _constant_fields(header: ReplyHeader) -> dict[str, Any]:
+    return {"object": "text_completion", "created": header.created, **header_fields(header)}
+
+
+def _total_usage(usages: Sequence[TokenUsage], n: int) -> dict[str, Any]:
+    """Encode the usage of all replies; each prompt counts once, also if it has `n` replies."""
+    total = TokenUsage(
+        prompt_tokens=sum(u.prompt_tokens for u in usages[::n]),
+        completion_tokens=sum(u.completion_tokens for u in usages),
+        reasoning_tokens=0,
+        cached_tokens=sum(min(u.cached_tokens for u in usages[i : i + n]) for i in range(0, len(usages), n)),
+    )
+    return openai_usage(total, "prompt_tokens", "completion_tokens")
