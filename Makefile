@@ -89,10 +89,11 @@ explore: $(STAMP)  ## the properties of `make test` on examples that nobody has 
 fuzz: $(STAMP)  ## ten thousand requests that nobody should send, over all routes
 	$(BIN)/python -m pytest tests/system/test_fuzz.py --fuzz 10000 -s
 
-# Their own environment: 0.8 GB of agents and what they need, but neither torch nor a model.
-CLIENTS := hypothesis "langchain-openai>=1.7,<2" "mini-swe-agent>=2.4,<3" mcp
+# Their own environment: agents and what they need, but neither torch nor a model.
+CLIENTS := hypothesis "langchain-openai>=1.7,<2" "mini-swe-agent>=2.4,<3" mcp "smolagents>=1.26,<2" "dspy>=3.4,<4" \
+    "langmem>=0.0.30,<0.1" "langchain>=1.4,<2" "openai-agents>=0.24,<1"
 CLIENTS_VENV ?= .clients-venv
-test-clients: $(CLIENTS_VENV)/.installed  ## other people's clients, unmodified, through the real gateway
+test-clients: $(CLIENTS_VENV)/.installed  ## other people's clients, unmodified, through the real gateway (one minute)
 	$(CLIENTS_VENV)/bin/python -m pytest tests/external/clients -o filterwarnings=default
 
 $(CLIENTS_VENV)/.installed: pyproject.toml

@@ -93,7 +93,12 @@ FINDING: dict[str, Case] = {
         {"1": "closed"},
     ),
     "an edited reply is not ours": (
-        [FIRST, Ask(name="2", history=[S, Q, f"{A} (edited)", THANKS], expect=nothing("not from this gateway"))],
+        [
+            FIRST,
+            Ask(
+                name="2", history=[S, Q, f"{A} (edited)", THANKS], expect=nothing("another text in place of the reply")
+            ),
+        ],
         {"1": "served"},
     ),
     "compaction by a summary of this gateway: the distinctive reply still links": (

@@ -87,6 +87,16 @@ CLIENTS: dict[str, Case] = {
         ],
         {"1": "closed", "2": "dropped side"},
     ),
+    "opencode's title: the known task is long, and its last user message is the person's": (
+        [
+            Ask(
+                name="1",
+                history=["s You are a title generator. You output ONLY a thread title.\n" + "- Be brief.\n" * 120, Q],
+                expect={"kind": Kind.SIDE},
+            ),
+        ],
+        {"1": "dropped side"},
+    ),
     "prompt and summary stay in the history: the words react to the reply before them, not to the summary": (
         [
             FIRST,

@@ -56,6 +56,17 @@ TEXT: dict[str, Case] = {
         ],
         {"1": "served"},
     ),
+    "behind its stop string the client writes its own record under another one (smolagents' CodeAgent)": (
+        [
+            Ask(name="1", history=[S, Q], reply=CODE, stop=("Calling tools:", STOP)),
+            Ask(
+                name="2",
+                history=[S, Q, f"a {CODE}{STOP}\nCalling tools:\n[{{'id': 'call_1'}}]", SEEN],
+                expect=reacts("1", SEEN[2:], how=ANY),
+            ),
+        ],
+        {"1": "closed"},
+    ),
     "a short reply does not become distinctive by its stop string": (
         [
             Ask(name="1", history=[S, Q], reply="Booked for Friday.", stop=(STOP,)),

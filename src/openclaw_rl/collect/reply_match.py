@@ -138,8 +138,12 @@ class ReplyMatcher:
             reason = "a reply under 24 characters is only matched in an unchanged history"
         elif self._same_text(at) and count > 1:
             reason = f"ambiguous: {count} replies have the same text"
+        elif self._same_text(at):
+            reason = _NO_TIE
+        elif self._by_context.get(self._chain_before(at)):
+            reason = "the client sends another text in place of the reply to the same history"
         else:
-            reason = _NO_TIE if self._same_text(at) else "its replies are not from this gateway"
+            reason = "its replies are not from this gateway"
         return ReplyMatch(unlinked_reason=reason)
 
     # ------------------------------------------------------------------------------------------------- the candidates
@@ -195,16 +199,18 @@ class ReplyMatcher:
         return (owner,) if owner is not None else self._by_chain.get(self._request.marks[at].chain, ())
 
     def _without_stop_string(self, at: int) -> list[ExchangeSummary]:
-        """Return the exchanges with this history whose reply is the message without one of their stop strings."""
+        """Return the exchanges with this history whose reply is the message without one of their stop strings.
+
+        Behind it may follow what the client writes under another stop string (smolagents: "Calling tools:").
+        """
         past = self._by_context.get(self._chain_before(at), []) if self._request.messages else []
         if not past:
             return []
         message = self._request.messages[self._request.marks[at].index]
-        text, out = message_text(message).rstrip(), []
+        text, out = message_text(message), []
         stops = self._index.stop_strings(past)
         for exchange in past:
-            ends = [stop.rstrip() for stop in stops.get(exchange.id, ())]
-            cut = (text[: -len(end)] for end in ends if end and text.endswith(end))
+            cut = _cut_at_stop_strings(text, [s for stop in stops.get(exchange.id, ()) if (s := stop.rstrip())])
             if any(own_hash({**message, "content": c}, self._index.secret) == exchange.reply_own for c in cut):
                 out.append(exchange)
         return out
@@ -255,6 +261,14 @@ class ReplyMatcher:
     def _rank(self, past: ExchangeSummary) -> tuple[bool, bool, float, int]:
         other_session = past.session_header != self._request.session
         return other_session, past.version != self._request.version, -(past.finished_at or 0.0), -past.seq
+
+
+def _cut_at_stop_strings(text: str, stops: Sequence[str]) -> Iterator[str]:
+    """Yield the text before each stop string, if nothing or another stop string follows it."""
+    for stop in stops:
+        before, found, after = text.partition(stop)
+        if found and (not after.strip() or after.lstrip().startswith(tuple(stops))):
+            yield before
 
 
 def _match_one(past: ExchangeSummary, how: str, reaction: ReactionMessages) -> ReplyMatch:

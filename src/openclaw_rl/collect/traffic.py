@@ -60,6 +60,10 @@ class TrafficClassifier:
         for message in self._classified_messages(request):
             if words := self.side_pattern_match(message):
                 return Kind.SIDE, f'a message contains "{words}"'
+        if request.messages and not any(m.role == "assistant" for m in request.marks):
+            systems = (request.messages[m.index] for m in request.marks if m.role == "system")
+            if words := next((w for m in systems if (w := self._match_known("system", _message_text(m)))), None):
+                return Kind.SIDE, f'a system message starts with "{words[:_SHOWN_CHARS]}"'
         return Kind.MAIN, None
 
     def _classified_messages(self, request: Request) -> list[Message]:

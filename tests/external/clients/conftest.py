@@ -5,23 +5,39 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import count
 
 import pytest
 from tests.serve.conftest import Site, Start, empty_store, renderers, start
 
 from openclaw_rl.collect.worker import Collector
+from openclaw_rl.common.message_hash import message_text
 from openclaw_rl.store import turns
 from openclaw_rl.types import Exchange, Reaction, Turn
 
-# mini-swe-agent reads these when it is imported: nothing of the user's is read or written, nothing is looked up.
+# Read at import: nothing of the user's is read or written, nothing is looked up.
 os.environ |= {
+    "DSPY_CACHEDIR": tempfile.mkdtemp(prefix="ocrl-dspy-"),
+    "OPENAI_AGENTS_DISABLE_TRACING": "1",
     "MSWEA_GLOBAL_CONFIG_DIR": tempfile.mkdtemp(prefix="ocrl-msw-"),
     "MSWEA_SILENT_STARTUP": "1",
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
 }
 
+CONTEXT = 65_536  # tokens: an agent's instructions are long, and the test model's tokens short
 __all__ = ["empty_store", "renderers", "start"]
+
+
+@dataclass(frozen=True)
+class Link:
+    """What the collector found for one exchange, the parent by its position."""
+
+    parent: int | None = None
+    reaction: tuple[str, ...] | None = None
+    how: str | None = None
+    side: bool = False
+    unlinked: str | None = None
 
 
 class Talk:
@@ -50,6 +66,20 @@ class Talk:
             found = [(self.site.get(id), turns.get(conn, id), turns.current_reaction(conn, id)) for id in ids]
         return [(exchange, turn, reaction) for exchange, turn, reaction in found if turn is not None]
 
+    def links(self) -> list[Link]:
+        rows = self.collected()
+        position = {turn.id: at for at, (_, turn, _) in enumerate(rows)}
+        return [
+            Link(
+                parent=None if turn.parent is None else position[turn.parent],
+                reaction=None if reaction is None else tuple(message_text(m) for m in reaction.messages),
+                how=None if reaction is None else reaction.how,
+                side="side traffic" in (turn.reason or ""),
+                unlinked=turn.unlinked,
+            )
+            for _, turn, reaction in rows
+        ]
+
     def check_captured(self) -> list[tuple[Exchange, Turn, Reaction | None]]:
         """Each exchange holds the very tokens that the engine gave, and the turns follow one another."""
         rows = self.collected()
@@ -66,7 +96,7 @@ class Talk:
 
 @pytest.fixture
 def talk(start: Start) -> Talk:
-    return Talk(start())
+    return Talk(start(settings={"engine.max_context": CONTEXT}, context_length=CONTEXT))
 
 
 def call(name: str, arguments: str) -> str:
