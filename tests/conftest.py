@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,3 +35,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(item.path.is_relative_to(place) for place in places):
             item.add_marker(pytest.mark.system)
+
+
+@pytest.fixture(autouse=True)
+def propagating_log() -> Iterator[None]:
+    """Undo `setup_logging` after a test: pytest captures a logger that does not propagate a second time."""
+    yield
+    logging.getLogger("openclaw_rl").propagate = True
