@@ -67,8 +67,10 @@ def test_the_benchmark_fills_its_table(tmp_path: Path) -> None:
 def test_without_a_gpu_one_line_says_so(script: str) -> None:
     done = run(script)
     assert done.returncode == 1
-    assert "torch sees no GPU here" in done.stderr.strip().splitlines()[-1]  # libraries may warn before it
-    assert "Traceback" not in done.stderr
+    # An installed bitsandbytes warns of its own missing kernels.
+    lines = [line for line in done.stderr.strip().splitlines() if "kernels-community" not in line]
+    assert len(lines) == 1
+    assert "torch sees no GPU here" in lines[0]
 
 
 @pytest.mark.parametrize(("name", "billions"), [("0.6B", 0.596), ("1.7B", 1.721), ("4B", 4.022)])

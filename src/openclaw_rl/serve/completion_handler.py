@@ -63,7 +63,7 @@ class CompletionHandler:
         try:
             for ask in asks:
                 replies += await self._gateway.begin_replies(ask, scope)
-        except BaseException as error:
+        except BaseException as error:  # also for a cancellation: the replies that were begun must end
             for reply in replies:
                 reply.cancel_reason = f"another prompt of the same request was refused: {error}"
                 reply.cancel_unstarted()

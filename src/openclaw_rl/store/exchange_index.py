@@ -14,8 +14,8 @@ from openclaw_rl.store.rows import from_json, from_row, sampling_from_json
 from openclaw_rl.store.turn_states import DropReason
 from openclaw_rl.types import Capture, ExchangeStatus, Kind, Message, TurnState
 
-MAX_SIDE_REPLIES = 64
-"""Side calls after an exchange among which its summary is searched."""
+MAX_SIDE_REPLIES, SIDE_REPLY_WINDOW = 64, 4096
+"""Side calls, and exchanges of any kind, after an exchange among which its summary is searched."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,8 @@ _side_replies = (
     select(t.replies.c.message)
     .join(t.exchanges, t.exchanges.c.seq == t.replies.c.seq)
     .join(t.turns, t.turns.c.seq == t.replies.c.seq)
-    .where(t.replies.c.seq > bindparam("after"), t.exchanges.c.scope == bindparam("of_scope"))
+    .where(t.replies.c.seq > bindparam("after"), t.replies.c.seq <= bindparam("after") + SIDE_REPLY_WINDOW)
+    .where(t.exchanges.c.scope == bindparam("of_scope"))
     .where(t.turns.c.kind == Kind.SIDE.value, t.replies.c.message.is_not(None))
     .order_by(t.replies.c.seq)
     .limit(MAX_SIDE_REPLIES)

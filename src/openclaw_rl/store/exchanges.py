@@ -14,19 +14,8 @@ from openclaw_rl.store import schema as t
 from openclaw_rl.store.db import fast_executemany
 from openclaw_rl.store.rows import exchange_from_row, pack_ids, pack_logprobs, pack_mask, to_json, to_row
 from openclaw_rl.store.turn_states import DropReason, degenerate_reason, drop
-from openclaw_rl.types import (
-    Capture,
-    Exchange,
-    ExchangeStatus,
-    Feedback,
-    Kind,
-    Reply,
-    Request,
-    TurnState,
-)
+from openclaw_rl.types import Capture, Exchange, ExchangeStatus, Feedback, Kind, Reply, Request, TurnState
 
-COMPLETIONS_DIALECT = "completions"  # dialect of text completions, which are never trained on
-COMPLETION = "a text completion (/v1/completions) has no conversation"
 REDACTED = "captured without its text and tokens (redacted)"
 
 _insert_exchange, _insert_body, _insert_reply = insert(t.exchanges), insert(t.bodies), insert(t.replies)
@@ -199,7 +188,7 @@ def _turn_row(seq: int, r: Request) -> dict[str, Any]:
 def _untrainable_reason(r: Request) -> str | None:
     if r.capture is Capture.REDACTED:
         return REDACTED
-    return COMPLETION if r.dialect == COMPLETIONS_DIALECT else r.untrainable or r.sampling.untrainable_reason()
+    return r.untrainable or r.sampling.untrainable_reason()
 
 
 def _finish_row(r: Reply) -> dict[str, Any]:

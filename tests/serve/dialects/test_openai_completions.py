@@ -103,9 +103,17 @@ def test_a_conversation_never_continues_the_tokens_of_a_completion(site: Site) -
         ("echo", {"prompt": "a", "echo": True, "logprobs": 1}),
         ("echo", {"prompt": [1, 2], "echo": True}),
         ("max_tokens", {"prompt": "a", "max_tokens": 0}),
+        ("repetition_penalty", {"prompt": "a", "repetition_penalty": 1.2}),
     ],
 )
 def test_what_is_refused(site: Site, param: str, body: dict[str, Any]) -> None:
     answer = site.http.post("/v1/completions", body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
     assert site.count() == 0
+
+
+def test_the_header_names_fields_without_effect(site: Site) -> None:
+    site.script.say("b")
+    answer = site.http.post("/v1/completions", {"prompt": "a", "metadata": {"x": "y"}, "tools": [], "mood": 1})
+    assert answer.status_code == 200
+    assert answer.headers["X-OpenClaw-Ignored"] == "metadata; mood; tools"

@@ -91,7 +91,7 @@ class HiddenStates:
         size, wanted_KN = max(1, (floats or CHUNK_ELEMENTS) // vocabulary), self.targets_K.unsqueeze(-1)
         if ids_KN is not None:
             wanted_KN = torch.cat([wanted_KN, ids_KN], dim=-1)
-        if transform.cap is None:  # without a cap, the transform equals another temperature
+        if transform.cap is None:  # an uncapped transform only scales the logits, as a temperature does
             temperature_K, transform = temperature_K * (transform.over / transform.times), IDENTITY_TRANSFORM
         if type(head) is torch.nn.Linear and getattr(head, "bias", None) is None and transform.cap is None:
             whole: HeadColumns = _ChunkedHead.apply(hidden_KH, head.weight, wanted_KN, temperature_K, top, size)  # type: ignore[no-untyped-call]

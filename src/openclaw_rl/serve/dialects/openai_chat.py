@@ -226,7 +226,7 @@ class ChatStreamEncoder:
             _ChoiceState(choice_id(header.id, i), head + b',"choices":[{"index":%d,"delta":{' % i) for i in range(ask.n)
         ]
         self._usage_head = head + b',"choices":[],"usage":'
-        self._prompt_ids = None if header.prompt_ids is None else to_json(header.prompt_ids)  # for the first chunk
+        self._prompt_ids = None if header.prompt_ids is None else to_json(header.prompt_ids)  # sent in the first chunk
         self._logprobs, self._include_usage = ask.logprobs, ask.include_usage
         self._usages: dict[int, TokenUsage] = {}  # by choice, of the replies that have ended
 

@@ -19,12 +19,13 @@ from openclaw_rl.serve.chat_request import (
     field_error,
 )
 from openclaw_rl.serve.dialects.base import Dialect, finite_logprob, header_fields, openai_usage
+from openclaw_rl.serve.dialects.openai_chat_options import read_ignored, read_keys
 from openclaw_rl.serve.dialects.validation import RequestBody, decode_json, read_kind, read_sampling
-from openclaw_rl.store.exchanges import COMPLETIONS_DIALECT
 from openclaw_rl.store.rows import to_json
 
 MAX_PROMPTS, MAX_CHOICES, MAX_LOGPROBS = 64, 128, 20
 DEFAULT_MAX_TOKENS = 16  # OpenAI's default
+UNTRAINABLE = "a text completion (/v1/completions) has no conversation"
 
 
 class _CompletionStreamOptions(msgspec.Struct):
@@ -32,7 +33,7 @@ class _CompletionStreamOptions(msgspec.Struct):
 
 
 class _CompletionBody(RequestBody, kw_only=True):
-    """Request body, with the keys that are used; all others are accepted and ignored."""
+    """Request body, with the keys that are used."""
 
     prompt: str | list[Any]
     n: int | None = None
@@ -49,12 +50,13 @@ class _CompletionBody(RequestBody, kw_only=True):
 
 
 _decoder = msgspec.json.Decoder(_CompletionBody)
+_USED_FIELDS = frozenset(_CompletionBody.__struct_fields__) - {"tools"}
 
 
 class CompletionsDialect(Dialect):
     """Dialect of the Completions API. Each prompt is an exchange of its own, which is never trained on."""
 
-    name, path = COMPLETIONS_DIALECT, "/v1/completions"
+    name, path = "completions", "/v1/completions"
 
     def decode(self, body: bytes, headers: Mapping[str, str]) -> ChatRequest:
         b = decode_json(_decoder, body)
@@ -84,6 +86,8 @@ class CompletionsDialect(Dialect):
             id_prefix="cmpl-",
             completion_prompt=prompts[0],
             dialect_state=prompts if b.echo else None,
+            untrainable=UNTRAINABLE,
+            ignored_fields=tuple(read_ignored(read_keys(body), _USED_FIELDS)),
         )
         return replace(first, further=[replace(first, completion_prompt=prompt) for prompt in prompts[1:]])
 
