@@ -12,13 +12,13 @@ import argparse
 import base64
 import http.client
 import json
+import multiprocessing
 import os
 import random
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +26,7 @@ from typing import Any
 
 SIZE = 8 * 10**6  # bytes of a body
 SMALL: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi."}], "max_tokens": 1, "temperature": 0}
-ALONE = 40  # small requests without a large one
+ALONE, BESIDE = 40, 100  # small requests without a large one, and beside large ones
 
 
 def bodies() -> dict[str, list[dict[str, str]]]:
@@ -57,13 +57,21 @@ def post(port: int, key: str, body: bytes) -> tuple[int, dict[str, Any], float]:
     return answer.status, json.loads(text), time.perf_counter() - since
 
 
-def latency_beside(send_small: Callable[[], float], work: Callable[[], None]) -> float:
-    """Return the median latency of small requests while `work` runs in a thread."""
-    thread, found = threading.Thread(target=work), []
-    thread.start()
-    while thread.is_alive():
-        found.append(send_small())
-    return statistics.median(found)
+def send_forever(port: int, key: str, body: bytes) -> None:
+    while True:
+        post(port, key, body)
+
+
+def latency_beside(send_small: Callable[[], float], port: int, key: str, body: bytes) -> float:
+    """Return the median latency of small requests while another process sends the large body again and again."""
+    sender = multiprocessing.get_context("fork").Process(target=send_forever, args=(port, key, body), daemon=True)
+    sender.start()
+    try:
+        time.sleep(0.2)
+        return statistics.median(send_small() for _ in range(BESIDE))
+    finally:
+        sender.terminate()
+        sender.join()
 
 
 def gateway_pid(parent: int) -> int:
@@ -110,7 +118,7 @@ def measure(port: int, key: str, pid: int) -> None:
         body = json.dumps({"messages": messages}, ensure_ascii=False).encode()
         status, answer, seconds = post(port, key, body)
         assert (status, answer["error"]["code"]) == (400, "context_length_exceeded"), answer
-        beside = latency_beside(send_small, lambda body=body: [post(port, key, body) for _ in range(5)] and None)
+        beside = latency_beside(send_small, port, key, body)
         more = resident_mb(pid) - before
         print(
             f"| {name} | {seconds:.2f} s | {more:+.0f} MB | {beside * 1e3:.1f} ms ({beside / alone:.1f}x) |", flush=True

@@ -58,6 +58,23 @@ def test_what_cannot_be_read(site: Site, name: str, caplog: pytest.LogCaptureFix
     assert send(site, chat())[0] == 200
 
 
+@pytest.mark.parametrize("path", [CHAT, "/v1/responses", MESSAGES, MESSAGES + "/count_tokens"])
+def test_a_body_longer_than_any_prompt_is_refused_before_it_is_sent(site: Site, path: str) -> None:
+    host, port = site.url.removeprefix("http://").split(":")
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Length: 30000000\r\n\r\n"
+    with socket.create_connection((host, int(port)), timeout=5) as connection:
+        connection.sendall(head.encode())
+        answer = connection.recv(65536)
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert (b"prompt is too long: " if MESSAGES in path else b"maximum context length is ") in answer
+
+
+def test_a_compressed_body_longer_than_any_prompt_is_refused(site: Site) -> None:
+    long = json.dumps({"messages": [USER], "metadata": {"text": " " * 8_000_000}}).encode()
+    status, body = send(site, chat("Content-Encoding: gzip", body=gzip.compress(long, 1)))
+    assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
+
+
 PATHS = [
     MESSAGES,
     MESSAGES + "?beta=true",

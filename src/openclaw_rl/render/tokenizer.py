@@ -6,6 +6,7 @@ import json
 import logging
 import re
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -93,6 +94,14 @@ class CachedTokenizer:
                 if count > limit:
                     return count
         return None
+
+    @cached_property
+    def longest_token_bytes(self) -> int | None:
+        """Upper bound of the bytes of text that one token can stand for; None if there is no bound."""
+        model = self.backend.model
+        if getattr(model, "unk_token", None) is not None and not getattr(model, "byte_fallback", False):
+            return None  # a word of any length can become the unknown token
+        return max(len(token.encode()) for token in self.backend.get_vocab(with_added_tokens=True))
 
     def _encode_piece(self, text: str) -> bytes:
         if not text:

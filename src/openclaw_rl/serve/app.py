@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import logging
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -32,6 +33,7 @@ log = logging.getLogger(__name__)
 HEARTBEAT_NAME = "gateway"
 _POLL_SECONDS = 1.0  # seconds between two checks of the version manager
 _SHUTDOWN_GRACE_SECONDS = 5.0  # seconds for running replies at shutdown
+_SWITCH_INTERVAL_SECONDS = 0.0005  # time after which a thread with a large request gives the GIL to the event loop
 _M_MMAP_THRESHOLD = -3  # from malloc.h
 _GATEWAY_KEY: web.AppKey[Gateway] = web.AppKey("gateway", Gateway)
 
@@ -102,6 +104,7 @@ async def run(config: Config, *, stop: asyncio.Event) -> None:
     Waits for: clients. Unblocked by: `stop`.
     """
     _bound_heap()
+    sys.setswitchinterval(_SWITCH_INTERVAL_SECONDS)
     store = await asyncio.to_thread(Store.open, config.store_path)
     try:
         files = await asyncio.to_thread(ModelFiles.from_config, config.model)

@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 _TRUE_VALUES = frozenset({"1", "true", "yes", "on"})
 _CONTENT_ENCODINGS = frozenset({"", "identity", "gzip", "deflate", "br", "zstd"})  # supported by aiohttp
+_DISCARD_BYTES_PER_SECOND = 100e6
+_DISCARD_PAUSE_SECONDS = 0.1
 
 
 class CompletionHandler:
@@ -50,7 +52,8 @@ class CompletionHandler:
         """Handle a request for a reply, in the dialect of its path."""
         scope = self._keys.authenticated_scope(request.headers)
         dialect = self.dialects[request.path]
-        ask = _apply_headers(await decode_body(dialect.decode, request), request)
+        check = self._gateway.check_body_size if dialect.has_one_prompt else None
+        ask = _apply_headers(await decode_body(dialect.decode, request, check), request)
         ask = apply_effort(ask, self._gateway.renderer.template.names)
         replies = await self._begin_all([ask, *(_apply_headers(other, request) for other in ask.further)], scope)
         if ask.stream:
@@ -161,10 +164,35 @@ async def read_body(request: web.Request) -> bytes:
         raise RequestError(f"the body cannot be read: {error_summary(error)}.") from None
 
 
-async def decode_body(decode: Callable[[bytes, Mapping[str, str]], ChatRequest], request: web.Request) -> ChatRequest:
-    """Read and decode the body; in a thread if it is large, so that streams do not stall."""
+async def decode_body(
+    decode: Callable[[bytes, Mapping[str, str]], ChatRequest],
+    request: web.Request,
+    check_size: Callable[[int], None] | None,
+) -> ChatRequest:
+    """Read and decode the body; in a thread if it is large, so that streams do not stall.
+
+    `check_size` raises `RequestError` for a size in bytes that is too large: before the body is read, if it is known.
+    """
+    if check_size is not None and "Content-Encoding" not in request.headers:
+        try:
+            check_size(request.content_length or 0)
+        except RequestError:
+            await _discard_body(request)
+            raise
     body = await read_body(request)
+    if check_size is not None:
+        check_size(len(body))
     return await call_in(decode, body, request.headers, in_thread=len(body) > BUILD_IN_THREAD_BYTES)
+
+
+async def _discard_body(request: web.Request) -> None:
+    """Read the body without keeping it, as most clients read no response before. Paced, so that streams do not stall.
+
+    Stops when the client pauses; aiohttp discards what comes later, and closes the connection.
+    """
+    with suppress(TimeoutError, web.RequestPayloadError):
+        while chunk := await asyncio.wait_for(request.content.readany(), _DISCARD_PAUSE_SECONDS):
+            await asyncio.sleep(len(chunk) / _DISCARD_BYTES_PER_SECOND)
 
 
 def _apply_headers(ask: ChatRequest, request: web.Request) -> ChatRequest:

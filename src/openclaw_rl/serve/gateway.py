@@ -41,6 +41,8 @@ _id_generator = random.Random(random.SystemRandom().getrandbits(256))  # ids nee
 DEFAULT_CONTEXT_TOKENS = 4096  # tokens, if neither the settings nor the model define the context length
 CONTINUED = "the reply continues a message of the client; only whole replies are trained on"
 MAX_COUNTED_CONTEXTS = 8  # a longer prompt is refused also where its tokens are only counted
+MIN_REFUSED_BODY_BYTES = 2**20  # smaller bodies are always read, as the error is then more precise
+MAX_JSON_BYTES_PER_BYTE = 6  # a byte of text takes up to six in JSON: \u0001
 _INTEGER_FIELDS = frozenset({"top_k", "seed", "max_tokens"})
 
 
@@ -131,6 +133,15 @@ class Gateway:
             return len((await self._build_prompt(ask, scope, limit)).rendered.prompt_ids)
         finally:
             self.versions.release(version)
+
+    def check_body_size(self, size: int, *, contexts: int = 1) -> None:
+        """Raise `PromptTooLong` if a body of `size` bytes is longer than any prompt of so many contexts can be."""
+        bytes_per_token = self.renderer.tokenizer.longest_token_bytes
+        if bytes_per_token is None or size < MIN_REFUSED_BODY_BYTES:
+            return
+        tokens, limit = size // (bytes_per_token * MAX_JSON_BYTES_PER_BYTE), self.context_length
+        if tokens > contexts * limit:
+            raise PromptTooLong(tokens, limit, is_minimum=True)
 
     async def _build_prompt(self, ask: ChatRequest, scope: str, limit: int) -> BuiltPrompt:
         try:

@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -20,7 +21,7 @@ from openclaw_rl.serve.completion_handler import CompletionHandler, decode_body,
 from openclaw_rl.serve.dialects.openai_responses_input import response_id_of
 from openclaw_rl.serve.dialects.registry import DIALECTS, error_body, prompt_too_long
 from openclaw_rl.serve.dialects.validation import decode_json
-from openclaw_rl.serve.gateway import Gateway
+from openclaw_rl.serve.gateway import MAX_COUNTED_CONTEXTS, Gateway
 from openclaw_rl.serve.http_connection import json_response
 from openclaw_rl.serve.http_headers import preflight_response
 from openclaw_rl.serve.responses_api import StoredResponseHandler
@@ -105,7 +106,8 @@ class GatewayRoutes:
         """Count the tokens of a request's prompt, in the dialect of its path."""
         scope = self._keys.authenticated_scope(request.headers)
         dialect = self.completion_handler.token_counters[request.path]
-        ask = await decode_body(dialect.decode_count_request, request)
+        check = partial(self._gateway.check_body_size, contexts=MAX_COUNTED_CONTEXTS)
+        ask = await decode_body(dialect.decode_count_request, request, check)
         return json_response(dialect.encode_count(await self._gateway.count_prompt_tokens(ask, scope)))
 
     async def post_feedback(self, request: web.Request) -> web.Response:

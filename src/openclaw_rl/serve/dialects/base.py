@@ -42,6 +42,7 @@ class Dialect(ABC):
     name: ClassVar[str]
     path: ClassVar[str]
     count_path: ClassVar[str | None] = None  # path that counts the tokens of a prompt
+    has_one_prompt: ClassVar[bool] = True  # whether a body has a single prompt, which must fit into the context
 
     @abstractmethod
     def decode(self, body: bytes, headers: Mapping[str, str]) -> ChatRequest:

@@ -57,6 +57,7 @@ class CompletionsDialect(Dialect):
     """Dialect of the Completions API. Each prompt is an exchange of its own, which is never trained on."""
 
     name, path = "completions", "/v1/completions"
+    has_one_prompt = False
 
     def decode(self, body: bytes, headers: Mapping[str, str]) -> ChatRequest:
         b = decode_json(_decoder, body)
