@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
@@ -18,6 +19,7 @@ from openclaw_rl.store import schema
 from openclaw_rl.store.bootstrap import BUSY_TIMEOUT, prepare_store, translate_errors
 
 _PRAGMAS = ("synchronous=FULL", "foreign_keys=ON", "journal_size_limit=67108864", "cache_size=-16384")
+_LOCK_POLL_SECONDS = 0.001  # seconds between two attempts to take the write lock
 _compiled: dict[tuple[int, tuple[str, ...]], tuple[str, tuple[str, ...], Mapping[str, Any]]] = {}
 
 
@@ -29,7 +31,7 @@ class Store:
         self.secret = secret
         """Key of the message hashes, 32 bytes. It never leaves the store."""
         self._read_engine = engine
-        self._write_engine = engine.execution_options(begin="BEGIN IMMEDIATE")
+        self._write_engine = engine.execution_options(takes_write_lock=True)
         self._watch_connection = sqlite3.connect(
             path, timeout=BUSY_TIMEOUT, isolation_level=None, check_same_thread=False
         )
@@ -103,7 +105,31 @@ def _configure_connection(dbapi_connection: Any, _record: Any) -> None:
 
 
 def _begin_transaction(conn: Connection) -> None:
-    conn.exec_driver_sql(conn.get_execution_options().get("begin", "BEGIN"))
+    if conn.get_execution_options().get("takes_write_lock"):
+        _begin_write(conn)
+    else:
+        conn.exec_driver_sql("BEGIN")
+
+
+def _begin_write(conn: Connection) -> None:
+    """Begin a transaction that holds the write lock, and wait for it in short steps.
+
+    SQLite itself waits in steps that grow to 100 ms, so that a finished reply waits long behind other stages' commits.
+    """
+    connection: Any = conn.connection
+    give_up = time.monotonic() + BUSY_TIMEOUT
+    connection.execute("PRAGMA busy_timeout=0")
+    try:
+        while True:
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+                return
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > give_up:
+                    raise
+            time.sleep(_LOCK_POLL_SECONDS)
+    finally:
+        connection.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT * 1000:.0f}")
 
 
 def fast_executemany(conn: Connection, statement: Insert | Update, rows: Iterable[Mapping[str, Any]]) -> int:
