@@ -4,8 +4,8 @@
 
 Each round runs the real system (the starter, simulated users) three times, each on a home of its own in which three
 versions have been published: once every step is published and swapped in; once the gate refuses every candidate, so
-that the trainer does the same work (claim, step, write, sync, gate, commit) but nothing is swapped; once only engine and
-gateway run. Compared are the gaps between two tokens of a reply, as seen by the clients.
+that the trainer does the same work (claim, step, write, sync, gate, commit) but nothing is swapped; once only engine
+and gateway run. Compared are the gaps between two tokens of a reply, as seen by the clients.
 Writes benchmarks/results/swaps.md; ends with 1 when a bound does not hold.
 """
 
@@ -213,8 +213,8 @@ def report(rounds: Sequence[dict[str, Arm]], clients: int) -> tuple[str, bool]:
         "# Token gaps during hot swaps",
         "",
         f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores. `python benchmarks/swaps.py`: {clients} clients stream "
-        "from the starter policy, of which three versions have been published before. `swaps`: each step of the trainer "
-        "is swapped in. `no swaps`: the trainer does the same work, but the gate refuses every candidate. `no "
+        "from the starter policy, of which three versions have been published before. `swaps`: each step of the "
+        "trainer is swapped in. `no swaps`: the trainer does the same work, but the gate refuses every candidate. `no "
         "training`: only engine and gateway run. Gaps are milliseconds between two tokens of one reply at the client. "
         "Clients, engine, gateway and trainer share the machine's cores.",
         "",

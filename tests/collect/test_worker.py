@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from tests.collect.world import Ask, Say, Stored
 from openclaw_rl.collect import worker
 from openclaw_rl.errors import StoreError
 from openclaw_rl.settings.load import Config, from_flat
-from openclaw_rl.store import events, heartbeats, turns
+from openclaw_rl.store import heartbeats, turns
 from openclaw_rl.types import TurnState
 
 HERE = Path(__file__).parent.parent.parent
@@ -91,20 +92,22 @@ def test_a_loop_that_cannot_go_on_raises(tmp_path: Path) -> None:
 
 
 def test_two_collectors_on_one_home_link_once(tmp_path: Path) -> None:
-    """The second one takes the events between the first one's read and its write."""
     world = Stored(tmp_path / "store.db")
-    world.play(Ask(name="1", history=["u Hello"], reply="Good morning!"), collect=False)
-    world.play(Ask(name="2", history=["u Hello", "a Good morning!", "u Nice."]), collect=False)
-    other = worker.Collector(world.store, config_for(tmp_path).collect)
-    with world.store.read() as conn:
-        stale = events.read_after(conn, 0, 10, worker.EVENT_KINDS)
-    while other.step():
-        pass
-    before = world.snapshot()
-    assert not any(world.collector._process_admitted(e, 0) for e in stale if e.kind == "exchange.admitted")
-    assert not world.collector._process_later_events(stale, 0)
-    assert world.snapshot() == before
-    assert world.seen("2").answers == {"1": ("exact", ("Nice.",))}
+    for number in range(20):
+        world.play(Ask(name=f"{number}", history=[f"u Hello {number}"], reply="Good morning!"), collect=False)
+        history = [f"u Hello {number}", "a Good morning!", "u Nice."]
+        world.play(Ask(name=f"{number}, answered", history=history), collect=False)
+    both = [world.collector, worker.Collector(world.store, config_for(tmp_path).collect)]
+
+    def link_all(collector: worker.Collector) -> None:
+        while collector.step(1):
+            pass
+
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(link_all, both))
+    assert sum(collector.linked_count for collector in both) == 40
+    assert sum(collector.reaction_count for collector in both) == 20
+    assert all(world.seen(f"{n}, answered").answers == {f"{n}": ("exact", ("Nice.",))} for n in range(20))
     world.store.close()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from itertools import groupby
 
 from sqlalchemy import Connection
 
@@ -21,6 +20,7 @@ from openclaw_rl.types import Event, Exchange, Kind
 CURSOR_NAME = "collect"
 EVENT_KINDS = ("exchange.admitted", "exchange.finished", "feedback.given")
 EVENT_BATCH = 256
+LONGEST_TRANSACTION = 0.005  # seconds; a finished reply waits for the write lock meanwhile
 OVERDUE_BATCH = 500
 
 
@@ -49,16 +49,32 @@ class Collector:
         heartbeats.write_heartbeat(self._store, "collect", note)
 
     def step(self, limit: int = EVENT_BATCH) -> int:
-        """Process up to `limit` events. Returns their number."""
+        """Process up to `limit` events, several in one transaction. Returns their number; 0 if there are none."""
         with self._store.read() as conn:
-            at = events.read_cursor(conn, CURSOR_NAME)
-            found = events.read_after(conn, at, limit, EVENT_KINDS)
-        for admitted, group in groupby(found, key=lambda e: e.kind == "exchange.admitted"):
-            for part in [[event] for event in group] if admitted else [list(group)]:
-                if not (self._process_admitted(part[0], at) if admitted else self._process_later_events(part, at)):
-                    return len(found)
-                at = part[-1].seq
-        return len(found)
+            if not events.read_after(conn, events.read_cursor(conn, CURSOR_NAME), 1, EVENT_KINDS):
+                return 0
+        with self._store.write(durable=False) as conn:
+            give_way_at = time.monotonic() + LONGEST_TRANSACTION
+            count = 0
+            for event in events.read_after(conn, events.read_cursor(conn, CURSOR_NAME), limit, EVENT_KINDS):
+                self._process_event(conn, event)
+                events.move_cursor(conn, CURSOR_NAME, event.seq)
+                count += 1
+                if time.monotonic() >= give_way_at:
+                    break
+        return count
+
+    def _process_event(self, conn: Connection, event: Event) -> None:
+        """Link a request; or record feedback, which takes effect when the reply that it refers to has ended."""
+        if event.kind == "exchange.admitted":
+            exchange = exchanges.get(conn, event.ref)
+            assert exchange is not None, f"event {event.seq} names exchange {event.ref}, which is not in the store"
+            index = ExchangeIndex(conn, self._store.secret)
+            self._apply_link(conn, exchange, link_request(exchange.request, exchange.seq, index, self._classifier))
+            self.linked_count += 1
+        else:
+            target = event.data["target"] if event.kind == "feedback.given" else event.ref
+            self.reaction_count += reactions.record_pending_feedback(conn, target, event.at)
 
     def drop_overdue(self, now: float) -> int:
         """Drop turns that have had no reaction for `session_timeout` seconds. Returns their number."""
@@ -66,28 +82,12 @@ class Collector:
             late = reactions.overdue_turns(conn, now - self._session_timeout, OVERDUE_BATCH)
         if not late:
             return 0
-        with self._store.write() as conn:
+        with self._store.write(durable=False) as conn:
             n = turn_states.drop_all(
                 conn, late, DropReason.TIMEOUT, f"no reaction within {_format_duration(self._session_timeout)}", at=now
             )
         self.dropped_count += n
         return n
-
-    def _process_admitted(self, event: Event, after: int) -> bool:
-        """Link one request. Returns False, without changes, if another collector has moved the cursor from `after`."""
-        with self._store.read() as conn:
-            exchange = exchanges.get(conn, event.ref)
-            assert exchange is not None, f"event {event.seq} names exchange {event.ref}, which is not in the store"
-            decided = link_request(
-                exchange.request, exchange.seq, ExchangeIndex(conn, self._store.secret), self._classifier
-            )
-        with self._store.write() as conn:
-            if events.read_cursor(conn, CURSOR_NAME) != after:
-                return False
-            self._apply_link(conn, exchange, decided)
-            events.move_cursor(conn, CURSOR_NAME, event.seq)
-        self.linked_count += 1
-        return True
 
     def _apply_link(self, conn: Connection, exchange: Exchange, decided: RequestLink) -> None:
         request = exchange.request
@@ -131,17 +131,6 @@ class Collector:
             )
         why = f"superseded: the conversation continued with another reply ({answer.turn})"
         self.dropped_count += turn_states.drop_all(conn, answer.superseded, DropReason.SUPERSEDED, why, at=at)
-
-    def _process_later_events(self, found: list[Event], after: int) -> bool:
-        """Process ends of replies and feedback: feedback takes effect when the reply that it refers to has ended."""
-        with self._store.write() as conn:
-            if events.read_cursor(conn, CURSOR_NAME) != after:
-                return False
-            for event in found:
-                target = event.data["target"] if event.kind == "feedback.given" else event.ref
-                self.reaction_count += reactions.record_pending_feedback(conn, target, event.at)
-            events.move_cursor(conn, CURSOR_NAME, found[-1].seq)
-        return True
 
 
 def _is_degenerate(conn: Connection, turn: str) -> bool:

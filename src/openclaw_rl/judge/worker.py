@@ -83,10 +83,10 @@ class JudgeQueue:
         self._judge = judge
         self._teacher = teacher
         self._ready: dict[TurnKey, JudgeInput] = {}
-        self._tasks: dict[TurnKey, asyncio.Task[None]] = {}
+        self._tasks: dict[TurnKey, asyncio.Task[Verdict | None]] = {}
         # (number of failures, earliest retry on the monotonic clock)
         self._retries: dict[TurnKey, tuple[int, float]] = {}
-        self._may_have_new, self._next_read_at = True, 0.0
+        self._may_have_new, self._last_read_at = True, float("-inf")
         self._judged_count = 0
         self._failure_log = FailureLog()
         self._next_probe_at = 0.0
@@ -102,8 +102,7 @@ class JudgeQueue:
                 done, _ = await asyncio.wait(
                     {stopped, *self._tasks.values()}, timeout=self._poll, return_when=asyncio.FIRST_COMPLETED
                 )
-                for key in [key for key, task in self._tasks.items() if task in done]:
-                    self._tasks.pop(key).result()  # raise store errors: the worker cannot continue without the store
+                await self._save_judged([key for key, task in self._tasks.items() if task in done])
         finally:
             stopped.cancel()
 
@@ -119,9 +118,9 @@ class JudgeQueue:
             self._may_have_new = True
         now = time.monotonic()
         due = any(at <= now and key not in self._tasks for key, (_, at) in self._retries.items())
-        if not (self._may_have_new or due) or (self._ready and now < self._next_read_at):
+        if not (self._may_have_new or due) or now < self._last_read_at + (READ_EVERY if self._ready else self._poll):
             return
-        self._may_have_new, self._next_read_at = False, now + READ_EVERY
+        self._may_have_new, self._last_read_at = False, now
         limit = READ_AHEAD + len(self._tasks) + len(self._retries)
         items = await asyncio.to_thread(self._query_closed_turns, limit)
         if len(items) < limit:  # complete list: turns that are not in it are no longer CLOSED
@@ -160,22 +159,29 @@ class JudgeQueue:
     def _is_judge_down(self) -> bool:
         return self._failure_log.consecutive_failures >= self._workers
 
-    async def _judge_turn(self, item: JudgeInput) -> None:
+    async def _judge_turn(self, item: JudgeInput) -> Verdict | None:
+        """Return the verdict on one turn; None if the judge failed."""
         outright = user_feedback.explicit_verdict(item)
         try:
             verdict = outright or user_feedback.apply_corrections(item, await self._judge.judge(item))
         except Exception as error:  # noqa: BLE001  a plug-in judge may raise anything; only this turn is delayed
             self._record_failure(_turn_key(item), error)
-            return
+            return None
         if self._teacher is not None:
             verdict = await self._teacher.add_hint(item, verdict)
-        await asyncio.to_thread(self._save_verdicts, [replace_verdict_surrogates(verdict)])
-        self._retries.pop(_turn_key(item), None)
-        if outright:
-            return  # the judge was not called: it may still be down
-        if self._is_judge_down():  # the judge has recovered: retry the failed turns at once
-            self._retries = {key: (failures, 0.0) for key, (failures, _) in self._retries.items()}
-        self._failure_log.record_recovery()
+        if not outright:  # else the judge was not called: it may still be down
+            if self._is_judge_down():  # the judge has recovered: retry the failed turns at once
+                self._retries = {key: (failures, 0.0) for key, (failures, _) in self._retries.items()}
+            self._failure_log.record_recovery()
+        return replace_verdict_surrogates(verdict)
+
+    async def _save_judged(self, keys: Sequence[TurnKey]) -> None:
+        """Save the verdicts of finished tasks in one transaction."""
+        verdicts = {key: verdict for key in keys if (verdict := self._tasks.pop(key).result()) is not None}
+        if verdicts:
+            await asyncio.to_thread(self._save_verdicts, list(verdicts.values()))
+        for key in verdicts:
+            self._retries.pop(key, None)
 
     def _record_failure(self, key: TurnKey, error: Exception) -> None:
         failures = self._retries.get(key, (0, 0.0))[0] + 1
@@ -194,7 +200,7 @@ class JudgeQueue:
             return turns.closed_turns(conn, limit)
 
     def _save_verdicts(self, verdicts: Sequence[Verdict]) -> None:
-        with self._store.write() as conn:
+        with self._store.write(durable=False) as conn:
             for verdict in verdicts:
                 with contextlib.suppress(KeyError):  # the turn was erased while it was being judged
                     # False: the reaction changed in the meantime; its new revision is read as a separate item.

@@ -18,7 +18,7 @@ from sqlalchemy.pool import QueuePool
 from openclaw_rl.store import schema
 from openclaw_rl.store.bootstrap import BUSY_TIMEOUT, prepare_store, translate_errors
 
-_PRAGMAS = ("synchronous=FULL", "foreign_keys=ON", "journal_size_limit=67108864", "cache_size=-16384")
+_PRAGMAS = ("foreign_keys=ON", "journal_size_limit=67108864", "cache_size=-16384")
 _LOCK_POLL_SECONDS = 0.001  # seconds between two attempts to take the write lock
 _compiled: dict[tuple[int, tuple[str, ...]], tuple[str, tuple[str, ...], Mapping[str, Any]]] = {}
 
@@ -31,7 +31,8 @@ class Store:
         self.secret = secret
         """Key of the message hashes, 32 bytes. It never leaves the store."""
         self._read_engine = engine
-        self._write_engine = engine.execution_options(takes_write_lock=True)
+        self._write_engine = engine.execution_options(write="FULL")
+        self._lazy_write_engine = engine.execution_options(write="NORMAL")
         self._watch_connection = sqlite3.connect(
             path, timeout=BUSY_TIMEOUT, isolation_level=None, check_same_thread=False
         )
@@ -60,9 +61,14 @@ class Store:
             yield conn
 
     @contextmanager
-    def write(self) -> Iterator[Connection]:
-        """Open a transaction under the write lock; it is committed to disk at the end, or rolled back on an error."""
-        with translate_errors(self.path), self._write_engine.begin() as conn:
+    def write(self, *, durable: bool = True) -> Iterator[Connection]:
+        """Open a transaction under the write lock; it is committed to disk at the end, or rolled back on an error.
+
+        `durable=False` is for what can be derived again: the commit does not wait for the disk. A power failure may
+        undo it, together with all later commits that are not durable; a crash of the process or a kill does not.
+        """
+        engine = self._write_engine if durable else self._lazy_write_engine
+        with translate_errors(self.path), engine.begin() as conn:
             yield conn
 
     def has_changed(self) -> bool:
@@ -105,19 +111,20 @@ def _configure_connection(dbapi_connection: Any, _record: Any) -> None:
 
 
 def _begin_transaction(conn: Connection) -> None:
-    if conn.get_execution_options().get("takes_write_lock"):
-        _begin_write(conn)
+    if synchronous := conn.get_execution_options().get("write"):
+        _begin_write(conn, synchronous)
     else:
         conn.exec_driver_sql("BEGIN")
 
 
-def _begin_write(conn: Connection) -> None:
+def _begin_write(conn: Connection, synchronous: str) -> None:
     """Begin a transaction that holds the write lock, and wait for it in short steps.
 
     SQLite itself waits in steps that grow to 100 ms, so that a finished reply waits long behind other stages' commits.
     """
     connection: Any = conn.connection
     give_up = time.monotonic() + BUSY_TIMEOUT
+    connection.execute(f"PRAGMA synchronous={synchronous}")
     connection.execute("PRAGMA busy_timeout=0")
     try:
         while True:

@@ -47,7 +47,7 @@ def _process_exists(pid: int) -> bool:
 
 def write_heartbeat(store: Store, name: str, note: str = "", state: str = RUNNING, pid: int | None = None) -> None:
     """Record that loop `name` is alive now, in this process or in `pid`."""
-    with store.write() as conn:
+    with store.write(durable=False) as conn:
         conn.execute(
             _upsert, {"name": name, "pid": pid or os.getpid(), "at": time.time(), "state": state, "note": note}
         )

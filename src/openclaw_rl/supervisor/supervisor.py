@@ -43,6 +43,7 @@ log = logging.getLogger("openclaw_rl.run")
 WORKERS = ("engine", "gateway", "collect", "judge", "train")
 ENGINE_WORKERS = {"engine": lambda config: config, own.ENGINE_PROCESS: own.engine_config}
 """Workers that run an engine, and their settings. They do not open the store; the supervisor writes their heartbeat."""
+_NICE_VALUES = {"collect": 5, "judge": 5, own.ENGINE_PROCESS: 5, "train": 10, "data": 10}
 _CRASH_WINDOW = 60.0  # seconds over which crashes are counted
 _STOP_TIMEOUT = 10.0  # seconds between SIGTERM and SIGKILL
 
@@ -54,13 +55,20 @@ def run_worker(name: str, config: Config) -> None:
     """Run one worker until SIGTERM or SIGINT. Imports are local, so that a process loads only its own worker's code."""
     readable = "training.log" if name == "train" else None
     setup_logging(name, config.logs_dir, config.run.log_level, readable=readable)
-    if name in ("train", "data", own.ENGINE_PROCESS):
-        os.nice(5)  # serving has priority, as a person waits for the reply
+    _lower_priority(_NICE_VALUES.get(name, 0))
     if name in ENGINE_WORKERS:
         registry.serve(ENGINE_WORKERS[name](config))
         return
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_run_async_worker(name, config))
+
+
+def _lower_priority(nice: int) -> None:
+    """Give the engine and the gateway priority over this worker, as a person waits for the reply."""
+    if nice:
+        os.nice(nice)
+        if hasattr(os, "SCHED_BATCH"):  # Linux: do not interrupt other processes at each wake-up
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 async def _run_async_worker(name: str, config: Config) -> None:

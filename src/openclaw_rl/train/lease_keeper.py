@@ -60,7 +60,7 @@ class LeaseKeeper:
         if (lease := self.current_lease) is None:
             return
         try:
-            with self._store.write() as conn:
+            with self._store.write(durable=False) as conn:
                 renewed = leases.renew(conn, lease, self._ttl, self._clock())
         except StaleLease:
             self._replace_lease(lease, None)
