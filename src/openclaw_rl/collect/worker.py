@@ -49,18 +49,18 @@ class Collector:
         heartbeats.write_heartbeat(self._store, "collect", note)
 
     def step(self, limit: int = EVENT_BATCH) -> int:
-        """Process up to `limit` events, several in one transaction. Returns their number; 0 if there are none."""
+        """Process up to `limit` events, several in one transaction. Returns their number."""
         with self._store.read() as conn:
             if not events.read_after(conn, events.read_cursor(conn, CURSOR_NAME), 1, EVENT_KINDS):
                 return 0
         with self._store.write(durable=False) as conn:
-            give_way_at = time.monotonic() + LONGEST_TRANSACTION
+            deadline = time.monotonic() + LONGEST_TRANSACTION
             count = 0
             for event in events.read_after(conn, events.read_cursor(conn, CURSOR_NAME), limit, EVENT_KINDS):
                 self._process_event(conn, event)
                 events.move_cursor(conn, CURSOR_NAME, event.seq)
                 count += 1
-                if time.monotonic() >= give_way_at:
+                if time.monotonic() >= deadline:
                     break
         return count
 

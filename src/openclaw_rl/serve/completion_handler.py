@@ -191,7 +191,7 @@ async def _discard_body(request: web.Request) -> None:
     Stops when the client pauses; aiohttp discards what comes later, and closes the connection.
     """
     with suppress(TimeoutError, web.RequestPayloadError):
-        while chunk := await asyncio.wait_for(request.content.readany(), _DISCARD_PAUSE_SECONDS):
+        while chunk := await asyncio.wait_for(request.content.readany(), _DISCARD_PAUSE_SECONDS):  # noqa: ASYNC110 - paced
             await asyncio.sleep(len(chunk) / _DISCARD_BYTES_PER_SECOND)
 
 
