@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,6 +15,10 @@ from openclaw_rl.cli.load_config import load_config
 from openclaw_rl.common.assets import ASSETS
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.settings.cli_options import UNKNOWN_FLAGS, alias_flags, settings_options
+
+if TYPE_CHECKING:
+    from openclaw_rl.evals.task_scores import EvalResult
+    from openclaw_rl.settings.load import Config
 
 
 @click.command("new-method")
@@ -38,22 +44,72 @@ def make_method(name: str, into: str) -> None:
     help="Kinds of tasks, separated by commas.",
 )
 @click.option("--num", type=click.IntRange(min=1), help="Maximum number of tasks of each kind. [default: all]")
-@click.option("--out", metavar="FILE", help="Write tasks, replies and failures to this JSON file.")
+@click.option(
+    "--max-tokens", type=click.IntRange(min=1), help="Token limit of every reply. [default: 256, 512 for coding]"
+)
+@click.option("--out", metavar="FILE", help="Write scores, tasks, replies and failures to this JSON file.")
+@click.option("--json", "as_json", is_flag=True, help="Print the same JSON instead of the tables.")
 @settings_options
 @alias_flags
-def run_evaluation(names: str, num: int | None, out: str | None, **options: Any) -> None:
+def run_evaluation(
+    names: str, num: int | None, max_tokens: int | None, out: str | None, as_json: bool, **options: Any
+) -> None:
     """Score a checkpoint on small held-out tasks. Starts a separate gateway on a scratch home.
+
+    With an llm judge (judge.kind llm) the judge scores the conversation tasks; otherwise measurable properties of the
+    replies do. The exit code is 1 if a task has no score because of an error.
 
     The coding tasks run code that the model writes: in a process with limits, but without a sandbox.
     """
-    from openclaw_rl.evals import task_scores
+    from openclaw_rl.evals import task_report
 
     config = load_config(**options)
-    result = task_scores.evaluate_model(config, names.split(","), num=num)
-    click.echo(task_scores.score_table(result))
     if out:
-        task_scores.write_scores(result, Path(out))
-    sys.exit(0 if result.has_replies else 1)
+        _prepare_file(Path(out))
+    if config.judge.kind in ("classifier", "plugin"):
+        click.echo(
+            f"note: judge.kind is {config.judge.kind}, which scores reactions. The tasks have none, so measurable "
+            "properties score them",
+            err=True,
+        )
+    result = _evaluate_with_progress(config, names.split(","), num, max_tokens)
+    text = json.dumps(task_report.report_json(result), indent=2, ensure_ascii=False)
+    if out:
+        Path(out).write_text(text + "\n", encoding="utf-8")
+    click.echo(text if as_json else task_report.report_text(result))
+    for error in result.errors:
+        click.echo(f"openclaw-rl: a task has no score: {error}", err=True)
+    sys.exit(1 if result.errors else 0)
+
+
+def _evaluate_with_progress(
+    config: Config, kinds: Sequence[str], num: int | None, max_tokens: int | None
+) -> EvalResult:
+    """Evaluate the model; show a progress bar if stderr is a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from openclaw_rl.evals.task_scores import evaluate_model
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("", total=None)
+
+        def show_progress(what: str, done: int, total: int | None) -> None:
+            progress.update(bar, description=what, completed=done, total=total)
+
+        return evaluate_model(config, kinds, num=num, max_tokens=max_tokens, show=show_progress)
+
+
+def _prepare_file(file: Path) -> None:
+    """Create the folder of the output file, before the evaluation starts. Raise `ConfigError` if it cannot be used."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {file}: its folder cannot be created ({error.strerror}). Choose another.") from None
+    if file.is_dir():
+        raise ConfigError(f"--out {file}: expected a file, got a folder")
 
 
 _TEMPLATE_DIR = ASSETS / "method"

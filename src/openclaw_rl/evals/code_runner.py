@@ -6,6 +6,7 @@ The process returns the results, and this module compares them, so printed outpu
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 CPU_LIMIT_SECONDS = 5.0
+_FENCED_CODE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 _RUNNER = """
 import json, os, resource, sys
 given = json.load(sys.stdin)
@@ -27,6 +29,12 @@ got = [space[given["name"]](*arguments) for arguments in given["cases"]]
 out.write(json.dumps(got))
 out.flush()
 """
+
+
+def extract_code(reply: str) -> str:
+    """Return the concatenated fenced code blocks of a reply, or the whole reply if it has none."""
+    blocks = _FENCED_CODE.findall(reply)
+    return "\n".join(blocks) if blocks else reply
 
 
 def failure_reason(code: str, name: str, cases: Sequence[tuple[Sequence[Any], Any]]) -> str | None:

@@ -1,4 +1,7 @@
-"""Reply styles, and checks of a reply's style that apply to any model. A style is one value on each of three axes."""
+"""Reply styles of the simulated users, and checks of them. A style is one value on each of three axes.
+
+The word lists fit the sentences of the shipped starter policy. `reply_properties` has checks for any model.
+"""
 
 import re
 from typing import Literal, get_args

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from openclaw_rl.common.message_hash import EphemeralMatcher
 from openclaw_rl.errors import JudgeError
@@ -12,7 +14,7 @@ from openclaw_rl.judge.preflight import check_endpoint
 from openclaw_rl.judge.vote_parser import parse_vote
 from openclaw_rl.judge.voting import hints_of_majority, majority_score, make_verdict
 from openclaw_rl.settings.load import Config
-from openclaw_rl.types import JudgeInput, Verdict, Vote
+from openclaw_rl.types import JudgeInput, Message, Verdict, Vote
 
 ChatModel = ChatClient | local_model.LocalModel
 
@@ -24,28 +26,36 @@ def _make_chat_model(config: Config) -> ChatModel:
     return ChatClient("judge", config.judge, connections=config.judge.workers * config.judge.num_judges)
 
 
-class LlmJudge:
-    """Judge with `judge.model` at `judge.base_url`, or the model at `judge.path`. Never uses the live policy."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MajorityVote:
+    """Result of several votes. `score`: +1, 0 or -1, None without a majority. `reason`: the tally."""
+
+    score: int | None
+    reason: str
+    votes: tuple[Vote, ...]
+
+
+class VotingModel:
+    """Chat model that gets the same question `judge.num_judges` times; the majority of its votes counts.
+
+    It is `judge.model` at `judge.base_url`, or the model at `judge.path`, and never the live policy.
+    """
 
     def __init__(self, config: Config, *, asked: ChatModel | None = None) -> None:
         """`asked` replaces the configured chat model. Raises `ConfigError` (see `check_endpoint`) or `ModelError`."""
         self._config = config.judge
         self._chat_model = asked or _make_chat_model(config)
         self.close = self._chat_model.close
-        self._is_ephemeral = EphemeralMatcher(config.serve.ephemeral_patterns)
-        self._model = config.judge.model if config.judge.path is None else config.judge.path
-        self.name = f"llm:{self._model}@{prompts.JUDGE_PROMPT['version']}"
+        self.model = config.judge.model if config.judge.path is None else config.judge.path
 
-    async def judge(self, item: JudgeInput) -> Verdict:
-        """Return the majority verdict. Raises `JudgeError` with the first vote's error if no vote is usable."""
-        messages = prompts.build_messages(prompts.JUDGE_PROMPT, item, self._is_ephemeral)
+    async def request_votes(self, messages: list[dict[str, str]]) -> MajorityVote:
+        """Return the result of the votes. Raises `JudgeError` with the first vote's error if no vote is usable."""
         votes = tuple(await asyncio.gather(*(self._request_vote(messages) for _ in range(self._config.num_judges))))
         if all(vote.score is None for vote in votes):
-            where = f"judge {self._model} at {self._chat_model.url}"
+            where = f"judge {self.model} at {self._chat_model.url}"
             raise JudgeError(f"{where}: no usable vote: {votes[0].error}")
         score, reason = majority_score(votes, self._config.consensus_threshold)
-        hints = hints_of_majority(votes, score)
-        return make_verdict(item, self.name, score, reason, votes=votes, hints=hints)
+        return MajorityVote(score=score, reason=reason, votes=votes)
 
     async def _request_vote(self, messages: list[dict[str, str]]) -> Vote:
         try:
@@ -56,3 +66,45 @@ class LlmJudge:
         if vote.error:
             log_excerpt(f"No vote: {vote.error}", content)
         return vote
+
+
+class LlmJudge:
+    """Judge that reads the conversation and the reaction to a reply with a language model."""
+
+    def __init__(self, config: Config, *, asked: ChatModel | None = None) -> None:
+        """See `VotingModel`."""
+        self._voters = VotingModel(config, asked=asked)
+        self.close = self._voters.close
+        self._is_ephemeral = EphemeralMatcher(config.serve.ephemeral_patterns)
+        self.name = f"llm:{self._voters.model}@{prompts.JUDGE_PROMPT['version']}"
+
+    async def judge(self, item: JudgeInput) -> Verdict:
+        """Return the majority verdict. Raises `JudgeError` with the first vote's error if no vote is usable."""
+        messages = prompts.build_messages(prompts.JUDGE_PROMPT, item, self._is_ephemeral)
+        vote = await self._voters.request_votes(messages)
+        hints = hints_of_majority(vote.votes, vote.score)
+        return make_verdict(item, self.name, vote.score, vote.reason, votes=vote.votes, hints=hints)
+
+
+class ReplyGrader:
+    """The llm judge for evaluations: it grades a reply by the request and reference answers, without a reaction.
+
+    Reference-guided grading of a single answer, as in MT-Bench (arXiv:2306.05685, section 3.1). At most
+    `judge.workers` replies are graded at once.
+    """
+
+    def __init__(self, config: Config, *, asked: ChatModel | None = None) -> None:
+        """See `VotingModel`."""
+        self._voters = VotingModel(config, asked=asked)
+        self.close = self._voters.close
+        self._slots = asyncio.Semaphore(config.judge.workers)
+        self.name = f"llm:{self._voters.model}@evaluation-{prompts.EVALUATION_PROMPT['version']}"
+
+    async def grade_reply(self, messages: Sequence[Message], reply: Message, references: Sequence[str]) -> MajorityVote:
+        """Return the votes on `reply` to `messages`: +1 it serves the request, -1 it does not, 0 undecidable.
+
+        `references`: answers that count as correct, may be empty. Raises `JudgeError` if no vote is usable.
+        """
+        question = prompts.build_evaluation_messages(messages, reply, references)
+        async with self._slots:
+            return await self._voters.request_votes(question)

@@ -1,4 +1,7 @@
-"""Prompts of the llm judge and the teacher. The record is fenced by a hash that its authors cannot predict."""
+"""Prompts of the llm judge, for turns and for evaluations, and of the teacher.
+
+The record is fenced by a hash that its authors cannot predict.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ HISTORY_CHARS = 24_000  # limit for all earlier messages together
 _PROMPTS = yaml.safe_load(read_asset("judge_prompts.yaml"))
 JUDGE_PROMPT: Mapping[str, str] = _PROMPTS["judge"]
 TEACHER_PROMPT: Mapping[str, str] = _PROMPTS["teacher"]
+EVALUATION_PROMPT: Mapping[str, str] = _PROMPTS["evaluation"]
 
 
 def build_messages(
@@ -36,6 +40,23 @@ def build_messages(
         ("REPLY under judgement", _message_text(item.reply)),
         *_reaction_blocks(item),
     ]
+    return _fence_record(prompt, blocks)
+
+
+def build_evaluation_messages(
+    messages: Sequence[Message], reply: Message, references: Sequence[str]
+) -> list[dict[str, str]]:
+    """Return the instructions and the fenced record of a reply that nobody has reacted to.
+
+    `references`: answers that count as correct, may be empty. Nothing is left out of the last request and the reply.
+    """
+    blocks = [*_conversation_blocks(messages), ("REPLY under judgement", _message_text(reply))]
+    if references:
+        blocks.append(("REFERENCE, answers that count as correct", "\n".join(references)))
+    return _fence_record(EVALUATION_PROMPT, blocks)
+
+
+def _fence_record(prompt: Mapping[str, str], blocks: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
     fence = hashlib.sha256(repr(blocks).encode("utf-8", "surrogatepass")).hexdigest()[:12]
     record = "\n".join(f"<<{fence} {title}>>\n{text}" for title, text in blocks)
     return [

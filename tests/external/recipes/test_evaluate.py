@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from tests.external.recipes.running import script
 
-from openclaw_rl.errors import ConfigError
-from openclaw_rl.evals import code_runner, task_scores, tasks
-from openclaw_rl.settings.load import from_flat
+from openclaw_rl.evals import code_runner, tasks
+from openclaw_rl.evals.reply_properties import TaskReply, find_violations
+from openclaw_rl.evals.tasks import EvalTask
 
 SOLUTIONS = {
     "add(a, b)": "return a + b",
@@ -26,20 +26,20 @@ SOLUTIONS = {
 }
 
 
-def said(words: str) -> dict[str, Any]:
-    return {"role": "assistant", "content": words}
-
-
 def called(name: str, arguments: Any) -> dict[str, Any]:
-    return {"content": None, "tool_calls": [{"function": {"name": name, "arguments": json.dumps(arguments)}}]}
+    return {"function": {"name": name, "arguments": json.dumps(arguments)}}
+
+
+def is_solved(task: EvalTask, text: str, *calls: dict[str, Any]) -> bool:
+    return not any(find_violations(TaskReply(text=text, tool_calls=calls), task.properties).values())
 
 
 def test_right_code_solves_and_wrong_code_does_not() -> None:
     for task in tasks.coding_tasks():
         body = SOLUTIONS[task.name]
-        assert task.check(said(f"Here it is:\n```python\ndef {task.name}:\n    {body}\n```\nDone.")) is None
-        assert task.check(said(f"def {task.name}:\n    return None")) is not None
-    assert tasks.coding_tasks()[1].check(said("def is_even(n): return int(n % 2 == 0)")) is not None, "1 is not True"
+        assert is_solved(task, f"Here it is:\n```python\ndef {task.name}:\n    {body}\n```\nDone.")
+        assert not is_solved(task, f"def {task.name}:\n    return None")
+    assert not is_solved(tasks.coding_tasks()[1], "def is_even(n): return int(n % 2 == 0)"), "1 is not True"
 
 
 @pytest.mark.parametrize(
@@ -63,31 +63,22 @@ def test_code_that_misbehaves_is_wrong_and_says_why(code: str, why: str, monkeyp
 
 def test_a_call_is_right_only_with_its_name_and_arguments() -> None:
     task = tasks.tool_tasks()[2]
-    assert task.check(called("add", {"a": 417, "b": 58})) is None
-    for wrong in (called("add", {"a": 417}), called("read_file", {"path": "417"}), said("475")):
-        assert task.check(wrong) is not None
-
-
-def test_a_conversation_wants_the_fact_and_the_style() -> None:
-    (task,) = (t for t in tasks.conversation_tasks()[:1])
-    assert task.name.startswith("short: ")
-    assert "not right" in str(task.check(said("I do not know.")))
-    assert len({t.name for t in tasks.conversation_tasks()}) == tasks.CONVERSATION_COUNT
-
-
-def test_an_unknown_kind_is_refused() -> None:
-    with pytest.raises(ConfigError, match="conversation, coding, tool-use"):
-        task_scores.evaluate_model(from_flat({}), ["poetry"])
+    assert is_solved(task, "", called("add", {"a": 417, "b": 58}))
+    assert not is_solved(task, "", called("add", {"a": 417}))
+    assert not is_solved(task, "", called("read_file", {"path": "417"}))
+    assert not is_solved(task, "475")
 
 
 def test_the_script_scores_the_starter(tmp_path: Path) -> None:
-    """It knows the world and follows a style; nobody taught it to program."""
+    """It knows the facts of its world, follows few instructions, and nobody taught it to program."""
     kinds = "conversation,coding,tool-use"
     words = ["--model-path", "starter", "--eval-tasks", kinds, "--num", "5", "--out", "out/scores.json"]
     shown = script("openclaw-test/run_eval.sh", *words, folder=tmp_path)
-    told = json.loads((tmp_path / "out/scores.json").read_text())
-    assert told["scores"]["conversation"]["solved"] >= 4
-    assert told["scores"]["coding"] == {"solved": 0, "of": 5}
-    assert all(one["wrong"] or one["reply"] for one in told["tasks"])
+    content = json.loads((tmp_path / "out/scores.json").read_text())
+    assert content["scores"]["conversation"]["solved"] >= 2
+    assert content["properties"]["reference_answer"]["held"] >= 4
+    assert content["scores"]["coding"]["solved"] == 0
+    assert all(one["scored_by"] == "properties" and one["solved"] is not None for one in content["tasks"])
     assert "| conversation |" in shown
+    assert "measurable properties" in shown
     assert not (tmp_path / ".openclaw-rl").exists()
