@@ -33,6 +33,19 @@ def test_a_trainer_s_variables_are_its_owner_s_first(monkeypatch: pytest.MonkeyP
     assert settings.trainer_variables()["THP_MEM_ALLOC_ENABLE"] == "0"
 
 
+@pytest.mark.parametrize("worker", ["engine", "gateway", "collect", "judge", "judge-engine", "train", "data"])
+def test_a_key_is_in_the_processes_that_use_it_alone(worker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    users = {"serve": "gateway", "engine": "engine gateway data", "judge": "judge", "teacher": "judge"}
+    for name in settings.SECRET_NAMES:
+        monkeypatch.setenv(name, f"{name}-from-the-environment")
+    monkeypatch.setenv("OPENCLAW_RL_JUDGE_API_KEY", "OPENCLAW_JUDGE_API_KEY-from-the-environment")
+    config = settings.from_flat({f"{section}.api_key": f"{section}-key-123" for section in users})
+    text = str(settings.to_environment(config, worker))
+    for section, workers in users.items():
+        assert (f"{section}-key-123" in text) == (worker in workers.split())
+    assert "from-the-environment" not in text
+
+
 @pytest.mark.parametrize("key", [k for k in settings.known_keys() if k.split(".")[0] not in ("home",)])
 def test_every_setting_has_its_long_environment_name(key: str) -> None:
     name = settings.ENV_PREFIX + key.replace(".", "_").upper()

@@ -74,16 +74,24 @@ def test_arrays_can_be_written_to(store: Store) -> None:
 def test_redacted_keeps_hashes_and_nothing_else(store: Store) -> None:
     secret = "the secret words"
     asked = request(
-        "a", capture=Capture.REDACTED, messages=[{"role": "user", "content": secret}], tools=[{"t": secret}]
+        "a",
+        capture=Capture.REDACTED,
+        messages=[{"role": "user", "content": secret}],
+        tools=[{"t": secret}],
+        template={"t": secret},
+        user=secret,
+        sampling=Sampling(max_tokens=16, stop=(secret,), grammar=f"start: {secret}"),
     )
-    said = reply(asked, message={"role": "assistant", "content": secret})
+    said = reply(asked, message={"role": "assistant", "content": secret}, error=secret)
+    opinion = Feedback(id="f", scope=asked.scope, target="a", score=1, comment=secret, correction=secret, given_at=1.0)
     with store.write() as conn:
         exchanges.admit(conn, [asked])
         exchanges.finish(conn, [said])
+        exchanges.add_feedback(conn, [opinion])
         found, turn = exchanges.get(conn, "a"), turns.get(conn, "a")
         held = b"".join(
             bytes(value) if isinstance(value, bytes) else str(value).encode()
-            for table in ("exchanges", "bodies", "replies", "turns", "events")
+            for table in ("exchanges", "bodies", "replies", "turns", "events", "feedback")
             for row in conn.exec_driver_sql(f"SELECT * FROM {table}")
             for value in row
         )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from openclaw_rl.settings.load import from_flat
 from openclaw_rl.store import heartbeats
 from openclaw_rl.supervisor.supervisor import with_required_workers
 from openclaw_rl.trajectories import sync_worker
+from openclaw_rl.trajectories.operations import export_sessions
 from openclaw_rl.trajectories.sync_worker import FolderSync, run
 
 LATER = 10.0  # seconds; a file that was just written has been left alone for long enough
@@ -46,6 +49,24 @@ def test_a_sessions_file_holds_the_turns_that_have_closed(tmp_path: Path) -> Non
     again = FolderSync(home.config, home.store, stop=lambda: False)
     again.run_once()
     assert written(tmp_path / "out") == first, "a restart writes nothing twice"
+    home.store.close()
+
+
+def test_a_planted_link_is_not_followed_and_unfinished_files_go(tmp_path: Path) -> None:
+    home, _ = opened(tmp_path)
+    live(home.store, [[plot("judged")]])
+    precious, out = tmp_path / "precious", tmp_path / "out.jsonl"
+    precious.write_text("mine")
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        pass
+    (tmp_path / f".{out.name}.{os.getpid()}.part").symlink_to(precious)
+    left = tmp_path / f".{out.name}.{ended.pid}.part"
+    left.write_text("half")
+    export_sessions(home.config, str(out), names=(), since=None, form="trajectories")
+    assert precious.read_text() == "mine"
+    assert not out.is_symlink()
+    assert json.loads(out.read_text())["turns"]
+    assert not left.exists()
     home.store.close()
 
 

@@ -26,6 +26,17 @@ def set_parent_death_signal(number: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
+def process_exists(pid: int) -> bool:
+    """Return whether this machine has a process with this id."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # it exists and belongs to another user
+        return True
+    return True
+
+
 def _prepare_child() -> None:
     """Set up the child: default signal handlers, and on Linux SIGTERM if the guard is killed."""
     for number in (signal.SIGTERM, signal.SIGINT):

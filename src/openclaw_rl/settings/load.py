@@ -39,6 +39,15 @@ CONFIG_VARIABLE = "OPENCLAW_RL_CONFIG_JSON"
 SECRET_NAMES = ("OPENCLAW_API_KEY", "OPENCLAW_ENGINE_API_KEY", "OPENCLAW_JUDGE_API_KEY", "OPENCLAW_TEACHER_API_KEY")
 """Removed from the environment of programs that are not ours. HF_TOKEN stays, because they download models."""
 
+_WORKER_SECRETS = {
+    "engine": ("engine.api_key", "model.hf_token"),
+    "gateway": ("serve.api_key", "engine.api_key", "model.hf_token"),
+    "judge": ("judge.api_key", "teacher.api_key", "model.hf_token"),
+    "judge-engine": ("model.hf_token",),
+    "train": ("model.hf_token",),
+    "data": ("engine.api_key", "model.hf_token"),
+}
+
 
 @cache
 def _text_keys() -> frozenset[str]:
@@ -205,12 +214,26 @@ def trainer_variables() -> dict[str, str]:
 def to_environment(config: Config, worker: str = "") -> dict[str, str]:
     """Return the environment for a child process of the supervisor: ours plus the serialized config.
 
-    `worker`: its name; engine, trainer and judge engine see only the GPUs of their settings.
+    `worker`: its name. Engine, trainer and judge engine see only the GPUs of their settings, and each worker only the
+    secrets that it uses.
     """
     gpus = {"engine": config.engine.gpus, "train": config.train.gpus, "judge-engine": config.judge.gpus}.get(worker, ())
     placed = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
     ours = trainer_variables() if worker == "train" else _OPENMP_VARIABLES
-    return ours | dict(os.environ) | {CONFIG_VARIABLE: config.model_dump_json()} | placed
+    given = dict(os.environ)
+    if worker:
+        given, config = foreign_environment({}), _without_other_secrets(config, worker)
+    return ours | given | {CONFIG_VARIABLE: config.model_dump_json()} | placed
+
+
+def _without_other_secrets(config: Config, worker: str) -> Config:
+    """Return the config without the secrets that the worker does not use."""
+    for key in SECRETS:
+        section, _, name = key.partition(".")
+        if key not in _WORKER_SECRETS.get(worker, ()):
+            without = getattr(config, section).model_copy(update={name: None})
+            config = config.model_copy(update={section: without})
+    return config
 
 
 def foreign_environment(extra: Mapping[str, str]) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -96,7 +97,7 @@ def insert_finished(conn: Connection, replies: Sequence[Reply]) -> None:
 
 def _drop_untrainable(conn: Connection, reply: Reply, *, wordless: bool) -> None:
     """`wordless`: the reply is redacted, so missing tokens do not mean that it was empty."""
-    details = f": {reply.error}" if reply.error else ""
+    details = f": {reply.error}" if reply.error and not wordless else ""
     if reply.status is ExchangeStatus.FAILED:
         drop(conn, reply.id, DropReason.FAILED, f"the reply failed{details}", at=reply.finished_at)
     elif reply.status is ExchangeStatus.CANCELLED:
@@ -111,7 +112,8 @@ def add_feedback(conn: Connection, items: Sequence[Feedback]) -> None:
         target = conn.execute(_select_heads, {"ids": [item.target]}).one_or_none()
         if target is None or target.scope != item.scope:
             raise KeyError(item.target)
-        conn.execute(_insert_feedback, to_row(t.feedback, item))
+        known = {"comment": None, "correction": None} if target.capture == Capture.REDACTED else {}
+        conn.execute(_insert_feedback, to_row(t.feedback, item, **known))
         events.append(conn, "feedback.given", item.id, {"target": item.target}, item.given_at)
 
 
@@ -153,7 +155,8 @@ def get_many(conn: Connection, ids: Sequence[str]) -> dict[str, Exchange]:
 
 def _exchange_row(seq: int, r: Request) -> dict[str, Any]:
     chain = r.marks[-1].chain if r.marks else None
-    return to_row(t.exchanges, r, seq=seq, status=ExchangeStatus.RUNNING.value, context_chain=chain)
+    known = {"user": ""} if r.capture is Capture.REDACTED else {}
+    return to_row(t.exchanges, r, seq=seq, status=ExchangeStatus.RUNNING.value, context_chain=chain, **known)
 
 
 def _body_row(seq: int, r: Request, pack: message_hash.MarkPacker) -> dict[str, Any]:
@@ -164,7 +167,7 @@ def _body_row(seq: int, r: Request, pack: message_hash.MarkPacker) -> dict[str, 
         "tools": to_json(r.tools) if full else None,
         "template": to_json(r.template) if full and r.template else None,
         "marks": pack(r.marks),
-        "sampling": to_json(r.sampling),
+        "sampling": to_json(r.sampling if full else replace(r.sampling, stop=(), logit_bias={}, grammar=None)),
         "prompt_ids": pack_ids(r.prompt_ids) if full else None,
     }
 
@@ -219,6 +222,6 @@ def _reply_row(seq: int, r: Reply, *, redacted: bool) -> dict[str, Any]:
         "mask": None if redacted else pack_mask(r.mask),
         "spans": to_json(r.spans),
         "mark": message_hash.pack_marks([r.mark]) if r.mark else None,
-        "error": r.error,
+        "error": None if redacted else r.error,
         "first_token_at": r.first_token_at,
     }

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, select
 from sqlalchemy.dialects.sqlite import insert
 
+from openclaw_rl.common.process_guard import process_exists
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.rows import from_row
 from openclaw_rl.store.schema import loops
@@ -32,17 +33,7 @@ class Heartbeat:
 
     def is_alive(self, now: float, stale: float) -> bool:
         """Return whether the heartbeat is younger than `stale` seconds or, while starting, the process exists."""
-        return now - self.at < stale or (self.state == STARTING and _process_exists(self.pid))
-
-
-def _process_exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # it exists and belongs to another user
-        return True
-    return True
+        return now - self.at < stale or (self.state == STARTING and process_exists(self.pid))
 
 
 def write_heartbeat(store: Store, name: str, note: str = "", state: str = RUNNING, pid: int | None = None) -> None:

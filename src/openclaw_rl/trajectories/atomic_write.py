@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import quote
 
+from openclaw_rl.common.process_guard import process_exists
 from openclaw_rl.errors import OpenClawError
 
+_PART_SUFFIX = ".part"
 MAX_STEM_BYTES = 180
 """In bytes. File systems allow 255, with the suffix and the prefix of a temporary file."""
 
@@ -22,10 +24,11 @@ def atomic_writer(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
 
     `sync`: call fsync before the rename; False if the caller syncs after many files.
     """
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = path.with_name(f".{path.name}.{os.getpid()}{_PART_SUFFIX}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        opened = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        part.unlink(missing_ok=True)
+        opened = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:
         raise OpenClawError(
             f"{path}: cannot be written ({error.strerror}). Choose a folder that this user can write to."
@@ -41,6 +44,14 @@ def atomic_writer(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
         raise OpenClawError(f"{path}: cannot be written ({error.strerror}). Is the disk full?") from error
     finally:
         part.unlink(missing_ok=True)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove the temporary files that killed processes of this machine left in a folder."""
+    for part in folder.glob(f".*{_PART_SUFFIX}"):
+        pid = part.name.removesuffix(_PART_SUFFIX).rpartition(".")[2]
+        if pid.isdecimal() and not process_exists(int(pid)):
+            part.unlink(missing_ok=True)
 
 
 def write_if_changed(path: Path, raw: bytes, *, sync: bool = True) -> bool:

@@ -116,6 +116,7 @@ def export_sessions(
                 if not count_sessions(other, names=(name,)):
                     raise OpenClawError(f"--session {name}: no such session. `openclaw-rl inspect sessions` lists all.")
             found = iter_sessions(conn, names=names, since=after)
+            atomic_write.remove_unfinished(path.parent if path.suffix.lower() in reading.SUFFIXES else path)
             with _count_progress("exporting", count_sessions(other, names=names, since=after)) as tick:
                 summary = _write_sessions(other, path, _with_tick(found, tick), form, redactor)
     summary += "" if redactor is None else redactor.summary_text

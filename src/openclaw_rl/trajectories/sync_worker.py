@@ -17,6 +17,7 @@ from openclaw_rl.settings.load import Config
 from openclaw_rl.store import events, heartbeats, sessions
 from openclaw_rl.store.db import Store
 from openclaw_rl.trajectories import files as reading
+from openclaw_rl.trajectories.atomic_write import remove_unfinished
 from openclaw_rl.trajectories.importer import TrajectoryImporter
 from openclaw_rl.trajectories.operations import REFUSALS_FILE, save_session
 from openclaw_rl.trajectories.report import ImportReport, trajectories_text
@@ -58,6 +59,8 @@ class FolderSync:
         data = config.data
         self._config, self._store, self._should_stop, self._clock = config, store, stop, clock
         self._export_dir = Path(data.export_dir).expanduser() if data.export_dir else None
+        if self._export_dir:
+            remove_unfinished(self._export_dir)
         self._import_path = Path(data.path).expanduser() if data.path else None
         self._watch_dir = Path(data.watch_dir).expanduser() if data.watch_dir else None
         self._written = self._imported = self._refused = 0
