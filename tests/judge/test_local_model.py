@@ -16,6 +16,7 @@ from openclaw_rl.errors import ConfigError, EngineGone, JudgeError
 from openclaw_rl.judge import local_model
 from openclaw_rl.judge.llm import LlmJudge
 from openclaw_rl.judge.local_model import LocalModel
+from openclaw_rl.judge.preflight import check_judge_settings
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.load import STARTER, Config, from_flat
@@ -156,8 +157,8 @@ def test_a_teacher_that_is_only_named_lives_where_the_judge_does() -> None:
     where = {"judge.base_url": "http://127.0.0.1:9/v1", "judge.api_key": "k", "teacher.model": "t"}
     teacher = from_flat(where).teacher
     assert (teacher.wanted, teacher.base_url, teacher.api_key) == (True, "http://127.0.0.1:9/v1", "k")
-    with pytest.raises(ConfigError, match=r"is set: teacher\.base_url is needed too"):
-        from_flat({"teacher.model": "t"})
+    with pytest.raises(ConfigError, match=r"teacher\.model is t, and no endpoint serves it"):
+        check_judge_settings(from_flat({"teacher.model": "t"}))
 
 
 def test_the_starter_as_a_judge_gives_no_verdict_but_answers(tmp_path: Path) -> None:

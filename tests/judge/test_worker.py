@@ -62,7 +62,11 @@ def note(world: World) -> str:
         return next((beat.note for beat in heartbeats.read_heartbeats(conn) if beat.name == "judge"), "")
 
 
-def test_every_closed_turn_is_judged_with_the_rules_by_default(world: World, ids: Ids) -> None:
+def test_every_closed_turn_is_judged_with_the_rules_by_default(
+    world: World, ids: Ids, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG", logger="openclaw_rl.judge")
+
     async def go() -> None:
         world.close("t-before", "Perfect, thanks!")
         async with working(world):
@@ -75,9 +79,11 @@ def test_every_closed_turn_is_judged_with_the_rules_by_default(world: World, ids
     assert world.verdict("t-before").score == 1
     assert world.verdict("t07").score == -1
     assert world.verdict("t07").hints == ("Keep answers short.",)
+    assert "t07: score -1 by rules@" in caplog.text
 
 
 def test_turns_are_judged_side_by_side_but_not_more_than_workers(world: World, ids: Ids) -> None:
+    world.config = from_flat({"home": world.config.home, "judge.poll": 0.01, "judge.workers": 3})
     together: list[int] = []
     now = 0
 
@@ -97,7 +103,7 @@ def test_turns_are_judged_side_by_side_but_not_more_than_workers(world: World, i
             await until(lambda: world.judged() == 8)
 
     asyncio.run(go())
-    assert max(together) == 2
+    assert max(together) == 3
 
 
 def test_a_turn_on_which_the_judge_fails_waits_and_does_not_hold_up_the_others(world: World, ids: Ids) -> None:

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from tests.system.test_words import run as command
 
 from openclaw_rl import inspect_sessions
 
 
-def test_conversations_become_trajectories(tmp_path: Path) -> None:
+def test_conversations_become_trajectories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With debug lines of every process that takes part."""
     out = tmp_path / "debug_rollouts"
+    monkeypatch.setenv("OPENCLAW_DEBUG", "true")
+    monkeypatch.setenv("ROLLOUT_LOG_LEVEL", "DEBUG")
     told = command("test-rollout", "--num-samples", "3", "--output-dir", str(out), timeout=300)
     assert told.returncode == 0, told.stderr
+    for name in ("supervisor", "gateway", "collect", "data", "test-rollout"):
+        assert f" {name} DEBUG " in told.stderr, "run.log_level"
     assert "3 trajectories in" in told.stdout
     found = inspect_sessions(out)
     assert sorted(found) == ["selftest-1", "selftest-2", "selftest-3"]

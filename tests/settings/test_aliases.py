@@ -16,8 +16,6 @@ from openclaw_rl.settings import load as settings
 from openclaw_rl.settings import reference
 from openclaw_rl.settings.aliases import ARGUMENTS, alias_table, all_aliases
 
-LLM = {"judge.base_url": "http://127.0.0.1:9/v1", "judge.model": "m"}
-
 NEEDED = {"NODE_RANK": {"NNODES": "2"}}
 """Variables that are given along with one."""
 # name -> (a value as text, what it changes). Written down by hand from what the names promise, not from the code.
@@ -79,8 +77,6 @@ FLAGS: dict[str, tuple[str | None, dict[str, Any]]] = {
     "--gpus": ("2,3,4,5", {"train.gpus": ("2", "3", "4", "5"), "train.ranks": 4}),
     "--train-gpus": ("2", {"train.gpus": ("2",), "train.ranks": 1}),
     "--log-level": ("debug", {"run.log_level": "debug"}),
-    "--async-collection": (None, {}),
-    "--session-aware": (None, {}),
     "--data-path": ("/data", {"data.path": "/data"}),
     "--rl-buffer-dir": ("/buffer", {"data.export_dir": "/buffer"}),
     "--output-dir": ("/buffer", {"data.export_dir": "/buffer"}),
@@ -89,7 +85,6 @@ FLAGS: dict[str, tuple[str | None, dict[str, Any]]] = {
     "--majority-vote-n": ("7", {"judge.num_judges": 7}),
     "--majority-vote-threshold": ("0.6", {"judge.consensus_threshold": 0.6}),
     "--num-judge-workers": ("9", {"judge.workers": 9}),
-    "--reward-aggregation": ("majority", {}),
     "--custom-rm-path": ("rm.py", {"judge.kind": "plugin", "judge.plugin_path": "rm.py"}),
     "--method": ("opd", {"train.method": "opd"}),
     "--batch-size": ("8", {"train.batch.min_turns": 8, "train.batch.max_turns": 8}),
@@ -128,14 +123,7 @@ FILE: dict[str, tuple[Any, dict[str, Any]]] = {
     "model.tokenizer_path": ("/models/t", {"model.tokenizer": "/models/t"}),
     "rollout_config.max_concurrent_sessions": (100, {"engine.max_batch": 100}),
     "rollout_config.session_timeout": (3600, {"collect.session_timeout": 3600.0}),
-    "rollout_config.collection_mode": ("async", {}),
-    "rollout_config.trajectory_format": ("multi_turn", {}),
-    "rollout_config.message_classification.main_line": (["user", "assistant"], {}),
-    "rollout_config.message_classification.side": (["system", "tool"], {}),
     "rollout_config.reward_computation.num_samples": (5, {"judge.num_judges": 5}),
-    "rollout_config.reward_computation.aggregation": ("majority", {}),
-    "rollout_config.reward_computation.type": ("next_state_feedback", {}),
-    "rollout.session_aware": (True, {}),
     "rollout.num_workers": (4, {"rollout.workers": 4}),
     "evaluation.judge_model": ("gpt-4", {"judge.kind": "llm", "judge.model": "gpt-4"}),
     "evaluation.num_judges": (5, {"judge.num_judges": 5}),
@@ -155,9 +143,6 @@ FILE: dict[str, tuple[Any, dict[str, Any]]] = {
     "training.teacher_temperature": (0.7, {"train.distill.teacher_temperature": 0.7}),
 }
 REFUSED = {
-    "VALUE_CLIP": "critic",
-    "training.value_clip_ratio": "critic",
-    "training.gae_lambda": "critic",
     "ENV_TYPE": "environments",
     "TASK_TYPE": "environments",
     "MAX_STEPS": "environments",
@@ -165,9 +150,29 @@ REFUSED = {
     "SCREENSHOT_BACKEND": "environments",
     "TOOLS_CONFIG": "environments",
     "SWE_BENCH_PATH": "environments",
-    "--api-endpoint": "of the same home",
+    "extensions": "plugins.entries in openclaw.json",
 }
-NOTICED = ("WANDB_API_KEY", "TINKER_API_KEY", "TINKER_ENDPOINT", "TINKER_PROJECT_ID", "FIREWORKS_API_KEY")
+NOTICED: dict[str, tuple[Any, str]] = {
+    "WANDB_API_KEY": ("x", "`track.to` wandb turns W&B on"),
+    "TINKER_API_KEY": ("x", "the local trainer is used"),
+    "TINKER_ENDPOINT": ("x", "the local trainer is used"),
+    "TINKER_PROJECT_ID": ("x", "the local trainer is used"),
+    "FIREWORKS_API_KEY": ("x", "the local trainer is used"),
+    "VALUE_CLIP": ("true", "it belongs to a critic"),
+    "training.value_clip_ratio": (0.2, "it belongs to a critic"),
+    "training.gae_lambda": (0.95, "it belongs to a critic"),
+    "--api-endpoint": ("http://localhost:8000", "collecting reads what the gateway of the same home"),
+    "--async-collection": (True, "the four stages never wait"),
+    "--session-aware": (True, "a reaction is found through its session"),
+    "--reward-aggregation": ("majority", "votes are counted"),
+    "rollout.session_aware": (True, "a reaction is found through its session"),
+    "rollout_config.collection_mode": ("async", "the four stages never wait"),
+    "rollout_config.trajectory_format": ("multi_turn", "a session is kept whole"),
+    "rollout_config.message_classification.main_line": (["user", "assistant"], "the assistant's own tokens train"),
+    "rollout_config.message_classification.side": (["system", "tool"], "messages of these roles never train"),
+    "rollout_config.reward_computation.aggregation": ("majority", "votes are counted"),
+    "rollout_config.reward_computation.type": ("next_state_feedback", "the reaction is the feedback"),
+}
 
 
 def at(config: settings.Config, key: str) -> Any:
@@ -184,11 +189,7 @@ def nested(key: str, value: Any) -> dict[str, Any]:
 
 
 def load(**given: Any) -> settings.LoadedSettings:
-    """With what some of these need beside them."""
-    return settings.load_all(**{"environ": {}, "flags": LLM_BUT_MODEL} | given)
-
-
-LLM_BUT_MODEL = {"judge.base_url": LLM["judge.base_url"]}
+    return settings.load_all(**{"environ": {}} | given)
 
 
 def check(loaded: settings.LoadedSettings, changes: dict[str, Any], said: str) -> None:
@@ -230,24 +231,37 @@ def test_file_keys(tmp_path: Path, name: str, kind: str) -> None:
     check(load(file=file), changes, name)
 
 
+def load_name(folder: Path, name: str, value: Any) -> settings.LoadedSettings:
+    """Load one name in its own form: a flag, a variable, or a key of a file."""
+    if name.startswith("--"):
+        return load(words=[name] if value is True else [name, str(value)])
+    if name.isupper():
+        return load(environ={name: str(value)})
+    file = folder / "settings.yaml"
+    file.write_text(yaml.safe_dump(nested(name, value)))
+    return load(file=file)
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_names_say_why(tmp_path: Path, name: str) -> None:
-    given: dict[str, Any] = {"environ": {name: "1"}}
-    if name.startswith("--"):
-        given = {"words": [name, "http://localhost:8000"]}
-    elif not name.isupper():
-        file = tmp_path / "settings.yaml"
-        file.write_text(yaml.safe_dump(nested(name, 0.2)))
-        given = {"file": file}
     with pytest.raises(ConfigError, match=rf"{re.escape(name)} is refused: .*{REFUSED[name]}"):
-        load(**given)
+        load_name(tmp_path, name, 1)
 
 
 @pytest.mark.parametrize("name", NOTICED)
-def test_keys_of_other_services_change_nothing_and_it_is_said(name: str) -> None:
-    loaded = load(environ={name: "x"})
-    assert name in " ".join(loaded.notices)
+def test_names_without_effect_are_accepted_with_a_notice(tmp_path: Path, name: str) -> None:
+    value, words = NOTICED[name]
+    loaded = load_name(tmp_path, name, value)
+    (notice,) = loaded.notices
+    assert notice.startswith(f"{name} is ")
+    assert words in notice
     assert loaded.config == load().config
+
+
+def test_a_switch_that_is_off_is_the_default(tmp_path: Path) -> None:
+    assert load(environ={"OPENCLAW_DEBUG": "false"}).notices == ["OPENCLAW_DEBUG is false: this is the default"]
+    voting = load_name(tmp_path, "evaluation.majority_voting", True)
+    assert voting.notices == ["evaluation.majority_voting is true: this is the default"]
 
 
 @pytest.mark.parametrize(
@@ -260,6 +274,8 @@ def test_keys_of_other_services_change_nothing_and_it_is_said(name: str) -> None
         ({"words": ["--lora-target-modules", ""]}, "expected all-linear, or names such as"),
         ({"words": ["--reward-aggregation", "mean"]}, "expected majority, got mean"),
         ({"words": ["--session-aware", "false"]}, "expected true, got false"),
+        ({"words": ["--api-endpoint", "http://gpu:8000"]}, "expected an address of this machine, .* asks no API"),
+        ({"words": ["--api-endpoint", "http://[::1"]}, "expected an address of this machine"),
         ({"words": ["--gpus", "cuda"]}, "expected device ids"),
         ({"words": ["--gpus", "1,1"]}, "expected each device once, got '1,1'"),
         ({"words": ["--lora-target-modules", "q_proj k_proj"]}, "expected all-linear, or names such as"),
@@ -309,7 +325,7 @@ def test_every_value_of_elsewhere_is_one_of_a_setting_and_no_value_here() -> Non
 
 def test_all_errors_of_a_source_are_reported_together(tmp_path: Path) -> None:
     file = tmp_path / "settings.yaml"
-    file.write_text("training: {value_clip_ratio: 0.2, bach_size: 3}\nrollout: {session_aware: false}\n")
+    file.write_text("training: {warmup: 0.2, bach_size: 3}\nrollout: {session_aware: false}\n")
     with pytest.raises(ConfigError) as caught:
         load(file=file)
     assert len(str(caught.value).splitlines()) == 3

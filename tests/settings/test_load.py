@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from openclaw_rl.errors import ConfigError
+from openclaw_rl.judge.preflight import check_judge_settings
 from openclaw_rl.settings import load as settings
 
 
@@ -95,7 +96,7 @@ def test_two_spellings_that_disagree_are_an_error() -> None:
         ("train: {launch: {nodes: 2, by: local}}", "Say torchrun or ray, or leave it out"),
         ("train: {loss_path: l.py, epochs: 2}", "one step a batch"),
         ("train: {loss_path: l.py, method: opd, teacher_temperature: 0.5}", "one step a batch"),
-        ("judge: {kind: llm}", "base_url and judge.model are needed"),
+        ("judge: {kind: llm}", "judge.model and judge.base_url are needed"),
         ("serve: {host: 0.0.0.0}", "no key is set"),
         ("engine: {backend: vllm, url: 'localhost:8001'}", "engine.url: expected an address .*got 'localhost:8001'"),
         ("engine: {backend: vllm, url: '127.0.0.1:8001/v1'}", "engine.url: expected an address"),
@@ -211,6 +212,39 @@ def test_what_changes_nothing_is_said(given: dict[str, str], name: str, why: str
     (notice,) = settings.load_all(environ=given).notices
     assert notice.startswith(f"{name} ha")
     assert why in notice
+
+
+URL = "http://127.0.0.1:9/v1"
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "source"),
+    [
+        ({"judge.model": "m", "judge.base_url": URL}, "llm", "judge.model"),
+        ({"judge.model": "m"}, "llm", "judge.model"),
+        ({"judge.path": "/models/j"}, "llm", "judge.path"),
+        ({"judge.plugin_path": "rm.py", "judge.reward_path": "/models/p"}, "plugin", "judge.plugin_path"),
+        ({"judge.reward_path": "/models/p"}, "classifier", "judge.reward_path"),
+        ({"judge.kind": "rules", "judge.model": "m"}, "rules", "judge.kind"),
+        ({"judge.base_url": URL, "teacher.model": "t"}, "rules", None),
+        ({"judge.model": ""}, "rules", None),
+    ],
+)
+def test_what_a_judge_needs_chooses_it(given: dict[str, str], kind: str, source: str | None) -> None:
+    loaded = settings.load_all(flags=given, environ={})
+    assert loaded.config.judge.kind == settings.from_flat(given).judge.kind == kind
+    assert loaded.sources.get("judge.kind") == (f"flags: {source}" if source else None)
+
+
+def test_a_judge_at_an_endpoint_needs_a_model_at_once_and_an_endpoint_to_start() -> None:
+    with pytest.raises(ConfigError, match=r"judge\.model and judge\.base_url are needed"):
+        settings.load(flags={"judge.base_url": URL}, environ={})
+    loaded = settings.load_all(flags={"judge.model": "gpt-4"}, environ={})
+    (notice,) = loaded.notices
+    assert notice.startswith("judge.model is gpt-4, and no endpoint serves it: the judge cannot start.")
+    with pytest.raises(ConfigError) as error:
+        check_judge_settings(loaded.config)
+    assert str(error.value) == notice
 
 
 def test_nothing_is_said_of_what_holds() -> None:

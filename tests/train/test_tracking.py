@@ -26,8 +26,9 @@ def policy(version: int) -> Policy:
     )  # fmt: skip
 
 
-def tracker(folder: Path, *to: str) -> MetricsTracker:
-    return MetricsTracker(TrackConfig(to=to), folder, run="openclaw-rl-binary", settings={"rank": 4})  # type: ignore[arg-type]
+def tracker(folder: Path, *to: str, **more: str) -> MetricsTracker:
+    track = TrackConfig(to=to, **more)  # type: ignore[arg-type]
+    return MetricsTracker(track, folder, run="openclaw-rl-binary", settings={"rank": 4})
 
 
 def test_each_step_is_a_line(tmp_path: Path) -> None:
@@ -119,10 +120,10 @@ def test_a_sink_that_fails_is_left_out(
     monkeypatch.setitem(
         sys.modules, "wandb", SimpleNamespace(init=lambda **given: asked.update(given) or SimpleNamespace(log=log))
     )
-    made = tracker(tmp_path, "wandb")
+    made = tracker(tmp_path, "wandb", project="mine")
     for version in (1, 2, 3):
         made.log_step(policy(version), METRICS, [])
-    assert (asked["project"], asked["name"]) == ("openclaw-rl", "openclaw-rl-binary")
+    assert (asked["project"], asked["name"]) == ("mine", "openclaw-rl-binary")
     assert got == [(1, {"loss/total": 0.5, "reward/mean": -1.0, "step": 3.0, "turns": 2.0})]
     assert caplog.text.count("no longer sent to wandb: ConnectionError: no route") == 1
     assert len((tmp_path / METRICS_FILE).read_text().splitlines()) == 3

@@ -171,17 +171,17 @@ def test_the_room_imports_its_path_and_ends_when_told(tmp_path: Path) -> None:
     ("data", "workers", "expected"),
     [
         ({}, ("train",), ("train",)),
-        ({"path": "x"}, ("train",), ("judge", "train", "data")),
-        ({"watch_dir": "x"}, ("engine", "gateway"), ("engine", "gateway")),
-        ({"export_dir": "x"}, ("engine", "gateway"), ("engine", "gateway", "collect", "data")),
-        ({"export_dir": "x"}, ("collect",), ("collect", "data")),
+        ({"data.path": "x"}, ("train",), ("judge", "train", "data")),
+        ({"data.watch_dir": "x"}, ("train",), ("judge", "train", "data")),
+        ({"data.watch_dir": "x"}, ("engine", "gateway"), ("engine", "gateway")),
+        ({"data.export_dir": "x"}, ("engine", "gateway"), ("engine", "gateway", "collect", "data")),
+        ({"data.export_dir": "x"}, ("collect",), ("collect", "data")),
     ],
 )
 def test_rooms_that_the_settings_need_run_too(
     data: dict[str, str], workers: tuple[str, ...], expected: tuple[str, ...]
 ) -> None:
-    config = from_flat({f"data.{k}": v for k, v in data.items()})
-    assert with_required_workers(config, workers) == expected
+    assert with_required_workers(from_flat(data), workers) == expected
 
 
 def test_wrong_paths_are_said_before_anything_starts(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,17 +13,37 @@ if TYPE_CHECKING:
     from openclaw_rl.settings.load import Config, LoadedSettings
 
 
-def load_config(*, file: str | None, sets: tuple[str, ...], words: tuple[str, ...] = (), **flags: Any) -> Config:
-    """Return the settings; without any option those that the supervisor passed. Prints notices to stderr."""
+def load_config(
+    *,
+    file: str | None,
+    sets: tuple[str, ...],
+    words: tuple[str, ...] = (),
+    command: str = "",
+    workers: Sequence[str] = (),
+    **flags: Any,
+) -> Config:
+    """Return the settings; without any option those that the supervisor passed. Prints notices to stderr.
+
+    `command`: a command that starts `workers`; settings that none of them reads get a notice.
+    """
     from openclaw_rl.settings import load as settings
 
     inherited = settings.inherited_config()
     if inherited is not None and not (file or sets or words or any(v is not None for v in flags.values())):
         return inherited
     loaded = load_settings(file=file, sets=sets, words=words, **flags)
-    for notice in loaded.notices:
+    for notice in [*loaded.notices, *_command_notices(loaded, command, workers)]:
         click.echo(f"note: {notice}", err=True)
     return loaded.config
+
+
+def _command_notices(loaded: LoadedSettings, command: str, workers: Sequence[str]) -> list[str]:
+    if not command:
+        return []
+    from openclaw_rl.settings.unused import unused_by_command
+    from openclaw_rl.supervisor.supervisor import with_required_workers
+
+    return unused_by_command(loaded.sources, command, with_required_workers(loaded.config, workers))
 
 
 def load_settings(

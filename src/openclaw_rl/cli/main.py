@@ -58,7 +58,7 @@ def _add_worker_command(name: str, summary: str, workers: Sequence[str]) -> None
     @_with_parent_option
     @alias_flags
     def run_workers(**options: Any) -> None:
-        _start_workers(load_config(**options), workers)
+        _start_workers(load_config(command=name, workers=workers, **options), workers)
 
 
 for _name, (_summary, _workers) in _WORKER_COMMANDS.items():
@@ -74,8 +74,6 @@ def _start_workers(config: Config, workers: Sequence[str]) -> None:
     config = resolve_base(config)
     ModelFiles.from_config(config.model)  # raises here for a missing model, before a worker is started and restarted
     loader.check_plugin_files(config)
-    if config.rollout != type(config.rollout)():
-        click.echo("note: rollout.* is for `openclaw-rl rollout --tasks FILE`; run that command beside this", err=True)
     if "gateway" in workers:
         url = f"http://{config.serve.host}:{config.serve.port}/v1"
         click.echo(f"OpenClaw-RL {__version__}: {config.model.path} as {config.model.name!r} at {url}", err=True)

@@ -30,6 +30,7 @@ def run_rollout_function(
     import asyncio
     from pathlib import Path
 
+    from openclaw_rl.common.logging_metrics import setup_logging
     from openclaw_rl.errors import ConfigError
     from openclaw_rl.rollouts.runner import RolloutOutcome, RolloutTask, read_tasks, run_rollouts
 
@@ -43,6 +44,7 @@ def run_rollout_function(
     def print_outcome(outcome: RolloutOutcome) -> None:
         click.echo(f"{outcome.session}: {outcome.error or f'{outcome.replies} replies'}: {outcome.file}")
 
+    setup_logging("rollout", config.logs_dir, config.run.log_level)
     folder = Path(out) if out else config.home_dir / "rollouts"
     outcomes = asyncio.run(run_rollouts(config, wanted, folder, num=num, seen=print_outcome))
     failed = sum(outcome.error is not None for outcome in outcomes)
@@ -64,14 +66,15 @@ def run_self_test(num_samples: int, output_dir: str, wait: float, **options: Any
     """
     from pathlib import Path
 
+    from openclaw_rl.common.logging_metrics import setup_logging
     from openclaw_rl.doctor import rollouts
 
     def print_progress(words: str) -> None:
         click.echo(words, err=True)
 
-    found = rollouts.run_selftest(
-        load_config(**options), Path(output_dir), num=num_samples, wait=wait, said=print_progress
-    )
+    config = load_config(**options)
+    setup_logging("test-rollout", None, config.run.log_level)
+    found = rollouts.run_selftest(config, Path(output_dir), num=num_samples, wait=wait, said=print_progress)
     for session, turns in found.items():
         main = sum(turn["type"] == "main" for turn in turns)
         click.echo(f"{session}: {main} main turns, {len(turns) - main} side turns")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 
 from sqlalchemy import Connection
@@ -16,6 +17,8 @@ from openclaw_rl.store.db import Store
 from openclaw_rl.store.exchange_index import ExchangeIndex
 from openclaw_rl.store.turn_states import DropReason, degenerate_reason
 from openclaw_rl.types import Event, Exchange, Kind
+
+log = logging.getLogger("openclaw_rl.collect")
 
 CURSOR_NAME = "collect"
 EVENT_KINDS = ("exchange.admitted", "exchange.finished", "feedback.given")
@@ -70,8 +73,10 @@ class Collector:
             exchange = exchanges.get(conn, event.ref)
             assert exchange is not None, f"event {event.seq} names exchange {event.ref}, which is not in the store"
             index = ExchangeIndex(conn, self._store.secret)
-            self._apply_link(conn, exchange, link_request(exchange.request, exchange.seq, index, self._classifier))
+            decided = link_request(exchange.request, exchange.seq, index, self._classifier)
+            self._apply_link(conn, exchange, decided)
             self.linked_count += 1
+            _log_link(exchange.request.id, decided)
         else:
             target = event.data["target"] if event.kind == "feedback.given" else event.ref
             self.reaction_count += reactions.record_pending_feedback(conn, target, event.at)
@@ -87,6 +92,7 @@ class Collector:
                 conn, late, DropReason.TIMEOUT, f"no reaction within {_format_duration(self._session_timeout)}", at=now
             )
         self.dropped_count += n
+        log.debug("%d turns without a reaction were dropped: %s", n, ", ".join(late))
         return n
 
     def _apply_link(self, conn: Connection, exchange: Exchange, decided: RequestLink) -> None:
@@ -131,6 +137,12 @@ class Collector:
             )
         why = f"superseded: the conversation continued with another reply ({answer.turn})"
         self.dropped_count += turn_states.drop_all(conn, answer.superseded, DropReason.SUPERSEDED, why, at=at)
+
+
+def _log_link(request: str, decided: RequestLink) -> None:
+    answered = [f"{link.turn} ({link.how})" for link in decided.reaction_links]
+    reacts = f"reacts to {', '.join(answered)}" if answered else f"no reaction ({decided.unlinked or decided.relation})"
+    log.debug("%s: %s, session %s, %s", request, decided.kind.value, decided.session, reacts)
 
 
 def _is_degenerate(conn: Connection, turn: str) -> bool:

@@ -11,6 +11,7 @@ from openclaw_rl.judge import local_model
 from openclaw_rl.judge.rules import RulesJudge
 from openclaw_rl.render import model_folder
 from openclaw_rl.settings.load import Config, EndpointConfig
+from openclaw_rl.settings.validate import missing_endpoints
 
 _LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1", "0.0.0.0", "::")
 
@@ -18,6 +19,8 @@ _LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1", "0.0.0.0", "::")
 def check_judge_settings(config: Config) -> None:
     """Raise `ConfigError` or `ModelError` if the configured judge or teacher cannot be used."""
     judge = config.judge
+    if missing := missing_endpoints(config):
+        raise ConfigError(missing[0])
     match judge.kind:
         case "llm" if judge.path is None:
             check_endpoint("judge", judge, config)

@@ -202,6 +202,10 @@ class JudgeQueue:
     def _save_verdicts(self, verdicts: Sequence[Verdict]) -> None:
         with self._store.write(durable=False) as conn:
             for verdict in verdicts:
+                log.debug(
+                    "%s: score %s by %s, %d votes, %d hints",
+                    *(verdict.turn, verdict.score, verdict.judge, len(verdict.votes), len(verdict.hints)),
+                )
                 with contextlib.suppress(KeyError):  # the turn was erased while it was being judged
                     # False: the reaction changed in the meantime; its new revision is read as a separate item.
                     self._judged_count += turns.add_verdict(conn, verdict)

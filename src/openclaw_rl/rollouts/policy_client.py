@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import base64
 import io
+import logging
 from typing import Any
 
 import aiohttp
 
 from openclaw_rl.errors import OpenClawError
+
+log = logging.getLogger("openclaw_rl.rollouts")
 
 
 class PolicyClient:
@@ -39,6 +42,7 @@ class PolicyClient:
         body |= {"max_tokens": max_tokens} if max_tokens else {}
         answer = await self._post_json("chat/completions", body, headers)
         reply = str(answer["choices"][0]["message"]["content"] or "")
+        log.debug("%s: reply %s of %d characters to %d messages", self.session, answer["id"], len(reply), len(messages))
         if not side:
             self.messages, self._last_reply_id = [*messages, {"role": "assistant", "content": reply}], str(answer["id"])
             self.replies += 1

@@ -116,6 +116,7 @@ async def run_rollouts(
 async def _run_rollout(entry: RolloutFunction, model: PolicyClient, task: RolloutTask, out: Path) -> RolloutOutcome:
     """Run one rollout and write its file. A failure is written to the file and does not stop the others."""
     started, error, result = time.perf_counter(), None, None
+    log.debug("%s: %s of %s starts", model.session, entry.name, entry.plugin.path)
     try:
         result = await entry.run(model, task.text, task.more, out)
     except OpenClawError as problem:
@@ -132,6 +133,7 @@ async def _run_rollout(entry: RolloutFunction, model: PolicyClient, task: Rollou
         "seconds": round(time.perf_counter() - started, 3),
         **({"result": result} if error is None else {"error": error}),
     }
+    log.debug("%s: ended after %d replies, %.2f s", model.session, model.replies, record["seconds"])
     file = out / f"{model.session}.json"
     text = json.dumps(record, indent=2, ensure_ascii=False)
     await asyncio.to_thread(file.write_text, text, "utf-8", "backslashreplace")  # a lone surrogate stays valid JSON

@@ -119,6 +119,10 @@ class Gateway:
             self.versions.acquire_again(version)
             other = _copy_for_choice(request, number)
             out.append(InflightReply(self, ask, other, prompt, replace(header, id=other.id)))
+        log.debug(
+            "%s: %s, %d replies of version %d, %d prompt tokens (%d reused), session %s",
+            *(request.id, request.dialect, ask.n, version, prompt_tokens, prompt.reused, request.session),
+        )
         return out
 
     async def count_prompt_tokens(self, ask: ChatRequest, scope: str) -> int:

@@ -224,9 +224,12 @@ class InflightReply:
 
     def _observe_metrics(self, finished_at: float) -> None:
         metrics, record = self._context.metrics, self.accumulator
-        metrics.response_tokens.inc(len(record.token_ids))
+        seconds = finished_at - self._request.admitted_at
+        tokens = len(record.token_ids)
+        log.debug("%s: done (%s), %d tokens in %.2f s", self.header.id, record.finish_reason, tokens, seconds)
+        metrics.response_tokens.inc(tokens)
         metrics.cached_tokens.inc(record.cached_tokens)
-        metrics.duration.observe(finished_at - self._request.admitted_at)
+        metrics.duration.observe(seconds)
         if record.first_token_at is not None:
             metrics.first_token.observe(record.first_token_at - self._request.admitted_at)
 
@@ -241,6 +244,7 @@ class InflightReply:
     async def _record_end(self, status: ExchangeStatus, error: str) -> None:
         """Record an end with a status other than DONE."""
         self._settled = True
+        log.debug("%s: %s: %s", self._request.id, status.value, error)
         message = self.stored_message
         mark = self._context.prompt_builder.mark_reply(self._prompt.history, message, len(self._request.messages))
         try:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from openclaw_rl.common.assets import ASSETS
 
@@ -24,7 +25,7 @@ Form = Literal["environment", "flag", "file"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingAlias:
-    """One alias. It has `sets`, `reader`, `cases`, `only`, `refused` or `notice`.
+    """One alias. It has `sets`, `reader`, `cases`, `only`, `refused` or `notice`; with `notice`, `reader` only checks.
 
     `weak`: any other value of the same setting overrides it.
     """
@@ -38,7 +39,7 @@ class SettingAlias:
     only: Any = None  # the one accepted value, because the program always behaves that way
     why: str = ""  # the reason for `only`
     refused: str = ""  # the reason, and the alternative
-    notice: str = ""  # shown when it is set; it has no effect by itself
+    notice: str = ""  # shown when it is set, because it has no effect by itself
     switch: bool = False  # a flag whose value may be omitted: true
     weak: bool = False
     yields: Sequence[str] = ()  # settings of it that any other value overrides
@@ -48,6 +49,14 @@ class SettingAlias:
         if self.name.startswith("--"):
             return "flag"
         return "environment" if self.name.isupper() else "file"
+
+    def notices(self, value: Any) -> list[str]:
+        """Return what is shown when it is set to this accepted value, because it changes nothing."""
+        if self.only is not None:
+            return [f"{self.name} is {_format_value(self.only)}: this is always so, because {self.why}"]
+        if self.cases is not None and not self.read(value):
+            return [f"{self.name} is {_format_value(value)}: this is the default"]
+        return [f"{self.name} is set: {self.notice}"] if self.notice else []
 
     def read(self, value: Any) -> Mapping[str, Any]:
         """Convert a given value to settings. Raises `ValueError` with what was expected."""
@@ -156,6 +165,23 @@ def _read_lora_targets(value: Any) -> Mapping[str, Any]:
     return {"train.lora.targets": names}
 
 
+_LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1", "0.0.0.0")
+
+
+def _check_local_endpoint(value: Any) -> Mapping[str, Any]:
+    """Accept an address of this machine. Its data are in the home; those of another machine are out of reach."""
+    try:
+        host = urlsplit(str(value)).hostname
+    except ValueError:
+        host = None
+    if host not in _LOOPBACK_NAMES:
+        raise ValueError(
+            f"expected an address of this machine, such as http://localhost:8000, got {value!r}: collecting reads what "
+            "the gateway of the same home (--home) has stored, and asks no API"
+        )
+    return {}
+
+
 def _check_roles(value: Any, *, needed: str, possible: tuple[str, ...]) -> Mapping[str, Any]:
     roles = [value] if isinstance(value, str) else value
     if not isinstance(roles, list | tuple):
@@ -171,6 +197,7 @@ def _check_roles(value: Any, *, needed: str, possible: tuple[str, ...]) -> Mappi
 _READERS: Mapping[str, Callable[[Any], Mapping[str, Any]]] = {
     "clip_ratio": _read_clip_ratio,
     "engine_gpus": lambda value: {"engine.gpus": parse_gpus(value)},
+    "local_endpoint": _check_local_endpoint,
     "log_level": lambda value: {"run.log_level": str(value).lower()},
     "lora_targets": _read_lora_targets,
     "model_size": _read_model_size,

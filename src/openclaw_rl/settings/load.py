@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from openclaw_rl.common.assets import STARTER
 from openclaw_rl.errors import ConfigError
-from openclaw_rl.settings import aliases, sources, validate
+from openclaw_rl.settings import aliases, sources, unused, validate
 from openclaw_rl.settings.aliases import current_key
 from openclaw_rl.settings.schema import (
     SECRETS,
@@ -133,9 +133,13 @@ def load_all(
     for layer in layers:
         given = layer.close()
         found |= {key: one for key, one in given.items() if not one.weak or key not in found}
+    if chosen := _chosen_judge(_plain_values(found)):
+        kind, key = chosen
+        found["judge.kind"] = sources.GivenValue(value=kind, source=found[key].source)
     origins = {key: given.source for key, given in found.items()}
     config = _build_config(_plain_values(found), origins)
-    notices = [notice for layer in layers for notice in layer.notices] + validate.unused_settings(config, origins)
+    notices = [notice for layer in layers for notice in layer.notices]
+    notices += unused.unused_settings(config, origins) + validate.missing_endpoints(config)
     return LoadedSettings(config=config, sources=origins, notices=notices)
 
 
@@ -144,7 +148,31 @@ def from_flat(flat: Mapping[str, Any]) -> Config:
 
     Raises `ConfigError` with the key, the value and what was expected.
     """
-    return _build_config(dict(current_key(key, value) for key, value in flat.items()), {})
+    current = dict(current_key(key, value) for key, value in flat.items())
+    if chosen := _chosen_judge(current):
+        current["judge.kind"] = chosen[0]
+    return _build_config(current, {})
+
+
+_JUDGE_KINDS = {
+    "judge.plugin_path": "plugin",
+    "judge.path": "llm",
+    "judge.model": "llm",
+    "judge.base_url": "llm",
+    "judge.reward_path": "classifier",
+}
+"""Settings that choose the judge if `judge.kind` is not given; of several, the first."""
+
+
+def _chosen_judge(flat: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return the kind of judge that the other settings imply, and the setting that does; None if `judge.kind` is set.
+
+    `judge.base_url` without `judge.model`, but with `teacher.model`, is the endpoint of the teacher alone.
+    """
+    given = [key for key, kind in _JUDGE_KINDS.items() if flat.get(key)]
+    if flat.get("teacher.model") and given == ["judge.base_url"]:
+        return None
+    return (_JUDGE_KINDS[given[0]], given[0]) if given and not flat.get("judge.kind") else None
 
 
 def train_settings(flat: Mapping[str, Any]) -> TrainConfig:

@@ -147,7 +147,7 @@ class RolloutConfig(Section):
     workers: int = Field(2, ge=1, description="concurrent rollouts")
     parallel_envs: int = Field(1, ge=1, description="concurrent environments; the larger of the two numbers applies")
     max_turns: int = Field(10, ge=1, description="replies per rollout")
-    per_prompt: int = Field(1, ge=1, description="rollouts per task")
+    per_prompt: int = Field(1, ge=1, description="rollouts per task; a live conversation happens once")
 
 
 class RunConfig(Section):

@@ -25,7 +25,11 @@ class EndpointConfig(Section):
 class JudgeConfig(EndpointConfig):
     """The judge. The endpoint settings are those of the llm judge."""
 
-    kind: Literal["rules", "llm", "classifier", "plugin"] = "rules"
+    kind: Literal["rules", "llm", "classifier", "plugin"] = Field(
+        "rules",
+        description="without it, model, base_url or path choose llm, plugin_path chooses plugin, and reward_path "
+        "chooses classifier",
+    )
     rules_path: str | None = Field(None, description="default: the shipped rules")
     path: str | None = Field(
         None,
@@ -65,4 +69,4 @@ class TeacherConfig(EndpointConfig):
 
     @property
     def wanted(self) -> bool:
-        return self.base_url is not None and self.when != "never"
+        return self.model is not None and self.when != "never"

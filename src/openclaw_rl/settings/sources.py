@@ -53,8 +53,6 @@ class SettingsSource:
             self.faults.append(f"{self.prefix}: unknown setting {shown or name!r}.{self._suggestion(name)}")
         elif known.refused:
             self.faults.append(f"{source} is refused: {known.refused}.")
-        elif known.notice:
-            self.notices.append(f"{name} is set: {known.notice}.")
         else:
             self._apply_alias(known, value, source)
 
@@ -70,6 +68,7 @@ class SettingsSource:
         except ValueError as error:
             self.faults.append(f"{source}: {error}.")
             return
+        self.notices += known.notices(value)
         for key, one in meant.items():
             if key not in self.keys:
                 raise AssertionError(f"{known.name} means {key}, which is no setting")

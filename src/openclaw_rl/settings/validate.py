@@ -1,16 +1,17 @@
-"""Checks across settings: combinations that are invalid or have no effect."""
+"""Checks across settings: combinations that are invalid."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from operator import attrgetter
 from urllib.parse import urlsplit
 
 from openclaw_rl.errors import ConfigError
-from openclaw_rl.methods.registry import METHODS, make_method
+from openclaw_rl.methods.registry import make_method
 from openclaw_rl.settings.schema import Config
+from openclaw_rl.settings.schema_judge import EndpointConfig
 from openclaw_rl.settings.schema_train import TrainConfig
 
 
@@ -59,17 +60,7 @@ def validate(config: Config) -> None:
     _check_home_paths(config)
     _check_train(config.train)
     _check_plugins(config)
-    if config.judge.kind == "llm" and not config.judge.path and not (config.judge.base_url and config.judge.model):
-        raise ConfigError(
-            "judge.kind is llm: judge.base_url and judge.model are needed too (an OpenAI-compatible one), or judge.path"
-        )
-    if config.judge.kind == "llm" and config.judge.path and config.engine.backend == "openai":
-        raise ConfigError(
-            "judge.path: a model of the judge's own needs an engine that is started here, and engine.backend is "
-            "openai. Give judge.base_url and judge.model instead"
-        )
-    if config.teacher.model and not config.teacher.base_url:
-        raise ConfigError("teacher.model is set: teacher.base_url is needed too, or judge.base_url where it is as well")
+    _check_judge(config)
     if config.engine.backend == "embedded" and (
         config.engine.url or config.engine.logprob_convention not in (None, "scaled")
     ):
@@ -79,8 +70,6 @@ def validate(config: Config) -> None:
         )
     if config.engine.backend == "openai" and not config.engine.url:
         raise ConfigError("engine.backend is openai: engine.url is needed too, e.g. http://127.0.0.1:8001/v1")
-    if config.teacher.wanted and not config.teacher.model:
-        raise ConfigError("teacher.base_url is set: teacher.model is needed too. teacher.when=never turns it off.")
     loopback = config.serve.host in ("127.0.0.1", "localhost", "::1")
     if not loopback and not config.serve.api_key:
         raise ConfigError(
@@ -89,35 +78,38 @@ def validate(config: Config) -> None:
         )
 
 
-def unused_settings(config: Config, sources: Mapping[str, str]) -> list[str]:
-    """Return notices about settings that have no effect. `sources`: setting -> where it was given."""
-    judge, train = config.judge, config.train
-    kind, method = f"judge.kind is {judge.kind}", f"train.method is {train.method}"
-    rules = (
-        (judge.kind == "llm", "judge.kind llm", kind, ("judge.path", "judge.num_judges", "judge.consensus_threshold")),
-        (judge.kind == "rules", "judge.kind rules", kind, ("judge.rules_path",)),
-        (judge.kind == "plugin", "judge.kind plugin", kind, ("judge.plugin_path",)),
-        (judge.kind in ("classifier", "plugin"), "judge.kind classifier or plugin", kind, ("judge.reward_path",)),
-        (train.finetune == "lora", "train.finetune lora", "train.finetune is full (USE_LORA false)", _LORA),
-        *((train.method == m.name, f"train.method {m.name}", method, m.own_settings) for m in METHODS.values()),
-        (make_method(train).uses_hints, "a method that follows hints", method, ("teacher.model",)),
-        (
-            train.checkpoint.save_dir is not None,
-            "train.checkpoint.save_dir",
-            "it is not set (--save-dir)",
-            ("train.checkpoint.save_interval",),
-        ),
-    )
-    said = []
-    for used, whose, why, keys in rules:
-        names = sorted({sources[key].partition(": ")[2] for key in keys if key in sources})
-        if names and not used:
-            verb = "has" if len(names) == 1 else "have"
-            said.append(f"{', '.join(names)} {verb} no effect: only with {whose}, and {why}")
-    return said
+def _check_judge(config: Config) -> None:
+    """Check judge and teacher. A model without an endpoint is no error yet: see `missing_endpoints`."""
+    judge, teacher = config.judge, config.teacher
+    if judge.kind == "llm" and not (judge.path or judge.model):
+        raise ConfigError(
+            "judge.kind is llm: judge.model and judge.base_url are needed too (an OpenAI-compatible endpoint), or "
+            "judge.path"
+        )
+    if judge.kind == "llm" and judge.path and config.engine.backend == "openai":
+        raise ConfigError(
+            "judge.path: a model of the judge's own needs an engine that is started here, and engine.backend is "
+            "openai. Give judge.base_url and judge.model instead"
+        )
+    if teacher.base_url and teacher.when != "never" and not teacher.model:
+        raise ConfigError("teacher.base_url is set: teacher.model is needed too. teacher.when=never turns it off.")
 
 
-_LORA = ("train.lora.rank", "train.lora.alpha", "train.lora.dropout", "train.lora.targets")
+def missing_endpoints(config: Config) -> list[str]:
+    """Return a message for each model of judge and teacher that no endpoint serves.
+
+    Such settings load, because commands without a judge can use them. The judge refuses to start with them.
+    """
+    judge, teacher = config.judge, config.teacher
+    sections: dict[str, EndpointConfig] = {"judge": judge} if judge.kind == "llm" and judge.path is None else {}
+    sections |= {"teacher": teacher} if teacher.wanted else {}
+    return [
+        f"{name}.model is {section.model}, and no endpoint serves it: the judge cannot start. Set {name}.base_url to "
+        "an OpenAI-compatible endpoint, e.g. https://api.openai.com/v1 with the key in "
+        f"OPENCLAW_{name.upper()}_API_KEY"
+        for name, section in sections.items()
+        if section.base_url is None
+    ]
 
 
 def _check_train(t: TrainConfig) -> None:
@@ -203,11 +195,6 @@ def _check_plugins(config: Config) -> None:
     rollout = config.rollout
     if rollout.function_path is not None and rollout.generate_path is not None:
         raise ConfigError("rollout.function_path and rollout.generate_path: which of the two? Unset one")
-    if rollout.per_prompt > 1 and rollout.function_path is None and rollout.generate_path is None:
-        raise ConfigError(
-            f"rollout.per_prompt (--num-rollouts-per-prompt) {rollout.per_prompt}: a live conversation happens once; "
-            "rollouts per prompt need a rollout plug-in (rollout.function_path, `openclaw-rl rollout`). Leave it at 1"
-        )
     if judge.kind == "plugin" and judge.plugin_path is None:
         raise ConfigError("judge.kind is plugin: judge.plugin_path (--custom-rm-path FILE) is needed too")
     if judge.kind == "classifier" and judge.reward_path is None:

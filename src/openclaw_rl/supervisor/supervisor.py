@@ -165,6 +165,7 @@ class Supervisor:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
             )
+            log.debug("%s: process %d started", child.name, child.process.pid)
             child.monitor = self._new_monitor()
             await self._relay_output(child)
             code = await child.process.wait()

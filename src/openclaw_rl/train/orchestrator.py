@@ -122,6 +122,10 @@ class TrainLoop:
         with self._store.read() as conn:
             line, version = policies.lineage(conn, head.version), policies.next_version(conn)
         batch = self._builder.build_batch(items, head, line)
+        log.debug(
+            "batch for version %d: %s; left out: %s",
+            *(version, ", ".join(s.turn for s in batch.samples), dict(batch.dropped)),
+        )
         if batch.dropped:
             self._drop_turns(batch.dropped)
         if not batch.samples:

@@ -90,6 +90,7 @@ class FolderSync:
             for session in sessions.sessions_of_turns(conn, {event.ref for event in found}):
                 written = save_session(conn, self._export_dir, session, settled=True, served_here=True)
                 self._written += written is not None
+                log.debug("session %s: written to %s", session.name, written)
         if found:
             with self._store.write() as conn:
                 events.move_cursor(conn, name, found[-1].seq)
@@ -113,6 +114,7 @@ class FolderSync:
         with ImportReport(self._config.logs_dir / REFUSALS_FILE) as report:
             for file, (name, seen) in fresh:
                 self.note = f"importing {file.name}: {trajectories_text(report.counts.imported)} so far"
+                log.debug("reading %s", file)
                 importer.run(reading.read_entries(file), report, stop=self._should_stop)
                 if self._should_stop():
                     return

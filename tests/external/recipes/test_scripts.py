@@ -198,5 +198,5 @@ def test_a_judge_of_its_own_from_the_environment_is_asked(tmp_path: Path) -> Non
 
 
 def test_a_wrong_setting_is_refused_with_its_line(tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match="VALUE_CLIP is refused: it belongs to a critic"):
-        script("openclaw-rl/run_binary_rl.sh", folder=tmp_path, VALUE_CLIP="0.2", MODEL_PATH="starter")
+    with pytest.raises(AssertionError, match="ENV_TYPE is refused: it belongs to environments"):
+        script("openclaw-rl/run_binary_rl.sh", folder=tmp_path, ENV_TYPE="terminal", MODEL_PATH="starter")

@@ -1,0 +1,1 @@
+recipes/deploy_to_fireworks.sh

@@ -1,0 +1,244 @@
+"""Notices about settings that were given and have no effect: because of another setting, or with this command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+from openclaw_rl.methods.registry import METHODS, make_method
+from openclaw_rl.settings.schema import Config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnusedRule:
+    """Settings that have an effect only if `used` is true; `decided_by` is the setting that the notice names."""
+
+    keys: Sequence[str]
+    used: Callable[[Config], bool]
+    needs: str
+    decided_by: str
+
+
+def _only_with(decided_by: str, values: Sequence[object], *keys: str) -> UnusedRule:
+    """Return the rule that `keys` need one of these values."""
+
+    def used(config: Config) -> bool:
+        return attrgetter(decided_by)(config) in values
+
+    needs = f"{decided_by} {' or '.join(map(str, values))}"
+    return UnusedRule(keys=keys, used=used, needs=needs, decided_by=decided_by)
+
+
+def _only_beside(decided_by: str, *keys: str) -> UnusedRule:
+    """Return the rule that `keys` need another setting to be set."""
+
+    def used(config: Config) -> bool:
+        return bool(attrgetter(decided_by)(config))
+
+    return UnusedRule(keys=keys, used=used, needs=decided_by, decided_by=decided_by)
+
+
+def _follows_hints(config: Config) -> bool:
+    return make_method(config.train).uses_hints
+
+
+def _uses_judge_endpoint(config: Config) -> bool:
+    return config.judge.kind == "llm" and config.judge.path is None
+
+
+def _uses_endpoint_of_judge(config: Config) -> bool:
+    """Return whether the judge's endpoint is used, by the judge or by a teacher that has none of its own."""
+    teacher = config.teacher
+    return _uses_judge_endpoint(config) or (teacher.wanted and teacher.base_url == config.judge.base_url)
+
+
+def _uses_top_tokens(config: Config) -> bool:
+    method = make_method(config.train)
+    return not method.uses_hints or method.topk_size > 0 or config.train.distill.teacher == "ema"
+
+
+def _uses_top_token_term(config: Config) -> bool:
+    train = config.train
+    return not _follows_hints(config) or train.method in ("sdpo", "sdft") or train.distill.target != "token"
+
+
+def _starts_server(config: Config) -> bool:
+    return config.engine.backend in ("vllm", "sglang") and config.engine.url is None
+
+
+def _endpoint_keys(section: str) -> tuple[str, ...]:
+    return tuple(f"{section}.{key}" for key in ("timeout", "retries", "temperature", "max_tokens"))
+
+
+_LORA = tuple(f"train.lora.{key}" for key in ("rank", "alpha", "dropout", "targets"))
+_DISTILL = tuple(f"train.distill.{key}" for key in ("opd_clip", "topk", "divergence", "ratio_clip", "hint_choice"))
+_RULES = (
+    _only_with("judge.kind", ("llm",), "judge.path", "judge.num_judges", "judge.consensus_threshold"),
+    _only_with("judge.kind", ("llm",), *_endpoint_keys("judge")),
+    _only_with("judge.kind", ("rules",), "judge.rules_path"),
+    _only_with("judge.kind", ("plugin",), "judge.plugin_path"),
+    _only_with("judge.kind", ("classifier", "plugin"), "judge.reward_path", "judge.reward_low", "judge.reward_high"),
+    UnusedRule(
+        keys=("judge.model",),
+        used=_uses_judge_endpoint,
+        needs="judge.kind llm and without judge.path",
+        decided_by="judge.kind",
+    ),
+    UnusedRule(
+        keys=("judge.base_url", "judge.api_key"),
+        used=_uses_endpoint_of_judge,
+        needs="judge.kind llm and without judge.path, or with a teacher.model at this endpoint",
+        decided_by="judge.kind",
+    ),
+    _only_beside("judge.path", "judge.gpus"),
+    _only_beside("teacher.model", "teacher.api_key", "teacher.when", *_endpoint_keys("teacher")),
+    _only_with("teacher.when", ("negative", "always"), "teacher.model", "teacher.base_url"),
+    _only_beside("engine.url", "engine.api_key"),
+    UnusedRule(
+        keys=("engine.python", "engine.args"),
+        used=_starts_server,
+        needs="a server that is started here (engine.backend vllm or sglang, without engine.url)",
+        decided_by="engine.backend",
+    ),
+    UnusedRule(
+        keys=("engine.gpus", "engine.max_batch"),
+        used=lambda config: config.engine.url is None,
+        needs="an engine that is started here",
+        decided_by="engine.url",
+    ),
+    _only_with("engine.backend", ("embedded",), "engine.prefill_chunk", "engine.prefix_cache_tokens", "engine.threads"),
+    _only_with("train.finetune", ("lora",), *_LORA),
+    *(_only_with("train.method", (method.name,), *method.own_settings) for method in METHODS.values()),
+    _only_with("train.method", ("binary", "combine"), "train.loss.baseline_decay", "train.loss.baseline_shrink"),
+    UnusedRule(
+        keys=("teacher.model", *_DISTILL),
+        used=_follows_hints,
+        needs="a method that follows hints",
+        decided_by="train.method",
+    ),
+    UnusedRule(
+        keys=("train.distill.opd_clip",),
+        used=lambda config: not _follows_hints(config) or not _uses_top_token_term(config),
+        needs="train.method opd or combine, and train.distill.target token",
+        decided_by="train.distill.target",
+    ),
+    UnusedRule(
+        keys=("train.distill.divergence", "train.distill.ratio_clip"),
+        used=_uses_top_token_term,
+        needs="train.method sdpo or sdft, or train.distill.target student_topk or teacher_topk",
+        decided_by="train.distill.target",
+    ),
+    UnusedRule(
+        keys=("train.distill.topk",),
+        used=_uses_top_tokens,
+        needs="train.distill.target student_topk or teacher_topk, hint_choice overlap, teacher ema, or method sdpo or "
+        "sdft",
+        decided_by="train.distill.target",
+    ),
+    _only_with("train.distill.teacher", ("ema",), "train.distill.ema_rate", "train.distill.ema_max_kl"),
+    _only_with("train.batch.max_uses", (2,), "train.batch.replay_ratio"),
+    _only_with("train.batch.epochs", (1,), "train.loss.token_ratio_min", "train.loss.token_ratio_max"),
+    _only_with("train.loss.surrogate", ("clip",), "train.loss.clip_low", "train.loss.clip_high"),
+    _only_with("train.loss.surrogate", ("clip", "gspo"), "train.loss.dual_clip"),
+    _only_with("train.loss.sequence_mask", ("opsm",), "train.loss.opsm_delta"),
+    _only_with("train.loss.sequence_mask", ("geometric",), "train.loss.geometric_low", "train.loss.geometric_high"),
+    UnusedRule(
+        keys=("train.loss.clip_high", "train.loss.dual_clip"),
+        used=lambda config: config.train.loss.path is None,
+        needs="the built-in loss",
+        decided_by="train.loss.path",
+    ),
+    _only_beside("train.checkpoint.save_dir", "train.checkpoint.save_interval"),
+    UnusedRule(
+        keys=("train.launch.by", "train.launch.shard", "train.launch.timeout"),
+        used=lambda config: config.train.ranks * config.train.launch.nodes > 1,
+        needs="several ranks",
+        decided_by="train.ranks",
+    ),
+    UnusedRule(
+        keys=("train.launch.master_addr", "train.launch.master_port"),
+        used=lambda config: config.train.launch.launcher == "torchrun",
+        needs="several nodes, or train.launch.by torchrun",
+        decided_by="train.launch.nodes",
+    ),
+    _only_with("train.launch.by", ("ray",), "train.launch.ray"),
+    UnusedRule(
+        keys=("track.project",),
+        used=lambda config: "wandb" in config.track.to,
+        needs="wandb in track.to",
+        decided_by="track.to",
+    ),
+    UnusedRule(
+        keys=("data.poll",),
+        used=lambda config: any((config.data.path, config.data.export_dir, config.data.watch_dir)),
+        needs="data.path, data.export_dir or data.watch_dir",
+        decided_by="data.watch_dir",
+    ),
+)
+
+
+def unused_settings(config: Config, sources: Mapping[str, str]) -> list[str]:
+    """Return notices about settings that have no effect. `sources`: setting -> where it was given."""
+    notices = []
+    for rule in _RULES:
+        names = _given_names(rule.keys, sources)
+        if names and not rule.used(config):
+            value = _format_value(attrgetter(rule.decided_by)(config))
+            notices.append(f"{_no_effect(names)}: only with {rule.needs}, and {rule.decided_by} is {value}")
+    return notices
+
+
+_TRAIN = (("up", "train"), ("train",))
+_JUDGE = (("up", "judge"), ("judge",))
+_READ_BY: Mapping[str, tuple[Sequence[str], Collection[str]]] = {
+    "data.path": _TRAIN,
+    "data.watch_dir": _TRAIN,
+    "data.export_dir": (("up", "serve", "collect"), ("gateway", "collect")),
+    "rollout": (("rollout",), ()),
+    "train": _TRAIN,
+    "train.exit_when_done": (("train",), ()),
+    "train.lora.rank": (("up", "train", "serve"), ("train", "engine")),
+    "track": _TRAIN,
+    "judge": _JUDGE,
+    "teacher": _JUDGE,
+    "collect": (("up", "collect"), ("collect",)),
+}
+"""Setting or section -> (commands that read it, workers that read it)."""
+
+
+def unused_by_command(sources: Mapping[str, str], command: str, workers: Collection[str]) -> list[str]:
+    """Return notices about settings that a command with these workers does not read. `sources` as above.
+
+    Variables and files are shared by several commands, so of these only settings of `data` and `rollout` are named.
+    """
+    unread: dict[Sequence[str], list[str]] = {}
+    for key, source in sources.items():
+        section = key.partition(".")[0]
+        commands, readers = _READ_BY.get(key) or _READ_BY.get(section) or ((command,), ())
+        is_shared = section not in ("data", "rollout") and not source.startswith("flags: ")
+        if command not in commands and not set(workers) & set(readers) and not is_shared:
+            unread.setdefault(commands, []).append(key)
+    return [
+        f"{_no_effect(_given_names(keys, sources))} on `openclaw-rl {command}`: only on {_format_commands(commands)}"
+        for commands, keys in unread.items()
+    ]
+
+
+def _format_commands(names: Sequence[str]) -> str:
+    *first, last = (f"`openclaw-rl {name}`" for name in names)
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _given_names(keys: Collection[str], sources: Mapping[str, str]) -> list[str]:
+    """Return the names under which any of `keys` was given."""
+    return sorted({sources[key].partition(": ")[2] for key in keys if key in sources})
+
+
+def _no_effect(names: Sequence[str]) -> str:
+    return f"{', '.join(names)} {'has' if len(names) == 1 else 'have'} no effect"
+
+
+def _format_value(value: Any) -> str:
+    return "not set" if value in (None, ()) else str(value)

@@ -1,0 +1,78 @@
+"""Settings of the gateway that its other tests do not set: what they change for a client, or in the store."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+
+import pytest
+from tests.serve.conftest import KEY, Http, Start
+
+from openclaw_rl.common.sockets import free_port
+from openclaw_rl.errors import OpenClawError
+from openclaw_rl.serve.app import run
+from openclaw_rl.settings.load import from_flat
+from openclaw_rl.types import Capture
+
+USER = {"role": "user", "content": "hi"}
+
+
+def test_the_name_of_the_model_is_served(start: Start) -> None:
+    site = start(settings={"model.name": "mine"})
+    assert "mine" in [row["id"] for row in site.http.get("/v1/models").json()["data"]]
+    assert site.client().chat.completions.create(model="mine", messages=[USER]).model.startswith("mine")
+
+
+def test_the_debug_log_follows_a_reply(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG", logger="openclaw_rl.serve")
+    reply = start().client().chat.completions.create(model="openclaw", messages=[USER])
+    assert f"{reply.id}: chat, 1 replies of version 0, " in caplog.text
+    assert f"{reply.id}: done (stop), " in caplog.text
+    assert "'hi'" not in caplog.text
+
+
+@pytest.mark.parametrize(("value", "kept"), [("full", (USER,)), ("redacted", ())])
+def test_redacted_capture_stores_no_text(start: Start, value: str, kept: tuple[dict[str, str], ...]) -> None:
+    site = start(settings={"serve.capture": value})
+    reply = site.client().chat.completions.create(model="openclaw", messages=[USER])
+    stored = site.get(reply.id).request
+    assert (stored.capture, tuple(stored.messages)) == (Capture(value), kept)
+
+
+@pytest.mark.parametrize(("patterns", "count"), [((), 2), (("^clock: .*$",), 1)])
+def test_ephemeral_messages_of_the_settings_are_left_out_of_the_history(
+    start: Start, patterns: tuple[str, ...], count: int
+) -> None:
+    site = start(settings={"serve.ephemeral_patterns": patterns})
+    messages = [{"role": "user", "content": "clock: 12:00"}, USER]
+    reply = site.client().chat.completions.create(model="openclaw", messages=messages)
+    assert len(site.get(reply.id).request.marks) == count
+
+
+def test_the_gateway_listens_on_the_host_of_the_settings(tmp_path: Path) -> None:
+    port = free_port()
+    config = from_flat({"home": str(tmp_path), "serve.host": "127.0.0.2", "serve.port": port, "serve.api_key": KEY})
+
+    async def main() -> None:
+        stop = asyncio.Event()
+        running = asyncio.create_task(run(config, stop=stop))
+        while not running.done():
+            try:
+                answer = await asyncio.to_thread(Http(f"http://127.0.0.2:{port}").get, "/healthz")
+                break
+            except OSError:
+                await asyncio.sleep(0.05)
+        assert answer.status_code == 200
+        with pytest.raises(OSError, match="refused"):
+            socket.create_connection(("127.0.0.1", port), timeout=5)
+        stop.set()
+        await asyncio.wait_for(running, 20)
+
+    asyncio.run(main())
+
+
+def test_an_address_of_another_machine_is_refused(tmp_path: Path) -> None:
+    config = from_flat({"home": str(tmp_path), "serve.host": "192.0.2.1", "serve.port": 1, "serve.api_key": KEY})
+    with pytest.raises(OpenClawError, match=r"192\.0\.2\.1"):
+        asyncio.run(run(config, stop=asyncio.Event()))
