@@ -13,7 +13,7 @@ from openclaw_rl.types import Vote
 
 SCORES = st.sampled_from([1, 0, -1, None])
 VOTES = st.lists(SCORES, min_size=1, max_size=9).map(lambda scores: [Vote(score=score) for score in scores])
-THRESHOLDS = st.floats(0, 0.99)
+THRESHOLDS = st.floats(0, 1)
 
 
 def usable(votes: list[Vote]) -> list[int]:
@@ -22,15 +22,13 @@ def usable(votes: list[Vote]) -> list[int]:
 
 @settings(max_examples=100)
 @given(VOTES.filter(usable), THRESHOLDS)
-def test_a_score_holds_strictly_more_than_the_threshold_and_more_than_any_other(
-    votes: list[Vote], share: float
-) -> None:
+def test_a_score_has_at_least_the_threshold_and_more_than_any_other(votes: list[Vote], share: float) -> None:
     score, reason = majority_score(votes, share)
     counts = Counter(usable(votes))
     winners = [
         value
         for value, count in counts.items()
-        if count / counts.total() > share and all(count > other for v, other in counts.items() if v != value)
+        if count / counts.total() >= share and all(count > other for v, other in counts.items() if v != value)
     ]
     assert winners == ([] if score is None else [score])
     assert reason
@@ -61,13 +59,17 @@ def test_no_usable_vote_is_a_failure_not_a_score() -> None:
     ("scores", "threshold", "expected", "words"),
     [
         ([1, 1, -1], 0.5, 1, "2 of 3"),
-        ([1, 1, -1], 2 / 3, None, "more than"),
+        ([1, 1, -1], 2 / 3, 1, "2 of 3"),
+        ([1, 1, -1], 0.67, None, "at least 0.67"),
         ([1, -1], 0.0, None, "tie"),
         ([0, 0, 1], 0.5, 0, "+0"),
         ([1, 0, -1], 0.3, None, "tie"),
         ([1, 1, 0, -1, -1], 0.3, None, "tie"),
-        ([1, 1, 1, -1, 0], 0.6, None, "0.6"),
-        ([-1], 0.99, -1, "1 of 1"),
+        ([1, 1, 1, -1, 0], 0.6, 1, "3 of 5"),
+        ([1, 1, -1, 0, 0], 0.6, None, "tie"),
+        ([1, 1, -1, 0, None], 0.6, None, "at least 0.6 of 4"),
+        ([-1], 1.0, -1, "1 of 1"),
+        ([1, 1, 1, 1, -1], 1.0, None, "at least 1"),
     ],
 )
 def test_examples(scores: list[int], threshold: float, expected: int | None, words: str) -> None:

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from openclaw_rl.cli.main import cli
 from openclaw_rl.errors import ConfigError
-from openclaw_rl.settings.cli_options import settings_options
+from openclaw_rl.settings.cli_options import home_options, settings_options
 
 
 def commands(group: click.Group, above: str = "") -> Iterator[tuple[str, click.Command]]:
@@ -23,7 +23,13 @@ def commands(group: click.Group, above: str = "") -> Iterator[tuple[str, click.C
 
 
 EVERY = [*commands(cli), ("starter", build_starter.main)]
-SHARED = {parameter.name for parameter in click.command(settings_options(lambda: None)).params}
+SHARED, OF_A_HOME = (
+    {parameter.name for parameter in click.command(options(lambda: None)).params}
+    for options in (settings_options, home_options)
+)
+INSPECT = ("sessions", "session", "turn", "policy")
+READERS = {"key", "status", "rollback", "data export", *(f"inspect {what}" for what in INSPECT)}
+"""Commands that only read or change a home."""
 
 
 def invoke(*arguments: str) -> Result:
@@ -37,7 +43,8 @@ def test_every_command_reads_its_options_alike(name: str, command: click.Command
     unbound = {p.name for p in numbers if not isinstance(p.type, click.IntRange | click.FloatRange)}
     assert unbound <= {"seed", "with_parent"}
     names = {p.name for p in command.params}
-    assert "file" not in {p.name for p in options} or names >= SHARED
+    if "file" in {p.name for p in options}:
+        assert names & SHARED == (OF_A_HOME if name in READERS else SHARED)
 
 
 @pytest.mark.parametrize(

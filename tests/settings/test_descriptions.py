@@ -155,7 +155,8 @@ class Loader:
         return self.load("up", {"file": None, "sets": ()})
 
     def load(self, command: str, options: Mapping[str, Any]) -> tuple[settings.Config, list[str]]:
-        _, workers = command_line._WORKER_COMMANDS.get(command, ("", ()))
+        known = command_line._WORKER_COMMANDS.get(command)
+        workers = known.workers if known else ()
         self.capture.readouterr()
         config = load_config(command=command if workers else "", workers=workers, **options)
         return config, self.capture.readouterr().err.splitlines()

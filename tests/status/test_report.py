@@ -9,7 +9,8 @@ import pytest
 from tests.render.trl_templates import make_kind
 
 from openclaw_rl.settings.load import from_flat
-from openclaw_rl.status.report import CURES, _render_newest_step, merge_reasons, template_summary, untrainable_agents
+from openclaw_rl.status.inspect import template_summary
+from openclaw_rl.status.report import CURES, _render_newest_step, merge_reasons, untrainable_agents
 from openclaw_rl.types import Sampling
 
 
@@ -65,7 +66,7 @@ def test_an_agent_whose_turns_cannot_train_is_listed_with_the_cure() -> None:
     "sampling",
     [
         {"temperature": 0.0}, {"temperature": 0.5, "convention": "raw"}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1},
-        {"presence_penalty": 1.0}, {"logit_bias": {1: 1.0}}, {"grammar": "start: A"},
+        {"min_tokens": 5}, {"presence_penalty": 1.0}, {"logit_bias": {1: 1.0}}, {"grammar": "start: A"},
     ],
 )  # fmt: skip
 def test_each_reason_of_the_sampling_has_a_cure(sampling: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection
 from tests.store.world import close, judged, policy, serve, verdict
 
-from openclaw_rl.errors import IdentityMismatch, StaleLease
+from openclaw_rl.errors import IdentityMismatch, StaleLease, StoreError
 from openclaw_rl.store import events, leases, policies, training_queue, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.types import FinishReason, Lease, Policy, PolicyState, Use
@@ -92,7 +92,7 @@ def test_the_root_belongs_to_one_model(conn: Connection) -> None:
 
 
 def test_no_head_before_the_root(store: Store) -> None:
-    with store.read() as conn, pytest.raises(LookupError, match="ensure_root"):
+    with store.read() as conn, pytest.raises(StoreError, match="no policy version yet"):
         policies.head(conn)
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import runpy
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from tests.system.test_words import run
 
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, post_json, scratch_config
+from openclaw_rl.supervisor.supervisor import is_home_locked
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "one_turn.py"
 
@@ -43,6 +47,7 @@ def test_status_and_inspect_tell_the_story(tmp_path: Path) -> None:
         post_json(system, "/v1/chat/completions", {"model": "openclaw", "messages": said})
         system.wait_until_settled()
         status = run("status", "--home", home)
+        assert status.stdout.startswith(f"listening at {system.base_url}/v1, model openclaw\n")
         assert "engine" in status.stdout
         assert "live" in status.stdout
         told = json.loads(run("status", "--home", home, "--json").stdout)
@@ -59,6 +64,46 @@ def test_status_and_inspect_tell_the_story(tmp_path: Path) -> None:
             == "v0"
         )
         assert "was rolled back" in run("inspect", "turn", first["id"], "--home", home).stdout
+
+
+def test_the_system_of_a_home_is_found_at_any_port_and_says_things_once(tmp_path: Path) -> None:
+    """`chat` and `key` get the home alone; the model's name is another one, too."""
+    settings = {"model.name": "mine", "data.export_dir": str(tmp_path / "out")}  # one more process that renders
+    with SubprocessSystem(scratch_config(tmp_path / "home", settings)) as system:
+        home = ("--home", str(system.config.home_dir))
+        assert run("key", *home).stdout.strip() == system.api_key
+        talk = run("chat", *home, typed="What is the capital of France?\n/quit\n")
+        assert talk.returncode == 0, talk.stderr
+        assert f"mine at {system.base_url}/v1" in talk.stdout
+        assert "v0 " in talk.stdout, "it answered"
+        assert "starting the system" not in talk.stdout
+        system.wait_until_settled()
+        log = (system.config.logs_dir / "up.log").read_text().splitlines()
+        assert run("chat", *home, "--config", "/no/such/file").returncode == 1
+    gateway = [line for line in log if line.startswith(" gateway |")]
+    assert gateway[0].endswith(f"INFO listening at {system.base_url}/v1")
+    assert not [line for line in log[: log.index(gateway[0])] if system.base_url in line], "it was not true yet"
+    said = [line.partition(" INFO ")[2] for line in log if " INFO " in line]
+    assert len(said) == len(set(said)), said
+    assert sum("chat template" in line for line in said) == 1
+    assert json.loads(run("status", *home, "--json").stdout)["gateway"] is None
+
+
+def test_chat_waits_for_a_system_that_starts(tmp_path: Path) -> None:
+    system = SubprocessSystem(scratch_config(tmp_path / "home"))
+
+    def talk() -> subprocess.CompletedProcess[str]:
+        while not is_home_locked(system.config):
+            time.sleep(0.05)
+        return run("chat", "--home", system.config.home, typed="Hello!\n/quit\n", timeout=120)
+
+    with ThreadPoolExecutor(1) as pool:
+        talked = pool.submit(talk)
+        with system:
+            done = talked.result()
+    assert done.returncode == 0, done.stderr
+    assert "waiting until the system on" in done.stdout
+    assert f"openclaw at {system.base_url}/v1" in done.stdout
 
 
 def test_one_turn_in_one_file_learns() -> None:

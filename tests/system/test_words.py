@@ -18,9 +18,9 @@ from openclaw_rl.store import events
 from openclaw_rl.store.db import Store
 
 
-def run(*arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, timeout: float = 60, typed: str | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "openclaw_rl", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, input=typed)
 
 
 def test_help_answers_without_torch() -> None:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,18 +18,21 @@ import aiohttp
 from rich.console import Console
 from rich.text import Text
 
+from openclaw_rl.cli.load_config import with_running_gateway
+from openclaw_rl.common.gateway_address import running_address
 from openclaw_rl.errors import OpenClawError, StoreError
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store import events, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, is_ready
-from openclaw_rl.supervisor.supervisor import read_key
+from openclaw_rl.supervisor.supervisor import is_home_locked, prepare_home, read_key
 from openclaw_rl.types import Event
 
 _HELP_TEXT = """Your next message is the feedback. Commands:
-  /good [comment]      thumbs up for the last reply     /new     start a new conversation
+  /good [comment]      thumbs up for the last reply
   /bad  [correction]   thumbs down; describe how the reply should have been
-  /help                show this help                   /quit    quit"""
+  /new                 start a new conversation
+  /help, /quit         show this help; quit"""
 _HTTP_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=600)  # seconds; long, for slow models
 _SHOWN_KINDS = ("turn.judged", "policy.live", "policy.rejected", "policy.rolled_back")
 
@@ -42,22 +47,38 @@ class ChatConversation:
 
 
 def run_chat(config: Config) -> None:
-    """Chat with the system at the configured address. If none runs, start one and stop it afterwards."""
+    """Chat with the system that runs on the home. If none runs, start one and stop it afterwards."""
     console = Console()
-    url = f"http://{config.serve.host}:{config.serve.port}"
+    prepare_home(config)
     with contextlib.ExitStack() as stack:
-        if not is_ready(url):
+        if is_home_locked(config):
+            _wait_until_ready(config, console)
+        else:
             console.print(f"  starting the system on {config.home_dir} (its log: {config.logs_dir / 'up.log'}) ...")
             stack.enter_context(SubprocessSystem(config))
-        console.print(f"  [bold]{config.model.name}[/] at {url}/v1", highlight=False)
+        config = with_running_gateway(config)
+        console.print(f"  [bold]{config.model.name}[/] at {config.serve.url}/v1", highlight=False)
         console.print(_HELP_TEXT + "\n", highlight=False, markup=False)
         with contextlib.suppress(EOFError, KeyboardInterrupt):
-            asyncio.run(_ChatSession(config, console, url).run())
+            asyncio.run(_ChatSession(config, console).run())
+
+
+def _wait_until_ready(config: Config, console: Console) -> None:
+    """Wait for a system that is starting. Raises `OpenClawError` if it stops."""
+    for attempt in itertools.count():
+        address = running_address(config.home_dir)
+        if address is not None and is_ready(address.url):
+            return
+        if not is_home_locked(config):
+            raise OpenClawError(f"the system stopped before it was ready. Its logs: {config.logs_dir}")
+        if attempt == 0:
+            console.print(f"  waiting until the system on {config.home_dir} is ready ...")
+        time.sleep(0.3)
 
 
 class _ChatSession:
-    def __init__(self, config: Config, console: Console, url: str) -> None:
-        self._config, self._console, self._url = config, console, url
+    def __init__(self, config: Config, console: Console) -> None:
+        self._config, self._console, self._url = config, console, config.serve.url
         self._conversation = ChatConversation()
         self._headers = {"Authorization": f"Bearer {read_key(config)}"}
         self._store = Store.open(config.store_path, create=False)

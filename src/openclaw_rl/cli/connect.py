@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
 import click
 
+from openclaw_rl.cli.load_config import home_flag
 from openclaw_rl.connect import claude_code_codex, openclaw
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.settings.load import Config
@@ -32,16 +32,11 @@ def connect_openclaw(config: Config, *, write: bool, into: Path | None) -> None:
 def connect_claude_code(config: Config) -> None:
     """Print the environment variables for Claude Code."""
     click.echo(claude_code_codex.claude_code_environment(config))
-    click.echo(f'Next: eval "$(openclaw-rl connect claude-code{_home_flag(config)})" && claude', err=True)
+    click.echo(f'Next: eval "$(openclaw-rl connect claude-code{home_flag(config)})" && claude', err=True)
 
 
 def connect_codex(config: Config) -> None:
     """Print the settings for Codex."""
     click.echo(claude_code_codex.codex_settings(config))
     click.echo("Add this to ~/.codex/config.toml.", err=True)
-    click.echo(f"Next: export OPENCLAW_API_KEY=$(openclaw-rl key{_home_flag(config)}) && codex", err=True)
-
-
-def _home_flag(config: Config) -> str:
-    """Return the `--home` flag for the next command, unless the home is the default: each home has its own key."""
-    return "" if config.home == Config().home else f" --home {shlex.quote(config.home)}"
+    click.echo(f"Next: export OPENCLAW_API_KEY=$(openclaw-rl key{home_flag(config)}) && codex", err=True)

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from openclaw_rl.cli.load_config import load_config
-from openclaw_rl.settings.cli_options import settings_options
+from openclaw_rl.settings.cli_options import home_options, settings_options
 
 _report_option = click.option("--report", metavar="FILE", help="File for refused trajectories, one line of JSON each.")
 _partial_option = click.option("--partial", is_flag=True, help="Exit with 0 even if trajectories were refused.")
@@ -75,7 +75,7 @@ def score_imported(**options: Any) -> None:
     is_flag=True,
     help="Replace mail addresses, phone numbers, keys, tokens, IPs and home folders by placeholders.",
 )
-@settings_options
+@home_options
 def export_sessions(
     target: str, names: tuple[str, ...], since: str | None, form: str, redact: bool, **options: Any
 ) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import click
 
@@ -44,6 +46,30 @@ def _command_notices(loaded: LoadedSettings, command: str, workers: Sequence[str
     from openclaw_rl.supervisor.supervisor import with_required_workers
 
     return unused_by_command(loaded.sources, command, with_required_workers(loaded.config, workers))
+
+
+def load_running_config(**options: Any) -> Config:
+    """Return the settings for a client of the system that runs on the home."""
+    return with_running_gateway(load_config(**options))
+
+
+def with_running_gateway(config: Config) -> Config:
+    """Return the settings with address, model and key of the home's running gateway, if one runs."""
+    from openclaw_rl.common.gateway_address import running_address
+
+    address = running_address(config.home_dir)
+    if address is None:
+        return config
+    where = urlsplit(address.url)
+    key = config.serve.api_key if address.key == "settings" else None  # None: the one in the home
+    serve = config.serve.model_copy(update={"host": where.hostname, "port": where.port, "api_key": key})
+    model = config.model.model_copy(update={"name": address.model, "path": address.model_path})
+    return config.model_copy(update={"serve": serve, "model": model})
+
+
+def home_flag(config: Config) -> str:
+    """Return the `--home` flag for a command that is printed; empty if the home is the default."""
+    return "" if config.home == type(config)().home else f" --home {shlex.quote(config.home)}"
 
 
 def load_settings(

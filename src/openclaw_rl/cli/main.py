@@ -5,18 +5,19 @@ from __future__ import annotations
 import errno
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from openclaw_rl import __version__
 from openclaw_rl.cli.data import data_commands
-from openclaw_rl.cli.load_config import load_config, load_settings
+from openclaw_rl.cli.load_config import home_flag, load_config, load_running_config, load_settings
 from openclaw_rl.cli.recipes import make_method, run_evaluation
 from openclaw_rl.cli.rollback import run_rollback
 from openclaw_rl.cli.rollout import run_rollout_function, run_self_test
 from openclaw_rl.errors import OpenClawError
-from openclaw_rl.settings.cli_options import UNKNOWN_FLAGS, Seconds, alias_flags, settings_options
+from openclaw_rl.settings.cli_options import FlagCommand, Seconds, home_options, settings_options
 
 if TYPE_CHECKING:
     from openclaw_rl.settings.load import Config
@@ -33,6 +34,9 @@ _PARENT_OPTION: dict[str, Any] = {"type": int, "is_flag": False, "flag_value": 0
 _with_parent_option = click.option("--with-parent", callback=_exit_with_parent, **_PARENT_OPTION)
 
 
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__)
 def cli() -> None:
@@ -42,27 +46,50 @@ def cli() -> None:
     """
 
 
-_WORKER_COMMANDS: Mapping[str, tuple[str, Sequence[str]]] = {
-    "up": ("Run serve, collect, judge and train, supervised.", ("engine", "gateway", "collect", "judge", "train")),
-    "serve": ("Run only the serve stage: engine and gateway.", ("engine", "gateway")),
-    "collect": ("Run only the collect stage: link reactions to turns.", ("collect",)),
-    "judge": ("Run only the judge stage: score turns that have a reaction.", ("judge",)),
-    "train": ("Run only the train stage: train on judged turns.", ("train",)),
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _WorkerCommand:
+    """A command that runs workers. `flags`: prefixes of the settings whose flags its help lists."""
+
+    summary: str
+    workers: Sequence[str]
+    flags: Sequence[str]
+
+
+_WORKER_COMMANDS: Mapping[str, _WorkerCommand] = {
+    "up": _WorkerCommand(
+        summary="Run serve, collect, judge and train, supervised.",
+        workers=("engine", "gateway", "collect", "judge", "train"),
+        flags=("model.", "serve.", "engine.", "judge.", "train.", "data."),
+    ),
+    "serve": _WorkerCommand(
+        summary="Run only the serve stage: engine and gateway.",
+        workers=("engine", "gateway"),
+        flags=("model.", "serve.", "engine.", "data.export_dir"),
+    ),
+    "collect": _WorkerCommand(
+        summary="Run only the collect stage: link reactions to turns.", workers=("collect",), flags=("data.export_dir",)
+    ),
+    "judge": _WorkerCommand(
+        summary="Run only the judge stage: score turns that have a reaction.", workers=("judge",), flags=("judge.",)
+    ),
+    "train": _WorkerCommand(
+        summary="Run only the train stage: train on judged turns.",
+        workers=("train",),
+        flags=("train.", "data.path", "data.watch_dir"),
+    ),
 }
-"""Command -> (its help, the workers that it starts)."""
 
 
-def _add_worker_command(name: str, summary: str, workers: Sequence[str]) -> None:
-    @cli.command(name, help=summary, context_settings=UNKNOWN_FLAGS)
+def _add_worker_command(name: str, command: _WorkerCommand) -> None:
+    @cli.command(name, cls=FlagCommand, shown=command.flags, help=command.summary)
     @settings_options
     @_with_parent_option
-    @alias_flags
     def run_workers(**options: Any) -> None:
-        _start_workers(load_config(command=name, workers=workers, **options), workers)
+        _start_workers(load_config(command=name, workers=command.workers, **options), command.workers)
 
 
-for _name, (_summary, _workers) in _WORKER_COMMANDS.items():
-    _add_worker_command(_name, _summary, _workers)
+for _name, _command in _WORKER_COMMANDS.items():
+    _add_worker_command(_name, _command)
 
 
 def _start_workers(config: Config, workers: Sequence[str]) -> None:
@@ -74,10 +101,11 @@ def _start_workers(config: Config, workers: Sequence[str]) -> None:
     config = resolve_base(config)
     ModelFiles.from_config(config.model)  # raises here for a missing model, before a worker is started and restarted
     loader.check_plugin_files(config)
-    if "gateway" in workers:
-        url = f"http://{config.serve.host}:{config.serve.port}/v1"
-        click.echo(f"OpenClaw-RL {__version__}: {config.model.path} as {config.model.name!r} at {url}", err=True)
-        click.echo(f"  home {config.home_dir}   key: `openclaw-rl key`   chat: `openclaw-rl chat`", err=True)
+    if "gateway" in workers:  # the gateway's first line says where it listens, once it does
+        click.echo(f"OpenClaw-RL {__version__}: {config.model.path} as {config.model.name!r}", err=True)
+        click.echo(f"  home: {config.home_dir}", err=True)
+        for command in ("key", "chat"):
+            click.echo(f"  {command}: openclaw-rl {command}{home_flag(config)}", err=True)
     supervise(config, with_required_workers(config, workers))
 
 
@@ -95,7 +123,7 @@ def run_one_worker(name: str, **options: Any) -> None:
 
 
 @cli.command()
-@settings_options
+@home_options
 def key(**options: Any) -> None:
     """Print the API key.
 
@@ -103,13 +131,13 @@ def key(**options: Any) -> None:
     """
     from openclaw_rl.supervisor.supervisor import read_key
 
-    click.echo(read_key(load_config(**options)))
+    click.echo(read_key(load_running_config(**options)))
 
 
 @cli.command()
 @click.option("--watch", is_flag=True, help="Update the display until interrupted.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@settings_options
+@_json_option
+@home_options
 def status(watch: bool, as_json: bool, **options: Any) -> None:
     """Show workers, what was learned, what was not, and why."""
     from openclaw_rl.status.report import show_status
@@ -128,53 +156,55 @@ def inspect() -> None:
 
 
 @inspect.command("sessions")
-@click.option("--limit", type=click.IntRange(min=1), default=30, show_default=True, help="Maximum number of sessions.")
-@settings_options
-def inspect_sessions(limit: int, **options: Any) -> None:
+@click.option(
+    "--limit", type=click.IntRange(min=1), metavar="NUMBER", default=30, show_default=True, help="Sessions at most."
+)
+@_json_option
+@home_options
+def inspect_sessions(limit: int, as_json: bool, **options: Any) -> None:
     """List the newest sessions, one per line."""
-    from openclaw_rl.status.report import show_sessions
+    from openclaw_rl.status.inspect import show_sessions
 
-    show_sessions(load_config(**options), limit)
+    show_sessions(load_running_config(**options), limit, as_json=as_json)
 
 
 @inspect.command("session")
-@settings_options
 @click.argument("session_id")
-def inspect_session(session_id: str, **options: Any) -> None:
+@_json_option
+@home_options
+def inspect_session(session_id: str, as_json: bool, **options: Any) -> None:
     """Show every turn of a session: request, reply, verdict, training."""
-    from openclaw_rl.status.report import show_session
+    from openclaw_rl.status.inspect import show_session
 
-    show_session(load_config(**options), session_id)
+    show_session(load_running_config(**options), session_id, as_json=as_json)
 
 
 @inspect.command("turn")
-@settings_options
 @click.argument("turn_id")
-def inspect_turn(turn_id: str, **options: Any) -> None:
+@_json_option
+@home_options
+def inspect_turn(turn_id: str, as_json: bool, **options: Any) -> None:
     """Show one turn. Prints its text, tokens, reaction, verdict, and the policies that were trained on it."""
-    from openclaw_rl.status.report import show_turn
+    from openclaw_rl.status.inspect import show_turn
 
-    show_turn(load_config(**options), turn_id)
+    show_turn(load_running_config(**options), turn_id, as_json=as_json)
 
 
 @inspect.command("policy")
-@settings_options
 @click.argument("version", type=click.IntRange(min=0))
-def inspect_policy(version: int, **options: Any) -> None:
+@_json_option
+@home_options
+def inspect_policy(version: int, as_json: bool, **options: Any) -> None:
     """Show one policy version. Prints its parent, its metrics, and the turns that it was trained on."""
-    from openclaw_rl.status.report import show_policy
+    from openclaw_rl.status.inspect import show_policy
 
-    show_policy(load_config(**options), version)
+    show_policy(load_running_config(**options), version, as_json=as_json)
 
 
 @cli.command()
-@click.option("--wait", type=Seconds(), default=120.0, show_default=True, help="Maximum seconds for each check.")
-@click.option(
-    "--engine",
-    metavar="NAME",
-    help="Test only this engine: streaming, exact ids, log-probabilities, stop, cancellation, versions, hot swaps.",
-)
-@click.option("--troubles", is_flag=True, help="Diagnose this home instead: list its problems, each with its cure.")
+@click.option("--wait", type=Seconds(), default=120.0, show_default=True, help="Limit of each check.")
+@click.option("--engine", metavar="NAME", help="Check only this engine: ids, log-probabilities, versions and others.")
+@click.option("--troubles", is_flag=True, help="Diagnose the home instead: its problems, each with its cure.")
 @settings_options
 def doctor(wait: float, engine: str | None, troubles: bool, **options: Any) -> None:
     """Check the loop from a turn to a new served version. Uses a scratch store."""
@@ -213,7 +243,7 @@ def connect_openclaw(write: bool, into: str | None, **options: Any) -> None:
 
     from openclaw_rl.cli import connect as commands
 
-    commands.connect_openclaw(load_config(**options), write=write, into=Path(into) if into else None)
+    commands.connect_openclaw(load_running_config(**options), write=write, into=Path(into) if into else None)
 
 
 @connect.command("claude-code")
@@ -222,7 +252,7 @@ def connect_claude_code(**options: Any) -> None:
     """Print the environment variables for Claude Code."""
     from openclaw_rl.cli import connect as commands
 
-    commands.connect_claude_code(load_config(**options))
+    commands.connect_claude_code(load_running_config(**options))
 
 
 @connect.command("codex")
@@ -231,7 +261,7 @@ def connect_codex(**options: Any) -> None:
     """Print the settings for Codex (~/.codex/config.toml)."""
     from openclaw_rl.cli import connect as commands
 
-    commands.connect_codex(load_config(**options))
+    commands.connect_codex(load_running_config(**options))
 
 
 @cli.group("config")
@@ -239,9 +269,8 @@ def config_group() -> None:
     """Show or check settings."""
 
 
-@config_group.command("show", context_settings=UNKNOWN_FLAGS)
+@config_group.command("show", cls=FlagCommand)
 @settings_options
-@alias_flags
 def config_show(**options: Any) -> None:
     """Show every setting, its value, and the source of the value."""
     from openclaw_rl.settings.reference import show_settings
@@ -258,12 +287,26 @@ def config_check(file: str) -> None:
     check_file(file)
 
 
-for _command in (data_commands, run_rollout_function, run_rollback, run_self_test, make_method, run_evaluation):
-    cli.add_command(_command)
+for _more in (data_commands, run_rollout_function, run_rollback, run_self_test, make_method, run_evaluation):
+    cli.add_command(_more)
 
 
 _PATH_ERRNOS = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EROFS)
 """Errors of paths that the user gave. Any other `OSError` is a bug and keeps its traceback."""
+
+
+def _option_hint(error: click.NoSuchOption) -> str:
+    """Return what to give instead of an option that the command does not have; empty if the error says it."""
+    from openclaw_rl.settings.load import known_keys
+    from openclaw_rl.settings.suggestions import settings_meant
+
+    options = set() if error.ctx is None else {option.name for option in error.ctx.command.params}
+    meant = [] if error.possibilities else settings_meant(error.option_name, known_keys())
+    if not meant or "sets" not in options:
+        return ""
+    if "model_path" in options:
+        return f"This command takes it as --set {meant[0]}=VALUE.\n"
+    return f"It means {meant[0]}, a setting of the running system: this command finds that system by --home.\n"
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -272,6 +315,10 @@ def main(args: Sequence[str] | None = None) -> None:
         cli(args, "openclaw-rl", standalone_mode=False)
     except click.exceptions.Abort:
         sys.exit(130)
+    except click.NoSuchOption as error:
+        error.show()
+        click.echo(_option_hint(error), err=True, nl=False)
+        sys.exit(error.exit_code)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)

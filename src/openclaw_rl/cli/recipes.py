@@ -14,7 +14,7 @@ import click
 from openclaw_rl.cli.load_config import load_config
 from openclaw_rl.common.assets import ASSETS
 from openclaw_rl.errors import ConfigError
-from openclaw_rl.settings.cli_options import UNKNOWN_FLAGS, alias_flags, settings_options
+from openclaw_rl.settings.cli_options import FlagCommand, settings_options
 
 if TYPE_CHECKING:
     from openclaw_rl.evals.task_scores import EvalResult
@@ -34,7 +34,7 @@ def make_method(name: str, into: str) -> None:
     click.echo(f"Next: bash {script}", err=True)
 
 
-@click.command("evaluate", context_settings=UNKNOWN_FLAGS)
+@click.command("evaluate", cls=FlagCommand, shown=("model.", "engine.", "judge."))
 @click.option(
     "--eval-tasks",
     "names",
@@ -50,7 +50,6 @@ def make_method(name: str, into: str) -> None:
 @click.option("--out", metavar="FILE", help="Write scores, tasks, replies and failures to this JSON file.")
 @click.option("--json", "as_json", is_flag=True, help="Print the same JSON instead of the tables.")
 @settings_options
-@alias_flags
 def run_evaluation(
     names: str, num: int | None, max_tokens: int | None, out: str | None, as_json: bool, **options: Any
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from openclaw_rl.cli.load_config import load_config
-from openclaw_rl.settings.cli_options import settings_options
+from openclaw_rl.settings.cli_options import home_options
 
 
 @click.command("rollback")
@@ -15,7 +15,7 @@ from openclaw_rl.settings.cli_options import settings_options
 @click.option("--learn-again", is_flag=True, help="Train on the turns of the rolled-back versions again.")
 @click.option("--reason", default="rolled back by hand", show_default=True, help="Reason for `inspect policy` to show.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@settings_options
+@home_options
 def run_rollback(version: int | None, learn_again: bool, reason: str, yes: bool, **options: Any) -> None:
     """Roll back to VERSION: undo what was learned after it.
 

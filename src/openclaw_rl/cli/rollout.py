@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-from openclaw_rl.cli.load_config import load_config
-from openclaw_rl.settings.cli_options import UNKNOWN_FLAGS, Seconds, alias_flags, settings_options
+from openclaw_rl.cli.load_config import load_config, load_running_config
+from openclaw_rl.settings.cli_options import FlagCommand, Seconds, settings_options
 
 
-@click.command("rollout", context_settings=UNKNOWN_FLAGS)
+@click.command("rollout", cls=FlagCommand, shown=("rollout.",))
 @click.option("--tasks", metavar="FILE", help="File of tasks: a JSON list, JSON lines, or plain lines.")
 @click.option("--prompt", "prompts", multiple=True, metavar="TEXT", help="A task (may be repeated).")
 @click.option(
@@ -19,7 +19,6 @@ from openclaw_rl.settings.cli_options import UNKNOWN_FLAGS, Seconds, alias_flags
 )
 @click.option("--out", metavar="FOLDER", help="Folder for one result file per rollout. [default: <home>/rollouts]")
 @settings_options
-@alias_flags
 def run_rollout_function(
     tasks: str | None, prompts: tuple[str, ...], num: int | None, out: str | None, **options: Any
 ) -> None:
@@ -34,7 +33,7 @@ def run_rollout_function(
     from openclaw_rl.errors import ConfigError
     from openclaw_rl.rollouts.runner import RolloutOutcome, RolloutTask, read_tasks, run_rollouts
 
-    config = load_config(**options)
+    config = load_running_config(**options)
     if config.rollout.function_path is None and config.rollout.generate_path is None:
         raise ConfigError("no rollout function: set --rollout-function-path FILE (see docs/guides/plugins.md)")
     wanted = [RolloutTask(text=text) for text in prompts] + (read_tasks(Path(tasks)) if tasks else [])

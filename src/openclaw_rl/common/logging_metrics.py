@@ -43,12 +43,13 @@ class JsonLinesFormatter(logging.Formatter):
 
 
 def setup_logging(
-    name: str, logs_dir: Path | None, level: str = "info", *, readable: str | None = None
+    name: str, logs_dir: Path | None, level: str = "info", *, readable: str | None = None, named: bool = True
 ) -> logging.Logger:
     """Log plain text to stderr and, with `logs_dir`, JSON lines to `logs_dir/<name>.log` (rotating).
 
-    `readable`: name of an additional plain-text file in `logs_dir`. Configures the logger "openclaw_rl" and replaces
-    the handlers of an earlier call. Raises `ConfigError` if the folder cannot be written.
+    `readable`: name of an additional plain-text file in `logs_dir`. `named`: the lines on stderr have the process's
+    name; the supervisor puts it before the lines of its workers. Configures the logger "openclaw_rl" and replaces the
+    handlers of an earlier call. Raises `ConfigError` if the folder cannot be written.
     """
     root = logging.getLogger("openclaw_rl")
     for handler in list(root.handlers):
@@ -57,7 +58,8 @@ def setup_logging(
     root.setLevel(level.upper())
     root.propagate = False
     stderr = logging.StreamHandler(sys.stderr)
-    stderr.setFormatter(logging.Formatter(f"%(asctime)s {name} %(levelname)s %(message)s", "%H:%M:%S"))
+    who = f"{name} " if named else ""
+    stderr.setFormatter(logging.Formatter(f"%(asctime)s {who}%(levelname)s %(message)s", "%H:%M:%S"))
     root.addHandler(stderr)
     if logs_dir is not None:
         root.addHandler(_file_handler(logs_dir / f"{name}.log", JsonLinesFormatter()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 
-from openclaw_rl.connect.openclaw import base_url, context_length
+from openclaw_rl.connect.openclaw import context_length
 from openclaw_rl.settings.load import Config
 from openclaw_rl.supervisor.supervisor import read_key
 
@@ -14,7 +14,7 @@ def claude_code_environment(config: Config) -> str:
     """Return the environment variables for Claude Code. Raises `OpenClawError` if there is no key yet."""
     model = config.model.name
     values = {
-        "ANTHROPIC_BASE_URL": base_url(config),
+        "ANTHROPIC_BASE_URL": config.serve.url,
         "ANTHROPIC_AUTH_TOKEN": read_key(config),
         "ANTHROPIC_MODEL": model,
         "ANTHROPIC_DEFAULT_OPUS_MODEL": model,
@@ -35,7 +35,7 @@ def codex_settings(config: Config) -> str:
             "",
             "[model_providers.openclaw-rl]",
             'name = "OpenClaw-RL"',
-            f'base_url = "{base_url(config)}/v1"',
+            f'base_url = "{config.serve.url}/v1"',
             'env_key = "OPENCLAW_API_KEY"',
             'wire_api = "responses"',
         ]

@@ -23,12 +23,6 @@ MIN_CONTEXT_TOKENS = 16_384
 MAX_REPLY_TOKENS = 8192  # maximum tokens of one reply
 
 
-def base_url(config: Config) -> str:
-    """Return the gateway's URL for clients on this machine, without a path."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "::1": "[::1]"}.get(config.serve.host, config.serve.host)
-    return f"http://{host}:{config.serve.port}"
-
-
 def context_length(config: Config) -> int:
     """Return the served model's context length in tokens. Raises `OpenClawError` if settings and model have none."""
     known = config.engine.max_context or ModelFiles.from_config(config.model).context_length
@@ -43,7 +37,7 @@ def provider_entry(config: Config) -> dict[str, Any]:
     """Return the provider entry. Raises `OpenClawError` if there is no key yet."""
     context = context_length(config)
     return {
-        "baseUrl": f"{base_url(config)}/v1",
+        "baseUrl": f"{config.serve.url}/v1",
         "apiKey": read_key(config),
         "api": "openai-completions",
         "models": [

@@ -12,9 +12,9 @@ from openclaw_rl.types import JudgeInput, Verdict, Vote
 
 
 def majority_score(votes: Sequence[Vote], threshold: float) -> tuple[int | None, str]:
-    """Return the score with more than `threshold` (a share in [0, 1)) of the usable votes, and the reason as text.
+    """Return the score with at least `threshold` (a share in [0, 1]) of the usable votes, and the reason as text.
 
-    A vote with score None is unusable and not counted. The score is None if none exceeds the threshold or two are
+    A vote with score None is unusable and not counted. The score is None if none reaches the threshold or two are
     tied. Raises `ValueError` if no vote is usable, because that is a failure of the judge and not a verdict.
     """
     counts = Counter(vote.score for vote in votes if vote.score is not None)
@@ -25,8 +25,8 @@ def majority_score(votes: Sequence[Vote], threshold: float) -> tuple[int | None,
     tally = ", ".join(f"{value:+d}: {count}" for value, count in sorted(counts.items(), reverse=True))
     if others and others[0][1] == most:
         return None, f"abstained: a tie ({tally})"
-    if most / usable <= threshold:
-        return None, f"abstained: no score has more than {threshold:g} of {usable} usable votes ({tally})"
+    if most / usable < threshold:  # exact for a decimal share: 3 / 5 and 0.6 are the same float
+        return None, f"abstained: no score has a share of at least {threshold:g} of {usable} usable votes ({tally})"
     return score, f"{most} of {usable} usable votes say {score:+d}"
 
 

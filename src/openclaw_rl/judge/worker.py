@@ -43,6 +43,7 @@ async def run(config: Config, *, stop: asyncio.Event, judge: Judge | None = None
     Unblocked by: a commit of another process, an answer, a back-off that ends, `stop`.
     """
     judge = judge or make_judge(config)
+    log.info("judge.kind %s, %d turns at once", config.judge.kind, config.judge.workers)
     teacher = Teacher(config) if config.teacher.wanted else None
     store = await asyncio.to_thread(Store.open, config.store_path)
     queue = JudgeQueue(config, store, judge, teacher)

@@ -8,7 +8,6 @@ text is unchanged in it keep their sampled ids (`splice_replies`).
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,8 +32,6 @@ from openclaw_rl.render.template_probe import CUT_MARKER
 from openclaw_rl.render.tokenizer import CachedTokenizer
 from openclaw_rl.render.tool_calls import ToolList
 from openclaw_rl.types import Ids, Message
-
-log = logging.getLogger(__name__)
 
 _PROMPT_TAIL_TOKENS = 64  # tokens at the end of a prompt that are searched for an opened reasoning tag
 _PROBE_TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
@@ -73,7 +70,6 @@ class Renderer:
         self._splicer = ReplySplicer(
             self.tokenizer, self.detokenizer, template_probe.reply_anchors(self._try_render, self.tokenizer.split_text)
         )
-        log.info("chat template: %s format; it %s", self.family.name, self.history_description)
 
     def _find_stop_ids(self) -> tuple[int, ...]:
         eos = self.files.specials.get("eos_token")

@@ -85,7 +85,7 @@ async def run_rollouts(
 
     Writes a result file each to `out`. Raises `OpenClawError` if no gateway answers, `PluginError` for a bad file.
     """
-    entry, url = RolloutFunction(config), f"http://{config.serve.host}:{config.serve.port}"
+    entry, url = RolloutFunction(config), config.serve.url
     if not await asyncio.to_thread(is_ready, url):
         raise OpenClawError(f"{url}: no gateway is ready there. Start one with `openclaw-rl up`, or set --port.")
     rollout = config.rollout

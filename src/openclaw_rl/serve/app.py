@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from aiohttp import web
 
+from openclaw_rl.common.gateway_address import GatewayAddress, publish_address
 from openclaw_rl.common.worker_loop import run_worker_loop
 from openclaw_rl.engines.registry import connect_engine
 from openclaw_rl.errors import OpenClawError, StoreError
@@ -155,16 +158,26 @@ async def _serve_until_stopped(
     await runner.setup()
     try:
         await _bind_socket(runner, config)
-        log.info("the gateway listens on http://%s:%d/v1", config.serve.host, config.serve.port)
-        await run_worker_loop(
-            lambda: _check_version_manager(gateway),
-            lambda: _write_heartbeat(store, gateway),
-            stop,
-            poll=_POLL_SECONDS,
-        )
+        wide = "" if config.serve.host in config.serve.url else f" (serve.host {config.serve.host})"
+        log.info("listening at %s/v1%s", config.serve.url, wide)
+        log.info("chat template: %s format; it %s", renderer.family.name, renderer.history_description)
+        with publish_address(config.home_dir, _address(config)):
+            await run_worker_loop(
+                lambda: _check_version_manager(gateway),
+                lambda: _write_heartbeat(store, gateway),
+                stop,
+                poll=_POLL_SECONDS,
+            )
     finally:
         await runner.cleanup()
         await engine.close()
+
+
+def _address(config: Config) -> GatewayAddress:
+    key: Literal["settings", "file"] = "settings" if config.serve.api_key else "file"
+    path = Path(config.model.path).expanduser()
+    base = str(path.absolute()) if path.is_dir() else config.model.path
+    return GatewayAddress(url=config.serve.url, model=config.model.name, model_path=base, key=key, pid=os.getpid())
 
 
 async def _bind_socket(runner: web.AppRunner, config: Config) -> None:

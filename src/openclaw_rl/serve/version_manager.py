@@ -141,7 +141,7 @@ class VersionManager:
             self._wake_event.clear()
             try:
                 if await asyncio.to_thread(self._read_head):
-                    log.info("the head is version %d", self.head)
+                    log.debug("the head is version %d", self.head)
                 pause = POLL_SECONDS if await self._load_planned() else _LOAD_RETRY_SECONDS
             except StoreError as error:  # loaded versions continue to answer
                 log.error("the head cannot be read: %s", error)
@@ -240,7 +240,7 @@ class VersionManager:
     def _record_failure(self, error: EngineError) -> None:
         if str(error) != self.problem:
             starting = isinstance(error, EngineGone) and not self._has_connected
-            log.log(logging.INFO if starting else logging.WARNING, "versions are not loaded yet: %s", error)
+            log.log(logging.DEBUG if starting else logging.WARNING, "versions are not loaded yet: %s", error)
         self._out_of_sync, self.problem = True, str(error)
         if isinstance(error, EngineGone):
             self._loaded = frozenset()
@@ -248,6 +248,8 @@ class VersionManager:
         self._notify_waiters()
 
     def _switch_serving(self, loaded: Sequence[int], target: int) -> None:
+        if not self._has_connected:
+            log.info("ready: version %d answers", self.serving)
         self._loaded, self._has_connected = frozenset(loaded), True
         self.problem = self._refusals[self.head][0] if self.head in self._refusals else None
         if target in self._loaded and self.serving != target:

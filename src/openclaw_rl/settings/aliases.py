@@ -58,6 +58,12 @@ class SettingAlias:
             return [f"{self.name} is {_format_value(value)}: this is the default"]
         return [f"{self.name} is set: {self.notice}"] if self.notice else []
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The settings that it sets, in the order of its description."""
+        named = self.means.split("`")[1::2] if not (self.refused or self.notice or self.only is not None) else ()
+        return tuple(word for word in named if "." in word or word == "home")
+
     def read(self, value: Any) -> Mapping[str, Any]:
         """Convert a given value to settings. Raises `ValueError` with what was expected."""
         if self.reader:

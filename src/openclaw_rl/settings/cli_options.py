@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import click
+
+from openclaw_rl.settings import aliases
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -26,47 +29,69 @@ class Seconds(click.FloatRange):
 
 
 _SETTINGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "--home": ("home", {"metavar": "DIR", "help": "Store, adapters, key and logs. [default: ~/.openclaw-rl]"}),
-    "--model-path": (
-        "model.path",
-        {"metavar": "PATH", "help": "Model folder, hub id or checkpoint. [default: a shipped one]"},
-    ),
-    "--method": (
-        "train.method",
-        {"metavar": "NAME", "help": "Training method: binary, opd, combine, ... [default: combine]"},
-    ),
+    "--home": ("home", {"metavar": "DIR", "help": "Home folder. [default: ~/.openclaw-rl]"}),
+    "--model-path": ("model.path", {"metavar": "PATH", "help": "Model: folder, hub id or checkpoint."}),
+    "--method": ("train.method", {"metavar": "NAME", "help": "Training method. [default: combine]"}),
     "--host": ("serve.host", {"metavar": "ADDRESS", "help": "Bind address. [default: 127.0.0.1]"}),
-    "--port": ("serve.port", {"type": click.IntRange(1, 65535), "help": "Port. [default: 8000]"}),
-    "--backend": (
-        "engine.backend",
-        {"metavar": "NAME", "help": "Engine: embedded, vllm, sglang or openai. [default: embedded]"},
-    ),
-    "--engine-url": ("engine.url", {"metavar": "URL", "help": "Use this running server. [default: start one]"}),
-    "--engine-python": (
-        "engine.python",
-        {"metavar": "PATH", "help": "Python with the engine installed. [default: this one]"},
-    ),
+    "--port": ("serve.port", {"type": click.IntRange(1, 65535), "metavar": "PORT", "help": "Port. [default: 8000]"}),
+    "--backend": ("engine.backend", {"metavar": "NAME", "help": "embedded, vllm, sglang or openai."}),
+    "--engine-url": ("engine.url", {"metavar": "URL", "help": "Use this running server."}),
+    "--engine-python": ("engine.python", {"metavar": "PATH", "help": "Python with the engine installed."}),
     "--log-level": ("run.log_level", {"metavar": "LEVEL", "help": "debug, info, warning or error."}),
 }
 """Option -> (setting, arguments of `click.option`)."""
 
 
 def settings_options(function: _F) -> _F:
-    """Add the shared settings options to a command."""
+    """Add the options for settings to a command that starts something."""
     for name, (_, arguments) in reversed(list(_SETTINGS.items())):
         function = click.option(name, **arguments)(function)
+    return _source_options(function)
+
+
+def home_options(function: _F) -> _F:
+    """Add the options for settings to a command that only reads or changes a home."""
+    return _source_options(click.option("--home", **_SETTINGS["--home"][1])(function))
+
+
+def _source_options(function: _F) -> _F:
     function = click.option(
         "--set", "sets", metavar="KEY=VALUE", multiple=True, help="Any setting, e.g. train.seed=8."
     )(function)
     return click.option("--config", "file", metavar="FILE", help="Settings file (YAML or JSON).")(function)
 
 
-def alias_flags(function: _F) -> _F:
-    """Accept any alias flag of a setting, as scripts forward them: `--lr 1e-6 --use-lora`."""
-    return click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[--FLAG VALUE]...")(function)
+class FlagCommand(click.Command):
+    """Command that takes any flag of the settings (`--lr 1e-6 --use-lora`), as scripts forward them, in `words`."""
+
+    ignore_unknown_options = True
+
+    def __init__(self, *args: Any, shown: Sequence[str] = ("",), **more: Any) -> None:
+        """`shown`: prefixes of the settings whose flags `--help` lists."""
+        super().__init__(*args, **more)
+        self._shown = tuple(shown)
+        words = click.Argument(["words"], nargs=-1, type=click.UNPROCESSED, metavar="[--FLAG VALUE]...")
+        self.params.append(words)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, then the flags."""
+        super().format_options(ctx, formatter)
+        with formatter.section("Flags for settings"):
+            formatter.write_dl(list(_flag_rows(self._shown)))
 
 
-UNKNOWN_FLAGS = {"ignore_unknown_options": True}
+def _flag_rows(shown: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """Yield (flags, their settings with the default) for each alias of settings with one of the prefixes."""
+    from openclaw_rl.settings.load import Config  # imported here to keep commands fast
+
+    names: dict[tuple[str, ...], list[aliases.SettingAlias]] = {}
+    for alias in aliases.by_form("flag").values():
+        if alias.keys and alias.keys[0].startswith(shown) and alias.name not in _SETTINGS:
+            names.setdefault(alias.keys, []).append(alias)
+    for keys, same in names.items():
+        default = attrgetter(keys[0])(Config()) if len(keys) == 1 else None
+        more = "" if default in (None, ()) else f" [{str(default).lower() if isinstance(default, bool) else default}]"
+        yield f"{', '.join(one.name for one in same)}{'' if same[0].switch else ' VALUE'}", ", ".join(keys) + more
 
 
 def given_settings(flags: Mapping[str, Any]) -> dict[str, Any]:

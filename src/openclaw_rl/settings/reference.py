@@ -19,6 +19,8 @@ from openclaw_rl.settings import aliases
 from openclaw_rl.settings import load as settings
 from openclaw_rl.settings.load import Config, LoadedSettings
 
+_LIST_COLUMNS = 60  # of a list in one line
+
 
 def show_settings(loaded: LoadedSettings) -> None:
     """Print every setting as YAML with the source of its value as a comment. Secrets are not shown."""
@@ -45,7 +47,20 @@ def _section_lines(tree: dict[str, Any], prefix: str, loaded: LoadedSettings) ->
             yield f"{indent}# {name}: (set){_source_comment(key, loaded)}"
         else:
             text = yaml.safe_dump(value, default_flow_style=True, width=10**6).removesuffix("...\n").strip()
-            yield f"{indent}{name}: {text}{_source_comment(key, loaded)}"
+            if isinstance(value, list) and len(text) > _LIST_COLUMNS:
+                yield from _long_list_lines(name, value, indent, key, loaded)
+            else:
+                yield f"{indent}{name}: {text}{_source_comment(key, loaded)}"
+
+
+def _long_list_lines(name: str, values: list[Any], indent: str, key: str, loaded: LoadedSettings) -> Iterator[str]:
+    """Yield one line for each value, or one comment for all if they are the default."""
+    if key not in loaded.sources:
+        yield f"{indent}# {name}: the {len(values)} patterns of assets/client_patterns.yaml"
+        return
+    yield f"{indent}{name}:{_source_comment(key, loaded)}"
+    for value in values:
+        yield f"{indent}- " + yaml.safe_dump(value, width=10**6).removesuffix("...\n").strip()
 
 
 def _source_comment(key: str, loaded: LoadedSettings) -> str:
@@ -81,19 +96,13 @@ def reference_page() -> str:
     for earlier, key in aliases.alias_table("earlier_keys").items():
         also.setdefault(key, []).append(f"`{earlier}`")
     for row in aliases.all_aliases().values():
-        for key in _settings_set_by(row):
+        for key in row.keys:
             also.setdefault(key, []).append(f"`{row.name}`")
     parts = [_PREFACE, *_section_tables(Config, "", also), _OTHERS]
-    parts += [f"| `{row.name}` | {row.means} |" for row in aliases.all_aliases().values() if not _settings_set_by(row)]
+    parts += [f"| `{row.name}` | {row.means} |" for row in aliases.all_aliases().values() if not row.keys]
     for key, reasons in aliases.alias_table("refused_values").items():
         parts += [f"| `{key} {value}` | refused: {why} |" for value, why in reasons.items()]
     return "\n".join(parts) + "\n"
-
-
-def _settings_set_by(row: aliases.SettingAlias) -> list[str]:
-    """Return the settings that an alias sets, read from its description."""
-    known = set(settings.known_keys())
-    return [word for word in row.means.split("`")[1::2] if word in known] if not (row.refused or row.notice) else []
 
 
 def _section_tables(model: type[BaseModel], prefix: str, also: dict[str, list[str]]) -> Iterator[str]:
@@ -150,9 +159,10 @@ default. Every setting has a flag, `--set KEY=VALUE`, and a variable, `OPENCLAW_
 for the dots (`OPENCLAW_RL_TRAIN_SEED`). The last column lists the aliases: variables in capitals, flags with two
 dashes, and keys of a file. Alias flags work on `up`, `serve`, `collect`, `judge`, `train`, `rollout`, `evaluate` and
 `config show`, and inside the variables `CKPT_ARGS`, `ROLLOUT_ARGS`, `REWARD_ARGS`, `OPTIMIZER_ARGS` and `LORA_ARGS`.
-Every command that reads the settings accepts the flags that `openclaw-rl status --help` lists. Two different values
-for one setting within one source are an error. `openclaw-rl config show` prints the effective settings and their
-sources; `openclaw-rl config check FILE` lists all errors of a file."""
+`--help` of a command lists its options and the flags of its settings. Commands that read a home (`status`, `inspect`,
+`key`, `rollback`, `data export`) take `--home`, `--config` and `--set` only; they find the running system whatever its
+port. Two different values for one setting within one source are an error. `openclaw-rl config show` prints the
+effective settings and their sources; `openclaw-rl config check FILE` lists all errors of a file."""
 
 _OTHERS = """
 ## Names with one value, and names that are refused

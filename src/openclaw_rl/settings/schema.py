@@ -51,6 +51,12 @@ class ServeConfig(Section):
     ephemeral_patterns: tuple[str, ...] = client_patterns.EPHEMERAL_PATTERNS
     engine_wait: float = Field(60.0, gt=0, description="seconds that a request waits while the engine restarts")
 
+    @property
+    def url(self) -> str:
+        """The gateway's address for clients on this machine, without a path."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
 
 class EngineConfig(Section):
     """The engine that samples."""

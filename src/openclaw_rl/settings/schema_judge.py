@@ -46,7 +46,9 @@ class JudgeConfig(EndpointConfig):
         0.6, ge=0, le=1, description="a reward above it gives +1; rewards between the two give 0, which trains nothing"
     )
     num_judges: int = Field(3, ge=1, description="votes per turn, in parallel")
-    consensus_threshold: float = Field(0.5, ge=0, lt=1, description="a score needs more than this share of the votes")
+    consensus_threshold: float = Field(
+        0.5, ge=0, le=1, description="a score needs at least this share of the votes: 0.6 of five votes are three"
+    )
     workers: int = Field(4, ge=1, description="turns judged at once")
     poll: float = Field(0.05, gt=0)
 

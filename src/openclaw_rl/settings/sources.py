@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from openclaw_rl.errors import ConfigError
-from openclaw_rl.settings import aliases, strict_yaml
+from openclaw_rl.settings import aliases, strict_yaml, suggestions
 from openclaw_rl.settings.schema import SECRETS
 
 
@@ -113,13 +113,12 @@ class SettingsSource:
             )
             return f" Did you mean {near[0]}?" if near else ""
         if name.startswith("--"):
-            near = difflib.get_close_matches(name, list(aliases.by_form("flag")), 1, 0.6)
-            return f" Did you mean {near[0]}?" if near else " `--set KEY=VALUE` sets any setting."
-        names = [*self.keys, *aliases.by_form("file")]
+            return suggestions.suggest_flag(name, self.keys) or " `--set KEY=VALUE` sets any setting."
+        names = [*sorted(self.keys), *aliases.by_form("file")]
         leaf = name.split(".")[-1]
-        same_leaf = [key for key in self.keys if key.split(".")[-1] == leaf]
         near = (
-            same_leaf
+            difflib.get_close_matches(name, names, 1, 0.8)
+            or suggestions.settings_meant(leaf, self.keys)
             or difflib.get_close_matches(name, names, 1, 0.5)
             or difflib.get_close_matches(leaf, [n.split(".")[-1] for n in names], 1, 0.5)
         )

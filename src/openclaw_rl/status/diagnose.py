@@ -5,24 +5,24 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import socket
 import statistics
-import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
 from sqlalchemy import Connection
 
-from openclaw_rl.errors import OpenClawError
 from openclaw_rl.settings.load import Config
-from openclaw_rl.status.health import HealthSnapshot, LogLine, take_snapshot
+from openclaw_rl.status.health import Diagnosis, HealthSnapshot, LogLine, take_snapshot
+from openclaw_rl.status.program_checks import check_engine, check_ray_head, engine_diagnosis, ray_diagnosis
 from openclaw_rl.train.orchestrator import WAITING_PREFIX
 from openclaw_rl.types import Verdict
 
@@ -34,24 +34,11 @@ MIN_MAJORITY_SHARE = 0.8  # minimum mean share of votes for a turn's most freque
 MIN_FEEDBACK_AGREEMENT = 0.6  # minimum share of turns on which the judge agrees with user feedback
 MAX_NORM_RATIO = 10.0  # maximum gradient norm, as a multiple of the median of the earlier norms
 MAX_UNLINKED_SHARE = 0.2  # maximum share of turns whose history was not recognised
-_CONNECT_TIMEOUT = 2.0  # seconds to connect to a Ray head
-_RAY_INIT_TIMEOUT = 20.0  # seconds for ray.init
 _OUT_OF_MEMORY = re.compile(
     r"does not fit into memory|out of memory|OutOfMemoryError|can't allocate memory|\(signal SIGKILL\)", re.IGNORECASE
 )
 _RAY_FAILURE = re.compile(r"running Ray instance|Ray cluster found no room|connect to Ray", re.IGNORECASE)
-_ALTERNATIVES = {"sglang": ("vllm", "embedded"), "vllm": ("sglang", "embedded")}
 _ENGINE_ENDED = re.compile(r"^(judge-)?engine ended")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Diagnosis:
-    """A problem of a running system: its name, the evidence and the cure."""
-
-    name: str
-    evidence: str
-    settings: Mapping[str, Any] = field(default_factory=dict)  # dotted keys and their new values
-    advice: str
 
 
 DiagnosisCheck = Callable[[HealthSnapshot], Diagnosis | None]
@@ -59,8 +46,19 @@ DiagnosisCheck = Callable[[HealthSnapshot], Diagnosis | None]
 
 def find_diagnoses(config: Config, conn: Connection, now: float) -> list[Diagnosis]:
     """Return the diagnoses from store, metrics and logs."""
-    signs = take_snapshot(config, conn, now)
-    return [trouble for look in DIAGNOSIS_CHECKS if (trouble := look(signs)) is not None]
+    return diagnose_snapshot(take_snapshot(config, conn, now))
+
+
+def diagnose_snapshot(signs: HealthSnapshot) -> list[Diagnosis]:
+    """Return the diagnoses of a snapshot; their settings are those that are not set yet."""
+    found = [diagnosis for check in DIAGNOSIS_CHECKS if (diagnosis := check(signs)) is not None]
+    return [_new_settings_only(signs.config, diagnosis) for diagnosis in found]
+
+
+def _new_settings_only(config: Config, diagnosis: Diagnosis) -> Diagnosis:
+    """Return the diagnosis without the settings that have the advised value already."""
+    settings = {key: value for key, value in diagnosis.settings.items() if attrgetter(key)(config) != value}
+    return replace(diagnosis, settings=settings)
 
 
 def diagnosis_names(config: Config, conn: Connection) -> dict[str, Any]:
@@ -71,15 +69,17 @@ def diagnosis_names(config: Config, conn: Connection) -> dict[str, Any]:
 
 def print_diagnoses(config: Config, conn: Connection | None) -> bool:
     """Print each diagnosis with its cure. Returns whether none is found. Without `conn`: only engine and Ray."""
-    console = Console(highlight=False, soft_wrap=True)
-    tried = [trouble for look in (_check_engine, _check_ray_head) if (trouble := look(config)) is not None]
+    console = Console(highlight=False)
+    tried = [trouble for look in (check_engine, check_ray_head) if (trouble := look(config)) is not None]
     troubles = tried + (find_diagnoses(config, conn, time.time()) if conn is not None else [])
     for trouble in troubles:
         console.print(f"[red]{trouble.name}[/]")
-        console.print(f"  seen    {trouble.evidence}", markup=False)
-        cure = " ".join(f"--set {key}={_format_setting(value)}" for key, value in trouble.settings.items())
-        for number, words in enumerate(w for w in (cure, trouble.advice) if w):
-            console.print(f"  {'' if number else 'cure':8}{words}", markup=False)
+        cure = [f"--set {key}={_format_setting(value)}" for key, value in trouble.settings.items()]
+        table = Table.grid(padding=(0, 4, 0, 0))
+        table.add_row("seen", Text(trouble.evidence))
+        for number, words in enumerate([*cure, trouble.advice]):
+            table.add_row("" if number else "cure", Text(words))
+        console.print(Padding(table, (0, 0, 0, 2)))
     if not troubles:
         where = "the store, the metrics and the logs of the last hour" if conn is not None else "the settings; no store"
         console.print(f"no problems found in {where}")
@@ -173,16 +173,20 @@ def scores_collapsed(signs: HealthSnapshot) -> Diagnosis | None:
     middle = sum(not v.score for v in verdicts)
     if len(verdicts) < MIN_COUNT or middle < MAX_NEUTRAL_SHARE * len(verdicts):
         return None
-    abstained = sum(v.score is None and len(v.votes) > 1 for v in verdicts)
+    abstained = [v for v in verdicts if v.score is None and len(v.votes) > 1]
     seen = f"verdicts: {middle} of the newest {len(verdicts)} are neither +1 nor -1"
     settings: dict[str, Any] = {}
     if signs.empty_reactions > middle / 2:
         seen += f"; {signs.empty_reactions} of the reactions have no text"
         advice = "`openclaw-rl inspect turn ID` shows them: the client must send the user's next message as text"
-    elif abstained > middle / 2:
-        settings, advice = {"judge.num_judges": max(5, judge.num_judges + 2)}, "more votes break ties"
+    elif sum("a tie" in v.reason for v in abstained) > middle / 2:
+        settings, advice = {"judge.num_judges": max(5, judge.num_judges + 2) | 1}, "more votes break ties"
+    elif len(abstained) > middle / 2:
+        settings, advice = {"judge.consensus_threshold": 0.5}, "most votes agree, and fewer suffice then"
     elif judge.kind == "rules":
-        settings, advice = {"judge.kind": "llm"}, "and judge.base_url, judge.model: no rule matches these reactions"
+        settings = {"judge.kind": "llm", "judge.base_url": judge.base_url or "http://127.0.0.1:9000/v1"}
+        settings["judge.model"] = judge.model or "NAME"
+        advice = "no rule matches these reactions: give the address and the name of an OpenAI-compatible model"
     elif judge.kind in ("plugin", "classifier"):
         quarter = (judge.reward_high - judge.reward_low) / 4
         settings = {"judge.reward_low": judge.reward_low + quarter, "judge.reward_high": judge.reward_high - quarter}
@@ -199,10 +203,10 @@ def judges_disagree(signs: HealthSnapshot) -> Diagnosis | None:
     settings: dict[str, Any] = {}
     if len(shares) >= MIN_COUNT and statistics.fmean(shares) < MIN_MAJORITY_SHARE:
         seen = f"votes: the top score has {statistics.fmean(shares):.0%} of a turn's votes, over {len(shares)} turns"
-        if judge.num_judges < 5 or judge.consensus_threshold < 0.6:
-            settings = {"judge.num_judges": max(5, judge.num_judges)}
-            settings["judge.consensus_threshold"] = max(0.6, judge.consensus_threshold)
-        advice = "then a turn without a clear majority is not trained on; a larger judge.model disagrees less"
+        share = 0.6 if judge.num_judges < 5 or judge.consensus_threshold < 0.6 else 0.8  # three, then four of five
+        settings = {"judge.num_judges": max(5, judge.num_judges)}
+        settings["judge.consensus_threshold"] = max(share, judge.consensus_threshold)
+        advice = "a turn without such a majority is not trained on. A larger judge.model disagrees less"
     elif both >= MIN_COUNT and same < MIN_FEEDBACK_AGREEMENT * both:
         seen = f"eval/agreement: the judge agrees with user feedback on {same} of {both} turns"
         advice = "another judge.model (or rules for these reactions: judge.rules_path)"
@@ -252,8 +256,8 @@ def lost_history(signs: HealthSnapshot) -> Diagnosis | None:
     if n >= MIN_COUNT and lost >= MAX_UNLINKED_SHARE * n:
         seen = f"{lost} of the newest {n} turns: {signs.unlinked_reasons[0]}"
         advice = (
-            "`openclaw-rl inspect sessions` shows them. The client changes the history: add patterns for what it "
-            "inserts to serve.ephemeral_patterns, and let it send X-Session-Id"
+            "`openclaw-rl inspect turn ID` shows the reason as its parent. The client changes the history: let it send "
+            "X-Session-Id, and add patterns for what it inserts to serve.ephemeral_patterns"
         )
     elif n >= 2 * MIN_COUNT and signs.isolated_turns == n:
         seen = f"none of the newest {n} turns continues an earlier one or has a reaction"
@@ -268,13 +272,13 @@ def engine_restarts(signs: HealthSnapshot) -> Diagnosis | None:
     ends = [line for line in signs.log_lines if _ENGINE_ENDED.match(line.message)]
     if len(ends) < 2 or _OUT_OF_MEMORY.search(ends[-1].message):
         return None
-    return _engine_diagnosis(signs.config, f"{len(ends)} times in the last hour; {_describe_line(ends[-1], signs.now)}")
+    return engine_diagnosis(signs.config, f"{len(ends)} times in the last hour; {_describe_line(ends[-1], signs.now)}")
 
 
 def ray_failure(signs: HealthSnapshot) -> Diagnosis | None:
     """Diagnose ranks that Ray did not place."""
     line = _last_matching_line(signs, _RAY_FAILURE)
-    return None if line is None else _ray_diagnosis(_describe_line(line, signs.now))
+    return None if line is None else ray_diagnosis(signs.config, _describe_line(line, signs.now))
 
 
 DIAGNOSIS_CHECKS: Sequence[DiagnosisCheck] = (
@@ -289,96 +293,3 @@ def _last_matching_line(signs: HealthSnapshot, pattern: re.Pattern[str]) -> LogL
 
 def _describe_line(line: LogLine, now: float) -> str:
     return f"{line.file}, {(now - line.at) / 60:.0f} minutes ago: {' '.join(line.message.split())[:400]}"
-
-
-# ----------------------------------------------------------------------------------------------------- checked directly
-
-
-def _check_engine(config: Config) -> Diagnosis | None:
-    """Check the version of the configured engine, as before a start."""
-    from openclaw_rl.engines import registry  # imported here to keep `status` fast
-
-    try:
-        registry.check_engine(config)
-    except OpenClawError as error:
-        return _engine_diagnosis(config, str(error))
-    return None
-
-
-def _engine_diagnosis(config: Config, seen: str) -> Diagnosis:
-    backend = config.engine.backend
-    other = next((name for name in _ALTERNATIVES.get(backend, ()) if _can_start(config, name)), None)
-    return Diagnosis(
-        name=f"the {backend} engine does not start",
-        evidence=seen,
-        settings={"engine.backend": other} if other else {},
-        advice=f"or repair it: logs/ has its last output, `openclaw-rl doctor --engine {backend}` the failing check",
-    )
-
-
-def _can_start(config: Config, backend: str) -> bool:
-    """Return whether this engine can be started instead."""
-    from openclaw_rl.engines import registry
-
-    if backend == "embedded":
-        return importlib.util.find_spec("torch") is not None
-    try:
-        registry.check_engine(
-            config.model_copy(update={"engine": config.engine.model_copy(update={"backend": backend})})
-        )
-    except OpenClawError:
-        return False
-    return True
-
-
-def _check_ray_head(config: Config) -> Diagnosis | None:
-    """Check that Ray is installed and its head answers, if ranks are launched by Ray."""
-    launch = config.train.launch
-    if launch.launcher != "ray":
-        return None
-    for host, port in _host_and_port(launch.ray):
-        try:
-            socket.create_connection((host, port), timeout=_CONNECT_TIMEOUT).close()
-        except OSError as error:
-            return _ray_diagnosis(f"train.launch.ray: no head answers at {host}:{port} ({error.strerror or error})")
-    if importlib.util.find_spec("ray") is None:
-        unknown = "; without it, a Ray head at its address cannot be verified" * (":" in launch.ray)
-        return _ray_diagnosis(
-            f"train.launch.by is ray, which is not installed here: pip install 'openclaw-rl[ray]'{unknown}"
-        )
-    wrong = _ray_refusal_reason(launch.ray) if any(_host_and_port(launch.ray)) else ""
-    return _ray_diagnosis(f"train.launch.ray: {wrong}") if wrong else None
-
-
-def _ray_refusal_reason(address: str) -> str:
-    """Return why `ray.init` fails at an address where something answers; empty if it succeeds."""
-    code = "import sys, ray; ray.init(address=sys.argv[1], log_to_driver=False)"
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", code, address], capture_output=True, timeout=_RAY_INIT_TIMEOUT, check=False
-        )
-        failed, said = done.returncode != 0, done.stderr
-    except subprocess.TimeoutExpired as error:  # Ray itself retries for a minute
-        failed, said = True, error.stderr or b""
-    if not failed:
-        return ""
-    if b"InvalidAuthToken" in said:
-        return f"the head at {address} requires a token: set RAY_AUTH_MODE=token here too, with its token"
-    return f"something answers at {address}, but it is not a Ray head that this machine can use"
-
-
-def _host_and_port(address: str) -> Iterator[tuple[str, int]]:
-    """Yield host and port of an address that has both; nothing for `auto` and `local`."""
-    host, _, port = address.rpartition("://")[2].rpartition(":")
-    if host and port.isdigit():
-        yield host, int(port)
-
-
-def _ray_diagnosis(seen: str) -> Diagnosis:
-    return Diagnosis(
-        name="Ray does not take the work",
-        evidence=seen,
-        settings={"train.launch.by": "local"},
-        advice="or start a head: `ray start --head --port=6379`; `ray job submit` needs its dashboard: --address "
-        "http://HOST:8265",
-    )

@@ -1,10 +1,10 @@
-"""Health snapshot of a home: its newest turns, verdicts, steps and log lines. `diagnose` evaluates it."""
+"""Health snapshot of a home: its newest turns, verdicts, steps and log lines; and a diagnosis, found in it."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,16 @@ class HealthSnapshot:
     longest_wait: float  # seconds that the first of them has waited
     trainable_turns: int  # length of the method's training queue
     agreement: tuple[int, int]  # (turns on which judge and user feedback agree, turns that have both)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """A problem of a running system: its name, the evidence and the cure."""
+
+    name: str
+    evidence: str
+    settings: Mapping[str, Any] = field(default_factory=dict)  # dotted keys and their new values
+    advice: str
 
 
 def take_snapshot(config: Config, conn: Connection, now: float) -> HealthSnapshot:

@@ -1,4 +1,4 @@
-"""Output of `status` and `inspect`: data from the store as tables."""
+"""Output of `status`: data from the store as tables, or as JSON."""
 
 from __future__ import annotations
 
@@ -7,24 +7,23 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group
-from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 from sqlalchemy import Connection
 
-from openclaw_rl.common.message_hash import message_text, strip_client_text
-from openclaw_rl.errors import ModelError, OpenClawError
-from openclaw_rl.settings.load import STARTER, Config
-from openclaw_rl.store import exchanges, heartbeats, policies, sessions, turns
+from openclaw_rl.common.gateway_address import running_address
+from openclaw_rl.errors import OpenClawError
+from openclaw_rl.settings.load import Config
+from openclaw_rl.store import heartbeats, policies, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.version_stats import judge_user_agreement, turns_by_version
 from openclaw_rl.train.tracking import off_policy_summary
-from openclaw_rl.types import Exchange, Message, Policy, Request, Turn, Verdict
+from openclaw_rl.types import Policy
 
 HEARTBEAT_TIMEOUT = 10.0  # seconds without a heartbeat after which a worker counts as stopped
 
@@ -35,6 +34,7 @@ CURES = {
     "top_p": _OVERRIDE + "{top_p: 1}",
     "top_k": _OVERRIDE + "{top_k: 0}",
     "min_p": _OVERRIDE + "{min_p: 0}",
+    "min_tokens": "the client can omit min_tokens",
     "penalties": _OVERRIDE + "{presence_penalty: 0, frequency_penalty: 0}",
     "logit_bias": "the client can omit logit_bias",
     "a forced format": "the client can ask for the format in the prompt, with tool_choice auto and no response_format",
@@ -134,25 +134,38 @@ def show_status(config: Config, *, as_json: bool) -> None:
     """Print the status once (`watch` updates it continuously)."""
     from openclaw_rl.status import diagnose  # imported here because `watch` does not need it
 
-    console = Console()
+    address = running_address(config.home_dir)
     with read_store(config) as conn:
         status = collect_status(conn, time.time()) | diagnose.diagnosis_names(config, conn)
+    status["gateway"] = None if address is None else asdict(address)
     if as_json:
-        console.print_json(json.dumps(status))
+        print_json(status)
     else:
-        console.print(_render_status(status))
+        Console().print(_render_status(status))
+
+
+def print_json(data: Mapping[str, Any]) -> None:
+    """Print data as indented JSON."""
+    Console().print_json(json.dumps(data))
 
 
 def _render_status(status: Mapping[str, Any]) -> Group:
     seen = ", ".join(status["troubles"])
     cure = Text(f"\nproblems: {seen} (`openclaw-rl doctor --troubles` shows the cures)" if seen else "", "red")
     return Group(
+        _render_address(status["gateway"]),
         _render_workers(status),
         _render_turns(status),
         _render_versions(status),
         _render_newest_step(status["versions"]),
         cure,
     )
+
+
+def _render_address(gateway: Mapping[str, Any] | None) -> Text:
+    if gateway is None:
+        return Text("no gateway runs on this home: `openclaw-rl up` starts one\n", "yellow")
+    return Text(f"listening at {gateway['url']}/v1, model {gateway['model']}\n")
 
 
 def _render_workers(status: Mapping[str, Any]) -> Table:
@@ -191,24 +204,22 @@ def _render_turns(status: Mapping[str, Any]) -> Table:
     return table
 
 
-def _render_versions(status: Mapping[str, Any]) -> Table:
+def _render_versions(status: Mapping[str, Any]) -> Group:
     states = ", ".join(f"{n} {state}" for state, n in status["states"].items())
-    table = Table(title=f"\npolicy versions ({states}; head v{status['head']})", title_justify="left", box=None)
-    for column in ("version", "parent", "state", "trained on", "served", "reward", "loss", "kl", "grad norm", "time"):
-        table.add_column(column, justify="left" if column == "state" else "right")
+    title = Text(f"\npolicy versions ({states}; head v{status['head']})", "italic")
+    table = Table(box=None, pad_edge=False, collapse_padding=True)
+    for column in ("version", "state", "turns", "served", "reward", "loss", "kl", "grad", "time"):
+        table.add_column(column, justify="left" if column in ("version", "state") else "right", no_wrap=True)
     for row in status["versions"]:
         metrics = row["metrics"]
         numbers = [_format_number(metrics.get(k)) for k in ("reward/mean", "loss/total", "kl", "gradient/norm")]
         state = {"live": "[green]live[/]", "rejected": "[red]rejected[/]"}.get(row["state"], row["state"])
-        parent = "" if row["parent"] is None else f"v{row['parent']}"
-        table.add_row(
-            *(f"v{row['version']}", parent, state, str(row["turns"]), str(row["served"])),
-            *numbers,
-            _format_time(row["at"]),
-        )
-        if row["reason"]:
-            table.add_row("", "", Text(str(row["reason"]), style="dim"))
-    return table
+        name = f"v{row['version']}"
+        if row["parent"] not in (None, row["version"] - 1):
+            name += f" of v{row['parent']}"
+        table.add_row(name, state, str(row["turns"]), str(row["served"]), *numbers, _format_time(row["at"]))
+    reasons = [f"v{row['version']}: {row['reason']}" for row in status["versions"] if row["reason"]]
+    return Group(title, table, *(Text(reason, "dim") for reason in reasons))
 
 
 def merge_reasons(reasons: Mapping[str, int]) -> dict[str, int]:
@@ -227,169 +238,8 @@ def _render_newest_step(versions: Sequence[Mapping[str, Any]]) -> Text:
 
 
 def _format_number(value: Any) -> str:
-    return "" if value is None else f"{value:.3g}"
+    return "" if value is None else f"{value:.2g}"
 
 
 def _format_time(at: float) -> str:
-    return datetime.fromtimestamp(at).strftime("%m-%d %H:%M:%S")
-
-
-# ------------------------------------------------------------------------------------------------------------ inspect
-
-
-def template_summary(config: Config) -> Text:
-    """Return one line on the model's chat template: its model family, and how it renders earlier turns."""
-    path = config.model.path
-    if path != STARTER and not Path(path).expanduser().is_dir():
-        return Text(f"chat template: from {path}; `openclaw-rl doctor` shows how it renders earlier turns", "dim")
-    from openclaw_rl.render.model_folder import ModelFiles
-    from openclaw_rl.render.renderer import Renderer
-
-    try:
-        renderer = Renderer(ModelFiles.from_config(config.model))
-    except ModelError as error:  # the folder may have changed; the store is readable without it
-        return Text(f"chat template: {error}", "red")
-    return Text(f"chat template: {renderer.family.name} format; {renderer.history_description}", "dim")
-
-
-def show_sessions(config: Config, limit: int) -> None:
-    """Print the newest sessions: number of turns, their states, and the first message."""
-    console = Console()
-    with read_store(config) as conn:
-        found = [(name, states, _first_user_text(conn, name)) for name, states in sessions.newest_sessions(conn, limit)]
-    table = Table(box=None, padding=(0, 2))
-    table.add_column("session", no_wrap=True)  # so that the id can be copied
-    for column in ("turns", "states"):
-        table.add_column(column, no_wrap=True)
-    table.add_column("first message", overflow="ellipsis", max_width=60)
-    for session, states, first in found:
-        tally = ", ".join(f"{n} {state}" for state, n in states.items())
-        table.add_row(session, str(states.total()), tally, Text(first))
-    console.print(template_summary(config))
-    console.print(table if found else "no conversations yet")
-
-
-def _first_user_text(conn: Connection, session: str) -> str:
-    exchange = exchanges.get(conn, sessions.session_turns(conn, session)[0])
-    if exchange is None or not exchange.request.messages:
-        return "(redacted)"
-    return _truncate_text(_last_user_text(_conversation_messages(exchange.request)))
-
-
-def _conversation_messages(request: Request) -> list[Message]:
-    """Return the messages of the conversation, without ephemeral ones (`serve.ephemeral_patterns`)."""
-    return [request.messages[m.index] for m in request.marks] if request.messages else []
-
-
-def _last_user_text(messages: Sequence[Message]) -> str:
-    return next((strip_client_text(message_text(m)).strip() for m in reversed(messages) if m.get("role") == "user"), "")
-
-
-def _truncate_text(text: str, width: int = 70) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= width else line[: width - 1] + "…"
-
-
-def show_session(config: Config, session: str) -> None:
-    """Print every turn of one session. Raises `OpenClawError` if the session does not exist."""
-    with read_store(config) as conn:
-        panels = [_turn_panel(conn, turn, whole=False) for turn in sessions.session_turns(conn, session)]
-    if not panels:
-        raise OpenClawError(f"no session {session!r}. `openclaw-rl inspect sessions` lists them.")
-    Console().print(Group(template_summary(config), *panels))
-
-
-def show_turn(config: Config, turn: str) -> None:
-    """Print one turn in full. Raises `OpenClawError` if the turn does not exist."""
-    with read_store(config) as conn:
-        panel = _turn_panel(conn, turn, whole=True)
-    Console().print(Group(template_summary(config), panel))
-
-
-def _turn_panel(conn: Connection, id_: str, *, whole: bool) -> Panel:
-    exchange, turn = exchanges.get(conn, id_), turns.get(conn, id_)
-    if exchange is None or turn is None:
-        raise OpenClawError(f"no turn {id_!r}. `openclaw-rl inspect session ID` lists a session's turns.")
-    body = Table(box=None, show_header=False, padding=(0, 1))
-    body.add_column(style="dim", width=12)
-    body.add_column()
-    for label, value in _turn_rows(conn, exchange, turn, whole=whole):
-        body.add_row(label, value if isinstance(value, Text) else Text(str(value)))
-    return Panel(body, title=f"{id_}  [bold]{turn.state.value}[/]", title_align="left")
-
-
-def _turn_rows(conn: Connection, exchange: Exchange, turn: Turn, *, whole: bool) -> list[tuple[str, str | Text]]:
-    request, reply = exchange.request, exchange.reply
-    width = 2000 if whole else 100
-    lines: list[tuple[str, str | Text]] = [
-        ("user", _truncate_text(_last_user_text(_conversation_messages(request)), width) or "(redacted)")
-    ]
-    if reply is not None:
-        lines.append(("reply", Text(_reply_text(reply.message, width), style="cyan")))
-    if turn.reason:
-        lines.append(("drop reason", Text(turn.reason, style="red")))
-    if turn.untrainable:
-        lines.append(("untrainable", Text(turn.untrainable, style="yellow")))
-    if reaction := turns.current_reaction(conn, turn.id):
-        words = " / ".join(_truncate_text(message_text(m), width) for m in reaction.messages)
-        given = [f"score {f.score}, {f.comment or f.correction or ''}".rstrip(", ") for f in reaction.feedback]
-        lines.append(("reaction", f"{' '.join([words, *given])}  ({reaction.how} link)"))
-    if verdict := turns.current_verdict(conn, turn.id):
-        lines.append(("verdict", _verdict_text(verdict)))
-    if learned := policies.versions_with_turn(conn, turn.id):
-        lines.append(("trained into", ", ".join(f"version {v}" for v in learned)))
-    return lines + (_detail_rows(exchange, turn) if whole else [])
-
-
-def _reply_text(message: Message, width: int) -> str:
-    calls = [f"{c['function']['name']}({c['function']['arguments']})" for c in message.get("tool_calls") or ()]
-    return _truncate_text(" ".join([message_text(message), *calls]), width)
-
-
-def _verdict_text(verdict: Verdict) -> str:
-    score = "no opinion" if verdict.score is None else f"{verdict.score:+d}"
-    hints = f", hint: {'; '.join(verdict.hints)}" if verdict.hints else ""
-    return f"{score} by {verdict.judge}{hints}  {verdict.reason}"
-
-
-def _detail_rows(exchange: Exchange, turn: Turn) -> list[tuple[str, str | Text]]:
-    request, reply = exchange.request, exchange.reply
-    lines: list[tuple[str, str | Text]] = [
-        ("session", turn.session),
-        ("relation", turn.relation + (f" of {turn.relation_of}" if turn.relation_of else "")),
-        ("parent", turn.parent or turn.unlinked or "none: first turn of the conversation"),
-        ("version", f"{request.version}, identity {request.identity[:12]}"),
-        *([("origin", Text(f"imported as {request.origin}: off-policy", "yellow"))] if request.origin else []),
-        ("sampling", f"temperature {request.sampling.temperature:g}, top_p {request.sampling.top_p:g}"),
-        ("prompt", f"{len(request.prompt_ids)} tokens, {len(request.messages)} messages, {len(request.tools)} tools"),
-    ]
-    if reply is not None and len(reply.response_ids):
-        mean = float(reply.logprobs.mean())
-        finish = reply.finish_reason.value if reply.finish_reason else reply.status.value
-        lines.append(("response", f"{len(reply.response_ids)} tokens, mean logprob {mean:.3f}, finish {finish}"))
-        if reply.first_token_at is not None:
-            first, whole = reply.first_token_at - request.admitted_at, reply.finished_at - request.admitted_at
-            lines.append(("latency", f"{first * 1000:.0f} ms to the first token, {whole * 1000:.0f} ms in total"))
-    return lines
-
-
-def show_policy(config: Config, version: int) -> None:
-    """Print one version: lineage, metrics, the turns it was trained on. Raises `OpenClawError` if it does not exist."""
-    console = Console()
-    with read_store(config) as conn:
-        policy = policies.get(conn, version)
-        if policy is None:
-            known = [p.version for p in policies.list_all(conn)]
-            raise OpenClawError(f"no policy version {version}; expected {min(known)} to {max(known)}.")
-        lineage = policies.lineage(conn, version)
-        panels = [_turn_panel(conn, use.turn, whole=False) for use in policies.uses_of_version(conn, version)]
-    table = Table(box=None, show_header=False, padding=(0, 1))
-    table.add_column(style="dim")
-    table.add_column()
-    table.add_row("state", policy.state.value + (f": {policy.reason}" if policy.reason else ""))
-    table.add_row("lineage", " <- ".join(f"v{v}" for v in lineage[:12]) + (" <- ..." if len(lineage) > 12 else ""))
-    table.add_row("weights", f"{policy.path or policy.base}  {policy.digest[:16]}")
-    for name, value in sorted(policy.metrics.items()):
-        table.add_row(name, f"{value:.6g}")
-    console.print(Panel(table, title=f"version {version}", title_align="left"))
-    console.print(Group(f"trained on {len(panels)} turns:", *panels))
+    return datetime.fromtimestamp(at).strftime("%m-%d %H:%M")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection, bindparam, func, insert, select, update
 
-from openclaw_rl.errors import IdentityMismatch, StaleLease
+from openclaw_rl.errors import IdentityMismatch, StaleLease, StoreError
 from openclaw_rl.store import events, leases
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.rows import from_row, numbers_to_json, policy_from_row, to_row
@@ -53,11 +53,12 @@ def ensure_root(conn: Connection, *, base: str, identity: str, at: float) -> Pol
 
 
 def head(conn: Connection) -> Policy:
-    """Return the version that answers new requests. Raises `LookupError` before `ensure_root`."""
+    """Return the version that answers new requests. Raises `StoreError` before `ensure_root`."""
     row = conn.execute(_head).one_or_none()
     if row is None:
-        raise LookupError(
-            "the store has no policy yet: expected `ensure_root` first (the gateway calls it when it starts)"
+        raise StoreError(
+            "the store has no policy version yet. The gateway and the trainer write version 0 when they start: run "
+            "`openclaw-rl up`, or wait until it has started"
         )
     return policy_from_row(row)
 

@@ -49,7 +49,7 @@ class SubprocessSystem:
 
     @property
     def base_url(self) -> str:
-        return f"http://{self.config.serve.host}:{self.config.serve.port}"
+        return self.config.serve.url
 
     @property
     def api_key(self) -> str:

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 import uvloop
 
 from openclaw_rl.common.atomic_files import ensure_folder
+from openclaw_rl.common.gateway_address import running_address
 from openclaw_rl.common.logging_metrics import setup_logging
 from openclaw_rl.common.worker_loop import stop_on_signals
 from openclaw_rl.engines import registry
@@ -54,7 +55,7 @@ _STOP_TIMEOUT = 10.0  # seconds between SIGTERM and SIGKILL
 def run_worker(name: str, config: Config) -> None:
     """Run one worker until SIGTERM or SIGINT. Imports are local, so that a process loads only its own worker's code."""
     readable = "training.log" if name == "train" else None
-    setup_logging(name, config.logs_dir, config.run.log_level, readable=readable)
+    setup_logging(name, config.logs_dir, config.run.log_level, readable=readable, named=False)
     _lower_priority(_NICE_VALUES.get(name, 0))
     if name in ENGINE_WORKERS:
         registry.serve(ENGINE_WORKERS[name](config))
@@ -300,6 +301,15 @@ def lock_home(config: Config) -> Iterator[None]:
         yield
 
 
+def is_home_locked(config: Config) -> bool:
+    """Return whether a system with a gateway runs on the home, or starts there."""
+    try:
+        with lock_home(config):
+            return False
+    except OpenClawError:
+        return True
+
+
 def check_port_free(config: Config) -> None:
     """Raise `OpenClawError` if the port is taken; called before anything is started."""
     family = socket.AF_INET6 if ":" in config.serve.host else socket.AF_INET
@@ -347,9 +357,15 @@ def supervise(config: Config, workers: Sequence[str], *, echo: bool = True) -> N
 
 
 def read_key(config: Config) -> str:
-    """Return the API key: configured, or generated at the gateway's first start."""
+    """Return the API key: configured, or generated at the gateway's first start. Raises `OpenClawError` without one."""
     if config.serve.api_key:
         return config.serve.api_key
+    address = running_address(config.home_dir)
+    if address is not None and address.key == "settings":
+        raise OpenClawError(
+            f"the gateway at {address.url} has its key from its settings, and the home does not store it. Set "
+            "OPENCLAW_API_KEY (serve.api_key) here, too."
+        )
     if not config.key_file.exists():
         raise OpenClawError(f"{config.key_file}: no key yet. The gateway creates it on its first start.")
     return read_key_file(config.key_file)[0]

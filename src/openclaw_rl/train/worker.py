@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 
 from openclaw_rl.common.message_hash import EphemeralMatcher
@@ -20,6 +21,8 @@ from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.ranks import launcher
 from openclaw_rl.train.sample_builder import SampleBuilder
 from openclaw_rl.train.tracking import MetricsTracker
+
+log = logging.getLogger("openclaw_rl.train")
 
 
 async def run(config: Config, *, stop: asyncio.Event) -> None:
@@ -39,6 +42,9 @@ async def run(config: Config, *, stop: asyncio.Event) -> None:
     try:
         heartbeats.write_heartbeat(store, "train", "loading the base model", heartbeats.STARTING)
         loop = await asyncio.to_thread(open_train_loop, config, store)
+        train = config.train
+        turns = f"{train.batch.min_step_turns} to {train.batch.max_step_turns} turns"
+        log.info("method %s, finetune %s; a step takes %s", train.method, train.finetune, turns)
         try:
             await run_worker_loop(
                 loop.run_once,

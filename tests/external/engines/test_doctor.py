@@ -9,7 +9,7 @@ import pytest
 from tests.doctor.test_engine import CHECKS, doctor, marks
 
 from openclaw_rl.errors import OpenClawError
-from openclaw_rl.status import diagnose
+from openclaw_rl.status import program_checks
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, post_json, scratch_config
 
 
@@ -31,7 +31,7 @@ def test_vllm_is_named_where_sglang_does_not_start_and_starts(
     before = scratch_config(tmp_path, settings)
     with pytest.raises(OpenClawError, match="sglang"), SubprocessSystem(before, command="serve"):
         pass
-    trouble = diagnose._check_engine(before)
+    trouble = program_checks.check_engine(before)
     assert trouble is not None
     assert (trouble.name, trouble.settings) == ("the sglang engine does not start", {"engine.backend": "vllm"})
     with SubprocessSystem(scratch_config(tmp_path, settings | dict(trouble.settings)), command="serve") as system:

@@ -23,7 +23,7 @@ from openclaw_rl.methods.registry import make_method
 from openclaw_rl.methods.types import Sample
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.settings.load import Config, from_flat
-from openclaw_rl.status import diagnose
+from openclaw_rl.status import program_checks
 from openclaw_rl.train.ranks.launcher import launch_trainer
 
 
@@ -84,11 +84,11 @@ def test_what_doctor_names_for_a_head_that_is_away_cures_it(tmp_path: Path) -> N
     port = free_port()
     away = {"train.launch.ray": f"127.0.0.1:{port}"}
     config = settings(tmp_path / "home", **away)
-    trouble = diagnose._check_ray_head(config)
+    trouble = program_checks.check_ray_head(config)
     assert trouble is not None
     assert f"no head answers at 127.0.0.1:{port}" in trouble.evidence
     cured = settings(tmp_path / "home", **away, **trouble.settings)
-    assert diagnose._check_ray_head(cured) is None
+    assert program_checks.check_ray_head(cured) is None
     model = config.model
     given = batch(
         LocalTrainer(str(ModelFiles.from_config(model).folder), make_method(config.train), config.train, model)
@@ -101,7 +101,7 @@ def test_what_doctor_names_for_a_head_that_is_away_cures_it(tmp_path: Path) -> N
     open_to_all = os.environ | {"RAY_AUTH_MODE": "disabled"}
     head = subprocess.Popen([ray_command, "start", "--head", *words], env=open_to_all, start_new_session=True)
     try:
-        while diagnose._check_ray_head(config) is not None:
+        while program_checks.check_ray_head(config) is not None:
             assert head.poll() is None
             time.sleep(0.5)
         with closing(launch_trainer(config)) as two:
@@ -128,6 +128,6 @@ def rank_pid(rank: int) -> int:
 def test_what_answers_but_is_no_head_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as another:
         address = f"127.0.0.1:{another.getsockname()[1]}"
-        trouble = diagnose._check_ray_head(settings(tmp_path / "home", **{"train.launch.ray": address}))
+        trouble = program_checks.check_ray_head(settings(tmp_path / "home", **{"train.launch.ray": address}))
     assert trouble is not None
     assert f"something answers at {address}, but it is not a Ray head" in trouble.evidence

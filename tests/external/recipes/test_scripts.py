@@ -155,8 +155,9 @@ def test_without_data_it_serves_and_says_where(tmp_path: Path) -> None:
     )
     assert process.stderr is not None
     try:
-        said = process.stderr.readline()
-        assert f"starter as 'openclaw' at http://127.0.0.1:{port}/v1" in said
+        assert process.stderr.readline().endswith("starter as 'openclaw'\n")
+        said = next(line for line in process.stderr if "listening at" in line)
+        assert said.endswith(f"listening at http://127.0.0.1:{port}/v1\n")
     finally:
         process.terminate()
         process.communicate(timeout=60)

@@ -265,7 +265,7 @@ def _load_engine(config: Config) -> MultiModelEngine:
     engine = MultiModelEngine(EmbeddedModel.load(config.model, max_context=config.engine.max_context), config.engine)
     gc.collect()
     gc.freeze()  # the model's objects are permanent: exclude them from later collections
-    log.info("engine: %s on %s, context %d", engine.model.name, engine.model.device, engine.model.context_length)
+    log.info("%s on %s, context %d", engine.model.name, engine.model.device, engine.model.context_length)
     return engine
 
 

@@ -1,0 +1,53 @@
+"""Address of a home's running gateway, in a file that the gateway keeps locked while it listens."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+FILE_NAME = "gateway.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayAddress:
+    """Where a gateway listens, and what a client needs to know besides."""
+
+    url: str  # for clients on this machine, without a path
+    model: str  # the `model` name for clients
+    model_path: str  # the base model: an absolute folder, or a hub id
+    key: Literal["settings", "file"]  # the source of its API key: `serve.api_key`, or the file of the home
+    pid: int
+
+
+@contextmanager
+def publish_address(home: Path, address: GatewayAddress) -> Iterator[None]:
+    """Write the address to the home, at once and whole, and keep the file locked until the block ends.
+
+    The kernel releases the lock when the process ends, whatever ends it: a file without a lock is stale.
+    """
+    temporary = home / f".{FILE_NAME}.{os.getpid()}"
+    with temporary.open("w", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        json.dump(asdict(address), file)
+        file.flush()
+        temporary.replace(home / FILE_NAME)
+        yield
+
+
+def running_address(home: Path) -> GatewayAddress | None:
+    """Return the address of the gateway that runs on the home, or None if none runs."""
+    try:
+        with (home / FILE_NAME).open(encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return GatewayAddress(**json.load(file))
+    except (OSError, ValueError, TypeError):  # no file, or one that another version wrote
+        pass
+    return None

@@ -1,0 +1,306 @@
+"""Output of `inspect`: sessions, turns and policy versions from the store, as text or as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.cells import cell_len, chop_cells
+from rich.console import Console, Group
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+from sqlalchemy import Connection
+
+from openclaw_rl.common.message_hash import message_text, strip_client_text
+from openclaw_rl.errors import ModelError, OpenClawError
+from openclaw_rl.settings.load import STARTER, Config
+from openclaw_rl.status.report import print_json, read_store
+from openclaw_rl.store import exchanges, policies, sessions, turns
+from openclaw_rl.types import Exchange, Message, Reaction, Reply, Request, Verdict
+
+TurnData = Mapping[str, Any]
+_SHORT_WIDTH, _WHOLE_WIDTH = 100, 2000  # columns of a text, in a list of turns and for one turn
+
+
+def template_summary(config: Config) -> Text:
+    """Return one line on the model's chat template: its model family, and how it renders earlier turns."""
+    path = config.model.path
+    if path != STARTER and not Path(path).expanduser().is_dir():
+        return Text(f"chat template: from {path}; `openclaw-rl doctor` shows how it renders earlier turns", "dim")
+    from openclaw_rl.render.model_folder import ModelFiles
+    from openclaw_rl.render.renderer import Renderer
+
+    try:
+        renderer = Renderer(ModelFiles.from_config(config.model))
+    except ModelError as error:  # the folder may have changed; the store is readable without it
+        return Text(f"chat template: {error}", "red")
+    return Text(f"chat template: {renderer.family.name} format; {renderer.history_description}", "dim")
+
+
+# ------------------------------------------------------------------------------------------------------- data as JSON
+
+
+def session_rows(conn: Connection, limit: int) -> list[dict[str, Any]]:
+    """Return the newest sessions as plain JSON: their turns by state, and the first message."""
+    return [
+        {
+            "session": name,
+            "turns": states.total(),
+            "states": dict(states),
+            "first_message": _first_user_text(conn, name),
+        }
+        for name, states in sessions.newest_sessions(conn, limit)
+    ]
+
+
+def session_data(conn: Connection, session: str) -> dict[str, Any]:
+    """Return one session with its turns as plain JSON. Raises `OpenClawError` if it does not exist."""
+    found = [turn_data(conn, turn) for turn in sessions.session_turns(conn, session)]
+    if not found:
+        raise OpenClawError(f"no session {session!r}. `openclaw-rl inspect sessions` lists them.")
+    return {"session": session, "turns": found}
+
+
+def turn_data(conn: Connection, id_: str) -> dict[str, Any]:
+    """Return one turn as plain JSON: texts, states, verdict, training. Raises `OpenClawError` if it does not exist.
+
+    `user` is None if the text is not stored.
+    """
+    exchange, turn = exchanges.get(conn, id_), turns.get(conn, id_)
+    if exchange is None or turn is None:
+        raise OpenClawError(f"no turn {id_!r}. `openclaw-rl inspect session ID` lists a session's turns.")
+    request, reaction = exchange.request, turns.current_reaction(conn, id_)
+    verdict = turns.current_verdict(conn, id_)
+    return {
+        "turn": id_,
+        "session": turn.session,
+        "state": turn.state.value,
+        "drop_reason": turn.reason,
+        "untrainable": turn.untrainable,
+        "relation": turn.relation,
+        "relation_of": turn.relation_of,
+        "parent": turn.parent,
+        "unlinked": turn.unlinked,
+        "version": request.version,
+        "identity": request.identity,
+        "origin": request.origin.value if request.origin else None,
+        "agent": request.agent,
+        "sampling": asdict(request.sampling),
+        "user": _last_user_text(_conversation_messages(request)) or None,
+        "messages": len(request.messages),
+        "tools": len(request.tools),
+        "prompt_tokens": len(request.prompt_ids),
+        "reply": None if exchange.reply is None else _reply_data(exchange, exchange.reply),
+        "reaction": None if reaction is None else _reaction_data(reaction),
+        "verdict": None if verdict is None else _verdict_data(verdict),
+        "trained_into": policies.versions_with_turn(conn, id_),
+    }
+
+
+def _reply_data(exchange: Exchange, reply: Reply) -> dict[str, Any]:
+    admitted = exchange.request.admitted_at
+    return {
+        "message": dict(reply.message),
+        "status": reply.status.value,
+        "finish_reason": reply.finish_reason.value if reply.finish_reason else None,
+        "tokens": len(reply.response_ids),
+        "mean_logprob": float(reply.logprobs.mean()) if len(reply.logprobs) else None,
+        "seconds_to_first_token": None if reply.first_token_at is None else reply.first_token_at - admitted,
+        "seconds": reply.finished_at - admitted,
+    }
+
+
+def _reaction_data(reaction: Reaction) -> dict[str, Any]:
+    return {
+        "link": reaction.how,
+        "revision": reaction.revision,
+        "messages": [dict(message) for message in reaction.messages],
+        "feedback": [{"score": f.score, "comment": f.comment, "correction": f.correction} for f in reaction.feedback],
+    }
+
+
+def _verdict_data(verdict: Verdict) -> dict[str, Any]:
+    return {
+        "score": verdict.score,
+        "judge": verdict.judge,
+        "hints": list(verdict.hints),
+        "reason": verdict.reason,
+        "votes": [asdict(vote) for vote in verdict.votes],
+    }
+
+
+def policy_data(conn: Connection, version: int) -> dict[str, Any]:
+    """Return one version with the turns it was trained on as plain JSON. Raises `OpenClawError` if it does not exist.
+
+    `lineage`: the version and its ancestors, newest first.
+    """
+    policy = policies.get(conn, version)
+    if policy is None:
+        known = [p.version for p in policies.list_all(conn)]
+        raise OpenClawError(f"no policy version {version}; expected {min(known)} to {max(known)}.")
+    return {
+        "version": version,
+        "parent": policy.parent,
+        "state": policy.state.value,
+        "reason": policy.reason,
+        "lineage": policies.lineage(conn, version),
+        "path": policy.path,
+        "base": policy.base,
+        "digest": policy.digest,
+        "metrics": dict(policy.metrics),
+        "at": policy.created_at,
+        "turns": [turn_data(conn, use.turn) for use in policies.uses_of_version(conn, version)],
+    }
+
+
+def _first_user_text(conn: Connection, session: str) -> str | None:
+    exchange = exchanges.get(conn, sessions.session_turns(conn, session)[0])
+    return None if exchange is None else _last_user_text(_conversation_messages(exchange.request)) or None
+
+
+def _conversation_messages(request: Request) -> list[Message]:
+    """Return the messages of the conversation, without ephemeral ones (`serve.ephemeral_patterns`)."""
+    return [request.messages[m.index] for m in request.marks] if request.messages else []
+
+
+def _last_user_text(messages: Sequence[Message]) -> str:
+    return next((strip_client_text(message_text(m)).strip() for m in reversed(messages) if m.get("role") == "user"), "")
+
+
+# --------------------------------------------------------------------------------------------------------- as text
+
+
+def show_sessions(config: Config, limit: int, *, as_json: bool) -> None:
+    """Print the newest sessions: number of turns, their states, and the first message."""
+    console = Console(highlight=False)
+    with read_store(config) as conn:
+        found = session_rows(conn, limit)
+    if as_json:
+        print_json({"sessions": found})
+        return
+    console.print(template_summary(config))
+    for row in found:
+        states = ", ".join(f"{n} {state}" for state, n in row["states"].items())
+        console.print(Text.assemble((row["session"], "bold"), f"  {states}"))
+        console.print(Text("  " + _shorten(row["first_message"], console.width - 2)))
+    if not found:
+        console.print("no conversations yet")
+
+
+def show_session(config: Config, session: str, *, as_json: bool) -> None:
+    """Print every turn of one session. Raises `OpenClawError` if the session does not exist."""
+    with read_store(config) as conn:
+        data = session_data(conn, session)
+    if as_json:
+        print_json(data)
+    else:
+        panels = [_turn_panel(turn, whole=False) for turn in data["turns"]]
+        Console().print(Group(template_summary(config), *panels))
+
+
+def show_turn(config: Config, turn: str, *, as_json: bool) -> None:
+    """Print one turn in full. Raises `OpenClawError` if the turn does not exist."""
+    with read_store(config) as conn:
+        data = turn_data(conn, turn)
+    if as_json:
+        print_json(data)
+    else:
+        Console().print(Group(template_summary(config), _turn_panel(data, whole=True)))
+
+
+def show_policy(config: Config, version: int, *, as_json: bool) -> None:
+    """Print one version: lineage, metrics, the turns it was trained on. Raises `OpenClawError` if it does not exist."""
+    with read_store(config) as conn:
+        data = policy_data(conn, version)
+    if as_json:
+        print_json(data)
+        return
+    table = Table(box=None, show_header=False, padding=(0, 1))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    lineage = " <- ".join(f"v{v}" for v in data["lineage"][:12])
+    table.add_row("state", data["state"] + (f": {data['reason']}" if data["reason"] else ""))
+    table.add_row("lineage", lineage + (" <- ..." if len(data["lineage"]) > 12 else ""))
+    table.add_row("weights", data["path"] or data["base"])
+    table.add_row("digest", data["digest"][:16] or "of the base")
+    for name, value in sorted(data["metrics"].items()):
+        table.add_row(name, f"{value:.6g}")
+    panels = [_turn_panel(turn, whole=False) for turn in data["turns"]]
+    count = f"trained on {len(panels)} turn{'' if len(panels) == 1 else 's'}" + (":" if panels else "")
+    Console().print(Group(Panel(table, title=f"version {version}", title_align="left"), count, *panels))
+
+
+def _turn_panel(turn: TurnData, *, whole: bool) -> Panel:
+    body = Table(box=None, show_header=False, padding=(0, 1))
+    body.add_column(style="dim", no_wrap=True)
+    body.add_column()
+    for label, value in _turn_rows(turn, _WHOLE_WIDTH if whole else _SHORT_WIDTH) + _detail_rows(turn) * whole:
+        body.add_row(label, value if isinstance(value, Text) else Text(str(value)))
+    return Panel(body, title=f"{turn['turn']}  [bold]{turn['state']}[/]", title_align="left")
+
+
+def _turn_rows(turn: TurnData, width: int) -> list[tuple[str, str | Text]]:
+    lines: list[tuple[str, str | Text]] = [("user", _shorten(turn["user"], width))]
+    if turn["reply"] is not None:
+        lines.append(("reply", Text(_reply_text(turn["reply"]["message"], width), style="cyan")))
+    if turn["drop_reason"]:
+        lines.append(("drop reason", Text(turn["drop_reason"], style="red")))
+    if turn["untrainable"]:
+        lines.append(("untrainable", Text(turn["untrainable"], style="yellow")))
+    if reaction := turn["reaction"]:
+        words = " / ".join(_shorten(message_text(m), width) for m in reaction["messages"])
+        given = [
+            f"score {f['score']}, {f['comment'] or f['correction'] or ''}".rstrip(", ") for f in reaction["feedback"]
+        ]
+        lines.append(("reaction", f"{' '.join([words, *given])}  ({reaction['link']} link)"))
+    if verdict := turn["verdict"]:
+        lines.append(("verdict", _verdict_text(verdict)))
+    if turn["trained_into"]:
+        lines.append(("trained into", ", ".join(f"version {v}" for v in turn["trained_into"])))
+    return lines
+
+
+def _reply_text(message: Message, width: int) -> str:
+    calls = [f"{c['function']['name']}({c['function']['arguments']})" for c in message.get("tool_calls") or ()]
+    return _shorten(" ".join([message_text(message), *calls]), width)
+
+
+def _verdict_text(verdict: Mapping[str, Any]) -> str:
+    score = "no opinion" if verdict["score"] is None else f"{verdict['score']:+d}"
+    hints = f", hint: {'; '.join(verdict['hints'])}" if verdict["hints"] else ""
+    return f"{score} by {verdict['judge']}{hints}  {verdict['reason']}"
+
+
+def _detail_rows(turn: TurnData) -> list[tuple[str, str | Text]]:
+    sampling = turn["sampling"]
+    lines: list[tuple[str, str | Text]] = [
+        ("session", turn["session"]),
+        ("relation", turn["relation"] + (f" of {turn['relation_of']}" if turn["relation_of"] else "")),
+        ("parent", turn["parent"] or turn["unlinked"] or "none: first turn of the conversation"),
+        ("version", f"{turn['version']}, identity {turn['identity'][:12]}"),
+        *([("origin", Text(f"imported as {turn['origin']}: off-policy", "yellow"))] if turn["origin"] else []),
+        ("sampling", f"temperature {sampling['temperature']:g}, top_p {sampling['top_p']:g}"),
+        ("prompt", f"{turn['prompt_tokens']} tokens, {turn['messages']} messages, {turn['tools']} tools"),
+    ]
+    reply = turn["reply"]
+    if reply is not None and reply["tokens"]:
+        mean, finish = reply["mean_logprob"], reply["finish_reason"] or reply["status"]
+        lines.append(("response", f"{reply['tokens']} tokens, mean logprob {mean:.3f}, finish {finish}"))
+        if (first := reply["seconds_to_first_token"]) is not None:
+            whole = reply["seconds"]
+            lines.append(("latency", f"{first * 1000:.0f} ms to the first token, {whole * 1000:.0f} ms in total"))
+    return lines
+
+
+def _shorten(text: str | None, width: int) -> str:
+    """Return the text in one line of at most `width` columns, cut between two words if its second half has a space."""
+    if text is None:
+        return "(redacted)"
+    line = " ".join(text.split())
+    if cell_len(line) <= width:
+        return line
+    head = chop_cells(line, width - 1)[0]
+    return (head.rpartition(" ")[0] + " " if " " in head[len(head) // 2 :] else head) + "…"

@@ -1,0 +1,111 @@
+"""Diagnoses of the programs that the system uses, checked directly: the engine, and the head of a Ray cluster."""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+from openclaw_rl.errors import OpenClawError
+from openclaw_rl.settings.load import Config
+from openclaw_rl.status.health import Diagnosis
+
+_CONNECT_TIMEOUT = 2.0  # seconds to connect to a Ray head
+_RAY_INIT_TIMEOUT = 20.0  # seconds for ray.init
+_ALTERNATIVES = {"sglang": ("vllm", "embedded"), "vllm": ("sglang", "embedded")}
+
+
+def check_engine(config: Config) -> Diagnosis | None:
+    """Check the version of the configured engine, as before a start."""
+    from openclaw_rl.engines import registry  # imported here to keep `status` fast
+
+    try:
+        registry.check_engine(config)
+    except OpenClawError as error:
+        return engine_diagnosis(config, str(error))
+    return None
+
+
+def engine_diagnosis(config: Config, seen: str) -> Diagnosis:
+    """Return the diagnosis of an engine that does not start, with another one that can be started here."""
+    backend, there = config.engine.backend, config.engine.url is not None
+    other = next((name for name in _ALTERNATIVES.get(backend, ()) if not there and _can_start(config, name)), None)
+    return Diagnosis(
+        name=f"the {backend} engine does not start",
+        evidence=seen,
+        settings={"engine.backend": other} if other else {},
+        advice=f"{'or ' if other else ''}repair it: logs/ has its last output, `openclaw-rl doctor --engine {backend}` "
+        "the failing check",
+    )
+
+
+def _can_start(config: Config, backend: str) -> bool:
+    """Return whether this engine can be started instead."""
+    from openclaw_rl.engines import registry
+
+    if backend == "embedded":
+        return importlib.util.find_spec("torch") is not None
+    try:
+        registry.check_engine(
+            config.model_copy(update={"engine": config.engine.model_copy(update={"backend": backend})})
+        )
+    except OpenClawError:
+        return False
+    return True
+
+
+def check_ray_head(config: Config) -> Diagnosis | None:
+    """Check that Ray is installed and its head answers, if ranks are launched by Ray."""
+    launch = config.train.launch
+    if launch.launcher != "ray":
+        return None
+    for host, port in _host_and_port(launch.ray):
+        try:
+            socket.create_connection((host, port), timeout=_CONNECT_TIMEOUT).close()
+        except OSError as error:
+            said = f"train.launch.ray: no head answers at {host}:{port} ({error.strerror or error})"
+            return ray_diagnosis(config, said)
+    if importlib.util.find_spec("ray") is None:
+        unknown = "; without it, a Ray head at its address cannot be verified" * (":" in launch.ray)
+        return ray_diagnosis(
+            config, f"train.launch.by is ray, which is not installed here: pip install 'openclaw-rl[ray]'{unknown}"
+        )
+    wrong = _ray_refusal_reason(launch.ray) if any(_host_and_port(launch.ray)) else ""
+    return ray_diagnosis(config, f"train.launch.ray: {wrong}") if wrong else None
+
+
+def _ray_refusal_reason(address: str) -> str:
+    """Return why `ray.init` fails at an address where something answers; empty if it succeeds."""
+    code = "import sys, ray; ray.init(address=sys.argv[1], log_to_driver=False)"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code, address], capture_output=True, timeout=_RAY_INIT_TIMEOUT, check=False
+        )
+        failed, said = done.returncode != 0, done.stderr
+    except subprocess.TimeoutExpired as error:  # Ray itself retries for a minute
+        failed, said = True, error.stderr or b""
+    if not failed:
+        return ""
+    if b"InvalidAuthToken" in said:
+        return f"the head at {address} requires a token: set RAY_AUTH_MODE=token here too, with its token"
+    return f"something answers at {address}, but it is not a Ray head that this machine can use"
+
+
+def _host_and_port(address: str) -> Iterator[tuple[str, int]]:
+    """Yield host and port of an address that has both; nothing for `auto` and `local`."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if host and port.isdigit():
+        yield host, int(port)
+
+
+def ray_diagnosis(config: Config, seen: str) -> Diagnosis:
+    """Return the diagnosis of ranks that Ray does not start, with the other launcher."""
+    return Diagnosis(
+        name="Ray does not take the work",
+        evidence=seen,
+        settings={"train.launch.by": "local" if config.train.launch.nodes == 1 else "torchrun"},
+        advice="or start a head: `ray start --head --port=6379`; `ray job submit` needs its dashboard: --address "
+        "http://HOST:8265",
+    )
