@@ -89,16 +89,24 @@ explore: $(STAMP)  ## the properties of `make test` on examples that nobody has 
 fuzz: $(STAMP)  ## ten thousand requests that nobody should send, over all routes
 	$(BIN)/python -m pytest tests/system/test_fuzz.py --fuzz 10000 -s
 
-# Their own environment: agents and what they need, but neither torch nor a model.
+# Their own environment: agents and what they need, but neither torch nor a model (lm-eval needs them only without an API).
 CLIENTS := hypothesis "langchain-openai>=1.7,<2" "mini-swe-agent>=2.4,<3" mcp "smolagents>=1.26,<2" "dspy>=3.4,<4" \
-    "langmem>=0.0.30,<0.1" "langchain>=1.4,<2" "openai-agents>=0.24,<1"
+    "langmem>=0.0.30,<0.1" "langchain>=1.4,<2" "openai-agents>=0.24,<1" "litellm>=1.83,<2" "lm-eval[api]>=0.4.13,<0.5"
 CLIENTS_VENV ?= .clients-venv
-test-clients: $(CLIENTS_VENV)/.installed  ## other people's clients, unmodified, through the real gateway (one minute)
-	$(CLIENTS_VENV)/bin/python -m pytest tests/external/clients -o filterwarnings=default
+# From npm, 0.4 GB: a program that needs no node.
+OPENCODE ?= opencode-ai@1.18.33
+OPENCODE_ENV ?= .opencode-env
+test-clients: $(CLIENTS_VENV)/.installed $(OPENCODE_ENV)/.installed  ## other people's clients, unmodified, through the real gateway (one minute)
+	$(CLIENTS_VENV)/bin/python -m pytest tests/external/clients -o filterwarnings=default --opencode-env $(OPENCODE_ENV)
 
 $(CLIENTS_VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(CLIENTS_VENV)
 	$(CLIENTS_VENV)/bin/pip install -q -e . pytest pytest-timeout $(CLIENTS)
+	touch $@
+
+$(OPENCODE_ENV)/.installed:
+	mkdir -p $(OPENCODE_ENV)
+	npm install --prefix $(OPENCODE_ENV) --no-audit --no-fund --loglevel=error $(OPENCODE)
 	touch $@
 
 # Environments on top of .venv, which they do not touch. $(call on_top,FOLDER,PACKAGES)

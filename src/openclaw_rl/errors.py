@@ -88,12 +88,14 @@ class PromptTooLong(RequestError):
     """
 
     def __init__(self, tokens: int, limit: int, *, is_minimum: bool = False) -> None:
-        self.tokens, self.limit = tokens, limit
-        super().__init__(
-            f"This model's maximum context length is {limit} tokens. However, your messages resulted in "
-            f"{'at least ' * is_minimum}{tokens} tokens. Please reduce the length of the messages.",
-            param="messages",
-            code="context_length_exceeded",
+        self.tokens, self.limit, self._is_minimum = tokens, limit, is_minimum
+        super().__init__(self.message_for("messages"), param="messages", code="context_length_exceeded")
+
+    def message_for(self, field: str) -> str:
+        """Return the message for a request whose prompt is in `field`."""
+        return (
+            f"This model's maximum context length is {self.limit} tokens. However, your {field} resulted in "
+            f"{'at least ' * self._is_minimum}{self.tokens} tokens. Please reduce the length of the {field}."
         )
 
 

@@ -14,13 +14,14 @@ from tests.collect.cases_named import NAMED
 from tests.collect.cases_traps_clients import CLIENTS
 from tests.collect.cases_traps_edits import EDITS
 from tests.collect.cases_traps_ids import IDS
+from tests.collect.cases_traps_summaries import SUMMARIES
 from tests.collect.cases_traps_text import TEXT
 from tests.collect.cases_traps_tools import TOOLS
 from tests.collect.world import SIDES, Ask, Memory, Player, Step, Stored, message
 
 from openclaw_rl.collect.link import link_request
 
-CASES = FINDING | AGAIN | KINDS | NAMED | EDITS | CLIENTS | TEXT | TOOLS | IDS
+CASES = FINDING | AGAIN | KINDS | NAMED | EDITS | CLIENTS | TEXT | TOOLS | IDS | SUMMARIES
 
 
 def check(player: Player, steps: Sequence[Step]) -> None:

@@ -219,6 +219,13 @@ class Memory:
         later = (p for p in self.pasts.values() if p.seq > past.seq and p.scope == past.scope and p.kind is Kind.SIDE)
         return [message_hash.visible_text(self.replies[p.id]) for p in later if p.id in self.replies]
 
+    def main_replies_before(self, past: ExchangeSummary) -> list[tuple[ExchangeSummary, str]]:
+        earlier = [p for p in self.pasts.values() if p.seq < past.seq and p.scope == past.scope and p.kind is Kind.MAIN]
+        return [(p, message_hash.visible_text(self.replies[p.id])) for p in reversed(earlier) if p.id in self.replies]
+
+    def prompt_text(self, past: ExchangeSummary) -> str:
+        return "\n".join(map(message_hash.visible_text, self.requests[past.id].messages))
+
     def stop_strings(self, pasts: Sequence[ExchangeSummary]) -> dict[str, Sequence[str]]:
         return {p.id: self.requests[p.id].sampling.stop for p in pasts}
 

@@ -10,7 +10,8 @@ from tests.render.trl_templates import make_kind
 
 from openclaw_rl.settings.load import from_flat
 from openclaw_rl.status.inspect import template_summary
-from openclaw_rl.status.report import CURES, _render_newest_step, merge_reasons, untrainable_agents
+from openclaw_rl.status.reasons import merge_reasons
+from openclaw_rl.status.report import CURES, _render_newest_step, untrainable_agents
 from openclaw_rl.types import Sampling
 
 
@@ -48,7 +49,20 @@ def test_the_newest_step_says_what_was_held_back() -> None:
 
 def test_reasons_that_differ_in_their_details_are_one() -> None:
     reasons = {"greedy": 2, "too stale: 0.61 between version 3": 1, "too stale: 0.72 between version 4": 2}
-    assert list(merge_reasons(reasons).items()) == [("too stale", 3), ("greedy", 2)]
+    assert list(merge_reasons(reasons).items()) == [("too stale, e.g. 0.72 between version 4", 3), ("greedy", 2)]
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "it cannot be trained: ValueError: plugins/loss.py:12: expected a tensor, got None",
+        "its trajectory says so (trainable: false)",
+        "a step on it alone was rejected: it moved the policy by 0.4 nats",
+        "a parenthesis (that does not end: here",
+    ],
+)
+def test_a_reason_is_shown_with_its_details(reason: str) -> None:
+    assert merge_reasons({reason: 2, "greedy": 1}) == {reason: 2, "greedy": 1}
 
 
 def test_an_agent_whose_turns_cannot_train_is_listed_with_the_cure() -> None:

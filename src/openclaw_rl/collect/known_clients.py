@@ -12,7 +12,7 @@ from cachetools import LRUCache
 
 from openclaw_rl.common.assets import ASSETS
 
-PromptKind = Literal["user", "system", "continuation", "cleared"]
+PromptKind = Literal["user", "system", "continuation", "cleared", "summary"]
 _CACHED_TEXTS = 65_536
 
 

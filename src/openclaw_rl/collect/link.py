@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from openclaw_rl.collect.reply_match import (
+    DISTINCTIVE,
     ReactionMessages,
     ReplyMatch,
     ReplyMatcher,
@@ -18,6 +19,7 @@ from openclaw_rl.collect.reply_match import (
     mismatch,
     revises_reaction,
 )
+from openclaw_rl.collect.summary_match import NOT_REPLACED, ReplacedHistory, find_replaced_history, turn_before_summary
 from openclaw_rl.collect.traffic import TrafficClassifier
 from openclaw_rl.common.message_hash import reaction_signature, visible_text
 from openclaw_rl.store.exchange_index import ExchangeIndex, ExchangeSummary
@@ -59,7 +61,8 @@ def link_request(request: Request, seq: int, index: ExchangeIndex, sides: Traffi
     reactions = {at: _find_reaction(request, at, sides, matcher) for at in matcher.positions}
     found = matcher.find_matches(reactions)
     known = [match.past for _, match in sorted(found.items()) if match.past is not None]
-    parent = known[-1] if known else None
+    replaced = NOT_REPLACED if known or kind is Kind.SIDE else find_replaced_history(request, index, sides)
+    parent = known[-1] if known else replaced.turn
     relation, relation_of = _relation_to_same_history(request, seq, index, parent)
     links = () if kind is Kind.SIDE else _find_reaction_links(request, seq, found, reactions, index)
     return RequestLink(
@@ -69,8 +72,8 @@ def link_request(request: Request, seq: int, index: ExchangeIndex, sides: Traffi
         parent=parent.id if parent else None,
         relation=relation,
         relation_of=relation_of,
-        unlinked=_unlinked_reason(found) if found and parent is None else None,
-        reaction_links=links,
+        unlinked=replaced.unlinked_reason or (_unlinked_reason(found) if found and parent is None else None),
+        reaction_links=links or _link_turn_before_summary(request, seq, replaced, index),
     )
 
 
@@ -172,37 +175,54 @@ def _find_reaction_links(
     for at, match in found.items():
         past, new = match.past, match.has_new_reaction
         if past is not None and past.kind is Kind.SIDE and not new:
-            past = _turn_before_summary(past, reactions[at], index)
+            past = _open_turn_before_summary(past, reactions[at], index)
             new = past is not None and past.id not in seen
-        signature = reactions[at].signature
-        if past is None or signature is None or not new or past.id in out:
+        if past is None or reactions[at].signature is None or not new or past.id in out:
             continue
-        redacted = Capture.REDACTED in (request.capture, past.capture)
-        if redacted and past.state is not TurnState.SERVED:
-            continue
-        out[past.id] = ReactionLink(
-            turn=past.id,
-            messages=tuple(m.index for m in reactions[at].marks),
-            signature=signature,
-            how=match.how,
-            superseded=_superseded_turns(request, seq, past, index),
-            redacted=redacted,
-            was_side=past.cause is DropReason.SIDE,
-        )
+        link = _make_link(request, seq, past, reactions[at], match.how, index)
+        if link is not None:
+            out[past.id] = link
     return tuple(out.values())
 
 
-def _turn_before_summary(
+def _open_turn_before_summary(
     side: ExchangeSummary, reaction: ReactionMessages, index: ExchangeIndex
 ) -> ExchangeSummary | None:
-    """Return the last turn before a side call whose reply, a summary, replaced the history of the conversation.
+    """Return the turn before a summary that stands as the last reply of the history, if this reaction is new to it."""
+    past = turn_before_summary(side, index) if reaction.is_last and reaction.from_person else None
+    new = past is not None and (awaits_reaction(past, reaction) or revises_reaction(past, reaction))
+    return past if new else None
 
-    What the person writes next reacts to that turn, which the summary hides. None if it has its reaction.
-    """
-    past = index.by_id(side.scope, side.parent) if side.parent and reaction.is_last and reaction.from_person else None
-    if past is None or past.kind is Kind.SIDE:
+
+def _make_link(
+    request: Request, seq: int, past: ExchangeSummary, reaction: ReactionMessages, how: str, index: ExchangeIndex
+) -> ReactionLink | None:
+    """Return the link to a turn. None if it is redacted and has had its reaction."""
+    assert reaction.signature is not None, "only a reaction is linked"
+    redacted = Capture.REDACTED in (request.capture, past.capture)
+    if redacted and past.state is not TurnState.SERVED:
         return None
-    return past if awaits_reaction(past, reaction) or revises_reaction(past, reaction) else None
+    return ReactionLink(
+        turn=past.id,
+        messages=tuple(m.index for m in reaction.marks),
+        signature=reaction.signature,
+        how=how,
+        superseded=_superseded_turns(request, seq, past, index),
+        redacted=redacted,
+        was_side=past.cause is DropReason.SIDE,
+    )
+
+
+def _link_turn_before_summary(
+    request: Request, seq: int, replaced: ReplacedHistory, index: ExchangeIndex
+) -> tuple[ReactionLink, ...]:
+    """Return the link to the turn before a summary. Only the first words after it are its reaction: without a history,
+    later words may react to a later reply."""
+    past, reaction = replaced.turn, replaced.reaction
+    if past is None or not awaits_reaction(past, reaction):
+        return ()
+    link = _make_link(request, seq, past, reaction, DISTINCTIVE, index)
+    return (link,) if link is not None else ()
 
 
 def _superseded_turns(request: Request, seq: int, chosen: ExchangeSummary, index: ExchangeIndex) -> tuple[str, ...]:

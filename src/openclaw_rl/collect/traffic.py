@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import get_args
 
 from openclaw_rl.collect.known_clients import KnownClients, PromptKind
 from openclaw_rl.common.client_patterns import ClientPattern
-from openclaw_rl.common.message_hash import message_text, strip_time_stamp
+from openclaw_rl.common.message_hash import message_text, strip_time_stamp, visible_text
 from openclaw_rl.types import Kind, Message, Request
 
 MAX_TASK_CHARS = 1000
@@ -22,8 +23,7 @@ class TrafficClassifier:
     def __init__(self, patterns: Sequence[str], interludes: Sequence[str] = (), *, known_clients: bool = True) -> None:
         self._side_patterns = [ClientPattern(p) for p in patterns]
         self._client_prompt_patterns = [ClientPattern(p) for p in interludes]
-        kinds: tuple[PromptKind, ...] = ("user", "system", "continuation", "cleared") if known_clients else ()
-        self._known = {kind: KnownClients(kind) for kind in kinds}
+        self._known = {kind: KnownClients(kind) for kind in get_args(PromptKind)} if known_clients else {}
 
     def is_client_prompt(self, message: Message) -> bool:
         """Return whether the message is a client prompt, which no user typed."""
@@ -36,6 +36,12 @@ class TrafficClassifier:
         """Return whether a client program wrote this main message, or cleared its tool result."""
         kind: PromptKind = "cleared" if message.get("role") == "tool" else "continuation"
         return self._match_known(kind, _message_text(message)) is not None
+
+    def introduced_summary(self, message: Message) -> str | None:
+        """Return the text behind the words by which a known client introduces a summary of the earlier conversation."""
+        text = visible_text(message)
+        found = self._match_known("summary", text)
+        return text[len(found) :].strip() if found is not None else None
 
     def _match_known(self, kind: PromptKind, text: str) -> str | None:
         return self._known[kind].match(text) if kind in self._known else None

@@ -77,7 +77,7 @@ class GatewayRoutes:
         except Exception as error:  # noqa: BLE001 - any error gets a response in the format of the path
             status, words, code, param = describe_error(error, f"{request.method} {request.path}")
             if isinstance(error, PromptTooLong):
-                words = prompt_too_long(request.path, error)
+                words, param = prompt_too_long(request.path, error)
             return self._error_response(request, status, words, param=param, code=code)
 
     def _http_error_response(self, request: web.Request, error: web.HTTPException) -> web.Response:

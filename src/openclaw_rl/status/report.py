@@ -19,6 +19,7 @@ from sqlalchemy import Connection
 from openclaw_rl.common.gateway_address import running_address
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.settings.load import Config
+from openclaw_rl.status.reasons import merge_reasons
 from openclaw_rl.store import heartbeats, policies, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.version_stats import judge_user_agreement, turns_by_version
@@ -220,15 +221,6 @@ def _render_versions(status: Mapping[str, Any]) -> Group:
         table.add_row(name, state, str(row["turns"]), str(row["served"]), *numbers, _format_time(row["at"]))
     reasons = [f"v{row['version']}: {row['reason']}" for row in status["versions"] if row["reason"]]
     return Group(title, table, *(Text(reason, "dim") for reason in reasons))
-
-
-def merge_reasons(reasons: Mapping[str, int]) -> dict[str, int]:
-    """Merge reasons that differ only in the details after their first colon. Most frequent first."""
-    kinds: dict[str, int] = {}
-    for reason, count in reasons.items():
-        kind = str(reason).split(":")[0]
-        kinds[kind] = kinds.get(kind, 0) + count
-    return dict(sorted(kinds.items(), key=lambda item: -item[1]))
 
 
 def _render_newest_step(versions: Sequence[Mapping[str, Any]]) -> Text:

@@ -23,6 +23,7 @@ from openclaw_rl.errors import OpenClawError
 from openclaw_rl.settings.load import Config
 from openclaw_rl.status import report
 from openclaw_rl.status.health import training_queue_length
+from openclaw_rl.status.reasons import merge_reasons
 from openclaw_rl.store.version_stats import satisfaction_by_version
 from openclaw_rl.types import TurnState
 
@@ -204,7 +205,7 @@ def _render_newest_step(versions: Sequence[StatusData]) -> RenderableType:
 def _render_reasons(status: StatusData) -> RenderableType:
     kinds: dict[str, int] = {}
     for title in ("dropped", "untrainable"):
-        for reason, count in report.merge_reasons(status[title]).items():
+        for reason, count in merge_reasons(status[title]).items():
             kinds[reason] = kinds.get(reason, 0) + count
     if not kinds:
         return Text("none", style="dim")

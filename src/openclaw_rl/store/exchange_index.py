@@ -14,8 +14,8 @@ from openclaw_rl.store.rows import from_json, from_row, sampling_from_json
 from openclaw_rl.store.turn_states import DropReason
 from openclaw_rl.types import Capture, ExchangeStatus, Kind, Message, TurnState
 
-MAX_SIDE_REPLIES, SIDE_REPLY_WINDOW = 64, 4096
-"""Side calls, and exchanges of any kind, after an exchange among which its summary is searched."""
+MAX_REPLIES, REPLY_WINDOW = 64, 4096
+"""Replies of one kind, and exchanges of any kind, among which a summary or the turn that it quotes is searched."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +78,7 @@ _by_tool_call = (
 _of_these = t.exchanges.c.id.in_(bindparam("ids", expanding=True))
 _bodies = select(t.exchanges.c.id).join(t.bodies, t.bodies.c.seq == t.exchanges.c.seq).where(_of_these)
 _last_messages = _bodies.add_columns(func.substr(t.bodies.c.marks, -message_hash.MARK.size, 16))
+_messages = _bodies.add_columns(t.bodies.c.messages).where(t.bodies.c.messages.is_not(None))
 _samplings = _bodies.add_columns(t.bodies.c.sampling)
 _replies = (
     select(t.exchanges.c.id, t.replies.c.message)
@@ -88,11 +89,20 @@ _side_replies = (
     select(t.replies.c.message)
     .join(t.exchanges, t.exchanges.c.seq == t.replies.c.seq)
     .join(t.turns, t.turns.c.seq == t.replies.c.seq)
-    .where(t.replies.c.seq > bindparam("after"), t.replies.c.seq <= bindparam("after") + SIDE_REPLY_WINDOW)
+    .where(t.replies.c.seq > bindparam("after"), t.replies.c.seq <= bindparam("after") + REPLY_WINDOW)
     .where(t.exchanges.c.scope == bindparam("of_scope"))
     .where(t.turns.c.kind == Kind.SIDE.value, t.replies.c.message.is_not(None))
     .order_by(t.replies.c.seq)
-    .limit(MAX_SIDE_REPLIES)
+    .limit(MAX_REPLIES)
+)
+_main_replies_before = (
+    _base.join(t.replies, t.replies.c.seq == t.exchanges.c.seq)
+    .add_columns(t.replies.c.message)
+    .where(t.exchanges.c.seq < bindparam("before"), t.exchanges.c.seq >= bindparam("before") - REPLY_WINDOW)
+    .where(t.exchanges.c.scope == bindparam("of_scope"))
+    .where(t.turns.c.kind == Kind.MAIN.value, t.replies.c.message.is_not(None))
+    .order_by(t.exchanges.c.seq.desc())
+    .limit(MAX_REPLIES)
 )
 
 
@@ -135,9 +145,20 @@ class ExchangeIndex:
         return {id_: from_json(raw) for id_, raw in self._select_of(_replies, pasts).items()}
 
     def side_replies_after(self, past: ExchangeSummary) -> list[str]:
-        """Return the texts of the first side calls after an exchange, `MAX_SIDE_REPLIES` at most."""
+        """Return the texts of the first side calls after an exchange, `MAX_REPLIES` at most."""
         rows = self._conn.execute(_side_replies, {"after": past.seq, "of_scope": past.scope}).scalars()
         return [message_hash.visible_text(from_json(raw)) for raw in rows]
+
+    def main_replies_before(self, past: ExchangeSummary) -> list[tuple[ExchangeSummary, str]]:
+        """Return the last main exchanges before an exchange with their texts, newest first, `MAX_REPLIES` at most."""
+        rows = self._conn.execute(_main_replies_before, {"before": past.seq, "of_scope": past.scope}).all()
+        texts = [message_hash.visible_text(from_json(row.message)) for row in rows]
+        return list(zip(self._load_summaries(rows), texts, strict=True))
+
+    def prompt_text(self, past: ExchangeSummary) -> str:
+        """Return the texts of a request's messages, one after the other; empty if it is redacted."""
+        messages = [m for raw in self._select_of(_messages, [past]).values() for m in from_json(raw)]
+        return "\n".join(message_hash.visible_text(m) for m in messages)
 
     def _select_of(self, query: Select[Any], pasts: Sequence[ExchangeSummary]) -> dict[str, Any]:
         return dict(self._conn.execute(query, {"ids": [p.id for p in pasts]}).all()) if pasts else {}

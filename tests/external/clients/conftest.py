@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 
 import pytest
 from tests.serve.conftest import Site, Start, empty_store, renderers, start
@@ -18,6 +19,7 @@ from openclaw_rl.types import Exchange, Reaction, Turn
 
 # Read at import: nothing of the user's is read or written, nothing is looked up.
 os.environ |= {
+    "HF_HUB_OFFLINE": "1",
     "DSPY_CACHEDIR": tempfile.mkdtemp(prefix="ocrl-dspy-"),
     "OPENAI_AGENTS_DISABLE_TRACING": "1",
     "MSWEA_GLOBAL_CONFIG_DIR": tempfile.mkdtemp(prefix="ocrl-msw-"),
@@ -25,8 +27,13 @@ os.environ |= {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
 }
 
+ROOT = Path(__file__).parents[3]
 CONTEXT = 65_536  # tokens: an agent's instructions are long, and the test model's tokens short
 __all__ = ["empty_store", "renderers", "start"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--opencode-env", default=str(ROOT / ".opencode-env"), help="where opencode is installed")
 
 
 @dataclass(frozen=True)

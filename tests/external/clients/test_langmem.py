@@ -29,7 +29,8 @@ MESSAGES = 4
 
 
 def test_summaries_are_side_traffic(talk: Talk) -> None:
-    """langmem summarises everything up to the last reply, so what the person writes next has no reply before it."""
+    """langmem summarises everything up to the last reply. What the person writes next reacts to that reply, which the
+    request no longer has."""
     talk.says(*REPLIES[:2], SUMMARY, *REPLIES[2:4], LONGER, REPLIES[4])
     model = ChatOpenAI(model="openclaw", base_url=talk.site.url + "/v1", api_key=KEY, max_retries=0)
     history: list[AnyMessage] = []
@@ -51,10 +52,11 @@ def test_summaries_are_side_traffic(talk: Talk) -> None:
     assert running.summary == LONGER
     assert talk.links() == [
         Link(None, (SAID[1],), "exact"),
-        Link(0),
+        Link(0, (SAID[2],), "distinctive"),
         Link(1, side=True),
-        Link(None, (SAID[3],), "exact"),
-        Link(3),
+        Link(1, (SAID[3],), "exact"),
+        Link(3, (SAID[4],), "distinctive"),
         Link(4, side=True),
-        Link(),
+        Link(4),
     ]
+    assert len({turn.session for _, turn, _ in talk.collected()}) == 1

@@ -54,8 +54,10 @@ def test_each_prompt_of_a_list_is_an_exchange_with_its_own_choices(site: Site) -
 
 
 def test_a_refused_prompt_refuses_all_of_its_request(site: Site) -> None:
-    with pytest.raises(openai.BadRequestError, match="maximum context length is 2048 tokens"):
+    with pytest.raises(openai.BadRequestError, match="maximum context length is 2048 tokens") as long:
         create(site, prompt=["one", "word " * 5000])
+    assert (long.value.code, long.value.param) == ("context_length_exceeded", "prompt")
+    assert "your prompt resulted in" in long.value.message
     assert site.ended(site.last().request.id).reply.status is ExchangeStatus.CANCELLED
 
 

@@ -232,7 +232,7 @@ def test_typed_errors(site: Site) -> None:
         )
     with pytest.raises(openai.BadRequestError) as long:
         create(model=MODEL, input="word " * 4000)
-    assert long.value.code == "context_length_exceeded"
+    assert (long.value.code, long.value.param) == ("context_length_exceeded", "input")
     image = {"type": "input_image", "image_url": "data:image/png;base64,AA", "detail": "auto"}
     with pytest.raises(openai.BadRequestError, match="reads text only") as pictured:
         create(model=MODEL, input=[{"role": "user", "content": [{"type": "input_text", "text": "see"}, image]}])

@@ -112,6 +112,14 @@ def test_items_of_tools_that_are_not_here_are_passed_over() -> None:
     assert ignored == ["input: web_search_call"]
 
 
+@pytest.mark.parametrize(("kind", "words"), [("function_call", "arguments"), ("custom_tool_call", "input")])
+def test_a_namespace_that_is_no_string_is_refused(kind: str, words: str) -> None:
+    call = {"type": kind, "call_id": "c", "name": "f", words: "{}"}
+    assert messages(call | {"namespace": None}) == messages(call)
+    with pytest.raises(RequestError, match="namespace: expected a string, got a number"):
+        read_input([call | {"namespace": 7}])
+
+
 def test_what_a_tool_shows_is_told_of_in_words() -> None:
     shown = [{"type": "input_text", "text": "a: "}, {"type": "input_image", "image_url": "x"}, {"type": "input_file"}]
     (result,) = messages({"type": "function_call_output", "call_id": "c", "output": shown})

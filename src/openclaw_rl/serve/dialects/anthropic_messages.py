@@ -154,8 +154,8 @@ class MessagesDialect(Dialect):
         given = merge_assistant_messages(given)
         return [key for key, _ in given], [message for _, message in given]
 
-    @staticmethod
-    def prompt_too_long(error: PromptTooLong) -> str:
+    @classmethod
+    def prompt_too_long(cls, error: PromptTooLong) -> str:
         """Return the message in Anthropic's words, with a plain number: Claude Code reads both numbers."""
         return f"prompt is too long: {error.tokens} tokens > {error.limit} maximum"
 

@@ -41,6 +41,7 @@ class Dialect(ABC):
 
     name: ClassVar[str]
     path: ClassVar[str]
+    prompt_field: ClassVar[str] = "messages"  # field of the request that an error about its prompt names
     count_path: ClassVar[str | None] = None  # path that counts the tokens of a prompt
     has_one_prompt: ClassVar[bool] = True  # whether a body has a single prompt, which must fit into the context
 
@@ -64,10 +65,10 @@ class Dialect(ABC):
         """Return the body of the response to a token count request."""
         return to_json({"input_tokens": tokens})
 
-    @staticmethod
-    def prompt_too_long(error: PromptTooLong) -> str:
+    @classmethod
+    def prompt_too_long(cls, error: PromptTooLong) -> str:
         """Return the message for a prompt that is too long, in the words that clients of this API recognise."""
-        return str(error)
+        return error.message_for(cls.prompt_field)
 
     @staticmethod
     def error_body(status: int, message: str, *, param: str | None = None, code: str | None = None) -> bytes:

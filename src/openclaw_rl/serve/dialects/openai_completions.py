@@ -56,7 +56,7 @@ _USED_FIELDS = frozenset(_CompletionBody.__struct_fields__) - {"tools"}
 class CompletionsDialect(Dialect):
     """Dialect of the Completions API. Each prompt is an exchange of its own, which is never trained on."""
 
-    name, path = "completions", "/v1/completions"
+    name, path, prompt_field = "completions", "/v1/completions", "prompt"
     has_one_prompt = False
 
     def decode(self, body: bytes, headers: Mapping[str, str]) -> ChatRequest:

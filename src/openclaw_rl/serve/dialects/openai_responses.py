@@ -75,6 +75,7 @@ class ResponsesDialect(Dialect):
     """Dialect of the Responses API."""
 
     name, path, count_path = DIALECT, "/v1/responses", "/v1/responses/input_tokens"
+    prompt_field = "input"
 
     def __init__(self) -> None:
         self._tools = RawCache(TOOLS_CACHE_BYTES, read_tools)

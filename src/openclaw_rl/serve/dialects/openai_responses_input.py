@@ -175,14 +175,11 @@ class _InputReader:
             self._assistant_items_of(item).reasoning_texts.append(text)
 
     def _read_function_call(self, item: Mapping[str, Any], place: str) -> None:
-        namespace = None if item.get("namespace") is None else _required_string(item, "namespace", place)
-        name = prompt_name(_required_string(item, "name", place), namespace)
-        self._append_call(item, place, name, _required_string(item, "arguments", place))
+        self._append_call(item, place, _tool_name(item, place), _required_string(item, "arguments", place))
 
     def _read_custom_call(self, item: Mapping[str, Any], place: str) -> None:
-        namespace = item.get("namespace")
-        name = prompt_name(_required_string(item, "name", place), namespace if isinstance(namespace, str) else None)
-        self._append_call(item, place, name, _json_text({"input": _required_string(item, "input", place)}))
+        arguments = _json_text({"input": _required_string(item, "input", place)})
+        self._append_call(item, place, _tool_name(item, place), arguments)
 
     def _read_shell_call(self, item: Mapping[str, Any], place: str) -> None:
         action = item.get("action")
@@ -208,6 +205,12 @@ def _required_string(item: Mapping[str, Any], key: str, place: str) -> str:
     if not isinstance(value, str):
         raise field_error(f"{place}.{key}", f"expected a string, got {json_type_name(value)}.")
     return value
+
+
+def _tool_name(item: Mapping[str, Any], place: str) -> str:
+    """Return the name by which the prompt calls the tool of a call. Its namespace is optional."""
+    namespace = None if item.get("namespace") is None else _required_string(item, "namespace", place)
+    return prompt_name(_required_string(item, "name", place), namespace)
 
 
 def _part_texts(content: Any, place: str, *, given: bool = False) -> list[str]:

@@ -17,9 +17,10 @@ def error_body(path: str, status: int, message: str, *, param: str | None = None
     return _path_owner(path).error_body(status, message, param=param, code=code)
 
 
-def prompt_too_long(path: str, error: PromptTooLong) -> str:
-    """Return the message for a prompt that is too long, in the words of the dialect that owns `path`."""
-    return _path_owner(path).prompt_too_long(error)
+def prompt_too_long(path: str, error: PromptTooLong) -> tuple[str, str]:
+    """Return message and field for a prompt that is too long, in the words of the dialect that owns `path`."""
+    owner = _path_owner(path)
+    return owner.prompt_too_long(error), owner.prompt_field
 
 
 def _path_owner(path: str) -> type[Dialect]:

@@ -1,0 +1,109 @@
+"""Find the turn before a summary that has replaced the history of a conversation.
+
+A summary is the reply of a side call. What the person writes next reacts to the last turn before that call. The summary
+stands in a later request as an assistant message (`reply_match.py` finds it), or in a system or user message behind
+words by which a known client introduces it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from openclaw_rl.collect.reply_match import ReactionMessages, mismatch
+from openclaw_rl.collect.traffic import TrafficClassifier
+from openclaw_rl.common.message_hash import DISTINCTIVE_CHARS, own_hash, reaction_signature
+from openclaw_rl.store.exchange_index import ExchangeIndex, ExchangeSummary
+from openclaw_rl.types import Kind, Message, Request
+
+_SUMMARY = "the summary in place of its history"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplacedHistory:
+    """A history that is only a summary, and what the person wrote after it."""
+
+    turn: ExchangeSummary | None = None  # the last turn before the summary
+    reaction: ReactionMessages = field(default_factory=ReactionMessages)
+    unlinked_reason: str | None = None  # reason if no turn was found
+
+
+NOT_REPLACED = ReplacedHistory()
+
+
+def find_replaced_history(request: Request, index: ExchangeIndex, sides: TrafficClassifier) -> ReplacedHistory:
+    """Find the turn before a summary in place of the request's history. An assistant message after the summary is what
+    the person reacts to: then this returns `NOT_REPLACED`."""
+    for at, mark in reversed(list(enumerate(request.marks)) if request.messages else []):
+        if mark.role == "assistant":
+            break
+        summary = sides.introduced_summary(request.messages[mark.index])
+        if summary is not None:
+            return _find_turn(summary, _reaction_after(request, at, sides), request, index)
+    return NOT_REPLACED
+
+
+def _reaction_after(request: Request, at: int, sides: TrafficClassifier) -> ReactionMessages:
+    later = [m for m in request.marks[at + 1 :] if not _is_client_message(request.messages[m.index], sides)]
+    if not any(m.role == "user" for m in later):
+        return ReactionMessages()
+    return ReactionMessages(
+        marks=tuple(later),
+        signature=reaction_signature(later),
+        is_last=True,
+        from_person=True,
+    )
+
+
+def _is_client_message(message: Message, sides: TrafficClassifier) -> bool:
+    return sides.is_client_text(message) or (message.get("role") == "user" and sides.is_client_prompt(message))
+
+
+def _find_turn(summary: str, reaction: ReactionMessages, request: Request, index: ExchangeIndex) -> ReplacedHistory:
+    """Find the turn before the exchange that wrote the summary, if all that wrote it are of one conversation."""
+    if len(summary) < DISTINCTIVE_CHARS:
+        return ReplacedHistory(unlinked_reason=f"{_SUMMARY} has under {DISTINCTIVE_CHARS} characters")
+    own = own_hash({"role": "assistant", "content": summary}, index.secret)
+    equal = index.by_own(request.scope, {own})
+    wrote = [p for p in equal if _ended_by(p, request.admitted_at) and mismatch(request, p) is None]
+    turns = {turn.session: turn for past in wrote if (turn := turn_before_summary(past, index)) is not None}
+    if len(turns) == 1:
+        return ReplacedHistory(turn=next(iter(turns.values())), reaction=reaction)
+    if turns:
+        reason = f"ambiguous: {len(turns)} conversations have the same summary"
+    elif wrote:
+        reason = f"the turn before {_SUMMARY} is not known"
+    elif different := next((d for p in equal if (d := mismatch(request, p))), None):
+        reason = f"{_SUMMARY} was given under another {different}"
+    else:
+        reason = f"{_SUMMARY} is no reply of this gateway"
+    return ReplacedHistory(unlinked_reason=reason)
+
+
+def _ended_by(past: ExchangeSummary, at: float) -> bool:
+    return past.finished_at is not None and past.finished_at <= at
+
+
+def turn_before_summary(side: ExchangeSummary, index: ExchangeIndex) -> ExchangeSummary | None:
+    """Return the last turn before the call that wrote a summary: its parent if its request has the conversation as
+    messages, else the turn whose reply its prompt quotes. None if that was a side call, too."""
+    past = index.by_id(side.scope, side.parent) if side.parent else _quoted_turn(side, index)
+    return past if past is not None and past.kind is not Kind.SIDE else None
+
+
+def _quoted_turn(side: ExchangeSummary, index: ExchangeIndex) -> ExchangeSummary | None:
+    """Return the only turn that is the newest of its session and whose distinctive reply the side call's prompt quotes.
+
+    An older turn of the session does not count: the conversation has gone on since, with a reply that is not quoted.
+    """
+    prompt = index.prompt_text(side)
+    newest: dict[str, tuple[ExchangeSummary, str]] = {}
+    for past, reply in index.main_replies_before(side):
+        differs = _differ(side.session_header, past.session_header) or _differ(side.user, past.user)
+        if _ended_by(past, side.admitted_at) and not differs:
+            newest.setdefault(past.session, (past, reply))
+    quoted = [past for past, reply in newest.values() if len(reply) >= DISTINCTIVE_CHARS and reply in prompt]
+    return quoted[0] if len(quoted) == 1 else None
+
+
+def _differ(a: str | None, b: str | None) -> bool:
+    return bool(a and b and a != b)
