@@ -216,9 +216,11 @@ def unused_by_command(sources: Mapping[str, str], command: str, workers: Collect
     unread: dict[Sequence[str], list[str]] = {}
     for key, source in sources.items():
         section = key.partition(".")[0]
-        commands, readers = _READ_BY.get(key) or _READ_BY.get(section) or ((command,), ())
-        is_shared = section not in ("data", "rollout") and not source.startswith("flags: ")
-        if command not in commands and not set(workers) & set(readers) and not is_shared:
+        if (known := _READ_BY.get(key) or _READ_BY.get(section)) is None:
+            continue
+        commands, readers = known
+        is_named = section in ("data", "rollout") or source.startswith("flags: ")
+        if is_named and command not in commands and not set(workers) & set(readers):
             unread.setdefault(commands, []).append(key)
     return [
         f"{_no_effect(_given_names(keys, sources))} on `openclaw-rl {command}`: only on {_format_commands(commands)}"
