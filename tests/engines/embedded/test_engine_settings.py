@@ -84,11 +84,16 @@ def observe(model_folder: Path, given: dict[str, Any]) -> Result:
     )
 
 
+@pytest.fixture(scope="module")
+def plain(model_folder: Path) -> Result:
+    return observe(model_folder, {})
+
+
 @pytest.mark.parametrize("key", CHANGES)
-def test_a_setting_changes_the_engine(key: str, model_folder: Path) -> None:
-    assert observe(model_folder, {key: CHANGES[key]}) != observe(model_folder, {})
+def test_a_setting_changes_the_engine(key: str, model_folder: Path, plain: Result) -> None:
+    assert observe(model_folder, {key: CHANGES[key]}) != plain
 
 
-def test_nothing_else_changes_it(model_folder: Path) -> None:
+def test_nothing_else_changes_it(model_folder: Path, plain: Result) -> None:
     """Without this, a difference would say nothing."""
-    assert observe(model_folder, {"serve.port": "8001", "train.threads": 2}) == observe(model_folder, {})
+    assert observe(model_folder, {"serve.port": 8001, "train.threads": 2}) == plain
