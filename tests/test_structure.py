@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "trajectories": f"{BASE} store render learner methods",
     "compat": f"{BASE} learner",
     "environments": f"{BASE} protocols store render plugins",
-    "supervisor": f"{BASE} methods store engines collect serve judge train trajectories environments",
+    "supervisor": f"{BASE} methods store plugins engines collect serve judge train trajectories environments",
     "status": f"{BASE} methods store render engines train",
     "connect": f"{BASE} render supervisor",
     "rollouts": f"{BASE} plugins supervisor",

@@ -62,6 +62,11 @@ def note(world: World) -> str:
         return next((beat.note for beat in heartbeats.read_heartbeats(conn) if beat.name == "judge"), "")
 
 
+def problems(world: World) -> list[str]:
+    with world.store.read() as conn:
+        return heartbeats.reported_problems(conn, time.time())
+
+
 def test_every_closed_turn_is_judged_with_the_rules_by_default(
     world: World, ids: Ids, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -143,12 +148,14 @@ def test_a_judge_that_is_down_leaves_the_loop_alive_and_says_so_once(
         async with working(world, judge):
             await until(lambda: len(judge.seen) >= 8)
             await until(lambda: "got '<html>'" in note(world))
+            assert problems(world)[0].startswith("judge: parked, tries again")
             world.give("t29", score=-1)  # explicit feedback needs no judge
             await until(lambda: world.judged() == 1)
             assert world.verdict("t00") is None
             down = False
             await until(lambda: world.judged() == 30)
             await until(lambda: note(world).startswith("30 judged") and ";" not in note(world))
+            assert not problems(world)
 
     with caplog.at_level(logging.INFO, "openclaw_rl.judge"):
         asyncio.run(go())

@@ -11,7 +11,8 @@ import pytest
 from tests.system.test_words import run
 
 from openclaw_rl.errors import PluginError
-from openclaw_rl.plugins.loader import Plugin, check_call, check_plugin_files, load_plugin
+from openclaw_rl.plugins.loader import Plugin, check_call, load_plugin
+from openclaw_rl.plugins.source_check import check_plugin_files
 from openclaw_rl.settings.load import from_flat
 
 Make = Callable[[str], Plugin]

@@ -12,7 +12,7 @@ import openai
 import pytest
 from tests.serve.conftest import KEY, OTHER_KEY, USER, Answer, Site, Start, wait_for
 
-from openclaw_rl.store import policies
+from openclaw_rl.store import heartbeats, policies
 from openclaw_rl.types import PolicyState
 
 
@@ -64,6 +64,15 @@ def test_ready_and_health(site: Site) -> None:
     wait_for(lambda: site.http.get("/readyz").status_code, lambda s: s == 200)
     assert site.http.get("/readyz").json() == {"ready": True, "reasons": [], "version": 0, "head": 0}
     assert site.http.get("/healthz").json() == {"status": "ok"}
+
+
+def test_a_parked_worker_is_named_and_serving_stays_ready(site: Site) -> None:
+    wait_for(lambda: site.http.get("/readyz").status_code, lambda s: s == 200)
+    heartbeats.write_heartbeat(site.store, "judge", "parked: boom", heartbeats.PARKED)
+    heartbeats.write_heartbeat(site.store, "train", "waiting")
+    found = site.http.get("/readyz")
+    assert (found.status_code, found.json()["ready"]) == (200, True)
+    assert found.json()["reasons"] == ["judge: parked: boom"]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -158,7 +158,7 @@ class Loader:
         known = command_line._WORKER_COMMANDS.get(command)
         workers = known.workers if known else ()
         self.capture.readouterr()
-        config = load_config(command=command if workers else "", workers=workers, **options)
+        config = load_config(command=command if workers else "", workers=workers, strict=True, **options)
         return config, self.capture.readouterr().err.splitlines()
 
     def _enter(self, environ: Mapping[str, str], folder: Path) -> None:

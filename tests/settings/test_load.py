@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -257,3 +258,31 @@ def test_a_line_that_goes_on_is_one_line() -> None:
         environ={"ROLLOUT_ARGS": " --num-rollout-workers 16\\\n --parallel-envs 32 \\\r\n --async-collection "}
     )
     assert (config.rollout.workers, config.rollout.parallel_envs) == (16, 32)
+
+
+FOREIGN = {"MAX_STEPS": "20", "TRAIN_GPUS": "all", "ROLLOUT_ARGS": "--task-type gui --nonsense", "LORA_RANK": "8"}
+
+
+def test_variables_of_another_program_stop_only_what_starts_a_system() -> None:
+    with pytest.raises(ConfigError, match="MAX_STEPS is refused"):
+        settings.load_all(environ=FOREIGN)
+    assert settings.load_all(environ=FOREIGN, strict=False).config.train.lora.rank == 8
+
+
+@pytest.mark.parametrize("name", ["OPENCLAW_PORT", "OPENCLAW_RL_SERVE_PORT", "OPENCLAW_RL_SERVE_PROT"])
+def test_our_own_variables_are_always_checked(name: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        settings.load_all(environ={name: "{"}, strict=False)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"train.finetune": "full", "train.base_quantization_bits": 4}, "train.base_quantization_bits 16"),
+        ({"train.finetune": "full", "train.ranks": 2, "train.launch.shard": True}, "set it false"),
+        ({"train.base_quantization_bits": 4, "train.ranks": 2, "train.launch.shard": True}, "set it false"),
+    ],
+)
+def test_weights_that_contradict_one_another_are_refused(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        settings.from_flat(given)

@@ -34,8 +34,14 @@ STATUS: dict[str, Any] = {
     "liked": [None, 0.0, 0.5, 1.0],
     "liked_overall": [9, 12],
     "loops": [
-        {"name": "judge", "pid": 1, "age": 0.2, "alive": True, "note": "7 judged; " + "no usable vote " * 20},
-        {"name": "train", "pid": 2, "age": 31.0, "alive": False, "note": "waiting for turns: 1 of 4"},
+        {
+            **{"name": "judge", "pid": 1, "age": 0.2, "alive": True, "state": "running"},
+            "note": "7 judged; " + "no usable vote " * 20,
+        },
+        {
+            **{"name": "train", "pid": 2, "age": 31.0, "alive": False, "state": "parked"},
+            "note": "waiting for turns: 1 of 4",
+        },
     ],
     "queues": {"judge": (5, "without a verdict"), "train": (1, "to train on")},
     "versions": [

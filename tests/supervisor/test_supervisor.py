@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from openclaw_rl.doctor import pipeline
+from openclaw_rl.errors import OpenClawError
 from openclaw_rl.settings.load import from_flat
 from openclaw_rl.store import heartbeats
 from openclaw_rl.store.db import Store
@@ -114,7 +115,8 @@ def test_a_hung_worker_is_restarted_while_it_starts_and_while_it_runs(tmp_path: 
             return supervisor.worker_pid("collect") or 0
 
         await wait_for(lambda: supervisor.worker_pid("collect") is not None)
-        supervisor._config = config.model_copy(update={"run": run})  # a busy machine starts the next one slowly
+        # A busy machine starts the next process slowly.
+        supervisor._workers[0]._config = config.model_copy(update={"run": run})
         second = await stop_process()
         assert supervisor.health_note() == "degraded: collect crashed 1x (no heartbeat for 3 s)"
         store = Store.open(config.store_path)
@@ -129,6 +131,15 @@ def test_a_hung_worker_is_restarted_while_it_starts_and_while_it_runs(tmp_path: 
         await asyncio.wait_for(running, WITHIN)
 
     asyncio.run(main())
+
+
+def test_a_process_that_cannot_be_started_is_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when no memory or no process id is left; in a system that serves, all other workers continue."""
+    monkeypatch.setattr("sys.executable", str(tmp_path / "no-python"))
+    config = from_flat({"home": str(tmp_path), "run.max_crashes": 2})
+    prepare_home(config)
+    with pytest.raises(OpenClawError, match=r"collect crashed 2 times\. Reason: the process cannot be started"):
+        asyncio.run(Supervisor(config, ["collect"], echo=False).run(asyncio.Event()))
 
 
 def test_a_scratch_run_of_the_doctor_touches_no_folder_of_the_owner(tmp_path: Path) -> None:

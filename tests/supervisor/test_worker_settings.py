@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -134,11 +135,23 @@ def test_the_home_is_the_folder_of_the_setting(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 3])
-def test_crashes_within_a_minute_stop_the_system(limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crashes_stop_the_system(limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker's process ends at once, because there is no such worker."""
-    config = from_flat({"home": str(tmp_path), "run.max_crashes_per_minute": limit})
+    config = from_flat({"home": str(tmp_path), "run.max_crashes": limit})
     prepare_home(config)
     supervisor = Supervisor(config, ["nobody"], echo=False)
     with pytest.raises(OpenClawError, match="nobody"):
         asyncio.run(asyncio.wait_for(supervisor.run(asyncio.Event()), 100))
-    assert len(supervisor._workers[0].crashes) == limit
+    assert supervisor._workers[0].crashes.count == limit
+
+
+@pytest.mark.parametrize("limit", [4.0, 10.0])
+def test_the_pause_of_a_parked_worker_is_bounded(limit: float, tmp_path: Path) -> None:
+    config = from_flat({"home": str(tmp_path), "run.max_restart_delay": limit})
+    prepare_home(config)
+    supervisor = Supervisor(config, ["engine", "gateway", "judge"], echo=False)
+    judge = next(worker for worker in supervisor._workers if worker.name == "judge")
+    judge._started_at = time.monotonic()
+    for _ in range(8):
+        supervisor._record_crash(judge, 1)
+    assert limit - 1 < judge.restart_at - time.monotonic() <= limit

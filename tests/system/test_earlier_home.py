@@ -37,7 +37,7 @@ def test_the_settings_of_today_follow_from_the_earlier_keys(earlier_home: Path) 
     train, run_ = config.train, config.run
     assert (config.engine.max_loaded_versions, config.serve.ephemeral_patterns) == (3, ("^\\[clock\\] ",))
     assert config.collect.client_prompt_patterns == ("^Summarize the conversation",)
-    assert (run_.max_crashes_per_minute, run_.heartbeat_timeout, run_.startup_timeout) == (4, 90.0, 600.0)
+    assert (run_.max_crashes, run_.heartbeat_timeout, run_.startup_timeout) == (4, 90.0, 600.0)
     assert (train.batch.min_turns, train.batch.max_uses, train.batch.replay_ratio) == (4, 2, 0.25)
     assert (
         train.loss.token_ratio_min,

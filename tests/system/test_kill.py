@@ -58,7 +58,8 @@ def verdict_ids(store: Store) -> set[tuple[str, int, str]]:
 @pytest.mark.timeout(600)
 def test_forty_kills_lose_nothing(tmp_path: Path) -> None:
     rng = random.Random(20261120)
-    settings = {"train.safety.lease_ttl": 3.0, "run.max_crashes_per_minute": 30, "run.log_level": "warning"}
+    settings = {"run.max_crashes": 30, "run.max_restart_delay": 1.0, "run.log_level": "warning"}
+    settings |= {"train.safety.lease_ttl": 3.0}
     with SubprocessSystem(scratch_config(tmp_path / "home", settings)) as system:
         store = Store.open(system.config.store_path, create=False)
         ledger, committed = asyncio.run(_siege(system, store, rng))

@@ -145,7 +145,7 @@ def test_out_of_memory(store: Store) -> None:
 
 def killed(store: Store) -> Diagnosis:
     """What doctor says of an engine that the system kills."""
-    config = home(store, {"run.max_crashes_per_minute": 1})
+    config = home(store, {"run.max_crashes": 1})
     prepare_home(config)
 
     async def main() -> None:
@@ -156,7 +156,7 @@ def killed(store: Store) -> Diagnosis:
         os.kill(pid, signal.SIGKILL)
         await asyncio.wait_for(running, 60)
 
-    with logs_of("supervisor", config), pytest.raises(OpenClawError, match="engine crashed 1 times"):
+    with logs_of("supervisor", config), pytest.raises(OpenClawError, match="engine crashed once"):
         asyncio.run(main())
     return seen(store, now=time.time())["out of memory"]
 
@@ -277,7 +277,7 @@ def test_a_client_that_sends_no_history(store: Store) -> None:
 
 def test_an_engine_that_does_not_start(store: Store) -> None:
     """The real room, without the program that it is to start."""
-    settings = {"engine.backend": "sglang", "run.max_crashes_per_minute": 2}
+    settings = {"engine.backend": "sglang", "run.max_crashes": 2}
     config = home(store, settings)
     prepare_home(config)
     with logs_of("supervisor", config), pytest.raises(OpenClawError, match="engine crashed 2 times"):
@@ -286,6 +286,22 @@ def test_an_engine_that_does_not_start(store: Store) -> None:
     assert "sglang is not installed" in trouble.evidence
     there = "vllm" if importlib.util.find_spec("vllm") else "embedded"
     assert trouble.settings == {"engine.backend": there}, "what could not start either is no cure"
+
+
+def test_a_worker_that_does_not_run(store: Store) -> None:
+    """The real trainer, in the home of another model."""
+    config, reason = home(store, {"run.max_crashes": 2}), "this store belongs to base"
+    prepare_home(config)
+    with (
+        logs_of("supervisor", config),
+        pytest.raises(OpenClawError, match=rf"train crashed 2 times\. Reason: {reason}"),
+    ):
+        asyncio.run(Supervisor(config, ["train"], echo=False).run(asyncio.Event()))
+    for age in (0, 1200):  # its crashes, then what the supervisor left in the store
+        trouble = seen(store, now=time.time() + age)["a worker does not run"]
+        assert reason in trouble.evidence
+    heartbeats.write_heartbeat(store, "train", "waiting for turns: 0 of 2")
+    assert seen(store, now=time.time() + 1200) == {}, "it runs again"
 
 
 def test_a_ray_head_that_does_not_answer(store: Store, capsys: pytest.CaptureFixture[str]) -> None:

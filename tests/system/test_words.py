@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 
 from openclaw_rl.errors import StoreError
-from openclaw_rl.store import events
+from openclaw_rl.store import events, policies
 from openclaw_rl.store.db import Store
+
+REWARD_PLUGIN = str(Path(__file__).parents[2] / "examples" / "plugins" / "custom_rm.py")
 
 
 def run(*arguments: str, timeout: float = 60, typed: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -49,7 +51,7 @@ def test_help_answers_without_torch() -> None:
         ),
         (("judge", "--judge-model-path", "/no/j"), ("judge.path '/no/j' is neither a folder", "--judge-model-path")),
         (
-            ("judge", "--custom-rm-path", __file__, "--rm-checkpoint", "/no/w"),
+            ("judge", "--custom-rm-path", REWARD_PLUGIN, "--rm-checkpoint", "/no/w"),
             ("judge.reward_path /no/w: no such file or folder", "--rm-checkpoint"),
         ),
         (("up", "--model-path", "x" * 300), ("File name too long", "Expected a path that this user can use")),
@@ -100,6 +102,19 @@ def test_a_folder_that_cannot_be_used_is_said_before_anything_starts(
     assert f"{setting} {wrong}: " in line
     assert "Expected a folder that this user can read" in line
     assert f"Choose another {setting}" in line
+
+
+@pytest.mark.parametrize("command", ["status", "key", "inspect sessions", "rollback 0", "doctor --troubles", "up"])
+def test_a_refused_variable_stops_only_what_starts_a_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setenv("MAX_STEPS", "20")
+    monkeypatch.setenv("OPENCLAW_API_KEY", "sk-mine")
+    with Store.open(tmp_path / "store.db") as store, store.write() as conn:
+        policies.ensure_root(conn, base="b", identity="i", at=1.0)
+    done = run(*command.split(), "--home", str(tmp_path))
+    assert ("MAX_STEPS is refused" in done.stderr) == (command == "up")
+    assert (done.returncode == 0) == (command not in ("up", "rollback 0")), "there is nothing to roll back"
 
 
 def test_a_port_in_use(tmp_path: Path) -> None:

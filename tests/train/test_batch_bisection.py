@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from openclaw_rl.errors import BrokenPolicy, ModelError, PluginError, RanksGone, TooLarge
+from openclaw_rl.errors import BrokenPolicy, ModelError, OpenClawError, PluginError, RanksGone, TooLarge
 from openclaw_rl.settings.load import train_settings
 from openclaw_rl.store import policies, turns
 from openclaw_rl.store.db import Store
@@ -147,16 +147,20 @@ def test_what_is_no_turns_fault_ends_the_room(
     assert not reasons(store, list(trainer.poison))
 
 
-def test_where_everything_fails_the_room_stands_still(
+def test_where_everything_fails_the_worker_ends_and_no_restart_uses_up_more_turns(
     store: Store, rooms: Callable[..., TrainLoop], fill: Fill
 ) -> None:
     """A loss of the owner that never works must not use up everything that people have said."""
-    room = rooms(trainer := Spoilt(refuse(PluginError("loss.py:3"))))
-    ids = fill(store, 16)
-    trainer.poison = set(ids)
-    work(room)
-    assert len(reasons(store, ids)) == batch_bisection.MAX_CONSECUTIVE_FAILURES - 1
-    assert room.note.startswith("stopped until it is restarted: 8 turns failed one by one: it cannot be trained")
+    ids = fill(store, 24)
+    for _ in range(3):
+        room = rooms(trainer := Spoilt(refuse(PluginError("loss.py:3"))))
+        trainer.poison = set(ids)
+        with pytest.raises(OpenClawError, match=r"8 turns failed .* it cannot be trained: PluginError"):
+            work(room)
+        room.close()
+        assert len(reasons(store, ids)) == batch_bisection.MAX_CONSECUTIVE_FAILURES - 1
+    work(rooms(ScriptedTrainer()))
+    assert trained(store) == Counter(set(ids) - reasons(store, ids).keys()), "the cause is mended: all others train"
 
 
 @given(poison=st.sets(st.integers(0, 11)), raises=st.booleans())

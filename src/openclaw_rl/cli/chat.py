@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,14 +46,18 @@ class ChatConversation:
     reply_ids: set[str] = field(default_factory=set)
 
 
-def run_chat(config: Config) -> None:
-    """Chat with the system that runs on the home. If none runs, start one and stop it afterwards."""
+def run_chat(config: Config, *, before_start: Callable[[], object]) -> None:
+    """Chat with the system that runs on the home. If none runs, start one and stop it afterwards.
+
+    `before_start`: called before a system is started; raises `ConfigError` if the settings do not allow it.
+    """
     console = Console()
     prepare_home(config)
     with contextlib.ExitStack() as stack:
         if is_home_locked(config):
             _wait_until_ready(config, console)
         else:
+            before_start()
             console.print(f"  starting the system on {config.home_dir} (its log: {config.logs_dir / 'up.log'}) ...")
             stack.enter_context(SubprocessSystem(config))
         config = with_running_gateway(config)

@@ -22,18 +22,20 @@ def load_config(
     words: tuple[str, ...] = (),
     command: str = "",
     workers: Sequence[str] = (),
+    strict: bool = False,
     **flags: Any,
 ) -> Config:
     """Return the settings; without any option those that the supervisor passed. Prints notices to stderr.
 
     `command`: a command that starts `workers`; settings that none of them reads get a notice.
+    `strict`: for commands that start a system: refuse environment variables of other programs that have no meaning.
     """
     from openclaw_rl.settings import load as settings
 
     inherited = settings.inherited_config()
     if inherited is not None and not (file or sets or words or any(v is not None for v in flags.values())):
         return inherited
-    loaded = load_settings(file=file, sets=sets, words=words, **flags)
+    loaded = load_settings(file=file, sets=sets, words=words, strict=strict, **flags)
     for notice in [*loaded.notices, *_command_notices(loaded, command, workers)]:
         click.echo(f"note: {notice}", err=True)
     return loaded.config
@@ -73,9 +75,9 @@ def home_flag(config: Config) -> str:
 
 
 def load_settings(
-    *, file: str | None, sets: tuple[str, ...], words: tuple[str, ...] = (), **flags: Any
+    *, file: str | None, sets: tuple[str, ...], words: tuple[str, ...] = (), strict: bool = True, **flags: Any
 ) -> LoadedSettings:
-    """Return the settings with their sources and notices."""
+    """Return the settings with their sources and notices. `strict`: as for `load_config`."""
     from openclaw_rl.settings import load as settings
 
-    return settings.load_all(file=file, flags=given_settings(flags), sets=sets, words=words)
+    return settings.load_all(file=file, flags=given_settings(flags), sets=sets, words=words, strict=strict)

@@ -85,7 +85,8 @@ def _add_worker_command(name: str, command: _WorkerCommand) -> None:
     @settings_options
     @_with_parent_option
     def run_workers(**options: Any) -> None:
-        _start_workers(load_config(command=name, workers=command.workers, **options), command.workers)
+        config = load_config(command=name, workers=command.workers, strict=True, **options)
+        _start_workers(config, command.workers)
 
 
 for _name, _command in _WORKER_COMMANDS.items():
@@ -93,20 +94,21 @@ for _name, _command in _WORKER_COMMANDS.items():
 
 
 def _start_workers(config: Config, workers: Sequence[str]) -> None:
-    from openclaw_rl.plugins import loader
     from openclaw_rl.render.model_folder import ModelFiles
+    from openclaw_rl.supervisor.preflight import check_before_start
     from openclaw_rl.supervisor.supervisor import supervise, with_required_workers
     from openclaw_rl.train.resume import resolve_base
 
     config = resolve_base(config)
+    workers = with_required_workers(config, workers)
     ModelFiles.from_config(config.model)  # raises here for a missing model, before a worker is started and restarted
-    loader.check_plugin_files(config)
+    check_before_start(config, workers)
     if "gateway" in workers:  # the gateway's first line says where it listens, once it does
         click.echo(f"OpenClaw-RL {__version__}: {config.model.path} as {config.model.name!r}", err=True)
         click.echo(f"  home: {config.home_dir}", err=True)
         for command in ("key", "chat"):
             click.echo(f"  {command}: openclaw-rl {command}{home_flag(config)}", err=True)
-    supervise(config, with_required_workers(config, workers))
+    supervise(config, workers)
 
 
 @cli.command("worker", hidden=True)
@@ -212,7 +214,7 @@ def doctor(wait: float, engine: str | None, troubles: bool, **options: Any) -> N
 
     if engine is not None and options["backend"] not in (None, engine):
         raise click.UsageError(f"--engine is {engine} and --backend {options['backend']}. Leave --backend out.")
-    config = load_config(**(options | {"backend": engine or options["backend"]}))
+    config = load_config(**(options | {"backend": engine or options["backend"]}), strict=not troubles)
     if troubles:
         sys.exit(0 if examine_home(config) else 1)
     if not (examine_pipeline if engine is None else examine_engine)(config, wait=wait):
@@ -225,7 +227,7 @@ def chat(**options: Any) -> None:
     """Chat with the model in the terminal and watch it learn. Starts the system if needed."""
     from openclaw_rl.cli.chat import run_chat
 
-    run_chat(load_config(**options))
+    run_chat(load_config(**options), before_start=lambda: load_settings(**options))
 
 
 @cli.group()
@@ -281,10 +283,18 @@ def config_show(**options: Any) -> None:
 @config_group.command("check")
 @click.argument("file")
 def config_check(file: str) -> None:
-    """Check a settings file. Prints every error, or the settings that it changes."""
+    """Check a settings file. Prints every error, or the settings that it changes.
+
+    Also checks that the plug-ins and the libraries that the settings need are installed here.
+    """
+    from openclaw_rl.settings.load import load
     from openclaw_rl.settings.reference import check_file
+    from openclaw_rl.supervisor.preflight import check_installation
+    from openclaw_rl.supervisor.supervisor import WORKERS, with_required_workers
 
     check_file(file)
+    config = load(file=file, environ={})
+    check_installation(config, with_required_workers(config, WORKERS))
 
 
 for _more in (data_commands, run_rollout_function, run_rollback, run_self_test, make_method, run_evaluation):

@@ -62,7 +62,7 @@ def run_evaluation(
     """
     from openclaw_rl.evals import task_report
 
-    config = load_config(**options)
+    config = load_config(**options, strict=True)
     if out:
         _prepare_file(Path(out))
     if config.judge.kind in ("classifier", "plugin"):

@@ -33,7 +33,7 @@ def run_rollout_function(
     from openclaw_rl.errors import ConfigError
     from openclaw_rl.rollouts.runner import RolloutOutcome, RolloutTask, read_tasks, run_rollouts
 
-    config = load_running_config(**options)
+    config = load_running_config(**options, strict=True)
     if config.rollout.function_path is None and config.rollout.generate_path is None:
         raise ConfigError("no rollout function: set --rollout-function-path FILE (see docs/guides/plugins.md)")
     wanted = [RolloutTask(text=text) for text in prompts] + (read_tasks(Path(tasks)) if tasks else [])

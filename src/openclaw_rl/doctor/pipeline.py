@@ -20,7 +20,7 @@ from openclaw_rl.errors import OpenClawError
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.settings.load import Config
-from openclaw_rl.store import exchanges, policies, turns
+from openclaw_rl.store import exchanges, heartbeats, policies, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, post_json, scratch_config
 from openclaw_rl.types import TurnState
@@ -44,6 +44,7 @@ class Examination:
     def __init__(self, console: Console, wait: float) -> None:
         self._console = console
         self._wait = wait
+        self.store: Store | None = None  # of the examined system, once it runs
 
     @contextmanager
     def check(self, name: str, advice: str) -> Iterator[list[str]]:
@@ -64,7 +65,14 @@ class Examination:
             if found := probe():
                 return found
             time.sleep(0.1)
-        raise OpenClawError(f"timed out after {self._wait:g} s waiting for {what}")
+        raise OpenClawError(f"timed out after {self._wait:g} s waiting for {what}{self._worker_problems()}")
+
+    def _worker_problems(self) -> str:
+        """Return what prevents workers from working, as the end of a message."""
+        if self.store is None:
+            return ""
+        with self.store.read() as conn:
+            return "".join(f". {problem}" for problem in heartbeats.reported_problems(conn, time.time()))
 
 
 def examine_pipeline(config: Config, *, console: Console | None = None, wait: float = 120.0) -> bool:
@@ -130,8 +138,8 @@ def _check_pipeline(exam: Examination, config: Config) -> None:
         system.__enter__()
     try:
         ids = _check_serving(exam, system)
-        with Store.open(config.store_path, create=False) as store:
-            _check_learning(exam, system, store, ids)
+        with Store.open(config.store_path, create=False) as exam.store:
+            _check_learning(exam, system, exam.store, ids)
     finally:
         system.__exit__(None, None, None)
 

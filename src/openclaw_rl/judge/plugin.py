@@ -8,10 +8,11 @@ from typing import Any
 
 from openclaw_rl.judge.reward_model import RewardInput, RewardJudge
 from openclaw_rl.plugins.loader import Plugin, check_call, check_not_async, load_plugin, signature_of
+from openclaw_rl.plugins.source_check import COMPUTE_REWARD, GET_REWARD_MODEL, reward_definition_error
 from openclaw_rl.settings.load import Config
 
 PLUGIN_SETTING = "judge.plugin_path"
-GET_REWARD_MODEL, COMPUTE_REWARD, BATCH_COMPUTE_REWARDS = "get_reward_model", "compute_reward", "batch_compute_rewards"
+BATCH_COMPUTE_REWARDS = "batch_compute_rewards"
 METHOD_PARAMETERS = {
     "score": ("prompt", "response", "next_state"),
     COMPUTE_REWARD: ("prompt", "response", "next_feedback"),
@@ -50,10 +51,7 @@ def _create_model(plugin: Plugin, reward_path: str | None) -> Any:
             return function(config=_PluginConfig(plugin, values))
     classes = _reward_classes(plugin)
     if len(classes) != 1:
-        found = " and ".join(classes) or ", ".join(plugin.defined_names()) or "nothing"
-        raise plugin.make_error(
-            f"expected {GET_REWARD_MODEL}(config), or one class with {COMPUTE_REWARD}; it defines {found}"
-        )
+        raise reward_definition_error(plugin, classes or plugin.defined_names())
     name, kind = classes[0], getattr(plugin.module, classes[0])
     check_call(plugin, name, kind, ("checkpoint_path",))
     if reward_path is None:

@@ -217,7 +217,11 @@ class JudgeQueue:
             note += f"; {self._teacher.status_note}"
         if self._failure_log.consecutive_failures:
             note += f"; {self._failure_log.last_error}"
-        heartbeats.write_heartbeat(self._store, "judge", note)
+        state = heartbeats.RUNNING
+        if self._is_judge_down():
+            state = heartbeats.PARKED
+            note = f"parked, tries again at growing intervals: {note.rstrip('.')}. Check judge.* in the settings"
+        heartbeats.write_heartbeat(self._store, "judge", note, state)
 
 
 class FailureLog:

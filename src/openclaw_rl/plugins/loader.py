@@ -10,7 +10,7 @@ import inspect
 import logging
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,6 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from openclaw_rl.errors import PluginError
-from openclaw_rl.settings.load import Config
 
 log = logging.getLogger("openclaw_rl.plugins")
 
@@ -53,14 +52,22 @@ class Plugin:
     def single_function(self, *names: str) -> tuple[str, Callable[..., Any]]:
         """Return name and function of the one of `names` that is defined. Raises `PluginError` for none or several."""
         found = {name: function for name in names if (function := self.find_function(name)) is not None}
+        name = self.choose_name(found, names, self.defined_names())
+        return name, found[name]
+
+    def choose_name(self, bound: Collection[str], names: Sequence[str], defined: Sequence[str]) -> str:
+        """Return the one of `names` that is in `bound`. Raises `PluginError` for none or several.
+
+        `defined`: functions and classes of the file, for the message.
+        """
+        found = [name for name in names if name in bound]
         if len(found) == 1:
-            return found.popitem()
+            return found[0]
         if found:
             raise self.make_error(
                 f"defines {' and '.join(found)}; expected one of them. Remove the others from the file"
             )
-        there = ", ".join(self.defined_names()) or "nothing"
-        raise self.make_error(f"defines no {' or '.join(names)}. It defines: {there}")
+        raise self.make_error(f"defines no {' or '.join(names)}. It defines: {', '.join(defined) or 'nothing'}")
 
     def make_error(self, words: str, line: int | None = None) -> PluginError:
         """Return an error that names the setting, the file and, if known, the line."""
@@ -85,7 +92,8 @@ class Plugin:
 
 def load_plugin(setting: str, path: str | Path, supplied: Mapping[str, Any] | None = None) -> Plugin:
     """Run the file at `path` and return the plug-in. `supplied`: globals added to it. Raises `PluginError`."""
-    plugin, code = _read_plugin(setting, path)
+    plugin, source = read_plugin(setting, path)
+    code = compile_source(plugin, source)
     vars(plugin.module).update(supplied or {})
     sys.modules[plugin.module.__name__] = plugin.module  # dataclasses and pickle look the module up there
     with plugin.convert_errors("the file, while it was loaded,"):
@@ -94,20 +102,8 @@ def load_plugin(setting: str, path: str | Path, supplied: Mapping[str, Any] | No
     return plugin
 
 
-def check_plugin_files(config: Config) -> None:
-    """Check, without running them, that the configured files exist and are valid Python. Raises `PluginError`."""
-    named = {
-        "train.loss.path": config.train.loss.path,
-        "judge.plugin_path": config.judge.plugin_path if config.judge.kind == "plugin" else None,
-        "rollout.function_path": config.rollout.function_path,
-        "rollout.generate_path": config.rollout.generate_path,
-    }
-    for setting, path in named.items():
-        if path is not None:
-            _read_plugin(setting, path)
-
-
-def _read_plugin(setting: str, path: str | Path) -> tuple[Plugin, CodeType]:
+def read_plugin(setting: str, path: str | Path) -> tuple[Plugin, bytes]:
+    """Return the plug-in, whose module is still empty, and its source. Raises `PluginError` if it cannot be read."""
     file = Path(path).expanduser().resolve()
     try:
         raw = file.read_bytes()
@@ -116,11 +112,11 @@ def _read_plugin(setting: str, path: str | Path) -> tuple[Plugin, CodeType]:
     digest = hashlib.sha256(raw).hexdigest()
     module = ModuleType(f"openclaw_rl_plugin_{file.stem}_{digest[:8]}")
     module.__file__ = str(file)
-    plugin = Plugin(setting=setting, path=file, sha256=digest, module=module)
-    return plugin, _compile_source(plugin, raw)
+    return Plugin(setting=setting, path=file, sha256=digest, module=module), raw
 
 
-def _compile_source(plugin: Plugin, raw: bytes) -> CodeType:
+def compile_source(plugin: Plugin, raw: bytes) -> CodeType:
+    """Compile the source of the plug-in. Raises `PluginError` if it is not valid Python."""
     try:
         return compile(raw, str(plugin.path), "exec")
     except (SyntaxError, ValueError) as error:  # ValueError: null bytes

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from openclaw_rl.errors import PromptTooLong, RequestError
+from openclaw_rl.errors import PromptTooLong, RequestError, StoreError
 from openclaw_rl.serve.auth import ApiKeys
 from openclaw_rl.serve.chat_request import field_error
 from openclaw_rl.serve.completion_handler import CompletionHandler, decode_body, describe_error, read_body
@@ -25,7 +25,7 @@ from openclaw_rl.serve.gateway import MAX_COUNTED_CONTEXTS, Gateway
 from openclaw_rl.serve.http_connection import json_response
 from openclaw_rl.serve.http_headers import preflight_response
 from openclaw_rl.serve.responses_api import StoredResponseHandler
-from openclaw_rl.store import policies
+from openclaw_rl.store import heartbeats, policies
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.rows import to_json
 from openclaw_rl.types import Feedback, Policy, PolicyState
@@ -154,7 +154,7 @@ class GatewayRoutes:
         return json_response(b'{"status":"ok"}')
 
     async def get_readiness(self, request: web.Request) -> web.Response:
-        """Return 200 while requests are answered. A head that is still being loaded is reported, but gives no 503."""
+        """Return 200 while requests are answered. A head that is being loaded, or a parked worker, gives no 503."""
         versions, keeper = self._gateway.versions, self._gateway.version_task
         answers = self._engine_alive() and versions.is_loaded(versions.serving)
         reasons = []
@@ -165,6 +165,7 @@ class GatewayRoutes:
         if keeper is None or keeper.done():
             answers = False
             reasons.append("the version manager has stopped; see the gateway's log for the reason")
+        reasons += await asyncio.to_thread(_worker_problems, self._gateway.store)
         body = {"ready": answers, "reasons": reasons, "version": versions.serving, "head": versions.head}
         return json_response(to_json(body), status=200 if answers else 503)
 
@@ -184,6 +185,15 @@ def _model_entry(name: str, at: float) -> dict[str, Any]:
     made = datetime.fromtimestamp(int(at), UTC).isoformat()
     ours = {"id": name, "object": "model", "created": int(at), "owned_by": "openclaw-rl"}
     return ours | {"type": "model", "display_name": name, "created_at": made}
+
+
+def _worker_problems(store: Store) -> list[str]:
+    """Return what prevents other workers from working. Replies do not depend on them."""
+    try:
+        with store.read() as conn:
+            return heartbeats.reported_problems(conn, time.time())
+    except StoreError as error:
+        return [str(error)]
 
 
 def _all_policies(store: Store) -> list[Policy]:

@@ -76,9 +76,9 @@ def read_environment(environ: Mapping[str, str] | None = None) -> dict[str, Any]
     return _plain_values(_environment(environ).close())
 
 
-def _environment(environ: Mapping[str, str] | None) -> sources.SettingsSource:
+def _environment(environ: Mapping[str, str] | None, *, strict: bool = True) -> sources.SettingsSource:
     env = os.environ if environ is None else environ
-    return sources.from_environment(env, known_keys(), text=_text_keys(), ours=CONFIG_VARIABLE)
+    return sources.from_environment(env, known_keys(), text=_text_keys(), ours=CONFIG_VARIABLE, strict=strict)
 
 
 def _plain_values(found: Mapping[str, sources.GivenValue]) -> dict[str, Any]:
@@ -112,13 +112,15 @@ def load_all(
     words: Sequence[str] = (),
     sets: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
+    strict: bool = True,
 ) -> LoadedSettings:
     """Merge flags over the environment over the file over the defaults. Raises `ConfigError`.
 
     `flags`: dotted keys; None means not given. `sets`: items like `train.seed=8`. `words`: flags under alias names.
+    `strict`: refuse wrong variables that may be those of another program (`sources.from_environment`).
     """
     layers = [sources.from_file(file, known_keys())] if file else []
-    layers.append(_environment(environ))
+    layers.append(_environment(environ, strict=strict))
     command_line = sources.from_flags(words, known_keys(), text=_text_keys())
     for key, value in (flags or {}).items():
         if value is not None:

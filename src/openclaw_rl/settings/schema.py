@@ -159,8 +159,17 @@ class RolloutConfig(Section):
 class RunConfig(Section):
     """The supervisor."""
 
-    max_crashes_per_minute: int = Field(
-        5, ge=1, description="crashes of one worker within a minute that stop the whole system"
+    max_crashes: int = Field(
+        5,
+        ge=1,
+        description="crashes of the engine or the gateway, each within ten minutes of its start, that stop the system; "
+        "without a gateway (`openclaw-rl train`), crashes of any worker",
+    )
+    max_restart_delay: float = Field(
+        300.0,
+        gt=0,
+        description="longest pause in seconds before a crashed collector, judge or trainer is started again; the pause "
+        "is 1 second, doubles with each crash, and ends at once when the plug-in changes",
     )
     heartbeat_timeout: float = Field(
         120.0, ge=3, description="seconds without a heartbeat after which a worker is restarted"

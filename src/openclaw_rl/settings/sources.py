@@ -209,19 +209,26 @@ def _add_tree(tree: Mapping[Any, Any], prefix: str, layer: SettingsSource) -> No
 
 
 def from_environment(
-    environ: Mapping[str, str], keys: Iterable[str], *, text: Iterable[str], ours: str
+    environ: Mapping[str, str], keys: Iterable[str], *, text: Iterable[str], ours: str, strict: bool = True
 ) -> SettingsSource:
-    """Read environment variables. `text`: settings of type text. `ours`: a variable to ignore."""
+    """Read environment variables. `text`: settings of type text. `ours`: a variable to ignore.
+
+    Without `strict`, variables that are refused or wrong are ignored, unless their name begins with OPENCLAW_: they may
+    be those of another program.
+    """
     layer = SettingsSource(frozenset(keys), "environment", text=frozenset(text))
     long = {long_name(key): key for key in (*aliases.alias_table("earlier_keys"), *layer.keys)}
     short = aliases.by_form("environment")
     for name, value in environ.items():
+        faults = len(layer.faults)
         if name in aliases.ARGUMENTS:
             _add_flags(layer, value, shown=f"{name} ")
         elif name in long:
             layer.add_setting(long[name], value, shown=name)
         elif name in short or (name.startswith(ENV_PREFIX) and name != ours):
             layer.add_setting(name, value)
+        if not strict and not name.startswith("OPENCLAW_"):
+            del layer.faults[faults:]
     return layer
 
 

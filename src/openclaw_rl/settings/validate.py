@@ -171,6 +171,17 @@ def _step_rules(t: TrainConfig) -> tuple[tuple[bool, str], ...]:
             "train.launch.nodes to 1",
         ),
         (
+            t.finetune == "full" and t.base_quantization_bits != 16,
+            f"train.finetune full trains the base itself, which therefore cannot have {t.base_quantization_bits} bits. "
+            "Set train.finetune lora, or train.base_quantization_bits 16",
+        ),
+        (
+            t.launch.shard is True and (t.finetune == "full" or t.base_quantization_bits != 16),
+            "train.launch.shard true shards the frozen layers below an adapter, in 16 bits or more. With "
+            f"train.finetune {t.finetune} and train.base_quantization_bits {t.base_quantization_bits} every rank holds "
+            "the whole model: set it false",
+        ),
+        (
             t.loss.path is not None and (t.batch.epochs > 1 or t.distill.teacher_temperature != 1),
             "train.loss.path: a loss of your own takes one step a batch, at the temperature of sampling. Leave "
             "train.batch.epochs and train.distill.teacher_temperature at 1",

@@ -275,6 +275,14 @@ def engine_restarts(signs: HealthSnapshot) -> Diagnosis | None:
     return engine_diagnosis(signs.config, f"{len(ends)} times in the last hour; {_describe_line(ends[-1], signs.now)}")
 
 
+def stopped_workers(signs: HealthSnapshot) -> Diagnosis | None:
+    """Diagnose workers that are parked, or that crash again and again."""
+    if not signs.worker_problems:
+        return None
+    advice = "correct what the reason names. The worker is then started again by itself; serving continues meanwhile"
+    return Diagnosis(name="a worker does not run", evidence="; ".join(signs.worker_problems), advice=advice)
+
+
 def ray_failure(signs: HealthSnapshot) -> Diagnosis | None:
     """Diagnose ranks that Ray did not place."""
     line = _last_matching_line(signs, _RAY_FAILURE)
@@ -283,7 +291,8 @@ def ray_failure(signs: HealthSnapshot) -> Diagnosis | None:
 
 DIAGNOSIS_CHECKS: Sequence[DiagnosisCheck] = (
     *(out_of_memory, judge_behind, trainer_behind, slow_collection, scores_collapsed),
-    *(judges_disagree, unstable_training, lost_history, engine_restarts, ray_failure),
+    *(judges_disagree, unstable_training, lost_history, engine_restarts, stopped_workers),
+    ray_failure,
 )
 
 

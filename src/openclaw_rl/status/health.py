@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,8 @@ from openclaw_rl.types import Verdict
 
 MAX_ITEMS = 50  # number of turns, verdicts and steps in a snapshot
 LOG_WINDOW = 3600.0  # seconds: older log lines are ignored
+_CRASH_INTERVAL = 900.0  # seconds: a worker that crashed longer ago has recovered
+_CRASH_LINE = re.compile(r"(\S+) ended \(")  # of the supervisor
 _TAIL_BYTES = 2**18  # bytes that are read at the end of a file
 
 
@@ -42,6 +45,7 @@ class HealthSnapshot:
     log_lines: Sequence[LogLine]  # of the last hour, oldest first
     steps: Sequence[Mapping[str, Any]]  # newest rows of metrics.jsonl, oldest first
     heartbeat_notes: Mapping[str, str]  # worker -> the note of its last heartbeat
+    worker_problems: Sequence[str]  # reason and cure of each worker, without the engine, that is parked or crashes
     verdicts: Sequence[Verdict]  # newest verdicts of the judge, newest first
     empty_reactions: int  # number of these verdicts whose reaction has no text and no feedback
     main_turns: int  # number of the newest main turns
@@ -68,12 +72,14 @@ def take_snapshot(config: Config, conn: Connection, now: float) -> HealthSnapsho
     verdicts = turns.newest_judge_verdicts(conn, MAX_ITEMS)
     links = turns.newest_main_links(conn, MAX_ITEMS)
     unjudged, since = turns.count_unjudged(conn)
+    beats, log_lines = heartbeats.read_heartbeats(conn), _recent_log_lines(config.logs_dir, now)
     return HealthSnapshot(
         config=config,
         now=now,
-        log_lines=_recent_log_lines(config.logs_dir, now),
+        log_lines=log_lines,
         steps=[line for line in _json_lines(config.logs_dir / METRICS_FILE) if "version" in line][-MAX_ITEMS:],
-        heartbeat_notes={beat.name: beat.note for beat in heartbeats.read_heartbeats(conn)},
+        heartbeat_notes={beat.name: beat.note for beat in beats},
+        worker_problems=_find_worker_problems(beats, log_lines, now),
         verdicts=verdicts,
         empty_reactions=sum(_is_empty_reaction(conn, v.turn) for v in verdicts),
         main_turns=len(links),
@@ -84,6 +90,23 @@ def take_snapshot(config: Config, conn: Connection, now: float) -> HealthSnapsho
         trainable_turns=training_queue_length(config, conn),
         agreement=judge_user_agreement(conn),
     )
+
+
+def _find_worker_problems(beats: Sequence[heartbeats.Heartbeat], log_lines: Sequence[LogLine], now: float) -> list[str]:
+    """Return a line for each worker that is parked, or that crashed twice and may crash again."""
+    crashes: dict[str, list[LogLine]] = {}
+    for line in log_lines:
+        if found := _CRASH_LINE.match(line.message):
+            crashes.setdefault(found[1], []).append(line)
+    problems = {
+        worker: f"{len(lines)} crashes in the last hour: {lines[-1].message}"
+        for worker, lines in crashes.items()
+        if len(lines) > 1 and now - lines[-1].at < _CRASH_INTERVAL
+    }
+    parked = [beat for beat in beats if beat.state == heartbeats.PARKED and now - beat.at <= LOG_WINDOW]
+    problems |= {beat.name: f"{beat.name} {beat.note}" for beat in parked}
+    problems.pop("engine", None)  # it has a diagnosis of its own
+    return list(problems.values())
 
 
 def _is_empty_reaction(conn: Connection, turn: str) -> bool:

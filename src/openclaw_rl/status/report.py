@@ -26,8 +26,6 @@ from openclaw_rl.store.version_stats import judge_user_agreement, turns_by_versi
 from openclaw_rl.train.tracking import off_policy_summary
 from openclaw_rl.types import Policy
 
-HEARTBEAT_TIMEOUT = 10.0  # seconds without a heartbeat after which a worker counts as stopped
-
 _OVERRIDE = "the owner can set serve.sampling_override: "
 CURES = {
     "greedy sampling": _OVERRIDE + "{temperature: 1}",
@@ -76,7 +74,8 @@ def collect_status(conn: Connection, now: float) -> dict[str, Any]:
                 "name": b.name,
                 "pid": b.pid,
                 "age": round(now - b.at, 1),
-                "alive": b.is_alive(now, HEARTBEAT_TIMEOUT),
+                "alive": b.is_alive(now),
+                "state": b.state,
                 "note": b.note,
             }
             for b in heartbeats.read_heartbeats(conn)
@@ -175,9 +174,13 @@ def _render_workers(status: Mapping[str, Any]) -> Table:
         table.add_column(column)
     for row in status["loops"]:
         heard = f"{row['age']:.0f} s ago" if row["alive"] else f"[red]{row['age']:.0f} s ago: not responding[/]"
-        style = "red" if str(row["note"]).startswith("degraded") else ""
-        table.add_row(row["name"], str(row["pid"]), heard, Text(str(row["note"]), style=style))
+        table.add_row(row["name"], str(row["pid"]), heard, Text(str(row["note"]), "red" if shows_problem(row) else ""))
     return table
+
+
+def shows_problem(row: Mapping[str, Any]) -> bool:
+    """Return whether the heartbeat of a worker, as `collect_status` returns it, reports a problem."""
+    return row["state"] in heartbeats.PROBLEM_STATES
 
 
 def _render_turns(status: Mapping[str, Any]) -> Table:

@@ -182,7 +182,7 @@ def _render_workers(status: StatusData) -> Table:
     for row in status["loops"]:
         waiting, what = status["queues"].get(row["name"], (0, ""))
         heard = Text("●" if row["alive"] else f"● silent for {row['age']:.0f} s", "green" if row["alive"] else "red")
-        note = Text(str(row["note"]), style="red" if str(row["note"]).startswith("degraded") else "dim")
+        note = Text(str(row["note"]), style="red" if report.shows_problem(row) else "dim")
         table.add_row(row["name"], heard, f"{waiting} {what}" if what else "", note)
     return table
 

@@ -14,7 +14,9 @@ from openclaw_rl.store.db import Store
 from openclaw_rl.store.rows import from_row
 from openclaw_rl.store.schema import loops
 
-RUNNING, STARTING = "running", "starting"
+RUNNING, STARTING, PARKED, DEGRADED = "running", "starting", "parked", "degraded"
+PROBLEM_STATES = (PARKED, DEGRADED)
+TIMEOUT = 10.0  # seconds without a heartbeat after which a worker counts as stopped
 _put = insert(loops)
 _upsert = _put.on_conflict_do_update(
     index_elements=["name"], set_={c.name: _put.excluded[c.name] for c in loops.c if c.name != "name"}
@@ -28,10 +30,10 @@ class Heartbeat:
     name: str
     pid: int
     at: float  # seconds since the epoch
-    state: str  # STARTING: the next heartbeat may take minutes
-    note: str  # current activity, as text
+    state: str  # STARTING: the next heartbeat may take minutes; PARKED: cannot work; DEGRADED: other workers crashed
+    note: str  # current activity, as text; if PARKED, the reason and the cure
 
-    def is_alive(self, now: float, stale: float) -> bool:
+    def is_alive(self, now: float, stale: float = TIMEOUT) -> bool:
         """Return whether the heartbeat is younger than `stale` seconds or, while starting, the process exists."""
         return now - self.at < stale or (self.state == STARTING and process_exists(self.pid))
 
@@ -47,3 +49,9 @@ def write_heartbeat(store: Store, name: str, note: str = "", state: str = RUNNIN
 def read_heartbeats(conn: Connection) -> list[Heartbeat]:
     """Return the last heartbeat of every loop, sorted by name."""
     return [from_row(Heartbeat, row) for row in conn.execute(select(loops).order_by(loops.c.name))]
+
+
+def reported_problems(conn: Connection, now: float) -> list[str]:
+    """Return what prevents workers from working now, with reason and cure. `now`: seconds since the epoch."""
+    beats = read_heartbeats(conn)
+    return [f"{beat.name}: {beat.note}" for beat in beats if beat.state in PROBLEM_STATES and beat.is_alive(now)]

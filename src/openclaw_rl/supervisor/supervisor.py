@@ -1,51 +1,50 @@
-"""Supervisor: runs each worker in its own process, restarts it when it ends, and gives up after repeated crashes.
+"""Supervisor: runs each worker in its own process, and restarts it when it ends.
 
 Workers run until they are stopped, so every other end counts as a crash. A worker without heartbeats is killed.
-Workers end with the supervisor, even if it is killed.
+The delay before a restart grows with the crashes; meanwhile the worker is parked, with the reason and the cure in its
+heartbeat. Repeated crashes of the engine or the gateway end the system. Workers end with the supervisor, even if it is
+killed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import fcntl
 import logging
 import os
-import signal
 import socket
-import sys
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import uvloop
 
 from openclaw_rl.common.atomic_files import ensure_folder
 from openclaw_rl.common.gateway_address import running_address
 from openclaw_rl.common.logging_metrics import setup_logging
-from openclaw_rl.common.worker_loop import stop_on_signals
+from openclaw_rl.common.worker_loop import stop_on_signals, wait_or_stop
 from openclaw_rl.engines import registry
 from openclaw_rl.errors import OpenClawError, StoreError
 from openclaw_rl.judge import local_model as own
-from openclaw_rl.judge import preflight
 from openclaw_rl.serve.auth import read_key_file
-from openclaw_rl.settings import load as settings
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store import heartbeats
 from openclaw_rl.store.db import Store
 from openclaw_rl.supervisor import completion
-from openclaw_rl.supervisor.heartbeat_monitor import CHECK_INTERVAL, HeartbeatMonitor
-from openclaw_rl.train import checkpoints, resume, tracking
-from openclaw_rl.trajectories import sync_worker
+from openclaw_rl.supervisor.heartbeat_monitor import CHECK_INTERVAL
+from openclaw_rl.supervisor.worker_process import WorkerProcess
+from openclaw_rl.train import resume
 
 log = logging.getLogger("openclaw_rl.run")
 
 WORKERS = ("engine", "gateway", "collect", "judge", "train")
 ENGINE_WORKERS = {"engine": lambda config: config, own.ENGINE_PROCESS: own.engine_config}
 """Workers that run an engine, and their settings. They do not open the store; the supervisor writes their heartbeat."""
+SERVING_WORKERS = ("engine", "gateway")
+"""Workers without which no request is answered: only these may end a system that serves."""
+_SERVING_DELAYS = (0.2, 5.0)  # seconds; first and longest delay before they are started again
 _NICE_VALUES = {"collect": 5, "judge": 5, own.ENGINE_PROCESS: 5, "train": 10, "data": 10}
-_CRASH_WINDOW = 60.0  # seconds over which crashes are counted
 _STOP_TIMEOUT = 10.0  # seconds between SIGTERM and SIGKILL
 
 
@@ -56,6 +55,7 @@ def run_worker(name: str, config: Config) -> None:
     """Run one worker until SIGTERM or SIGINT. Imports are local, so that a process loads only its own worker's code."""
     readable = "training.log" if name == "train" else None
     setup_logging(name, config.logs_dir, config.run.log_level, readable=readable, named=False)
+    faulthandler.enable()  # prints the line at which a signal such as SIGSEGV ended the process
     _lower_priority(_NICE_VALUES.get(name, 0))
     if name in ENGINE_WORKERS:
         registry.serve(ENGINE_WORKERS[name](config))
@@ -102,41 +102,29 @@ def with_required_workers(config: Config, workers: Sequence[str]) -> tuple[str, 
 # ------------------------------------------------------------------------------------------------------ the supervisor
 
 
-@dataclass(slots=True)
-class WorkerProcess:
-    """A worker's process and its crash history."""
-
-    name: str
-    monitor: HeartbeatMonitor
-    process: asyncio.subprocess.Process | None = None
-    crashes: deque[float] = field(default_factory=deque)
-    last_exit: str = ""
-    output_tail: deque[str] = field(default_factory=lambda: deque(maxlen=15))
-
-
 class Supervisor:
     """Runs workers as child processes.
 
-    Consumes: exits of workers. Produces: restarts, and a `supervisor` heartbeat with note `ok` or `degraded: ...`.
-    Waits for: the stop event. Unblocked by: a signal, or a worker that crashes too often.
+    Consumes: exits of workers. Produces: restarts, a `supervisor` heartbeat with note `ok` or `degraded: ...`, and the
+    heartbeats of parked workers: those that crashed and wait for their next start.
+    Waits for: the stop event. Unblocked by: a signal, or a required worker that crashes too often.
     """
 
     def __init__(self, config: Config, workers: Sequence[str] = WORKERS, *, echo: bool = True) -> None:
         self._config, self._worker_names = config, tuple(workers)
-        self._workers = [WorkerProcess(name, self._new_monitor()) for name in workers]
+        self._workers = [WorkerProcess(name, config) for name in workers]
+        # Serving outlives the other stages. Without a gateway, the caller waits for the result of these workers.
+        is_serving = "gateway" in workers or config.train.launch.node_rank > 0
+        self._required = SERVING_WORKERS if is_serving else self._worker_names
         self._echo = echo
         self._failure: OpenClawError | None = None
 
-    def _new_monitor(self) -> HeartbeatMonitor:
-        return HeartbeatMonitor(hang=self._config.run.heartbeat_timeout, start=self._config.run.startup_timeout)
-
     def worker_pid(self, name: str) -> int | None:
         """Return the process id of a running worker, or None."""
-        process = next((c.process for c in self._workers if c.name == name), None)
-        return process.pid if process is not None and process.returncode is None else None
+        return next((child.pid for child in self._workers if child.name == name), None)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Keep all workers running until `stop`. Raises `OpenClawError` if one crashes too often."""
+        """Keep all workers running until `stop`. Raises `OpenClawError` if a required one crashes too often."""
         keepers = [asyncio.create_task(self._keep_running(c, stop), name=f"keep-{c.name}") for c in self._workers]
         beat = asyncio.create_task(self._heartbeat_loop(stop), name="supervisor-beat")
         stopped = asyncio.create_task(stop.wait(), name="supervisor-stop")
@@ -150,90 +138,77 @@ class Supervisor:
                 task.result()
         finally:
             stop.set()
+            crashed = [c for c in self._workers if c.has_crashed() and (c.pid is None or c.crashes.count > 1)]
             await self._stop_workers()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.to_thread(self._report_crashed, crashed)
         if self._failure:
             raise self._failure
 
     async def _keep_running(self, child: WorkerProcess, stop: asyncio.Event) -> None:
         while not stop.is_set():
-            child.process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "openclaw_rl", "worker", child.name, f"--with-parent={os.getpid()}"),
-                env=settings.to_environment(self._config, child.name),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-            )
-            log.debug("%s: process %d started", child.name, child.process.pid)
-            child.monitor = self._new_monitor()
-            await self._relay_output(child)
-            code = await child.process.wait()
+            code = await child.run_once(echo=self._echo)
             if stop.is_set():
                 return
-            self._record_crash(child, code)
-            if len(child.crashes) >= self._config.run.max_crashes_per_minute:
+            if child.is_replaced:
+                continue
+            if self._record_crash(child, code):
                 self._failure = self._give_up(child)
                 stop.set()
                 return
-            await asyncio.sleep(min(5.0, 0.1 * 2 ** len(child.crashes)))
+            while not stop.is_set() and child.is_parked():
+                await wait_or_stop(stop, CHECK_INTERVAL / 10)
 
-    async def _relay_output(self, child: WorkerProcess) -> None:
-        """Print the worker's output lines with its name, and keep the last ones for the error message."""
-        assert child.process is not None
-        assert child.process.stdout is not None
-        while True:
-            try:
-                raw = await child.process.stdout.readline()
-            except ValueError:  # a line over the reader's limit is skipped
-                continue
-            if not raw:
-                return
-            line = raw.decode(errors="replace").rstrip()
-            child.output_tail.append(line)
-            if self._echo:
-                sys.stderr.write(f"{child.name:>8} | {line}\n")
-
-    def _record_crash(self, child: WorkerProcess, code: int) -> None:
-        now = time.time()
-        child.crashes.append(now)
-        while child.crashes and child.crashes[0] < now - _CRASH_WINDOW:
-            child.crashes.popleft()
-        child.last_exit = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        if child.monitor.is_hung:
-            child.last_exit = f"no heartbeat for {child.monitor.silence_limit:g} s"
-        limit, output = self._config.run.max_crashes_per_minute, (child.output_tail or ["none"])[-1]
-        words = "%s ended (%s): restarting it; %d of %d crashes within a minute. Last output: %s"
-        log.warning(words, child.name, child.last_exit, len(child.crashes), limit, output)
+    def _record_crash(self, child: WorkerProcess, code: int) -> bool:
+        """Record and log a crash. Return whether it is one too many of a required worker."""
+        is_serving = child.name in SERVING_WORKERS
+        delay = child.record_crash(code, _SERVING_DELAYS if is_serving else (1.0, self._config.run.max_restart_delay))
+        crashes = child.crashes
+        is_last = child.name in self._required and crashes.count >= self._config.run.max_crashes
+        follows = "the system stops" if is_last else f"it starts again in {delay:.3g} s"
+        log.warning(
+            "%s ended (%s): crash %d, %s. Reason: %s. %s",
+            *(child.name, crashes.exit, crashes.count, follows, crashes.reason.rstrip("."), crashes.cure),
+            extra={"output": list(child.output.lines)},
+        )
+        return is_last
 
     def _give_up(self, child: WorkerProcess) -> OpenClawError:
-        tail = "\n".join(f"    {line}" for line in child.output_tail)
+        tail = "\n".join(f"    {line}" for line in child.output.lines)
         return OpenClawError(
-            f"{child.name} crashed {len(child.crashes)} times within a minute (last: {child.last_exit}), so the system "
-            f"was stopped. Its last output:\n{tail}\nThe full log: {self._config.logs_dir / (child.name + '.log')}. "
-            "Run `openclaw-rl doctor` to find the cause."
+            f"{child.name} {child.crashes.describe()} The system was stopped. Last output:\n{tail}\n"
+            f"The full log: {self._config.logs_dir / (child.name + '.log')}"
         )
 
     async def _heartbeat_loop(self, stop: asyncio.Event) -> None:
         store = await asyncio.to_thread(Store.open, self._config.store_path)
         while not stop.is_set():
             try:
-                await asyncio.to_thread(heartbeats.write_heartbeat, store, "supervisor", self.health_note())
-                for name in ENGINE_WORKERS:
-                    if engine := self.worker_pid(name):
-                        await asyncio.to_thread(
-                            heartbeats.write_heartbeat, store, name, self._config.engine.backend, pid=engine
-                        )
-                self._kill_hung(await asyncio.to_thread(_read_heartbeats, store))
+                await asyncio.to_thread(self._write_heartbeats, store)
+                beats = await asyncio.to_thread(_read_heartbeats, store)
+                self._kill_hung(beats)
+                self._replace_mended(beats)
             except StoreError as error:  # the disk may be full or busy for a moment, and the workers continue
                 log.warning("the supervisor's heartbeat was not written: %s", error)
             await asyncio.sleep(CHECK_INTERVAL)
 
+    def _write_heartbeats(self, store: Store) -> None:
+        """Write the heartbeats of the supervisor, of engines, and of parked workers."""
+        is_degraded = any(child.has_crashed() for child in self._workers)
+        state = heartbeats.DEGRADED if is_degraded else heartbeats.RUNNING
+        heartbeats.write_heartbeat(store, "supervisor", self.health_note(), state)
+        for child in self._workers:
+            if child.name in ENGINE_WORKERS and (pid := child.pid):
+                heartbeats.write_heartbeat(store, child.name, self._config.engine.backend, pid=pid)
+            elif child.is_parked():
+                heartbeats.write_heartbeat(store, child.name, child.parked_note(), heartbeats.PARKED, child.last_pid)
+
     def _kill_hung(self, beats: Mapping[str, heartbeats.Heartbeat]) -> None:
         """Kill hung workers; their restart tasks start them again. Called only if heartbeats can be written at all."""
         for child in self._workers:
-            pid, beat = self.worker_pid(child.name), beats.get(child.name)
+            pid, beat = child.pid, beats.get(child.name)
             if pid is None or child.name in ENGINE_WORKERS:  # the supervisor writes their heartbeat
                 continue
             at, own = (beat.at, beat.pid == pid) if beat is not None else (None, False)
@@ -242,14 +217,21 @@ class Supervisor:
                 with contextlib.suppress(ProcessLookupError):
                     child.process.kill()  # SIGTERM needs the event loop that hangs
 
+    def _replace_mended(self, beats: Mapping[str, heartbeats.Heartbeat]) -> None:
+        """End the process of a worker that runs but reports that it cannot work, once a file that it loads changes."""
+        for child in self._workers:
+            beat = beats.get(child.name)
+            if beat is None or beat.state != heartbeats.PARKED or beat.pid != child.pid:
+                continue
+            if child.process is not None and not child.is_replaced and child.has_changed_files():
+                log.info("%s is started again, because a file that it loads has changed", child.name)
+                child.is_replaced = True
+                with contextlib.suppress(ProcessLookupError):
+                    child.process.terminate()
+
     def health_note(self) -> str:
-        """Return `ok`, or `degraded: ` with the workers that crashed within the last minute."""
-        now = time.time()
-        bad = [
-            f"{c.name} crashed {len(c.crashes)}x ({c.last_exit})"
-            for c in self._workers
-            if c.crashes and c.crashes[-1] > now - _CRASH_WINDOW
-        ]
+        """Return `ok`, or `degraded: ` with the workers that crashed and have not recovered since."""
+        bad = [f"{c.name} crashed {c.crashes.count}x ({c.crashes.exit})" for c in self._workers if c.has_crashed()]
         return "degraded: " + ", ".join(bad) if bad else "ok"
 
     async def _stop_workers(self) -> None:
@@ -264,6 +246,15 @@ class Supervisor:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
+
+    def _report_crashed(self, crashed: Sequence[WorkerProcess]) -> None:
+        """Log the workers that crashed and did not recover until the system stopped, and record it in the store."""
+        for child in crashed:
+            words = child.crashes.describe()
+            if child.name not in self._required:
+                log.warning("%s did not recover before the system was stopped. It %s", child.name, words)
+            with contextlib.suppress(StoreError), Store.open(self._config.store_path) as store:
+                heartbeats.write_heartbeat(store, child.name, words, heartbeats.PARKED, child.last_pid)
 
 
 def _read_heartbeats(store: Store) -> dict[str, heartbeats.Heartbeat]:
@@ -325,23 +316,16 @@ def check_port_free(config: Config) -> None:
 
 
 def supervise(config: Config, workers: Sequence[str], *, echo: bool = True) -> None:
-    """Run the workers until a signal, or until training is finished (`completion`); used by `up`, `train` etc."""
+    """Run the workers until a signal, or until training is finished (`completion`); used by `up`, `train` etc.
+
+    Call `preflight.check_before_start` first.
+    """
 
     async def main() -> None:
         await Supervisor(config, workers, echo=echo).run(stop_on_signals())
 
-    if "engine" in workers:
-        registry.check_engine(config)
-    if "judge" in workers:
-        preflight.check_judge_settings(config)
     if own.ENGINE_PROCESS in workers:
-        registry.check_engine(own.engine_config(config))
         prepare_home(own.engine_config(config))
-    if "data" in workers:
-        sync_worker.check_folders(config)
-    if "train" in workers and config.train.launch.node_rank == 0:
-        tracking.check_installed(config.track)
-        checkpoints.check_save_dir(config.train)
     prepare_home(config)
     setup_logging("supervisor", config.logs_dir, config.run.log_level)
     if {"train", "gateway"} & set(workers):

@@ -8,17 +8,20 @@ The rejections are in the store, so a restarted trainer continues the bisection 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 
 from sqlalchemy import Connection
 
 from openclaw_rl.errors import ModelError, PluginError
 from openclaw_rl.methods.types import CreditMethod, Sample
 from openclaw_rl.settings.load import TrainConfig
-from openclaw_rl.store import training_queue
-from openclaw_rl.types import JudgedTurn, Policy
+from openclaw_rl.store import policies, training_queue
+from openclaw_rl.types import JudgedTurn, Policy, PolicyState
 
 BATCH_ERRORS = (ValueError, ModelError, PluginError)
 """Exceptions that blame the batch. Any other exception is an error of the trainer itself, and ends the worker."""
+FAILED_PREFIX = "it cannot be trained: "
+"""Start of the reason of a version that was rejected because the trainer raised."""
 MAX_CONSECUTIVE_FAILURES = 8
 """Consecutive turns, each tried alone, that may fail. After that the cause is probably not the turns."""
 
@@ -49,6 +52,17 @@ def bisect(items: Sequence[JudgedTurn], rejections: Mapping[str, tuple[int, int]
         return []
     together = [i for i in items if rejections.get(i.turn.id) == oldest]
     return together[: max(1, oldest[1] // 2)]
+
+
+def count_failed_alone(conn: Connection, versions: Sequence[Policy]) -> int:
+    """Return how many of the newest versions were rejected because a single turn failed, up to the last other result.
+
+    A batch of several turns that failed in between does not end the count. `versions`: all versions, oldest first.
+    """
+    failed = takewhile(
+        lambda p: p.state is PolicyState.REJECTED and (p.reason or "").startswith(FAILED_PREFIX), reversed(versions)
+    )
+    return sum(len(policies.uses_of_version(conn, policy.version)) == 1 for policy in failed)
 
 
 def longest_sample(samples: Sequence[Sample]) -> Sample:

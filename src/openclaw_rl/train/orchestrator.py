@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sqlalchemy import Connection
 
-from openclaw_rl.errors import StaleLease, TooLarge
+from openclaw_rl.errors import OpenClawError, StaleLease, TooLarge
 from openclaw_rl.methods.types import Sample, StepResult
 from openclaw_rl.protocols import Trainer
 from openclaw_rl.settings.load import TrainConfig
@@ -63,7 +63,7 @@ class TrainLoop:
         self._next_check = 0.0
         self._drop_counts: Counter[str] = Counter()  # counts of dropped turns since the last version, by metric name
         self._is_bisecting = False  # the claimed turns are part of a failed batch that is being bisected
-        self._consecutive_failures = 0  # turns tried alone that failed, without a success between
+        self._consecutive_failures = 0  # turns tried alone that failed in a row, also before a restart
         self.note = "starting"
         self._keeper = LeaseKeeper(store, ttl=train.safety.lease_ttl, clock=clock)
 
@@ -72,7 +72,10 @@ class TrainLoop:
         self._keeper.close()
 
     def run_once(self) -> bool:
-        """Run one iteration with at most one step. Return False if there was nothing to do."""
+        """Run one iteration with at most one step. Return False if there was nothing to do.
+
+        Raises `OpenClawError` if `MAX_CONSECUTIVE_FAILURES` turns fail one by one; the last of them stays in the queue.
+        """
         lease = self._keeper.acquire()
         if lease is None:
             self.note = "waiting: another trainer holds the lease"
@@ -82,8 +85,6 @@ class TrainLoop:
         elif not self._store.has_changed() and time.monotonic() < self._next_check:
             return False
         self._next_check = time.monotonic() + RECHECK_SECONDS
-        if self._consecutive_failures >= batch_bisection.MAX_CONSECUTIVE_FAILURES:
-            return False
         with self._store.read() as conn:
             head = policies.head(conn)
             items, self._is_bisecting = batch_bisection.next_batch(conn, head, self._builder.signal, self._train)
@@ -104,6 +105,7 @@ class TrainLoop:
         with self._store.read() as conn:
             rows = policies.list_all(conn)
             last = [use.turn for use in policies.uses_of_version(conn, rows[-1].version)]
+            self._consecutive_failures = batch_bisection.count_failed_alone(conn, rows)
         policy_folders.remove_orphans(self._root, rows, before=lease.expires_at - self._train.safety.lease_ttl)
         self._cleaned_epoch = lease.epoch
         if self._checkpoint_writer is not None:  # the trainer may have died right after it published
@@ -176,8 +178,11 @@ class TrainLoop:
     def _record_failure(
         self, head: Policy, version: int, samples: Sequence[Sample], earlier: Mapping[str, int], error: Exception
     ) -> None:
-        """Handle a batch that raised: drop a turn that is too long, else bisect the batch. Raises `StaleLease`."""
-        words = f"it cannot be trained: {type(error).__name__}: {error}"
+        """Handle a batch that raised: drop a turn that is too long, else bisect the batch.
+
+        Raises `StaleLease`, and `OpenClawError` after too many failures.
+        """
+        words = f"{batch_bisection.FAILED_PREFIX}{type(error).__name__}: {error}"
         log.error("version %d, %d turns: %s", version, len(samples), words)
         self._log_skipped_batch(head, {s.turn: words for s in samples}, {})
         if isinstance(error, TooLarge):
@@ -190,9 +195,8 @@ class TrainLoop:
             return
         self._consecutive_failures += (alone := len(samples) == 1)
         if self._consecutive_failures >= batch_bisection.MAX_CONSECUTIVE_FAILURES:
-            self.note = f"stopped until it is restarted: {self._consecutive_failures} turns failed one by one: {words}"
-            log.error("training %s", self.note)
-            return
+            failures = f"{self._consecutive_failures} turns failed one by one, so the turns are not the cause"
+            raise OpenClawError(f"training stopped: {failures}: {words}") from error
         policy = replace(
             head, version=version, parent=head.version, state=PolicyState.REJECTED, path=None, digest="", metrics={},
             reason=words, created_at=self._clock(),

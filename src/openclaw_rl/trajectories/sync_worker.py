@@ -12,11 +12,12 @@ from pathlib import Path
 
 from openclaw_rl.common.atomic_files import ensure_folder
 from openclaw_rl.common.worker_loop import run_worker_loop
-from openclaw_rl.errors import ConfigError
+from openclaw_rl.errors import ConfigError, OpenClawError
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store import events, heartbeats, sessions
 from openclaw_rl.store.db import Store
 from openclaw_rl.trajectories import files as reading
+from openclaw_rl.trajectories import parquet
 from openclaw_rl.trajectories.atomic_write import remove_unfinished
 from openclaw_rl.trajectories.importer import TrajectoryImporter
 from openclaw_rl.trajectories.operations import REFUSALS_FILE, save_session
@@ -165,11 +166,22 @@ def _digest_number(text: str) -> int:
     return int.from_bytes(blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).digest(), "big") >> 1
 
 
+def _check_files(path: Path) -> None:
+    """Raise `ConfigError` if there is nothing to import at the path, or a library for it is not installed."""
+    try:
+        if any(file.suffix.lower() == parquet.SUFFIX for file in reading.find_files([path])):
+            parquet.import_pyarrow()
+    except OpenClawError as error:
+        raise ConfigError(f"data.path: {error}") from None
+
+
 def check_folders(config: Config) -> None:
-    """Raise `ConfigError` if the path to import does not exist, or a folder cannot be used."""
+    """Raise `ConfigError` if the path to import has no trajectories, or a folder cannot be used."""
     data = config.data
     if data.path and not os.path.exists(Path(data.path).expanduser()):  # noqa: PTH110 - False without permission
         raise ConfigError(f"data.path {data.path}: no such file or folder. Expected trajectories to import.")
+    if data.path:
+        _check_files(Path(data.path).expanduser())
     if data.export_dir:
         ensure_folder("data.export_dir", data.export_dir)
     if data.watch_dir:

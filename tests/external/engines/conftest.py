@@ -97,7 +97,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, vllm_python: str) -> Iterat
         "engine.python": vllm_python,
         "engine.max_context": CONTEXT,
         "serve.engine_wait": 240.0,
-        "run.max_crashes_per_minute": 20,
+        "run.max_crashes": 20,
     }
     with SubprocessSystem(scratch_config(tmp_path_factory.mktemp("served"), settings)) as system:
         store = Store.open(system.config.store_path, create=False)

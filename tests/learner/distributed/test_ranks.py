@@ -250,7 +250,7 @@ def test_what_cannot_be_sharded_says_so(settings_: dict[str, Any]) -> None:
     from openclaw_rl.learner.distributed.fsdp import wants_sharding
 
     with pytest.raises(ConfigError, match=r"train.launch.shard true shards the frozen layers"):
-        wants_sharding(from_flat(settings_ | {"train.ranks": 2, "train.launch.shard": True}).train, cuda=True)
+        from_flat(settings_ | {"train.ranks": 2, "train.launch.shard": True})
     assert not wants_sharding(from_flat(settings_ | {"train.ranks": 2}).train, cuda=True)
 
 

@@ -296,8 +296,6 @@ def test_no_four_bits_without_the_library(make: Make, monkeypatch: pytest.Monkey
 
 
 def test_settings_that_contradict_one_another(make: Make, draw: Draw, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"train\.base_quantization_bits 16"):
-        make("full", base_bits=4)
     adapter, whole = make("lora"), make("full")
     folders = [t.step(draw(t, 0), str(tmp_path / str(n))).folder for n, t in enumerate((adapter, whole))]
     with pytest.raises(ConfigError, match=r"train\.finetune full, but the settings say lora"):

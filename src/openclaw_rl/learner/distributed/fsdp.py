@@ -11,19 +11,13 @@ from typing import Any
 import torch
 from transformers import AutoConfig
 
-from openclaw_rl.errors import ConfigError, ModelError
+from openclaw_rl.errors import ModelError
 from openclaw_rl.settings.load import ModelConfig, TrainConfig
 
 
 def wants_sharding(train: TrainConfig, *, cuda: bool) -> bool:
-    """Return whether to shard the layers. Raises `ConfigError` if the settings ask for it but do not allow it."""
+    """Return whether to shard the layers. Only those below an adapter can be, in 16 bits or more."""
     possible = train.finetune == "lora" and train.base_quantization_bits == 16
-    if train.launch.shard and not possible:
-        raise ConfigError(
-            "train.launch.shard true shards the frozen layers below an adapter, in 16 bits or more. With "
-            f"train.finetune {train.finetune} and train.base_quantization_bits {train.base_quantization_bits} every "
-            "rank holds the whole model: set it false"
-        )
     return possible and (cuda if train.launch.shard is None else train.launch.shard)
 
 

@@ -22,18 +22,11 @@ from openclaw_rl.learner.loss.scored_batch import ScoredBatch
 from openclaw_rl.methods.gae import compute_gae
 from openclaw_rl.methods.types import AnyTerm, CreditMethod, PolicyGradientTerm
 from openclaw_rl.plugins.loader import Plugin, check_call, load_plugin
+from openclaw_rl.plugins.source_check import LOSS_PARAMETERS
 from openclaw_rl.settings.load import TrainConfig
 
 log = logging.getLogger("openclaw_rl.plugins")
 SETTING = "train.loss.path"
-FUNCTION_PARAMETERS = {
-    "compute_loss": ("policy_logits", "reference_logits", "rewards", "advantages", "config"),
-    "compute_opd_loss": ("student_logprobs", "teacher_logprobs", "advantage_mask", "clip_ratio"),
-    "compute_hybrid_loss": (
-        *("student_logprobs", "teacher_logprobs", "scalar_rewards"),
-        *("opd_weight", "binary_weight", "clip_ratio"),
-    ),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +61,8 @@ class PluginLoss:
     def __init__(self, plugin: Plugin, train: TrainConfig) -> None:
         """Raises `PluginError` unless the file defines exactly one of the functions, with the expected parameters."""
         self._plugin, self._train, self._loss_config = plugin, train, make_loss_config(train)
-        self.name, self._function = plugin.single_function(*FUNCTION_PARAMETERS)
-        check_call(plugin, self.name, self._function, FUNCTION_PARAMETERS[self.name])
+        self.name, self._function = plugin.single_function(*LOSS_PARAMETERS)
+        check_call(plugin, self.name, self._function, LOSS_PARAMETERS[self.name])
         self.sign_problems: tuple[str, ...] = ()  # problems that the sign check found
         self._logged_metrics: set[str] = set()  # names of non-finite metrics that were already logged
 
@@ -137,7 +130,7 @@ class PluginLoss:
                 # Without a hint, the student stands in for the teacher, so the distillation part has no gradient.
                 teacher = reply.student.detach() if reply.teacher is None else reply.teacher
                 values = (reply.student, teacher, rewards, self._train.loss.w_opd, self._train.loss.w_binary, clip)  # type: ignore[assignment]
-        return dict(zip(FUNCTION_PARAMETERS[self.name], values, strict=True))
+        return dict(zip(LOSS_PARAMETERS[self.name], values, strict=True))
 
     def _check_scalar(self, value: Any) -> torch.Tensor:
         sound = isinstance(value, torch.Tensor) and value.ndim == 0 and value.is_floating_point()
@@ -148,7 +141,7 @@ class PluginLoss:
         if not value.requires_grad:
             raise self.plugin_error(
                 "returned a loss without a gradient, expected one that depends on "
-                f"{FUNCTION_PARAMETERS[self.name][0]}. Was it detached, or computed under no_grad?"
+                f"{LOSS_PARAMETERS[self.name][0]}. Was it detached, or computed under no_grad?"
             )
         return value  # type: ignore[no-any-return]
 
@@ -328,7 +321,7 @@ def _logprob_slope(custom: PluginLoss, case: SignCase) -> float:
             (down,) = torch.autograd.grad(found[0], logits, allow_unused=True)
     if down is None:
         raise custom.plugin_error(
-            f"returned a loss whose gradient does not reach {FUNCTION_PARAMETERS[custom.name][0]}. Compute it from "
+            f"returned a loss whose gradient does not reach {LOSS_PARAMETERS[custom.name][0]}. Compute it from "
             "the arguments"
         )
     if not torch.isfinite(down).all():

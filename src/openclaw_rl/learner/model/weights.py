@@ -71,12 +71,8 @@ class LoraWeights:
 
 
 def make_weights(path: str, train: TrainConfig, model: ModelConfig) -> PolicyWeights:
-    """Return the weights that the settings select. Raises `ConfigError` if the settings contradict each other."""
+    """Return the weights that the settings select."""
     if train.finetune == "lora":
         return LoraWeights(path, train, model)
-    if train.base_quantization_bits != 16:
-        raise ConfigError(
-            f"train.finetune full trains the base itself, which therefore cannot have {train.base_quantization_bits} "
-            "bits. Set train.finetune lora, or train.base_quantization_bits 16"
-        )
+    assert train.base_quantization_bits == 16, "the settings were checked"
     return FullWeights(path, train, model)

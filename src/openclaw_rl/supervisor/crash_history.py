@@ -1,0 +1,127 @@
+"""Crashes of one worker: their number, the reason of the last one, its cure, and the delay before the next start."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections import deque
+from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
+
+from openclaw_rl.settings.load import Config
+
+RECOVERY_SECONDS = 600.0  # a worker that runs for this long without a crash has recovered
+_MAX_REASON_CHARS = 500
+OWN_ERROR = "openclaw-rl: "  # what `cli.main` prints before the message of an `OpenClawError`
+_FATAL_ERROR = "Fatal Python error: "  # what `faulthandler` prints when a signal such as SIGSEGV ends the process
+_LOG_LINE = re.compile(r"\d\d:\d\d:\d\d \S+ [A-Z]+ ")
+_FRAME = re.compile(r'\s+File "(.+)", line (\d+) in (.+)')
+
+_PLUGIN_SETTINGS = {"judge": "judge.plugin_path", "train": "train.loss.path"}
+_LOADED_FILES = {"judge": ("judge.plugin_path", "judge.rules_path", "judge.reward_path"), "train": ("train.loss.path",)}
+"""Worker -> settings of the files that it loads when it starts."""
+
+
+class WorkerOutput:
+    """The newest output lines of a worker, and the error among them that ended it, if it printed one."""
+
+    def __init__(self) -> None:
+        self.lines: deque[str] = deque(maxlen=15)
+        self.error = ""  # without `OWN_ERROR`
+        self.is_own_error = False  # the error is an `OpenClawError`, whose message names the cure
+        self._in_traceback = self._needs_frame = False
+
+    def add_line(self, line: str) -> None:
+        self.lines.append(line)
+        if line.startswith(OWN_ERROR):
+            self._set_error(line.removeprefix(OWN_ERROR), own=True)
+        elif line.startswith(_FATAL_ERROR):
+            self._set_error(line)
+            self._needs_frame = True
+        elif self._needs_frame and (frame := _FRAME.fullmatch(line)):
+            self._set_error("{} in {}:{} ({})".format(self.error, *frame.groups()))
+        elif line.startswith("Traceback (most recent call last)"):
+            self._in_traceback = True
+        elif self._in_traceback and line[:1].strip():
+            self._set_error(line)
+        elif _LOG_LINE.match(line):  # the worker continued after the error
+            self._set_error("")
+
+    def _set_error(self, text: str, *, own: bool = False) -> None:
+        self.error, self.is_own_error = text[:_MAX_REASON_CHARS], own
+        self._in_traceback = self._needs_frame = False
+
+
+@dataclass(slots=True)
+class CrashHistory:
+    """Crashes of a worker since it last ran for `RECOVERY_SECONDS`, with reason and cure of the last one."""
+
+    count: int = 0
+    exit: str = ""  # a signal, an exit code, or missing heartbeats
+    reason: str = ""
+    cure: str = ""
+
+    def record_crash(self, exit_words: str, reason: str, cure: str, *, recovered: bool) -> None:
+        """Record that the process ended. `recovered`: it had run for `RECOVERY_SECONDS`, which ends the series."""
+        self.count = 1 if recovered else self.count + 1
+        self.exit, self.reason, self.cure = exit_words, reason, cure
+
+    def restart_delay(self, first: float, longest: float) -> float:
+        """Return the seconds until the next start: `first`, doubled with each further crash, up to `longest`."""
+        return min(longest, first * 2.0 ** min(self.count - 1, 32))
+
+    def describe(self) -> str:
+        """Return the number of crashes, the reason and the cure."""
+        times = "once" if self.count == 1 else f"{self.count} times"
+        return f"crashed {times}. Reason: {_as_sentence(self.reason)} {_as_sentence(self.cure)}".rstrip()
+
+
+def _as_sentence(text: str) -> str:
+    return text if not text or text.endswith((".", "!", "?")) else f"{text}."
+
+
+def describe_exit(code: int) -> str:
+    """Return the words for an exit status of `asyncio.subprocess`, which is negative for a signal."""
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def crash_reason(exit_words: str, output: WorkerOutput) -> str:
+    """Return why a process ended: the error that it printed, else how it ended."""
+    if output.error:
+        return output.error if exit_words == "exit code 1" else f"{exit_words}: {output.error}"
+    return f"{exit_words}, without an error message"
+
+
+def crash_cure(config: Config, worker: str, exit_words: str, output: WorkerOutput) -> str:
+    """Return what to do about a crash; empty if the error message says it."""
+    key = _PLUGIN_SETTINGS.get(worker)
+    path = _setting_value(config, key)
+    if path is not None and (not output.is_own_error or f"{key}:" in output.error):
+        return f"{path} ({key}) runs in this process. Correct it, and it is loaded again at once; or unset {key}"
+    if output.is_own_error:
+        return ""
+    if exit_words == "signal SIGKILL":
+        return "The system may have ended it because memory ran out: `openclaw-rl doctor --troubles` lists the cures"
+    return f"Its last output is in {config.logs_dir / 'supervisor.log'}; `openclaw-rl doctor` checks each stage"
+
+
+def loaded_files_state(config: Config, worker: str) -> tuple[tuple[int, int] | None, ...]:
+    """Return a value that changes when one of the files changes that the worker loads at its start."""
+    paths = (_setting_value(config, key) for key in _LOADED_FILES.get(worker, ()))
+    return tuple(_file_state(path) for path in paths if path is not None)
+
+
+def _setting_value(config: Config, key: str | None) -> str | None:
+    if key is None or (key == "judge.plugin_path" and config.judge.kind != "plugin"):
+        return None
+    value: str | None = attrgetter(key)(config)
+    return value
+
+
+def _file_state(path: str) -> tuple[int, int] | None:
+    try:
+        found = Path(path).expanduser().stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size

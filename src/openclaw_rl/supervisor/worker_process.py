@@ -1,0 +1,133 @@
+"""One worker of the supervisor: its process, its output, its crashes, and whether it is parked."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import time
+
+from openclaw_rl.settings import load as settings
+from openclaw_rl.settings.load import Config
+from openclaw_rl.supervisor.crash_history import (
+    OWN_ERROR,
+    RECOVERY_SECONDS,
+    CrashHistory,
+    WorkerOutput,
+    crash_cure,
+    crash_reason,
+    describe_exit,
+    loaded_files_state,
+)
+from openclaw_rl.supervisor.heartbeat_monitor import HeartbeatMonitor
+
+log = logging.getLogger("openclaw_rl.run")
+
+
+class WorkerProcess:
+    """A worker: at most one process at a time, and what is known of the earlier ones."""
+
+    def __init__(self, name: str, config: Config) -> None:
+        self.name, self._config = name, config
+        self.process: asyncio.subprocess.Process | None = None
+        self.monitor, self.output, self.crashes = self._new_monitor(), WorkerOutput(), CrashHistory()
+        self.is_replaced = False  # the supervisor ended the process because a file that it loads has changed
+        self.restart_at = 0.0  # monotonic seconds; when a crashed worker is started again
+        self._started_at = 0.0  # monotonic seconds
+        self._files_state = loaded_files_state(config, name)
+
+    def _new_monitor(self) -> HeartbeatMonitor:
+        return HeartbeatMonitor(hang=self._config.run.heartbeat_timeout, start=self._config.run.startup_timeout)
+
+    @property
+    def pid(self) -> int | None:
+        """Process id while the process runs, else None."""
+        return self.process.pid if self.process is not None and self.process.returncode is None else None
+
+    @property
+    def last_pid(self) -> int | None:
+        """Process id of the newest process, running or not."""
+        return None if self.process is None else self.process.pid
+
+    async def run_once(self, *, echo: bool) -> int:
+        """Start the process, read its output until it ends, and return its exit status.
+
+        `echo`: print each line with the worker's name. The process ends with this one, even if this one is killed.
+        """
+        try:
+            await self._start()
+        except OSError as error:  # e.g. no memory or no process id is left: the other workers continue
+            self.output.add_line(f"{OWN_ERROR}the process cannot be started: {error}. Free memory or end processes")
+            return 1
+        return await self._read_output(echo=echo)
+
+    async def _start(self) -> None:
+        if self.has_changed_files():  # the cause of the crashes may be gone
+            self.crashes = CrashHistory()
+        self._files_state = loaded_files_state(self._config, self.name)
+        self.monitor, self.output, self.is_replaced = self._new_monitor(), WorkerOutput(), False
+        self._started_at = time.monotonic()
+        self.process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "openclaw_rl", "worker", self.name, f"--with-parent={os.getpid()}"),
+            env=settings.to_environment(self._config, self.name),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        log.debug("%s: process %d started", self.name, self.process.pid)
+
+    async def _read_output(self, *, echo: bool) -> int:
+        assert self.process is not None
+        assert self.process.stdout is not None
+        while True:
+            try:
+                raw = await self.process.stdout.readline()
+            except ValueError:  # a line over the reader's limit is skipped
+                continue
+            if not raw:
+                return await self.process.wait()
+            line = raw.decode(errors="replace").rstrip()
+            self.output.add_line(line)
+            if echo:
+                sys.stderr.write(f"{self.name:>8} | {line}\n")
+
+    def record_crash(self, code: int, delays: tuple[float, float]) -> float:
+        """Record the end of the process, and return the seconds until the next start. `delays`: first and longest."""
+        hung = self.monitor.is_hung
+        words = f"no heartbeat for {self.monitor.silence_limit:g} s" if hung else describe_exit(code)
+        self.crashes.record_crash(
+            words,
+            crash_reason(words, self.output),
+            crash_cure(self._config, self.name, words, self.output),
+            recovered=not hung and self._has_recovered,
+        )
+        delay = self.crashes.restart_delay(*delays)
+        self.restart_at = time.monotonic() + delay
+        return delay
+
+    @property
+    def _has_recovered(self) -> bool:
+        return time.monotonic() - self._started_at >= RECOVERY_SECONDS
+
+    def has_crashed(self) -> bool:
+        """Return whether the worker crashed, and neither ran for `RECOVERY_SECONDS` since nor has other files now."""
+        return self.crashes.count > 0 and (self.pid is None or not (self._has_recovered or self.has_changed_files()))
+
+    def is_parked(self) -> bool:
+        """Return whether a crashed worker still waits for its next start. A change of a loaded file ends the wait."""
+        return (
+            self.crashes.count > 0
+            and self.pid is None
+            and time.monotonic() < self.restart_at
+            and not self.has_changed_files()
+        )
+
+    def has_changed_files(self) -> bool:
+        """Return whether a file has changed that the process loaded at its start, such as a plug-in."""
+        return loaded_files_state(self._config, self.name) != self._files_state
+
+    def parked_note(self) -> str:
+        """Return the note of a worker that waits for its next start."""
+        seconds = max(0.0, self.restart_at - time.monotonic())
+        return f"parked, starts again in {seconds:.0f} s: {self.crashes.describe()}"
