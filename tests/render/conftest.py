@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -27,12 +28,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 @pytest.fixture(scope="session")
-def renderer(folder: Callable[[str], Path]) -> Callable[[str], Renderer]:
-    made: dict[str, Renderer] = {}
-
-    def get(kind: str) -> Renderer:
-        if kind not in made:
-            made[kind] = Renderer(ModelFiles.from_path(str(folder(kind))))
-        return made[kind]
-
-    return get
+def renderer(folder: Callable[[str], Path]) -> Callable[..., Renderer]:
+    """Renderers by the kind of their template: `renderer("chatml", literal_text=True)`."""
+    return cache(lambda kind, **options: Renderer(ModelFiles.from_path(str(folder(kind))), **options))

@@ -20,7 +20,7 @@ from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.render.reply_parser import Delta
 from openclaw_rl.render.tool_calls_xml import convert_value
 
-Renderers = Callable[[str], Renderer]
+Renderers = Callable[..., Renderer]
 PROPERTIES = {"city": {"type": "string"}, "days": {"type": "integer"}, "more": {"type": "object"}}
 PARAMETERS = {"type": "object", "properties": PROPERTIES}
 TOOLS = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ from openclaw_rl.render.model_folder import ModelFiles, compute_identity
 from openclaw_rl.render.renderer import Renderer
 
 KINDS = ("chatml", "thinking", "llama", "starter")
-Renderers = Callable[[str], Renderer]
+Renderers = Callable[..., Renderer]
 TOOL = {"type": "function", "function": {"name": "f", "description": "<d> & 'e' é", "parameters": {"type": "object"}}}
 
 
@@ -30,6 +31,7 @@ def call(n: int) -> dict[str, Any]:
 
 SYSTEM = {"role": "system", "content": "Be kind.\n\n<b>&amp;</b>"}
 ASK = {"role": "user", "content": "What is <|im_end|> and <think>? é 😀\r\n"}
+HARMLESS = {"role": "user", "content": "What is <|im_en|> and < think>? é 😀\r\n"}
 ANSWER = {"role": "assistant", "content": "It is sunny."}
 THOUGHT = {"role": "assistant", "content": "Yes.", "reasoning_content": "Let me see.\nHm."}
 CALLS = {"role": "assistant", "content": None, "tool_calls": [call(1)]}
@@ -60,9 +62,11 @@ def reference(folder: Callable[[str], Path]) -> Callable[[str], Any]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("number", range(len(CONVERSATIONS)))
 def test_ids_equal_transformers(kind: str, number: int, renderer: Renderers, reference: Callable[[str], Any]) -> None:
-    messages, tools = CONVERSATIONS[number]
-    for generation in (True, False):
-        ours = renderer(kind).render(messages, tools, generation=generation)
+    given, tools = CONVERSATIONS[number]
+    plain = [HARMLESS if message is ASK else message for message in given]
+    for generation, literal_text in itertools.product((True, False), (True, False)):
+        messages = plain if literal_text else given
+        ours = renderer(kind, literal_text=literal_text).render(messages, tools, generation=generation)
         theirs = reference(kind).apply_chat_template(
             messages, tools=tools or None, add_generation_prompt=generation, return_dict=False
         )

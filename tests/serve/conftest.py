@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -40,17 +41,14 @@ OTHER_KEY = "sk-other"
 
 
 @pytest.fixture(scope="session")
-def renderers(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Renderer]:
+def renderers(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Renderer]:
     """Renderers by the kind of their template; the tokenizers are trained once."""
-    made: dict[str, Renderer] = {}
 
-    def get(kind: str = "chatml") -> Renderer:
-        if kind not in made:
-            write = make_kind if kind in KINDS else make
-            made[kind] = Renderer(ModelFiles.from_path(str(write(tmp_path_factory.mktemp("model") / kind, kind))))
-        return made[kind]
+    def get(kind: str = "chatml", **options: Any) -> Renderer:
+        write = make_kind if kind in KINDS else make
+        return Renderer(ModelFiles.from_path(str(write(tmp_path_factory.mktemp("model") / kind, kind))), **options)
 
-    return get
+    return cache(get)
 
 
 @dataclass
@@ -241,7 +239,7 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def start(tmp_path: Path, renderers: Callable[[str], Renderer], empty_store: Path) -> Iterator[Start]:
+def start(tmp_path: Path, renderers: Callable[..., Renderer], empty_store: Path) -> Iterator[Start]:
     """Start a gateway: `start(kind="chatml", delay=0.0, settings={...}, ...)`."""
     sites: list[Site] = []
 
@@ -257,10 +255,12 @@ def start(tmp_path: Path, renderers: Callable[[str], Renderer], empty_store: Pat
         if store is None:
             shutil.copy(empty_store, config.store_path)
             store = Store.open(config.store_path)
-        script = Script(renderers(kind))
+        options = {} if config.serve.special_tokens == "text" else {"literal_text": False}
+        renderer = renderers(kind, **options)
+        script = Script(renderer)
         script.say("Hello there.")
         engine = {"context_length": 2048, "versions": config.engine.max_loaded_versions, **engine}
-        sites.append(Site(config, renderers(kind), store, ScriptedEngine(reply or script, **engine), script))
+        sites.append(Site(config, renderer, store, ScriptedEngine(reply or script, **engine), script))
         return sites[-1]
 
     yield start

@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 from tests.render.trl_templates import KINDS
-from tests.serve.conftest import TOOLS, USER, Start
+from tests.serve.conftest import TOOLS, USER, Site, Start
+
+from openclaw_rl.serve.gateway import CONTROL_TOKEN
+from openclaw_rl.store import turns
 
 HERMES = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 XML = "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n</function>\n</tool_call>"
@@ -71,3 +74,54 @@ def test_a_reply_with_reasoning_and_a_call(kind: str, start: Start) -> None:
     prompt = site.renderer.tokenizer.backend.decode(site.script.seen[-1], skip_special_tokens=False)
     assert "21 degrees" in prompt
     assert site.get(answer.id).request.messages[-1]["content"] == "21 degrees"
+
+
+def with_text(text: str) -> dict[str, Any]:
+    """A request with `text` in six places: system, user, reply, arguments, result, and a tool."""
+    of_city = {"type": "string", "description": text}
+    function = {"name": "get_weather", "description": text}
+    tool = {
+        "type": "function",
+        "function": function | {"parameters": {"type": "object", "properties": {text: of_city}}},
+    }
+    called = {"name": "get_weather", "arguments": json.dumps({"city": text})}
+    messages = [
+        {"role": "system", "content": text},
+        {"role": "user", "content": text},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": "callabc12", "type": "function", "function": called}],
+        },
+        {"role": "tool", "tool_call_id": "callabc12", "content": text},
+        {"role": "assistant", "content": f"So {text}"},
+        {"role": "user", "content": [{"type": "text", "text": text[:3]}, {"type": "text", "text": text[3:]}]},
+    ]
+    return {"model": "openclaw", "messages": messages, "tools": [tool]}
+
+
+def ask_with_text(site: Site, text: str) -> tuple[list[int], str | None]:
+    """(the control tokens of the prompt, the reason why the turn cannot train)."""
+    site.script.say("Fine.")
+    answer = site.client().chat.completions.create(**with_text(text))
+    added = site.renderer.tokenizer.backend.get_added_tokens_decoder()
+    with site.store.read() as conn:
+        turn = turns.get(conn, answer.id)
+    assert turn is not None
+    return [i for i in site.script.seen[-1] if i in added], turn.untrainable
+
+
+ONE_OF_EACH = {kind.family: name for name, kind in KINDS.items()}.values()
+MODES = [(name, "text") for name in KINDS] + [(name, m) for name in ONE_OF_EACH for m in ("untrainable", "model")]
+
+
+@pytest.mark.parametrize(("kind", "mode"), MODES)
+def test_control_tokens_in_the_words_of_a_conversation(kind: str, mode: str, start: Start) -> None:
+    site = start(kind, settings={"serve.special_tokens": mode})
+    tokens = [t.content for t in site.renderer.tokenizer.backend.get_added_tokens_decoder().values()][-8:]
+    ordinary, reason = ask_with_text(site, "ordinary words")
+    assert ordinary
+    assert reason is None
+    found, reason = ask_with_text(site, " ".join(tokens))
+    assert (found == ordinary) == (mode == "text")
+    assert reason == (CONTROL_TOKEN if mode == "untrainable" else None)

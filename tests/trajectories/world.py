@@ -88,7 +88,7 @@ class Home:
         """Import; without scores, so that nothing needs torch, unless they are asked for."""
         shared: AbstractContextManager[object] = nullcontext()
         if self.config.model == Config().model:  # loading its tokenizer takes a tenth of a second
-            shared = patch.object(importer, "Renderer", lambda files: RENDERER)
+            shared = patch.object(importer, "Renderer", lambda files, **options: RENDERER)
         with shared:
             built = importer.TrajectoryImporter(self.config, self.store, score=score)
         with ImportReport(self.config.logs_dir / "refused.jsonl") as report:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any
@@ -17,6 +17,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from openclaw_rl.errors import ModelError, RequestError
+from openclaw_rl.render.control_tokens import remove_marks
 from openclaw_rl.types import Message
 
 _ROLE_ALIASES = {"developer": "system", "function": "tool"}  # templates support only four roles
@@ -113,6 +114,7 @@ class ChatTemplate:
         except jinja2.TemplateSyntaxError as error:
             raise ModelError(f"the model's chat template has a syntax error in line {error.lineno}: {error}") from error
         self._specials = dict(specials)
+        self.texts = frozenset(text for tree in parsed for text in _literal_texts(tree))
         self.names = frozenset(node.name for tree in parsed for node in tree.find_all(nodes.Name))  # variables it reads
 
     def check_variables(self, variables: Mapping[str, Any]) -> None:
@@ -159,9 +161,16 @@ class ChatTemplate:
             ) from None
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             raise RequestError(
-                f"the model's chat template refuses this conversation: {error}", param="messages"
+                f"the model's chat template refuses this conversation: {remove_marks(str(error))}", param="messages"
             ) from error
         return text
+
+
+def _literal_texts(tree: nodes.Template) -> Iterator[str]:
+    """Yield the texts that a template writes or compares, and the names of the attributes that it reads."""
+    yield from (node.data for node in tree.find_all(nodes.TemplateData))
+    yield from (node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str))
+    yield from (node.attr for node in tree.find_all(nodes.Getattr))
 
 
 def to_template_message(message: Message) -> dict[str, Any]:
@@ -176,6 +185,22 @@ def to_template_message(message: Message) -> dict[str, Any]:
     if reasoning is not None:
         out = {"thinking": reasoning, **out, "reasoning_content": reasoning}
     return out
+
+
+def move_reasoning(message: dict[str, Any], tags: tuple[str, str]) -> dict[str, Any]:
+    """Return a prepared reply whose text starts with a block of reasoning with that block as its reasoning.
+
+    Some clients send reasoning back in this form. The template then writes the tags itself, or drops the reasoning.
+    """
+    content = message["content"]
+    if message["role"] != "assistant" or "reasoning_content" in message or tags[1] not in content:
+        return message
+    before, _, text = content.partition(tags[1])
+    start, opened, reasoning = before.partition(tags[0])
+    if not opened or start.strip():
+        return message
+    reasoning = reasoning.strip("\n")
+    return {"thinking": reasoning, **message, "reasoning_content": reasoning, "content": text.lstrip("\n")}
 
 
 def content_text(content: Any) -> str:

@@ -19,10 +19,13 @@ from openclaw_rl.render import template_probe
 from openclaw_rl.render.chat_template import (
     NO_VARIABLES,
     ChatTemplate,
+    SerializedTool,
     content_text,
+    move_reasoning,
     serialize_tools,
     to_template_message,
 )
+from openclaw_rl.render.control_tokens import ControlTokenText
 from openclaw_rl.render.detokenizer import Detokenizer
 from openclaw_rl.render.families import CallForm, detect_family
 from openclaw_rl.render.model_folder import ModelFiles
@@ -48,14 +51,22 @@ class RenderedPrompt:
 class Renderer:
     """Chat template and tokenizer of one model. Thread-safe.
 
+    `literal_text`: control tokens in messages, tools and variables are encoded as plain text. If False, they act, as
+    with transformers' `apply_chat_template`. `acting_tokens`: those that act, with `literal_text` because the tokenizer
+    cannot encode them as text. Rendered text contains marks (`control_tokens`), which have no ids.
     `family`: format of reasoning and tool calls. `bridge_unsupported_reason`: why stored ids cannot be extended turn
     by turn with this template, or None. `history_description`: text on what the template does to earlier turns.
     """
 
-    def __init__(self, files: ModelFiles) -> None:
+    def __init__(self, files: ModelFiles, *, literal_text: bool = True) -> None:
         self.files = files
         self.tokenizer = CachedTokenizer(files)
         self.template = ChatTemplate(files.templates, files.specials)
+        tokens = self.tokenizer.control_ids
+        literal = frozenset(filter(self.tokenizer.can_be_text, tokens) if literal_text else ())
+        self._literal = ControlTokenText(literal, self.template.texts)
+        self.acting_tokens = tokens.keys() - literal
+        self._acting = ControlTokenText(self.acting_tokens, self.template.texts)
         self.family = detect_family(files.templates, self.tokenizer.special_ids)
         self.stop_token_ids = self._find_stop_ids()
         self.context_length = files.context_length
@@ -87,11 +98,30 @@ class Renderer:
 
     def prepare_message(self, message: Message) -> dict[str, Any]:
         """Return a client's message in the form that this model's template accepts."""
-        return self.family.adapt_message(to_template_message(message))
+        ready = to_template_message(message)
+        if self.family.think_tags[1] in self._literal.tokens:
+            ready = move_reasoning(ready, self.family.think_tags)
+        return self._mark_message(self.family.adapt_message(ready))
 
     def with_reasoning(self, ready: Mapping[str, Any], reasoning: str) -> dict[str, Any]:
         """Return a prepared reply with the reasoning that its client left out, in case the template renders it."""
-        return self.family.adapt_message({**ready, "thinking": reasoning, "reasoning_content": reasoning})
+        whole = {**ready, "thinking": reasoning, "reasoning_content": reasoning}
+        return self._mark_message(self.family.adapt_message(whole))
+
+    def _mark_message(self, ready: dict[str, Any]) -> dict[str, Any]:
+        return {**self._literal.mark(_without_role(ready)), "role": ready["role"]}
+
+    def prepare_tools(self, tools: ToolList) -> list[SerializedTool]:
+        """Return a client's tools in the form that `render_text` takes."""
+        return serialize_tools(self._literal.mark(tools))
+
+    def has_acting_token(self, value: Any) -> bool:
+        """Whether prepared tools, or the value of a variable, have the text of a control token that acts as such."""
+        return self._acting.occurs_in(value)
+
+    def message_has_acting_token(self, ready: Mapping[str, Any]) -> bool:
+        """Whether a prepared message has the text of a control token that acts as such."""
+        return self._acting.occurs_in(_without_role(ready))
 
     def text(
         self,
@@ -103,7 +133,19 @@ class Renderer:
     ) -> str:
         """Render the conversation as text. Raises `RequestError` if the template rejects it."""
         ready = [self.prepare_message(m) for m in messages]
-        return self.template.render(ready, serialize_tools(tools), generation=generation, variables=variables)
+        return self.render_text(ready, self.prepare_tools(tools), generation=generation, variables=variables)
+
+    def render_text(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[SerializedTool],
+        *,
+        generation: bool,
+        variables: Mapping[str, Any],
+    ) -> str:
+        """Render prepared messages and tools as text. Raises as `text` does."""
+        marked = {name: self._literal.mark(value) for name, value in variables.items()}
+        return self.template.render(messages, tools, generation=generation, variables=marked)
 
     def render(
         self,
@@ -255,6 +297,11 @@ def _describe_history(past: template_probe.TemplateBehaviour, unbridged: str | N
         return f"{past.calls or 'keeps everything'}; a prompt continues from the tokens of the previous turn"
     why = past.description or unbridged.removeprefix("its template ")
     return f"{why}; prompts are rendered again, and replies keep their tokens where the text is unchanged"
+
+
+def _without_role(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the texts of a message that are data. Templates compare the role, and write it into their own tags."""
+    return {key: value for key, value in message.items() if key != "role"}
 
 
 def placeholder_reply(reply: Message) -> dict[str, Any]:

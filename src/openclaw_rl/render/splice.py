@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Sequence
 from functools import cached_property
 
 import numpy as np
 
+from openclaw_rl.render.control_tokens import LITERAL_MARK, remove_marks
 from openclaw_rl.render.detokenizer import Detokenizer
 from openclaw_rl.render.tokenizer import CachedTokenizer
 from openclaw_rl.types import Ids
 
 PromptPiece = str | Ids
 """Part of a prompt: text to tokenize, or sampled ids."""
+_MARK_PATTERN = re.compile(re.escape(LITERAL_MARK))
 
 
 class SampledReply:
@@ -51,13 +55,16 @@ class ReplySplicer:
             return [text]
         pieces: list[PromptPiece] = []
         place = 0
+        unmarked = _UnmarkedText(text)
         spots = self._reply_starts(text)
         for reply in replies:
-            found = next((n for n, at in enumerate(spots) if self._is_reply_at(text, reply.text, at)), None)
-            if found is not None:
-                pieces += [text[place : spots[found]], reply.ids]
-                place = spots[found] + len(reply.text)
-                spots = [at for at in spots[found + 1 :] if at >= place]
+            for n, at in enumerate(spots):
+                end = unmarked.find_end(reply.text, at)
+                # A special token must follow, so that the reply's last tokens are independent.
+                if end is not None and self._tokens.is_special_at(text, end):
+                    pieces += [text[place:at], reply.ids]
+                    place, spots = end, [later for later in spots[n + 1 :] if later >= end]
+                    break
         return [*pieces, text[place:]]
 
     def _reply_starts(self, text: str) -> list[int]:
@@ -70,6 +77,19 @@ class ReplySplicer:
                 at = text.find(anchor, at + 1)
         return sorted(spots)
 
-    def _is_reply_at(self, text: str, reply: str, at: int) -> bool:
-        """Whether `reply` is at `at` and a special token follows, so that its last tokens are independent."""
-        return text.startswith(reply, at) and self._tokens.is_special_at(text, at + len(reply))
+
+class _UnmarkedText:
+    """A rendered text without its marks (`control_tokens`), addressed by the offsets of the text with marks."""
+
+    def __init__(self, text: str) -> None:
+        self._text = remove_marks(text)
+        self._marks = [m.start() for m in _MARK_PATTERN.finditer(text)]
+        self._unmarked = [at - n * len(LITERAL_MARK) for n, at in enumerate(self._marks)]  # their offsets in `_text`
+
+    def find_end(self, reply: str, at: int) -> int | None:
+        """Return where `reply` ends if it starts at `at`, else None. A mark at its end is part of it."""
+        start = at - bisect_left(self._marks, at) * len(LITERAL_MARK)
+        if not self._text.startswith(reply, start):
+            return None
+        end = start + len(reply)
+        return end + bisect_right(self._unmarked, end) * len(LITERAL_MARK)

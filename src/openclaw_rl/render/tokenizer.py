@@ -10,10 +10,11 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken, Tokenizer, normalizers
 
 from openclaw_rl.errors import ModelError
 from openclaw_rl.render.caches import TwoGenerationLRU
+from openclaw_rl.render.control_tokens import LITERAL_MARK, is_control_token
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.types import Ids
 
@@ -21,7 +22,7 @@ log = logging.getLogger(__name__)
 
 CACHE_CHARS = 16 * 2**20
 _SLICE_CHARS = 32 * 1024  # characters that are tokenized at once where only a limit is checked
-_MAX_MERGED_TOKENS = 8  # tokens that joining two slices may save
+_MAX_MERGED_TOKENS = 8 + len(LITERAL_MARK)  # tokens that joining two slices may save; a mark may be cut in two
 _PROBE_TEXT = " a b\n<x>\n\n  c, d'll 12345 \u00e9\u4f60\U0001f600 \t"
 
 
@@ -30,10 +31,19 @@ class CachedTokenizer:
 
     Special tokens split the text before any other step, so the pieces between them are independent: their joined ids
     equal those of the whole text. A tokenizer without this property (`is_segmented` is False) never splits text.
+    `control_ids`: ids of the special tokens and tags. Marks in a text (`control_tokens`) are removed behind that split.
     """
 
     def __init__(self, files: ModelFiles, cache_chars: int = CACHE_CHARS) -> None:
-        self.backend = _load_tokenizer(files)
+        self.backend = _split_raw_text(_load_tokenizer(files))
+        self.control_ids: dict[str, int] = {
+            t.content: i
+            for i, t in self.backend.get_added_tokens_decoder().items()
+            if is_control_token(t.content, special=t.special)
+        }
+        self._control_id_set = frozenset(self.control_ids.values())
+        first, then = normalizers.Replace(LITERAL_MARK, ""), self.backend.normalizer
+        self.backend.normalizer = first if then is None else normalizers.Sequence([first, then])
         self.special_ids: dict[str, int] = _find_splitting_tokens(self.backend)
         self._specials = {t: _pack_ids([i]) for t, i in self.special_ids.items()}
         self._pattern = re.compile(
@@ -48,10 +58,16 @@ class CachedTokenizer:
         if '"prepend_scheme": "first"' in json.dumps(json.loads(self.backend.to_str()).get("pre_tokenizer")):
             return False
         for token in self.special_ids:
-            text = f"{_PROBE_TEXT}{token}{_PROBE_TEXT}{token}{token}\n{_PROBE_TEXT}"
+            text = _probe_text(token)
             if self.join_ids(self._pattern.split(text)).tobytes() != self._encode_uncached(text):
                 return False
         return True
+
+    def can_be_text(self, token: str) -> bool:
+        """Whether a mark makes plain text of a control token."""
+        marked = token[0] + LITERAL_MARK + token[1:]
+        ids = np.frombuffer(self._encode_uncached(f"{marked} a {marked} b{marked}"), dtype=np.int32)
+        return self._control_id_set.isdisjoint(ids.tolist())
 
     def split_text(self, text: str) -> list[str]:
         """Split text into pieces for `join_ids`: text and special tokens alternate. One piece if not segmented."""
@@ -144,6 +160,28 @@ def _add_token(tokenizer: Tokenizer, wanted: int, entry: dict[str, Any], files: 
             f"{files.folder}: tokenizer_config.json gives {content!r} the id {wanted}, tokenizer.json would give it "
             f"{tokenizer.token_to_id(content)}. The two files do not belong together."
         )
+
+
+def _probe_text(token: str) -> str:
+    return f"{_PROBE_TEXT}{token}{_PROBE_TEXT}{token}{token}\n{_PROBE_TEXT}"
+
+
+def _split_raw_text(tokenizer: Tokenizer) -> Tokenizer:
+    """Return a tokenizer that seeks control tokens in the raw text, before it normalises it and removes marks.
+
+    Returns `tokenizer` if that changes the ids of a probe: its normaliser then acts on the text around the tokens.
+    """
+    added = tokenizer.get_added_tokens_decoder()
+    late = {t.content for t in added.values() if t.normalized and is_control_token(t.content, special=t.special)}
+    if not late:
+        return tokenizer
+    raw = json.loads(tokenizer.to_str())
+    for entry in raw["added_tokens"]:
+        entry["normalized"] = entry["normalized"] and entry["content"] not in late
+    changed = Tokenizer.from_str(json.dumps(raw))
+    probes = [_probe_text(token) for token in late]
+    before, after = (t.encode_batch(probes, add_special_tokens=False) for t in (tokenizer, changed))
+    return changed if [e.ids for e in before] == [e.ids for e in after] else tokenizer
 
 
 def _find_splitting_tokens(tokenizer: Tokenizer) -> dict[str, int]:

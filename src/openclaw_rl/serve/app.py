@@ -111,7 +111,8 @@ async def run(config: Config, *, stop: asyncio.Event) -> None:
     store = await asyncio.to_thread(Store.open, config.store_path)
     try:
         files = await asyncio.to_thread(ModelFiles.from_config, config.model)
-        renderer = await asyncio.to_thread(Renderer, files)
+        literal = config.serve.special_tokens == "text"
+        renderer = await asyncio.to_thread(Renderer, files, literal_text=literal)
         name = await asyncio.to_thread(compute_identity, files)
         await asyncio.to_thread(_prepare_store, store, config, name)
         await _serve_until_stopped(config, store, renderer, name, stop)
@@ -161,6 +162,13 @@ async def _serve_until_stopped(
         wide = "" if config.serve.host in config.serve.url else f" (serve.host {config.serve.host})"
         log.info("listening at %s/v1%s", config.serve.url, wide)
         log.info("chat template: %s format; it %s", renderer.family.name, renderer.history_description)
+        if config.serve.special_tokens == "text" and (acting := renderer.acting_tokens):
+            log.warning(
+                "%d control tokens cannot be encoded as text by this tokenizer, such as %s; turns with their text are "
+                "not trained on (serve.special_tokens)",
+                len(acting),
+                min(acting),
+            )
         with publish_address(config.home_dir, _address(config)):
             await run_worker_loop(
                 lambda: _check_version_manager(gateway),

@@ -40,6 +40,9 @@ _id_generator = random.Random(random.SystemRandom().getrandbits(256))  # ids nee
 
 DEFAULT_CONTEXT_TOKENS = 4096  # tokens, if neither the settings nor the model define the context length
 CONTINUED = "the reply continues a message of the client; only whole replies are trained on"
+CONTROL_TOKEN = (
+    "a message, tool or template variable has the text of a control token, and the model reads it as that token"
+)
 MAX_COUNTED_CONTEXTS = 8  # a longer prompt is refused also where its tokens are only counted
 MIN_REFUSED_BODY_BYTES = 2**20  # smaller bodies are always read, as the error is then more precise
 MAX_JSON_BYTES_PER_BYTE = 6  # a byte of text takes up to six in JSON: \u0001
@@ -106,7 +109,7 @@ class Gateway:
             version=version,
             identity=self.identity,
             admitted_at=now,
-            untrainable=CONTINUED if ask.prefix is not None else ask.untrainable,
+            untrainable=self._untrainable_reason(ask, prompt),
         )
         prompt_tokens = len(request.prompt_ids)
         self.metrics.prompt_tokens.inc(prompt_tokens)
@@ -124,6 +127,12 @@ class Gateway:
             *(request.id, request.dialect, ask.n, version, prompt_tokens, prompt.reused, request.session),
         )
         return out
+
+    def _untrainable_reason(self, ask: ChatRequest, prompt: BuiltPrompt) -> str | None:
+        if ask.prefix is not None:
+            return CONTINUED
+        acts = prompt.has_acting_token and self.config.serve.special_tokens != "model"
+        return ask.untrainable or (CONTROL_TOKEN if acts else None)
 
     async def count_prompt_tokens(self, ask: ChatRequest, scope: str) -> int:
         """Return the number of tokens of the prompt that `begin_replies` would render. Raises `RequestError`.

@@ -19,7 +19,7 @@ import numpy as np
 from openclaw_rl.common import message_hash
 from openclaw_rl.errors import PromptTooLong
 from openclaw_rl.render.caches import SampledTokens, TokenBudgetLRU, TwoGenerationLRU
-from openclaw_rl.render.chat_template import SerializedTool, serialize_tools
+from openclaw_rl.render.chat_template import SerializedTool
 from openclaw_rl.render.renderer import RenderedPrompt, Renderer
 from openclaw_rl.render.splice import PromptPiece, SampledReply
 from openclaw_rl.serve.chat_request import ChatRequest, field_error
@@ -46,6 +46,7 @@ class MessageFeatures:
     template_message: dict[str, Any]  # the message as the template takes it
     sent_hash: bytes  # like `own_hash`, but includes text that the client inserts, because it changes the prompt
     origin: tuple[str, str] | None  # (session, agent) that the message states
+    has_acting_token: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ class ToolFeatures:
 
     template_tools: list[SerializedTool]
     digest: bytes
+    has_acting_token: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +72,16 @@ class HashedHistory:
 
 @dataclass(frozen=True, slots=True)
 class BuiltPrompt:
-    """The prompt of a request. `reused`: number of ids that come from stored exchanges."""
+    """The prompt of a request.
+
+    `reused`: number of ids that come from stored exchanges. `has_acting_token`: the text of a message, a tool or a
+    variable has a control token that acts as such.
+    """
 
     rendered: RenderedPrompt
     history: HashedHistory
     reused: int
+    has_acting_token: bool = False
 
 
 class PromptBuilder:
@@ -112,6 +119,8 @@ class PromptBuilder:
         if ask.size > CHARS_PER_TOKEN * limit:
             await asyncio.to_thread(lambda: self._check_length(_kept_texts(ask.messages), limit))
         features, tools, history = await call_in(self._read_request, ask, scope, in_thread=large)
+        acts = tools.has_acting_token or any(f.has_acting_token for f in features)
+        acts = acts or any(map(self.renderer.has_acting_token, ask.template_variables.values()))
         found = None
         if ask.prefix is None:
             keys = history.reply_keys
@@ -120,11 +129,12 @@ class PromptBuilder:
             new = await self._tokenize_pieces(text, [text], limit, in_thread=large)
             bridged = self.renderer.bridge_prompt(found[1].prompt_ids, found[1].response_ids, new)
             if bridged is not None:
-                return BuiltPrompt(bridged, history, len(found[1]))
+                return BuiltPrompt(bridged, history, len(found[1]), acts)
         await self._recover_replies(scope, history)
         whole, pieces = await call_in(self._render_pieces, ask, scope, features, tools, history, in_thread=large)
         reused = sum(len(piece) for piece in pieces if not isinstance(piece, str))
-        return BuiltPrompt(await self._tokenize_pieces(whole, pieces, limit, in_thread=large), history, reused)
+        rendered = await self._tokenize_pieces(whole, pieces, limit, in_thread=large)
+        return BuiltPrompt(rendered, history, reused, acts)
 
     async def build_completion(self, ask: ChatRequest, limit: int) -> tuple[ChatRequest, BuiltPrompt]:
         """Build the prompt of a text completion. Returns the request with the prompt as its only message, too.
@@ -175,7 +185,7 @@ class PromptBuilder:
                     ready[mark.index] = self.renderer.with_reasoning(ready[mark.index], said.reasoning)
         if ask.prefix is not None:
             ready.append(self.renderer.prepare_cut_message(ask.prefix))
-        text = self.renderer.template.render(
+        text = self.renderer.render_text(
             ready, tools.template_tools, generation=ask.prefix is None, variables=ask.template_variables
         )
         if ask.prefix is not None:
@@ -262,15 +272,26 @@ class PromptBuilder:
         sent, text = mark.own, message_hash.message_text(message)
         if mark.role == "user" and message_hash.hashed_text(message) != message_hash.normalise_text(text):
             sent = blake2b(mark.own + text.encode("utf-8", "surrogatepass"), digest_size=16, key=self._secret).digest()
-        ready, origin = self.renderer.prepare_message(message), message_hash.openclaw_session(message)
-        return MessageFeatures(mark.own, mark.role, mark.distinctive, self._is_ephemeral(message), ready, sent, origin)
+        ready = self.renderer.prepare_message(message)
+        return MessageFeatures(
+            mark.own,
+            mark.role,
+            mark.distinctive,
+            self._is_ephemeral(message),
+            ready,
+            sent,
+            message_hash.openclaw_session(message),
+            self.renderer.message_has_acting_token(ready),
+        )
 
     def _tool_features(self, ask: ChatRequest) -> ToolFeatures:
         named = bool(ask.raw_tools) or not ask.tools  # else their bytes are unknown, and there is no cache key
         if named and (known := self._tool_cache.get(ask.raw_tools)) is not None:
             return known
         plain = msgspec.json.encode(ask.tools) if ask.tools else b""
-        tools = ToolFeatures(serialize_tools(ask.tools), blake2b(plain, digest_size=16, key=self._secret).digest())
+        digest = blake2b(plain, digest_size=16, key=self._secret).digest()
+        ready = self.renderer.prepare_tools(ask.tools)
+        tools = ToolFeatures(ready, digest, self.renderer.has_acting_token(ready))
         if named:
             self._tool_cache.put(ask.raw_tools, tools)
         return tools

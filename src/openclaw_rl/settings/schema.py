@@ -39,6 +39,11 @@ class ServeConfig(Section):
     capture: Literal["full", "redacted"] = Field(
         "full", description="redacted: store hashes for linking, but no text and no token ids; nothing is learned"
     )
+    special_tokens: Literal["text", "untrainable", "model"] = Field(
+        "text",
+        description="control tokens such as `<think>` in messages and tools. text: they are encoded as plain text; "
+        "untrainable: they act as control tokens, and the turn is not trained on; model: they act as control tokens",
+    )
     any_model: bool = Field(False, description="accept any name in `model`")
     sampling_override: dict[str, float] = Field(
         default_factory=dict,

@@ -65,7 +65,7 @@ def open_train_loop(config: Config, store: Store) -> TrainLoop:
         policies.ensure_root(conn, base=str(files.folder), identity=compute_identity(files), at=time.time())
     method = make_method(config.train)
     builder = SampleBuilder(
-        renderer=Renderer(files),
+        renderer=Renderer(files, literal_text=config.serve.special_tokens != "model"),
         transient=EphemeralMatcher(config.serve.ephemeral_patterns),
         signal=method,
         max_staleness=config.train.safety.max_staleness,

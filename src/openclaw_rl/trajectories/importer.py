@@ -79,7 +79,7 @@ class TrajectoryImporter:
         self._load_scorer: Callable[[], LogprobScorer] = lambda: load_scorer(config, files, self._head)
         self._scorer: LogprobScorer | None = None
         self._builder = TurnBuilder(
-            Renderer(files),
+            Renderer(files, literal_text=config.serve.special_tokens != "model"),
             identity=compute_identity(files),
             key=store.secret,
             transient=EphemeralMatcher(config.serve.ephemeral_patterns),

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from openclaw_rl.common import message_hash
-from openclaw_rl.common.message_hash import EphemeralMatcher, message_text, reaction_signature
+from openclaw_rl.common.message_hash import EphemeralMatcher, reaction_signature
 from openclaw_rl.errors import RequestError
+from openclaw_rl.render.control_tokens import remove_marks
 from openclaw_rl.render.incremental import MIN_INCREMENTAL_MESSAGES, IncrementalRenderer, TemplateMismatch
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.store import imported_turns
@@ -207,18 +208,18 @@ class TurnBuilder:
             planned.messages, planned.reply, turn.tools, variables=turn.template or {}
         )
         end = renderer.end_of_turn or str(renderer.tokenizer.backend.id_to_token(renderer.stop_token_ids[0]))
+        after = ""
         if whole.startswith(before) and end in whole[len(before) :]:
             said, _, after = whole[len(before) :].partition(end)
-            broken = end in after
         elif planned.reply.get("tool_calls"):
             raise TrajectoryRefused(
                 "chat template", "the template does not write this tool call after its own prompt", planned.number
             )
         else:  # if the prompt opens reasoning, close it at once
             opened = renderer.family.opens_thinking(before)
-            said = (f"\n{renderer.family.think_tags[1]}\n\n" if opened else "") + message_text(planned.reply)
-            broken = end in said
-        if broken:
+            content = renderer.prepare_message(planned.reply)["content"]
+            said = (f"\n{renderer.family.think_tags[1]}\n\n" if opened else "") + content
+        if end in after or end in remove_marks(said):
             raise TrajectoryRefused(
                 "chat template", f"the response holds {end}, which ends every reply", planned.number
             )
