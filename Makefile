@@ -118,12 +118,12 @@ $(1)/bin/pip install -q "$(2)"
 touch $(1)/.installed
 endef
 
-RAY ?= ray>=2.40
+RAY ?= ray[default]>=2.40
 RAY_VENV ?= .ray-venv
 $(RAY_VENV)/.installed: $(STAMP)
 	$(call on_top,$(RAY_VENV),$(RAY))
 
-test-ray: $(STAMP) $(RAY_VENV)/.installed  ## ranks that a real, local Ray places (one to three minutes)
+test-ray: $(STAMP) $(RAY_VENV)/.installed  ## ranks that a real, local Ray places, and recipes as its jobs (a few minutes)
 	for each in "places" "not places"; do \
 	    RAY_USAGE_STATS_ENABLED=0 $(RAY_VENV)/bin/python -m pytest tests/external/ray -o filterwarnings=default -k "$$each" || exit 1; \
 	done  # a process each: Ray does not forget a cluster when it is told to

@@ -85,14 +85,15 @@ def flops(shape: Mapping[str, Any], work: Work, mode: Mode) -> float:
 def memory(shape: Mapping[str, Any], tokens: int, mode: Mode) -> float:
     """Bytes at the peak of a step with checkpointing: an estimate, to compare with what is measured.
 
-    Weights in 2 bytes (NF4: 0.53 in linear layers), what is trained in 4 bytes with gradient, two moments, the standing
-    before the step and the weights to start from; a layer's input for each layer; what one layer keeps, half as much
-    again for its gradients; the head's chunks.
+    Base weights in 2 bytes (NF4: 0.53 in linear layers). An adapter in six copies of 4 bytes: weights, gradients, two
+    moments, the weights before the step, the initial weights. A whole model: weights and base in 2 bytes, float32
+    copies, gradients and two moments in 4; its weights before the step are in CPU memory. Then a layer's input for each
+    layer; what one layer keeps, half as much again for its gradients; the head's chunks.
     """
     h, layers = shape["hidden_size"], shape["num_hidden_layers"]
     embeddings = 2 * shape["vocab_size"] * h
-    if mode == "full":  # weights, gradients and the base in 2 bytes; a float32 copy, two moments and the standing in 4
-        fixed = (linear(shape) + embeddings / 2) * (3 * 2 + 4 * 4)
+    if mode == "full":
+        fixed = (linear(shape) + embeddings / 2) * (2 * 2 + 4 * 4)
     else:
         fixed = linear(shape) * (2 if mode == "lora" else 0.53) + embeddings + adapter(shape) * 4 * 6
     return fixed + tokens * (2 * h * layers + 1.5 * kept(shape)) + 4 * 2**26

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # start.sh SETTINGS [--FLAG VALUE]...: what the recipes' scripts share. One call of the command line, and nothing else.
-# SETTINGS.yaml is used, or SETTINGS_lora.yaml where LoRA is asked for. With DATA_PATH (or --data-path) it trains from
-# those files and ends; without, it serves and learns from what is said.
+# Each method's folder has a link to it: Ray copies a folder without the folder above it.
+# SETTINGS.yaml is used, or SETTINGS_lora.yaml where LoRA is asked for; LORA_ARGS alone asks for it. With DATA_PATH (or
+# --data-path) it trains from those files and ends; without, it serves and learns from what is said.
 set -euo pipefail
 settings="$1"
 shift
@@ -9,10 +10,13 @@ if ! command -v openclaw-rl >/dev/null; then
     echo "openclaw-rl is not on the PATH. Activate the environment in which it is installed: docs/guides/recipes.md" >&2
     exit 127
 fi
-case "${USE_LORA:-}" in 1 | [Tt]rue | TRUE | [Yy]es | [Oo]n) kind=_lora ;; *) kind="" ;; esac
+case "${USE_LORA:-${LORA_ARGS:+true}}" in 1 | [Tt]rue | TRUE | [Yy]es | [Oo]n) kind=_lora ;; *) kind="" ;; esac
+if [[ -n "${RAY_JOB_CONFIG_JSON_ENV_VAR:-}" && -z "${MODEL_PATH:-}${DATA_PATH:-}" ]]; then
+    echo "note: MODEL_PATH and DATA_PATH are not set. A Ray job does not get the variables of the shell that submits" \
+        "it: docs/guides/recipes.md says how to pass them" >&2
+fi
 [[ -n "${DATA_PATH:-}" ]] && command=train || command=up
-# LORA_ARGS holds flags, so it is split at its spaces.
-for word in ${LORA_ARGS:-} "$@"; do
+for word in "$@"; do
     case "$word" in
         --lora | --use-lora) kind=_lora ;;
         --data-path | --data-path=*) command=train ;;

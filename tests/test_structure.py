@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "connect": f"{BASE} render supervisor",
     "rollouts": f"{BASE} plugins supervisor",
     "evals": f"{BASE} judge supervisor",
-    "doctor": f"{BASE} store render engines trajectories supervisor status rollouts",
+    "doctor": f"{BASE} store render engines train trajectories supervisor status rollouts",
     "cli": f"{BASE} store render plugins train trajectories supervisor status connect rollouts evals doctor",
     "__main__": "cli",
 }

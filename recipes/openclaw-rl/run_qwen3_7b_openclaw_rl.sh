@@ -3,4 +3,4 @@
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 export MODEL_SIZE="${MODEL_SIZE:-7b}"
-exec bash "$here/../start.sh" "$here/binary" "$@"
+exec bash "$here/start.sh" "$here/binary" "$@"

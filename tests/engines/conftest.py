@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from tests.engines.contract_fixtures import Rig, closing, serve_engine, serve_in_child
+from tests.engines.contract_fixtures import EngineHarness, closing, serve_engine, serve_in_child
 from tests.engines.vllm_server import VllmDouble
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -194,10 +194,10 @@ async def _client_running(engine: Engine) -> int:
 
 
 @pytest.fixture(params=["scripted", "embedded", "vllm's wire"])
-def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Rig:
+def harness(request: pytest.FixtureRequest, tmp_path: Path) -> EngineHarness:
     if request.param == "embedded":
         process, refs = request.getfixturevalue("process"), request.getfixturevalue("refs")
-        return Rig(lambda: EngineClient(process.socket), refs[1], CONTEXT, _client_running)
+        return EngineHarness(lambda: EngineClient(process.socket), refs[1], CONTEXT, _client_running)
     digest = write_adapter(tmp_path / "adapter")
     adapter = PolicyRef(version=1, path=str(tmp_path / "adapter"), digest=digest)
     if request.param == "scripted":
@@ -205,13 +205,13 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Rig:
         def connect() -> Engine:
             return ScriptedEngine(lambda prompt, version: SCRIPT, delay=0.0005, context_length=CONTEXT)
 
-        return Rig(connect, adapter, CONTEXT, _scripted_running)
+        return EngineHarness(connect, adapter, CONTEXT, _scripted_running)
     double: VllmDouble = request.getfixturevalue("vllm_double")
 
     async def running(engine: Engine) -> int:
         return double.engine.running.total()
 
-    return Rig(
+    return EngineHarness(
         lambda: VllmEngine(double.http(), EngineConfig(backend="vllm"), folder=tmp_path / "identity"),
         adapter,
         CONTEXT,

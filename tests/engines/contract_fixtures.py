@@ -1,4 +1,4 @@
-"""What the contract needs to know of an engine of one kind. Every kind has a `rig` fixture that makes one."""
+"""Harness of the engine contract. Each kind of engine has a `harness` fixture."""
 
 from __future__ import annotations
 
@@ -46,25 +46,25 @@ def serve_in_child(config: Config) -> None:
 
 
 @dataclass
-class Rig:
-    """`running`: how many replies the engine itself is at, by its own count. `tolerance`: of log-probabilities."""
+class EngineHarness:
+    """An engine under test. `running`: number of replies that the engine counts; `tolerance`: of log-probabilities."""
 
     connect: Callable[[], Engine]
     adapter: PolicyRef
     context: int
     running: Callable[[Engine], Awaitable[int]]
     tolerance: float = 1e-5
-    patience: float = 60.0  # seconds for one test
+    timeout: float = 60.0  # seconds for one test
 
     def version(self, number: int) -> PolicyRef:
         """The same files under another number."""
         return PolicyRef(version=number, path=self.adapter.path, digest=self.adapter.digest)
 
     def run(self, body: Callable[[Engine], Awaitable[None]]) -> None:
-        async def whole() -> None:
+        async def run_body() -> None:
             async with closing(self.connect()) as engine:
                 await engine.load([self.version(1), BASE])
                 await body(engine)
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as the gateway does
-            runner.run(asyncio.wait_for(whole(), self.patience))
+            runner.run(asyncio.wait_for(run_body(), self.timeout))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.engines.contract_fixtures import Rig
+from tests.engines.contract_fixtures import EngineHarness
 
 from openclaw_rl.errors import EngineError
 from openclaw_rl.protocols import Engine
@@ -41,7 +41,7 @@ async def collect(engine: Engine, generation: Generation) -> Chunk:
     )
 
 
-def test_streams_to_the_length_asked(rig: Rig) -> None:
+def test_streams_to_the_length_asked(harness: EngineHarness) -> None:
     async def body(engine: Engine) -> None:
         await engine.generate(call(max_tokens=1)).__anext__()  # the model is warm
         chunks = [c async for c in engine.generate(call(max_tokens=256))]  # a busy machine may read several at once
@@ -51,41 +51,41 @@ def test_streams_to_the_length_asked(rig: Rig) -> None:
         assert all(len(c.token_ids) == len(c.logprobs) > 0 for c in chunks)
         assert all(logprob <= 0 for c in chunks for logprob in c.logprobs)
 
-    rig.run(body)
+    harness.run(body)
 
 
-def test_a_reply_may_fill_the_context(rig: Rig) -> None:
+def test_a_reply_may_fill_the_context(harness: EngineHarness) -> None:
     async def body(engine: Engine) -> None:
-        prompt = np.resize(PROMPT, rig.context - 3).astype(np.int32)
+        prompt = np.resize(PROMPT, harness.context - 3).astype(np.int32)
         for asked in (0, 100):  # 0: what remains
             reply = await collect(engine, call(prompt, max_tokens=asked))
             assert (len(reply.token_ids), reply.finish) == (3, "length")
 
-    rig.run(body)
+    harness.run(body)
 
 
-def test_a_prompt_without_room_for_a_reply_is_refused(rig: Rig) -> None:
+def test_a_prompt_without_room_for_a_reply_is_refused(harness: EngineHarness) -> None:
     async def body(engine: Engine) -> None:
-        with pytest.raises(EngineError, match=f"{rig.context} tokens"):
-            await collect(engine, call(np.resize(PROMPT, rig.context).astype(np.int32)))
+        with pytest.raises(EngineError, match=f"{harness.context} tokens"):
+            await collect(engine, call(np.resize(PROMPT, harness.context).astype(np.int32)))
         assert (await collect(engine, call())).finish == "length"
 
-    rig.run(body)
+    harness.run(body)
 
 
-def test_stop_ids_end_the_reply_and_belong_to_it(rig: Rig) -> None:
+def test_stop_ids_end_the_reply_and_belong_to_it(harness: EngineHarness) -> None:
     async def body(engine: Engine) -> None:
         whole = await collect(engine, call())
         stop = next(t for t in whole.token_ids[2:] if t not in whole.token_ids[:2])
         end = whole.token_ids.index(stop) + 1
         reply = await collect(engine, call(stop=(999, stop)))
         assert (reply.token_ids, reply.finish) == (whole.token_ids[:end], "stop")
-        np.testing.assert_allclose(reply.logprobs, whole.logprobs[:end], atol=rig.tolerance)
+        np.testing.assert_allclose(reply.logprobs, whole.logprobs[:end], atol=harness.tolerance)
 
-    rig.run(body)
+    harness.run(body)
 
 
-def test_a_seed_reproduces_the_reply_whatever_else_runs(rig: Rig) -> None:
+def test_a_seed_reproduces_the_reply_whatever_else_runs(harness: EngineHarness) -> None:
     async def body(engine: Engine) -> None:
         alone = await collect(engine, call(seed=5, temperature=0.8))
         others = [call(PROMPT[: 1 + i % 7], seed=100 + i, version=i % 2, max_tokens=5 + 3 * i) for i in range(12)]
@@ -93,23 +93,23 @@ def test_a_seed_reproduces_the_reply_whatever_else_runs(rig: Rig) -> None:
         replies = await asyncio.gather(*(collect(engine, g) for g in [*others[:6], *wanted, *others[6:]]))
         for reply in replies[6:9]:
             assert reply.token_ids == alone.token_ids
-            np.testing.assert_allclose(reply.logprobs, alone.logprobs, atol=rig.tolerance)
+            np.testing.assert_allclose(reply.logprobs, alone.logprobs, atol=harness.tolerance)
 
-    rig.run(body)
+    harness.run(body)
 
 
-def test_alternatives_are_as_many_as_asked(rig: Rig) -> None:
+def test_alternatives_are_as_many_as_asked(harness: EngineHarness) -> None:
     async def body(engine: Engine) -> None:
         reply = await collect(engine, call(top=3, temperature=0.0))
         assert [len(t) for t in reply.top] == [3] * len(reply.token_ids)
         for token, logprob, top in zip(reply.token_ids, reply.logprobs, reply.top, strict=True):
-            assert top[0] == pytest.approx((token, logprob), abs=rig.tolerance)
+            assert top[0] == pytest.approx((token, logprob), abs=harness.tolerance)
         assert (await collect(engine, call())).top == ()
 
-    rig.run(body)
+    harness.run(body)
 
 
-def test_scores_are_what_generation_reports(rig: Rig) -> None:
+def test_scores_are_what_generation_reports(harness: EngineHarness) -> None:
     async def body(engine: Engine) -> None:
         for version, temperature in ((0, 1.0), (1, 0.7)):
             generation = call(version=version, temperature=temperature, max_tokens=40)
@@ -117,72 +117,72 @@ def test_scores_are_what_generation_reports(rig: Rig) -> None:
             ids = np.array(reply.token_ids, dtype=np.int32)
             scores = await engine.score(version=version, prompt_ids=PROMPT, response_ids=ids, temperature=temperature)
             assert scores.dtype == np.float32
-            np.testing.assert_allclose(scores, reply.logprobs, atol=rig.tolerance)
+            np.testing.assert_allclose(scores, reply.logprobs, atol=harness.tolerance)
 
-    rig.run(body)
+    harness.run(body)
 
 
-def test_an_unknown_version_is_refused(rig: Rig) -> None:
+def test_an_unknown_version_is_refused(harness: EngineHarness) -> None:
     async def body(engine: Engine) -> None:
         with pytest.raises(EngineError, match="version 7 is not loaded"):
             await collect(engine, call(version=7))
         with pytest.raises(EngineError, match="version 7 is not loaded"):
             await engine.score(version=7, prompt_ids=PROMPT, response_ids=PROMPT, temperature=1.0)
 
-    rig.run(body)
+    harness.run(body)
 
 
-def test_closing_a_stream_frees_its_place(rig: Rig) -> None:
+def test_closing_a_stream_frees_its_place(harness: EngineHarness) -> None:
     async def body(engine: Engine) -> None:
         stream = engine.generate(call(max_tokens=500))
         await stream.__anext__()
-        assert await rig.running(engine) == 1
+        assert await harness.running(engine) == 1
         await stream.aclose()  # type: ignore[attr-defined]
         for _ in range(100):
-            if await rig.running(engine) == 0:
+            if await harness.running(engine) == 0:
                 break
             await asyncio.sleep(0.01)
-        assert await rig.running(engine) == 0
+        assert await harness.running(engine) == 0
 
-    rig.run(body)
+    harness.run(body)
 
 
-def test_a_reply_ends_on_its_version_while_others_are_loaded_and_let_go(rig: Rig) -> None:
+def test_a_reply_ends_on_its_version_while_others_are_loaded_and_let_go(harness: EngineHarness) -> None:
     async def body(engine: Engine) -> None:
         alone = await collect(engine, call(max_tokens=200))
         running = engine.generate(call(max_tokens=200))
         first = await running.__anext__()
-        await engine.load([rig.version(n) for n in (2, 3, 4)])
+        await engine.load([harness.version(n) for n in (2, 3, 4)])
         with pytest.raises(EngineError, match="version 1 is not loaded"):
             await collect(engine, call(version=1))
         assert (await collect(engine, call(version=4))).finish == "length"
         with pytest.raises(EngineError, match="still answering"):
-            await engine.load([rig.version(n) for n in (2, 3, 4, 5)])
+            await engine.load([harness.version(n) for n in (2, 3, 4, 5)])
         rest = [chunk async for chunk in running]
         assert sum((c.token_ids for c in [first, *rest]), ()) == alone.token_ids
-        await engine.load([rig.version(n) for n in (2, 3, 4, 5)])  # its place was freed when it ended
+        await engine.load([harness.version(n) for n in (2, 3, 4, 5)])  # its place was freed when it ended
         assert (await collect(engine, call(version=5))).finish == "length"
 
-    rig.run(body)
+    harness.run(body)
 
 
-def test_more_versions_than_fit_are_refused_and_nothing_changes(rig: Rig) -> None:
+def test_more_versions_than_fit_are_refused_and_nothing_changes(harness: EngineHarness) -> None:
     async def body(engine: Engine) -> None:
         with pytest.raises(EngineError):
-            await engine.load([rig.version(n) for n in range(1, 6)])
+            await engine.load([harness.version(n) for n in range(1, 6)])
         assert (await collect(engine, call(version=1))).finish == "length"
         with pytest.raises(EngineError):
             await collect(engine, call(version=2))
 
-    rig.run(body)
+    harness.run(body)
 
 
 @pytest.mark.parametrize("harm", ["missing", "changed", "no such folder"])
-def test_a_bad_adapter_is_refused_and_nothing_changes(rig: Rig, tmp_path: Path, harm: str) -> None:
-    assert rig.adapter.path is not None
+def test_a_bad_adapter_is_refused_and_nothing_changes(harness: EngineHarness, tmp_path: Path, harm: str) -> None:
+    assert harness.adapter.path is not None
     bad = tmp_path / "bad"
     bad.mkdir()
-    for file in Path(rig.adapter.path).glob("adapter_*"):
+    for file in Path(harness.adapter.path).glob("adapter_*"):
         (bad / file.name).write_bytes(file.read_bytes())
     if harm == "missing":
         (bad / "adapter_model.safetensors").unlink()
@@ -194,7 +194,7 @@ def test_a_bad_adapter_is_refused_and_nothing_changes(rig: Rig, tmp_path: Path, 
 
     async def body(engine: Engine) -> None:
         with pytest.raises(EngineError, match="digest" if harm == "changed" else "adapter_"):
-            await engine.load([rig.version(1), PolicyRef(version=2, path=str(path), digest=rig.adapter.digest)])
+            await engine.load([harness.version(1), PolicyRef(version=2, path=str(path), digest=harness.adapter.digest)])
         assert (await collect(engine, call(version=1))).finish == "length"
 
-    rig.run(body)
+    harness.run(body)

@@ -26,8 +26,8 @@ async def ids(engine: ScriptedEngine) -> list[int]:
 def test_an_engine_answers_refuses_dies_and_comes_back() -> None:
     engine = ScriptedEngine(always_reply(7, 8, 2))
     assert asyncio.run(ids(engine)) == [7, 8, 2]
-    engine.refuse = "no room today"
-    with pytest.raises(EngineError, match="no room today"):
+    engine.refuse = "no memory today"
+    with pytest.raises(EngineError, match="no memory today"):
         asyncio.run(ids(engine))
     engine.refuse, engine.gone_at = None, 2
 

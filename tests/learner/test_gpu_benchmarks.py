@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import subprocess
@@ -12,6 +13,12 @@ from typing import Any
 
 import pytest
 import torch
+from tests.learner.test_trainer import Draw
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from openclaw_rl.learner.trainer import LocalTrainer
+from openclaw_rl.methods.registry import make_method
+from openclaw_rl.settings.load import ModelConfig, train_settings
 
 BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
 
@@ -146,3 +153,29 @@ def test_what_a_layer_keeps_is_what_the_formula_says(modules: dict[str, ModuleTy
     per_token = sum(saved.values()) / tokens
     told = flops.kept(qwen3.SHAPES["4B"])
     assert told == pytest.approx(per_token, rel=0.25)
+
+
+def bytes_of(shapes: set[torch.Size]) -> int:
+    """Return the bytes of all living tensors, gradients included, of these shapes."""
+    gc.collect()
+    tensors = [found for found in gc.get_objects() if issubclass(type(found), torch.Tensor)]
+    tensors += [tensor.grad for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors if t.shape in shapes}
+    return sum(storages.values())
+
+
+@pytest.mark.parametrize(("finetune", "expected"), [("lora", 6 * 4), ("full", 2 * 2 + 4 * 4 + 4)])
+def test_a_trained_weight_takes_the_bytes_of_the_formula(
+    tiny: str, draw: Draw, tmp_path: Path, finetune: str, expected: int
+) -> None:
+    """The last 4 of a whole model are its weights before the step, which are in CPU memory if a GPU trains."""
+    train = train_settings({"method": "binary", "finetune": finetune, "lora": {"rank": 7}})
+    made = LocalTrainer(tiny, make_method(train), train, ModelConfig(dtype="bfloat16"))
+    matrices = [p for p in made._weights.parameters.values() if p.ndim == 2]
+    shapes, count = {matrix.shape for matrix in matrices}, sum(matrix.numel() for matrix in matrices)
+    others = bytes_of(shapes) - 8 * count  # of earlier tests; this trainer has 8 a weight before its step
+    found: list[int] = []
+    hook = register_optimizer_step_post_hook(lambda *_: found.append(bytes_of(shapes) - others))
+    made.step(draw(made, 0, reward=1.0), str(tmp_path / "policy"))
+    hook.remove()
+    assert found == [expected * count]

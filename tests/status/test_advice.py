@@ -169,7 +169,7 @@ def snapshot(config: Config, situation: Mapping[str, Any]) -> HealthSnapshot:
     nothing: dict[str, Any] = {
         **{"log_lines": [], "steps": [], "heartbeat_notes": {}, "verdicts": [], "unlinked_reasons": []},
         **{"empty_reactions": 0, "main_turns": 0, "isolated_turns": 0, "waiting_turns": 0, "trainable_turns": 0},
-        **{"longest_wait": 0.0, "agreement": (0, 0)},
+        **{"longest_wait": 0.0, "agreement": (0, 0), "worker_problems": []},
     }
     return HealthSnapshot(config=config, now=NOW, **nothing | dict(situation))
 

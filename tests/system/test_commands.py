@@ -36,6 +36,15 @@ def test_the_doctor_names_the_broken_link(tmp_path: Path) -> None:
     assert "failed  the judge gives verdicts" in " ".join(done.stdout.split("\n"))
 
 
+def test_the_doctor_names_a_learning_rate_without_effect(tmp_path: Path) -> None:
+    rate = ("--set", "train.optimizer.learning_rate=1e-6", "--set", "train.optimizer.warmup_steps=100")
+    done = run("doctor", "--home", str(tmp_path / "home"), *rate, timeout=240)
+    said = " ".join(done.stdout.split())
+    assert done.returncode == 1
+    assert "failed the step changes the policy: kl/step: at learning rate 1e-06" in said
+    assert "what to do: set train.optimizer.learning_rate (--lr) to 0.0001" in said
+
+
 def test_status_and_inspect_tell_the_story(tmp_path: Path) -> None:
     with SubprocessSystem(
         scratch_config(tmp_path / "home", {"train.batch.min_turns": 1, "train.batch.max_turns": 1})

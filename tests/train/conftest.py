@@ -134,7 +134,7 @@ def judged(renderer: Renderer) -> Callable[..., JudgedTurn]:
 
 
 def put(store: Store, items: list[JudgedTurn]) -> list[str]:
-    """Walks turns through the store as the rooms do: admitted, finished, closed, judged."""
+    """Walks turns through the store as the workers do: admitted, finished, closed, judged."""
     with store.write() as conn:
         exchanges.admit(conn, [i.exchange.request for i in items])
         exchanges.finish(conn, [i.exchange.reply for i in items if i.exchange.reply])

@@ -60,17 +60,17 @@ def head_metrics(store: Store) -> Mapping[str, float]:
 
 
 @pytest.fixture
-def room(store: Store, builder: SampleBuilder, tmp_path: Path) -> TrainLoop:
+def loop(store: Store, builder: SampleBuilder, tmp_path: Path) -> TrainLoop:
     train = train_settings({"batch.min_turns": 4, "batch.max_turns": 8, "batch.max_wait": 1e9})
     return TrainLoop(store, Undone(), builder, train, tmp_path / "policies")
 
 
 def test_a_version_that_its_trainer_did_not_come_to_tell_of_is_told(
-    store: Store, room: TrainLoop, builder: SampleBuilder, fill: Fill, tmp_path: Path
+    store: Store, loop: TrainLoop, builder: SampleBuilder, fill: Fill, tmp_path: Path
 ) -> None:
     fill(store, 4)
-    assert room.run_once()
-    room.close()
+    assert loop.run_once()
+    loop.close()
     told = MetricsTracker(TrackConfig(), tmp_path / "logs", run="r", settings={})
     after = TrainLoop(store, ScriptedTrainer(), builder, TrainConfig(), tmp_path / "policies", tracker=told)
     assert not after.run_once()
@@ -81,42 +81,42 @@ def test_a_version_that_its_trainer_did_not_come_to_tell_of_is_told(
     assert line == line | head_metrics(store) | {"version": 1, "state": "live", "turns": line["turns"]}
 
 
-def test_ages_and_what_was_left_out_are_metrics(store: Store, room: TrainLoop, fill: Fill) -> None:
+def test_ages_and_what_was_left_out_are_metrics(store: Store, loop: TrainLoop, fill: Fill) -> None:
     fill(store, 4)
-    assert room.run_once()
+    assert loop.run_once()
     first = head_metrics(store)
     assert (first["staleness/versions"], first["staleness/versions/max"]) == (0, 0)
     assert (first["dropped/stale"], first["truncated"]) == (1, 0)
     fill(store, 3)
     fill(store, 1, request={"version": 1})
     fill(store, 2, reply={"finish_reason": FinishReason.LENGTH}, hints=("Be short.",))
-    assert room.run_once()
+    assert loop.run_once()
     second = head_metrics(store)
     assert (second["staleness/versions"], second["staleness/versions/max"]) == (0.8, 1), "five trained, one of them new"
     assert (second["dropped/stale"], second["truncated"]) == (1, 2)
-    room.close()
+    loop.close()
 
 
-def test_what_is_left_out_before_a_version_counts_once(store: Store, room: TrainLoop, fill: Fill) -> None:
+def test_what_is_left_out_before_a_version_counts_once(store: Store, loop: TrainLoop, fill: Fill) -> None:
     """Truncated turns that wait for company are looked at again and again; a batch without a step has its count too."""
     cut = {"reply": {"finish_reason": FinishReason.LENGTH}, "hints": ("Be short.",)}
     fill(store, 3, **cut)
     fill(store, 1, request={"identity": "x" * 64}, **cut)
-    assert room.run_once(), "one leaves, three wait"
-    assert not room.run_once()
+    assert loop.run_once(), "one leaves, three wait"
+    assert not loop.run_once()
     fill(store, 1)
-    assert isinstance(room._trainer, Picky)
-    room._trainer.silent = True
-    assert room.run_once()
-    room._trainer.silent = False
+    assert isinstance(loop._trainer, Picky)
+    loop._trainer.silent = True
+    assert loop.run_once()
+    loop._trainer.silent = False
     fill(store, 4)
-    assert room.run_once()
+    assert loop.run_once()
     told = head_metrics(store)
     assert (told["dropped/stale"], told["truncated"]) == (2, 4)
     fill(store, 4)
-    assert room.run_once()
+    assert loop.run_once()
     assert (head_metrics(store)["dropped/stale"], head_metrics(store)["truncated"]) == (1, 0)
-    room.close()
+    loop.close()
 
 
 def test_too_many_versions_old_is_stale(builder: SampleBuilder, judged: Callable[..., object], head: Policy) -> None:
@@ -150,26 +150,26 @@ def test_versions_beside_the_line_make_nothing_stale(
     """Three versions are rolled back: what the base wrote is one step old on the line that goes on from it."""
     trainer = ScriptedTrainer()
     train = train_settings({"batch.min_turns": 4, "batch.max_turns": 4, "batch.max_wait": 1e9})
-    room = TrainLoop(store, trainer, replace(builder, max_staleness=1), train, tmp_path / "policies")
+    loop = TrainLoop(store, trainer, replace(builder, max_staleness=1), train, tmp_path / "policies")
     undone: list[str] = []
     for version in range(1, 4):
         undone += fill(store, 4, request={"version": version - 1})
-        assert room.run_once()
+        assert loop.run_once()
     with store.write() as conn:
         policies.roll_back(conn, to=0, reason="a person said so", at=time.time())
         for turn in undone:
             turns.mark_untrainable(conn, turn, "taken back")
     for version, parent in ((4, 0), (5, 4)):
         fill(store, 4)
-        assert room.run_once()
+        assert loop.run_once()
         with store.read() as conn:
             head = policies.head(conn)
         assert (head.version, head.parent) == (version, parent)
     assert head.metrics["staleness/versions"] == 1
     fill(store, 4)
-    assert room.run_once(), "two steps are too many"
+    assert loop.run_once(), "two steps are too many"
     assert head_metrics(store) == head.metrics
-    room.close()
+    loop.close()
 
 
 def test_what_was_imported_is_not_told_as_stale(
@@ -192,21 +192,21 @@ def test_batches_without_a_step_leave_a_line(store: Store, builder: SampleBuilde
     trainer = Picky()
     trainer.silent = True
     train = train_settings({"batch.min_turns": 2, "batch.max_turns": 2, "batch.max_wait": 1e9})
-    room = TrainLoop(store, trainer, builder, train, tmp_path / "policies", tracker=told)
+    loop = TrainLoop(store, trainer, builder, train, tmp_path / "policies", tracker=told)
     silent = fill(store, 2)
-    assert room.run_once()
+    assert loop.run_once()
     foreign = fill(store, 2, request={"identity": "x" * 64})
-    assert room.run_once()
+    assert loop.run_once()
     trainer.silent = False
     fine = fill(store, 2)
-    assert room.run_once()
+    assert loop.run_once()
     raising = fill(store, 2)
 
     def broken(samples: Sequence[Sample]) -> None:
         raise ModelError("no such layer")
 
-    room._trainer = ScriptedTrainer(broken)
-    assert room.run_once()
+    loop._trainer = ScriptedTrainer(broken)
+    assert loop.run_once()
     first, second, third, fourth = lines(tmp_path)
     assert first["reasons"] == dict.fromkeys(silent, "the script has nothing to say")
     assert (first["state"], first["parent"], first["dropped/stale"]) == ("no step", 0, 1)
@@ -217,7 +217,7 @@ def test_batches_without_a_step_leave_a_line(store: Store, builder: SampleBuilde
     assert (fourth["state"], fourth["parent"], fourth["turns"]) == ("no step", 1, raising)
     assert set(dict(fourth["reasons"]).values()) == {"it cannot be trained: ModelError: no such layer"}  # type: ignore[call-overload]
     assert "version" not in fourth, "no sink counts it as a step"
-    room.close()
+    loop.close()
 
 
 def test_a_version_is_told_once_though_no_step_came_after_it(
@@ -226,42 +226,42 @@ def test_a_version_is_told_once_though_no_step_came_after_it(
     told = MetricsTracker(TrackConfig(), tmp_path / "logs", run="r", settings={})
     trainer = Picky()
     train = train_settings({"batch.min_turns": 2, "batch.max_turns": 2, "batch.max_wait": 1e9})
-    room = TrainLoop(store, trainer, builder, train, tmp_path / "policies", tracker=told)
+    loop = TrainLoop(store, trainer, builder, train, tmp_path / "policies", tracker=told)
     fill(store, 2)
-    assert room.run_once()
+    assert loop.run_once()
     trainer.silent = True
     fill(store, 2)
-    assert room.run_once()
-    room.close()
+    assert loop.run_once()
+    loop.close()
     after = TrainLoop(store, trainer, builder, train, tmp_path / "policies", tracker=told)
     assert not after.run_once()
     after.close()
     assert [line["state"] for line in lines(tmp_path)] == ["live", "no step"]
 
 
-def test_what_is_done_over_counts_once(store: Store, room: TrainLoop, fill: Fill) -> None:
+def test_what_is_done_over_counts_once(store: Store, loop: TrainLoop, fill: Fill) -> None:
     """The head was rolled back during the step, so nothing was published, and the same turns come again."""
     fill(store, 4, reply={"finish_reason": FinishReason.LENGTH}, hints=("Be short.",))
-    assert room.run_once()
+    assert loop.run_once()
     cut = {"reply": {"finish_reason": FinishReason.LENGTH}, "hints": ("Be short.",)}
     fill(store, 4, **cut)
-    trainer = room._trainer
+    trainer = loop._trainer
     assert isinstance(trainer, Undone)
     trainer.undo = store
-    assert room.run_once()
+    assert loop.run_once()
     assert head_metrics(store) == {}
-    assert room.run_once()
+    assert loop.run_once()
     assert head_metrics(store)["truncated"] == 7, "one of the eight was found too stale before"
-    room.close()
+    loop.close()
 
 
-def test_scores_are_told_whatever_the_method_learns_from(store: Store, room: TrainLoop, fill: Fill) -> None:
+def test_scores_are_told_whatever_the_method_learns_from(store: Store, loop: TrainLoop, fill: Fill) -> None:
     """`ScriptedTrainer` tells none, as a step on hints alone."""
     fill(store, 3, score=1, hints=("Be short.",))
     fill(store, 1, score=-1, hints=("Be short.",))
     fill(store, 1, score=None, hints=("Be short.",))
-    assert room.run_once()
+    assert loop.run_once()
     told = head_metrics(store)
     assert told["reward/mean"] == pytest.approx(1 / 3), "of the three that trained and have a score; one is too stale"
     assert told["reward/std"] == pytest.approx((8 / 9) ** 0.5)
-    room.close()
+    loop.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import signal
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.train.test_worker import run_worker_until
 
 from openclaw_rl.common.atomic_files import link_files
 from openclaw_rl.common.policy_digest import digest_of_folder
@@ -28,7 +28,6 @@ from openclaw_rl.train.checkpoints import LATEST_LINK, META_FILE, CheckpointWrit
 from openclaw_rl.train.lease_keeper import TRAINER_LEASE
 from openclaw_rl.train.orchestrator import TrainLoop
 from openclaw_rl.train.sample_builder import SampleBuilder
-from openclaw_rl.train.worker import run
 from openclaw_rl.types import Policy
 
 Fill = Callable[..., list[str]]
@@ -41,7 +40,7 @@ def settings(home: Path, **train: Any) -> Config:
 
 
 @pytest.fixture
-def rooms(store: Store, builder: SampleBuilder, tmp_path: Path) -> Iterator[Callable[..., TrainLoop]]:
+def make_loop(store: Store, builder: SampleBuilder, tmp_path: Path) -> Iterator[Callable[..., TrainLoop]]:
     opened = []
 
     def make(**train: Any) -> TrainLoop:
@@ -51,8 +50,8 @@ def rooms(store: Store, builder: SampleBuilder, tmp_path: Path) -> Iterator[Call
         return opened[-1]
 
     yield make
-    for room in opened:
-        room.close()
+    for loop in opened:
+        loop.close()
 
 
 def names(folder: Path) -> list[str]:
@@ -64,18 +63,18 @@ def head_of(store: Store) -> Policy:
         return policies.head(conn)
 
 
-def learn(room: TrainLoop, store: Store, fill: Fill, times: int) -> None:
+def learn(loop: TrainLoop, store: Store, fill: Fill, times: int) -> None:
     for _ in range(times):
         fill(store, 2)
-        assert room.run_once()
+        assert loop.run_once()
 
 
 def test_every_second_version_becomes_a_checkpoint(
-    store: Store, rooms: Callable[..., TrainLoop], fill: Fill, tmp_path: Path
+    store: Store, make_loop: Callable[..., TrainLoop], fill: Fill, tmp_path: Path
 ) -> None:
     out = tmp_path / "saved"
-    room = rooms(save_dir=str(out), save_interval=2)
-    learn(room, store, fill, 5)
+    loop = make_loop(save_dir=str(out), save_interval=2)
+    learn(loop, store, fill, 5)
     assert names(out) == ["checkpoint-2", "checkpoint-4", LATEST_LINK]
     assert (out / LATEST_LINK).resolve() == (out / "checkpoint-4").resolve()
     assert names(out / "checkpoint-4") == ["adapter_config.json", "adapter_model.safetensors", META_FILE]
@@ -90,14 +89,14 @@ def test_every_second_version_becomes_a_checkpoint(
 
 
 def test_the_end_of_a_run_leaves_a_checkpoint_whatever_the_interval(
-    store: Store, rooms: Callable[..., TrainLoop], fill: Fill, tmp_path: Path
+    store: Store, make_loop: Callable[..., TrainLoop], fill: Fill, tmp_path: Path
 ) -> None:
     out = tmp_path / "saved"
     config = settings(store.path.parent, save_dir=str(out), save_interval=100)
     assert config.store_path == store.path
     save_last_checkpoint(config)
     assert not out.exists() or names(out) == [], "nothing was learned"
-    learn(rooms(save_dir=str(out), save_interval=100), store, fill, 3)
+    learn(make_loop(save_dir=str(out), save_interval=100), store, fill, 3)
     assert names(out) == []
     for _ in range(2):
         save_last_checkpoint(config)
@@ -116,37 +115,37 @@ def test_a_checkpoint_keeps_what_the_home_thins_out(tmp_path: Path) -> None:
 
 
 def test_one_that_died_before_it_was_written_is_made_up_for(
-    store: Store, rooms: Callable[..., TrainLoop], fill: Fill, tmp_path: Path
+    store: Store, make_loop: Callable[..., TrainLoop], fill: Fill, tmp_path: Path
 ) -> None:
     out = tmp_path / "saved"
-    first = rooms()
+    first = make_loop()
     learn(first, store, fill, 1)
     first.close()
-    second = rooms(save_dir=str(out))
+    second = make_loop(save_dir=str(out))
     assert not second.run_once()
     assert names(out) == ["checkpoint-1", LATEST_LINK]
     (out / LATEST_LINK).unlink()
     second.close()
-    assert not rooms(save_dir=str(out)).run_once()
+    assert not make_loop(save_dir=str(out)).run_once()
     assert (out / LATEST_LINK).resolve() == (out / "checkpoint-1").resolve(), "killed between the folder and its link"
 
 
 def test_another_lines_checkpoint_gives_way_but_no_other_homes(
-    store: Store, rooms: Callable[..., TrainLoop], fill: Fill, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    store: Store, make_loop: Callable[..., TrainLoop], fill: Fill, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     out = tmp_path / "saved"
-    room = rooms(save_dir=str(out))
-    learn(room, store, fill, 2)
+    loop = make_loop(save_dir=str(out))
+    learn(loop, store, fill, 2)
     with store.write() as conn:
         policies.roll_back(conn, to=1, reason="worse", at=time.time())
-    learn(room, store, fill, 1)
+    learn(loop, store, fill, 1)
     assert read_meta(out / "checkpoint-2").version == 3
     note = out / "checkpoint-2" / META_FILE
     theirs = json.dumps(json.loads(note.read_text()) | {"home": "/elsewhere"})
     note.write_text(theirs)
     with store.write() as conn:
         policies.roll_back(conn, to=1, reason="worse again", at=time.time())
-    learn(room, store, fill, 1)
+    learn(loop, store, fill, 1)
     assert note.read_text() == theirs
     assert head_of(store).version == 4, "learning goes on"
     assert "of another home or program. Choose another train.checkpoint.save_dir" in caplog.text
@@ -173,9 +172,9 @@ for step in itertools.cycle(range(1, 4)):
 
 
 def test_never_half_there_after_kill_9(
-    store: Store, rooms: Callable[..., TrainLoop], fill: Fill, tmp_path: Path
+    store: Store, make_loop: Callable[..., TrainLoop], fill: Fill, tmp_path: Path
 ) -> None:
-    learn(rooms(), store, fill, 1)
+    learn(make_loop(), store, fill, 1)
     folder = Path(str(head_of(store).path))
     for n in range(20):
         (folder / f"part-{n}").write_bytes(b"x" * 4096)
@@ -202,11 +201,11 @@ def test_never_half_there_after_kill_9(
 
 @pytest.fixture
 def checkpoint(
-    store: Store, rooms: Callable[..., TrainLoop], fill: Fill, tmp_path: Path, starter_identity: str
+    store: Store, make_loop: Callable[..., TrainLoop], fill: Fill, tmp_path: Path, starter_identity: str
 ) -> Path:
     """Made by a home of the starter; of two steps."""
-    room = rooms(save_dir=str(tmp_path / "saved"))
-    learn(room, store, fill, 2)
+    loop = make_loop(save_dir=str(tmp_path / "saved"))
+    learn(loop, store, fill, 2)
     path = tmp_path / "saved" / "checkpoint-2"
     note = json.loads((path / META_FILE).read_text())
     (path / META_FILE).write_text(json.dumps(note | {"identity": starter_identity}))
@@ -233,10 +232,10 @@ def test_a_fresh_home_begins_on_a_checkpoint(
     assert head_of(store) == head
 
     trainer, saver = ScriptedTrainer(), CheckpointWriter(store, config)
-    room = TrainLoop(store, trainer, builder, config.train, config.policies_dir, saver=saver)
+    loop = TrainLoop(store, trainer, builder, config.train, config.policies_dir, saver=saver)
     fill(store, 2, request={"identity": starter_identity, "version": 1})
-    assert room.run_once()
-    room.close()
+    assert loop.run_once()
+    loop.close()
     assert trainer.steps == 3, "the trainer stood on the checkpoint"
     note = read_meta(tmp_path / "more" / "checkpoint-3")
     assert (note.lineage, note.method) == ((2, 1, 0), "binary")
@@ -257,7 +256,7 @@ def test_latest_is_the_newest_of_the_folder(checkpoint: Path, tmp_path: Path) ->
 
 
 def test_a_home_that_has_learned_refuses(
-    checkpoint: Path, store: Store, fill: Fill, rooms: Callable[..., TrainLoop], tmp_path: Path
+    checkpoint: Path, store: Store, fill: Fill, make_loop: Callable[..., TrainLoop], tmp_path: Path
 ) -> None:
     resume.start_from_checkpoint(settings(tmp_path, resume=str(checkpoint)), train=True)
     assert head_of(store).version == 2, "it is this home's own"
@@ -326,27 +325,6 @@ def test_the_folder_of_an_adapters_checkpoint_is_a_model_by_itself(checkpoint: P
         resume.resolve_base(other)
 
 
-def whole(config: Config, until: Callable[[Store], bool], seconds: float = 120.0) -> None:
-    """Run the train room until the store says so."""
-
-    async def main() -> None:
-        stop = asyncio.Event()
-        room = asyncio.create_task(run(config, stop=stop))
-        store = Store.open(config.store_path)
-        try:
-            give_up = time.monotonic() + seconds
-            while not until(store):
-                assert time.monotonic() < give_up, "it did not happen"
-                assert not room.done(), room.result()
-                await asyncio.sleep(0.02)
-            stop.set()
-            await room
-        finally:
-            store.close()
-
-    asyncio.run(main())
-
-
 def test_binary_then_opd_on_the_shipped_model(
     tmp_path: Path, fill: Fill, starter_identity: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -369,7 +347,7 @@ def test_binary_then_opd_on_the_shipped_model(
             policies.ensure_root(conn, base="starter", identity=starter_identity, at=1.0)
         fill(store, 2, **said)
         before = out / f"checkpoint-{step}"
-        whole(config, lambda _, at=before: (at.parent / LATEST_LINK).exists())  # type: ignore[misc]
+        run_worker_until(config, lambda _, at=before: (at.parent / LATEST_LINK).exists(), seconds=120.0)  # type: ignore[misc]
         head = head_of(store)
         store.close()
         assert head.metrics["step"] == step

@@ -47,9 +47,9 @@ method = make_method(train_settings({"method": "combine"}))
 renderer = Renderer(ModelFiles.from_path(STARTER))
 builder = SampleBuilder(renderer=renderer, transient=EphemeralMatcher([]), signal=method, max_staleness=64)
 train = train_settings({"safety.lease_ttl": float(sys.argv[3])})
-room = TrainLoop(Store.open(home / "store.db"), Trainer(), builder, train, home / "policies")
-print("did something:", room.run_once(), flush=True)
-print("then:", room.run_once(), room.note, flush=True)
+loop = TrainLoop(Store.open(home / "store.db"), Trainer(), builder, train, home / "policies")
+print("did something:", loop.run_once(), flush=True)
+print("then:", loop.run_once(), loop.note, flush=True)
 """
 
 
@@ -68,12 +68,12 @@ def wait_for(path: Path, process: subprocess.Popen[str], seconds: float = 30.0) 
 
 def rescue(store: Store, builder: SampleBuilder, home: Path) -> TrainLoop:
     """Another trainer, which takes over as soon as the lease is free."""
-    room = TrainLoop(store, ScriptedTrainer(), builder, train_settings({"safety.lease_ttl": 30.0}), home / "policies")
+    loop = TrainLoop(store, ScriptedTrainer(), builder, train_settings({"safety.lease_ttl": 30.0}), home / "policies")
     give_up = time.monotonic() + 20
-    while not room.run_once():
-        assert time.monotonic() < give_up, room.note
+    while not loop.run_once():
+        assert time.monotonic() < give_up, loop.note
         time.sleep(0.05)
-    return room
+    return loop
 
 
 def expiry(store: Store) -> float:
@@ -98,11 +98,11 @@ def test_frozen_past_its_lease_it_publishes_nothing(
         while expiry(store) == before:  # just after it renewed: frozen with the write lock it would stop everybody
             time.sleep(0.005)
         os.kill(frozen.pid, signal.SIGSTOP)
-        room = rescue(store, builder, tmp_path)
+        loop = rescue(store, builder, tmp_path)
         (tmp_path / "go").touch()
         os.kill(frozen.pid, signal.SIGCONT)
         output = frozen.communicate(timeout=20)[0]
-        room.close()
+        loop.close()
     finally:
         frozen.kill()
         frozen.wait()

@@ -67,10 +67,10 @@ def test_a_step_that_left_its_trust_region_is_not_served(
     store: Store, builder: SampleBuilder, fill: Callable[..., list[str]], tmp_path: Path
 ) -> None:
     trainer = ScriptedTrainer(lambda samples: {"kl/step": 0.01, "step/scale": 2**-8})
-    room = TrainLoop(store, trainer, builder, train_settings({"batch.min_turns": 4}), tmp_path / "policies")
+    loop = TrainLoop(store, trainer, builder, train_settings({"batch.min_turns": 4}), tmp_path / "policies")
     fill(store, 4)
-    assert room.run_once()
-    room.close()
+    assert loop.run_once()
+    loop.close()
     with store.read() as conn:
         head, candidate = policies.head(conn), policies.get(conn, 1)
     assert head.version == 0

@@ -18,7 +18,7 @@ class Clock:
         return self.now
 
 
-def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
     give_up = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < give_up, "it did not happen"
@@ -64,6 +64,6 @@ def test_a_lease_that_was_taken_over_is_forgotten(store: Store) -> None:
     assert keeper.acquire() is not None
     with store.write() as conn:  # an operator's doing: the other's clock is ahead
         assert leases.acquire(conn, TRAINER_LEASE, "b", 60.0, clock.now + 10) is not None
-    until(lambda: keeper.current_lease is None)
+    wait_until(lambda: keeper.current_lease is None)
     assert keeper.acquire() is None
     keeper.close()

@@ -22,7 +22,7 @@ from openclaw_rl.train.sample_builder import SampleBuilder
 from openclaw_rl.types import Policy, TurnState
 
 Fill = Callable[..., list[str]]
-Rooms = Callable[..., TrainLoop]
+MakeLoop = Callable[..., TrainLoop]
 
 
 class Picky(ScriptedTrainer):
@@ -53,7 +53,7 @@ def trainer() -> Picky:
 
 
 @pytest.fixture
-def rooms(store: Store, builder: SampleBuilder, tmp_path: Path, trainer: Picky) -> Iterator[Rooms]:
+def make_loop(store: Store, builder: SampleBuilder, tmp_path: Path, trainer: Picky) -> Iterator[MakeLoop]:
     opened = []
 
     def make(**settings: Any) -> TrainLoop:
@@ -62,8 +62,8 @@ def rooms(store: Store, builder: SampleBuilder, tmp_path: Path, trainer: Picky) 
         return opened[-1]
 
     yield make
-    for room in opened:
-        room.close()
+    for loop in opened:
+        loop.close()
 
 
 def head_of(store: Store) -> Policy:
@@ -82,57 +82,57 @@ def reasons(store: Store, ids: Sequence[str]) -> list[str | None]:
     return [turn.untrainable for turn in found if turn]
 
 
-def test_each_turn_is_trained_on_twice_and_no_more(store: Store, rooms: Rooms, fill: Fill, trainer: Picky) -> None:
-    room = rooms()
+def test_each_turn_is_trained_on_at_most_twice(store: Store, make_loop: MakeLoop, fill: Fill, trainer: Picky) -> None:
+    loop = make_loop()
     seen: list[list[str]] = []
     for _ in range(4):
         seen.append(fill(store, 2))
-        assert room.run_once()
+        assert loop.run_once()
         assert trainer.last == (seen[-1], seen[-2] if len(seen) > 1 else [])
     assert numbers(store, 4) == dict.fromkeys(seen[3], 1) | dict.fromkeys(seen[2], 2)
     assert (head_of(store).metrics["replays"], head_of(store).metrics["replays/passed_over"]) == (2, 0)
 
 
-def test_without_replay_there_is_none(store: Store, rooms: Rooms, fill: Fill, trainer: Picky) -> None:
-    room = rooms(max_uses=1)
+def test_without_replay_there_is_none(store: Store, make_loop: MakeLoop, fill: Fill, trainer: Picky) -> None:
+    loop = make_loop(max_uses=1)
     for _ in range(2):
         ids = fill(store, 2)
-        assert room.run_once()
+        assert loop.run_once()
         assert trainer.last == (ids, [])
 
 
-def test_replays_are_no_reason_for_a_batch(store: Store, rooms: Rooms, fill: Fill, trainer: Picky) -> None:
-    room = rooms()
+def test_replays_are_no_reason_for_a_batch(store: Store, make_loop: MakeLoop, fill: Fill, trainer: Picky) -> None:
+    loop = make_loop()
     fill(store, 4)
-    assert room.run_once()
+    assert loop.run_once()
     fill(store, 1)
-    assert room.run_once() is False
-    assert room.note == "waiting for turns: 1 of 2"
+    assert loop.run_once() is False
+    assert loop.note == "waiting for turns: 1 of 2"
     assert len(trainer.batches) == 1
 
 
-def test_fresh_turns_come_first(store: Store, rooms: Rooms, fill: Fill, trainer: Picky) -> None:
-    room = rooms()
+def test_fresh_turns_come_first(store: Store, make_loop: MakeLoop, fill: Fill, trainer: Picky) -> None:
+    loop = make_loop()
     first = fill(store, 2)
-    assert room.run_once()
+    assert loop.run_once()
     many = fill(store, 4)
-    assert room.run_once()
+    assert loop.run_once()
     assert trainer.last == (many, []), "a full batch has no room"
     three = fill(store, 3)
-    assert room.run_once()
+    assert loop.run_once()
     assert trainer.last == (three, many[-1:]), "the newest one: the least stale"
     assert first[0] not in numbers(store, 3)
 
 
 @pytest.mark.parametrize(("share", "replays"), [(0.0, 0), (0.34, 1), (0.5, 2)])
 def test_the_share_of_replays_is_bounded(
-    store: Store, rooms: Rooms, fill: Fill, trainer: Picky, share: float, replays: int
+    store: Store, make_loop: MakeLoop, fill: Fill, trainer: Picky, share: float, replays: int
 ) -> None:
-    room = rooms(replay=share, batch_max=8)
+    loop = make_loop(replay=share, batch_max=8)
     fill(store, 8)
-    assert room.run_once()
+    assert loop.run_once()
     fill(store, 2)
-    assert room.run_once()
+    assert loop.run_once()
     assert len(trainer.last[1]) == replays
 
 
@@ -146,14 +146,14 @@ def test_room_for_replays(fresh: int, share: float, most: int) -> None:
 
 
 def test_what_is_too_stale_is_passed_over_and_no_worse_for_it(
-    store: Store, rooms: Rooms, fill: Fill, trainer: Picky
+    store: Store, make_loop: MakeLoop, fill: Fill, trainer: Picky
 ) -> None:
-    room = rooms()
+    loop = make_loop()
     first = fill(store, 2)
-    assert room.run_once()
+    assert loop.run_once()
     trainer.stale = {first[1]}
     fill(store, 2)
-    assert room.run_once()
+    assert loop.run_once()
     assert trainer.last[1] == first
     assert numbers(store, 2)[first[0]] == 2
     assert first[1] not in numbers(store, 2)
@@ -162,86 +162,88 @@ def test_what_is_too_stale_is_passed_over_and_no_worse_for_it(
     trainer.stale = set()
     for _ in range(2):
         fill(store, 2)
-        assert room.run_once()
+        assert loop.run_once()
         assert first[1] not in trainer.last[1], "it is not tried again and again"
 
 
 def test_after_a_roll_back_what_was_passed_over_is_tried_again(
-    store: Store, rooms: Rooms, fill: Fill, trainer: Picky
+    store: Store, make_loop: MakeLoop, fill: Fill, trainer: Picky
 ) -> None:
-    room = rooms()
+    loop = make_loop()
     first = fill(store, 2)
-    assert room.run_once()
+    assert loop.run_once()
     trainer.stale = set(first)
     second = fill(store, 2)
-    assert room.run_once()
+    assert loop.run_once()
     assert numbers(store, 2) == dict.fromkeys(second, 1)
     with store.write() as conn:
         policies.roll_back(conn, to=1, reason="a person said so", at=time.time())
     trainer.stale = set()
-    assert room.run_once()
+    assert loop.run_once()
     assert trainer.last == (second, first), "nearer to what wrote them, they may fit"
     assert numbers(store, 3) == dict.fromkeys(second + first, 2)
 
 
 def test_where_all_fresh_turns_are_too_stale_there_is_no_version(
-    store: Store, rooms: Rooms, fill: Fill, trainer: Picky, tmp_path: Path
+    store: Store, make_loop: MakeLoop, fill: Fill, trainer: Picky, tmp_path: Path
 ) -> None:
-    room = rooms()
+    loop = make_loop()
     fill(store, 2)
-    assert room.run_once()
+    assert loop.run_once()
     second = fill(store, 2)
     trainer.stale = set(second)
-    assert room.run_once()
+    assert loop.run_once()
     assert len(trainer.batches[-1]) == 4
     assert (head_of(store).version, trainer.steps) == (1, 2)
     assert len(list((tmp_path / "policies").iterdir())) == 1
     assert reasons(store, second) == ["too stale: mean |log ratio| 0.7"] * 2
     fill(store, 2)
-    assert room.run_once()
+    assert loop.run_once()
     assert head_of(store).memory == {"steps": 2}, "what the replays alone had done to the weights is undone"
 
 
 def test_a_replay_without_a_gradient_keeps_its_good_name(
-    store: Store, rooms: Rooms, fill: Fill, trainer: Picky
+    store: Store, make_loop: MakeLoop, fill: Fill, trainer: Picky
 ) -> None:
-    room = rooms()
+    loop = make_loop()
     first = fill(store, 2)
-    assert room.run_once()
+    assert loop.run_once()
     trainer.outcome = lambda samples: None
     second = fill(store, 2)
-    assert room.run_once()
+    assert loop.run_once()
     assert len(trainer.batches[-1]) == 4
     assert reasons(store, first + second) == [None, None] + ["the script has nothing to say"] * 2
 
 
-def test_a_rejected_batch_is_tried_without_its_replays(store: Store, rooms: Rooms, fill: Fill, trainer: Picky) -> None:
-    room = rooms()
+def test_a_rejected_batch_is_retried_without_replays(
+    store: Store, make_loop: MakeLoop, fill: Fill, trainer: Picky
+) -> None:
+    loop = make_loop()
     first = fill(store, 2)
-    assert room.run_once()
+    assert loop.run_once()
     trainer.outcome = lambda samples: {"kl": 9.0}
     second = fill(store, 2)
-    assert room.run_once()
+    assert loop.run_once()
     assert trainer.last == (second, first)
     trainer.outcome = lambda samples: {}
-    assert [room.run_once() for _ in range(2)] == [True, False]
+    assert [loop.run_once() for _ in range(2)] == [True, False]
     assert trainer.last == (second, [])
     assert numbers(store, 3) == dict.fromkeys(second, 2)
     third = fill(store, 2)
-    assert room.run_once()
+    assert loop.run_once()
     assert trainer.last == (third, second), "the newest ones, of which one use was rejected"
     assert numbers(store, 4) == dict.fromkeys(third, 1) | dict.fromkeys(second, 3)
 
 
 def test_a_turn_that_is_judged_anew_is_replayed_as_it_is_judged_now(
-    store: Store, rooms: Rooms, fill: Fill, trainer: Picky
+    store: Store, make_loop: MakeLoop, fill: Fill, trainer: Picky
 ) -> None:
-    room = rooms()
+    loop = make_loop()
     first = fill(store, 2, score=1)
-    assert room.run_once()
+    assert loop.run_once()
     with store.write() as conn:
         conn.exec_driver_sql("UPDATE verdicts SET score = -1 WHERE turn = ?", (first[0],))
         assert turns.count_by_state(conn)[TurnState.JUDGED] == 2
     fill(store, 2)
-    assert room.run_once()
+    assert loop.run_once()
     assert {s.turn: s.reward for s in trainer.batches[-1] if s.replay} == {first[0]: -1.0, first[1]: 1.0}

@@ -30,18 +30,18 @@ def home(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def room(store: Store, builder: SampleBuilder, home: Path) -> TrainLoop:
+def loop(store: Store, builder: SampleBuilder, home: Path) -> TrainLoop:
     train = train_settings({"batch.min_turns": 4, "batch.max_turns": 4, "batch.max_wait": 1e9})
     return TrainLoop(store, ScriptedTrainer(), builder, train, home / "policies")
 
 
 @pytest.fixture
-def learned(store: Store, room: TrainLoop, fill: Fill) -> list[list[str]]:
+def learned(store: Store, loop: TrainLoop, fill: Fill) -> list[list[str]]:
     """The turns behind versions 1, 2 and 3."""
     made = []
     for _ in range(3):
         made.append(fill(store, 4))
-        assert room.run_once()
+        assert loop.run_once()
     return made
 
 
@@ -55,7 +55,7 @@ def run(home: Path, *words: str, answer: str | None = None) -> Result:
 
 
 def test_what_was_taken_back_is_not_learned_again(
-    store: Store, room: TrainLoop, learned: list[list[str]], fill: Fill, home: Path
+    store: Store, loop: TrainLoop, learned: list[list[str]], fill: Fill, home: Path
 ) -> None:
     done = run(home, "1", "--yes", "--reason", "it had become rude")
     assert done.exit_code == 0, done.output
@@ -74,9 +74,9 @@ def test_what_was_taken_back_is_not_learned_again(
         kept = turns.get(conn, learned[0][0])
         assert kept is not None
         assert kept.state is TurnState.JUDGED
-    assert not room.run_once(), "nothing is left to train on"
+    assert not loop.run_once(), "nothing is left to train on"
     fresh = fill(store, 4)
-    assert room.run_once(), "new words train"
+    assert loop.run_once(), "new words train"
     assert head_of(store).parent == 1
     with store.read() as conn:
         assert sorted(use.turn for use in policies.uses_of_version(conn, head_of(store).version)) == sorted(fresh)
@@ -97,10 +97,10 @@ def test_a_turn_that_was_dropped_after_its_training_is_taken_back_too(
         assert not reactions.record_pending_feedback(conn, turn, at=2.0)
 
 
-def test_by_choice_they_train_once_more(store: Store, room: TrainLoop, learned: list[list[str]], home: Path) -> None:
+def test_by_choice_they_train_once_more(store: Store, loop: TrainLoop, learned: list[list[str]], home: Path) -> None:
     done = run(home, "--learn-again", "--yes")
     assert "back to version 2; rolled back: 3; 4 turns may be trained on again" in done.output
-    assert room.run_once()
+    assert loop.run_once()
     with store.read() as conn:
         assert sorted(use.turn for use in policies.uses_of_version(conn, 4)) == sorted(learned[2])
 
@@ -134,13 +134,13 @@ def test_what_cannot_answer_is_not_gone_back_to(how: str, store: Store, learned:
 
 
 def test_what_was_agreed_is_what_is_done(
-    store: Store, room: TrainLoop, learned: list[list[str]], fill: Fill, home: Path
+    store: Store, loop: TrainLoop, learned: list[list[str]], fill: Fill, home: Path
 ) -> None:
     """It learned while the person was asked."""
     with store.read() as conn:
         agreed = plan_rollback(conn, 1)
     fill(store, 4)
-    assert room.run_once()
+    assert loop.run_once()
     with store.write() as conn, pytest.raises(OpenClawError, match="version 3 is no longer the head"):
         apply_rollback(conn, agreed, learn_again=False, reason="too late")
     assert head_of(store).version == 4

@@ -1,4 +1,4 @@
-"""The loop's decisions, on the real store with a scripted trainer; and the whole room on the shipped model."""
+"""The loop's decisions, on the real store with a scripted trainer; and the whole worker on the shipped model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from openclaw_rl.train.worker import run
 from openclaw_rl.types import Policy, PolicyState, Use
 
 Fill = Callable[..., list[str]]
-Rooms = Callable[..., TrainLoop]
+MakeLoop = Callable[..., TrainLoop]
 
 
 class Clock:
@@ -44,7 +44,7 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def rooms(store: Store, builder: SampleBuilder, tmp_path: Path, clock: Clock) -> Iterator[Rooms]:
+def make_loop(store: Store, builder: SampleBuilder, tmp_path: Path, clock: Clock) -> Iterator[MakeLoop]:
     opened = []
 
     def make(trainer: ScriptedTrainer, **settings: Any) -> TrainLoop:
@@ -53,8 +53,8 @@ def rooms(store: Store, builder: SampleBuilder, tmp_path: Path, clock: Clock) ->
         return opened[-1]
 
     yield make
-    for room in opened:
-        room.close()
+    for loop in opened:
+        loop.close()
 
 
 def head_of(store: Store) -> Policy:
@@ -78,14 +78,14 @@ def on_disk(tmp_path: Path) -> list[str]:
     return sorted(p.name for p in root.iterdir()) if root.exists() else []
 
 
-def test_a_batch_waits_for_four_turns(store: Store, rooms: Rooms, fill: Fill, tmp_path: Path) -> None:
+def test_a_batch_waits_for_four_turns(store: Store, make_loop: MakeLoop, fill: Fill, tmp_path: Path) -> None:
     trainer = ScriptedTrainer()
-    room = rooms(trainer)
+    loop = make_loop(trainer)
     ids = fill(store, 3)
-    assert room.run_once() is False
-    assert room.note == "waiting for turns: 3 of 4"
+    assert loop.run_once() is False
+    assert loop.note == "waiting for turns: 3 of 4"
     ids += fill(store, 1)
-    assert room.run_once() is True
+    assert loop.run_once() is True
     head = head_of(store)
     assert (head.version, head.parent, head.state) == (1, 0, PolicyState.LIVE)
     assert head.path is not None
@@ -95,31 +95,31 @@ def test_a_batch_waits_for_four_turns(store: Store, rooms: Rooms, fill: Fill, tm
     assert sorted(u.turn for u in uses_of(store, 1)) == sorted(ids)
     assert {u.number for u in uses_of(store, 1)} == {1}
     assert waiting(store, 1) == []
-    assert room.run_once() is False
+    assert loop.run_once() is False
 
 
-def test_a_batch_has_at_most_its_maximum(store: Store, rooms: Rooms, fill: Fill) -> None:
+def test_a_batch_has_at_most_its_maximum(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
     trainer = ScriptedTrainer()
-    room = rooms(trainer)
+    loop = make_loop(trainer)
     ids = fill(store, 10)
-    assert room.run_once()
-    assert room.run_once()
+    assert loop.run_once()
+    assert loop.run_once()
     assert [[s.turn for s in batch] for batch in trainer.batches] == [ids[:6], ids[6:]]
     with store.read() as conn:
         assert policies.lineage(conn, 2) == [2, 1, 0]
 
 
-def test_old_turns_are_not_kept_waiting(store: Store, rooms: Rooms, fill: Fill, clock: Clock) -> None:
-    room = rooms(ScriptedTrainer(), max_wait=600, lease=10_000)
+def test_old_turns_are_not_kept_waiting(store: Store, make_loop: MakeLoop, fill: Fill, clock: Clock) -> None:
+    loop = make_loop(ScriptedTrainer(), max_wait=600, lease=10_000)
     fill(store, 1)
-    assert not room.run_once()
+    assert not loop.run_once()
     clock.ahead = 601
     time.sleep(1.05)  # nothing was committed: the store is looked at once a second all the same
-    assert room.run_once()
+    assert loop.run_once()
     assert len(uses_of(store, 1)) == 1
 
 
-def test_the_trainer_is_loaded_once_and_then_stands(store: Store, rooms: Rooms, fill: Fill) -> None:
+def test_the_trainer_is_loaded_once_and_then_stands(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
     class Counting(ScriptedTrainer):
         def __init__(self) -> None:
             super().__init__()
@@ -130,20 +130,20 @@ def test_the_trainer_is_loaded_once_and_then_stands(store: Store, rooms: Rooms, 
             super().load(folder=folder, memory=memory)
 
     trainer = Counting()
-    room = rooms(trainer)
+    loop = make_loop(trainer)
     for _ in range(3):
         fill(store, 4)
-        assert room.run_once()
+        assert loop.run_once()
     assert trainer.loads == [(None, {})]
 
 
 def test_a_candidate_that_does_not_pass_is_kept_but_not_served(
-    store: Store, rooms: Rooms, fill: Fill, caplog: pytest.LogCaptureFixture
+    store: Store, make_loop: MakeLoop, fill: Fill, caplog: pytest.LogCaptureFixture
 ) -> None:
     trainer = ScriptedTrainer(lambda samples: {"kl": 9.0, "loss/total": math.nan if len(samples) == 5 else 0.1})
-    room = rooms(trainer, batch_max=4)
+    loop = make_loop(trainer, batch_max=4)
     ids = fill(store, 4)
-    assert room.run_once()
+    assert loop.run_once()
     assert head_of(store).version == 0
     with store.read() as conn:
         rejected = policies.get(conn, 1)
@@ -153,17 +153,17 @@ def test_a_candidate_that_does_not_pass_is_kept_but_not_served(
     assert "rejected: KL to the base" in caplog.text
     assert waiting(store) == ids, "they may try once more"
     trainer.outcome = lambda samples: {}
-    assert room.run_once()
+    assert loop.run_once()
     assert [s.turn for s in trainer.batches[-1]] == ids[:2], "in halves"
     live = head_of(store)
     assert (live.version, live.parent, live.memory) == (2, 0, {"steps": 1}), "the rejected step is not built upon"
     assert {u.number for u in uses_of(store, 2)} == {2}
 
 
-def test_a_rejection_alone_ends_a_turns_chances(store: Store, rooms: Rooms, fill: Fill) -> None:
-    room = rooms(trainer := ScriptedTrainer(lambda samples: {"gradient/norm": math.inf}))
+def test_a_rejection_alone_ends_a_turns_chances(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+    loop = make_loop(trainer := ScriptedTrainer(lambda samples: {"gradient/norm": math.inf}))
     ids = fill(store, 4)
-    assert [room.run_once() for _ in range(8)] == [True] * 7 + [False]
+    assert [loop.run_once() for _ in range(8)] == [True] * 7 + [False]
     assert [len(batch) for batch in trainer.batches] == [4, 2, 1, 1, 2, 1, 1]
     with store.read() as conn:
         states = [p.state for p in policies.list_all(conn)]
@@ -172,37 +172,37 @@ def test_a_rejection_alone_ends_a_turns_chances(store: Store, rooms: Rooms, fill
     assert all("a step on it alone was rejected: gradient/norm is inf" in str(t and t.untrainable) for t in found)
 
 
-def test_turns_without_a_gradient_leave_the_queue_with_a_reason(store: Store, rooms: Rooms, fill: Fill) -> None:
-    room = rooms(ScriptedTrainer(lambda samples: None))
+def test_turns_without_a_gradient_leave_the_queue_with_a_reason(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+    loop = make_loop(ScriptedTrainer(lambda samples: None))
     ids = fill(store, 4)
-    assert room.run_once()
+    assert loop.run_once()
     assert head_of(store).version == 0
     assert waiting(store) == []
     with store.read() as conn:
         assert [t.untrainable for t in (turns.get(conn, i) for i in ids) if t] == ["the script has nothing to say"] * 4
-    assert not room.run_once()
+    assert not loop.run_once()
 
 
-def test_what_does_not_fit_leaves_and_the_rest_waits_for_more(store: Store, rooms: Rooms, fill: Fill) -> None:
+def test_what_does_not_fit_leaves_and_the_rest_waits_for_more(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
     trainer = ScriptedTrainer()
-    room = rooms(trainer)
+    loop = make_loop(trainer)
     good = fill(store, 3)
     (bad,) = fill(store, 1, request={"identity": "x" * 64})
-    assert room.run_once() is True
+    assert loop.run_once() is True
     assert trainer.batches == []
     with store.read() as conn:
         turn = turns.get(conn, bad)
     assert turn is not None
     assert "its tokens belong to another model" in str(turn.untrainable)
     good += fill(store, 1)
-    assert room.run_once()
+    assert loop.run_once()
     assert [s.turn for s in trainer.batches[0]] == good
 
 
-def test_a_roll_back_during_the_step_wins(store: Store, rooms: Rooms, fill: Fill, tmp_path: Path) -> None:
-    room = rooms(trainer := ScriptedTrainer(), batch_max=4)
+def test_a_roll_back_during_the_step_wins(store: Store, make_loop: MakeLoop, fill: Fill, tmp_path: Path) -> None:
+    loop = make_loop(trainer := ScriptedTrainer(), batch_max=4)
     fill(store, 4)
-    assert room.run_once()
+    assert loop.run_once()
 
     def undo(samples: Sequence[Sample]) -> dict[str, float]:
         with store.write() as conn:
@@ -211,42 +211,42 @@ def test_a_roll_back_during_the_step_wins(store: Store, rooms: Rooms, fill: Fill
 
     trainer.outcome = undo
     fill(store, 4)
-    assert room.run_once()
+    assert loop.run_once()
     assert head_of(store).version == 0
     with store.read() as conn:
         assert [p.version for p in policies.list_all(conn)] == [0, 1]
     assert len(on_disk(tmp_path)) == 1, "the unpublished folder is gone"
     trainer.outcome = lambda samples: {}
-    assert room.run_once()
+    assert loop.run_once()
     assert (head_of(store).parent, head_of(store).memory) == (0, {"steps": 1})
 
 
 def test_who_loses_the_lease_publishes_nothing(
-    store: Store, rooms: Rooms, fill: Fill, tmp_path: Path, clock: Clock
+    store: Store, make_loop: MakeLoop, fill: Fill, tmp_path: Path, clock: Clock
 ) -> None:
     """The process stands still during the step, longer than its lease; another trainer does the work meanwhile."""
-    other = rooms(ScriptedTrainer())
+    other = make_loop(ScriptedTrainer())
 
     def freeze(samples: Sequence[Sample]) -> dict[str, float]:
         clock.ahead += 31
         assert other.run_once()
         return {}
 
-    room = rooms(frozen := ScriptedTrainer(freeze))
+    loop = make_loop(frozen := ScriptedTrainer(freeze))
     ids = fill(store, 4)
-    assert room.run_once()
+    assert loop.run_once()
     head = head_of(store)
     assert head.version == 1
     assert [Path(str(head.path)).name] == on_disk(tmp_path)
     assert len(frozen.batches) == 1
     assert sorted(u.turn for u in uses_of(store, 1)) == sorted(ids)
-    assert room.run_once() is False
-    assert room.note == "waiting: another trainer holds the lease"
+    assert loop.run_once() is False
+    assert loop.note == "waiting: another trainer holds the lease"
 
 
-def test_one_trainer_at_a_time(store: Store, rooms: Rooms, fill: Fill) -> None:
+def test_one_trainer_at_a_time(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
     fill(store, 8)
-    first, second = rooms(ScriptedTrainer(), batch_max=4), rooms(ScriptedTrainer(), batch_max=4)
+    first, second = make_loop(ScriptedTrainer(), batch_max=4), make_loop(ScriptedTrainer(), batch_max=4)
     assert first.run_once()
     assert second.run_once() is False
     first.close()
@@ -255,48 +255,48 @@ def test_one_trainer_at_a_time(store: Store, rooms: Rooms, fill: Fill) -> None:
 
 
 def test_what_a_dead_trainer_left_is_removed(
-    store: Store, rooms: Rooms, fill: Fill, tmp_path: Path, clock: Clock
+    store: Store, make_loop: MakeLoop, fill: Fill, tmp_path: Path, clock: Clock
 ) -> None:
     (tmp_path / "policies" / "000001-dead").mkdir(parents=True)
     clock.ahead = 5.0
     fill(store, 4)
-    assert rooms(ScriptedTrainer()).run_once()
+    assert make_loop(ScriptedTrainer()).run_once()
     assert on_disk(tmp_path) == [Path(str(head_of(store).path)).name]
 
 
-def test_a_bug_in_the_trainer_ends_the_loop_loudly(store: Store, rooms: Rooms, fill: Fill) -> None:
+def test_a_bug_in_the_trainer_ends_the_loop_loudly(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
     def burst(samples: Sequence[Sample]) -> dict[str, float]:
         raise TypeError("turn 7: got 3, expected 4")
 
     fill(store, 4)
     with pytest.raises(TypeError, match="turn 7"):
-        rooms(ScriptedTrainer(burst)).run_once()
+        make_loop(ScriptedTrainer(burst)).run_once()
     assert head_of(store).version == 0
     assert len(waiting(store)) == 4
 
 
-def whole(config: Config, until: Callable[[Store], bool], seconds: float = 30.0) -> None:
-    """Runs the room until the store shows what is waited for."""
+def run_worker_until(config: Config, condition: Callable[[Store], bool], *, seconds: float = 30.0) -> None:
+    """Run the train worker until the store satisfies the condition."""
 
     async def main() -> None:
         stop = asyncio.Event()
-        room = asyncio.create_task(run(config, stop=stop))
+        worker = asyncio.create_task(run(config, stop=stop))
         store = Store.open(config.store_path)
         try:
             give_up = time.monotonic() + seconds
-            while not until(store):
+            while not condition(store):
                 assert time.monotonic() < give_up, "it did not happen"
-                assert not room.done(), room.result()
+                assert not worker.done(), worker.result()
                 await asyncio.sleep(0.02)
             stop.set()
-            await room
+            await worker
         finally:
             store.close()
 
     asyncio.run(main())
 
 
-def test_the_whole_room_on_the_shipped_model(
+def test_the_whole_worker_on_the_shipped_model(
     tmp_path: Path, fill: Fill, starter_identity: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Judged turns in the store become versions that PEFT can read; the second process goes on from the first's."""
@@ -319,9 +319,9 @@ def test_the_whole_room_on_the_shipped_model(
         policies.ensure_root(conn, base="starter", identity=starter_identity, at=1.0)
     about = {"request": {"identity": starter_identity}}
     fill(store, 4, hints=("Answer in one word.",), score=-1, **about)
-    whole(config, lambda s: head_of(s).version == 1)
+    run_worker_until(config, lambda s: head_of(s).version == 1)
     fill(store, 4, score=1, **about)
-    whole(config, lambda s: head_of(s).version == 2)
+    run_worker_until(config, lambda s: head_of(s).version == 2)
     head = head_of(store)
     assert head.metrics["step"] == 2
     assert {

@@ -23,7 +23,8 @@ from openclaw_rl.settings.load import Config
 from openclaw_rl.store import exchanges, heartbeats, policies, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.supervisor.subprocess_system import SubprocessSystem, post_json, scratch_config
-from openclaw_rl.types import TurnState
+from openclaw_rl.train.learning_rate import find_low_rate
+from openclaw_rl.types import Policy, TurnState
 
 _QUESTIONS = (
     "What is the capital of France?",
@@ -112,7 +113,12 @@ def _scratch_config(config: Config, folder: Path) -> Config:
 
     Settings of other folders are left out: this run must neither read nor write the owner's folders.
     """
-    train = {"checkpoint": {"save_dir", "resume"}, "max_steps": True, "exit_when_done": True}
+    train = {
+        "checkpoint": {"save_dir", "resume"},
+        "optimizer": {"warmup_steps", "warmup_samples"},  # its only step has the full learning rate
+        "max_steps": True,
+        "exit_when_done": True,
+    }
     left_out: dict[str, Any] = {
         "home": True,
         "data": True,
@@ -166,15 +172,16 @@ def _check_learning(exam: Examination, system: SubprocessSystem, store: Store, i
     _check_stored_tokens(exam, store, ids)
     _check_judging(exam, store, ids)
     _check_feedback(exam, system, store, ids)
-    head = _check_step(exam, store)
+    policy = _check_step(exam, store)
     with exam.check("the new version is served", "the gateway did not load it: see its log and the engine's") as said:
 
         def newest_reply() -> Any:
             reply = _send_chat(system, [{"role": "user", "content": _QUESTIONS[0]}])
-            return reply if int(str(reply["system_fingerprint"]).removeprefix("v")) >= head else None
+            return reply if int(str(reply["system_fingerprint"]).removeprefix("v")) >= policy.version else None
 
-        reply = exam.wait_for(f"a reply from version {head}", newest_reply)
+        reply = exam.wait_for(f"a reply from version {policy.version}", newest_reply)
         said.append(f"{reply['system_fingerprint']}: {reply['choices'][0]['message']['content']!r:.60}")
+    _check_change(exam, policy)
 
 
 def _check_stored_tokens(exam: Examination, store: Store, ids: list[str]) -> None:
@@ -216,7 +223,7 @@ def _check_feedback(exam: Examination, system: SubprocessSystem, store: Store, i
         exam.wait_for("explicit verdicts", all_explicit)
 
 
-def _check_step(exam: Examination, store: Store) -> int:
+def _check_step(exam: Examination, store: Store) -> Policy:
     def head_version() -> int:
         with store.read() as conn:
             return policies.head(conn).version
@@ -229,4 +236,13 @@ def _check_step(exam: Examination, store: Store) -> int:
             policy = policies.get(conn, head)
         assert policy is not None
         said.append(f"version {head}, gradient norm {policy.metrics.get('gradient/norm', float('nan')):.3g}")
-    return head
+    return policy
+
+
+def _check_change(exam: Examination, policy: Policy) -> None:
+    low = find_low_rate([policy.metrics], checked=1)
+    advice = "" if low is None else f"set train.optimizer.learning_rate (--lr) to {low.better_rate:g}"
+    with exam.check("the step changes the policy", advice) as said:
+        if low is not None:
+            raise OpenClawError(low.evidence)
+        said.append(f"by {policy.metrics['kl/step']:.2g} nats per token")

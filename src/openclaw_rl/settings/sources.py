@@ -213,6 +213,7 @@ def from_environment(
 ) -> SettingsSource:
     """Read environment variables. `text`: settings of type text. `ours`: a variable to ignore.
 
+    Flags in LORA_ARGS mean LoRA, unless a variable says otherwise.
     Without `strict`, variables that are refused or wrong are ignored, unless their name begins with OPENCLAW_: they may
     be those of another program.
     """
@@ -229,6 +230,8 @@ def from_environment(
             layer.add_setting(name, value)
         if not strict and not name.startswith("OPENCLAW_"):
             del layer.faults[faults:]
+    if environ.get("LORA_ARGS", "").strip() and "train.finetune" not in layer.found:
+        layer.add_setting("train.finetune", "lora", shown="LORA_ARGS")
     return layer
 
 

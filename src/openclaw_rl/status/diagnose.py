@@ -23,6 +23,7 @@ from sqlalchemy import Connection
 from openclaw_rl.settings.load import Config
 from openclaw_rl.status.health import Diagnosis, HealthSnapshot, LogLine, take_snapshot
 from openclaw_rl.status.program_checks import check_engine, check_ray_head, engine_diagnosis, ray_diagnosis
+from openclaw_rl.train.learning_rate import find_low_rate
 from openclaw_rl.train.orchestrator import WAITING_PREFIX
 from openclaw_rl.types import Verdict
 
@@ -250,6 +251,15 @@ def unstable_training(signs: HealthSnapshot) -> Diagnosis | None:
     )
 
 
+def low_learning_rate(signs: HealthSnapshot) -> Diagnosis | None:
+    """Diagnose steps that do not change the policy."""
+    if (low := find_low_rate(signs.steps)) is None:
+        return None
+    settings = {"train.optimizer.learning_rate": low.better_rate}
+    advice = "or --lr; adapters need a higher rate than whole models, and train.safety.max_step_kl bounds each step"
+    return Diagnosis(name="the learning rate is too low", evidence=low.evidence, settings=settings, advice=advice)
+
+
 def lost_history(signs: HealthSnapshot) -> Diagnosis | None:
     """Diagnose turns that are not recognised in the history of the next request."""
     n, lost = signs.main_turns, len(signs.unlinked_reasons)
@@ -291,7 +301,7 @@ def ray_failure(signs: HealthSnapshot) -> Diagnosis | None:
 
 DIAGNOSIS_CHECKS: Sequence[DiagnosisCheck] = (
     *(out_of_memory, judge_behind, trainer_behind, slow_collection, scores_collapsed),
-    *(judges_disagree, unstable_training, lost_history, engine_restarts, stopped_workers),
+    *(judges_disagree, unstable_training, low_learning_rate, lost_history, engine_restarts, stopped_workers),
     ray_failure,
 )
 

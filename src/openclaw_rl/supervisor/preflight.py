@@ -11,6 +11,7 @@ from openclaw_rl.judge import local_model
 from openclaw_rl.judge import preflight as judge_preflight
 from openclaw_rl.plugins.source_check import check_plugin_files
 from openclaw_rl.settings.load import Config
+from openclaw_rl.supervisor.gpu_devices import check_gpu_ids
 from openclaw_rl.train import checkpoints, tracking
 from openclaw_rl.trajectories import sync_worker
 
@@ -20,6 +21,7 @@ _TORCH_LIBRARIES = ("torch", "transformers", "safetensors", "psutil")
 def check_before_start(config: Config, workers: Sequence[str]) -> None:
     """Raise `OpenClawError` if one of the workers could not run with these settings on this machine."""
     check_installation(config, workers)
+    check_gpu_ids(config, workers)
     if "engine" in workers:
         registry.check_engine(config)
     if "judge" in workers:

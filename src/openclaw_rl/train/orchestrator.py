@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from openclaw_rl.store.version_stats import satisfaction_metrics
 from openclaw_rl.train import batch_bisection, policy_folders
 from openclaw_rl.train.checkpoints import CheckpointWriter, steps_taken
 from openclaw_rl.train.gate import rejection_reason
+from openclaw_rl.train.learning_rate import CHECKED_STEPS, find_low_rate
 from openclaw_rl.train.lease_keeper import LeaseKeeper
 from openclaw_rl.train.replay import ReplaySelector
 from openclaw_rl.train.sample_builder import SampleBuilder
@@ -64,6 +65,8 @@ class TrainLoop:
         self._drop_counts: Counter[str] = Counter()  # counts of dropped turns since the last version, by metric name
         self._is_bisecting = False  # the claimed turns are part of a failed batch that is being bisected
         self._consecutive_failures = 0  # turns tried alone that failed in a row, also before a restart
+        self._newest_metrics: deque[Mapping[str, float]] = deque(maxlen=CHECKED_STEPS)
+        self._low_rate_logged = False
         self.note = "starting"
         self._keeper = LeaseKeeper(store, ttl=train.safety.lease_ttl, clock=clock)
 
@@ -243,6 +246,15 @@ class TrainLoop:
         log.log(level, summary_line(policy, metrics, len(trained)))
         if self._tracker is not None:
             self._tracker.log_step(policy, policy.metrics, trained)
+        self._warn_of_low_rate(metrics)
+
+    def _warn_of_low_rate(self, metrics: Mapping[str, float]) -> None:
+        """Log once if the learning rate is too low for the policy to change."""
+        self._newest_metrics.append(metrics)
+        low = find_low_rate(self._newest_metrics)
+        if low is not None and not self._low_rate_logged:
+            self._low_rate_logged = True
+            log.warning("%s. Set train.optimizer.learning_rate (--lr) to %g", low.evidence, low.better_rate)
 
     def _log_skipped_batch(self, head: Policy, reasons: Mapping[str, str], metrics: Mapping[str, float]) -> None:
         if self._tracker is not None:

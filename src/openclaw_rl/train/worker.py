@@ -28,11 +28,11 @@ log = logging.getLogger("openclaw_rl.train")
 async def run(config: Config, *, stop: asyncio.Event) -> None:
     """Run the train worker until `stop` is set.
 
-    Consumes: judged turns that have a signal for the method and were not used on the head's lineage; with `max_uses` 2
-    also turns that were used there once.
+    Consumes: judged turns that have a signal for the method and were not used on the head's lineage; with
+    `train.batch.max_uses` 2 also turns that were used there once.
     Produces: policy versions (folder, row, uses), and the reasons of turns that cannot train.
-    Waits for: `batch_min` such turns (times `accumulation`), or one that is `max_wait` old; the lease, while another
-    trainer holds it; forever, once `max_steps` is reached.
+    Waits for: `train.batch.min_turns` such turns (times `train.batch.gradient_accumulation_steps`), or one that is
+    `train.batch.max_wait` old; the lease, while another trainer holds it; forever, once `train.max_steps` is reached.
     Unblocked by: the judge's commits; the end of the other trainer's lease.
     """
     if config.train.launch.node_rank > 0:

@@ -1,4 +1,4 @@
-"""Keeping somebody else's program: its lines, its end, and that nothing of it outlives us, however we end."""
+"""A server program that the engine worker runs: its output, its end, and no process left behind."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ with socket.socket(socket.AF_UNIX) as s:
         c.sendall(b"HTTP/1.1 200 OK\\r\\nContent-Length: 0\\r\\nConnection: close\\r\\n\\r\\n")
         c.close()
 """
-ROOM = """
+ENGINE_PROGRAM = """
 import json, sys
 from openclaw_rl.settings.load import foreign_environment, inherited_config
 from openclaw_rl.engines.remote.http_client import HttpClient
@@ -49,13 +49,13 @@ run_server(config, "server", json.loads(sys.argv[1]), foreign_environment({}), h
 """
 
 
-class Room:
-    """The engine's room in a process of its own."""
+class EngineProcess:
+    """The engine worker in a process of its own."""
 
     def __init__(self, config: Config, command: list[str], pids: Path) -> None:
         self.config, self._pids = config, pids
         self.popen = subprocess.Popen(
-            [sys.executable, "-c", ROOM, json.dumps(command)],
+            [sys.executable, "-c", ENGINE_PROGRAM, json.dumps(command)],
             env=to_environment(config),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -72,13 +72,13 @@ class Room:
 
 
 @pytest.fixture
-def room(short_home: Callable[[], Path], tmp_path: Path) -> Iterator[Callable[..., Room]]:
-    started: list[Room] = []
+def start_engine(short_home: Callable[[], Path], tmp_path: Path) -> Iterator[Callable[..., EngineProcess]]:
+    started: list[EngineProcess] = []
 
-    def start(code: str = SERVER) -> Room:
+    def start(code: str = SERVER) -> EngineProcess:
         config = from_flat({"home": str(short_home())})
         command = [sys.executable, "-c", code, str(config.engine_socket), str(tmp_path / "pids")]
-        started.append(Room(config, command, tmp_path / "pids"))
+        started.append(EngineProcess(config, command, tmp_path / "pids"))
         return started[-1]
 
     yield start
@@ -87,69 +87,69 @@ def room(short_home: Callable[[], Path], tmp_path: Path) -> Iterator[Callable[..
         each.popen.communicate(timeout=20)
 
 
-def until(condition: Callable[[], object], seconds: float = 30) -> bool:
+def wait_until(condition: Callable[[], object], seconds: float = 30) -> bool:
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.02)
     return bool(condition())
 
 
-def alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().split(") ")[1][0] != "Z"
     except FileNotFoundError:
         return False
 
 
-def test_it_is_relayed_and_ends_with_the_room(room: Callable[..., Room]) -> None:
-    kept = room()
-    assert until(lambda: "answers at" in kept.log("engine"))
-    assert "all is well" in kept.log("server")
-    assert "this is loud" in kept.log("server")
-    assert "this is loud" in kept.log("engine")
-    assert "all is well" not in kept.log("engine"), "its chatter is in its own log"
+def test_the_server_is_relayed_and_ends_with_the_engine(start_engine: Callable[..., EngineProcess]) -> None:
+    engine = start_engine()
+    assert wait_until(lambda: "answers at" in engine.log("engine"))
+    assert "all is well" in engine.log("server")
+    assert "this is loud" in engine.log("server")
+    assert "this is loud" in engine.log("engine")
+    assert "all is well" not in engine.log("engine"), "ordinary output stays in the log of the server"
     with pytest.raises(EngineError, match="another engine answers there"):
-        clear_socket(kept.config.engine_socket)
-    pids = kept.pids
-    kept.popen.send_signal(signal.SIGTERM)
-    assert kept.popen.wait(20) == 0
-    assert not any(map(alive, pids))
-    assert not kept.config.engine_socket.exists()
+        clear_socket(engine.config.engine_socket)
+    pids = engine.pids
+    engine.popen.send_signal(signal.SIGTERM)
+    assert engine.popen.wait(20) == 0
+    assert not any(map(is_alive, pids))
+    assert not engine.config.engine_socket.exists()
 
 
-def test_nothing_of_it_outlives_a_killed_room(room: Callable[..., Room]) -> None:
-    kept = room()
-    assert until(lambda: "answers at" in kept.log("engine"))
-    pids = kept.pids
+def test_no_process_outlives_a_killed_engine(start_engine: Callable[..., EngineProcess]) -> None:
+    engine = start_engine()
+    assert wait_until(lambda: "answers at" in engine.log("engine"))
+    pids = engine.pids
     assert len(pids) == 2
-    assert all(map(alive, pids))
-    kept.popen.kill()
-    assert until(lambda: not any(map(alive, pids))), "it outlived its room"
+    assert all(map(is_alive, pids))
+    engine.popen.kill()
+    assert wait_until(lambda: not any(map(is_alive, pids))), "the server outlived its engine"
 
 
-def test_a_killed_guard_takes_everything_with_it(room: Callable[..., Room]) -> None:
-    kept = room()
-    assert until(lambda: "answers at" in kept.log("engine"))
-    pids = kept.pids
+def test_a_killed_guard_ends_every_process(start_engine: Callable[..., EngineProcess]) -> None:
+    engine = start_engine()
+    assert wait_until(lambda: "answers at" in engine.log("engine"))
+    pids = engine.pids
     guard = int(Path(f"/proc/{pids[0]}/stat").read_text().split(") ")[1].split()[1])
     os.kill(guard, signal.SIGKILL)
-    assert kept.popen.wait(20) != 0
-    assert until(lambda: not any(map(alive, pids)))
+    assert engine.popen.wait(20) != 0
+    assert wait_until(lambda: not any(map(is_alive, pids)))
 
 
-def test_a_program_that_dies_is_a_fault_with_its_last_words(room: Callable[..., Room]) -> None:
-    kept = room()
-    assert until(lambda: "answers at" in kept.log("engine"))
-    server, child = kept.pids
+def test_a_server_that_dies_is_an_error_with_its_last_output(start_engine: Callable[..., EngineProcess]) -> None:
+    engine = start_engine()
+    assert wait_until(lambda: "answers at" in engine.log("engine"))
+    server, child = engine.pids
     os.kill(server, signal.SIGKILL)
-    out, _ = kept.popen.communicate(timeout=20)
-    assert kept.popen.returncode == 1
+    out, _ = engine.popen.communicate(timeout=20)
+    assert engine.popen.returncode == 1
     assert "server ended (signal SIGKILL). Its last output:" in out
     assert "this is loud" in out
-    assert until(lambda: not alive(child)), "its child was left behind"
+    assert wait_until(lambda: not is_alive(child)), "its child was left behind"
 
 
-def test_what_a_killed_program_left_behind_is_cleared(short_home: Callable[[], Path]) -> None:
+def test_a_socket_left_by_a_killed_server_is_removed(short_home: Callable[[], Path]) -> None:
     import socket
 
     path = short_home() / "engine.sock"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.engines import test_contract
-from tests.engines.contract_fixtures import Rig
+from tests.engines.contract_fixtures import EngineHarness
 from tests.engines.sglang_server import SglangWire
 from tests.engines.test_contract import *  # noqa: F403
 
@@ -39,7 +39,7 @@ def sglang(request: pytest.FixtureRequest, model_folder: Path) -> Iterator[Sglan
 
 
 @pytest.fixture
-def rig(sglang: SglangWire, refs: dict[int, PolicyRef], model_folder: Path) -> Rig:
+def harness(sglang: SglangWire, refs: dict[int, PolicyRef], model_folder: Path) -> EngineHarness:
     def connect() -> Engine:
         http = HttpClient(sglang.url, "sglang", api_key="secret")
         return SglangEngine(http, EngineConfig(backend="sglang"), str(model_folder))
@@ -47,4 +47,4 @@ def rig(sglang: SglangWire, refs: dict[int, PolicyRef], model_folder: Path) -> R
     async def running(engine: Engine) -> int:
         return sglang.running
 
-    return Rig(connect, refs[1], sglang.settings["max_req_input_len"] - 1, running)
+    return EngineHarness(connect, refs[1], sglang.settings["max_req_input_len"] - 1, running)

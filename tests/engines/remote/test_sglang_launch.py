@@ -1,4 +1,4 @@
-"""SGLang as a program that is started for us: its command line, its private address, and a whole life of its room."""
+"""SGLang as a program that is started for us: its command line, its private address, and start, requests and end."""
 
 from __future__ import annotations
 
@@ -105,13 +105,13 @@ def test_what_cannot_be_started_is_said_before_anything_is(
         registry.check_engine(settings(version))
 
 
-def test_an_interpreter_that_is_none_is_said(engine_config: Callable[..., Config], tmp_path: Path) -> None:
+def test_a_missing_interpreter_is_named(engine_config: Callable[..., Config], tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=r"engine\.python 'nowhere' cannot be run"):
         registry.check_engine(engine_config(tmp_path, backend="sglang", python="nowhere"))
 
 
 @pytest.fixture
-def room() -> Iterator[Callable[[Config], subprocess.Popen[bytes]]]:
+def start_engine() -> Iterator[Callable[[Config], subprocess.Popen[bytes]]]:
     with contextlib.ExitStack() as stack:
 
         def start(config: Config) -> subprocess.Popen[bytes]:
@@ -127,9 +127,9 @@ def room() -> Iterator[Callable[[Config], subprocess.Popen[bytes]]]:
         yield start
 
 
-def test_the_room_starts_it_serves_and_ends_with_it(
+def test_the_engine_starts_sglang_serves_and_ends_with_it(
     settings: Callable[..., Config],
-    room: Callable[[Config], subprocess.Popen[bytes]],
+    start_engine: Callable[[Config], subprocess.Popen[bytes]],
     refs: dict[int, PolicyRef],
     reference: Callable[..., np.ndarray],
 ) -> None:
@@ -139,7 +139,7 @@ def test_the_room_starts_it_serves_and_ends_with_it(
     async def body() -> None:
         engine = registry.connect_engine(config)  # as the gateway does: before there is a server
         assert isinstance(engine, SglangEngine)
-        process = room(config)
+        process = start_engine(config)
         try:
             await engine.wait_ready(180)
             await engine.load([refs[1]])

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from tests.engines.contract_fixtures import BASE, Rig
+from tests.engines.contract_fixtures import BASE, EngineHarness
 from tests.system.load import Ledger, crowd
 from transformers import AutoModelForCausalLM
 
@@ -168,7 +168,7 @@ def chosen(logits: torch.Tensor, ids: Sequence[int], temperature: float = 1.0) -
 
 
 @pytest.fixture
-def rig(served: Served, refs: dict[int, PolicyRef]) -> Rig:
+def harness(served: Served, refs: dict[int, PolicyRef]) -> EngineHarness:
     """The contract's: a client of its own, beside the gateway's, on the same vLLM."""
 
     async def running(engine: Engine) -> int:
@@ -178,4 +178,4 @@ def rig(served: Served, refs: dict[int, PolicyRef]) -> Rig:
         names = ("vllm:num_requests_running{", "vllm:num_requests_waiting{")
         return int(sum(float(line.split()[-1]) for line in lines if line.startswith(names)))
 
-    return Rig(lambda: connect_engine(served.config), refs[1], CONTEXT, running, tolerance=1e-4, patience=120)
+    return EngineHarness(lambda: connect_engine(served.config), refs[1], CONTEXT, running, tolerance=1e-4, timeout=120)

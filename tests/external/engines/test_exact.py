@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from tests.engines.contract_fixtures import BASE, Rig
+from tests.engines.contract_fixtures import BASE, EngineHarness
 from tests.engines.test_contract import call, collect
 from tests.external.engines.conftest import ADAPTERS, CONTEXT, Reference, Served, chosen
 
@@ -21,7 +21,7 @@ PROMPTS = [(np.arange(1, 1 + n) * 37 % 1500).astype(np.int32) for n in (1, 7, 40
 
 
 @pytest.fixture
-def held(rig: Rig, refs: dict[int, PolicyRef]) -> Callable[[Callable[[VllmEngine], object]], None]:
+def held(harness: EngineHarness, refs: dict[int, PolicyRef]) -> Callable[[Callable[[VllmEngine], object]], None]:
     """Run a body with the base and all adapters loaded."""
 
     def run(body: Callable[[VllmEngine], object]) -> None:
@@ -30,7 +30,7 @@ def held(rig: Rig, refs: dict[int, PolicyRef]) -> Callable[[Callable[[VllmEngine
             await engine.load([BASE, *(refs[v] for v in ADAPTERS)])
             await body(engine)  # type: ignore[misc]
 
-        rig.run(whole)
+        harness.run(whole)
 
     return run
 

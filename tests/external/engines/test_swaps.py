@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 
 import numpy as np
-from tests.engines.contract_fixtures import BASE, Rig
+from tests.engines.contract_fixtures import BASE, EngineHarness
 from tests.engines.test_contract import call, collect
 from tests.external.engines.conftest import Reference, chosen
 
@@ -28,7 +28,9 @@ def _check(reference: Reference, version: int, asked: Generation, reply: Chunk) 
     np.testing.assert_allclose(reply.logprobs, expected, atol=1e-4, err_msg=f"version {version}")
 
 
-def test_sixteen_streams_while_versions_come_and_go(rig: Rig, refs: dict[int, PolicyRef], reference: Reference) -> None:
+def test_sixteen_streams_while_versions_come_and_go(
+    harness: EngineHarness, refs: dict[int, PolicyRef], reference: Reference
+) -> None:
     async def body(engine: Engine) -> None:
         await engine.load([BASE, refs[1]])
         held, done, stop = [0, 1], [], asyncio.Event()
@@ -60,4 +62,4 @@ def test_sixteen_streams_while_versions_come_and_go(rig: Rig, refs: dict[int, Po
         for version, asked, reply in done:
             _check(reference, version, asked, reply)
 
-    rig.run(body)
+    harness.run(body)

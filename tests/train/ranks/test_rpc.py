@@ -1,4 +1,4 @@
-"""What travels between the room and rank 0 arrives as it was sent."""
+"""What travels between the trainer and rank 0 arrives as it was sent."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,6 +14,9 @@ from openclaw_rl.errors import ConfigError
 from openclaw_rl.learner.model import peft_adapter, quantized
 from openclaw_rl.learner.model.full import FullWeights
 from openclaw_rl.settings.load import ModelConfig, TrainConfig
+
+log = logging.getLogger(__name__)
+MIN_LORA_RATE = 1e-5  # a lower rate suits whole models; adapters need ten times as much (arXiv:2106.09685)
 
 
 class PolicyWeights(Protocol):
@@ -50,6 +54,13 @@ class LoraWeights:
         self.parameters = {name: p for name, p in sorted(self.model.named_parameters()) if p.requires_grad}
         self.dropout = train.lora.dropout
         self._initial_adapter = peft_adapter.adapter_tensors(self.model)
+        if (rate := train.optimizer.learning_rate) < MIN_LORA_RATE:
+            log.warning(
+                "train.optimizer.learning_rate %g suits whole models; an adapter (train.finetune lora) learns little "
+                "or nothing below about %g",
+                rate,
+                MIN_LORA_RATE,
+            )
 
     def using_base(self) -> AbstractContextManager[None]:
         return self.model.disable_adapter()  # type: ignore[no-any-return]

@@ -1,0 +1,65 @@
+"""Check of the GPU ids in the settings against the GPUs of this machine."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+
+from openclaw_rl.errors import ConfigError
+from openclaw_rl.judge import local_model
+from openclaw_rl.settings.load import Config, foreign_environment
+
+_TIMEOUT = 60.0  # seconds
+_COUNT_WITH_TORCH = "import torch; print(torch.cuda.device_count())"
+_HIDING_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+
+
+def check_gpu_ids(config: Config, workers: Sequence[str]) -> None:
+    """Raise `ConfigError` if a worker is given a GPU that this machine does not have."""
+    wanted = [(names, ids) for names, ids in _gpu_ids_of_workers(config, workers) if ids]
+    if not wanted or (count := count_gpus()) is None:
+        return
+    for names, ids in wanted:
+        missing = [one for one in ids if int(one) >= count]
+        if missing and not count:
+            raise ConfigError(
+                f"{names} is {','.join(ids)}, and this machine has no GPU. Leave it out: then the CPU is used"
+            )
+        if missing:
+            raise ConfigError(
+                f"{names} is {','.join(ids)}, and this machine has {count} GPUs, numbered from 0: there is no "
+                f"{', '.join(missing)}. Name others, or leave it out: then all are used"
+            )
+
+
+def _gpu_ids_of_workers(config: Config, workers: Sequence[str]) -> Iterator[tuple[str, Sequence[str]]]:
+    """Yield (names of the setting, its ids) of each worker that uses GPUs of this machine."""
+    if "engine" in workers and config.engine.url is None:
+        yield "engine.gpus (ROLLOUT_GPUS, --gpu-ids)", config.engine.gpus
+    if local_model.ENGINE_PROCESS in workers:
+        yield "judge.gpus", config.judge.gpus
+    if "train" in workers and config.train.launch.launcher != "ray":  # Ray chooses the GPUs of its machines
+        yield "train.gpus (TRAIN_GPUS, --gpus)", config.train.gpus
+
+
+def count_gpus() -> int | None:
+    """Return the number of GPUs of this machine, or None if it cannot be determined.
+
+    nvidia-smi comes first, because the trainer's torch may be a CPU build while the engine has one of its own.
+    """
+    if shutil.which("nvidia-smi"):
+        return sum(line.startswith("GPU ") for line in _run_program("nvidia-smi", "-L").splitlines())
+    counted = _run_program(sys.executable, "-c", _COUNT_WITH_TORCH)
+    return int(counted) if counted else None
+
+
+def _run_program(*command: str) -> str:
+    """Return the output of a program, empty if it fails; variables that hide GPUs are removed."""
+    environ = {name: value for name, value in foreign_environment({}).items() if name not in _HIDING_VARIABLES}
+    try:
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=_TIMEOUT, check=False)
+    except subprocess.TimeoutExpired:
+        return ""
+    return done.stdout if done.returncode == 0 else ""

@@ -1,0 +1,54 @@
+"""Check for a learning rate that is too low: its steps do not measurably change the policy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+CHECKED_STEPS = 5  # number of newest steps that must all be below the bound
+MIN_STEP_KL = 1e-7
+"""Smallest `kl/step` of a step that teaches something, in nats per token.
+
+It is half the mean squared change of a token's log-probability. A step below this bound changes it by less than 0.00045
+nats, so a change of one nat takes more than two thousand steps.
+"""
+MAX_LOW_RATE = 1e-4  # steps at a higher rate are small for another reason
+_USEFUL_STEP_KL = 1e-4  # `kl/step` of the default settings on the starter policy, rounded down
+_MAX_FACTOR = 100.0  # by which a better rate is higher at most
+
+
+class LowRate(NamedTuple):
+    """A learning rate that is too low, and what its steps did."""
+
+    rate: float
+    kl: float  # largest `kl/step` of the checked steps
+    steps: int  # number of the checked steps
+
+    @property
+    def evidence(self) -> str:
+        """The measurement in words."""
+        which = "the newest step" if self.steps == 1 else f"each of the newest {self.steps} steps"
+        return (
+            f"kl/step: at learning rate {self.rate:g}, {which} changed the policy by {self.kl:.2g} nats per token or "
+            f"less; below {MIN_STEP_KL:g} nothing is learned"
+        )
+
+    @property
+    def better_rate(self) -> float:
+        """A rate with useful steps, to one digit: the KL of a step grows with the square of the rate."""
+        factor = math.sqrt(_USEFUL_STEP_KL / self.kl) if self.kl > 0 else _MAX_FACTOR
+        return float(f"{self.rate * min(_MAX_FACTOR, factor):.0e}")
+
+
+def find_low_rate(steps: Sequence[Mapping[str, Any]], *, checked: int = CHECKED_STEPS) -> LowRate | None:
+    """Return the learning rate if the newest `checked` steps show that it is too low, else None.
+
+    `steps`: their metrics, oldest first. All must have the same rate, so that steps of a warm-up do not count.
+    """
+    newest = [step for step in steps if "kl/step" in step and "learning_rate" in step][-checked:]
+    rates = {float(step["learning_rate"]) for step in newest}
+    if len(newest) < checked or len(rates) > 1:
+        return None
+    found = LowRate(rate=rates.pop(), kl=max(float(step["kl/step"]) for step in newest), steps=checked)
+    return found if found.kl < MIN_STEP_KL and found.rate < MAX_LOW_RATE else None
