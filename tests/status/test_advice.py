@@ -133,6 +133,8 @@ SITUATIONS: Mapping[str, dict[str, Any]] = {
     "different votes": {"verdicts": voted(1, 1, -1)},
     "feedback": {"agreement": (0, 20)},
     "rejected steps": {"steps": [{"state": "rejected", "gradient/norm": 200.0}] * 3},
+    "steps that change nothing": {"steps": [{"kl/step": 1e-9, "learning_rate": 1e-6}] * 5},
+    "a parked judge": {"worker_problems": ["judge crashed 3 times. Reason: exit code 3"]},
     "changed histories": {"main_turns": 20, "unlinked_reasons": ["a reason"] * 10},
     "no history": {"main_turns": 20, "isolated_turns": 20},
 }
