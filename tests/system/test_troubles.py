@@ -310,7 +310,7 @@ def test_a_ray_head_that_does_not_answer(store: Store, capsys: pytest.CaptureFix
         port = taken.getsockname()[1]
         config = home(store, {"train.ranks": 2, "train.launch.by": "ray", "train.launch.ray": f"127.0.0.1:{port}"})
         assert not diagnose.print_diagnoses(config, None)
-        said = capsys.readouterr().out
+        said = " ".join(capsys.readouterr().out.split())
         cured = {"train.ranks": 2, "train.launch.ray": f"127.0.0.1:{port}", "train.launch.by": "local"}
         assert diagnose.print_diagnoses(home(store, cured), None), "tests/learner/distributed/test_ranks.py trains so"
     assert f"no head answers at 127.0.0.1:{port}" in said
@@ -325,7 +325,7 @@ def test_what_answers_at_rays_address_is_not_taken_for_ray(store: Store, capsys:
         address = f"127.0.0.1:{another.getsockname()[1]}"
         config = home(store, {"train.ranks": 2, "train.launch.by": "ray", "train.launch.ray": address})
         assert not diagnose.print_diagnoses(config, None)
-    said = capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
     assert "not installed here: pip install 'openclaw-rl[ray]'; without it, a Ray head at its address" in said
 
 

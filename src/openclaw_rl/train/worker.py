@@ -22,7 +22,7 @@ from openclaw_rl.train.ranks import launcher
 from openclaw_rl.train.sample_builder import SampleBuilder
 from openclaw_rl.train.tracking import MetricsTracker
 
-log = logging.getLogger("openclaw_rl.train")
+log = logging.getLogger(__name__)
 
 
 async def run(config: Config, *, stop: asyncio.Event) -> None:
