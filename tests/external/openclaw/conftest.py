@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.external.openclaw.agent import OpenClaw
 from tests.external.openclaw.day import SCRIPT, SETTINGS, Day, live
-from tests.external.openclaw.rooms import ROOT, Rooms
+from tests.external.openclaw.scripted_system import ROOT, ScriptedSystem
 
 PLUGIN = ROOT / "extensions" / "rl-training-headers"
 
@@ -40,21 +40,21 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def days(env: Path, plugin: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Day]]:
     """Both days, lived through."""
     found: dict[str, Day] = {}
-    running: list[Rooms] = []
+    running: list[ScriptedSystem] = []
     try:
         for name in ("plain", "plugin"):
             home = tmp_path_factory.mktemp(name)
-            rooms = Rooms(home / "ours", SCRIPT, die_at="Explain the plan", died=str(home / "died"))
-            running.append(rooms.__enter__())
-            agent = OpenClaw(env, home / "openclaw", base_url=rooms.base_url, key=rooms.key, settings=SETTINGS)
+            system = ScriptedSystem(home / "ours", SCRIPT, die_at="Explain the plan", died=str(home / "died"))
+            running.append(system.__enter__())
+            agent = OpenClaw(env, home / "openclaw", base_url=system.base_url, key=system.key, settings=SETTINGS)
             if name == "plugin":
                 agent.command("plugins", "install", "-l", "--force", "--accept-capabilities", str(plugin))
             with agent:
-                found[name] = live(rooms, agent)
+                found[name] = live(system, agent)
         yield found
     finally:
-        for rooms in running:
-            rooms.__exit__()
+        for system in running:
+            system.__exit__()
 
 
 @pytest.fixture(params=["plain", "plugin"])

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.external.openclaw.agent import OpenClaw
-from tests.external.openclaw.rooms import Rooms, until
+from tests.external.openclaw.scripted_system import ScriptedSystem, wait_for
 
 from openclaw_rl.common.message_hash import message_text, strip_client_text
 from openclaw_rl.store import exchanges, turns
@@ -97,7 +97,7 @@ def words(message: Message) -> str:
 class Day:
     """Everything that the store holds at its end."""
 
-    rooms: Rooms
+    system: ScriptedSystem
     answers: Mapping[str, str]  # what the person was told, by what they said
     seen: Sequence[Seen]
 
@@ -122,7 +122,7 @@ class Day:
         return list(out.values())
 
 
-def live(rooms: Rooms, agent: OpenClaw) -> Day:
+def live(system: ScriptedSystem, agent: OpenClaw) -> Day:
     """Talk for a day."""
     (agent.workspace / "notes.txt").write_text("the dentist at ten\n")
     (agent.workspace / "other.txt").write_text("milk and bread\n")
@@ -132,38 +132,38 @@ def live(rooms: Rooms, agent: OpenClaw) -> Day:
         answers[text] = agent.say(text, session_key=key)
 
     say("What is in notes.txt?")
-    until(lambda: _replied(rooms, "NO_REPLY"), bool, what="no memory flush")
+    wait_for(lambda: _replied(system, "NO_REPLY"), bool, what="no memory flush")
     say("no, shorter please")
     say("Now do two things for me.")
     agent.call("sessions.compact", {"key": PERSON})
     say("thanks, perfect!")
-    _through_a_death(rooms, lambda: say("Explain the plan"))
+    _through_a_death(system, lambda: say("Explain the plan"))
     say("good bye")
-    _main_session(agent, rooms, say)
+    _main_session(agent, system, say)
     agent.call("sessions.create", {"agentId": "main", "message": "Please plan my trip to Oslo."})
-    until(lambda: _replied(rooms, "A trip to Oslo: three museums in two days, by train."), bool, what="no trip")
-    _again(rooms, "The first one says 42 and the second one says 2; both ran well.")
+    wait_for(lambda: _replied(system, "A trip to Oslo: three museums in two days, by train."), bool, what="no trip")
+    _again(system, "The first one says 42 and the second one says 2; both ran well.")
     agent.call("sessions.reset", {"key": PERSON})
     agent.call("sessions.reset", {"key": PERSON})  # two: the second ends a session in which nothing was said
-    rooms.settled()
-    return Day(rooms=rooms, answers=answers, seen=_seen(rooms))
+    system.wait_until_settled()
+    return Day(system=system, answers=answers, seen=_seen(system))
 
 
-def _main_session(agent: OpenClaw, rooms: Rooms, say: Callable[[str, str], None]) -> None:
+def _main_session(agent: OpenClaw, system: ScriptedSystem, say: Callable[[str, str], None]) -> None:
     """The session in which the agent is woken between the person's words."""
-    _wake(agent, rooms, "all is quiet")
+    _wake(agent, system, "all is quiet")
     say("Look at the notes, too.", MAIN)
-    _wake(agent, rooms, "all is quiet again")
+    _wake(agent, system, "all is quiet again")
     say("and eggs", MAIN)
-    _wake(agent, rooms, "the printer blinks")
+    _wake(agent, system, "the printer blinks")
     say("yes, order it", MAIN)
 
 
-def _wake(agent: OpenClaw, rooms: Rooms, event: str) -> None:
+def _wake(agent: OpenClaw, system: ScriptedSystem, event: str) -> None:
     """An event wakes the agent at once, with the prompt of a heartbeat."""
 
     def woken() -> int:
-        prompts = [message_text(m) for e in rooms.exchanges() if e.reply for m in e.request.messages[-2:]]
+        prompts = [message_text(m) for e in system.exchanges() if e.reply for m in e.request.messages[-2:]]
         return sum(p.startswith("Follow the heartbeat monitor") for p in prompts)
 
     before = woken()
@@ -171,37 +171,37 @@ def _wake(agent: OpenClaw, rooms: Rooms, event: str) -> None:
         *("system", "event", "--text", event, "--mode", "now", "--token", "test-token"),
         *("--url", f"ws://127.0.0.1:{agent.port}"),
     )
-    until(woken, lambda n: n > before, what="no heartbeat")
+    wait_for(woken, lambda n: n > before, what="no heartbeat")
 
 
-def _through_a_death(rooms: Rooms, talk: Callable[[], None]) -> None:
+def _through_a_death(system: ScriptedSystem, talk: Callable[[], None]) -> None:
     """The engine dies in the middle of the reply, and comes again."""
     talking = threading.Thread(target=talk)
     talking.start()
-    until(rooms.engine_ended, bool, what="the engine did not die")
-    rooms.start_engine()
+    wait_for(system.engine_ended, bool, what="the engine did not die")
+    system.start_engine()
     talking.join(120)
     assert not talking.is_alive()
 
 
-def _replied(rooms: Rooms, said: str) -> int:
-    return sum(e.reply is not None and message_text(e.reply.message) == said for e in rooms.exchanges())
+def _replied(system: ScriptedSystem, said: str) -> int:
+    return sum(e.reply is not None and message_text(e.reply.message) == said for e in system.exchanges())
 
 
-def _again(rooms: Rooms, said: str) -> None:
+def _again(system: ScriptedSystem, said: str) -> None:
     """The same request once more, as a client's regenerate button sends it: OpenClaw's HTTP door has none."""
-    of = next(e for e in rooms.exchanges() if e.reply and message_text(e.reply.message) == said)
+    of = next(e for e in system.exchanges() if e.reply and message_text(e.reply.message) == said)
     body = {"model": "openclaw", "messages": of.request.messages, "tools": of.request.tools}
-    headers = {"Authorization": f"Bearer {rooms.key}", "Content-Type": "application/json"}
-    request = urllib.request.Request(f"{rooms.base_url}/chat/completions", json.dumps(body).encode(), headers)
+    headers = {"Authorization": f"Bearer {system.key}", "Content-Type": "application/json"}
+    request = urllib.request.Request(f"{system.base_url}/chat/completions", json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request, timeout=30) as answer:
         answer.read()
 
 
-def _seen(rooms: Rooms) -> list[Seen]:
-    assert rooms.store is not None
+def _seen(system: ScriptedSystem) -> list[Seen]:
+    assert system.store is not None
     out = []
-    with rooms.store.read() as conn:
+    with system.store.read() as conn:
         for id_ in conn.exec_driver_sql("SELECT id FROM exchanges ORDER BY seq").scalars():
             exchange, turn = exchanges.get(conn, id_), turns.get(conn, id_)
             assert exchange is not None

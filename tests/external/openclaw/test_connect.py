@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.external.openclaw.agent import OpenClaw
-from tests.external.openclaw.rooms import model_folder
+from tests.external.openclaw.scripted_system import model_folder
 
 from openclaw_rl.connect import openclaw
 from openclaw_rl.settings.load import Config, from_flat

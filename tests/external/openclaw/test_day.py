@@ -133,7 +133,7 @@ def test_the_end_of_the_session_is_told_by_the_plugin(days: dict[str, Day]) -> N
 def test_inspect_shows_it(day: Day) -> None:
     def inspect(*arguments: str) -> str:
         command = [sys.executable, "-m", "openclaw_rl", "inspect", *arguments]
-        environment = to_environment(day.rooms.config) | {"COLUMNS": "200"}
+        environment = to_environment(day.system.config) | {"COLUMNS": "200"}
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
     session = day.of(NOTES).turn.session

@@ -1,4 +1,4 @@
-"""Our side of the test: the real gateway, collect and judge rooms under the real supervisor, on a scripted engine."""
+"""Our side of the test: the real gateway, collect and judge workers and supervisor, on a scripted engine."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def model_folder(folder: Path) -> Path:
     return folder
 
 
-def until(get: Callable[[], T], good: Callable[[T], bool], *, seconds: float = 60.0, what: str = "") -> T:
-    """The first value that is good. A safety net, not a measurement."""
+def wait_for(get: Callable[[], T], good: Callable[[T], bool], *, seconds: float = 60.0, what: str = "") -> T:
+    """Return the first value that is good. Fails after the timeout."""
     end = time.monotonic() + seconds
     while not good(value := get()):
         assert time.monotonic() < end, f"not within {seconds:g} s: {what or value!r}"
@@ -50,8 +50,8 @@ def until(get: Callable[[], T], good: Callable[[T], bool], *, seconds: float = 6
     return value
 
 
-class Rooms:
-    """A gateway with its rooms on a home of its own, and the engine that it talks to."""
+class ScriptedSystem:
+    """A gateway, a collector and a judge on a home of their own, and the scripted engine of the gateway."""
 
     def __init__(self, home: Path, script: Sequence[Mapping[str, Any]], **engine: Any) -> None:
         self.config: Config = from_flat(
@@ -71,7 +71,7 @@ class Rooms:
             )
         )
         self._engine: subprocess.Popen[bytes] | None = None
-        self._rooms: subprocess.Popen[bytes] | None = None
+        self._workers: subprocess.Popen[bytes] | None = None
         self.store: Store | None = None
 
     @property
@@ -85,11 +85,11 @@ class Rooms:
     def __enter__(self) -> Self:
         try:
             self.start_engine()
-            with (self.config.logs_dir / "rooms.log").open("ab") as log:
-                self._rooms = subprocess.Popen(
+            with (self.config.logs_dir / "workers.log").open("ab") as log:
+                self._workers = subprocess.Popen(
                     [sys.executable, "-c", _SUPERVISE], env=to_environment(self.config), stdout=log, stderr=log
                 )
-            until(self._ready, bool, seconds=READY_WITHIN, what=f"the gateway; see {self.config.logs_dir}")
+            wait_for(self._ready, bool, seconds=READY_WITHIN, what=f"the gateway; see {self.config.logs_dir}")
             self.store = Store.open(self.config.store_path, create=False)
         except BaseException:  # also an interrupt must not leave processes behind
             self.__exit__()
@@ -112,8 +112,8 @@ class Rooms:
         return self._engine is not None and self._engine.poll() is not None
 
     def _ready(self) -> bool:
-        assert self._rooms is not None
-        assert self._rooms.poll() is None, f"the rooms ended; see {self.config.logs_dir}"
+        assert self._workers is not None
+        assert self._workers.poll() is None, f"the workers ended; see {self.config.logs_dir}"
         try:
             with urllib.request.urlopen(self.base_url.removesuffix("/v1") + "/readyz", timeout=2) as answer:
                 return bool(json.load(answer)["ready"])
@@ -123,7 +123,7 @@ class Rooms:
     def __exit__(self, *ended: object) -> None:
         if self.store is not None:
             self.store.close()
-        for process in (self._rooms, self._engine):
+        for process in (self._workers, self._engine):
             self._end(process)
 
     @staticmethod
@@ -136,8 +136,8 @@ class Rooms:
 
     # What is in the store.
 
-    def settled(self) -> None:
-        """Until every exchange has ended, and the collector has seen everything."""
+    def wait_until_settled(self) -> None:
+        """Wait until every exchange has ended and the collector has seen it."""
 
         def rest() -> int:
             assert self.store is not None
@@ -146,7 +146,7 @@ class Rooms:
                 unseen = len(events.read_after(conn, events.read_cursor(conn, CURSOR_NAME), 1000, EVENT_KINDS))
                 return int(running) + unseen
 
-        until(rest, lambda n: n == 0, what="the rooms are not done")
+        wait_for(rest, lambda n: n == 0, what="turns are not collected")
 
     def exchanges(self) -> list[Exchange]:
         """All of them, in order of admission."""
