@@ -87,7 +87,7 @@ async def run_rollouts(
     """
     entry, url = RolloutFunction(config), config.serve.url
     if not await asyncio.to_thread(is_ready, url):
-        raise OpenClawError(f"{url}: no gateway is ready there. Start one with `openclaw-rl up`, or set --port.")
+        raise OpenClawError(f"{url}: no gateway is ready there. Start one with `openclaw-rl up`, or name its --home.")
     rollout = config.rollout
     gate = asyncio.Semaphore(max(rollout.workers, rollout.parallel_envs))
     try:

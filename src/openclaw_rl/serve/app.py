@@ -159,7 +159,7 @@ async def _serve_until_stopped(
     await runner.setup()
     try:
         await _bind_socket(runner, config)
-        wide = "" if config.serve.host in config.serve.url else f" (serve.host {config.serve.host})"
+        wide = f" (serve.host {config.serve.host})" if config.serve.host in ("0.0.0.0", "::") else ""
         log.info("listening at %s/v1%s", config.serve.url, wide)
         log.info("chat template: %s format; it %s", renderer.family.name, renderer.history_description)
         if config.serve.special_tokens == "text" and (acting := renderer.acting_tokens):

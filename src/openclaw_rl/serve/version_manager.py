@@ -248,14 +248,15 @@ class VersionManager:
         self._notify_waiters()
 
     def _switch_serving(self, loaded: Sequence[int], target: int) -> None:
-        if not self._has_connected:
-            log.info("ready: version %d answers", self.serving)
+        is_first = not self._has_connected
         self._loaded, self._has_connected = frozenset(loaded), True
         self.problem = self._refusals[self.head][0] if self.head in self._refusals else None
         if target in self._loaded and self.serving != target:
             log.info("version %d answers now; was %d", target, self.serving)
             self._idle[self.serving] = None
             self.serving = target
+        if is_first:
+            log.info("ready: version %d answers", self.serving)
         for version in [v for v in self._idle if v not in self._loaded]:
             del self._idle[version]
         self._metrics.engine_up.set(1)
