@@ -119,7 +119,7 @@ def test_without_a_key_it_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("host", "url"), [("0.0.0.0", "http://127.0.0.1:1"), ("::1", "http://[::1]:1")])
 def test_the_address_is_one_that_can_be_reached(host: str, url: str) -> None:
-    assert from_flat({"serve.host": host, "serve.port": 1, "serve.api_key": "k"}).serve.url == url
+    assert from_flat({"serve.host": host, "serve.port": 1, "serve.api_key": "k" * 16}).serve.url == url
 
 
 def test_claude_code_gets_an_environment(config: Config) -> None:

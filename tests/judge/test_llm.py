@@ -220,7 +220,7 @@ def test_nobody_listening_is_no_verdict() -> None:
     ],
 )
 def test_the_live_policy_never_judges_itself(host: str, url: str, model: str, refused: bool) -> None:
-    flat = {"serve.host": host, "serve.port": 8000, "serve.api_key": "k"}
+    flat = {"serve.host": host, "serve.port": 8000, "serve.api_key": "k" * 16}
     config = from_flat(flat | {"judge.kind": "llm", "judge.base_url": url, "judge.model": model})
     if refused:
         with pytest.raises(ConfigError, match="openclaw@0"):

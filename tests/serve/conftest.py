@@ -135,7 +135,7 @@ class Site:
             keys=ApiKeys([KEY, OTHER_KEY]),
             identity="test-identity",
         )
-        runner = GatewayRunner(app, grace=0.2)
+        runner = GatewayRunner(app, self.config.serve, grace=0.2)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()

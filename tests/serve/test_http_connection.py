@@ -16,7 +16,7 @@ BODY = json.dumps({"messages": [USER]}).encode()
 
 
 def chat(*headers: str, body: bytes = BODY, method: str = "POST", length: bool = True, path: str = CHAT) -> bytes:
-    lines = [f"{method} {path} HTTP/1.1", "Host: x", f"Authorization: Bearer {KEY}", "Connection: close"]
+    lines = [f"{method} {path} HTTP/1.1", "Host: localhost", f"Authorization: Bearer {KEY}", "Connection: close"]
     lines += [*headers, f"Content-Length: {len(body)}"] if length else headers
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
@@ -61,7 +61,7 @@ def test_what_cannot_be_read(site: Site, name: str, caplog: pytest.LogCaptureFix
 @pytest.mark.parametrize("path", [CHAT, "/v1/responses", MESSAGES, MESSAGES + "/count_tokens"])
 def test_a_body_longer_than_any_prompt_is_refused_before_it_is_sent(site: Site, path: str) -> None:
     host, port = site.url.removeprefix("http://").split(":")
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Length: 30000000\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\nContent-Length: 30000000\r\n\r\n"
     with socket.create_connection((host, int(port)), timeout=5) as connection:
         connection.sendall(head.encode())
         answer = connection.recv(65536)

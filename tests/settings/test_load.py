@@ -99,6 +99,7 @@ def test_two_spellings_that_disagree_are_an_error() -> None:
         ("train: {loss_path: l.py, method: opd, teacher_temperature: 0.5}", "one step a batch"),
         ("judge: {kind: llm}", "judge.model and judge.base_url are needed"),
         ("serve: {host: 0.0.0.0}", "no key is set"),
+        ("serve: {host: 0.0.0.0, api_key: fifteen-letters}", "serve.api_key has 15 characters.*16 or more"),
         ("engine: {backend: vllm, url: 'localhost:8001'}", "engine.url: expected an address .*got 'localhost:8001'"),
         ("engine: {backend: vllm, url: '127.0.0.1:8001/v1'}", "engine.url: expected an address"),
         ("engine: {backend: vllm, url: 'http://[::1'}", "engine.url: expected an address"),

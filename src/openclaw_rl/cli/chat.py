@@ -71,7 +71,7 @@ def _wait_until_ready(config: Config, console: Console) -> None:
     """Wait for a system that is starting. Raises `OpenClawError` if it stops."""
     for attempt in itertools.count():
         address = running_address(config.home_dir)
-        if address is not None and is_ready(address.url):
+        if address is not None and is_ready(address.url, config.serve.api_key):
             return
         if not is_home_locked(config):
             raise OpenClawError(f"the system stopped before it was ready. Its logs: {config.logs_dir}")

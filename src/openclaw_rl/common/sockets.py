@@ -1,7 +1,8 @@
-"""Free TCP ports, and Unix sockets left over from killed processes."""
+"""Free TCP ports, loopback addresses, and Unix sockets left over from killed processes."""
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 from pathlib import Path
 
@@ -15,6 +16,14 @@ def free_port(host: str = "127.0.0.1") -> int:
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
+
+
+def is_loopback_host(host: str) -> bool:
+    """Return whether a server that binds `host` can be reached from this machine only. Names are not resolved."""
+    try:
+        return host.lower() == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def clear_socket(path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, normalizers
 
+from openclaw_rl.common.large_requests import stop_if_cancelled
 from openclaw_rl.errors import ModelError
 from openclaw_rl.render.caches import TwoGenerationLRU
 from openclaw_rl.render.control_tokens import LITERAL_MARK, is_control_token
@@ -127,6 +128,7 @@ class CachedTokenizer:
         return ids
 
     def _encode_uncached(self, text: str) -> bytes:
+        stop_if_cancelled()
         if len(text) > 1024:  # encode_batch releases the GIL, encode does not
             return _pack_ids(self.backend.encode_batch([text], add_special_tokens=False)[0].ids)
         return _pack_ids(self.backend.encode(text, add_special_tokens=False).ids)

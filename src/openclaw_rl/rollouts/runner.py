@@ -86,7 +86,7 @@ async def run_rollouts(
     Writes a result file each to `out`. Raises `OpenClawError` if no gateway answers, `PluginError` for a bad file.
     """
     entry, url = RolloutFunction(config), config.serve.url
-    if not await asyncio.to_thread(is_ready, url):
+    if not await asyncio.to_thread(is_ready, url, config.serve.api_key):
         raise OpenClawError(f"{url}: no gateway is ready there. Start one with `openclaw-rl up`, or name its --home.")
     rollout = config.rollout
     gate = asyncio.Semaphore(max(rollout.workers, rollout.parallel_envs))

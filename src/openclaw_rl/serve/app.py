@@ -57,7 +57,7 @@ def make_app(
     """
     gateway = Gateway(config, store=store, engine=engine, renderer=renderer, identity=identity)
     routes = GatewayRoutes(gateway, keys, engine_alive)
-    app = web.Application(middlewares=[routes.error_middleware], client_max_size=config.serve.max_body_bytes)
+    app = web.Application(middlewares=[routes.error_middleware])
     app[_GATEWAY_KEY] = gateway
     add_header_signals(app, config.serve.cors_origins)
     for path in routes.completion_handler.dialects:
@@ -155,7 +155,7 @@ async def _serve_until_stopped(
         gateway.context_length, gateway.supports_grammar = info.context_length, info.grammar
 
     gateway.versions.on_loaded = update_engine_info
-    runner = GatewayRunner(app, grace=_SHUTDOWN_GRACE_SECONDS)
+    runner = GatewayRunner(app, config.serve, grace=_SHUTDOWN_GRACE_SECONDS)
     await runner.setup()
     try:
         await _bind_socket(runner, config)

@@ -1,21 +1,37 @@
-"""Authenticate clients by API keys from the settings, or from a key file that is created at the first start."""
+"""Authenticate clients by API keys from the settings, or from a key file that is created at the first start.
+
+A right key is never delayed: a program that repeats an old key, or an attacker behind the same proxy, must not lock
+out others with the same address. Wrong keys wait, which bounds what they cost; that they cannot be guessed is ensured
+by their length.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 import os
 import secrets
+import time
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
+from typing import cast
+
+from aiohttp import web
 
 from openclaw_rl.errors import ConfigError, RequestError
+from openclaw_rl.serve.http_connection import GatewayConnection
 from openclaw_rl.settings.load import Config
 
 log = logging.getLogger(__name__)
 
 _KEY_PREFIX = "sk-openclaw-"
+_UNDELAYED_ATTEMPTS = 5  # wrong keys of an address that are answered at once
+_FIRST_DELAY, _LONGEST_DELAY = 0.25, 2.0  # seconds; the delay doubles with each wrong key
+_FORGET_SECONDS = 60.0  # without a wrong key
+_MAX_ADDRESSES = 10_000
 
 
 def scope_of(key: str) -> str:
@@ -28,16 +44,26 @@ class ApiKeys:
 
     def __init__(self, keys: Sequence[str]) -> None:
         self._keys_and_scopes = [(k.encode("utf-8", "surrogateescape"), scope_of(k)) for k in keys]
+        self._wrong_keys = WrongKeyDelays()
+
+    async def authenticate(self, request: web.Request) -> str:
+        """Return the scope of the request's key. Raises `RequestError` (401), for a wrong key after a delay."""
+        connection = cast(GatewayConnection, request.protocol)
+        try:
+            scope = self.authenticated_scope(request.headers)
+        except RequestError:
+            if _sent_keys(request.headers):
+                await asyncio.sleep(self._wrong_keys.next_delay(connection.client_address))
+            raise
+        connection.mark_authenticated()
+        return scope
 
     def authenticated_scope(self, headers: Mapping[str, str]) -> str:
         """Return the scope of the key in `Authorization: Bearer`, else in `x-api-key` or Azure's `api-key`.
 
         Raises `RequestError` (401).
         """
-        # Clients send several headers, and often only one of the keys is for this gateway.
-        sent = headers.get("Authorization", "")
-        bearer = sent[7:].strip() if sent[:7].lower() == "bearer " else ""
-        keys = [key for key in (bearer, headers.get("x-api-key", ""), headers.get("api-key", "")) if key]
+        keys = _sent_keys(headers)
         found = next((scope for key in keys if (scope := self._match_key(key)) is not None), None)
         if found is None:
             what = "this API key is unknown" if keys else "no API key was sent"
@@ -55,6 +81,31 @@ class ApiKeys:
             if hmac.compare_digest(known, raw):
                 found = scope
         return found
+
+
+def _sent_keys(headers: Mapping[str, str]) -> list[str]:
+    """Return the keys of all headers: clients send several, and often only one of them is for this gateway."""
+    sent = headers.get("Authorization", "")
+    bearer = sent[7:].strip() if sent[:7].lower() == "bearer " else ""
+    return [key for key in (bearer, headers.get("x-api-key", ""), headers.get("api-key", "")) if key]
+
+
+class WrongKeyDelays:
+    """How long the response to a wrong key waits, by client address."""
+
+    def __init__(self) -> None:
+        self._attempts: OrderedDict[str, tuple[int, float]] = OrderedDict()  # address -> (wrong keys, time of the last)
+
+    def next_delay(self, address: str) -> float:
+        """Count a wrong key. Return the seconds that its response waits."""
+        now = time.monotonic()
+        count, last = self._attempts.pop(address, (0, now))
+        count = 1 if now - last > _FORGET_SECONDS else count + 1
+        self._attempts[address] = count, now
+        if len(self._attempts) > _MAX_ADDRESSES:
+            self._attempts.popitem(last=False)
+        doublings = count - _UNDELAYED_ATTEMPTS - 1
+        return 0.0 if doublings < 0 else min(_FIRST_DELAY * 2 ** min(doublings, 10), _LONGEST_DELAY)
 
 
 def load_keys(config: Config) -> ApiKeys:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Collection, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any
 
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
 from openclaw_rl.errors import RequestError, StoreError
 from openclaw_rl.serve.auth import ApiKeys
@@ -26,16 +25,13 @@ from openclaw_rl.serve.dialects.base import EVENT_STREAM, Dialect, StreamEncoder
 from openclaw_rl.serve.dialects.registry import DIALECTS
 from openclaw_rl.serve.dialects.validation import read_kind
 from openclaw_rl.serve.gateway import Gateway
-from openclaw_rl.serve.http_connection import error_summary, json_response
+from openclaw_rl.serve.http_connection import json_response
 from openclaw_rl.serve.inflight_reply import InflightReply
-from openclaw_rl.serve.prompt_builder import BUILD_IN_THREAD_BYTES, call_in
+from openclaw_rl.serve.request_body import decode_body
 
 log = logging.getLogger(__name__)
 
 _TRUE_VALUES = frozenset({"1", "true", "yes", "on"})
-_CONTENT_ENCODINGS = frozenset({"", "identity", "gzip", "deflate", "br", "zstd"})  # supported by aiohttp
-_DISCARD_BYTES_PER_SECOND = 100e6
-_DISCARD_PAUSE_SECONDS = 0.1
 
 
 class CompletionHandler:
@@ -50,10 +46,10 @@ class CompletionHandler:
 
     async def handle_request(self, request: web.Request) -> web.StreamResponse:
         """Handle a request for a reply, in the dialect of its path."""
-        scope = self._keys.authenticated_scope(request.headers)
+        scope = await self._keys.authenticate(request)
         dialect = self.dialects[request.path]
         check = self._gateway.check_body_size if dialect.has_one_prompt else None
-        ask = _apply_headers(await decode_body(dialect.decode, request, check), request)
+        ask = _apply_headers(await decode_body(dialect.decode, request, self._gateway.config.serve, check), request)
         ask = apply_effort(ask, self._gateway.renderer.template.names)
         replies = await self._begin_all([ask, *(_apply_headers(other, request) for other in ask.further)], scope)
         if ask.stream:
@@ -149,50 +145,6 @@ def describe_error(error: Exception, what: str) -> tuple[int, str, str | None, s
 def _ignored_header(ask: ChatRequest) -> dict[str, str]:
     """Return the response header that lists ignored request fields."""
     return {"X-OpenClaw-Ignored": "; ".join(ask.ignored_fields)[:1000]} if ask.ignored_fields else {}
-
-
-async def read_body(request: web.Request) -> bytes:
-    """Read the body. Raises `RequestError` (400, or 415 for an unknown content encoding)."""
-    encoding = request.headers.get("Content-Encoding", "")
-    if encoding.strip().lower() not in _CONTENT_ENCODINGS:
-        raise RequestError(f"Content-Encoding: expected gzip or none, got {encoding[:40]!r}.", status=415)
-    try:
-        return await request.read()
-    except web.HTTPException:
-        raise
-    except (web.RequestPayloadError, web.PayloadAccessError, HttpProcessingError, ValueError) as error:
-        raise RequestError(f"the body cannot be read: {error_summary(error)}.") from None
-
-
-async def decode_body(
-    decode: Callable[[bytes, Mapping[str, str]], ChatRequest],
-    request: web.Request,
-    check_size: Callable[[int], None] | None,
-) -> ChatRequest:
-    """Read and decode the body; in a thread if it is large, so that streams do not stall.
-
-    `check_size` raises `RequestError` for a size in bytes that is too large: before the body is read, if it is known.
-    """
-    if check_size is not None and "Content-Encoding" not in request.headers:
-        try:
-            check_size(request.content_length or 0)
-        except RequestError:
-            await _discard_body(request)
-            raise
-    body = await read_body(request)
-    if check_size is not None:
-        check_size(len(body))
-    return await call_in(decode, body, request.headers, in_thread=len(body) > BUILD_IN_THREAD_BYTES)
-
-
-async def _discard_body(request: web.Request) -> None:
-    """Read the body without keeping it, as most clients read no response before. Paced, so that streams do not stall.
-
-    Stops when the client pauses; aiohttp discards what comes later, and closes the connection.
-    """
-    with suppress(TimeoutError, web.RequestPayloadError):
-        while chunk := await asyncio.wait_for(request.content.readany(), _DISCARD_PAUSE_SECONDS):  # noqa: ASYNC110 - paced
-            await asyncio.sleep(len(chunk) / _DISCARD_BYTES_PER_SECOND)
 
 
 def _apply_headers(ask: ChatRequest, request: web.Request) -> ChatRequest:

@@ -157,6 +157,8 @@ class Gateway:
             raise PromptTooLong(tokens, limit, is_minimum=True)
 
     async def _build_prompt(self, ask: ChatRequest, scope: str, limit: int) -> BuiltPrompt:
+        if len(ask.messages) > limit:  # in every template a message takes at least one token
+            raise PromptTooLong(len(ask.messages), limit, is_minimum=True)
         try:
             return await self.prompt_builder.build_prompt(ask, scope, limit)
         except RecursionError:

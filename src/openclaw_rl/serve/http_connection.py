@@ -1,4 +1,4 @@
-"""HTTP connections: errors below the router (invalid HTTP, a header that is too long) get the usual error format."""
+"""HTTP connections: bounds in time and number, and errors below the router (invalid HTTP) in the usual error format."""
 
 from __future__ import annotations
 
@@ -6,35 +6,115 @@ import asyncio
 import logging
 import re
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
-from aiohttp import web
-from aiohttp.http_exceptions import ContentEncodingError, HttpProcessingError, LineTooLong
+from aiohttp import StreamReader, web
+from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
+from aiohttp.web_protocol import _ErrInfo
 
+from openclaw_rl.serve.connection_limits import ConnectionLimits, allow_open_files, client_address
 from openclaw_rl.serve.dialects.registry import error_body
 from openclaw_rl.serve.http_headers import REQUEST_ID_HEADER, request_id
+from openclaw_rl.settings.load import ServeConfig
 
 log = logging.getLogger(__name__)
 
 MAX_LINE_BYTES = 64 * 1024  # maximum for the request line, and for each header
+MAX_HEAD_BYTES = 256 * 1024  # maximum for the request line and all headers
+_LINGER_SECONDS = 1.0  # for which aiohttp discards a body behind the response; `discard_body` came before
 _QUOTED_BYTES = re.compile(r"\n|:? b['\"]")  # start of the client's bytes, which are never logged
 _REQUEST_LINE = re.compile(rb"[A-Z]+ (/[^ ?\r\n]*)")
 _PARSE_ERRORS = (HttpProcessingError, web.RequestPayloadError)
 
 
 class GatewayConnection(web.RequestHandler):
-    """One client connection. An unreadable request gets an error in the format of its path, and one line in the log."""
+    """One client connection. An unreadable request gets an error in the format of its path, and one line in the log.
 
+    aiohttp bounds the time between two requests. This class bounds the time and the size of a request's head, and
+    registers the connection with its `ConnectionLimits`. Bodies are bounded where they are read (`request_body.py`).
+    """
+
+    client_address = ""
     _request_path = ""  # path of the latest request line that was recognised
+    _head_bytes = 0  # received of a head that is incomplete
+    _head_timer: asyncio.TimerHandle | None = None
+    _body: StreamReader | None = None  # body of the latest request
 
-    def __init__(self, manager: web.Server, **kwargs: Any) -> None:
+    def __init__(self, manager: web.Server, *, limits: ConnectionLimits, header_timeout: float, **kwargs: Any) -> None:
         super().__init__(manager, access_log=None, **kwargs)  # type: ignore[arg-type]  # AppRunner passes None, too
+        self._limits, self._header_timeout = limits, header_timeout
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the connection waits for a request, or for the rest of its head."""
+        return self._waiter is not None and not self._waiter.done()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Register the connection, or refuse it if there are too many."""
+        self.client_address = client_address(transport.get_extra_info("peername"))
+        if not self._limits.admit(self):
+            self._force_close = True
+            cast(asyncio.Transport, transport).write(_TOO_MANY_CONNECTIONS)
+            cast(asyncio.Transport, transport).close()
+            return
+        super().connection_made(transport)
+        self._start_head_timer()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._limits.remove(self)
+        self._stop_head_timer()
+        super().connection_lost(exc)
+
+    def mark_authenticated(self) -> None:
+        """Record that a request on this connection had a valid key."""
+        self._limits.mark_authenticated(self)
 
     def data_received(self, data: bytes) -> None:
         """Record the path before parsing, because a request that cannot be parsed has none."""
         if (line := _REQUEST_LINE.match(data)) is not None:
             self._request_path = line[1].decode("latin-1")
+        known, in_body = self._request_count, self._body is not None and not self._body.is_eof()
         super().data_received(data)
+        if self._request_count > known:
+            self._stop_head_timer()
+            self._assign_error()
+        elif data and not in_body:
+            self._bound_head(len(data))
+
+    def _bound_head(self, received: int) -> None:
+        """Bound the incomplete head of a request."""
+        self._head_bytes += received
+        if self._head_bytes > MAX_HEAD_BYTES:
+            log.info("a request's head had more than %d bytes; its connection is closed", MAX_HEAD_BYTES)
+            self.force_close()
+        elif self._head_timer is None:
+            self._start_head_timer()
+
+    def _start_head_timer(self) -> None:
+        self._head_timer = self._loop.call_later(self._header_timeout, self._close_if_idle)
+
+    def _stop_head_timer(self) -> None:
+        self._head_bytes = 0
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _close_if_idle(self) -> None:
+        """Close the connection, or wait again if an earlier request is still being answered."""
+        if self.is_idle:
+            self.force_close()
+        else:
+            self._start_head_timer()
+
+    def _assign_error(self) -> None:
+        """Give an error in a body to the request that reads the body: aiohttp would only answer it afterwards."""
+        message, body = self._messages[-1]
+        if not isinstance(message, _ErrInfo):
+            self._body = body
+        elif self._body is not None and not self._body.is_eof():
+            self._messages.pop()
+            self._body.set_exception(web.RequestPayloadError(message.message))
+            self.close()
 
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
@@ -43,7 +123,7 @@ class GatewayConnection(web.RequestHandler):
         self.log_exception("a request failed below the router", exc_info=exc)
         if request.writer.output_size > 0:
             raise ConnectionError("a response has already begun; this error cannot be sent")
-        status = 431 if isinstance(exc, LineTooLong) else 415 if isinstance(exc, ContentEncodingError) else status
+        status = 431 if isinstance(exc, LineTooLong) else status
         words = (
             f"the request is not readable as HTTP: {error_summary(exc or message)}."
             if status < 500
@@ -81,12 +161,23 @@ def error_summary(error: BaseException | str | None) -> str:
     return _QUOTED_BYTES.split(words.strip(), maxsplit=1)[0].rstrip(".:")[:200]
 
 
+_TOO_MANY_CONNECTIONS_BODY = error_body(
+    "", 503, "too many connections (serve.max_connections, serve.max_connections_per_address). Try again."
+)
+_TOO_MANY_CONNECTIONS = (
+    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\n"
+    b"Content-Length: %d\r\n\r\n%s" % (len(_TOO_MANY_CONNECTIONS_BODY), _TOO_MANY_CONNECTIONS_BODY)
+)
+
+
 class GatewayRunner(web.AppRunner):
     """Runs an application with `GatewayConnection`s. A handler is cancelled when its client disconnects."""
 
-    def __init__(self, app: web.Application, *, grace: float) -> None:
+    def __init__(self, app: web.Application, serve: ServeConfig, *, grace: float) -> None:
         """`grace`: seconds for running requests at shutdown."""
         super().__init__(app, access_log=None, handler_cancellation=True, shutdown_timeout=grace)
+        self._serve = serve
+        self._limits = ConnectionLimits(allow_open_files(serve.max_connections), serve.max_connections_per_address)
 
     @property
     def server(self) -> Any:
@@ -97,6 +188,11 @@ class GatewayRunner(web.AppRunner):
         return partial(
             GatewayConnection,
             manager,
+            limits=self._limits,
+            header_timeout=self._serve.header_timeout,
+            keepalive_timeout=self._serve.idle_timeout,
+            lingering_time=_LINGER_SECONDS,
+            auto_decompress=False,
             loop=asyncio.get_running_loop(),
             logger=log,
             max_line_size=MAX_LINE_BYTES,

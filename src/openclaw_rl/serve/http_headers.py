@@ -1,10 +1,11 @@
-"""Headers of every response: the request id, and CORS for the origins of `serve.cors_origins`.
+"""Headers of every request and response: the host's name, the request id, CORS for the origins of `serve.cors_origins`.
 
 The library aiohttp-cors covers known routes only, so a page could not read the error for an unknown one.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import uuid
 from collections.abc import Mapping, Sequence
@@ -12,11 +13,52 @@ from functools import partial
 
 from aiohttp import hdrs, web
 
+from openclaw_rl.errors import RequestError
+from openclaw_rl.settings.load import ServeConfig
+
 REQUEST_ID_HEADER = "x-request-id"
 _REQUEST_ID = re.compile(r"[\x20-\x7e]{1,128}")
 _CORS_METHODS = "GET, POST, DELETE, OPTIONS"
 _EXPOSED_HEADERS = "X-OpenClaw-Ignored, x-request-id, Retry-After"
 _PREFLIGHT_SECONDS = "600"  # for which a browser keeps the answer
+_LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+
+
+def accepted_hosts(serve: ServeConfig) -> frozenset[str] | None:
+    """Return the names that a request may give in its Host header; None if it may give any.
+
+    A web page whose name was made to resolve to this machine (DNS rebinding) gives its own name. On a loopback bind
+    that is refused, because some paths need no key there. On any other bind all of them need one.
+    """
+    if "*" in serve.allowed_hosts or not (serve.allowed_hosts or serve.is_loopback):
+        return None
+    return frozenset(map(_host_name, (*_LOOPBACK_NAMES, serve.host, *serve.allowed_hosts)))
+
+
+def check_host(headers: Mapping[str, str], accepted: frozenset[str] | None) -> None:
+    """Raise `RequestError` (403) if the Host header has no accepted name. HTTP/1.0 needs no such header."""
+    host = headers.get(hdrs.HOST)
+    if accepted is None or host is None or _host_name(host) in accepted:
+        return
+    raise RequestError(
+        f"the Host header has {host[:80]!r}, which is no name of this gateway. Use 127.0.0.1 or localhost in the base "
+        "URL, or add the name to serve.allowed_hosts.",
+        code="host_not_allowed",
+        status=403,
+    )
+
+
+def _host_name(host: str) -> str:
+    """Return a Host header's name in lower case, without its port; an IPv6 address without brackets."""
+    name = host.strip().lower()
+    if name.startswith("["):
+        name = name[1:].partition("]")[0]
+    elif name.count(":") == 1:
+        name = name.partition(":")[0]
+    try:
+        return str(ipaddress.ip_address(name))
+    except ValueError:
+        return name.rstrip(".")
 
 
 def request_id(headers: Mapping[str, str]) -> str:

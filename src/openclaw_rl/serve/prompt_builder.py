@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from openclaw_rl.common import message_hash
+from openclaw_rl.common.large_requests import run_large, stop_if_cancelled
 from openclaw_rl.errors import PromptTooLong
 from openclaw_rl.render.caches import SampledTokens, TokenBudgetLRU, TwoGenerationLRU
 from openclaw_rl.render.chat_template import SerializedTool
@@ -30,6 +31,7 @@ TOKENIZE_IN_THREAD_CHARS = 16 * 1024  # new characters above which a thread toke
 FEATURE_CACHE_BYTES = 16 * 2**20  # size of the per-message cache, in bytes of messages
 CHARS_PER_TOKEN = 4  # more characters per token of the limit are checked in slices before they are tokenized whole
 BUILD_IN_THREAD_BYTES = 512 * 1024  # body size above which a thread also hashes and renders
+BUILD_IN_THREAD_MESSAGES = 1000  # number of messages above which it does
 REPLY_CACHE_TOKENS = 4 * 2**20  # size of the cache of sampled replies for rendered prompts, in tokens
 _T = TypeVar("_T")
 MAX_RECOVERED_REPLIES = 64  # number of a history's last replies that are read from the store after a restart
@@ -115,9 +117,9 @@ class PromptBuilder:
 
         Raises `PromptTooLong` before it renders or tokenizes text that exceeds `limit` tokens by far.
         """
-        large = ask.size > BUILD_IN_THREAD_BYTES
+        large = ask.size > BUILD_IN_THREAD_BYTES or len(ask.messages) > BUILD_IN_THREAD_MESSAGES
         if ask.size > CHARS_PER_TOKEN * limit:
-            await asyncio.to_thread(lambda: self._check_length(_kept_texts(ask.messages), limit))
+            await run_large(lambda: self._check_length(_kept_texts(ask.messages), limit))
         features, tools, history = await call_in(self._read_request, ask, scope, in_thread=large)
         acts = tools.has_acting_token or any(f.has_acting_token for f in features)
         acts = acts or any(map(self.renderer.has_acting_token, ask.template_variables.values()))
@@ -141,7 +143,8 @@ class PromptBuilder:
 
         The message has no mark, so that no conversation is linked to the prompt or continues its tokens.
         """
-        text, ids = await asyncio.to_thread(self._read_completion, ask.completion_prompt, limit)
+        run = run_large if ask.size > BUILD_IN_THREAD_BYTES else asyncio.to_thread
+        text, ids = await run(self._read_completion, ask.completion_prompt, limit)
         history = HashedHistory((), (), blake2b(digest_size=16, key=self._secret), has_no_ephemeral=False)
         prompt = BuiltPrompt(RenderedPrompt(prompt_ids=ids, thinking=False), history, 0)
         return replace(ask, messages=[{"role": "user", "content": text}]), prompt
@@ -194,18 +197,24 @@ class PromptBuilder:
 
     def _check_length(self, texts: Sequence[str], limit: int) -> None:
         """Raise `PromptTooLong` if `texts` alone exceed `limit` tokens. Texts that hardly can are not tokenized."""
-        if sum(map(len, texts)) > CHARS_PER_TOKEN * limit:
-            tokens = self.renderer.tokenizer.count_beyond(texts, limit)
-            if tokens is not None:
-                raise PromptTooLong(tokens, limit, is_minimum=True)
+        tokenizer, chars = self.renderer.tokenizer, sum(map(len, texts))
+        if chars <= CHARS_PER_TOKEN * limit:
+            return
+        longest = tokenizer.longest_token_bytes
+        if longest is not None and chars // longest > limit:
+            raise PromptTooLong(chars // longest, limit, is_minimum=True)
+        if (tokens := tokenizer.count_beyond(texts, limit)) is not None:
+            raise PromptTooLong(tokens, limit, is_minimum=True)
 
     async def _tokenize_pieces(
         self, text: str, pieces: Sequence[PromptPiece], limit: int, *, in_thread: bool
     ) -> RenderedPrompt:
         if len(text) > CHARS_PER_TOKEN * limit:
-            await asyncio.to_thread(self._check_length, [p for p in pieces if isinstance(p, str)], limit)
+            await run_large(self._check_length, [p for p in pieces if isinstance(p, str)], limit)
         split, new_chars = await call_in(self._split_pieces, pieces, in_thread=in_thread)
-        return await call_in(self._join_pieces, text, split, in_thread=new_chars > TOKENIZE_IN_THREAD_CHARS)
+        if new_chars > TOKENIZE_IN_THREAD_CHARS and not in_thread:
+            return await asyncio.to_thread(self._join_pieces, text, split)
+        return await call_in(self._join_pieces, text, split, in_thread=in_thread)
 
     def _split_pieces(self, pieces: Sequence[PromptPiece]) -> tuple[list[list[str] | Ids], int]:
         """Return the pieces with each text split for the tokenizer, and the number of characters not in its cache."""
@@ -268,6 +277,7 @@ class PromptBuilder:
         return features
 
     def _compute_features(self, message: Message) -> MessageFeatures:
+        stop_if_cancelled()
         mark = message_hash.mark_message(message, index=0, chain=message_hash.CHAIN_ROOT, key=self._secret)
         sent, text = mark.own, message_hash.message_text(message)
         if mark.role == "user" and message_hash.hashed_text(message) != message_hash.normalise_text(text):
@@ -353,5 +363,5 @@ def _kept_texts(messages: Sequence[Message]) -> list[str]:
 
 
 async def call_in(function: Callable[..., _T], *args: Any, in_thread: bool) -> _T:
-    """Call `function` directly, or in a thread."""
-    return await asyncio.to_thread(function, *args) if in_thread else function(*args)
+    """Call `function` directly, or in a thread for large requests."""
+    return await run_large(function, *args) if in_thread else function(*args)

@@ -57,12 +57,12 @@ class StoredResponseHandler:
 
     async def refuse_delete(self, request: web.Request) -> web.Response:
         """Refuse: deleting a reply would not undo the training on it. Raises `RequestError`."""
-        self._keys.authenticated_scope(request.headers)
+        await self._keys.authenticate(request)
         raise RequestError("stored replies cannot be deleted over the API; training on them would not be undone.")
 
     async def refuse_compact(self, request: web.Request) -> web.Response:
         """Refuse: only OpenAI's servers can read a compacted conversation. Raises `RequestError` (404)."""
-        self._keys.authenticated_scope(request.headers)
+        await self._keys.authenticate(request)
         raise RequestError(
             "compaction is not supported; request a summary in a normal request, and continue from that.",
             code="not_found",
@@ -70,7 +70,7 @@ class StoredResponseHandler:
         )
 
     async def _find_exchange(self, request: web.Request) -> Exchange:
-        scope, name = self._keys.authenticated_scope(request.headers), request.match_info["id"]
+        scope, name = await self._keys.authenticate(request), request.match_info["id"]
         found = await asyncio.to_thread(_load_exchange, self._gateway.store, name)
         if found is None or found.request.scope != scope:
             raise RequestError(

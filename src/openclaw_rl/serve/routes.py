@@ -17,13 +17,14 @@ from aiohttp import web
 from openclaw_rl.errors import PromptTooLong, RequestError, StoreError
 from openclaw_rl.serve.auth import ApiKeys
 from openclaw_rl.serve.chat_request import field_error
-from openclaw_rl.serve.completion_handler import CompletionHandler, decode_body, describe_error, read_body
+from openclaw_rl.serve.completion_handler import CompletionHandler, describe_error
 from openclaw_rl.serve.dialects.openai_responses_input import response_id_of
 from openclaw_rl.serve.dialects.registry import DIALECTS, error_body, prompt_too_long
 from openclaw_rl.serve.dialects.validation import decode_json
 from openclaw_rl.serve.gateway import MAX_COUNTED_CONTEXTS, Gateway
 from openclaw_rl.serve.http_connection import json_response
-from openclaw_rl.serve.http_headers import preflight_response
+from openclaw_rl.serve.http_headers import accepted_hosts, check_host, preflight_response
+from openclaw_rl.serve.request_body import decode_body, discard_body, read_body
 from openclaw_rl.serve.responses_api import StoredResponseHandler
 from openclaw_rl.store import heartbeats, policies
 from openclaw_rl.store.db import Store
@@ -57,28 +58,32 @@ _feedback_decoder = msgspec.json.Decoder(_FeedbackBody)
 
 
 class GatewayRoutes:
-    """The HTTP handlers. All but health, readiness and metrics require an API key."""
+    """The HTTP handlers. All but health require an API key; readiness and metrics do not on a loopback bind."""
 
     def __init__(self, gateway: Gateway, keys: ApiKeys, engine_alive: Callable[[], bool]) -> None:
         self._gateway, self._keys, self._engine_alive = gateway, keys, engine_alive
         self.completion_handler = CompletionHandler(gateway, keys)
         self.stored_responses = StoredResponseHandler(gateway, keys)
         self._reply_counter = gateway.metrics.replies.labels
+        self._accepted_hosts = accepted_hosts(gateway.config.serve)
 
     @web.middleware
     async def error_middleware(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Middleware: convert every error to the wire format of the request's path."""
+        """Middleware: check the host, and convert every error to the wire format of the request's path."""
         try:
+            check_host(request.headers, self._accepted_hosts)
             return preflight_response(request, self._gateway.config.serve.cors_origins) or await handler(request)
         except web.HTTPException as error:
-            return self._http_error_response(request, error)
+            response = self._http_error_response(request, error)
         except Exception as error:  # noqa: BLE001 - any error gets a response in the format of the path
             status, words, code, param = describe_error(error, f"{request.method} {request.path}")
             if isinstance(error, PromptTooLong):
                 words, param = prompt_too_long(request.path, error)
-            return self._error_response(request, status, words, param=param, code=code)
+            response = self._error_response(request, status, words, param=param, code=code)
+        await discard_body(request)
+        return response
 
     def _http_error_response(self, request: web.Request, error: web.HTTPException) -> web.Response:
         if isinstance(error, web.HTTPMethodNotAllowed):
@@ -89,7 +94,6 @@ class GatewayRoutes:
         words = {
             404: unsupported_route(request.path)
             or f"there is no {request.method} {request.path}; the routes are {_ROUTE_LIST}.",
-            413: f"the body is larger than {self._gateway.config.serve.max_body_bytes} bytes (serve.max_body_bytes).",
         }
         return self._error_response(request, error.status, words.get(error.status, error.reason))
 
@@ -104,15 +108,17 @@ class GatewayRoutes:
 
     async def count_tokens(self, request: web.Request) -> web.Response:
         """Count the tokens of a request's prompt, in the dialect of its path."""
-        scope = self._keys.authenticated_scope(request.headers)
+        scope = await self._keys.authenticate(request)
         dialect = self.completion_handler.token_counters[request.path]
         check = partial(self._gateway.check_body_size, contexts=MAX_COUNTED_CONTEXTS)
-        ask = await decode_body(dialect.decode_count_request, request, check)
+        ask = await decode_body(dialect.decode_count_request, request, self._gateway.config.serve, check)
         return json_response(dialect.encode_count(await self._gateway.count_prompt_tokens(ask, scope)))
 
     async def post_feedback(self, request: web.Request) -> web.Response:
-        scope = self._keys.authenticated_scope(request.headers)
-        item = _parse_feedback(decode_json(_feedback_decoder, await read_body(request)), scope)
+        scope = await self._keys.authenticate(request)
+        item = _parse_feedback(
+            decode_json(_feedback_decoder, await read_body(request, self._gateway.config.serve)), scope
+        )
         try:
             await self._gateway.writer.put(item)
         except KeyError:
@@ -123,13 +129,13 @@ class GatewayRoutes:
         return json_response(to_json({"id": item.id, "object": "feedback", "target": item.target}))
 
     async def list_models(self, request: web.Request) -> web.Response:
-        self._keys.authenticated_scope(request.headers)
+        await self._keys.authenticate(request)
         found = await self._model_entries()
         ends = {"first_id": found[0]["id"], "last_id": found[-1]["id"]}
         return json_response(to_json({"object": "list", "data": found, "has_more": False, **ends}))
 
     async def get_model(self, request: web.Request) -> web.Response:
-        self._keys.authenticated_scope(request.headers)
+        await self._keys.authenticate(request)
         name = request.match_info["name"]
         for model in await self._model_entries():
             if model["id"] == name:
@@ -155,6 +161,7 @@ class GatewayRoutes:
 
     async def get_readiness(self, request: web.Request) -> web.Response:
         """Return 200 while requests are answered. A head that is being loaded, or a parked worker, gives no 503."""
+        await self._authenticate_if_wide(request)
         versions, keeper = self._gateway.versions, self._gateway.version_task
         answers = self._engine_alive() and versions.is_loaded(versions.serving)
         reasons = []
@@ -170,8 +177,14 @@ class GatewayRoutes:
         return json_response(to_json(body), status=200 if answers else 503)
 
     async def get_metrics(self, request: web.Request) -> web.Response:
+        await self._authenticate_if_wide(request)
         metrics = self._gateway.metrics
         return web.Response(body=metrics.expose(), headers={"Content-Type": metrics.content_type})
+
+    async def _authenticate_if_wide(self, request: web.Request) -> None:
+        """Require the key where other machines reach the gateway."""
+        if not self._gateway.config.serve.is_loopback:
+            await self._keys.authenticate(request)
 
 
 def unsupported_route(path: str) -> str | None:

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from openclaw_rl.common import client_patterns
 from openclaw_rl.common.assets import STARTER
+from openclaw_rl.common.sockets import is_loopback_host
 from openclaw_rl.settings.schema_judge import JudgeConfig, TeacherConfig
 from openclaw_rl.settings.schema_train import TrainConfig
 from openclaw_rl.settings.strict_yaml import Section
@@ -49,7 +50,24 @@ class ServeConfig(Section):
         default_factory=dict,
         description="sampling values that override those of clients, e.g. {temperature: 1.0, top_p: 1.0}",
     )
-    max_body_bytes: int = Field(32 * 2**20, ge=1024)
+    allowed_hosts: tuple[str, ...] = Field(
+        (),
+        description="further names in the Host header of requests, e.g. [host.docker.internal]; * allows all. On a "
+        "loopback bind other names than localhost and 127.0.0.1 are refused; on any other bind all are accepted, "
+        "unless names are listed here",
+    )
+    max_body_bytes: int = Field(
+        32 * 2**20, ge=1024, description="size of a request's body, and of what a compressed one contains"
+    )
+    max_connections: int = Field(
+        1000, ge=1, description="open connections; above it, those without a valid key and idle ones are closed"
+    )
+    max_connections_per_address: int = Field(
+        500, ge=1, description="the same for one client address (for one /64 network in IPv6)"
+    )
+    header_timeout: float = Field(20.0, gt=0, description="seconds in which a request's head must arrive")
+    body_timeout: float = Field(300.0, gt=0, description="seconds in which a request's body must arrive")
+    idle_timeout: float = Field(120.0, gt=0, description="seconds after which a connection without a request is closed")
     cors_origins: tuple[str, ...] = Field(
         (), description="origins of web pages that may call the gateway, e.g. [https://chat.example]; * allows all"
     )
@@ -61,6 +79,11 @@ class ServeConfig(Section):
         """The gateway's address for clients on this machine, without a path."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach the gateway."""
+        return is_loopback_host(self.host)
 
 
 class EngineConfig(Section):

@@ -10,9 +10,11 @@ from urllib.parse import urlsplit
 
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.methods.registry import make_method
-from openclaw_rl.settings.schema import Config
+from openclaw_rl.settings.schema import Config, ServeConfig
 from openclaw_rl.settings.schema_judge import EndpointConfig
 from openclaw_rl.settings.schema_train import TrainConfig
+
+MIN_KEY_CHARS = 16  # characters of the API key where other machines reach the gateway
 
 
 def _check_patterns(key: str, patterns: Iterable[str]) -> None:
@@ -70,11 +72,19 @@ def validate(config: Config) -> None:
         )
     if config.engine.backend == "openai" and not config.engine.url:
         raise ConfigError("engine.backend is openai: engine.url is needed too, e.g. http://127.0.0.1:8001/v1")
-    loopback = config.serve.host in ("127.0.0.1", "localhost", "::1")
-    if not loopback and not config.serve.api_key:
+    _check_key(config.serve)
+
+
+def _check_key(serve: ServeConfig) -> None:
+    if serve.is_loopback:
+        return
+    wide = f"serve.host {serve.host} can be reached from other machines"
+    if not serve.api_key:
+        raise ConfigError(f"{wide}, and no key is set. Set serve.api_key (OPENCLAW_API_KEY), or bind 127.0.0.1.")
+    if len(serve.api_key) < MIN_KEY_CHARS:
         raise ConfigError(
-            f"serve.host {config.serve.host} can be reached from other machines, and no key is set. "
-            "Set serve.api_key (OPENCLAW_API_KEY), or bind 127.0.0.1."
+            f"{wide}, and serve.api_key has {len(serve.api_key)} characters: others could guess it. Set one of "
+            f"{MIN_KEY_CHARS} or more, e.g. the output of `openssl rand -hex 16`, or bind 127.0.0.1."
         )
 
 

@@ -81,7 +81,7 @@ class SubprocessSystem:
             if self._process.poll() is not None:
                 code = self._process.returncode
                 raise OpenClawError(f"`openclaw-rl {self._command}` ended with {code}:\n{self.log_tail()}")
-            if is_ready(self.base_url):
+            if is_ready(self.base_url, self.config.serve.api_key):
                 return
             time.sleep(0.1)
         raise OpenClawError(f"the system was not ready within {within:g} s:\n{self.log_tail()}")
@@ -117,8 +117,7 @@ class SubprocessSystem:
         return waiting >= train.batch.min_step_turns
 
     def _served_version(self) -> int:
-        with urllib.request.urlopen(f"{self.base_url}/readyz", timeout=5) as response:
-            return int(json.load(response)["version"])
+        return int(_get_readiness(self.base_url, self.config.serve.api_key)["version"])
 
     def log_tail(self, lines: int = 15) -> str:
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-lines:])
@@ -140,13 +139,27 @@ def stop_process(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def is_ready(base_url: str) -> bool:
-    """Return whether the gateway at `base_url` reports that it is ready."""
+def is_ready(base_url: str, key: str | None = None) -> bool:
+    """Return whether the gateway at `base_url` reports that it is ready. A gateway on a loopback address needs no key.
+
+    Raises `OpenClawError` if the gateway refuses the key.
+    """
     try:
-        with urllib.request.urlopen(f"{base_url}/readyz", timeout=2) as response:
-            return bool(json.load(response).get("ready"))
-    except (urllib.error.URLError, OSError, ValueError):
+        return bool(_get_readiness(base_url, key).get("ready"))
+    except urllib.error.HTTPError as error:
+        if error.code != 401:
+            return False
+        raise OpenClawError(
+            f"the gateway at {base_url} refuses the key. Set the key of its settings: OPENCLAW_API_KEY (serve.api_key)."
+        ) from error
+    except (OSError, ValueError):
         return False
+
+
+def _get_readiness(base_url: str, key: str | None) -> dict[str, Any]:
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    with urllib.request.urlopen(urllib.request.Request(f"{base_url}/readyz", headers=headers), timeout=5) as response:
+        return dict(json.load(response))
 
 
 def post_json(system: SubprocessSystem, path: str, body: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,12 +12,13 @@ from typing import Any
 
 import msgspec
 
-from openclaw_rl.errors import json_type_name
+from openclaw_rl.errors import RequestError, json_type_name
 from openclaw_rl.serve.chat_request import ResponseConstraint, field_error
 from openclaw_rl.serve.dialects.validation import decode_json, printable_header
 
 MAX_CHOICE_STRINGS = 1000  # strings of a `choice` format
 MAX_FORMAT_CHARS = 64 * 1024  # characters of a regex or grammar
+MAX_BODY_KEYS = 1000  # top-level keys; each unknown one is described in a header
 _EMPTY: tuple[Any, ...] = (None, False, [], {}, "")
 _UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "audio": (_EMPTY, "the model writes text only; leave it out."),
@@ -42,8 +43,11 @@ _SLASH = re.compile(r"\\.|/", re.DOTALL)
 
 
 def read_keys(body: bytes) -> dict[str, msgspec.Raw]:
-    """Return the JSON of each top-level key of the body."""
-    return decode_json(_raw_decoder, body)
+    """Return the JSON of each top-level key of the body. Raises `RequestError` for too many keys."""
+    given = decode_json(_raw_decoder, body)
+    if len(given) > MAX_BODY_KEYS:
+        raise RequestError(f"the body has {len(given)} fields; expected at most {MAX_BODY_KEYS}.")
+    return given
 
 
 def read_ignored(given: Mapping[str, msgspec.Raw], known: Collection[str]) -> list[str]:

@@ -1,0 +1,179 @@
+"""Read request bodies, bounded in time, in bytes and in JSON values; compressed ones are inflated in threads.
+
+aiohttp inflates nothing (`GatewayConnection`): it would do so on the event loop, and before the key is checked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import TypeVar
+
+from aiohttp import web
+
+from openclaw_rl.common.large_requests import run_large
+from openclaw_rl.errors import RequestError
+from openclaw_rl.serve.http_connection import error_summary
+from openclaw_rl.serve.prompt_builder import BUILD_IN_THREAD_BYTES, call_in
+from openclaw_rl.settings.load import ServeConfig
+
+MAX_JSON_VALUES = 100_000  # objects, lists and strings of a body, which are decoded while the GIL is held: 0.1 s
+MAX_JSON_COMMAS = 2_000_000  # bounds the numbers of a body: token ids of prompts are many, and decoded faster
+_ENCODINGS = {"": None, "identity": None, "gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}  # name -> wbits
+_PIECE_BYTES = 2**20  # inflated at once
+_SLICE_BYTES = 64 * 1024  # compressed bytes that are inflated at once; zlib copies what remains of them
+_MAX_GZIP_MEMBERS = 1000
+_COUNT_BYTES = 2**20  # bytes whose values are counted at once, while the GIL is held
+_DISCARD_BYTES_PER_SECOND = 100e6
+_DISCARD_PAUSE_SECONDS = 0.1
+_DISCARD_SECONDS = 5.0
+_T = TypeVar("_T")
+SizeCheck = Callable[[int], None]
+
+
+class _BodyParts:
+    """The bytes of a body so far."""
+
+    def __init__(self, limit: int, check_size: SizeCheck | None) -> None:
+        """`check_size` raises `RequestError` for a size in bytes that is too large."""
+        self._limit, self._check_size = limit, check_size
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def check(self, size: int) -> None:
+        """Raise `RequestError` if a body of `size` bytes is too large."""
+        if size > self._limit:
+            raise RequestError(f"the body is larger than {self._limit} bytes (serve.max_body_bytes).", status=413)
+        if self._check_size is not None:
+            self._check_size(size)
+
+    def append(self, part: bytes) -> None:
+        self._size += len(part)
+        self.check(self._size)
+        self._parts.append(part)
+
+    def join(self) -> bytes:
+        return b"".join(self._parts)
+
+
+async def read_body(request: web.Request, serve: ServeConfig, check_size: SizeCheck | None = None) -> bytes:
+    """Read the body, and inflate it if it is compressed. The caller has checked the key.
+
+    `check_size` raises `RequestError` for a size in bytes that is too large: before the body is read, if it is known.
+    Raises `RequestError`: 400 for bytes that cannot be read, 408, 413 and 415 for the time, the size and the encoding.
+    """
+    encoding = request.headers.get("Content-Encoding", "").strip().lower()
+    if encoding not in _ENCODINGS:
+        raise RequestError(f"Content-Encoding: expected gzip, deflate or none, got {encoding[:40]!r}.", status=415)
+    wbits = _ENCODINGS[encoding]
+    received = _BodyParts(serve.max_body_bytes, check_size if wbits is None else None)
+    received.check(request.content_length or 0)
+    try:
+        async with asyncio.timeout(serve.body_timeout):
+            while part := await request.content.readany():
+                received.append(part)
+    except TimeoutError:
+        raise RequestError(
+            f"the body did not arrive within {serve.body_timeout:g} seconds (serve.body_timeout).", status=408
+        ) from None
+    except (web.RequestPayloadError, web.PayloadAccessError) as error:
+        raise RequestError(f"the body cannot be read: {error_summary(error)}.") from None
+    if wbits is None:
+        return received.join()
+    return await _inflate(received.join(), wbits, _BodyParts(serve.max_body_bytes, check_size))
+
+
+async def _inflate(body: bytes, wbits: int, inflated: _BodyParts) -> bytes:
+    """Inflate in threads, a piece each, so that a cancelled request ends after the piece."""
+    pieces = _inflate_pieces(body, wbits)
+    try:
+        while (piece := await run_large(next, pieces, None)) is not None:
+            inflated.append(piece)
+    except zlib.error as error:
+        raise RequestError(f"the body cannot be decompressed: {error}.") from None
+    return inflated.join()
+
+
+def _inflate_pieces(body: bytes, wbits: int) -> Iterator[bytes]:
+    """Yield the content in pieces of at most `_PIECE_BYTES`. Raises `zlib.error`."""
+    if wbits == zlib.MAX_WBITS and body and body[0] & 0x0F != zlib.DEFLATED:
+        wbits = -zlib.MAX_WBITS  # some clients send deflate without the header of RFC 1950
+    inflater, members = zlib.decompressobj(wbits), 1
+    for start in range(0, len(body), _SLICE_BYTES):
+        rest = body[start : start + _SLICE_BYTES]
+        while True:
+            if inflater.eof and rest:  # gzip may have several members
+                members += 1
+                if members > _MAX_GZIP_MEMBERS:
+                    raise zlib.error(f"it has more than {_MAX_GZIP_MEMBERS} members")
+                inflater = zlib.decompressobj(wbits)
+            piece = inflater.decompress(rest, _PIECE_BYTES)
+            if piece:
+                yield piece
+            rest = inflater.unused_data if inflater.eof else inflater.unconsumed_tail
+            if not rest and len(piece) < _PIECE_BYTES:
+                break
+    if not inflater.eof:
+        raise zlib.error("it ends too early")
+
+
+async def decode_body(
+    decode: Callable[[bytes, Mapping[str, str]], _T],
+    request: web.Request,
+    serve: ServeConfig,
+    check_size: SizeCheck | None,
+) -> _T:
+    """Read and decode the body; in a thread if it is large, so that streams do not stall. Raises `RequestError`."""
+    body = await read_body(request, serve, check_size)
+    large = len(body) > BUILD_IN_THREAD_BYTES
+    await call_in(check_value_count, body, in_thread=large)
+    return await call_in(decode, body, request.headers, in_thread=large)
+
+
+def check_value_count(body: bytes) -> None:
+    """Raise `RequestError` if JSON has more values than `MAX_JSON_VALUES` and `MAX_JSON_COMMAS`. Keys are strings.
+
+    Time and memory of decoding, hashing and rendering depend on these numbers. Nothing is decoded here: the characters
+    are counted, and only if there are many, those outside strings.
+    """
+    strings = body.count(b'"') // 2
+    if strings + body.count(b"{") + body.count(b"[") <= MAX_JSON_VALUES and body.count(b",") <= MAX_JSON_COMMAS:
+        return
+    quotes = openers = commas = start = 0
+    while start < len(body):
+        end = start + _COUNT_BYTES
+        while body[end - 1 : end] == b"\\":  # an escape is not cut in two
+            end += 1
+        unescaped = body[start:end].replace(b"\\\\", b"").replace(b'\\"', b"")
+        parts = unescaped.split(b'"')
+        outside = b"".join(parts[quotes % 2 :: 2])
+        quotes += len(parts) - 1
+        openers += outside.count(b"{") + outside.count(b"[")
+        commas += outside.count(b",")
+        if openers + quotes // 2 > MAX_JSON_VALUES or commas > MAX_JSON_COMMAS:
+            raise RequestError(
+                f"the body has too many JSON values: at most {MAX_JSON_VALUES} objects, lists and strings, and "
+                f"{MAX_JSON_COMMAS} numbers are read. Send fewer messages or fields.",
+                code="request_too_large",
+                status=413,
+            )
+        start = end
+
+
+async def discard_body(request: web.Request) -> None:
+    """Read the rest of the body without keeping it: most clients read no response before they have sent everything.
+
+    Paced, so that streams do not stall. Stops when the client pauses, or after some seconds; aiohttp then discards
+    what comes within a second, and closes the connection.
+    """
+    end = time.monotonic() + _DISCARD_SECONDS
+    with suppress(TimeoutError, web.RequestPayloadError, web.PayloadAccessError):
+        while time.monotonic() < end:
+            async with asyncio.timeout(_DISCARD_PAUSE_SECONDS):
+                part = await request.content.readany()
+            if not part:
+                return
+            await asyncio.sleep(len(part) / _DISCARD_BYTES_PER_SECOND)
