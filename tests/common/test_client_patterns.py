@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import yaml
 from openclaw_rl.collect.traffic import TrafficClassifier
 from openclaw_rl.common import client_patterns, message_hash
 from openclaw_rl.common.assets import ASSETS
+from openclaw_rl.common.linear_regex import LinearPattern
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.settings.load import CollectConfig, from_flat
 from openclaw_rl.types import Message
@@ -72,10 +74,10 @@ def user(text: str) -> Message:
 def test_every_shipped_expression_has_an_example() -> None:
     passing = message_hash.EphemeralMatcher(client_patterns.EPHEMERAL_PATTERNS)
     assert all(passing(user(text)) for text in (*PASSING, COMMAND))
-    known = [re.compile(p) for p in client_patterns.SIDE_PATTERNS]
-    assert all(any(p.search(text) for text in TASKS) for p in known)
-    assert all(any(p.search(text) for p in known) for text in TASKS)
-    known = [re.compile(p) for p in client_patterns.CLIENT_PROMPT_PATTERNS]
+    known = [LinearPattern(p) for p in client_patterns.SIDE_PATTERNS]
+    assert all(any(p.matches(text) for text in TASKS) for p in known)
+    assert all(any(p.matches(text) for p in known) for text in TASKS)
+    known = [LinearPattern(p) for p in client_patterns.CLIENT_PROMPT_PATTERNS]
     assert all(any(p.fullmatch(text) for text in PROMPTS) for p in known)
     assert all(any(p.fullmatch(text) for p in known) for text in PROMPTS)
 
@@ -127,8 +129,8 @@ def take_all(size: int) -> None:
 
 
 def test_no_expression_takes_more_than_linear_time() -> None:
-    """In another process, because `re` cannot be interrupted. Short texts first: exponential time shows there."""
-    code = f"from tests.common.test_client_patterns import take_all; take_all(2_000); take_all({SIZE})"
+    """In another process, because a pattern that backtracks cannot be interrupted."""
+    code = f"from tests.common.test_client_patterns import take_all; take_all({SIZE})"
     try:
         subprocess.run([sys.executable, "-c", code], cwd=HERE, timeout=WITHIN, check=True, capture_output=True)
     except subprocess.TimeoutExpired as error:
@@ -142,17 +144,31 @@ def test_what_is_no_expression_is_refused_at_the_start(key: str) -> None:
         from_flat({key: ["("]})
 
 
-def test_an_owners_expression_is_shown_head_and_tail_of_a_long_text() -> None:
+@pytest.mark.parametrize("key", ["collect.side_patterns", "collect.client_prompt_patterns", "serve.ephemeral_patterns"])
+@pytest.mark.parametrize("expression", ["a(?=b)", "(?<!a)b", r"(a)\1", "a*+"])
+def test_an_expression_that_needs_backtracking_is_refused_at_the_start(key: str, expression: str) -> None:
+    with pytest.raises(ConfigError, match=f"{key}: .* is not a regular expression of RE2: .* not supported"):
+        from_flat({key: [expression]})
+
+
+def test_an_owners_expression_reads_all_of_a_long_text_in_linear_time() -> None:
     text = "<x>" + "y" * SIZE + "</x>"
-    assert client_patterns.ClientPattern("(?s)<x>.*</x>").fullmatch(text)
-    found = client_patterns.ClientPattern("y+").search(text)
-    assert found is not None
-    assert len(found.group()) == client_patterns.SEARCHED_CHARS // 2 - 3
-    short = "y" * client_patterns.SEARCHED_CHARS
-    assert client_patterns.ClientPattern("y+").fullmatch(short)
+    passing = message_hash.EphemeralMatcher(["^(<x>(y+)+</x>)+$"])
+    assert passing(user(text))
+    begun = time.thread_time()
+    assert not passing(user(text + "!"))
+    assert time.thread_time() - begun < 0.1
 
 
-def test_a_shipped_expression_is_shown_all_of_it() -> None:
+def test_what_a_person_types_during_a_run_is_never_ephemeral() -> None:
+    typed = "<system-reminder>\n The user sent a new message while you were working: stop\n</system-reminder>"
+    passing = message_hash.EphemeralMatcher(client_patterns.EPHEMERAL_PATTERNS)
+    assert passing(user("<system-reminder>The user opened a.py</system-reminder>"))
+    assert not passing(user(typed))
+    assert not passing(user(f"<system-reminder>x</system-reminder>{typed}"))
+
+
+def test_a_person_in_the_middle_of_a_long_message_is_heard() -> None:
     """Words of a person's in the middle of a long message are not passed over."""
     block = CONTEXT.replace("it is 6 pm", "y" * SIZE)
     passing = message_hash.EphemeralMatcher(client_patterns.EPHEMERAL_PATTERNS)

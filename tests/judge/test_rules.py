@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,10 @@ def test_another_file_is_another_judge(judge: RulesJudge, tmp_path: Path) -> Non
         ("version: 1\nrules: [{when: b, score: 1}]", "rule 1: `name`"),
         ("version: 1\nrules: [{name: a, score: 1}]", r"rule 1 \(a\): `when`: expected text"),
         ("version: 1\nrules: [{name: a, when: '(', score: 1}]", r"rule 1 \(a\): `when`: expected a regular expression"),
+        (
+            "version: 1\nrules: [{name: a, when: 'a(?!b)', score: 1}]",
+            r"rule 1 \(a\): `when`: expected a regular expression of RE2, got .*look-ahead is not supported",
+        ),
         ("version: 1\nrules: [{name: a, when: b, score: 2}]", r"`score`: expected 1, -1 or nothing; got 2"),
         ("version: 1\nrules: [{name: a, when: b, score: true}]", "`score`: expected 1, -1 or nothing; got True"),
         ("version: 1\nrules: [{name: a, when: b, score: 1, who: me}]", "`who`: expected user, tool or any; got 'me'"),
@@ -216,6 +221,15 @@ def test_ordinary_words_are_no_verdict(who: str, allowed: tuple[int | None, ...]
     verdict = ask(RulesJudge.load(), item((who, text)))
     assert verdict.score in allowed, verdict.reason
     assert verdict.score is not None or verdict.hints == ()
+
+
+@pytest.mark.parametrize("words", ["could you please ", "can you ", "much too ", "it is too "])
+def test_a_polite_person_is_judged_at_once(words: str) -> None:
+    """These took minutes, and the judge was killed and began again for ever."""
+    judge, begun = RulesJudge.load(), time.thread_time()
+    assert ask(judge, item(("user", words * 30))).score is None
+    assert ask(judge, item(("user", words * 4000))).score is None
+    assert time.thread_time() - begun < 0.2
 
 
 def test_unless_takes_a_match_back(tmp_path: Path) -> None:

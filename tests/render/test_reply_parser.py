@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from collections.abc import Callable
 
 import pytest
@@ -14,7 +15,17 @@ from openclaw_rl.render.detokenizer import WindowStream
 from openclaw_rl.render.families import HermesFamily
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.render.reply_parser import Delta, ReplyDecoder, ReplyParser, partial_match_length
-from openclaw_rl.render.tool_calls import parse_call
+from openclaw_rl.render.tool_calls import (
+    DS_CALL,
+    DS_CALLS,
+    DS_END_CALLS,
+    DS_SEP,
+    CallReader,
+    DeepSeekCallReader,
+    MistralCallReader,
+    parse_call,
+)
+from openclaw_rl.render.tool_calls_xml import XmlCallReader
 
 Renderers = Callable[[str], Renderer]
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "</think> \\u00e9"}}\n</tool_call>'
@@ -188,3 +199,19 @@ def test_tokens_as_logprobs_show_them(renderer: Renderers) -> None:
     r = renderer("chatml")
     ids = r.tokenizer.encode("é is").tolist()
     assert b"".join(bytes(r.detokenizer.decode_token(i)[1]) for i in ids).decode() == "é is"
+
+
+@pytest.mark.parametrize(
+    ("reader", "text"),
+    [
+        (MistralCallReader(), "[TOOL_CALLS]x" + "[CALL_ID] " + " " * 20_000 + "!{}"),
+        (DeepSeekCallReader(), f"{DS_CALLS}{DS_CALL}" + DS_SEP * 5_000 + DS_END_CALLS),
+        (XmlCallReader(()), f"<tool_call><function=f><parameter=x>{' ' * 20_000}y</parameter></function></tool_call>"),
+        (XmlCallReader(()), "<function=f>" + "\n<parameter=x>\n" * 2_000 + "</function>"),
+    ],
+    ids=["mistral", "deepseek", "xml spaces", "xml parameters"],
+)
+def test_a_hostile_tool_call_is_parsed_in_linear_time(reader: CallReader, text: str) -> None:
+    begun = time.thread_time()
+    reader.read(text)
+    assert time.thread_time() - begun < 0.1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import cache
 from hashlib import blake2b
 from typing import Literal
@@ -11,6 +10,7 @@ import yaml
 from cachetools import LRUCache
 
 from openclaw_rl.common.assets import ASSETS
+from openclaw_rl.common.linear_regex import LinearPattern
 
 PromptKind = Literal["user", "system", "continuation", "cleared", "summary"]
 _CACHED_TEXTS = 65_536
@@ -20,14 +20,14 @@ class KnownClients:
     """The client prompts of one kind of message. A history repeats its messages, so results are cached by text."""
 
     def __init__(self, kind: PromptKind) -> None:
-        self._patterns = [re.compile(p) for entry in _read_prompts()[kind] for p in entry["patterns"]]
+        self._patterns = [LinearPattern(p) for entry in _read_prompts()[kind] for p in entry["patterns"]]
         self._results: LRUCache[bytes, str | None] = LRUCache(_CACHED_TEXTS)
 
     def match(self, text: str) -> str | None:
         """Return the part of the text that a client wrote, or None."""
         key = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
         if key not in self._results:
-            found = next((m.group() for p in self._patterns if (m := p.search(text))), None)
+            found = next((part for p in self._patterns if (part := p.find(text))), None)
             self._results[key] = found
         return self._results[key]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import get_args
 
 from openclaw_rl.collect.known_clients import KnownClients, PromptKind
-from openclaw_rl.common.client_patterns import ClientPattern
+from openclaw_rl.common.linear_regex import LinearPattern
 from openclaw_rl.common.message_hash import message_text, strip_time_stamp, visible_text
 from openclaw_rl.types import Kind, Message, Request
 
@@ -21,8 +21,8 @@ class TrafficClassifier:
     """Classifier of requests by `collect.side_patterns`, `collect.client_prompt_patterns` and the known clients."""
 
     def __init__(self, patterns: Sequence[str], interludes: Sequence[str] = (), *, known_clients: bool = True) -> None:
-        self._side_patterns = [ClientPattern(p) for p in patterns]
-        self._client_prompt_patterns = [ClientPattern(p) for p in interludes]
+        self._side_patterns = [LinearPattern(p) for p in patterns]
+        self._client_prompt_patterns = [LinearPattern(p) for p in interludes]
         self._known = {kind: KnownClients(kind) for kind in get_args(PromptKind)} if known_clients else {}
 
     def is_client_prompt(self, message: Message) -> bool:
@@ -51,8 +51,8 @@ class TrafficClassifier:
         text = _message_text(message)
         if any(p.fullmatch(text) for p in self._client_prompt_patterns):
             return text[:_SHOWN_CHARS]
-        if found := next((m for p in self._side_patterns if (m := p.search(text))), None):
-            return found.group()[:_SHOWN_CHARS]
+        if found := next((part for p in self._side_patterns if (part := p.find(text))), None):
+            return found[:_SHOWN_CHARS]
         known = self._match_known("system" if message.get("role") in _SYSTEM_ROLES else "user", text)
         return known[:_SHOWN_CHARS] if known is not None else None
 

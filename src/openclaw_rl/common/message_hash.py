@@ -15,7 +15,7 @@ from hashlib import blake2b
 from itertools import groupby
 from typing import Any
 
-from openclaw_rl.common.client_patterns import ClientPattern
+from openclaw_rl.common.client_patterns import ClientContext
 from openclaw_rl.types import Mark, Message
 
 DISTINCTIVE_CHARS = 24
@@ -49,13 +49,12 @@ class EphemeralMatcher:
     """
 
     def __init__(self, patterns: Sequence[str]) -> None:
-        self._patterns = [ClientPattern(p, re.DOTALL) for p in patterns]
+        self._is_context = ClientContext(patterns)
 
     def __call__(self, message: Message) -> bool:
         if message.get("role") not in ("user", "system", "developer"):
             return False
-        text = message_text(message)
-        return any(p.search(text) for p in self._patterns)
+        return self._is_context(message_text(message))
 
 
 def message_text(message: Message) -> str:

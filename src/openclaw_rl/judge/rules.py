@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import yaml
 
 from openclaw_rl.common.assets import ASSETS
 from openclaw_rl.common.client_patterns import head_and_tail
+from openclaw_rl.common.linear_regex import LinearPattern, PatternError
 from openclaw_rl.common.message_hash import message_text, normalise_text, strip_time_stamp
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.judge.voting import distinct_hints, make_verdict
@@ -23,8 +23,8 @@ _ROLES_OF_SPEAKER: Mapping[str, tuple[str, ...]] = {
     "tool": ("tool", "function"),
     "any": ("user", "tool", "function"),
 }
-# `re` has no timeout, so only the head and the tail of a huge tool result are searched.
 MAX_SEARCHED_CHARS = 65_536
+"""Characters of a message that all rules search: its head and its tail."""
 
 
 def _is_text(value: Any) -> bool:
@@ -51,18 +51,18 @@ class Rule:
     """One rule of the file."""
 
     name: str
-    when: re.Pattern[str]
+    when: LinearPattern
     who: str
     score: int | None
     hint: str | None
-    unless: re.Pattern[str] | None = None
+    unless: LinearPattern | None = None
 
     def matches_any(self, messages: Sequence[tuple[str, str]]) -> bool:
         """Whether the rule matches any (role, text) whose role it covers."""
         return any(role in _ROLES_OF_SPEAKER[self.who] and self._matches_text(text) for role, text in messages)
 
     def _matches_text(self, text: str) -> bool:
-        return bool(self.when.search(text)) and not (self.unless and self.unless.search(text))
+        return self.when.matches(text) and not (self.unless and self.unless.matches(text))
 
 
 class RulesJudge:
@@ -168,8 +168,8 @@ def _parse_rule(entry: Any, number: int, source: str) -> Rule:
         raise ConfigError(f"{where}: expected a `score`, a `hint` or both; got neither")
     for key in ("when", "unless"):
         try:
-            values[key] = values[key] and re.compile(values[key], re.IGNORECASE)
-        except re.error as error:
+            values[key] = values[key] and LinearPattern(f"(?i){values[key]}")
+        except PatternError as error:
             got = f"{values[key]!r}: {error}"
-            raise ConfigError(f"{where}: `{key}`: expected a regular expression, got {got}") from error
+            raise ConfigError(f"{where}: `{key}`: expected a regular expression of RE2, got {got}") from error
     return Rule(**values | {key: values[key] and values[key].strip() for key in ("name", "hint")})

@@ -13,6 +13,11 @@ from openclaw_rl.types import Vote
 HINT_CHARS = 400  # two long sentences; a longer one is an answer, not an instruction
 TEACHER_HINT_CHARS = 1200  # limit for a teacher's hint, which may describe the content of a better reply
 REASON_CHARS = 300
+ANSWER_CHARS = 65_536
+"""Characters of an answer, from its end, in which the vote is searched."""
+MAX_FAILED_STARTS = 256
+"""Number of places that look like the start of an object, but cannot be read; then the search ends."""
+_OBJECT_START = re.compile(r'\{\s*["}]')
 # A hint is inserted into a user message; a control token of the template in it would end that message.
 _CONTROL_TOKEN = re.compile(
     r"<\|[^|>]{1,40}\|>|<｜[^｜>]{1,40}｜>|</?s>|<(?:start|end)_of_turn>|\[/?INST\]", re.IGNORECASE
@@ -61,18 +66,18 @@ def strip_reasoning(text: str) -> str:
 
 
 def _json_objects(text: str) -> Iterator[dict[str, Any]]:
-    """Yield the outermost JSON objects in a text, in order."""
-    decoder = json.JSONDecoder()
-    at = text.find("{")
-    while at >= 0:
+    """Yield the outermost JSON objects in a text, in order. The time is bounded for any text."""
+    text = text[-ANSWER_CHARS:]
+    decoder, failed = json.JSONDecoder(), 0
+    start = _OBJECT_START.search(text)
+    while start is not None and failed < MAX_FAILED_STARTS:
         try:
-            value, end = decoder.raw_decode(text, at)
+            value, end = decoder.raw_decode(text, start.start())
         except (ValueError, RecursionError):
-            end = at + 1
+            failed, end = failed + 1, start.start() + 1
         else:
-            if isinstance(value, dict):
-                yield value
-        at = text.find("{", end)
+            yield value
+        start = _OBJECT_START.search(text, end)
 
 
 def _parse_score(value: Any) -> int | None:

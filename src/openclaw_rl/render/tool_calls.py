@@ -203,8 +203,8 @@ class MistralCallReader(_JsonCallReader):
 
     def _parse_calls(self, head: str, body: str) -> tuple[ToolCall, ...]:
         if body.startswith("{"):
-            named = self._HEAD_PATTERN.fullmatch(head)
-            found = [make_call(named[1], body) if named and len(head) <= MAX_NAME_CHARS else None]
+            named = self._HEAD_PATTERN.fullmatch(head) if len(head) <= MAX_NAME_CHARS else None
+            found = [make_call(named[1], body) if named else None]
         else:
             try:
                 found = [_call_from_body(b) for b in _bodies_decoder.decode(_to_bytes(body))]
@@ -218,18 +218,21 @@ class DeepSeekCallReader(CallReader):
 
     openers = (DS_CALLS,)
     hidden_tokens = (DS_CALLS, DS_END_CALLS, DS_CALL, DS_END_CALL, DS_SEP)
-    _CALL_PATTERN = re.compile(f"\\s*{DS_CALL}(.*?){DS_SEP}(.*?){DS_END_CALL}\\s*", re.DOTALL)
     _FENCED_PATTERN = re.compile(r"([^\n]+)\n```json\n(.*)\n```", re.DOTALL)  # DeepSeek V3: type, then name and a fence
 
     def read(self, text: str) -> CallMatch | None:
         at = text.find(DS_END_CALLS)
         if at < 0:
             return None
-        calls, place = list[ToolCall | None](), len(DS_CALLS)
-        while found := self._CALL_PATTERN.match(text, place, at):
-            fenced = self._FENCED_PATTERN.fullmatch(found[2])
-            calls.append(make_call(fenced[1], fenced[2]) if fenced else make_call(found[1], found[2]))
-            place = found.end()
-        if place < at or not calls or not all(calls):
+        calls, rest = list[ToolCall | None](), text[len(DS_CALLS) : at].strip()
+        while rest.startswith(DS_CALL):
+            kind, _, after = rest.removeprefix(DS_CALL).partition(DS_SEP)
+            body, closed, after = after.partition(DS_END_CALL)
+            if not closed:
+                break
+            fenced = self._FENCED_PATTERN.fullmatch(body)
+            calls.append(make_call(fenced[1], fenced[2]) if fenced else make_call(kind, body))
+            rest = after.lstrip()
+        if rest or not calls or not all(calls):
             return CallMatch(len(DS_CALLS))
         return CallMatch(at + len(DS_END_CALLS), tuple(c for c in calls if c))

@@ -15,7 +15,7 @@ from openclaw_rl.render.tool_calls import CALL, END_CALL, CallMatch, CallReader,
 _OPEN, _CLOSE = "<function=", "</function>"
 _FUNCTION_PATTERN = re.compile(r"\s*<function=([^>\n]+)>(.*)</function>\s*", re.DOTALL)
 _PARAMETER_PATTERN = re.compile(
-    r"\s*<parameter=([^>\n]+)>\n?(.*?)(?:\n?</parameter>\s*(?=<parameter=|\Z)|\n(?=<parameter=)|\s*\Z)", re.DOTALL
+    r"\s*<parameter=([^>\n]+)>\n?(.*?)(?:\n?</parameter>\s*(?=<parameter=|\Z)|\n(?=<parameter=)|\Z)", re.DOTALL
 )
 _PYTHON_TYPES: Mapping[str, tuple[type, ...]] = {
     "object": (dict,),

@@ -71,7 +71,11 @@ class ServeConfig(Section):
     cors_origins: tuple[str, ...] = Field(
         (), description="origins of web pages that may call the gateway, e.g. [https://chat.example]; * allows all"
     )
-    ephemeral_patterns: tuple[str, ...] = client_patterns.EPHEMERAL_PATTERNS
+    ephemeral_patterns: tuple[str, ...] = Field(
+        client_patterns.EPHEMERAL_PATTERNS,
+        description="regular expressions (RE2): a user or system message that matches is added to one request and "
+        "omitted from the next, so it is not part of the history",
+    )
     engine_wait: float = Field(60.0, gt=0, description="seconds that a request waits while the engine restarts")
 
     @property
@@ -128,13 +132,13 @@ class CollectConfig(Section):
     )
     side_patterns: tuple[str, ...] = Field(
         client_patterns.SIDE_PATTERNS,
-        description="regular expressions: a request whose last user or system message matches "
+        description="regular expressions (RE2): a request whose last user or system message matches "
         "is side traffic until the "
         "conversation continues after it",
     )
     client_prompt_patterns: tuple[str, ...] = Field(
         client_patterns.CLIENT_PROMPT_PATTERNS,
-        description="regular expressions: a user message that matches as a whole was written by "
+        description="regular expressions (RE2): a user message that matches as a whole was written by "
         "the client program; it is "
         "side traffic, and reactions skip it",
     )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable
 from operator import attrgetter
 from urllib.parse import urlsplit
 
+from openclaw_rl.common.linear_regex import LinearPattern, PatternError
 from openclaw_rl.errors import ConfigError
 from openclaw_rl.methods.registry import make_method
 from openclaw_rl.settings.schema import Config, ServeConfig
@@ -20,9 +20,9 @@ MIN_KEY_CHARS = 16  # characters of the API key where other machines reach the g
 def _check_patterns(key: str, patterns: Iterable[str]) -> None:
     for pattern in patterns:
         try:
-            re.compile(pattern)
-        except re.error as error:
-            raise ConfigError(f"{key}: {pattern!r} is not a regular expression: {error}") from None
+            LinearPattern(pattern)
+        except PatternError as error:
+            raise ConfigError(f"{key}: {pattern!r} is not a regular expression of RE2: {error}") from None
 
 
 def _check_url(key: str, url: str | None) -> None:

@@ -32,7 +32,7 @@ _LIMITS = llguidance.LLParserLimits(
     verbose_errors=False,
 )
 _GRAMMAR_POSITION = re.compile(r"^at \d+\(\d+\): ")  # a position in the grammar that the gateway wrote
-_GRAMMAR_QUOTE = re.compile(r"\n\s*\d+ \| |<state>|<non-verbose/>|<grammar>")  # start of a quote of that grammar
+_GRAMMAR_QUOTE = re.compile(r"\n[ \t]*\d+ \| |<state>|<non-verbose/>|<grammar>")  # start of a quote of that grammar
 _CLEARER_REASONS = {"NoExtensionBias": "no text can match it, for example because a $ref refers only to itself"}
 
 

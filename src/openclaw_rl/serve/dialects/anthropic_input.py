@@ -13,11 +13,11 @@ from typing import Any
 
 import msgspec
 
-from openclaw_rl.common.client_patterns import LOCAL_COMMAND, SYSTEM_REMINDER
+from openclaw_rl.common.client_patterns import LOCAL_COMMAND, SYSTEM_REMINDER, ClientContext
 from openclaw_rl.serve.chat_request import MAX_ID_CHARS, field_error
 from openclaw_rl.serve.dialects.validation import NON_TEXT_PARTS, decode_json, image_placeholder
 
-_CLIENT_CONTEXT = [re.compile(pattern, re.DOTALL) for pattern in (SYSTEM_REMINDER, LOCAL_COMMAND)]
+_is_client_context = ClientContext((SYSTEM_REMINDER, LOCAL_COMMAND))
 # Claude Code sends text that the user typed during a run as a system message (to older servers as a reminder).
 _TYPED_DURING_RUN = re.compile(r"\s*The user sent a new message")
 # Claude Code puts this accounting line before the system prompt; Anthropic's servers remove it too.
@@ -85,7 +85,7 @@ def _read_user_blocks(blocks: Sequence[ContentBlock], place: str) -> list[dict[s
             results.append(_read_tool_result(block, where))
         else:
             texts.append(_block_text(block, where))
-    runs = groupby(texts, key=lambda text: any(pattern.search(text) for pattern in _CLIENT_CONTEXT))
+    runs = groupby(texts, key=_is_client_context)
     return results + [{"role": "user", "content": "\n".join(run)} for _, run in runs]
 
 

@@ -1,0 +1,76 @@
+"""Patterns of Python's syntax on RE2: what they mean, what is refused, and that none takes long."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from openclaw_rl.common.linear_regex import LinearPattern, PatternError
+
+
+@pytest.mark.parametrize("absent", ["<b>", "<<ab", "</tag>", "x"])
+@settings(max_examples=60)
+@given(data=st.data())
+def test_the_absent_operator_matches_every_text_without_the_words(absent: str, data: st.DataObject) -> None:
+    piece = st.sampled_from([absent, *(absent[:n] for n in range(1, len(absent))), *absent, "z", "\n", "é"])
+    text = "".join(data.draw(st.lists(piece, max_size=8)))
+    assert LinearPattern(f"(?~{absent})").fullmatch(text) == (absent not in text)
+    wrapped = LinearPattern(f"a(?~{absent}){re.escape(absent)}c").find(f"a{text}{absent}c{absent}c")
+    expected = re.search(f"(?s)a(?:(?!{re.escape(absent)}).)*{re.escape(absent)}c", f"a{text}{absent}c{absent}c")
+    assert wrapped == (expected and expected[0])
+
+
+@pytest.mark.parametrize(
+    "members", [r"\d", r"\D", r"\s", r"\S", r"\w", r"\W", r"[\d.]", r"[^\s\d]", r"[\w-]", r"[^\w\n]", "[]a]"]
+)
+def test_character_classes_are_those_of_python(members: str) -> None:
+    ours, theirs = LinearPattern(members), re.compile(members)
+    different = [c for c in map(chr, range(0xD800)) if ours.fullmatch(c) != bool(theirs.fullmatch(c))]
+    assert not different, different[:9]
+
+
+def test_the_end_of_the_text_and_halves_of_surrogate_pairs() -> None:
+    assert LinearPattern(r"\Aquota\Z").matches("quota")
+    assert not LinearPattern(r"\Aquota\Z").matches("quota\n")
+    assert LinearPattern("a.c").find("xa\udc80c") == "a?c"
+
+
+@pytest.mark.parametrize(
+    ("expression", "reason"),
+    [
+        ("(", r"missing \)"),
+        ("a(?=b)", "look-ahead is not supported"),
+        ("a(?!b)", r"look-ahead is not supported; \(\?~TEXT\) stands for any text without TEXT"),
+        ("(?<!a)b", "look-behind is not supported"),
+        (r"(a)\1", "back-references are not supported"),
+        ("(?P<x>a)(?P=x)", "back-references are not supported"),
+        ("a*+", "possessive repetition is not supported"),
+        ("a{1,8000}", "a count is at most 1000"),
+        (r"[\W_]", "inside brackets is not supported"),
+        ("\\bж", "knows ASCII letters only"),
+        ("(?~aba)", "first character does not occur again"),
+        ("(?~<<)", "first character does not occur again"),
+        ("\udc80", "surrogates not allowed"),
+    ],
+)
+def test_what_needs_backtracking_is_refused_with_the_reason(expression: str, reason: str) -> None:
+    with pytest.raises(PatternError, match=reason):
+        LinearPattern(expression)
+
+
+@pytest.mark.parametrize(
+    ("expression", "text"),
+    [
+        ("(a+)+$", "a" * 65_000 + "!"),
+        (r"^(please |(could|can) you (please )?)*$", "could you please " * 4000 + "!"),
+        (r"^\s*(?:\s*x\s*)*$", " " * 65_000 + "!"),
+    ],
+)
+def test_an_ambiguous_expression_takes_linear_time(expression: str, text: str) -> None:
+    begun = time.thread_time()
+    assert not LinearPattern(expression).matches(text)
+    assert time.thread_time() - begun < 0.1
