@@ -43,6 +43,14 @@ class StoreError(OpenClawError):
     """Raised if the store cannot be opened, is corrupt or too new, or if the disk is full."""
 
 
+class DamagedRow(OpenClawError):
+    """Raised if a turn in the store cannot be read, for example for bad JSON. Other turns are not affected."""
+
+    def __init__(self, turn: str, reason: str) -> None:
+        super().__init__(f"damaged: {reason}")
+        self.turn = turn
+
+
 class StaleLease(OpenClawError):
     """Raised if the lease was lost: another holder may be working, so nothing was published."""
 

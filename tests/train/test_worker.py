@@ -109,6 +109,22 @@ def test_a_batch_has_at_most_its_maximum(store: Store, make_loop: MakeLoop, fill
         assert policies.lineage(conn, 2) == [2, 1, 0]
 
 
+def test_a_damaged_turn_is_left_out_and_the_others_train(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+    """Its log-probabilities are one short: that ended the trainer, again and again."""
+    ids = fill(store, 5)
+    with store.write() as conn:
+        conn.exec_driver_sql("UPDATE replies SET logprobs = substr(logprobs, 5) WHERE seq = 2")
+    trainer = ScriptedTrainer()
+    loop = make_loop(trainer)
+    while loop.run_once():
+        pass
+    assert [[s.turn for s in batch] for batch in trainer.batches] == [[ids[0], *ids[2:]]]
+    with store.read() as conn:
+        damaged = turns.get(conn, ids[1])
+    assert damaged is not None
+    assert str(damaged.untrainable).startswith("damaged: its reply cannot be read")
+
+
 def test_old_turns_are_not_kept_waiting(store: Store, make_loop: MakeLoop, fill: Fill, clock: Clock) -> None:
     loop = make_loop(ScriptedTrainer(), max_wait=600, lease=10_000)
     fill(store, 1)

@@ -11,8 +11,9 @@ from sqlalchemy import Connection
 from openclaw_rl.collect.link import ReactionLink, RequestLink, link_request
 from openclaw_rl.collect.traffic import TrafficClassifier
 from openclaw_rl.common.worker_loop import run_worker_loop
+from openclaw_rl.errors import DamagedRow
 from openclaw_rl.settings.load import CollectConfig, Config
-from openclaw_rl.store import events, exchanges, heartbeats, reactions, turn_states
+from openclaw_rl.store import events, exchanges, heartbeats, reactions, turn_states, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.exchange_index import ExchangeIndex
 from openclaw_rl.store.turn_states import DropReason, degenerate_reason
@@ -70,7 +71,11 @@ class Collector:
     def _process_event(self, conn: Connection, event: Event) -> None:
         """Link a request; or record feedback, which takes effect when the reply that it refers to has ended."""
         if event.kind == "exchange.admitted":
-            exchange = exchanges.get(conn, event.ref)
+            try:
+                exchange = exchanges.get(conn, event.ref)
+            except DamagedRow as error:
+                self._set_aside(conn, event, str(error))
+                return
             assert exchange is not None, f"event {event.seq} names exchange {event.ref}, which is not in the store"
             index = ExchangeIndex(conn, self._store.secret)
             decided = link_request(exchange.request, exchange.seq, index, self._classifier)
@@ -78,8 +83,14 @@ class Collector:
             self.linked_count += 1
             _log_link(exchange.request.id, decided)
         else:
-            target = event.data["target"] if event.kind == "feedback.given" else event.ref
-            self.reaction_count += reactions.record_pending_feedback(conn, target, event.at)
+            target = _turn_of(event)
+            if target is not None:
+                self.reaction_count += reactions.record_pending_feedback(conn, target, event.at)
+
+    def _set_aside(self, conn: Connection, event: Event, why: str) -> None:
+        log.warning("event %d (%s %s) is set aside: %s", event.seq, event.kind, event.ref, why)
+        if (turn := _turn_of(event)) is not None:
+            turns.set_aside(conn, turn, why, at=event.at)
 
     def drop_overdue(self, now: float) -> int:
         """Drop turns that have had no reaction for `session_timeout` seconds. Returns their number."""
@@ -145,9 +156,14 @@ def _log_link(request: str, decided: RequestLink) -> None:
     log.debug("%s: %s, session %s, %s", request, decided.kind.value, decided.session, reacts)
 
 
+def _turn_of(event: Event) -> str | None:
+    """Return the turn that the event is about; None for feedback whose data are damaged."""
+    return event.data.get("target") if event.kind == "feedback.given" else event.ref
+
+
 def _is_degenerate(conn: Connection, turn: str) -> bool:
-    """Return whether a reply is degenerate. Replies of side calls are not checked when they end."""
-    exchange = exchanges.get(conn, turn)
+    """Return whether a reply is degenerate or damaged. Replies of side calls are not checked when they end."""
+    exchange = exchanges.get_readable(conn, [turn]).get(turn)
     return exchange is None or exchange.reply is None or degenerate_reason(exchange.reply) is not None
 
 

@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from openclaw_rl.common.worker_loop import HeartbeatTimer
-from openclaw_rl.errors import OpenClawError
+from openclaw_rl.errors import DamagedRow, OpenClawError
 from openclaw_rl.judge import plugin, reward_model, user_feedback
 from openclaw_rl.judge.backoff import backoff_delay
 from openclaw_rl.judge.llm import LlmJudge
@@ -197,8 +197,19 @@ class JudgeQueue:
         )
 
     def _query_closed_turns(self, limit: int) -> list[JudgeInput]:
-        with self._store.read() as conn:
-            return turns.closed_turns(conn, limit)
+        """Return closed turns; those that cannot be read are set aside."""
+        while True:
+            try:
+                with self._store.read() as conn:
+                    return turns.closed_turns(conn, limit)
+            except DamagedRow as error:
+                self._set_aside({error.turn: str(error)})
+
+    def _set_aside(self, reasons: Mapping[str, str]) -> None:
+        with self._store.write(durable=False) as conn:
+            for turn, why in reasons.items():
+                log.warning("turn %s is set aside: %s", turn, why)
+                turns.set_aside(conn, turn, why, at=time.time())
 
     def _save_verdicts(self, verdicts: Sequence[Verdict]) -> None:
         with self._store.write(durable=False) as conn:

@@ -39,7 +39,7 @@ async def resolve_previous_response(ask: ChatRequest, scope: str, store: Store) 
 
 def _load_exchanges(store: Store, ids: Sequence[str]) -> Mapping[str, Exchange]:
     with store.read() as conn:
-        return exchanges.get_many(conn, [i for i in ids if i.isascii()])  # our ids are ASCII
+        return exchanges.get_readable(conn, [i for i in ids if i.isascii()])  # our ids are ASCII
 
 
 def _check_continuable(found: Exchange | None, name: str, param: str, scope: str) -> None:

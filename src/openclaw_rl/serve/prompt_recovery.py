@@ -42,8 +42,8 @@ class PromptRecovery:
         """Return the complete exchanges with the same tokenizer, template and base weights, newest first."""
         with self._store.read() as conn:
             pasts = [p for p in ExchangeIndex(conn).by_chain(scope, chains) if p.status is ExchangeStatus.DONE]
-            found = [exchanges.get(conn, p.id) for p in reversed(pasts)]
-        return [e for e in found if e is not None and self._is_reusable(e)]
+            found = exchanges.get_readable(conn, [p.id for p in pasts])
+        return [found[p.id] for p in reversed(pasts) if p.id in found and self._is_reusable(found[p.id])]
 
     def _is_reusable(self, exchange: Exchange) -> bool:
         request, reply = exchange.request, exchange.reply

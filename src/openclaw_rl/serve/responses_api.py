@@ -86,7 +86,7 @@ class StoredResponseHandler:
 
 def _load_exchange(store: Store, name: str) -> Exchange | None:
     with store.read() as conn:
-        return exchanges.get(conn, name) if name.isascii() else None
+        return exchanges.get_readable(conn, [name]).get(name) if name.isascii() else None
 
 
 def _select_page(items: list[dict[str, Any]], after: str | None, limit: int) -> tuple[list[dict[str, Any]], bool]:

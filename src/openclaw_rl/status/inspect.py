@@ -15,7 +15,7 @@ from rich.text import Text
 from sqlalchemy import Connection
 
 from openclaw_rl.common.message_hash import message_text, strip_client_text
-from openclaw_rl.errors import ModelError, OpenClawError
+from openclaw_rl.errors import DamagedRow, ModelError, OpenClawError
 from openclaw_rl.settings.load import STARTER, Config
 from openclaw_rl.status.report import print_json, read_store
 from openclaw_rl.store import exchanges, policies, sessions, turns
@@ -67,14 +67,12 @@ def session_data(conn: Connection, session: str) -> dict[str, Any]:
 def turn_data(conn: Connection, id_: str) -> dict[str, Any]:
     """Return one turn as plain JSON: texts, states, verdict, training. Raises `OpenClawError` if it does not exist.
 
-    `user` is None if the text is not stored.
+    `user` is None if the text is not stored. `damaged`: why the rest cannot be read, else None.
     """
-    exchange, turn = exchanges.get(conn, id_), turns.get(conn, id_)
-    if exchange is None or turn is None:
+    turn = turns.get(conn, id_)
+    if turn is None:
         raise OpenClawError(f"no turn {id_!r}. `openclaw-rl inspect session ID` lists a session's turns.")
-    request, reaction = exchange.request, turns.current_reaction(conn, id_)
-    verdict = turns.current_verdict(conn, id_)
-    return {
+    data = {
         "turn": id_,
         "session": turn.session,
         "state": turn.state.value,
@@ -84,6 +82,20 @@ def turn_data(conn: Connection, id_: str) -> dict[str, Any]:
         "relation_of": turn.relation_of,
         "parent": turn.parent,
         "unlinked": turn.unlinked,
+        "trained_into": policies.versions_with_turn(conn, id_),
+        "damaged": None,
+    }
+    try:
+        return data | _exchange_data(conn, id_)
+    except DamagedRow as error:
+        return data | {"damaged": str(error), "user": None, "reply": None, "reaction": None, "verdict": None}
+
+
+def _exchange_data(conn: Connection, id_: str) -> dict[str, Any]:
+    """Return the texts, tokens and verdict of a turn. Raises `DamagedRow`."""
+    exchange, reaction = exchanges.get_many(conn, [id_])[id_], turns.current_reaction(conn, id_)
+    request, verdict = exchange.request, turns.current_verdict(conn, id_)
+    return {
         "version": request.version,
         "identity": request.identity,
         "origin": request.origin.value if request.origin else None,
@@ -96,7 +108,6 @@ def turn_data(conn: Connection, id_: str) -> dict[str, Any]:
         "reply": None if exchange.reply is None else _reply_data(exchange, exchange.reply),
         "reaction": None if reaction is None else _reaction_data(reaction),
         "verdict": None if verdict is None else _verdict_data(verdict),
-        "trained_into": policies.versions_with_turn(conn, id_),
     }
 
 
@@ -157,7 +168,8 @@ def policy_data(conn: Connection, version: int) -> dict[str, Any]:
 
 
 def _first_user_text(conn: Connection, session: str) -> str | None:
-    exchange = exchanges.get(conn, sessions.session_turns(conn, session)[0])
+    first = sessions.session_turns(conn, session)[0]
+    exchange = exchanges.get_readable(conn, [first]).get(first)
     return None if exchange is None else _last_user_text(_conversation_messages(exchange.request)) or None
 
 
@@ -237,13 +249,16 @@ def _turn_panel(turn: TurnData, *, whole: bool) -> Panel:
     body = Table(box=None, show_header=False, padding=(0, 1))
     body.add_column(style="dim", no_wrap=True)
     body.add_column()
-    for label, value in _turn_rows(turn, _WHOLE_WIDTH if whole else _SHORT_WIDTH) + _detail_rows(turn) * whole:
+    rows = _turn_rows(turn, _WHOLE_WIDTH if whole else _SHORT_WIDTH)
+    for label, value in rows + (_detail_rows(turn) if whole and not turn["damaged"] else []):
         body.add_row(label, value if isinstance(value, Text) else Text(str(value)))
     return Panel(body, title=f"{turn['turn']}  [bold]{turn['state']}[/]", title_align="left")
 
 
 def _turn_rows(turn: TurnData, width: int) -> list[tuple[str, str | Text]]:
     lines: list[tuple[str, str | Text]] = [("user", _shorten(turn["user"], width))]
+    if turn["damaged"]:
+        lines = [("damaged", Text(turn["damaged"], style="red"))]
     if turn["reply"] is not None:
         lines.append(("reply", Text(_reply_text(turn["reply"]["message"], width), style="cyan")))
     if turn["drop_reason"]:

@@ -50,7 +50,10 @@ def end_episode(conn: Connection, id: str, *, outcome: EpisodeOutcome, reward: f
 
 
 def judged_turns_of_group(conn: Connection, group: str) -> list[JudgedTurn]:
-    """Return the trainable judged turns of the group's episodes, each with its episode and its step."""
+    """Return the trainable judged turns of the group's episodes, each with its episode and its step.
+
+    Raises `DamagedRow`.
+    """
     query = select(t.episodes).where(t.episodes.c.group_id == group)
     episodes = {row.id: _episode_from_row(row) for row in conn.execute(query)}
     rows = _turn_rows(conn, episodes)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, func, select
+from sqlalchemy import Connection, Row, bindparam, func, select
 from sqlalchemy.dialects.sqlite import insert
 
+from openclaw_rl.errors import DamagedRow
 from openclaw_rl.store.db import fast_executemany
-from openclaw_rl.store.rows import from_json, from_row, to_json
+from openclaw_rl.store.rows import from_json, from_row, naming_damage, to_json
 from openclaw_rl.store.schema import cursors, events
 from openclaw_rl.types import Event
+
+log = logging.getLogger("openclaw_rl.store")
 
 _insert = insert(events)
 _after = select(events).where(events.c.seq > bindparam("seq")).order_by(events.c.seq).limit(bindparam("limit"))
@@ -40,7 +44,18 @@ def read_after(conn: Connection, seq: int, limit: int, kinds: Sequence[str] | No
     """Return up to `limit` events after event `seq`, oldest first."""
     query, values = (_after, {}) if kinds is None else (_after_of_kinds, {"kinds": list(kinds)})
     rows = conn.execute(query, {"seq": seq, "limit": limit} | values)
-    return [from_row(Event, row, data=from_json(row.data)) for row in rows]
+    return [_event_from_row(row) for row in rows]
+
+
+def _event_from_row(row: Row[Any]) -> Event:
+    """Build an event; one with damaged data has none."""
+    try:
+        with naming_damage(row.ref, f"event {row.seq}"):
+            data = from_json(row.data)
+    except DamagedRow as error:
+        log.warning("%s: %s", row.ref, error)
+        data = {}
+    return from_row(Event, row, data=data)
 
 
 def last_seq(conn: Connection) -> int:

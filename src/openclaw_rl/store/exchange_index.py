@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, Row, Select, bindparam, func, select
 
 from openclaw_rl.common import message_hash
+from openclaw_rl.errors import DamagedRow
 from openclaw_rl.store import schema as t
-from openclaw_rl.store.rows import from_json, from_row, sampling_from_json
+from openclaw_rl.store.rows import (
+    from_row,
+    message_from_json,
+    messages_from_json,
+    naming_damage,
+    sampling_from_json,
+)
 from openclaw_rl.store.turn_states import DropReason
 from openclaw_rl.types import Capture, ExchangeStatus, Kind, Message, TurnState
 
@@ -86,7 +94,7 @@ _replies = (
     .where(_of_these, t.replies.c.message.is_not(None))
 )
 _side_replies = (
-    select(t.replies.c.message)
+    select(t.exchanges.c.id, t.replies.c.message)
     .join(t.exchanges, t.exchanges.c.seq == t.replies.c.seq)
     .join(t.turns, t.turns.c.seq == t.replies.c.seq)
     .where(t.replies.c.seq > bindparam("after"), t.replies.c.seq <= bindparam("after") + REPLY_WINDOW)
@@ -138,27 +146,28 @@ class ExchangeIndex:
 
     def stop_strings(self, pasts: Sequence[ExchangeSummary]) -> dict[str, tuple[str, ...]]:
         """Return the stop strings of each request, by exchange id."""
-        return {id_: sampling_from_json(raw).stop for id_, raw in self._select_of(_samplings, pasts).items()}
+        return {id_: s.stop for id_, s in _decode_rows(sampling_from_json, self._select_of(_samplings, pasts)).items()}
 
     def reply_messages(self, pasts: Sequence[ExchangeSummary]) -> dict[str, Message]:
         """Return the reply of each exchange, by exchange id; none if it is redacted."""
-        return {id_: from_json(raw) for id_, raw in self._select_of(_replies, pasts).items()}
+        return _decode_rows(message_from_json, self._select_of(_replies, pasts))
 
     def side_replies_after(self, past: ExchangeSummary) -> list[str]:
         """Return the texts of the first side calls after an exchange, `MAX_REPLIES` at most."""
-        rows = self._conn.execute(_side_replies, {"after": past.seq, "of_scope": past.scope}).scalars()
-        return [message_hash.visible_text(from_json(raw)) for raw in rows]
+        rows = self._conn.execute(_side_replies, {"after": past.seq, "of_scope": past.scope})
+        messages = _decode_rows(message_from_json, dict(rows.all()))
+        return [message_hash.visible_text(message) for message in messages.values()]
 
     def main_replies_before(self, past: ExchangeSummary) -> list[tuple[ExchangeSummary, str]]:
         """Return the last main exchanges before an exchange with their texts, newest first, `MAX_REPLIES` at most."""
         rows = self._conn.execute(_main_replies_before, {"before": past.seq, "of_scope": past.scope}).all()
-        texts = [message_hash.visible_text(from_json(row.message)) for row in rows]
-        return list(zip(self._load_summaries(rows), texts, strict=True))
+        messages = _decode_rows(message_from_json, {row.id: row.message for row in rows})
+        return [(p, message_hash.visible_text(messages[p.id])) for p in self._load_summaries(rows) if p.id in messages]
 
     def prompt_text(self, past: ExchangeSummary) -> str:
         """Return the texts of a request's messages, one after the other; empty if it is redacted."""
-        messages = [m for raw in self._select_of(_messages, [past]).values() for m in from_json(raw)]
-        return "\n".join(message_hash.visible_text(m) for m in messages)
+        found = _decode_rows(messages_from_json, self._select_of(_messages, [past]))
+        return "\n".join(message_hash.visible_text(m) for messages in found.values() for m in messages)
 
     def _select_of(self, query: Select[Any], pasts: Sequence[ExchangeSummary]) -> dict[str, Any]:
         return dict(self._conn.execute(query, {"ids": [p.id for p in pasts]}).all()) if pasts else {}
@@ -184,6 +193,15 @@ class ExchangeIndex:
             for turn, signature in self._conn.execute(_signatures, {"turns": [row.id for row in found]}):
                 signatures.setdefault(turn, set()).add(signature)
         return [_summary_from_row(row, frozenset(signatures.get(row.id, ()))) for row in found]
+
+
+def _decode_rows(decode: Callable[[bytes], Any], rows: Mapping[str, bytes]) -> dict[str, Any]:
+    """Return the decoded values by exchange id, without damaged ones; each stage that takes such a turn reports it."""
+    out = {}
+    for id_, raw in rows.items():
+        with contextlib.suppress(DamagedRow), naming_damage(id_, "row"):
+            out[id_] = decode(raw)
+    return out
 
 
 def _summary_from_row(row: Row[Any], signatures: frozenset[bytes]) -> ExchangeSummary:

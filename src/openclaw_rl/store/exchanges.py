@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,12 +11,15 @@ import numpy as np
 from sqlalchemy import Connection, bindparam, func, insert, select, update
 
 from openclaw_rl.common import message_hash
+from openclaw_rl.errors import DamagedRow
 from openclaw_rl.store import events
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.db import fast_executemany
 from openclaw_rl.store.rows import exchange_from_row, pack_ids, pack_logprobs, pack_mask, to_json, to_row
 from openclaw_rl.store.turn_states import DropReason, degenerate_reason, drop
 from openclaw_rl.types import Capture, Exchange, ExchangeStatus, Feedback, Kind, Reply, Request, TurnState
+
+log = logging.getLogger("openclaw_rl.store")
 
 REDACTED = "captured without its text and tokens (redacted)"
 
@@ -144,13 +148,25 @@ def fail_running(conn: Connection, error: str, at: float) -> int:
 
 
 def get(conn: Connection, id: str) -> Exchange | None:
+    """Return one exchange. Raises `DamagedRow`."""
     row = conn.execute(_get, {"id": id}).one_or_none()
     return None if row is None else exchange_from_row(row)
 
 
 def get_many(conn: Connection, ids: Sequence[str]) -> dict[str, Exchange]:
-    """Return the exchanges of `ids` that exist, by id."""
+    """Return the exchanges of `ids` that exist, by id. Raises `DamagedRow`."""
     return {row.id: exchange_from_row(row) for row in conn.execute(_get_many, {"ids": list(ids)})}
+
+
+def get_readable(conn: Connection, ids: Sequence[str]) -> dict[str, Exchange]:
+    """Return like `get_many`, but without the damaged ones, which are logged."""
+    out = {}
+    for row in conn.execute(_get_many, {"ids": list(ids)}):
+        try:
+            out[row.id] = exchange_from_row(row)
+        except DamagedRow as error:
+            log.warning("%s is left out: %s", row.id, error)
+    return out
 
 
 def _exchange_row(seq: int, r: Request) -> dict[str, Any]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import logging
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from functools import cache
 from typing import Any, TypeVar
@@ -13,6 +16,7 @@ import numpy as np
 from sqlalchemy import Row, Table
 
 from openclaw_rl.common import message_hash
+from openclaw_rl.errors import DamagedRow
 from openclaw_rl.types import (
     Capture,
     Exchange,
@@ -37,12 +41,17 @@ from openclaw_rl.types import (
     Vote,
 )
 
+log = logging.getLogger("openclaw_rl.store")
+
 _encoder = msgspec.json.Encoder()
 _any_decoder = msgspec.json.Decoder()
 _sampling_decoder = msgspec.json.Decoder(Sampling)
 _spans_decoder = msgspec.json.Decoder(tuple[Span, ...])
 _votes_decoder = msgspec.json.Decoder(tuple[Vote, ...])
 _strings_decoder = msgspec.json.Decoder(tuple[str, ...])
+_object_decoder = msgspec.json.Decoder(dict[str, Any])
+_objects_decoder = msgspec.json.Decoder(list[dict[str, Any]])
+_DECODE_ERRORS = (ValueError, TypeError, struct.error, RecursionError, msgspec.MsgspecError)
 _T = TypeVar("_T")
 
 
@@ -69,8 +78,25 @@ def _decode_json(decoder: msgspec.json.Decoder[_T], raw: bytes) -> _T:
         return msgspec.convert(json.loads(raw), decoder.type)
 
 
+@contextmanager
+def naming_damage(turn: str, what: str) -> Iterator[None]:
+    """Raise `DamagedRow` for an error in the values of a row. `what`: the row, for the message."""
+    try:
+        yield
+    except _DECODE_ERRORS as error:
+        raise DamagedRow(turn, f"its {what} cannot be read ({error})") from error
+
+
 def sampling_from_json(raw: bytes) -> Sampling:
     return _decode_json(_sampling_decoder, raw)
+
+
+def message_from_json(raw: bytes) -> dict[str, Any]:
+    return _decode_json(_object_decoder, raw)
+
+
+def messages_from_json(raw: bytes) -> list[dict[str, Any]]:
+    return _decode_json(_objects_decoder, raw)
 
 
 @cache
@@ -105,9 +131,9 @@ def request_from_row(row: Row[Any]) -> Request:
         kind=Kind(row.kind) if row.kind else None,
         session_done=bool(row.session_done),
         capture=Capture(row.capture),
-        messages=from_json(row.messages) if row.messages is not None else (),
-        tools=from_json(row.tools) if row.tools is not None else (),
-        template=from_json(row.template) if row.template is not None else {},
+        messages=messages_from_json(row.messages) if row.messages is not None else (),
+        tools=_decode_json(_objects_decoder, row.tools) if row.tools is not None else (),
+        template=_decode_json(_object_decoder, row.template) if row.template is not None else {},
         marks=message_hash.unpack_marks(row.marks),
         sampling=sampling_from_json(row.sampling),
         prompt_ids=unpack_ids(row.prompt_ids or b""),
@@ -124,7 +150,7 @@ def reply_from_row(row: Row[Any]) -> Reply | None:
         Reply,
         row,
         status=ExchangeStatus(row.status),
-        message=from_json(row.message) if row.message is not None else {},
+        message=message_from_json(row.message) if row.message is not None else {},
         response_ids=unpack_ids(row.response_ids or b""),
         logprobs=unpack_logprobs(row.logprobs or b""),
         mask=unpack_mask(row.mask or b""),
@@ -135,8 +161,11 @@ def reply_from_row(row: Row[Any]) -> Reply | None:
 
 
 def exchange_from_row(row: Row[Any]) -> Exchange:
-    """Build an exchange from a row of `exchanges`, `bodies` and `replies`."""
-    return Exchange(seq=row.seq, request=request_from_row(row), reply=reply_from_row(row))
+    """Build an exchange from a row of `exchanges`, `bodies` and `replies`. Raises `DamagedRow`."""
+    with naming_damage(row.id, "request"):
+        request = request_from_row(row)
+    with naming_damage(row.id, "reply"):
+        return Exchange(seq=row.seq, request=request, reply=reply_from_row(row))
 
 
 def turn_from_row(row: Row[Any]) -> Turn:
@@ -144,17 +173,32 @@ def turn_from_row(row: Row[Any]) -> Turn:
 
 
 def reaction_from_row(row: Row[Any], feedback: Sequence[Feedback]) -> Reaction:
-    return from_row(Reaction, row, messages=tuple(from_json(row.messages)), feedback=tuple(feedback))
+    """Build a reaction. Raises `DamagedRow`."""
+    with naming_damage(row.turn, "reaction"):
+        messages = messages_from_json(row.messages)
+    return from_row(Reaction, row, messages=tuple(messages), feedback=tuple(feedback))
 
 
 def verdict_from_row(row: Row[Any]) -> Verdict:
-    votes, hints = _decode_json(_votes_decoder, row.votes), _decode_json(_strings_decoder, row.hints)
+    """Build a verdict. Raises `DamagedRow`."""
+    with naming_damage(row.turn, "verdict"):
+        votes, hints = _decode_json(_votes_decoder, row.votes), _decode_json(_strings_decoder, row.hints)
     return from_row(Verdict, row, votes=votes, hints=hints, explicit=bool(row.explicit))
 
 
 def policy_from_row(row: Row[Any]) -> Policy:
-    metrics = {name: float("nan") if value is None else value for name, value in from_json(row.metrics).items()}
-    return from_row(Policy, row, state=PolicyState(row.state), memory=from_json(row.memory), metrics=metrics)
+    """Build a policy. Metrics or memory (moving averages) that cannot be read count as empty."""
+    memory, metrics = (_read_object(row.version, name, getattr(row, name)) for name in ("memory", "metrics"))
+    metrics = {name: float("nan") if value is None else value for name, value in metrics.items()}
+    return from_row(Policy, row, state=PolicyState(row.state), memory=memory, metrics=metrics)
+
+
+def _read_object(version: int, name: str, raw: bytes) -> dict[str, Any]:
+    try:
+        return _decode_json(_object_decoder, raw)
+    except _DECODE_ERRORS as error:
+        log.warning("the %s of version %d cannot be read and count as empty: %s", name, version, error)
+        return {}
 
 
 def numbers_to_json(value: Any) -> bytes:

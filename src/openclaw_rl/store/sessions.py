@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, Select, bindparam, func, select, text
 
+from openclaw_rl.errors import DamagedRow
 from openclaw_rl.store import exchanges, turns
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.rows import turn_from_row
@@ -22,6 +24,7 @@ _scopes_query = text(
     "SELECT (SELECT min(scope) FROM turns WHERE scope > s.x) FROM s WHERE s.x IS NOT NULL) "
     "SELECT x FROM s WHERE x IS NOT NULL"
 )
+log = logging.getLogger("openclaw_rl.store")
 _PAGE_TURNS = 200
 """Turns read at once."""
 
@@ -107,10 +110,12 @@ def stored_turns(
 ) -> Iterator[StoredTurn]:
     """Yield a session's turns with finished replies, in their order.
 
-    `settled`: only turns that no longer wait for a reaction; `served_here`: only turns that were not imported.
+    `settled`: only turns that no longer wait for a reaction; `served_here`: only turns that were not imported. Damaged
+    turns are logged and left out.
     """
     query = _turns_query(settled=settled, served_here=served_here)
-    yield from _load_turns(conn, conn.execute(query, {"scope": session.scope, "session": session.name}).all())
+    rows = conn.execute(query, {"scope": session.scope, "session": session.name}).all()
+    yield from (item for item in _load_turns(conn, rows) if item is not None)
 
 
 def turns_by_session(
@@ -134,7 +139,7 @@ def _load_sessions(
 ) -> Iterator[tuple[StoredSession, list[StoredTurn]]]:
     items = _load_turns(conn, [row for _, rows in held for row in rows])
     for session, rows in held:
-        yield session, list(islice(items, len(rows)))
+        yield session, [item for item in islice(items, len(rows)) if item is not None]
 
 
 @cache
@@ -151,17 +156,37 @@ def _turns_query(*, settled: bool, served_here: bool) -> Select[Any]:
     return query.where(t.exchanges.c.origin.is_(None)) if served_here else query
 
 
-def _load_turns(conn: Connection, rows: Sequence[Row[Any]]) -> Iterator[StoredTurn]:
-    """Yield a turn for each row, loading a page of rows at a time. All replies must have ended."""
+def _load_turns(conn: Connection, rows: Sequence[Row[Any]]) -> Iterator[StoredTurn | None]:
+    """Yield a turn for each row, a page at a time; None for a damaged one. All replies must have ended."""
     for at in range(0, len(rows), _PAGE_TURNS):
         page = rows[at : at + _PAGE_TURNS]
-        found = exchanges.get_many(conn, [row.id for row in page])
-        reactions = turns.current_reactions(conn, [row.id for row in page if row.revision])
-        verdicts = turns.current_verdicts(conn, [row.id for row in page if row.state == TurnState.JUDGED])
-        for row in page:
-            exchange = found[row.id]
-            assert exchange.reply is not None, f"turn {row.id} has ended"
-            yield StoredTurn(
+        try:
+            yield from _load_page(conn, page)
+        except DamagedRow:
+            for row in page:
+                yield _load_readable(conn, row)
+
+
+def _load_readable(conn: Connection, row: Row[Any]) -> StoredTurn | None:
+    try:
+        return _load_page(conn, [row])[0]
+    except DamagedRow as error:
+        log.warning("%s is left out: %s", row.id, error)
+        return None
+
+
+def _load_page(conn: Connection, page: Sequence[Row[Any]]) -> list[StoredTurn]:
+    found = exchanges.get_many(conn, [row.id for row in page])
+    reactions = turns.current_reactions(conn, [row.id for row in page if row.revision])
+    verdicts = turns.current_verdicts(conn, [row.id for row in page if row.state == TurnState.JUDGED])
+    out = []
+    for row in page:
+        exchange = found.get(row.id)
+        if exchange is None:
+            raise DamagedRow(row.id, "its request is missing")
+        assert exchange.reply is not None, f"turn {row.id} has ended"
+        out.append(
+            StoredTurn(
                 exchange=exchange,
                 reply=exchange.reply,
                 turn=turn_from_row(row),
@@ -170,3 +195,5 @@ def _load_turns(conn: Connection, rows: Sequence[Row[Any]]) -> Iterator[StoredTu
                 reaction=reactions.get(row.id),
                 verdict=verdicts.get(row.id),
             )
+        )
+    return out

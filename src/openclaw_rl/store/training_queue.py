@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import CTE, ColumnElement, Connection, Row, ScalarSelect, Select, func, select
 
+from openclaw_rl.errors import DamagedRow
 from openclaw_rl.store import exchanges, turns
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.rows import turn_from_row
@@ -31,7 +32,7 @@ def trainable_turns(
     Fresh means that neither the head nor an ancestor used the turn. Policies that were rolled back may have used it, at
     most `max_uses` times. Rejected ones may have used it, too, if all rejected batches with the turn differ in size:
     trying ever smaller batches finds out whether this turn makes them fail. A reply cut at its token limit has only
-    hints as a signal, no score.
+    hints as a signal, no score. Raises `DamagedRow`.
     """
     found = _trainable_queries(head, max_uses, need_score, need_hint)
     return _load_by_age(conn, [query.order_by(t.turns.c.seq).limit(limit) for query in found], limit)
@@ -66,7 +67,7 @@ def replay_turns(
     """Return the newest judged turns that the head or its ancestors used, but fewer than `max_uses` times.
 
     They are sorted oldest first and exclude those in `skip`. Uses by other policies count only towards two bounds: at
-    most `max_uses` in total, and fewer than `MAX_REJECTED_USES` by rejected candidates.
+    most `max_uses` in total, and fewer than `MAX_REJECTED_USES` by rejected candidates. Raises `DamagedRow`.
     """
     line = ancestors(head)
     newest = _ready_turns(need_score, need_hint).where(t.turns.c.id.not_in(list(skip)))
@@ -145,5 +146,6 @@ def _load_judged_turns(conn: Connection, ids: list[str]) -> list[JudgedTurn]:
 
 def _judged_turn(conn: Connection, row: Row[Any], exchange: Exchange) -> JudgedTurn:
     verdict = turns.current_verdict(conn, row.id)
-    assert verdict is not None, f"turn {row.id} is judged without a verdict"
+    if verdict is None:
+        raise DamagedRow(row.id, "it is judged and has no verdict")
     return JudgedTurn(exchange=exchange, turn=turn_from_row(row), verdict=verdict, earlier_uses=row.uses)

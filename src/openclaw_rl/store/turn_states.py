@@ -29,6 +29,7 @@ class DropReason(StrEnum):
     TIMEOUT = "timeout"
     SUPERSEDED = "superseded"
     TAKEN_BACK = "taken back"
+    SET_ASIDE = "set aside"
 
 
 REOPENABLE_REASONS = frozenset(

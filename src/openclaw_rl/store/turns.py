@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, bindparam, case, func, select, update
 from sqlalchemy.dialects.sqlite import insert
 
+from openclaw_rl.errors import DamagedRow
 from openclaw_rl.store import exchanges, turn_states
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.rows import from_row, reaction_from_row, to_json, to_row, turn_from_row, verdict_from_row
+from openclaw_rl.store.turn_states import DropReason
 from openclaw_rl.types import Feedback, FinishReason, JudgeInput, Kind, Reaction, Turn, TurnState, Verdict
 
 SCORE_SIGNAL, HINT_SIGNAL = 1, 2
@@ -88,13 +91,15 @@ def current_verdicts(conn: Connection, ids: Sequence[str]) -> dict[str, Verdict]
 
 
 def closed_turns(conn: Connection, limit: int) -> list[JudgeInput]:
-    """Return turns whose current reaction has no verdict yet, oldest first."""
+    """Return turns whose current reaction has no verdict yet, oldest first. Raises `DamagedRow`."""
     ids = list(conn.execute(_closed, {"limit": limit}).scalars())
     if not ids:
         return []
     found, answers = exchanges.get_many(conn, ids), current_reactions(conn, ids)
     out = []
     for id_ in ids:
+        if id_ not in found or id_ not in answers:
+            raise DamagedRow(id_, "its request or its reaction is missing")
         request, reply = found[id_].request, found[id_].reply
         assert reply is not None, f"turn {id_} was closed while its exchange is running"
         out.append(JudgeInput(turn=id_, messages=request.messages, reply=reply.message, reaction=answers[id_]))
@@ -127,6 +132,12 @@ def mark_untrainable(conn: Connection, turn_id: str, why: str) -> None:
     An earlier reason is kept.
     """
     conn.execute(_set_untrainable, {"turn": turn_id, "why": why})
+
+
+def set_aside(conn: Connection, turn_id: str, why: str, *, at: float) -> None:
+    """Remove a turn from all queues for good: it is damaged, or a stage died on it again and again."""
+    mark_untrainable(conn, turn_id, why)
+    turn_states.drop(conn, turn_id, DropReason.SET_ASIDE, why, at=at)
 
 
 def _current_signal(conn: Connection, turn: str, truncated: bool) -> int:
@@ -184,10 +195,14 @@ def count_unjudged(conn: Connection) -> tuple[int, float | None]:
 
 
 def newest_judge_verdicts(conn: Connection, limit: int) -> list[Verdict]:
-    """Return verdicts of the judge, newest turn first, without those from user feedback."""
+    """Return verdicts of the judge, newest turn first, without those from user feedback and damaged ones."""
     query = select(t.verdicts).join(t.turns, t.turns.c.id == t.verdicts.c.turn).where(t.verdicts.c.explicit == 0)
     rows = conn.execute(query.order_by(t.turns.c.seq.desc(), t.verdicts.c.revision.desc()).limit(limit))
-    return [verdict_from_row(row) for row in rows]
+    out = []
+    for row in rows:
+        with contextlib.suppress(DamagedRow):
+            out.append(verdict_from_row(row))
+    return out
 
 
 def newest_main_links(conn: Connection, limit: int) -> list[tuple[str | None, str | None, int]]:

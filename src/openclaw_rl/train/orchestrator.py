@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sqlalchemy import Connection
 
-from openclaw_rl.errors import OpenClawError, StaleLease, TooLarge
+from openclaw_rl.errors import DamagedRow, OpenClawError, StaleLease, TooLarge
 from openclaw_rl.methods.types import Sample, StepResult
 from openclaw_rl.protocols import Trainer
 from openclaw_rl.settings.load import TrainConfig
@@ -88,6 +88,19 @@ class TrainLoop:
         elif not self._store.has_changed() and time.monotonic() < self._next_check:
             return False
         self._next_check = time.monotonic() + RECHECK_SECONDS
+        try:
+            return self._take_step()
+        except DamagedRow as error:
+            log.warning("turn %s is left out: %s", error.turn, error)
+            self._drop_turns({error.turn: str(error)})
+            return True
+        except StaleLease as error:
+            log.warning("nothing was published, starting over: %s", error)
+            self._keeper.renew_now()
+            return True
+
+    def _take_step(self) -> bool:
+        """Read a batch and train on it, if it is complete. Raises `DamagedRow` and `StaleLease`."""
         with self._store.read() as conn:
             head = policies.head(conn)
             items, self._is_bisecting = batch_bisection.next_batch(conn, head, self._builder.signal, self._train)
@@ -97,12 +110,7 @@ class TrainLoop:
         if not self._is_batch_ready(items, len(items)):
             self.note = f"{WAITING_PREFIX}{len(items)} of {self._train.batch.min_step_turns}"
             return False
-        try:
-            return self._train_batch(head, items)
-        except StaleLease as error:
-            log.warning("nothing was published, starting over: %s", error)
-            self._keeper.renew_now()
-            return True
+        return self._train_batch(head, items)
 
     def _clean_up(self, lease: Lease) -> None:
         with self._store.read() as conn:

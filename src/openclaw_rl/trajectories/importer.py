@@ -216,11 +216,11 @@ def group_entries(found: Iterable[TrajectoryEntry]) -> Iterator[list[TrajectoryE
 def _stored_exchanges(
     conn: Connection, plans: Sequence[_ResolvedEntry], known: Mapping[str, imported_turns.KnownTurn]
 ) -> dict[str, Exchange]:
-    """Return the stored exchanges whose ids the files give."""
+    """Return the stored exchanges whose ids the files give, without damaged ones."""
     ids = [p.id for _, planned in plans for p in planned if p.turn.id is not None and p.id in known]
     size = imported_turns.MAX_IDS_PER_QUERY
     parts = (ids[at : at + size] for at in range(0, len(ids), size))
-    return {id_: found for part in parts for id_, found in exchanges.get_many(conn, part).items()}
+    return {id_: found for part in parts for id_, found in exchanges.get_readable(conn, part).items()}
 
 
 def _check_ids(planned: Sequence[ResolvedTurn], there: Mapping[str, Exchange]) -> None:
@@ -259,17 +259,21 @@ def score_unscored(config: Config, store: Store, progress: Callable[[int], None]
     while True:
         with store.read() as conn:
             waiting = imported_turns.unscored_turns(conn, after=after, limit=GROUP_SIZE)
-            found = exchanges.get_many(conn, [id_ for _, id_ in waiting])
+            found = exchanges.get_readable(conn, [id_ for _, id_ in waiting])
         if not waiting:
             return done
+        after = waiting[-1][0]
         scorer = scorer or load_scorer(config, files, head)
+        waiting = [(seq, id_) for seq, id_ in waiting if id_ in found]
         turns = [found[id_] for _, id_ in waiting]
         rows = [(e.request.prompt_ids, e.reply.response_ids) for e in turns if e.reply is not None]
+        if not rows:
+            continue
         scores = scorer.score(rows, lambda _: None)
         with store.write() as conn:
             for (seq, _), (_, response), logprobs in zip(waiting, rows, scores, strict=True):
                 spans = to_json((Span(start=0, end=len(response), version=head.version),))
                 packed = pack_logprobs(logprobs)
                 imported_turns.store_scores(conn, seq, logprobs=packed, spans=spans, version=head.version)
-        after, done = waiting[-1][0], done + len(waiting)
+        done += len(waiting)
         progress(len(waiting))

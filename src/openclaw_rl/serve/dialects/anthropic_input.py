@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from openclaw_rl.common.client_patterns import LOCAL_COMMAND, SYSTEM_REMINDER, ClientContext
-from openclaw_rl.serve.chat_request import MAX_ID_CHARS, field_error
+from openclaw_rl.serve.chat_request import field_error
 from openclaw_rl.serve.dialects.validation import NON_TEXT_PARTS, decode_json, image_placeholder
 
 _is_client_context = ClientContext((SYSTEM_REMINDER, LOCAL_COMMAND))
@@ -22,7 +22,6 @@ _is_client_context = ClientContext((SYSTEM_REMINDER, LOCAL_COMMAND))
 _TYPED_DURING_RUN = re.compile(r"\s*The user sent a new message")
 # Claude Code puts this accounting line before the system prompt; Anthropic's servers remove it too.
 _BILLING_PREFIX = "x-anthropic-billing-header:"
-_LEGACY_USER_ID = re.compile(r"user_(?P<user>.+?)_account_(?P<account>.*?)_session_(?P<session>.+)", re.DOTALL)
 
 
 class ContentBlock(msgspec.Struct):
@@ -178,6 +177,6 @@ def read_user_id(user_id: str) -> tuple[str, str]:
         names = [packed.get(key) for key in ("account_uuid", "device_id", "session_id")]
         account, device, session = (name if isinstance(name, str) else "" for name in names)
         return (account or device, session) if session else (user_id, "")
-    # Matching takes quadratic time.
-    found = _LEGACY_USER_ID.fullmatch(user_id) if len(user_id) <= 4 * MAX_ID_CHARS else None
-    return (found["account"] or found["user"], found["session"]) if found else (user_id, "")
+    user, _, rest = user_id.removeprefix("user_").partition("_account_")
+    account, _, session = rest.partition("_session_")
+    return (account or user, session) if user_id.startswith("user_") and user and session else (user_id, "")
