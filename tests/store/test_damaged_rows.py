@@ -17,7 +17,7 @@ from openclaw_rl.errors import DamagedRow
 from openclaw_rl.judge import worker as judge_worker
 from openclaw_rl.serve.prompt_recovery import PromptRecovery
 from openclaw_rl.settings.load import CollectConfig, from_flat
-from openclaw_rl.status import report
+from openclaw_rl.status import inspect, report
 from openclaw_rl.store import events, exchanges, policies, sessions, training_queue, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.trajectories.operations import export_sessions
@@ -156,8 +156,8 @@ def test_status_and_inspect_show_it(world: World, sql: str, capsys: pytest.Captu
     judged(world, "a", "b")
     damage(world.store, sql)
     report.show_status(world.config, as_json=False)
-    report.show_sessions(world.config, 9)
-    report.show_turn(world.config, "b")
+    inspect.show_sessions(world.config, 9, as_json=False)
+    inspect.show_turn(world.config, "b", as_json=False)
     assert "damaged: its re" in capsys.readouterr().out.replace("\n", " ")
 
 
