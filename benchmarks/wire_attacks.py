@@ -163,13 +163,14 @@ def cpu_seconds(pid: int) -> float:
 
 
 def different_messages(target: Target) -> str:
-    """Ten bodies of 20,000 messages, none of which is equal to another: what do the caches keep?"""
+    """Ten prompts of 15,000 messages, none of which is equal to another, are counted: what do the caches keep?"""
     since, answer = time.perf_counter(), ""
     for number in range(10):
-        sent = [{"role": "user", "content": f"{number} {n}"} for n in range(20_000)]
+        sent = [{"role": ("user", "assistant")[n % 2], "content": f"{number} {n}"} for n in range(15_001)]
         body = json.dumps({"messages": sent}).encode()
         with target.connect() as connection:
-            connection.sendall(target.head(f"Content-Length: {len(body)}") + body)
+            head = target.head(f"Content-Length: {len(body)}", path="/v1/messages/count_tokens")
+            connection.sendall(head + body)
             answer = answer_of(connection, since)
     return answer
 
@@ -260,7 +261,7 @@ ATTACKS: dict[str, Callable[[Target], str]] = {
     "31 MB of empty objects": large(empty_objects),
     "31 MB of numbers": large(numbers),
     "31 MB of tools": large(tools),
-    "10 times 20,000 messages": different_messages,
+    "10 times 15,000 messages": different_messages,
     "a chunk longer than it says": long_chunk,
     "500 wrong keys": wrong_keys,
 }
