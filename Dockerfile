@@ -1,5 +1,5 @@
 # By choice: everything works without it. Build: docker build -t openclaw-rl .
-# Run: docker run -e OPENCLAW_API_KEY=choose-a-secret -p 127.0.0.1:8000:8000 -v openclaw-rl:/home/openclaw/.openclaw-rl openclaw-rl
+# Run: docker run -e OPENCLAW_API_KEY=choose-a-long-secret -p 127.0.0.1:8000:8000 -v openclaw-rl:/home/openclaw/.openclaw-rl openclaw-rl
 # Clients send that key. In a container the gateway binds all addresses, and without a key it refuses to.
 # Look inside: docker exec CONTAINER openclaw-rl status
 FROM python:3.11-slim

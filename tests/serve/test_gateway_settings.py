@@ -73,6 +73,6 @@ def test_the_gateway_listens_on_the_host_of_the_settings(tmp_path: Path) -> None
 
 
 def test_an_address_of_another_machine_is_refused(tmp_path: Path) -> None:
-    config = from_flat({"home": str(tmp_path), "serve.host": "192.0.2.1", "serve.port": 1, "serve.api_key": KEY})
+    config = from_flat({"home": str(tmp_path), "serve.host": "192.0.2.1", "serve.port": 1, "serve.api_key": KEY * 3})
     with pytest.raises(OpenClawError, match=r"192\.0\.2\.1"):
         asyncio.run(run(config, stop=asyncio.Event()))

@@ -129,9 +129,8 @@ def test_who_asks(user_id: str, user: str, session: str) -> None:
     assert (ask.user, ask.session) == (user, session or None)
 
 
-def test_a_name_that_is_too_long_to_be_claude_codes_is_not_taken_apart() -> None:
-    """The time that it would take is its length squared, and the loop waits."""
-    for name in ("user_" + "_account_" * 200_000, "user_" + "a" * 4 * MAX_ID_CHARS + "_account_a_session_s"):
+def test_a_long_name_is_read_in_linear_time() -> None:
+    for name in ("user_" + "_account_" * 200_000, "user_" + "a" * 4 * MAX_ID_CHARS):
         assert read_user_id(name) == (name, "")
 
 
