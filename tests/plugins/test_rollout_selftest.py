@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,8 @@ def test_conversations_become_trajectories(tmp_path: Path, monkeypatch: pytest.M
     told = command("test-rollout", "--num-samples", "3", "--output-dir", str(out), timeout=300)
     assert told.returncode == 0, told.stderr
     for name in ("supervisor", "gateway", "collect", "data", "test-rollout"):
-        assert f" {name} DEBUG " in told.stderr, "run.log_level"
+        line = rf"(?m)^(?: *{name} \| \S+|\S+ {name}) DEBUG "
+        assert re.search(line, told.stderr), "run.log_level"
     assert "3 trajectories in" in told.stdout
     found = inspect_sessions(out)
     assert sorted(found) == ["selftest-1", "selftest-2", "selftest-3"]

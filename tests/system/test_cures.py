@@ -405,7 +405,9 @@ def conversation(store: Store, patterns: Sequence[str]) -> int:
             )
             exchanges.admit(conn, [again])
             exchanges.finish(conn, [world.reply(again, finished_at=13.0)])
-    Collector(store, home(store).collect).step()
+    collector = Collector(store, home(store).collect)
+    while collector.step():
+        pass
     with store.read() as conn:
         return sum(turns.get(conn, f"u{n}").parent is None for n in range(10))  # type: ignore[union-attr]
 

@@ -260,7 +260,9 @@ def test_wrong_session_tracking(store: Store, answer: str, lost: bool) -> None:
             again = world.request(f"u{n}", messages=said, marks=marks, admitted_at=12.0)
             exchanges.admit(conn, [again])
             exchanges.finish(conn, [world.reply(again, finished_at=13.0)])
-    Collector(store, home(store).collect).step()
+    collector = Collector(store, home(store).collect)
+    while collector.step():
+        pass
     found = seen(store, now=20.0)
     assert ("wrong session tracking" in found) == lost
     if lost:
@@ -271,7 +273,9 @@ def test_a_client_that_sends_no_history(store: Store) -> None:
     with store.write() as conn:
         for n in range(20):
             world.serve(conn, f"t{n}")
-    Collector(store, home(store).collect).step()
+    collector = Collector(store, home(store).collect)
+    while collector.step():
+        pass
     assert "continues an earlier one" in seen(store)["wrong session tracking"].evidence
 
 
