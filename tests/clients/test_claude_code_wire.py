@@ -228,7 +228,7 @@ def test_what_it_asks_for_itself_is_no_reaction(program: ClaudeCode, asked: str)
     assert reactions(site, first, aside, second) == [("nice weather",), None, None]
 
 
-def test_what_it_is_told_when_the_conversation_is_too_long(program: ClaudeCode) -> None:
+def test_the_error_of_a_conversation_that_is_too_long(program: ClaudeCode) -> None:
     """By these words it knows that it must compact."""
     with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > 8192 maximum"):
         program.ask("word " * 9000)

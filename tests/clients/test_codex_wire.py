@@ -194,7 +194,7 @@ def test_what_it_does_besides_is_side_traffic(start: Start) -> None:
     assert summary.request.kind is Kind.SIDE
 
 
-def test_it_is_told_what_was_left_out_and_what_fails(start: Start) -> None:
+def test_ignored_fields_and_errors_are_reported(start: Start) -> None:
     site = start(settings={"engine.max_context": 8192}, context_length=8192)
     codex = Codex(site)
     assert codex.send().headers["X-OpenClaw-Ignored"].startswith("tools: web_search; store: false")

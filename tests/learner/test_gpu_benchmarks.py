@@ -151,8 +151,8 @@ def test_what_a_layer_keeps_is_what_the_formula_says(modules: dict[str, ModuleTy
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         layer(states, position_embeddings=around, attention_mask=None)
     per_token = sum(saved.values()) / tokens
-    told = flops.kept(qwen3.SHAPES["4B"])
-    assert told == pytest.approx(per_token, rel=0.25)
+    formula = flops.kept(qwen3.SHAPES["4B"])
+    assert formula == pytest.approx(per_token, rel=0.25)
 
 
 def bytes_of(shapes: set[torch.Size]) -> int:

@@ -40,7 +40,7 @@ def kept_of(replies: list[tuple[Sample, torch.Tensor]], **bounds: float) -> tupl
     return [samples[i].turn for i in kept], dropped
 
 
-def test_the_stalest_turns_go_until_the_batch_is_within_its_bound() -> None:
+def test_the_stalest_turns_are_dropped_down_to_the_bound_of_the_batch() -> None:
     replies = [reply("a", [0.1] * 4), reply("b", [-0.4] * 2), reply("c", [0.3, -0.3]), reply("d", [0.9] * 9)]
     kept, dropped = kept_of(replies, max_gap=0.5, max_batch_gap=0.2)
     assert kept == ["a", "c"], "b goes for the batch, d by itself"
@@ -99,7 +99,7 @@ def moved(trainer: LocalTrainer, samples: list[Sample], by: list[float]) -> list
 
 
 @pytest.mark.parametrize("epochs", [1, 2])
-def test_every_held_back_share_is_told(trainer: Make, draw: Draw, tmp_path: Path, epochs: int) -> None:
+def test_every_masked_share_is_a_metric(trainer: Make, draw: Draw, tmp_path: Path, epochs: int) -> None:
     """Four bad replies, one of which the policy has moved away from, one of which an engine saw quite otherwise."""
     off = [0.0, -0.2, 0.9, 0.0]
     for mask, share_of in (("none", ()), ("opsm", (1,)), ("geometric", (1, 2))):
@@ -109,20 +109,20 @@ def test_every_held_back_share_is_told(trainer: Make, draw: Draw, tmp_path: Path
         )  # fmt: skip
         batch = moved(made, draw(made, 4, 4, reward=-1.0), off)
         tokens = [int(s.mask.sum()) for s in batch]
-        told = made.step(batch, str(tmp_path / mask)).metrics
+        metrics = made.step(batch, str(tmp_path / mask)).metrics
 
         def share(of: tuple[int, ...], tokens: list[int] = tokens) -> float:
             return pytest.approx(sum(tokens[i] for i in of) / sum(tokens), abs=1e-9)  # type: ignore[no-any-return]
 
-        assert told["masked/opsm"] == share(share_of if mask == "opsm" else ())
-        assert told["masked/geometric"] == share(share_of if mask == "geometric" else ())
-        assert told["masked/gap"] == share((2,) if epochs == 1 else ())
-        assert told["capped/binary"] == share((2,) if epochs == 2 and mask != "geometric" else ())
-        assert told["gap/max"] == pytest.approx(0.9, abs=1e-4)
-        assert told["ratio/max"] == pytest.approx(np.exp(0.9), abs=1e-3)
+        assert metrics["masked/opsm"] == share(share_of if mask == "opsm" else ())
+        assert metrics["masked/geometric"] == share(share_of if mask == "geometric" else ())
+        assert metrics["masked/gap"] == share((2,) if epochs == 1 else ())
+        assert metrics["capped/binary"] == share((2,) if epochs == 2 and mask != "geometric" else ())
+        assert metrics["gap/max"] == pytest.approx(0.9, abs=1e-4)
+        assert metrics["ratio/max"] == pytest.approx(np.exp(0.9), abs=1e-3)
         k3 = sum(n * (np.expm1(gap) - gap) for n, gap in zip(tokens, off, strict=True)) / sum(tokens)
-        assert told["kl/mu"] == pytest.approx(k3, rel=1e-3)
-        assert told["gap"] == pytest.approx(sum(n * abs(g) for n, g in zip(tokens, off, strict=True)) / sum(tokens))
+        assert metrics["kl/mu"] == pytest.approx(k3, rel=1e-3)
+        assert metrics["gap"] == pytest.approx(sum(n * abs(g) for n, g in zip(tokens, off, strict=True)) / sum(tokens))
 
 
 def test_a_masked_reply_leaves_no_trace(trainer: Make, draw: Draw, tmp_path: Path) -> None:
@@ -220,11 +220,11 @@ def test_a_step_on_groups(trainer: Make, draw: Draw, tmp_path: Path) -> None:
         chat.turn: "no score and no hint that the method can use",
     }
     assert result.memory["kept"] == 7
-    told = result.metrics
-    assert (told["turns"], told["reward/mean"], told["reward/std"]) == (3, 0.0, 1.0)
-    assert told["loss/groups"] == pytest.approx(0, abs=1.0)
-    assert {"masked/gap", "clipped/groups", "capped/groups"} <= told.keys()
-    assert (told["groups/rollouts"], told["groups/silent"]) == (3, 1)
+    metrics = result.metrics
+    assert (metrics["turns"], metrics["reward/mean"], metrics["reward/std"]) == (3, 0.0, 1.0)
+    assert metrics["loss/groups"] == pytest.approx(0, abs=1.0)
+    assert {"masked/gap", "clipped/groups", "capped/groups"} <= metrics.keys()
+    assert (metrics["groups/rollouts"], metrics["groups/silent"]) == (3, 1)
 
 
 def test_groups_that_all_went_alike_take_no_step(trainer: Make, draw: Draw, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def again(samples: list[Sample]) -> list[Sample]:
     return [replace(s, replay=True) for s in samples]
 
 
-def test_a_replay_is_scored_anew(trainer: Make, draw: Draw, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replay_is_scored_again(trainer: Make, draw: Draw, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The evidence of its second step: the policy as it is by then, and base and teachers, by a pass of their own."""
     seen: list[BatchLogprobs] = []
     plain = CombinedMethod.loss_terms
@@ -46,8 +46,8 @@ def test_a_replay_is_scored_anew(trainer: Make, draw: Draw, tmp_path: Path, monk
         assert np.abs(second.student_logprobs[i] - sample.logprobs).max() > 1e-4, "the policy has moved since"
         hinted = [TokenSequence(prompt_ids=h, response_ids=sample.response_ids, temperature=sample.temperature)
                   for h in sample.hinted_prompts]  # fmt: skip
-        for told, logps in zip(second.teacher_logprobs[i], made.logprobs(hinted, base=True), strict=True):
-            np.testing.assert_allclose(told, logps, atol=1e-5)
+        for actual, logps in zip(second.teacher_logprobs[i], made.logprobs(hinted, base=True), strict=True):
+            np.testing.assert_allclose(actual, logps, atol=1e-5)
     gaps = np.concatenate([
         np.abs(logp.numpy() - s.logprobs)[s.mask] for s, logp in zip(batch, now, strict=True)
     ])  # fmt: skip

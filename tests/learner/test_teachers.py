@@ -41,8 +41,10 @@ def test_teachers_cost_one_pass_for_all_hints(trainer: Make, draw: Draw, tmp_pat
     )
     assert made.step(batch, str(tmp_path / "out")).folder is not None
     plain = {(*s.prompt_ids, *s.response_ids)[:n] for s in batch for n in range(1, len(s.prompt_ids) + len(s.mask))}
-    told = {(*p, *s.response_ids)[:n] for s in batch for p in s.hinted_prompts for n in range(1, len(p) + len(s.mask))}
-    assert tokens == [len(plain), len(plain | told), len(plain)]
+    hinted = {
+        (*p, *s.response_ids)[:n] for s in batch for p in s.hinted_prompts for n in range(1, len(p) + len(s.mask))
+    }
+    assert tokens == [len(plain), len(plain | hinted), len(plain)]
 
 
 @pytest.mark.parametrize("method", ["sdpo", "sdft"])
@@ -164,11 +166,11 @@ def test_a_bound_keeps_the_slow_average_from_running_away(asked: Callable[..., F
     free, held = (
         asked("sdpo", topk=3, reference="average", average_bound=bound, learning_rate=1e-2) for bound in (1e9, 0.05)
     )
-    away, told = free.follow(40), held.follow(40)
+    free_metrics, held_metrics = free.follow(40), held.follow(40)
     assert np.exp(free.says(PROMPT)).max() > 0.97
-    assert (away["teacher/moved"], away["teacher/kl"] > 0.3) == (1.0, True)
+    assert (free_metrics["teacher/moved"], free_metrics["teacher/kl"] > 0.3) == (1.0, True)
     assert np.exp(held.says(PROMPT)).max() < 0.92
-    assert (told["teacher/moved"], told["teacher/kl"] <= 0.05) == (0.0, True)
+    assert (held_metrics["teacher/moved"], held_metrics["teacher/kl"] <= 0.05) == (0.0, True)
     assert held.distance() < 0.06 < 0.12 < free.distance()
 
 

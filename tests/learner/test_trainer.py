@@ -241,9 +241,7 @@ def test_a_small_step_is_left_alone(trainer: Make, draw: Draw, tmp_path: Path) -
     assert len(digests) == 1
 
 
-def test_the_gap_to_the_engine_is_told_of_tokens_from_these_very_weights(
-    trainer: Make, draw: Draw, tmp_path: Path
-) -> None:
+def test_the_engine_gap_covers_tokens_of_the_same_weights(trainer: Make, draw: Draw, tmp_path: Path) -> None:
     made = trainer(max_gap=9.0)
     batch = draw(made, 3)
     truth = made.logprobs([row_of(s) for s in batch])

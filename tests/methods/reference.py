@@ -139,14 +139,14 @@ def corrected_loss(
             logp, inside_band = s["logp"][t], lowest <= math.exp(s["logp"][t] - s["mu"][t]) <= highest
             weight = min(math.exp(s["old"][t] - s["mu"][t]), cap) if "old" in s else 1.0
             ratio = math.exp(logp - start[t])
-            told = [(name, s["advantages"][name][t]) for name in weights if s["advantages"].get(name) is not None]
-            held = [name for name, a in told if opsm is not None and a < 0 and -drift(s) > opsm]
+            advantages = [(name, s["advantages"][name][t]) for name in weights if s["advantages"].get(name) is not None]
+            held = [name for name, a in advantages if opsm is not None and a < 0 and -drift(s) > opsm]
             taken["gap"] += not inside_band
             taken["geometric"] += not steady
             taken["opsm"] += bool(held)
             if not (inside_band and steady):
                 continue
-            for name, advantage in told:
+            for name, advantage in advantages:
                 if name in held:
                     continue
                 r = whole_ratio(s, start, lowest, highest) if kind == "gspo" else ratio

@@ -75,10 +75,10 @@ def test_the_examples_train_and_the_wrong_ones_are_named(
         parts = [result.metrics[f"loss/custom/{part}_loss"] for part in ("binary", "opd")]
         assert result.metrics["loss/custom/total_loss"] == pytest.approx(sum(parts), abs=1e-6)
     assert result.digest == digest_of_folder(tmp_path / "policy")
-    (told,) = json.loads((tmp_path / "policy" / "trainer.json").read_text())["plugins"]
-    assert told["function"] == function
-    assert told["path"].endswith(name)
-    assert len(told["sha256"]) == 64
+    (plugin,) = json.loads((tmp_path / "policy" / "trainer.json").read_text())["plugins"]
+    assert plugin["function"] == function
+    assert plugin["path"].endswith(name)
+    assert len(plugin["sha256"]) == 64
 
 
 @pytest.mark.parametrize("micro", [1, 4096])
@@ -225,13 +225,13 @@ def test_a_metric_that_is_not_finite_is_named_and_takes_no_step_away(
         assert rejection_reason(metrics, train_settings(wide)) is None
         assert np.isfinite(metrics["loss/custom/sound"])
         assert not {"loss/custom/spread", "loss/custom/far"} & metrics.keys()
-    told = sorted(r.getMessage() for r in caplog.records if "as its metric" in r.getMessage())
-    assert len(told) == 2
-    assert f"{file}: compute_hybrid_loss returned inf as its metric 'far', expected a finite number" in told[0]
-    assert f"{file}: compute_hybrid_loss returned nan as its metric 'spread', expected a finite number" in told[1]
+    messages = sorted(r.getMessage() for r in caplog.records if "as its metric" in r.getMessage())
+    assert len(messages) == 2
+    assert f"{file}: compute_hybrid_loss returned inf as its metric 'far', expected a finite number" in messages[0]
+    assert f"{file}: compute_hybrid_loss returned nan as its metric 'spread', expected a finite number" in messages[1]
 
 
-def test_an_error_in_the_middle_of_training_is_told_with_its_line(trainer: Make, draw: Draw, tmp_path: Path) -> None:
+def test_an_error_during_training_names_its_line(trainer: Make, draw: Draw, tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
         PLAIN + "assert len(rewards) in (1, 3), 'too long'\n    return -(advantages * policy_logits).mean()"

@@ -23,7 +23,7 @@ METRICS = {
     "grad_norm": torch.tensor(2.0),
     "lr": 0.0625,
 }
-TOLD = {"loss/total": 0.5, "reward/mean": -1.0, "reward/std": 0.75, "gradient/norm": 2.0, "learning_rate": 0.0625}
+LOGGED = {"loss/total": 0.5, "reward/mean": -1.0, "reward/std": 0.75, "gradient/norm": 2.0, "learning_rate": 0.0625}
 
 
 def test_each_name_of_the_package_is_there() -> None:
@@ -84,7 +84,7 @@ class Wandb(SimpleNamespace):
 
     def init(self, **asked: Any) -> Any:
         self.asked = asked
-        self.run = SimpleNamespace(log=lambda told, step, commit: self.got.append((told, step, commit)))
+        self.run = SimpleNamespace(log=lambda metrics, step, commit: self.got.append((metrics, step, commit)))
         return self.run
 
 
@@ -99,10 +99,10 @@ def test_a_run_and_its_metrics_by_their_names(wandb: Wandb) -> None:
     assert setup_wandb_logging("mine", {"method": "opd", "lr": 1}) is wandb.run
     assert wandb.asked == {"project": "mine", "config": {"method": "opd", "lr": 1}, "name": "openclaw-rl-opd"}
     log_training_metrics(3, METRICS | {"opd_loss": 0.25, "mine/extra": 7})
-    log_training_metrics(4, TOLD)
+    log_training_metrics(4, LOGGED)
     assert wandb.got == [
-        (TOLD | {"loss/opd": 0.25, "mine/extra": 7.0, "step": 3}, 3, True),
-        (TOLD | {"step": 4}, 4, True),
+        (LOGGED | {"loss/opd": 0.25, "mine/extra": 7.0, "step": 3}, 3, True),
+        (LOGGED | {"step": 4}, 4, True),
     ]
 
 
@@ -144,4 +144,4 @@ def test_the_real_wandb_keeps_them(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     log_training_metrics(3, METRICS | {"binary_loss": float("nan")})
     run.finish()
     (kept,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
-    assert all(name.encode() in kept.read_bytes() for name in (*TOLD, "loss/binary", "step"))
+    assert all(name.encode() in kept.read_bytes() for name in (*LOGGED, "loss/binary", "step"))

@@ -116,27 +116,27 @@ def test_a_template_that_looks_further_is_found_out(how: str, tmp_path: Path) ->
     folder = make(tmp_path / "model", "chatml")
     (folder / "chat_template.jinja").write_text(COUNTING.replace("{{ 'HOW' }}", TELLING[how]))
     r = Renderer(ModelFiles.from_path(str(folder)))
-    growing, wrong, told = IncrementalRenderer(r), False, False
+    growing, wrong, found = IncrementalRenderer(r), False, False
     try:
         for messages, said in conversation(0, 40, tools=False, thinks=False):
             wrong |= growing.render_turn(messages, said).prompt_ids.tolist() != whole(r, messages, said, [])[0]
         growing.verify_last_turn()
     except TemplateMismatch:
-        told = True
-    assert (told, wrong) == (how == "the last four", False)
+        found = True
+    assert (found, wrong) == (how == "the last four", False)
 
 
-def test_another_conversation_begins_anew(renderer: Renderers) -> None:
+def test_another_conversation_is_rendered_from_its_start(renderer: Renderers) -> None:
     """One that went back, one that is shorter, and one that has nothing in common."""
     r = renderer("starter")
     growing = IncrementalRenderer(r)
-    told = conversation(0, 20, tools=False, thinks=False)
-    back = [*told[12][0][:-1], {"role": "user", "content": "No, this"}]
+    turns = conversation(0, 20, tools=False, thinks=False)
+    back = [*turns[12][0][:-1], {"role": "user", "content": "No, this"}]
     other = conversation(7, 14, tools=False, thinks=False)[-1]
     for messages, said, same in [
-        *((*turn, len(turn[0]) - 2) for turn in told),
-        (back, told[12][1], len(back) - 1),
-        (*told[10], len(told[10][0])),
+        *((*turn, len(turn[0]) - 2) for turn in turns),
+        (back, turns[12][1], len(back) - 1),
+        (*turns[10], len(turns[10][0])),
         (*other, 0),
     ]:
         growing.keep_at_most(same)

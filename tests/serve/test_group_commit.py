@@ -98,7 +98,7 @@ def test_a_neighbours_failure_does_not_put_an_end_before_its_admission(site: Sit
     assert isinstance(refused, KeyError)
 
 
-def test_what_has_patience_shares_the_next_transaction(site: Site) -> None:
+def test_writes_that_may_wait_share_the_next_transaction(site: Site) -> None:
     target = site.client().chat.completions.create(model="openclaw", messages=[USER]).id
     metrics = GatewayMetrics()
     writer = GroupCommitWriter(site.store, metrics)
@@ -149,10 +149,10 @@ def test_replies_that_run_at_the_end_are_recorded(start: Start) -> None:
     stream.close()
 
 
-# The room.
+# The gateway worker.
 
 
-def test_the_room_runs(tmp_path: Path) -> None:
+def test_the_gateway_worker_runs(tmp_path: Path) -> None:
     """No engine is there: it lives, says that it is not ready, and answers 503 after its wait."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

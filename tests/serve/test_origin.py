@@ -31,7 +31,7 @@ def test_a_header_outranks_it(site: Site) -> None:
     assert (request.session, request.agent) == ("mine", "me")
 
 
-def test_a_changed_line_is_matched_and_yet_rendered_anew(site: Site) -> None:
+def test_a_changed_line_is_matched_and_rendered_again(site: Site) -> None:
     changed = f"hi\n\n{RUN} | channel=webchat"
     first = ask(site, f"hi\n\n{RUN}")
     second = ask(site, changed, "Hello there.", "go on")

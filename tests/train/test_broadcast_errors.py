@@ -65,14 +65,14 @@ def loop(store: Store, builder: SampleBuilder, tmp_path: Path) -> TrainLoop:
     return TrainLoop(store, Undone(), builder, train, tmp_path / "policies")
 
 
-def test_a_version_that_its_trainer_did_not_come_to_tell_of_is_told(
+def test_a_version_that_its_trainer_did_not_log_is_logged(
     store: Store, loop: TrainLoop, builder: SampleBuilder, fill: Fill, tmp_path: Path
 ) -> None:
     fill(store, 4)
     assert loop.run_once()
     loop.close()
-    told = MetricsTracker(TrackConfig(), tmp_path / "logs", run="r", settings={})
-    after = TrainLoop(store, ScriptedTrainer(), builder, TrainConfig(), tmp_path / "policies", tracker=told)
+    tracker = MetricsTracker(TrackConfig(), tmp_path / "logs", run="r", settings={})
+    after = TrainLoop(store, ScriptedTrainer(), builder, TrainConfig(), tmp_path / "policies", tracker=tracker)
     assert not after.run_once()
     after.close()
     (line,) = (json.loads(line) for line in (tmp_path / "logs" / METRICS_FILE).read_text().splitlines())
@@ -111,8 +111,8 @@ def test_what_is_left_out_before_a_version_counts_once(store: Store, loop: Train
     loop._trainer.silent = False
     fill(store, 4)
     assert loop.run_once()
-    told = head_metrics(store)
-    assert (told["dropped/stale"], told["truncated"]) == (2, 4)
+    metrics = head_metrics(store)
+    assert (metrics["dropped/stale"], metrics["truncated"]) == (2, 4)
     fill(store, 4)
     assert loop.run_once()
     assert (head_metrics(store)["dropped/stale"], head_metrics(store)["truncated"]) == (1, 0)
@@ -172,7 +172,7 @@ def test_versions_beside_the_line_make_nothing_stale(
     loop.close()
 
 
-def test_what_was_imported_is_not_told_as_stale(
+def test_imported_turns_do_not_count_as_stale(
     builder: SampleBuilder, judged: Callable[..., JudgedTurn], head: Policy
 ) -> None:
     """Its age says nothing, so it trains; what trains is not among what was left out."""
@@ -188,11 +188,11 @@ def lines(folder: Path) -> list[dict[str, object]]:
 
 def test_batches_without_a_step_leave_a_line(store: Store, builder: SampleBuilder, fill: Fill, tmp_path: Path) -> None:
     """Nothing to say, a trainer that raises, turns that cannot train at all; and a version in between."""
-    told = MetricsTracker(TrackConfig(), tmp_path / "logs", run="r", settings={})
+    tracker = MetricsTracker(TrackConfig(), tmp_path / "logs", run="r", settings={})
     trainer = Picky()
     trainer.silent = True
     train = train_settings({"batch.min_turns": 2, "batch.max_turns": 2, "batch.max_wait": 1e9})
-    loop = TrainLoop(store, trainer, builder, train, tmp_path / "policies", tracker=told)
+    loop = TrainLoop(store, trainer, builder, train, tmp_path / "policies", tracker=tracker)
     silent = fill(store, 2)
     assert loop.run_once()
     foreign = fill(store, 2, request={"identity": "x" * 64})
@@ -220,20 +220,20 @@ def test_batches_without_a_step_leave_a_line(store: Store, builder: SampleBuilde
     loop.close()
 
 
-def test_a_version_is_told_once_though_no_step_came_after_it(
+def test_a_version_is_logged_once_without_a_later_step(
     store: Store, builder: SampleBuilder, fill: Fill, tmp_path: Path
 ) -> None:
-    told = MetricsTracker(TrackConfig(), tmp_path / "logs", run="r", settings={})
+    tracker = MetricsTracker(TrackConfig(), tmp_path / "logs", run="r", settings={})
     trainer = Picky()
     train = train_settings({"batch.min_turns": 2, "batch.max_turns": 2, "batch.max_wait": 1e9})
-    loop = TrainLoop(store, trainer, builder, train, tmp_path / "policies", tracker=told)
+    loop = TrainLoop(store, trainer, builder, train, tmp_path / "policies", tracker=tracker)
     fill(store, 2)
     assert loop.run_once()
     trainer.silent = True
     fill(store, 2)
     assert loop.run_once()
     loop.close()
-    after = TrainLoop(store, trainer, builder, train, tmp_path / "policies", tracker=told)
+    after = TrainLoop(store, trainer, builder, train, tmp_path / "policies", tracker=tracker)
     assert not after.run_once()
     after.close()
     assert [line["state"] for line in lines(tmp_path)] == ["live", "no step"]
@@ -255,13 +255,15 @@ def test_what_is_done_over_counts_once(store: Store, loop: TrainLoop, fill: Fill
     loop.close()
 
 
-def test_scores_are_told_whatever_the_method_learns_from(store: Store, loop: TrainLoop, fill: Fill) -> None:
+def test_scores_are_logged_with_every_method(store: Store, loop: TrainLoop, fill: Fill) -> None:
     """`ScriptedTrainer` tells none, as a step on hints alone."""
     fill(store, 3, score=1, hints=("Be short.",))
     fill(store, 1, score=-1, hints=("Be short.",))
     fill(store, 1, score=None, hints=("Be short.",))
     assert loop.run_once()
-    told = head_metrics(store)
-    assert told["reward/mean"] == pytest.approx(1 / 3), "of the three that trained and have a score; one is too stale"
-    assert told["reward/std"] == pytest.approx((8 / 9) ** 0.5)
+    metrics = head_metrics(store)
+    assert metrics["reward/mean"] == pytest.approx(1 / 3), (
+        "of the three that trained and have a score; one is too stale"
+    )
+    assert metrics["reward/std"] == pytest.approx((8 / 9) ** 0.5)
     loop.close()

@@ -224,9 +224,9 @@ def test_a_fresh_home_begins_on_a_checkpoint(
     assert head.path is not None
     assert digest_of_folder(head.path) == head.digest == digest_of_folder(checkpoint)
     with store.read() as conn:
-        told = events.read_after(conn, 0, 99, kinds=["policy.live", "policy.resumed"])
-    assert [e.kind for e in told] == ["policy.live", "policy.resumed"]
-    assert told[1].data["checkpoint"] == str(checkpoint)
+        recorded = events.read_after(conn, 0, 99, kinds=["policy.live", "policy.resumed"])
+    assert [e.kind for e in recorded] == ["policy.live", "policy.resumed"]
+    assert recorded[1].data["checkpoint"] == str(checkpoint)
 
     resume.start_from_checkpoint(config, train=True)  # the same command again
     assert head_of(store) == head

@@ -235,7 +235,7 @@ def test_a_rejected_batch_is_retried_without_replays(
     assert numbers(store, 4) == dict.fromkeys(third, 1) | dict.fromkeys(second, 3)
 
 
-def test_a_turn_that_is_judged_anew_is_replayed_as_it_is_judged_now(
+def test_a_turn_that_is_judged_again_is_replayed_with_its_newest_verdict(
     store: Store, make_loop: MakeLoop, fill: Fill, trainer: Picky
 ) -> None:
     loop = make_loop()

@@ -116,7 +116,7 @@ def test_it_asks_first(store: Store, learned: list[list[str]], home: Path) -> No
 
 
 @pytest.mark.parametrize("to", [3, 9])
-def test_only_what_it_stands_on(to: int, learned: list[list[str]], home: Path) -> None:
+def test_only_an_ancestor_can_be_the_target(to: int, learned: list[list[str]], home: Path) -> None:
     refused = run(home, str(to), "--yes")
     assert str(refused.exception) == f"expected an ancestor of version 3, one of 2, 1, 0; got {to}"
 

@@ -65,8 +65,8 @@ def test_hints_stand_in_the_last_message_of_the_user(
     sample = made(builder, item, head)
     assert isinstance(sample, Sample)
     for ids, hint in zip(sample.hinted_prompts, ("Be short.", "Be kind."), strict=True):
-        told = [{"role": "user", "content": f"Where is the Louvre?\n\n[Hint: {hint}]"}, messages[1]]
-        np.testing.assert_array_equal(ids, renderer.render(told).prompt_ids)
+        hinted = [{"role": "user", "content": f"Where is the Louvre?\n\n[Hint: {hint}]"}, messages[1]]
+        np.testing.assert_array_equal(ids, renderer.render(hinted).prompt_ids)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_a_hint_is_carried_over_in_front_of_what_the_client_dropped(
     np.testing.assert_array_equal(splice_hint(stored, plain, hinted), expected)
 
 
-def test_a_prompt_that_begins_and_ends_otherwise_is_rendered_anew() -> None:
+def test_a_prompt_that_begins_and_ends_otherwise_is_rendered_again() -> None:
     plain, hinted, stored = (np.array(x, np.int32) for x in ([1, 2, 3], [1, 9, 2, 3], [5, 2, 4]))
     np.testing.assert_array_equal(splice_hint(stored, plain, hinted), hinted)
 

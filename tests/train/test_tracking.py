@@ -43,7 +43,7 @@ def test_each_step_is_a_line(tmp_path: Path) -> None:
     assert second["version"] == 2
 
 
-def test_a_trainer_that_died_before_it_had_told_is_told_of(tmp_path: Path) -> None:
+def test_a_version_of_a_trainer_that_died_is_logged(tmp_path: Path) -> None:
     """Killed after it published, before the line or in the middle of it; and what is there already is not repeated."""
     steps = [replace(policy(n), metrics={"loss/total": n / 2}) for n in range(1, 4)]
     tracker(tmp_path).catch_up(steps[0], ["a"])
@@ -75,8 +75,8 @@ def test_the_real_tensorboard_shows_them(tmp_path: Path) -> None:
     made.log_step(policy(5), {"loss/total": 0.25}, [])
     events = accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
-    told = {name: [(e.step, e.tensor_proto.float_val[0]) for e in events.Tensors(name)] for name in SURFACE}
-    assert told == {name: [(4, value)] for name, value in SURFACE.items()} | {"loss/total": [(4, 0.5), (5, 0.25)]}
+    written = {name: [(e.step, e.tensor_proto.float_val[0]) for e in events.Tensors(name)] for name in SURFACE}
+    assert written == {name: [(4, value)] for name, value in SURFACE.items()} | {"loss/total": [(4, 0.5), (5, 0.25)]}
 
 
 @pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="wandb is not installed: pip install wandb")

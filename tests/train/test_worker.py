@@ -135,7 +135,7 @@ def test_old_turns_are_not_kept_waiting(store: Store, make_loop: MakeLoop, fill:
     assert len(uses_of(store, 1)) == 1
 
 
-def test_the_trainer_is_loaded_once_and_then_stands(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
+def test_the_trainer_loads_a_version_once(store: Store, make_loop: MakeLoop, fill: Fill) -> None:
     class Counting(ScriptedTrainer):
         def __init__(self) -> None:
             super().__init__()

@@ -137,7 +137,7 @@ def test_a_packed_file_is_named_as_what_it_is(tmp_path: Path, name: str) -> None
     ],
 )
 @pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
-def test_a_key_that_stands_twice_is_a_fault_of_its_line(
+def test_a_duplicate_key_is_an_error_of_its_line(
     tmp_path: Path, home: Home, name: str, before: str, after: str, key: str
 ) -> None:
     wrong = json.dumps(PRINTED).replace(before, after, 1)

@@ -199,7 +199,7 @@ def test_unscored_turns_wait_until_they_are_scored(tmp_path: Path, home: Home) -
     assert np.isfinite(stored(home, first)[1].logprobs).all()
 
 
-def test_tokens_of_another_model_are_made_anew(tmp_path: Path, home: Home) -> None:
+def test_tokens_of_another_model_are_made_again(tmp_path: Path, home: Home) -> None:
     foreign = main("Hi", "Yo", prompt_ids=[1, 2], response_ids=[3], logprobs=[-1.0], identity="f" * 64)
     file = put(tmp_path / "in.jsonl", {"session_id": "s", "turns": [foreign]})
     home.bring(file)

@@ -103,7 +103,7 @@ def test_it_is_written_in_groups(tmp_path: Path, home: Home, monkeypatch: pytest
     assert (tmp_path / "out.parquet").stat().st_mode & 0o777 == 0o600
 
 
-def test_half_a_surrogate_pair_stands_where_json_can_hold_it() -> None:
+def test_half_a_surrogate_pair_is_kept_where_json_can_hold_it() -> None:
     half = "half \ud83d of it"
     turn = {"type": "main", "response": "b", "messages": [{"role": "user", "content": half}]}
     turn |= {"message": {"role": "assistant", "content": "b"}, "next_state": [{"role": "user", "content": half}]}

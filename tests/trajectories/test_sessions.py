@@ -18,7 +18,7 @@ from openclaw_rl.trajectories.operations import export_sessions, parse_since
 from openclaw_rl.trajectories.sessions import SessionAwareProcessor, inspect_sessions
 
 
-def test_sessions_are_told_with_their_types(tmp_path: Path) -> None:
+def test_sessions_are_listed_with_their_types(tmp_path: Path) -> None:
     put(tmp_path / "a.jsonl", PRINTED)
     put(tmp_path / "b.jsonl", {"session_id": "b", "turns": [main("x", "y")]})
     sessions = openclaw_rl.inspect_sessions(tmp_path)

@@ -11,7 +11,7 @@ from openclaw_rl.errors import ConfigError
 from openclaw_rl.judge import local_model
 from openclaw_rl.settings.load import Config, foreign_environment
 
-_TIMEOUT = 60.0  # seconds
+_TIMEOUT = 300.0  # seconds; on a busy machine the import of torch takes a minute
 _COUNT_WITH_TORCH = "import torch; print(torch.cuda.device_count())"
 _HIDING_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 

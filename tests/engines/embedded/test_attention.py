@@ -81,13 +81,13 @@ def test_other_weights_of_the_same_kind_go_the_same_way(folder: Path) -> None:
     )
 
 
-def test_what_keeps_a_model_from_loading_is_told_of_the_first_try(tmp_path: Path) -> None:
+def test_the_error_of_the_first_try_to_load_is_reported(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "no-such-kind"}')
     with pytest.raises(ModelError, match=r"cannot be loaded for generation: .*no-such-kind"):
         EmbeddedModel.load(ModelConfig(path=str(tmp_path)))
 
 
-def test_models_of_another_kind_are_told_by_their_name() -> None:
+def test_models_of_another_kind_are_named() -> None:
     own = {"emb_dim": 32, "n_layers": 2, "n_heads": 2, "n_words": 64}
     with pytest.raises(ModelError, match=r"of another kind.* \(XLMWithLMHeadModel"):
         EmbeddedModel(XLMWithLMHeadModel(XLMConfig(**own)), name="xlm")

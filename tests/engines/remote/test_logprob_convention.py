@@ -25,7 +25,7 @@ def _top(logits: np.ndarray, convention: Convention, temperature: float, cut: bo
 
 
 @given(LOGITS, st.sampled_from(["scaled", "processed", "raw"]))
-def test_it_is_told_from_three_answers(values: list[float], convention: Convention) -> None:
+def test_the_convention_is_detected_from_three_answers(values: list[float], convention: Convention) -> None:
     logits = np.array(values)
     found = infer_convention(
         _top(logits, convention, 1.0, cut=False),

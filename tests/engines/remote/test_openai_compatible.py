@@ -46,13 +46,13 @@ class Endpoint:
         reads: Callable[[list[int]], list[int]] = lambda ids: ids,
         echo: bool = True,
         usage: bool = True,
-        tells: Callable[[list[int]], list[int]] = lambda ids: ids,
+        reports: Callable[[list[int]], list[int]] = lambda ids: ids,
         text_prompts_only: bool = False,
         adapters: bool = True,
         models: tuple[str, ...] = ("letters",),
         context: int | None = 64,
     ) -> None:
-        self.ids, self.logprobs, self.reads, self.tells = ids, logprobs, reads, tells
+        self.ids, self.logprobs, self.reads, self.reports = ids, logprobs, reads, reports
         self.echo, self.usage, self.text_prompts_only = echo, usage, text_prompts_only
         self.models, self.context = models, context
         self.loaded: dict[str, str] = {}  # ever
@@ -118,12 +118,12 @@ class Endpoint:
                 break
         if body.get("stream"):
             return await self._stream(request, body, drawn)
-        told: dict[str, Any] = {"choices": [self._choice(body, drawn, "length")]}
+        answer: dict[str, Any] = {"choices": [self._choice(body, drawn, "length")]}
         if self.echo:
-            told["choices"][0]["prompt_token_ids"] = prompt
+            answer["choices"][0]["prompt_token_ids"] = prompt
         if self.usage:
-            told["usage"] = {"prompt_tokens": len(prompt)}
-        return web.json_response(told)
+            answer["usage"] = {"prompt_tokens": len(prompt)}
+        return web.json_response(answer)
 
     async def _stream(self, request: web.Request, body: Any, drawn: list[int]) -> web.StreamResponse:
         answer = web.StreamResponse()
@@ -138,10 +138,10 @@ class Endpoint:
     def _choice(self, body: Any, drawn: list[int], finish: str | None) -> dict[str, Any]:
         choice: dict[str, Any] = {"text": "".join(LETTERS[i] for i in drawn), "finish_reason": finish}
         if self.ids:
-            choice["token_ids"] = self.tells(drawn)
+            choice["token_ids"] = self.reports(drawn)
         if self.logprobs:
             scale = body["temperature"] or 1.0
-            ids = self.tells(drawn)
+            ids = self.reports(drawn)
             choice["logprobs"] = {
                 "tokens": [LETTERS[i] for i in ids],
                 "token_logprobs": [-(1 + i % 5) / 10 for i in ids],
@@ -214,7 +214,7 @@ REFUSED = {
         "counts 9 prompt tokens where 8 were sent",
     ),
     "a prompt untold": ({"echo": False, "usage": False}, "counts None prompt tokens where 8 were sent"),
-    "ids of another tokenizer": ({"tells": lambda ids: [(i + 1) % 24 for i in ids]}, "do not decode to its text"),
+    "ids of another tokenizer": ({"reports": lambda ids: [(i + 1) % 24 for i in ids]}, "do not decode to its text"),
 }
 
 
@@ -225,10 +225,10 @@ def test_one_that_is_not_is_refused_at_the_start_with_the_reason(
     with Endpoint(**settings_of) as endpoint:
         with pytest.raises(EngineError, match=words) as caught:
             registry.check_engine(settings(endpoint.url))
-        told = str(caught.value)
-        assert "judge.base_url" in told
-        assert "teacher.base_url" in told
-        assert "vLLM, SGLang" in told
+        message = str(caught.value)
+        assert "judge.base_url" in message
+        assert "teacher.base_url" in message
+        assert "vLLM, SGLang" in message
 
         async def later() -> None:  # the gateway's own connection says the same
             async with closing(registry.connect_engine(settings(endpoint.url))) as engine:
@@ -243,7 +243,7 @@ def test_ids_that_the_model_did_not_read_are_found_out_without_a_tokenizer(
 ) -> None:
     (tmp_path / "letters" / "tokenizer.json").unlink()
     words = "its ids are not what its model read"
-    with Endpoint(tells=lambda ids: [(i + 1) % 24 for i in ids]) as endpoint, pytest.raises(EngineError, match=words):
+    with Endpoint(reports=lambda ids: [(i + 1) % 24 for i in ids]) as endpoint, pytest.raises(EngineError, match=words):
         registry.check_engine(settings(endpoint.url))
 
 

@@ -269,7 +269,7 @@ def test_a_key_that_is_wrong_is_said(fresh: Callable[..., SglangWire]) -> None:
     run(fresh(key="right").url, body, key="wrong")
 
 
-def test_what_is_no_sglang_is_told_apart() -> None:
+def test_a_server_that_is_not_sglang_is_recognised() -> None:
     async def whole() -> None:
         runner = web.AppRunner(web.Application(), access_log=None)
         await runner.setup()

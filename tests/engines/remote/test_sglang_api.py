@@ -19,8 +19,8 @@ def test_every_sampling_value_is_said_in_sglangs_words() -> None:
         temperature=0.7, top_p=0.9, top_k=5, min_p=0.1, presence_penalty=0.5, frequency_penalty=-0.5,
         logit_bias={3: 1.5}, seed=7, grammar="start: /a/",
     )  # fmt: skip
-    told = sglang_api.sampling_params(full, limit=9, stop=(2, 4))
-    assert told == {
+    params = sglang_api.sampling_params(full, limit=9, stop=(2, 4))
+    assert params == {
         "max_new_tokens": 9, "temperature": 0.7, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "presence_penalty": 0.5,
         "frequency_penalty": -0.5, "repetition_penalty": 1.0, "stop_token_ids": [2, 4], "ignore_eos": False,
         "no_stop_trim": True, "skip_special_tokens": False, "spaces_between_special_tokens": False,
@@ -71,8 +71,8 @@ def test_any_split_in_any_mode_reads_the_same(sizes: list[int], mode: int, data:
     for n, size in enumerate(sizes):
         start, end = end, end + size
         finish = {"type": "stop", "matched": ids[-1]} if n == len(sizes) - 1 else None
-        told, scored = ids[start if mode else 0 : end], ids[start if mode == 1 else 0 : end]
-        events.append(event(told, end, scored, finish))
+        output_ids, scored = ids[start if mode else 0 : end], ids[start if mode == 1 else 0 : end]
+        events.append(event(output_ids, end, scored, finish))
     cuts = sorted(data.draw(st.sets(st.integers(1, len(events)))) | {len(events)})
     reader = sglang_api.SglangReplyReader(0)
     chunks = [reader.read_events(events[a:b]) for a, b in zip([0, *cuts], cuts, strict=False)]

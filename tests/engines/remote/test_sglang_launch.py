@@ -42,9 +42,9 @@ def interpreter(folder: Path, version: str | None) -> Path:
     (site / "sglang" / "__init__.py").touch()
     (site / "sglang" / "launch_server.py").write_text(LAUNCH)
     if version is not None:
-        told = site / f"sglang-{version}.dist-info"
-        told.mkdir()
-        (told / "METADATA").write_text(f"Metadata-Version: 2.1\nName: sglang\nVersion: {version}\n")
+        metadata = site / f"sglang-{version}.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: sglang\nVersion: {version}\n")
     script = folder / "python"
     script.write_text(f'#!/bin/sh\nPYTHONPATH={site}:{ROOT}:{ROOT}/src exec {sys.executable} "$@"\n')
     script.chmod(0o755)

@@ -286,7 +286,7 @@ def test_replies_are_scored_position_by_position(vllm_double: VllmDouble, run: C
     run(vllm_double, body)
 
 
-def test_what_the_prefix_cache_had_is_told_once(vllm_double: VllmDouble, run: Callable[..., None]) -> None:
+def test_cached_prompt_tokens_are_reported_once(vllm_double: VllmDouble, run: Callable[..., None]) -> None:
     async def body(engine: VllmEngine) -> None:
         chunks = await whole(engine, call(0))
         assert sum(c.cached for c in chunks) == len(PROMPT) - 1
@@ -307,9 +307,7 @@ def test_a_grammar_is_passed_on(vllm_double: VllmDouble, run: Callable[..., None
     run(vllm_double, body)
 
 
-def test_a_grammar_that_is_refused_is_told_from_other_refusals(
-    vllm_double: VllmDouble, run: Callable[..., None]
-) -> None:
+def test_a_refused_grammar_has_an_error_of_its_own(vllm_double: VllmDouble, run: Callable[..., None]) -> None:
     async def body(engine: VllmEngine) -> None:
         await engine.info()
         vllm_double.engine.refuse = "Grammar error: failed to compile JSON schema"

@@ -129,7 +129,7 @@ def session(seed: int, *, rewards: bool = True, hints: bool = True) -> list[Samp
         prompt, response = np.concatenate([history, draw(1, 6)]), draw(1, 9)
         mask = rng.random(len(response)) < 0.7
         mask[rng.integers(len(response))] = True
-        told = [np.concatenate([prompt[:-1], draw(1, 5), prompt[-1:]]) for _ in range((0, 1, 3, 2)[n % 4] * hints)]
+        hinted = [np.concatenate([prompt[:-1], draw(1, 5), prompt[-1:]]) for _ in range((0, 1, 3, 2)[n % 4] * hints)]
         out.append(
             Sample(
                 turn=f"turn-{n}",
@@ -141,7 +141,7 @@ def session(seed: int, *, rewards: bool = True, hints: bool = True) -> list[Samp
                 temperature=float(rng.uniform(0.6, 1.4)),
                 version=0,
                 reward=(1.0, -1.0, None)[n % 3] if rewards else None,
-                hinted_prompts=tuple(told),
+                hinted_prompts=tuple(hinted),
                 # Rollouts of two steps, two and one of one task; one of one and one of two of another.
                 episode=EpisodeStep(
                     group="tttttuuu"[n],

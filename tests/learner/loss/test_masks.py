@@ -151,18 +151,18 @@ def test_opsm_spares_only_bad_replies_that_the_policy_left() -> None:
     assert not gradient(bounds, left, -1.0).total.any()
     assert gradient(bounds, left, -1.0).counts["opsm"] == 3
     for gaps, advantage in ((left, 1.0), (near, -1.0), (further, -1.0)):
-        told = gradient(bounds, gaps, advantage)
-        assert told.total.all(), "every token has its gradient"
-        assert told.counts["opsm"] == 0
+        result = gradient(bounds, gaps, advantage)
+        assert result.total.all(), "every token has its gradient"
+        assert result.counts["opsm"] == 0
 
 
 def test_geometric_takes_what_drifted_whichever_way() -> None:
     bounds = LossConfig(**LIMITS, geometric_low=0.99, geometric_high=1.01)
     for gaps in ([-0.1, -0.1], [0.1, 0.0]):
         for advantage in (1.0, -1.0):
-            told = gradient(bounds, gaps, advantage)
-            assert not told.total.any()
-            assert told.counts["geometric"] == 2
+            result = gradient(bounds, gaps, advantage)
+            assert not result.total.any()
+            assert result.counts["geometric"] == 2
     assert gradient(bounds, [0.2, -0.2], 1.0).total.all(), "the mean stands still"
 
 
@@ -171,9 +171,9 @@ def test_what_the_caps_take_is_counted() -> None:
     assert (cispo["capped/x"], cispo["clipped/x"]) == (1, 0)
     decoupled = gradient(LossConfig(**LIMITS), [1.0, 0.1, 0.5], 1.0, old=[-1.0, -1.9, -2.0]).counts
     assert (decoupled["capped/x"], decoupled["clipped/x"], decoupled["gap"]) == (1, 1, 0)
-    told = token_shares(decoupled, ["x", "silent"])
-    assert told["capped/x"] == told["clipped/x"] == pytest.approx(1 / 3)
-    assert told["capped/silent"] == told["masked/gap"] == told["masked/opsm"] == told["masked/geometric"] == 0
+    shares = token_shares(decoupled, ["x", "silent"])
+    assert shares["capped/x"] == shares["clipped/x"] == pytest.approx(1 / 3)
+    assert shares["capped/silent"] == shares["masked/gap"] == shares["masked/opsm"] == shares["masked/geometric"] == 0
 
 
 def test_whose_token_each_is_must_be_known() -> None:

@@ -118,7 +118,7 @@ class Rows:
         return f"passes of {self.memory_limits} tokens" if self.memory_limits == 64 else None
 
 
-def test_a_cpu_without_memory_is_told_as_a_gpu_is(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_cpu_without_memory_raises_as_a_gpu_does(caplog: pytest.LogCaptureFixture) -> None:
     """What torch's own allocator raises there, and nothing else of that kind."""
     rows = Rows()
     with (

@@ -198,8 +198,8 @@ def test_a_whole_model_is_a_folder_for_transformers(
         "trainer.json",
     }  # fmt: skip
     assert weight_files(tmp_path / "policy") == ("model.safetensors",)
-    loaded, told = AutoModelForCausalLM.from_pretrained(tmp_path / "policy", dtype="auto", output_loading_info=True)
-    assert not any(told.values()), "nothing is missing, nothing is left over"
+    loaded, info = AutoModelForCausalLM.from_pretrained(tmp_path / "policy", dtype="auto", output_loading_info=True)
+    assert not any(info.values()), "nothing is missing, nothing is left over"
     assert loaded.dtype is made.causal.dtype
     assert loaded.config.tie_word_embeddings == (name != "llama")
     fresh = AutoModelForCausalLM.from_pretrained(family(name))
