@@ -143,6 +143,7 @@ bench: $(STAMP)  ## gateway and trainer against their peers, token gaps while sw
 	$(BIN)/python benchmarks/openclaw_session.py
 	$(BIN)/python benchmarks/trainer.py
 	$(BIN)/python benchmarks/garbage.py
+	$(BIN)/python benchmarks/adversarial_messages.py
 	$(BIN)/python benchmarks/cost.py
 	$(BIN)/python benchmarks/data.py
 	$(BIN)/python benchmarks/cli_start.py

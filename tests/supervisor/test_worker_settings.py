@@ -68,7 +68,9 @@ def test_the_trainer_looks_for_turns_as_often_as_train_poll_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted = threading.Semaphore(0)
-    loop = SimpleNamespace(run_once=lambda: counted.release(), note="", close=lambda: None)
+    loop = SimpleNamespace(
+        run_once=lambda: counted.release(), note="", close=lambda: None, forget_attempts=lambda: None
+    )
     monkeypatch.setattr(train, "open_train_loop", lambda config, store: loop)
     prepare_home(from_flat({"home": str(tmp_path)}))
     assert looks(train.run, counted, {"train.poll": 3600.0}, tmp_path, wait=0.3) == 1

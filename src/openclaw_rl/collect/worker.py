@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 
 from sqlalchemy import Connection
 
 from openclaw_rl.collect.link import ReactionLink, RequestLink, link_request
 from openclaw_rl.collect.traffic import TrafficClassifier
 from openclaw_rl.common.worker_loop import run_worker_loop
-from openclaw_rl.errors import DamagedRow
+from openclaw_rl.errors import DamagedRow, StoreError
 from openclaw_rl.settings.load import CollectConfig, Config
 from openclaw_rl.store import events, exchanges, heartbeats, reactions, turn_states, turns
 from openclaw_rl.store.db import Store
@@ -39,6 +40,8 @@ class Collector:
         )
         self.linked_count = self.reaction_count = self.dropped_count = 0
         self._has_more, self._sweep_at = True, 0.0
+        self._attempts = heartbeats.AttemptLog(store, "collect")
+        self._single_events = 0  # number of events that are processed one by one, because a worker died on one
 
     def run_once(self) -> bool:
         """Run one iteration: new events, and from time to time the overdue turns. Returns whether there were events."""
@@ -55,17 +58,36 @@ class Collector:
     def step(self, limit: int = EVENT_BATCH) -> int:
         """Process up to `limit` events, several in one transaction. Returns their number."""
         with self._store.read() as conn:
-            if not events.read_after(conn, events.read_cursor(conn, CURSOR_NAME), 1, EVENT_KINDS):
-                return 0
-        with self._store.write(durable=False) as conn:
-            deadline = time.monotonic() + LONGEST_TRANSACTION
-            count = 0
-            for event in events.read_after(conn, events.read_cursor(conn, CURSOR_NAME), limit, EVENT_KINDS):
-                self._process_event(conn, event)
-                events.move_cursor(conn, CURSOR_NAME, event.seq)
-                count += 1
-                if time.monotonic() >= deadline:
-                    break
+            first = events.read_after(conn, events.read_cursor(conn, CURSOR_NAME), 1, EVENT_KINDS)
+        if not first:
+            return 0
+        ref = str(first[0].seq)
+        deaths = self._attempts.begin([ref]).get(ref, 0)
+        if deaths:
+            self._single_events = EVENT_BATCH  # it may have been any event of the last transaction
+        elif self._single_events:
+            self._single_events -= 1
+        with self._attempts.interrupted_by(StoreError), self._store.write(durable=False) as conn:
+            at = events.read_cursor(conn, CURSOR_NAME)
+            found = events.read_after(conn, at, 1 if self._single_events else limit, EVENT_KINDS)
+            if found[:1] == first and (why := self._attempts.give_up(conn, ref, deaths)):
+                self._set_aside(conn, first[0], why)
+                events.move_cursor(conn, CURSOR_NAME, first[0].seq)
+                return 1
+            count = self._process_events(conn, found)
+            self._attempts.end(conn)
+        return count
+
+    def _process_events(self, conn: Connection, found: Sequence[Event]) -> int:
+        """Process events until `LONGEST_TRANSACTION` has passed. Returns their number."""
+        deadline = time.monotonic() + LONGEST_TRANSACTION
+        count = 0
+        for event in found:
+            self._process_event(conn, event)
+            events.move_cursor(conn, CURSOR_NAME, event.seq)
+            count += 1
+            if time.monotonic() >= deadline:
+                break
         return count
 
     def _process_event(self, conn: Connection, event: Event) -> None:
@@ -88,7 +110,7 @@ class Collector:
                 self.reaction_count += reactions.record_pending_feedback(conn, target, event.at)
 
     def _set_aside(self, conn: Connection, event: Event, why: str) -> None:
-        log.warning("event %d (%s %s) is set aside: %s", event.seq, event.kind, event.ref, why)
+        log.warning("event %d (%s %s): %s", event.seq, event.kind, event.ref, why)
         if (turn := _turn_of(event)) is not None:
             turns.set_aside(conn, turn, why, at=event.at)
 

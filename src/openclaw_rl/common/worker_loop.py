@@ -30,12 +30,29 @@ async def run_worker_loop(
     *,
     poll: float,
     beat_while_busy: bool = True,
+    on_stop: Callable[[], None] = lambda: None,
 ) -> None:
     """Call `run_once` in a thread until `stop` is set; wait `poll` seconds when it returns a false value.
 
     `beat_while_busy`: write heartbeats during a call too. Without them, the supervisor restarts a worker that hangs.
+    `on_stop`: called in a thread as soon as `stop` is set, also during a call, because a long one may be killed.
     """
     heartbeat = HeartbeatTimer(write_heartbeat)
+    stopping = asyncio.create_task(_call_on_stop(stop, on_stop))
+    try:
+        await _run_until_stop(run_once, heartbeat, stop, poll, beat_while_busy)
+    finally:
+        stopping.cancel()
+
+
+async def _call_on_stop(stop: asyncio.Event, on_stop: Callable[[], None]) -> None:
+    await stop.wait()
+    await asyncio.to_thread(on_stop)
+
+
+async def _run_until_stop(
+    run_once: Callable[[], object], heartbeat: HeartbeatTimer, stop: asyncio.Event, poll: float, beat_while_busy: bool
+) -> None:
     while not stop.is_set():
         await heartbeat.write_if_due()
         work = asyncio.create_task(asyncio.to_thread(run_once))

@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+
+from sqlalchemy import Connection
 
 from openclaw_rl.common.worker_loop import HeartbeatTimer
-from openclaw_rl.errors import DamagedRow, OpenClawError
+from openclaw_rl.errors import DamagedRow, OpenClawError, StoreError
 from openclaw_rl.judge import plugin, reward_model, user_feedback
 from openclaw_rl.judge.backoff import backoff_delay
 from openclaw_rl.judge.llm import LlmJudge
@@ -74,6 +76,15 @@ def _turn_key(item: JudgeInput) -> TurnKey:
     return item.turn, item.reaction.revision
 
 
+def _attempt_ref(key: TurnKey) -> str:
+    return f"{key[0]} {key[1]}"
+
+
+def _set_aside(conn: Connection, turn: str, why: str) -> None:
+    log.warning("turn %s: %s", turn, why)
+    turns.set_aside(conn, turn, why, at=time.time())
+
+
 class JudgeQueue:
     """Queue of closed turns: running judge tasks, ready turns, and failed turns that wait for a retry."""
 
@@ -92,14 +103,17 @@ class JudgeQueue:
         self._failure_log = FailureLog()
         self._next_probe_at = 0.0
         self._heartbeat = HeartbeatTimer(self._write_heartbeat)
+        self._attempts = heartbeats.AttemptLog(store, "judge")
+        self._deaths: dict[str, int] = {}  # turns on which an earlier worker died (`_attempt_ref`)
 
     async def run(self, stop: asyncio.Event) -> None:
+        self._deaths = await asyncio.to_thread(self._attempts.deaths)
         stopped = asyncio.create_task(stop.wait())
         try:
             while not stop.is_set():
                 await self._heartbeat.write_if_due()
                 await self._read_closed_turns()
-                self._fill_workers()
+                await self._fill_workers()
                 done, _ = await asyncio.wait(
                     {stopped, *self._tasks.values()}, timeout=self._poll, return_when=asyncio.FIRST_COMPLETED
                 )
@@ -112,6 +126,8 @@ class JudgeQueue:
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        with contextlib.suppress(StoreError):
+            self._attempts.forget([_attempt_ref(key) for key in self._tasks])
 
     async def _read_closed_turns(self) -> None:
         """Read closed turns if there may be new ones, and save verdicts from explicit feedback at once."""
@@ -124,6 +140,8 @@ class JudgeQueue:
         self._may_have_new, self._last_read_at = False, now
         limit = READ_AHEAD + len(self._tasks) + len(self._retries)
         items = await asyncio.to_thread(self._query_closed_turns, limit)
+        if any(self._deaths_on(item) >= heartbeats.MAX_DEATHS for item in items):
+            items = await asyncio.to_thread(self._give_up_fatal_turns, items)
         if len(items) < limit:  # complete list: turns that are not in it are no longer CLOSED
             self._retries = {key: self._retries[key] for key in map(_turn_key, items) if key in self._retries}
         else:
@@ -136,20 +154,32 @@ class JudgeQueue:
         fresh = {_turn_key(i): i for i in items if _turn_key(i) not in self._tasks and _turn_key(i) not in settled}
         self._ready = {k: i for k, i in fresh.items() if self._retries.get(k, (0, 0.0))[1] <= now}
 
-    def _fill_workers(self) -> None:
-        """Start tasks for ready turns on free workers, fewest failures first; only one while the judge is down.
+    async def _fill_workers(self) -> None:
+        """Start tasks for ready turns on free workers, after a note of what is being worked on."""
+        keys = self._next_turns()
+        if keys:
+            await asyncio.to_thread(self._attempts.begin, [_attempt_ref(key) for key in keys])
+        for key in keys:
+            self._start_task(key)
 
-        Turns with explicit feedback wait only for the teacher, so they are started even while the judge is down.
+    def _next_turns(self) -> list[TurnKey]:
+        """Return the ready turns to start now, fewest failures first; only one while the judge is down.
+
+        Turns with explicit feedback wait only for the teacher, so they are started even while the judge is down. A turn
+        on which a worker died runs alone, so that its next death is the fault of no other turn.
         """
+        suspects = [key for key in self._ready if _attempt_ref(key) in self._deaths]
+        if suspects or any(_attempt_ref(key) in self._deaths for key in self._tasks):
+            return [] if self._tasks else suspects[:1]
         outright = [key for key, item in self._ready.items() if user_feedback.explicit_verdict(item)]
-        for key in outright[: max(self._workers - len(self._tasks), 0)]:
-            self._start_task(key)
+        chosen = outright[: max(self._workers - len(self._tasks), 0)]
         down = self._is_judge_down()
-        free = (1 if down else self._workers) - len(self._tasks)
         if down and time.monotonic() < self._next_probe_at:
-            return
-        for key in sorted(self._ready, key=lambda k: self._retries.get(k, (0, 0.0))[0])[: max(free, 0)]:
-            self._start_task(key)
+            return chosen
+        free = (1 if down else self._workers) - len(self._tasks) - len(chosen)
+        others = [key for key in self._ready if key not in chosen]
+        others.sort(key=lambda k: self._retries.get(k, (0, 0.0))[0])
+        return chosen + others[: max(free, 0)]
 
     def _start_task(self, key: TurnKey) -> None:
         self._tasks[key] = asyncio.create_task(self._judge_turn(self._ready.pop(key)), name=f"judge {key[0]}")
@@ -177,10 +207,16 @@ class JudgeQueue:
         return replace_verdict_surrogates(verdict)
 
     async def _save_judged(self, keys: Sequence[TurnKey]) -> None:
-        """Save the verdicts of finished tasks in one transaction."""
-        verdicts = {key: verdict for key in keys if (verdict := self._tasks.pop(key).result()) is not None}
-        if verdicts:
-            await asyncio.to_thread(self._save_verdicts, list(verdicts.values()))
+        """Save the verdicts of finished tasks in one transaction, which also ends the work on them."""
+        done = {key: self._tasks.pop(key).result() for key in keys}
+        if not done:
+            return
+        verdicts = {key: verdict for key, verdict in done.items() if verdict is not None}
+        refs = [_attempt_ref(key) for key in done]
+        with self._attempts.interrupted_by(StoreError):
+            await asyncio.to_thread(self._save_verdicts, list(verdicts.values()), refs)
+        for ref in refs:
+            self._deaths.pop(ref, None)
         for key in verdicts:
             self._retries.pop(key, None)
 
@@ -203,16 +239,29 @@ class JudgeQueue:
                 with self._store.read() as conn:
                     return turns.closed_turns(conn, limit)
             except DamagedRow as error:
-                self._set_aside({error.turn: str(error)})
+                with self._store.write(durable=False) as conn:
+                    _set_aside(conn, error.turn, str(error))
 
-    def _set_aside(self, reasons: Mapping[str, str]) -> None:
+    def _give_up_fatal_turns(self, items: Sequence[JudgeInput]) -> list[JudgeInput]:
+        """Set aside the turns on which workers died twice, and return the others."""
+        kept = []
         with self._store.write(durable=False) as conn:
-            for turn, why in reasons.items():
-                log.warning("turn %s is set aside: %s", turn, why)
-                turns.set_aside(conn, turn, why, at=time.time())
+            for item in items:
+                ref = _attempt_ref(_turn_key(item))
+                if why := self._attempts.give_up(conn, ref, self._deaths_on(item)):
+                    _set_aside(conn, item.turn, why)
+                else:
+                    kept.append(item)
+        return kept
 
-    def _save_verdicts(self, verdicts: Sequence[Verdict]) -> None:
+    def _deaths_on(self, item: JudgeInput) -> int:
+        return self._deaths.get(_attempt_ref(_turn_key(item)), 0)
+
+    def _save_verdicts(self, verdicts: Sequence[Verdict], refs: Sequence[str] = ()) -> None:
+        """Store verdicts; `refs`: the notes of the work that ends with them."""
         with self._store.write(durable=False) as conn:
+            if refs:
+                self._attempts.end(conn, refs)
             for verdict in verdicts:
                 log.debug(
                     "%s: score %s by %s, %d votes, %d hints",

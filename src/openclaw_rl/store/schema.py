@@ -218,6 +218,14 @@ events = Table(
 
 cursors = Table("cursors", metadata, Column("name", Text, primary_key=True), *_required(Integer, "seq"))
 
+attempts = Table(  # what the workers are working on, and how often they began
+    "attempts",
+    metadata,
+    Column("stage", Text, primary_key=True),
+    Column("ref", Text, primary_key=True),
+    *_required(Integer, "count"),
+)
+
 loops = Table(
     "loops",
     metadata,

@@ -11,7 +11,7 @@ from openclaw_rl.errors import DamagedRow
 from openclaw_rl.store import exchanges, turns
 from openclaw_rl.store import schema as t
 from openclaw_rl.store.rows import turn_from_row
-from openclaw_rl.types import Exchange, JudgedTurn, Kind, PolicyState, TurnState
+from openclaw_rl.types import Exchange, JudgedTurn, Kind, PolicyState, TurnState, Use
 
 MAX_REJECTED_USES = 2
 """A turn that this many rejected candidates used is not replayed again."""
@@ -90,6 +90,12 @@ def last_rejections(conn: Connection, ids: Collection[str]) -> dict[str, tuple[i
     size = select(t.uses.c.policy, func.count().label("size")).where(t.uses.c.policy.in_(set(found.values())))
     sizes = {row.policy: row.size for row in conn.execute(size.group_by(t.uses.c.policy))}
     return {turn: (version, sizes[version]) for turn, version in found.items()}
+
+
+def next_uses(conn: Connection, version: int, ids: Collection[str]) -> list[Use]:
+    """Return the use of each of these turns by `version`, numbered after the uses that it has."""
+    rows = conn.execute(select(t.turns.c.id, t.turns.c.uses).where(t.turns.c.id.in_(list(ids))))
+    return [Use(policy=version, turn=row.id, number=row.uses + 1) for row in rows]
 
 
 def _ready_turns(need_score: bool, need_hint: bool) -> Select[tuple[int, str]]:

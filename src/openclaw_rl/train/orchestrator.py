@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections import Counter, deque
@@ -11,11 +12,11 @@ from pathlib import Path
 
 from sqlalchemy import Connection
 
-from openclaw_rl.errors import DamagedRow, OpenClawError, StaleLease, TooLarge
+from openclaw_rl.errors import DamagedRow, OpenClawError, StaleLease, StoreError, TooLarge
 from openclaw_rl.methods.types import Sample, StepResult
 from openclaw_rl.protocols import Trainer
 from openclaw_rl.settings.load import TrainConfig
-from openclaw_rl.store import leases, policies, turns
+from openclaw_rl.store import heartbeats, leases, policies, training_queue, turns
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.version_stats import satisfaction_metrics
 from openclaw_rl.train import batch_bisection, policy_folders
@@ -68,7 +69,13 @@ class TrainLoop:
         self._newest_metrics: deque[Mapping[str, float]] = deque(maxlen=CHECKED_STEPS)
         self._low_rate_logged = False
         self.note = "starting"
+        self._attempts = heartbeats.AttemptLog(store, "train")
         self._keeper = LeaseKeeper(store, ttl=train.safety.lease_ttl, clock=clock)
+
+    def forget_attempts(self) -> None:
+        """Forget what is being trained on: the end of this process, which is due, is not the fault of the batch."""
+        with contextlib.suppress(StoreError):
+            self._attempts.forget()
 
     def close(self) -> None:
         """Release the lease."""
@@ -83,12 +90,12 @@ class TrainLoop:
         if lease is None:
             self.note = "waiting: another trainer holds the lease"
             return False
-        if lease.epoch != self._cleaned_epoch:
-            self._clean_up(lease)
-        elif not self._store.has_changed() and time.monotonic() < self._next_check:
-            return False
-        self._next_check = time.monotonic() + RECHECK_SECONDS
         try:
+            if lease.epoch != self._cleaned_epoch:
+                self._clean_up(lease)
+            elif not self._store.has_changed() and time.monotonic() < self._next_check:
+                return False
+            self._next_check = time.monotonic() + RECHECK_SECONDS
             return self._take_step()
         except DamagedRow as error:
             log.warning("turn %s is left out: %s", error.turn, error)
@@ -113,6 +120,7 @@ class TrainLoop:
         return self._train_batch(head, items)
 
     def _clean_up(self, lease: Lease) -> None:
+        self._reject_fatal_batch(lease)
         with self._store.read() as conn:
             rows = policies.list_all(conn)
             last = [use.turn for use in policies.uses_of_version(conn, rows[-1].version)]
@@ -123,6 +131,32 @@ class TrainLoop:
             self._checkpoint_writer.catch_up()
         if self._tracker is not None:
             self._tracker.catch_up(rows[-1], last)
+
+    def _reject_fatal_batch(self, lease: Lease) -> None:
+        """Record a batch on which trainers died twice as rejected, so that it is bisected; set a single turn aside.
+
+        While a batch is being bisected, the first death decides.
+        """
+        deaths = self._attempts.deaths()
+        if not deaths:
+            return
+        with self._store.write() as conn:
+            is_bisected = bool(training_queue.last_rejections(conn, deaths))
+            if not is_bisected and max(deaths.values()) < heartbeats.MAX_DEATHS:
+                return
+            alone = next(iter(deaths)) if len(deaths) == 1 else None
+            total = heartbeats.MAX_DEATHS if is_bisected else max(deaths.values())
+            words = f"{batch_bisection.FAILED_PREFIX}the trainer died on {number_of_turns(len(deaths), 0)}"
+            if alone is not None:
+                why = self._attempts.give_up(conn, alone, total)
+                if why is None:
+                    return
+                _mark_untrainable(conn, {alone: why})
+            policy = _failed_version(policies.head(conn), policies.next_version(conn), words, self._clock())
+            uses = training_queue.next_uses(conn, policy.version, deaths)
+            policies.reject(conn, lease, policy, uses, self._clock())
+            self._attempts.end(conn, success=False)
+        log.error("version %d: %s", policy.version, words)
 
     def _is_batch_ready(self, items: Sequence[JudgedTurn], usable: int) -> bool:
         if usable == 0 or self._is_bisecting:
@@ -155,11 +189,15 @@ class TrainLoop:
         samples, earlier = [*batch.samples, *replays], {i.turn.id: i.earlier_uses for i in (*items, *again)}
         self.note = f"training version {version} on {number_of_turns(len(batch.samples), len(replays))}"
         self._loaded_version = None  # until the result of the step is known
+        self._attempts.begin([s.turn for s in samples])
         try:
-            result = self._trainer.step(samples, str(policy_folders.new_folder(self._root, version)))
+            with self._attempts.interrupted_by(OpenClawError, OSError, ValueError):
+                result = self._trainer.step(samples, str(policy_folders.new_folder(self._root, version)))
         except batch_bisection.BATCH_ERRORS as error:
             self._record_failure(head, version, samples, earlier, error)
             return True
+        with self._store.write(durable=False) as conn:
+            self._attempts.end(conn)
         self._consecutive_failures = 0
         fresh = {s.turn for s in batch.samples}
         if result.folder is None or fresh <= result.dropped.keys():  # a step on replays alone is not taken
@@ -208,10 +246,7 @@ class TrainLoop:
         if self._consecutive_failures >= batch_bisection.MAX_CONSECUTIVE_FAILURES:
             failures = f"{self._consecutive_failures} turns failed one by one, so the turns are not the cause"
             raise OpenClawError(f"training stopped: {failures}: {words}") from error
-        policy = replace(
-            head, version=version, parent=head.version, state=PolicyState.REJECTED, path=None, digest="", metrics={},
-            reason=words, created_at=self._clock(),
-        )  # fmt: skip
+        policy = _failed_version(head, version, words, self._clock())
         uses = make_uses(version, samples, earlier)
         with self._store.write() as conn:
             policies.reject(conn, self._require_lease(), policy, uses, self._clock())
@@ -278,6 +313,21 @@ class TrainLoop:
         with self._store.write() as conn:
             leases.check(conn, self._require_lease(), self._clock())
             _mark_untrainable(conn, reasons)
+
+
+def _failed_version(head: Policy, version: int, reason: str, at: float) -> Policy:
+    """Return the rejected version of a step that gave no weights."""
+    return replace(
+        head,
+        version=version,
+        parent=head.version,
+        state=PolicyState.REJECTED,
+        path=None,
+        digest="",
+        metrics={},
+        reason=reason,
+        created_at=at,
+    )
 
 
 def is_last_version(head: Policy, train: TrainConfig) -> bool:

@@ -51,6 +51,7 @@ async def run(config: Config, *, stop: asyncio.Event) -> None:
                 lambda: heartbeats.write_heartbeat(store, "train", loop.note),
                 stop,
                 poll=config.train.poll,
+                on_stop=loop.forget_attempts,
             )
         finally:
             await asyncio.to_thread(loop.close)

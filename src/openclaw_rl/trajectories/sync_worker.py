@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from hashlib import blake2b
 from pathlib import Path
+from typing import TypeVar
 
 from openclaw_rl.common.atomic_files import ensure_folder
 from openclaw_rl.common.worker_loop import run_worker_loop
-from openclaw_rl.errors import ConfigError, OpenClawError
+from openclaw_rl.errors import ConfigError, OpenClawError, StoreError
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store import events, heartbeats, sessions
 from openclaw_rl.store.db import Store
@@ -22,7 +24,9 @@ from openclaw_rl.trajectories.atomic_write import remove_unfinished
 from openclaw_rl.trajectories.importer import TrajectoryImporter
 from openclaw_rl.trajectories.operations import REFUSALS_FILE, save_session
 from openclaw_rl.trajectories.report import ImportReport, trajectories_text
+from openclaw_rl.trajectories.schema import TrajectoryRefused
 
+_T = TypeVar("_T")
 log = logging.getLogger("openclaw_rl.data")
 SETTLED_EVENTS = ("turn.closed", "turn.judged", "turn.dropped")
 EVENTS_PER_BATCH = 256
@@ -48,6 +52,7 @@ async def run(config: Config, *, stop: asyncio.Event) -> None:
             lambda: heartbeats.write_heartbeat(store, "data", sync.note),
             stop,
             poll=config.data.poll,
+            on_stop=sync.forget_attempts,
         )
 
 
@@ -64,8 +69,14 @@ class FolderSync:
             remove_unfinished(self._export_dir)
         self._import_path = Path(data.path).expanduser() if data.path else None
         self._watch_dir = Path(data.watch_dir).expanduser() if data.watch_dir else None
-        self._written = self._imported = self._refused = 0
+        self._written = self._imported = self._refused = self._left_out = 0
+        self._attempts = heartbeats.AttemptLog(store, "data")
         self.note = "waiting"
+
+    def forget_attempts(self) -> None:
+        """Forget what is being worked on: the end of this process, which is due, is not the fault of a file."""
+        with contextlib.suppress(StoreError):
+            self._attempts.forget()
 
     def run_once(self) -> bool:
         """Run one iteration. Return True if more events are waiting."""
@@ -77,6 +88,7 @@ class FolderSync:
             self._import_changed(self._quiet_files(self._watch_dir))
         self.note = (
             f"{self._written} files written, {trajectories_text(self._imported)} imported, {self._refused} refused"
+            + (f", sessions not exported: {self._left_out}" if self._left_out else "")
         )
         return busy
 
@@ -88,14 +100,44 @@ class FolderSync:
         name = f"data.buffer:{_digest_number(str(self._export_dir.resolve())):x}"
         with self._store.read() as conn:
             found = events.read_after(conn, events.read_cursor(conn, name), EVENTS_PER_BATCH, SETTLED_EVENTS)
-            for session in sessions.sessions_of_turns(conn, {event.ref for event in found}):
-                written = save_session(conn, self._export_dir, session, settled=True, served_here=True)
+            waiting = sessions.sessions_of_turns(conn, {event.ref for event in found})
+        if not found:
+            return False
+        with self._attempts.interrupted_by(OpenClawError, OSError):
+            for session in self._harmless(name, waiting, lambda s: f"{s.scope} {s.name}", self._leave_out_session):
+                with self._store.read() as conn:
+                    written = save_session(conn, self._export_dir, session, settled=True, served_here=True)
                 self._written += written is not None
                 log.debug("session %s: written to %s", session.name, written)
-        if found:
             with self._store.write() as conn:
                 events.move_cursor(conn, name, found[-1].seq)
+                self._attempts.end(conn)
         return len(found) == EVENTS_PER_BATCH
+
+    def _leave_out_session(self, session: sessions.StoredSession, why: str) -> None:
+        self._left_out += 1
+        log.error("session %s is not exported: %s", session.name, why)
+
+    def _harmless(
+        self, whole: str, items: Iterable[_T], ref: Callable[[_T], str], leave_out: Callable[[_T, str], None]
+    ) -> Iterator[_T]:
+        """Yield the items of a whole, each noted while the caller works on it if a worker died on the whole before.
+
+        An item on which workers died twice is left out, with the reason.
+        """
+        if not self._attempts.begin([whole]):
+            yield from items
+            return
+        for item in items:
+            own = f"{whole} {ref(item)}"
+            deaths = self._attempts.begin([own]).get(own, 0)
+            with self._store.write(durable=False) as conn:
+                why = self._attempts.give_up(conn, own, deaths)
+            if why is not None:
+                leave_out(item, why)
+                continue
+            yield item
+            self._attempts.forget([own])
 
     # Import: files that are new or have changed.
 
@@ -116,14 +158,35 @@ class FolderSync:
             for file, (name, seen) in fresh:
                 self.note = f"importing {file.name}: {trajectories_text(report.counts.imported)} so far"
                 log.debug("reading %s", file)
-                importer.run(reading.read_entries(file), report, stop=self._should_stop)
+                with self._attempts.interrupted_by(OpenClawError, OSError):
+                    self._import_file(importer, file, name, report)
                 if self._should_stop():
                     return
                 with self._store.write() as conn:
                     events.move_cursor(conn, name, seen)
+                    self._attempts.end(conn)
         self._imported += report.counts.imported + report.counts.grown
         self._refused += report.refused_count
         self._log_report(report)
+
+    def _import_file(self, importer: TrajectoryImporter, file: Path, name: str, report: ImportReport) -> None:
+        """Import all entries of a file; one at a time if a worker died on the file before."""
+
+        def refuse(entry: reading.TrajectoryEntry, why: str) -> None:
+            report.add_refusal(entry, TrajectoryRefused("fatal", why))
+
+        deaths = self._attempts.deaths()
+        if name in deaths and not any(ref.startswith(f"{name} ") for ref in deaths):  # no entry is to blame
+            with self._store.write(durable=False) as conn:
+                why = self._attempts.give_up(conn, name, deaths[name])
+            if why is not None:
+                refuse(reading.TrajectoryEntry(file=file, place="", size=0), why)
+                return
+        entries = self._harmless(name, reading.read_entries(file), lambda entry: entry.place, refuse)
+        for part in ([entry] for entry in entries) if name in deaths else [entries]:
+            importer.run(part, report, stop=self._should_stop)
+            if self._should_stop():
+                return
 
     def _log_report(self, report: ImportReport) -> None:
         c = report.counts
