@@ -89,7 +89,7 @@ def test_commands_that_read_a_home_have_only_the_options_that_they_use(name: str
         ("--max-steps", "--set train.max_steps=VALUE"),  # not --max-turns
         ("--max-step", "--set train.max_steps=VALUE"),
         ("--seed", "--set train.seed=VALUE"),  # not --save-dir
-        ("--temperature", "--set serve.sampling_override=VALUE"),
+        ("--temperature", "--set serve.sampling_override.temperature=VALUE"),
     ],
 )
 def test_an_unknown_flag_names_the_one_of_the_same_meaning(flag: str, meant: str) -> None:

@@ -19,7 +19,6 @@ from openclaw_rl.common.logging_metrics import GatewayMetrics, setup_logging
 from openclaw_rl.errors import ConfigError, OpenClawError, RequestError
 from openclaw_rl.serve.app import run
 from openclaw_rl.serve.auth import ApiKeys, load_keys, read_key_file
-from openclaw_rl.serve.gateway import parse_sampling_override
 from openclaw_rl.serve.group_commit import GroupCommitWriter
 from openclaw_rl.settings.load import from_flat
 from openclaw_rl.store import exchanges
@@ -243,12 +242,6 @@ def test_a_configured_key_is_the_only_one(tmp_path: Path) -> None:
         {"Authorization": "Bearer k"}
     )
     assert not (tmp_path / "api_key").exists()
-
-
-def test_sampling_override_is_checked() -> None:
-    assert parse_sampling_override({"temperature": 1.0, "top_k": 0.0}) == {"temperature": 1.0, "top_k": 0}
-    with pytest.raises(ConfigError, match="'heat' is not a sampling value"):
-        parse_sampling_override({"heat": 1.0})
 
 
 def test_logs_for_people_and_machines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

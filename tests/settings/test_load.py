@@ -116,6 +116,8 @@ def test_two_spellings_that_disagree_are_an_error() -> None:
         ("train: {learning_rate: 1e400}", "train.optimizer.learning_rate: Input should be a finite number"),
         ("train: {kl_coef: .nan}", "train.loss.kl_coef: Input should be a finite number"),
         ("serve: {sampling_override: {temperature: .inf}}", "temperature: Input should be a finite number"),
+        ("serve: {sampling_override: {temprature: 1}}", "Did you mean .serve.sampling_override.temperature"),
+        ("serve: {sampling_override: {top_p: 2}}", "serve.sampling_override.top_p: Input should be less than"),
         ("train: {lora: {rank: yes}}", "train.lora.rank: expected a number .got True."),
         ("train: {lora: 8}", "train.lora is a section: expected keys below it, such as train.lora.alpha, got 8"),
         ("lora: {}", "unknown setting 'lora'"),

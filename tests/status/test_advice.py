@@ -17,7 +17,7 @@ from tests.settings.test_cli_options import EVERY
 from tests.store import world
 
 from openclaw_rl.judge.voting import majority_score
-from openclaw_rl.serve.gateway import parse_sampling_override
+from openclaw_rl.serve.gateway import sampling_fields
 from openclaw_rl.settings.aliases import all_aliases
 from openclaw_rl.settings.cli_options import FlagCommand
 from openclaw_rl.settings.load import Config, from_flat, known_keys, load_all
@@ -239,5 +239,5 @@ def test_each_override_of_status_makes_the_turn_trainable(start: str) -> None:
     assert (sampling.untrainable_reason() or "").startswith(start)
     override = yaml.safe_load(CURES[start].partition("serve.sampling_override: ")[2])
     config = from_flat({"serve.sampling_override": override})
-    values = UNTRAINABLE[start] | parse_sampling_override(config.serve.sampling_override)
+    values = UNTRAINABLE[start] | sampling_fields(config.serve.sampling_override)
     assert Sampling(**values).untrainable_reason() is None

@@ -6,13 +6,13 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Coroutine, Mapping
-from dataclasses import fields, replace
+from collections.abc import Coroutine
+from dataclasses import replace
 from typing import Any
 
 from openclaw_rl.common import message_hash
 from openclaw_rl.common.logging_metrics import GatewayMetrics
-from openclaw_rl.errors import ConfigError, PromptTooLong, RequestError
+from openclaw_rl.errors import PromptTooLong, RequestError
 from openclaw_rl.protocols import Engine
 from openclaw_rl.render.renderer import RenderedPrompt, Renderer
 from openclaw_rl.serve.chat_request import (
@@ -30,7 +30,7 @@ from openclaw_rl.serve.prompt_builder import BuiltPrompt, PromptBuilder
 from openclaw_rl.serve.prompt_recovery import PromptRecovery
 from openclaw_rl.serve.structured_output import build_grammar, grammar_error
 from openclaw_rl.serve.version_manager import VersionManager
-from openclaw_rl.settings.load import Config
+from openclaw_rl.settings.load import Config, SamplingOverride
 from openclaw_rl.store.db import Store
 from openclaw_rl.types import Capture, Request, Sampling
 
@@ -46,7 +46,6 @@ CONTROL_TOKEN = (
 MAX_COUNTED_CONTEXTS = 8  # a longer prompt is refused also where its tokens are only counted
 MIN_REFUSED_BODY_BYTES = 2**20  # smaller bodies are always read, as the error is then more precise
 MAX_JSON_BYTES_PER_BYTE = 6  # a byte of text takes up to six in JSON: \u0001
-_INTEGER_FIELDS = frozenset({"top_k", "seed", "max_tokens"})
 
 
 class Gateway:
@@ -67,7 +66,7 @@ class Gateway:
         )
         self.supports_grammar = True  # whether the engine supports grammars; True until the engine has reported it
         self.context_length = config.engine.max_context or renderer.context_length or DEFAULT_CONTEXT_TOKENS
-        self._sampling_override = parse_sampling_override(config.serve.sampling_override)
+        self._sampling_override = sampling_fields(config.serve.sampling_override)
         self.version_task: asyncio.Task[None] | None = None
         self._background_tasks: set[asyncio.Task[None]] = set()
 
@@ -231,16 +230,11 @@ def _copy_for_choice(request: Request, number: int) -> Request:
     return replace(request, id=choice_id(request.id, number), sampling=sampling)
 
 
-def parse_sampling_override(given: Mapping[str, float]) -> dict[str, Any]:
-    """Convert `serve.sampling_override` to `Sampling` fields. A temperature below `MIN_TEMPERATURE` becomes 0.
-
-    Raises `ConfigError` for an unknown field.
-    """
-    known = {f.name for f in fields(Sampling)} - {"convention", "stop", "logit_bias", "grammar", "min_tokens"}
-    for name in given:
-        if name not in known:
-            raise ConfigError(f"serve.sampling_override: {name!r} is not a sampling value; expected {sorted(known)}")
-    values: dict[str, Any] = {k: int(v) if k in _INTEGER_FIELDS else float(v) for k, v in given.items()}
+def sampling_fields(override: SamplingOverride) -> dict[str, Any]:
+    """Return the `Sampling` fields that the owner sets. A temperature below `MIN_TEMPERATURE` becomes 0."""
+    values = override.model_dump(exclude_none=True)
     if values.get("temperature", MIN_TEMPERATURE) < MIN_TEMPERATURE:
         values["temperature"] = 0.0
+    if values.get("top_k") == -1:
+        values["top_k"] = 0
     return values

@@ -26,6 +26,7 @@ from openclaw_rl.settings.schema import (
     Config,
     EngineConfig,
     ModelConfig,
+    SamplingOverride,
     ServeConfig,
     TrackConfig,
 )
@@ -33,7 +34,7 @@ from openclaw_rl.settings.schema_judge import EndpointConfig
 from openclaw_rl.settings.schema_train import LoraConfig, TrainConfig
 
 __all__ = ["SECRETS", "STARTER", "CollectConfig", "Config", "EndpointConfig", "EngineConfig", "LoraConfig"]
-__all__ += ["ModelConfig", "ServeConfig", "TrackConfig", "TrainConfig"]
+__all__ += ["ModelConfig", "SamplingOverride", "ServeConfig", "TrackConfig", "TrainConfig"]
 ENV_PREFIX = sources.ENV_PREFIX
 CONFIG_VARIABLE = "OPENCLAW_RL_CONFIG_JSON"
 SECRET_NAMES = ("OPENCLAW_API_KEY", "OPENCLAW_ENGINE_API_KEY", "OPENCLAW_JUDGE_API_KEY", "OPENCLAW_TEACHER_API_KEY")

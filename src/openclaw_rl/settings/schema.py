@@ -31,6 +31,19 @@ class ModelConfig(Section):
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, ...")
 
 
+class SamplingOverride(Section):
+    """Sampling values that replace those of all requests. Unset values stay as the client asked."""
+
+    temperature: float | None = Field(None, ge=0, le=2, description="below 0.01: greedy, and then nothing is trained")
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1, description="0 or -1: the whole vocabulary")
+    min_p: float | None = Field(None, ge=0, le=1)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    max_tokens: int | None = Field(None, ge=1, description="tokens of a reply, within the model's context")
+
+
 class ServeConfig(Section):
     """The OpenAI-compatible gateway."""
 
@@ -46,10 +59,7 @@ class ServeConfig(Section):
         "untrainable: they act as control tokens, and the turn is not trained on; model: they act as control tokens",
     )
     any_model: bool = Field(False, description="accept any name in `model`")
-    sampling_override: dict[str, float] = Field(
-        default_factory=dict,
-        description="sampling values that override those of clients, e.g. {temperature: 1.0, top_p: 1.0}",
-    )
+    sampling_override: SamplingOverride = SamplingOverride()
     allowed_hosts: tuple[str, ...] = Field(
         (),
         description="further names in the Host header of requests, e.g. [host.docker.internal]; * allows all. On a "

@@ -10,7 +10,6 @@ import openai
 import pytest
 from tests.serve.conftest import SCOPE, TOOLS, USER, Site, Start, statuses, wait_for
 
-from openclaw_rl.serve.gateway import parse_sampling_override
 from openclaw_rl.testing import ScriptedEngine
 from openclaw_rl.types import ExchangeStatus, FinishReason, Kind
 
@@ -203,7 +202,6 @@ def test_a_temperature_near_zero_is_greedy(start: Start) -> None:
         sampling = site.get(reply.id).request.sampling
         assert sampling.temperature == stored
         assert (sampling.untrainable_reason() is None) == (stored > 0)
-    assert parse_sampling_override({"temperature": 1e-9}) == {"temperature": 0.0}
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -251,12 +249,30 @@ def test_headers_and_body_say_what_it_is(site: Site) -> None:
     assert (kept.session, kept.kind, kept.session_done) == ("s2", Kind.MAIN, False)
 
 
-def test_the_owner_may_override_the_sampling(start: Start) -> None:
-    site = start(settings={"serve.sampling_override": {"temperature": 0.9, "top_p": 1.0, "top_k": 0}})
-    reply = site.client().chat.completions.create(model=MODEL, messages=[USER], temperature=0, top_p=0.5, seed=7)
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("serve.sampling_override.temperature", 0.9, 0.9),
+        ("serve.sampling_override.temperature", 1e-9, 0.0),
+        ("serve.sampling_override.top_p", 0.25, 0.25),
+        ("serve.sampling_override.top_k", 5, 5),
+        ("serve.sampling_override.top_k", -1, 0),
+        ("serve.sampling_override.min_p", 0.125, 0.125),
+        ("serve.sampling_override.presence_penalty", 0.5, 0.5),
+        ("serve.sampling_override.frequency_penalty", 0.5, 0.5),
+        ("serve.sampling_override.seed", 3, 3),
+        ("serve.sampling_override.max_tokens", 4, 4),
+    ],
+)
+def test_the_owner_may_override_the_sampling(start: Start, key: str, value: float, expected: float) -> None:
+    site, name = start(settings={key: value}), key.rpartition(".")[2]
+    asked = {"temperature": 0.5, "top_p": 0.5, "presence_penalty": 0.25, "frequency_penalty": 0.25, "seed": 7}
+    reply = site.client().chat.completions.create(
+        model=MODEL, messages=[USER], max_tokens=8, extra_body={**asked, "top_k": 3, "min_p": 0.25}
+    )
     sampling = site.get(reply.id).request.sampling
-    assert (sampling.temperature, sampling.top_p, sampling.seed) == (0.9, 1.0, 7)
-    assert sampling.untrainable_reason() is None
+    values = {"top_k": 3, "min_p": 0.25, "max_tokens": 8, **asked, name: expected}
+    assert {key: getattr(sampling, key) for key in values} == values
 
 
 def test_many_at_once(start: Start) -> None:
