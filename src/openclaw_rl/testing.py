@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from openclaw_rl.common.policy_digest import ADAPTER_CONFIG, ADAPTER_WEIGHTS, digest_of_folder
+from openclaw_rl.common.policy_digest import ADAPTER_CONFIG, ADAPTER_WEIGHTS, digest_of_folder, hash_folder
 from openclaw_rl.errors import EngineError, EngineGone, GrammarError, JudgeError
 from openclaw_rl.methods.types import Sample, StepResult
 from openclaw_rl.types import Chunk, Generation, Ids, JudgeInput, Logprobs, PolicyRef, Verdict, Vote
@@ -209,9 +209,9 @@ class ScriptedTrainer:
             "turns": float(len(samples)),
             "step": float(self.steps),
         }
-        return StepResult(
-            folder=out, digest=digest_of_folder(out), metrics=default_metrics | dict(metrics), memory=self.memory
-        )
+        digest, files = hash_folder(out)
+        metrics = default_metrics | dict(metrics)
+        return StepResult(folder=out, digest=digest, files=files, metrics=metrics, memory=self.memory)
 
 
 def write_adapter(folder: str | Path, *, weight: float = 0.0) -> str:

@@ -192,10 +192,8 @@ class Reply:
 
     def __post_init__(self) -> None:
         r = len(self.response_ids)
-        if not (len(self.logprobs) == len(self.mask) == r):
-            raise ValueError(
-                f"reply {self.id}: {r} response ids but {len(self.logprobs)} logprobs and {len(self.mask)} mask entries"
-            )
+        if (sizes := (len(self.logprobs), len(self.mask))) != (r, r):
+            raise ValueError("reply {}: {} response ids but {} logprobs and {} mask entries".format(self.id, r, *sizes))
         if self.spans and (self.spans[0].start != 0 or self.spans[-1].end != r):
             raise ValueError(f"reply {self.id}: version spans cover {self.spans[0].start}..{self.spans[-1].end} of {r}")
 
@@ -335,6 +333,8 @@ class Policy:
     state: PolicyState
     path: str | None  # folder with the PEFT adapter, optimizer and trainer state; None for the base
     digest: str  # sha256 over the folder's weight files; "" for the base
+    files: Mapping[str, str | None] = field(default_factory=dict)  # see `policy_digest.FileDigests`
+    damage: str | None = None  # how the folder's files differ from `files`, if they do
     base: str  # path or hub id of the base weights
     identity: str
     memory: Mapping[str, Any] = field(default_factory=dict)  # baselines and moving averages, kept between steps

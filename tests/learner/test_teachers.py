@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 
+from openclaw_rl.common.policy_digest import EMA_TEACHER_FILE
 from openclaw_rl.errors import ModelError
 from openclaw_rl.learner.forward.packing import TokenSequence
-from openclaw_rl.learner.model import ema_teacher
 from openclaw_rl.learner.trainer import LocalTrainer
 from openclaw_rl.methods.types import Sample
 
@@ -218,14 +218,14 @@ def test_a_policy_without_an_average_or_with_another(
     plain = trainer("sdpo", **WIDE)
     folder = plain.step(draw(plain, 0, hinted_prompts=hint), str(tmp_path / "plain")).folder
     assert folder is not None
-    assert not (Path(folder) / ema_teacher.EMA_FILE).exists()
+    assert not (Path(folder) / EMA_TEACHER_FILE).exists()
     made = trainer("sdpo", **WIDE, reference="average")
     with caplog.at_level(logging.WARNING):
         made.load(folder=folder, memory={})
     assert "has no moving average: it starts at the weights of this policy" in caplog.text
     folder = made.step(draw(made, 1, hinted_prompts=hint), str(tmp_path / "with")).folder
     assert folder is not None
-    (Path(folder) / ema_teacher.EMA_FILE).write_bytes((Path(folder) / "adapter_model.safetensors").read_bytes())
+    (Path(folder) / EMA_TEACHER_FILE).write_bytes((Path(folder) / "adapter_model.safetensors").read_bytes())
     with pytest.raises(ModelError, match="the moving average does not match the trained weights"):
         made.load(folder=folder, memory={})
 

@@ -16,9 +16,9 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from openclaw_rl.common.atomic_files import write_folder
+from openclaw_rl.common.policy_digest import OPTIMIZER_FILE
 from openclaw_rl.errors import ConfigError, ModelError
 from openclaw_rl.learner.forward.packing import TokenSequence
-from openclaw_rl.learner.model import state_files
 from openclaw_rl.learner.trainer import LocalTrainer
 from openclaw_rl.methods.types import Sample
 from openclaw_rl.settings.load import train_settings
@@ -182,7 +182,7 @@ def test_goes_on_without_the_moments(
     batch = draw(made, 0)
     folder = made.step(batch, str(tmp_path / "0")).folder
     assert folder is not None
-    (Path(folder) / state_files.OPTIMIZER_FILE).unlink()
+    (Path(folder) / OPTIMIZER_FILE).unlink()
     made.load(folder=folder, memory={})
     assert "the optimizer starts from the beginning" in caplog.text
     assert made.step(batch, str(tmp_path / "1")).metrics["step"] == 2

@@ -25,6 +25,7 @@ from aiohttp import web
 from tests.render.model_folders import make
 from tests.render.trl_templates import KINDS, make_kind
 
+from openclaw_rl.common.policy_digest import hash_folder
 from openclaw_rl.render.model_folder import ModelFiles
 from openclaw_rl.render.renderer import Renderer
 from openclaw_rl.serve.app import make_app
@@ -197,12 +198,15 @@ class Site:
             head, version = policies.head(conn), policies.next_version(conn)
             lease = leases.acquire(conn, "train", "test", 30.0, now)
             assert lease is not None
+            write_adapter(folder / str(version), weight=float(version))
+            digest, files = hash_folder(folder / str(version))
             policy = Policy(
                 version=version,
                 parent=head.version,
                 state=PolicyState.CANDIDATE,
                 path=str(folder / str(version)),
-                digest=write_adapter(folder / str(version), weight=float(version)),
+                digest=digest,
+                files=files,
                 base=head.base,
                 identity=head.identity,
                 metrics=dict(metrics),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.serve.conftest import USER, Site, Start, statuses, wait_for
 
 from openclaw_rl.serve.version_manager import plan_versions
-from openclaw_rl.store import policies
+from openclaw_rl.store import events, policies
 from openclaw_rl.types import ExchangeStatus, PolicyState
 
 
@@ -111,6 +111,50 @@ def test_a_broken_head_does_not_stop_the_service(site: Site, tmp_path: Path) -> 
     site.engine.revive()  # it must load all it holds again
     assert wait_for(lambda: fingerprint(site), lambda v: v == "v1")
     assert policy.version == 1
+
+
+def test_a_version_with_a_damaged_file_is_served_to_nobody(site: Site, tmp_path: Path) -> None:
+    """Also if the engine would not notice, and if no trainer runs."""
+    versions = [site.publish(tmp_path / "p") for _ in range(3)]
+    wait_for(lambda: fingerprint(site), lambda v: v == "v3")
+    for policy in versions[1:]:
+        (Path(str(policy.path)) / "average.state").write_bytes(b"of another version")
+    site.engine.revive()
+    wait_for(lambda: fingerprint(site), lambda v: v == "v1")
+    with pytest.raises(openai.InternalServerError, match=r"version 3 cannot be loaded: average\.state was added"):
+        fingerprint(site, "openclaw@3")
+    ready = site.http.get("/readyz", {}).json()
+    assert (ready["ready"], ready["version"], ready["head"]) == (True, 1, 1)
+    assert [reason.split(".")[0] for reason in ready["reasons"]] == [
+        "version 2 is damaged: average",
+        "version 3 is damaged: average",
+    ]
+    with site.store.read() as conn:
+        assert policies.head(conn).version == 1
+        states = [policy.state for policy in policies.list_all(conn)]
+    assert states == [PolicyState.LIVE] * 2 + [PolicyState.ROLLED_BACK] * 2
+
+
+def test_a_version_without_files_is_not_offered(site: Site, tmp_path: Path) -> None:
+    versions = [site.publish(tmp_path / "p") for _ in range(2)]
+    wait_for(lambda: fingerprint(site), lambda v: v == "v2")
+    with site.store.write() as conn:
+        policies.mark_removed(conn, versions[0], versions[0].files)
+    site.engine.revive()
+    wait_for(lambda: fingerprint(site), lambda v: v == "v2")
+    with pytest.raises(openai.NotFoundError, match="version 1 was removed to save space; the newest is 2"):
+        fingerprint(site, "openclaw@1")
+    assert {model.id for model in site.client().models.list()} == {"openclaw", "openclaw@0", "openclaw@2"}
+
+
+def test_the_serving_version_is_recorded_for_the_trainer(site: Site, tmp_path: Path) -> None:
+    site.publish(tmp_path / "p")
+
+    def recorded() -> int:
+        with site.store.read() as conn:
+            return events.read_cursor(conn, policies.SERVED_CURSOR)
+
+    assert wait_for(recorded, lambda version: version == 1) == 1
 
 
 # The engine goes away.

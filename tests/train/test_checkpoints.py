@@ -271,6 +271,8 @@ def test_a_home_that_has_learned_refuses(
     [
         ({"identity": "y" * 64}, {}, IdentityMismatch, "Set model.path starter"),
         ({"digest": "f" * 64}, {}, ModelError, "the weights are damaged"),
+        ({"files": {"adapter_config.json": "f" * 64}}, {}, ModelError, "the checkpoint is damaged: its sha256 is "),
+        ({"files": {"optimizer.state": "f" * 64}}, {}, ModelError, "the checkpoint is damaged: it is missing"),
         ({"step": "many"}, {}, ConfigError, "checkpoint.json: cannot be read"),
         ({}, {"lora": {"rank": 8}}, ConfigError, "train.lora.rank 1, but the settings say 8. Set train.lora.rank 1"),
         ({}, {"weights": "full"}, ConfigError, "train.finetune lora, but the settings say full"),

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from openclaw_rl.common.message_hash import EphemeralMatcher
-from openclaw_rl.learner.model.state_files import OPTIMIZER_FILE
+from openclaw_rl.common.policy_digest import OPTIMIZER_FILE, hash_folder
 from openclaw_rl.methods.registry import make_method
 from openclaw_rl.methods.types import Sample, StepResult
 from openclaw_rl.render.renderer import Renderer
@@ -37,6 +37,8 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "train.safety.gate_kl": (0.1, {}),
     "train.safety.lease_ttl": (500.0, {}),
     "train.checkpoint.keep": (2, {}),
+    "train.checkpoint.keep_versions": (2, {}),
+    "train.checkpoint.keep_days": (0, {"checkpoint.keep_versions": 2}),
 }
 """Setting -> (another value, what is set beside it)."""
 
@@ -47,7 +49,7 @@ class StatefulTrainer(ScriptedTrainer):
     def step(self, samples: Sequence[Sample], out: str) -> StepResult:
         result = super().step(samples, out)
         (Path(out) / OPTIMIZER_FILE).write_bytes(b"state")
-        return result
+        return replace(result, files=hash_folder(out)[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +59,7 @@ class Result:
     batches: list[int]  # turns of each
     states: list[str]  # of the policy versions
     optimizer_states: int
+    kept_versions: list[int]
     can_be_taken_over: bool  # by another trainer, if this one is silent for 100 seconds
 
 
@@ -84,13 +87,14 @@ def run_loop(renderer: Renderer, fill: Callable[..., list[str]], tmp_path: Path)
                 for _ in range(3):
                     loop.run_once()
             with store.read() as conn:
-                states = [policy.state.value for policy in policies.list_all(conn)]
+                versions = policies.list_all(conn)
             with store.write() as conn:
                 taken_over = leases.acquire(conn, TRAINER_LEASE, "another", 1.0, time.time() + 100)
             loop.close()
         return Result(
             batches=[len(batch) for batch in trainer.batches],
-            states=states,
+            states=[policy.state.value for policy in versions],
+            kept_versions=[policy.version for policy in versions if not policies.is_removed(policy)],
             optimizer_states=len(list(home.rglob(OPTIMIZER_FILE))),
             can_be_taken_over=taken_over is not None,
         )

@@ -22,19 +22,17 @@ def run_rollback(version: int | None, learn_again: bool, reason: str, yes: bool,
     The default VERSION is the one before the head. 0 is the base model, before any training.
 
     VERSION answers new requests as soon as the engine has loaded it; no request waits. The turns of the rolled-back
-    versions are not trained on again. The versions are kept: the model `openclaw@N` in a request still uses one.
+    versions are not trained on again. As long as the files of a version are kept (train.checkpoint.keep_versions), the
+    model `openclaw@N` in a request still uses it.
     """
     from openclaw_rl.status.report import open_store
-    from openclaw_rl.store import policies
     from openclaw_rl.train.rollback import apply_rollback, check_policy_files, plan_rollback
 
     config = load_config(**options)
     with open_store(config) as store:
         with store.read() as conn:
             agreed = plan_rollback(conn, version)
-            target = policies.get(conn, agreed.to)
-        assert target is not None, f"version {agreed.to} is an ancestor of the head"
-        check_policy_files(target)
+        check_policy_files(store, agreed.to)
         versions = ", ".join(map(str, reversed(agreed.undone_versions)))
         fate = "may be trained on again" if learn_again else "are not trained on again"
         click.echo(f"back to version {agreed.to}; rolled back: {versions}; {len(agreed.turns)} turns {fate}")

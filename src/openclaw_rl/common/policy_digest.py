@@ -1,10 +1,13 @@
-"""Digest of a policy folder. The trainer writes it to the store; the engine checks it before it loads the folder."""
+"""Digests of a policy folder. The trainer writes them to the store.
+
+The engine checks the digest of the weights before it loads the folder; gateway and trainer check those of all files.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from errno import ENOENT
-from hashlib import sha256
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from errno import EIO, ELOOP, ENOENT
+from hashlib import file_digest, sha256
 from pathlib import Path
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -12,7 +15,17 @@ ADAPTER_WEIGHTS = "adapter_model.safetensors"
 MODEL_CONFIG = "config.json"  # written by transformers with full weights
 WEIGHT_FILES = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
 """The files of a PEFT adapter folder that determine its output, sorted."""
+OPTIMIZER_FILE = "optimizer.state"  # safetensors layout; engines load each *.safetensors file of a folder as weights
+EMA_TEACHER_FILE = "average.state"  # the EMA teacher, as large as the weights
+TRAINER_FILES = (OPTIMIZER_FILE, EMA_TEACHER_FILE)
+"""The large files that only the trainer reads."""
+FileDigests = Mapping[str, str | None]
+"""Name -> sha256 (hex) of each file of a policy folder; None: the file was removed to save space.
+
+Empty: only the digest of the weights is known, as of versions that an older openclaw-rl wrote.
+"""
 _BLOCK_BYTES = 2**22  # bytes
+_DAMAGE_ERRNOS = frozenset({ENOENT, EIO, ELOOP})
 
 
 def digest_of_parts(parts: Mapping[str, bytes | bytearray]) -> str:
@@ -40,13 +53,72 @@ def digest_of_folder(folder: str | Path) -> str:
     return _hash_parts((file.name, file.stat().st_size, _read_blocks(file)) for file in files)
 
 
+def hash_folder(folder: str | Path) -> tuple[str, dict[str, str]]:
+    """Return `Policy.digest` and `Policy.files` of a folder that was just written; reads each file once."""
+    names, weights, files = weight_files(folder), sha256(), {}
+    for file in visible_files(folder):
+        whole = sha256()
+        if file.name in names:
+            weights.update(_file_header(file.name, file.stat().st_size))
+        for block in _read_blocks(file):
+            whole.update(block)
+            if file.name in names:
+                weights.update(block)
+        files[file.name] = whole.hexdigest()
+    return weights.hexdigest(), files
+
+
+def visible_files(folder: str | Path) -> list[Path]:
+    """Return everything in a policy folder by name, except hidden files, which no program loads. Raises `OSError`."""
+    return sorted(path for path in Path(folder).iterdir() if not path.name.startswith("."))
+
+
+def find_damage(folder: str | Path, digest: str, files: FileDigests, *, skip: Collection[str] = ()) -> str | None:
+    """Return how the files of a version differ from those that were written, or None.
+
+    `digest`: of the weights; `files`: of all files; `skip`: names that are not read. Raises `OSError` for a reason that
+    may pass, such as too many open files, and if the folder that all versions are in is missing.
+    """
+    try:
+        if not files:
+            found = digest_of_folder(folder)
+            return None if found == digest else f"the weights have digest {found[:12]}, expected {digest[:12]}"
+        present = {path.name for path in visible_files(folder)}
+        for name in sorted(present.symmetric_difference(files)):
+            if name in present:
+                return f"{name} was added"
+            if files[name] is not None:
+                return f"{name} is missing"
+        for name, expected in sorted(files.items()):
+            if expected is not None and name not in skip and (got := _file_digest(Path(folder) / name)) != expected:
+                return f"{name} has sha256 {got[:12]}, expected {expected[:12]}"
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        if not Path(folder).parent.is_dir():
+            raise
+        return f"{error.filename} cannot be read ({error.strerror})"
+    except OSError as error:
+        if error.errno not in _DAMAGE_ERRNOS:
+            raise
+        return f"{error.filename or folder} cannot be read ({error.strerror})"
+    return None
+
+
+def _file_digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        return file_digest(stream, "sha256").hexdigest()
+
+
 def _hash_parts(parts: Iterable[tuple[str, int, Iterable[bytes | bytearray]]]) -> str:
     digest = sha256()
     for name, size, blocks in parts:
-        digest.update(name.encode() + b"\0" + size.to_bytes(8, "little"))
+        digest.update(_file_header(name, size))
         for block in blocks:
             digest.update(block)
     return digest.hexdigest()
+
+
+def _file_header(name: str, size: int) -> bytes:
+    return name.encode() + b"\0" + size.to_bytes(8, "little")
 
 
 def _read_blocks(file: Path) -> Iterator[bytes]:

@@ -18,7 +18,7 @@ import torch
 from torch.utils.checkpoint import CheckpointError
 
 from openclaw_rl.common.atomic_files import write_folder
-from openclaw_rl.common.policy_digest import digest_of_folder
+from openclaw_rl.common.policy_digest import hash_folder
 from openclaw_rl.learner.distributed.world import World
 from openclaw_rl.learner.forward.packing import TokenSequence
 from openclaw_rl.learner.forward.runner import ForwardRunner
@@ -159,13 +159,15 @@ class LocalTrainer:
         metrics |= {"step": float(self._steps), "learning_rate": rate} | passed
         if self._plugin_loss:
             metrics["plugin/wrong_signs"] = float(len(self._plugin_loss.sign_problems))
-        first_rank = self._world.rank == 0
-        if first_rank:
+        digest, files = "", dict[str, str]()
+        if self._world.rank == 0:
             write_folder(Path(out), self._state_file(), self._write_state)
+            digest, files = hash_folder(out)
         metrics["seconds"] = time.perf_counter() - started
         return StepResult(
             folder=out,
-            digest=digest_of_folder(out) if first_rank else "",
+            digest=digest,
+            files=files,
             metrics=metrics,
             memory=dict(self._method_state),
             dropped=dropped,

@@ -146,7 +146,8 @@ class StepResult:
     """Result of one optimizer step."""
 
     folder: str | None  # adapter (PEFT layout), optimizer and trainer state, not yet published; None: no step was taken
-    digest: str
+    digest: str  # of the weights
+    files: Mapping[str, str] = field(default_factory=dict)  # name -> sha256 of each file of the folder
     metrics: Mapping[str, float]
     memory: Mapping[str, Any]
     dropped: Mapping[str, str] = field(default_factory=dict)  # turn id -> why it had no gradient

@@ -26,10 +26,11 @@ from openclaw_rl.serve.http_connection import json_response
 from openclaw_rl.serve.http_headers import accepted_hosts, check_host, preflight_response
 from openclaw_rl.serve.request_body import decode_body, discard_body, read_body
 from openclaw_rl.serve.responses_api import StoredResponseHandler
+from openclaw_rl.serve.version_manager import unservable_reason
 from openclaw_rl.store import heartbeats, policies
 from openclaw_rl.store.db import Store
 from openclaw_rl.store.rows import to_json
-from openclaw_rl.types import Feedback, Policy, PolicyState
+from openclaw_rl.types import Feedback, Policy
 
 log = logging.getLogger(__name__)
 
@@ -150,7 +151,7 @@ class GatewayRoutes:
     async def _model_entries(self) -> list[dict[str, Any]]:
         name = self._gateway.config.model.name
         known = await asyncio.to_thread(_all_policies, self._gateway.store)
-        servable = [p for p in known if p.state in (PolicyState.LIVE, PolicyState.ROLLED_BACK)]
+        servable = [p for p in known if unservable_reason(p) is None]
         newest = max((p.created_at for p in servable), default=0.0)
         rows = [(name, newest), *((f"{name}@{p.version}", p.created_at) for p in reversed(servable))]
         context = self._gateway.context_length
@@ -172,7 +173,7 @@ class GatewayRoutes:
         if keeper is None or keeper.done():
             answers = False
             reasons.append("the version manager has stopped; see the gateway's log for the reason")
-        reasons += await asyncio.to_thread(_worker_problems, self._gateway.store)
+        reasons += await asyncio.to_thread(_stored_problems, self._gateway.store)
         body = {"ready": answers, "reasons": reasons, "version": versions.serving, "head": versions.head}
         return json_response(to_json(body), status=200 if answers else 503)
 
@@ -200,11 +201,11 @@ def _model_entry(name: str, at: float) -> dict[str, Any]:
     return ours | {"type": "model", "display_name": name, "created_at": made}
 
 
-def _worker_problems(store: Store) -> list[str]:
-    """Return what prevents other workers from working. Replies do not depend on them."""
+def _stored_problems(store: Store) -> list[str]:
+    """Return what prevents other workers from working, and the damaged versions. Replies do not depend on them."""
     try:
         with store.read() as conn:
-            return heartbeats.reported_problems(conn, time.time())
+            return heartbeats.reported_problems(conn, time.time()) + policies.damage_reports(conn)
     except StoreError as error:
         return [str(error)]
 

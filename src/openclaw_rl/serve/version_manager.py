@@ -8,10 +8,10 @@ from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 
 from openclaw_rl.common.logging_metrics import GatewayMetrics
-from openclaw_rl.errors import EngineError, EngineGone, RequestError, StoreError
+from openclaw_rl.errors import EngineError, EngineGone, ModelError, RequestError, StoreError
 from openclaw_rl.protocols import Engine
 from openclaw_rl.serve.chat_request import ReplyFailed
-from openclaw_rl.store import policies
+from openclaw_rl.store import events, policies
 from openclaw_rl.store.db import Store
 from openclaw_rl.types import Policy, PolicyState
 
@@ -39,6 +39,15 @@ def plan_versions(
     return sorted(keep)
 
 
+def unservable_reason(policy: Policy | None) -> str | None:
+    """Return why a version that the engine has not loaded cannot be served, or None. `policy`: None if unknown."""
+    if policy is None:
+        return "does not exist"
+    if policy.state not in _SERVABLE_STATES:
+        return "was rejected"
+    return "was removed to save space" if policies.is_removed(policy) else None
+
+
 class VersionManager:
     """Keeps the engine's versions up to date. A new request gets the newest loaded head; a reply keeps its version."""
 
@@ -55,6 +64,8 @@ class VersionManager:
         self.on_loaded: Callable[[], Awaitable[None]] | None = None
         self.head = 0
         self.serving = 0
+        self._recorded: int | None = None  # the serving version that the store knows
+        self._sound: set[int] = set()  # versions whose files match their digests and that the engine has not loaded yet
         self.problem: str | None = "the engine has not answered yet"
         self._has_connected = False  # whether the engine has answered once; until then it is starting
 
@@ -71,15 +82,16 @@ class VersionManager:
 
     async def acquire_version(self, version: int) -> int:
         """Acquire the version that the client named. Raises `RequestError` (404) if it cannot be served."""
-        if version not in self._policies:
+        if version not in self._loaded:
             found = await asyncio.to_thread(self._read_policy, version)
-            if found is None or found.state not in _SERVABLE_STATES:
+            if (why := unservable_reason(found)) is not None:
                 raise RequestError(
-                    f"version {version} {'was rejected' if found else 'does not exist'}; the newest is {self.head}.",
+                    f"version {version} {why}; the newest is {self.head}.",
                     param="model",
                     code="version_not_found",
                     status=404,
                 )
+            assert found is not None
             self._policies[version] = found
         self._in_use[version] += 1
         if version not in self._loaded:
@@ -143,6 +155,8 @@ class VersionManager:
                 if await asyncio.to_thread(self._read_head):
                     log.debug("the head is version %d", self.head)
                 pause = POLL_SECONDS if await self._load_planned() else _LOAD_RETRY_SECONDS
+                if self.serving != self._recorded:
+                    await asyncio.to_thread(self._record_serving)
             except StoreError as error:  # loaded versions continue to answer
                 log.error("the head cannot be read: %s", error)
                 self.problem, pause = str(error), _LOAD_RETRY_SECONDS
@@ -154,6 +168,13 @@ class VersionManager:
     def _read_policy(self, version: int) -> Policy | None:
         with self._store.read() as conn:
             return policies.get(conn, version)
+
+    def _record_serving(self) -> None:
+        """Record the serving version, whose files the trainer then keeps."""
+        version = self.serving
+        with self._store.write(durable=False) as conn:
+            events.move_cursor(conn, policies.SERVED_CURSOR, version)
+        self._recorded = version
 
     def _read_head(self) -> bool:
         """Read the head from the store. Returns whether it has moved."""
@@ -200,9 +221,21 @@ class VersionManager:
         return loaded == wanted
 
     async def _load_versions(self, wanted: list[int]) -> list[int]:
-        """Load `wanted` and return the loaded versions. If the engine refuses them together, load them one by one."""
+        """Load `wanted` and return the loaded versions. If the engine refuses them together, load them one by one.
+
+        Versions whose files do not match their digests are left out.
+        """
+        for version in [v for v in wanted if v not in self._loaded and v not in self._sound]:
+            if (why := await asyncio.to_thread(self._examine_files, version)) is not None:
+                self._record_refusal(version, EngineError(why))
+                wanted = [v for v in wanted if v != version]
+                if not wanted:
+                    raise EngineError(f"version {version}: {why}")
+            else:
+                self._sound.add(version)
         try:
             await self._engine.load([self._policies[v].ref for v in wanted])
+            self._sound.clear()
             return wanted
         except EngineGone:
             raise
@@ -221,9 +254,17 @@ class VersionManager:
                 self._record_refusal(version, error)
         return sorted(held)
 
+    def _examine_files(self, version: int) -> str | None:
+        """Return why the files of a version cannot be served, or None."""
+        try:
+            return policies.examine_files(self._store, version, for_engine=True)
+        except ModelError as error:
+            return str(error)
+
     def _record_refusal(self, version: int, error: EngineError) -> None:
         if version not in self._refusals:
             log.warning("version %d is not loaded: %s", version, error)
+        self._sound.discard(version)
         self._refusals[version] = (str(error), asyncio.get_running_loop().time() + _REFUSED_RETRY_SECONDS)
 
     async def _target_version(self) -> int:

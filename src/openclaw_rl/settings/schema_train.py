@@ -200,8 +200,11 @@ class TrainCheckpointConfig(Section):
         8,
         ge=2,
         description="newest versions whose optimizer states are kept (with full weights: of "
-        "two); adapters are all kept, "
-        "full weights of these versions only",
+        "two); full weights of these versions only",
+    )
+    keep_versions: int = Field(20, ge=2, description="newest versions whose weights are kept")
+    keep_days: int = Field(
+        30, ge=0, description="days of which one more version each is kept, the newest of the day; adapters only"
     )
     save_dir: str | None = Field(None, description="folder for checkpoints outside of the home")
     save_interval: int = Field(1, ge=1, description="steps between two checkpoints in save_dir")

@@ -109,7 +109,7 @@ _RULES = (
         decided_by="engine.url",
     ),
     _only_with("engine.backend", ("embedded",), "engine.prefill_chunk", "engine.prefix_cache_tokens", "engine.threads"),
-    _only_with("train.finetune", ("lora",), *_LORA),
+    _only_with("train.finetune", ("lora",), *_LORA, "train.checkpoint.keep_days"),
     *(_only_with("train.method", (method.name,), *method.own_settings) for method in METHODS.values()),
     _only_with("train.method", ("binary", "combine"), "train.loss.baseline_decay", "train.loss.baseline_shrink"),
     UnusedRule(

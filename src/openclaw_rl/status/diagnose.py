@@ -45,9 +45,9 @@ _ENGINE_ENDED = re.compile(r"^(judge-)?engine ended")
 DiagnosisCheck = Callable[[HealthSnapshot], Diagnosis | None]
 
 
-def find_diagnoses(config: Config, conn: Connection, now: float) -> list[Diagnosis]:
-    """Return the diagnoses from store, metrics and logs."""
-    return diagnose_snapshot(take_snapshot(config, conn, now))
+def find_diagnoses(config: Config, conn: Connection, now: float, *, examine: bool = False) -> list[Diagnosis]:
+    """Return the diagnoses from store, metrics and logs. `examine`: and from the files of the newest versions."""
+    return diagnose_snapshot(take_snapshot(config, conn, now, examine=examine))
 
 
 def diagnose_snapshot(signs: HealthSnapshot) -> list[Diagnosis]:
@@ -72,7 +72,7 @@ def print_diagnoses(config: Config, conn: Connection | None) -> bool:
     """Print each diagnosis with its cure. Returns whether none is found. Without `conn`: only engine and Ray."""
     console = Console(highlight=False)
     tried = [trouble for look in (check_engine, check_ray_head) if (trouble := look(config)) is not None]
-    troubles = tried + (find_diagnoses(config, conn, time.time()) if conn is not None else [])
+    troubles = tried + (find_diagnoses(config, conn, time.time(), examine=True) if conn is not None else [])
     for trouble in troubles:
         console.print(f"[red]{trouble.name}[/]")
         cure = [f"--set {key}={_format_setting(value)}" for key, value in trouble.settings.items()]
@@ -293,6 +293,17 @@ def stopped_workers(signs: HealthSnapshot) -> Diagnosis | None:
     return Diagnosis(name="a worker does not run", evidence="; ".join(signs.worker_problems), advice=advice)
 
 
+def damaged_weights(signs: HealthSnapshot) -> Diagnosis | None:
+    """Diagnose versions whose files do not match their digests."""
+    if not signs.damaged_versions:
+        return None
+    advice = (
+        "restore the folder from a backup, or continue without the version: its turns are trained on again. If no "
+        "program changed the files, check the disk"
+    )
+    return Diagnosis(name="damaged weights", evidence="; ".join(signs.damaged_versions), advice=advice)
+
+
 def ray_failure(signs: HealthSnapshot) -> Diagnosis | None:
     """Diagnose ranks that Ray did not place."""
     line = _last_matching_line(signs, _RAY_FAILURE)
@@ -302,7 +313,7 @@ def ray_failure(signs: HealthSnapshot) -> Diagnosis | None:
 DIAGNOSIS_CHECKS: Sequence[DiagnosisCheck] = (
     *(out_of_memory, judge_behind, trainer_behind, slow_collection, scores_collapsed),
     *(judges_disagree, unstable_training, low_learning_rate, lost_history, engine_restarts, stopped_workers),
-    ray_failure,
+    *(damaged_weights, ray_failure),
 )
 
 

@@ -12,11 +12,13 @@ from typing import Any
 from sqlalchemy import Connection
 
 from openclaw_rl.common.message_hash import message_text
+from openclaw_rl.common.policy_digest import find_damage
 from openclaw_rl.methods.registry import make_method
 from openclaw_rl.settings.load import Config
 from openclaw_rl.store import heartbeats, policies, turns
 from openclaw_rl.store.training_queue import count_trainable
 from openclaw_rl.store.version_stats import judge_user_agreement
+from openclaw_rl.train.file_monitor import EXAMINED_VERSIONS
 from openclaw_rl.train.tracking import METRICS_FILE
 from openclaw_rl.types import Verdict
 
@@ -54,6 +56,7 @@ class HealthSnapshot:
     waiting_turns: int  # turns that wait for their verdict
     longest_wait: float  # seconds that the first of them has waited
     trainable_turns: int  # length of the method's training queue
+    damaged_versions: Sequence[str]  # a line for each version whose files do not match their digests
     agreement: tuple[int, int]  # (turns on which judge and user feedback agree, turns that have both)
 
 
@@ -67,8 +70,8 @@ class Diagnosis:
     advice: str
 
 
-def take_snapshot(config: Config, conn: Connection, now: float) -> HealthSnapshot:
-    """Take the snapshot of a home. `now`: seconds since the epoch."""
+def take_snapshot(config: Config, conn: Connection, now: float, *, examine: bool = False) -> HealthSnapshot:
+    """Take the snapshot of a home. `now`: seconds since the epoch; `examine`: read the files of the newest versions."""
     verdicts = turns.newest_judge_verdicts(conn, MAX_ITEMS)
     links = turns.newest_main_links(conn, MAX_ITEMS)
     unjudged, since = turns.count_unjudged(conn)
@@ -88,8 +91,27 @@ def take_snapshot(config: Config, conn: Connection, now: float) -> HealthSnapsho
         waiting_turns=unjudged,
         longest_wait=0.0 if since is None else now - since,
         trainable_turns=training_queue_length(config, conn),
+        damaged_versions=policies.damage_reports(conn) + (_unrecorded_damage(conn) if examine else []),
         agreement=judge_user_agreement(conn),
     )
+
+
+def _unrecorded_damage(conn: Connection) -> list[str]:
+    """Return a line for each of the newest versions with damage that no worker has found yet."""
+    if policies.get(conn, 0) is None:
+        return []
+    newest = policies.lineage(conn, policies.head(conn).version)[:EXAMINED_VERSIONS]
+    found = []
+    for policy in policies.get_many(conn, newest):
+        if policy.path is None or policy.damage is not None or policies.is_removed(policy):
+            continue
+        try:
+            damage = find_damage(policy.path, policy.digest, policy.files)
+        except OSError as error:
+            damage = str(error)
+        if damage is not None:
+            found.append(f"version {policy.version} is damaged: {damage}. It is left out when the system starts")
+    return found
 
 
 def _find_worker_problems(beats: Sequence[heartbeats.Heartbeat], log_lines: Sequence[LogLine], now: float) -> list[str]:

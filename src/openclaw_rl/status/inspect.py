@@ -158,7 +158,8 @@ def policy_data(conn: Connection, version: int) -> dict[str, Any]:
         "state": policy.state.value,
         "reason": policy.reason,
         "lineage": policies.lineage(conn, version),
-        "path": policy.path,
+        "path": None if policies.is_removed(policy) else policy.path,
+        "damage": policy.damage,
         "base": policy.base,
         "digest": policy.digest,
         "metrics": dict(policy.metrics),
@@ -236,7 +237,9 @@ def show_policy(config: Config, version: int, *, as_json: bool) -> None:
     lineage = " <- ".join(f"v{v}" for v in data["lineage"][:12])
     table.add_row("state", data["state"] + (f": {data['reason']}" if data["reason"] else ""))
     table.add_row("lineage", lineage + (" <- ..." if len(data["lineage"]) > 12 else ""))
-    table.add_row("weights", data["path"] or data["base"])
+    table.add_row("weights", data["path"] or ("not kept" if version else data["base"]))
+    if data["damage"]:
+        table.add_row("damage", Text(data["damage"], "red"))
     table.add_row("digest", data["digest"][:16] or "of the base")
     for name, value in sorted(data["metrics"].items()):
         table.add_row(name, f"{value:.6g}")

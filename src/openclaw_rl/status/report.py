@@ -6,9 +6,10 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group
@@ -87,6 +88,8 @@ def collect_status(conn: Connection, now: float) -> dict[str, Any]:
         "agreement": {"agree": agree, "of": of},
         "versions": [_policy_row(p, *counts[p.version]) for p in newest],
         "states": Counter(p.state.value for p in known),
+        "kept_versions": sum(p.path is not None and not policies.is_removed(p) for p in known),
+        "damaged": policies.damage_reports(conn),
         "engine_gap": engine_gaps(known),
         "untrainable_agents": untrainable_agents(turns.trainable_by_agent(conn)),
     }
@@ -139,6 +142,7 @@ def show_status(config: Config, *, as_json: bool) -> None:
     with read_store(config) as conn:
         status = collect_status(conn, time.time()) | diagnose.diagnosis_names(config, conn)
     status["gateway"] = None if address is None else asdict(address)
+    status["disk"] = {"policies": folder_size(config.policies_dir), "store": store_size(config.store_path)}
     if as_json:
         print_json(status)
     else:
@@ -224,7 +228,11 @@ def _render_versions(status: Mapping[str, Any]) -> Group:
             name += f" of v{row['parent']}"
         table.add_row(name, state, str(row["turns"]), str(row["served"]), *numbers, _format_time(row["at"]))
     reasons = [f"v{row['version']}: {row['reason']}" for row in status["versions"] if row["reason"]]
-    return Group(title, table, *(Text(reason, "dim") for reason in reasons))
+    disk = status["disk"]
+    sizes = f"store {_format_size(disk['store'])}; weights of {status['kept_versions']} versions"
+    space = Text(f"\non disk: {sizes} {_format_size(disk['policies'])}")
+    damaged = [Text(report, "red") for report in status["damaged"]]
+    return Group(title, table, *(Text(reason, "dim") for reason in reasons), *damaged, space)
 
 
 def _render_newest_step(versions: Sequence[Mapping[str, Any]]) -> Text:
@@ -235,6 +243,29 @@ def _render_newest_step(versions: Sequence[Mapping[str, Any]]) -> Text:
 
 def _format_number(value: Any) -> str:
     return "" if value is None else f"{value:.2g}"
+
+
+def folder_size(folder: Path) -> int:
+    """Return the bytes of all files below a folder. Files that are removed meanwhile do not count."""
+    sizes = 0
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError):
+            sizes += path.stat().st_size if path.is_file() else 0
+    return sizes
+
+
+def store_size(path: Path) -> int:
+    """Return the bytes of the store, with its write-ahead log."""
+    return sum(file.stat().st_size for file in (path, path.with_name(f"{path.name}-wal")) if file.exists())
+
+
+def _format_size(size: float) -> str:
+    """Return a number of bytes with a unit, e.g. `3.1 MB`."""
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} GB"
 
 
 def _format_time(at: float) -> str:

@@ -1,19 +1,28 @@
-"""Policy versions: the head, the lineage, and the turns that each was trained on."""
+"""Policy versions: the head, the lineage, the turns that each was trained on, and the state of their files."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import time
+from collections.abc import Collection, Sequence
 
 from sqlalchemy import Connection, bindparam, func, insert, select, update
 
-from openclaw_rl.errors import IdentityMismatch, StaleLease, StoreError
+from openclaw_rl.common.policy_digest import ADAPTER_CONFIG, TRAINER_FILES, find_damage
+from openclaw_rl.errors import IdentityMismatch, ModelError, StaleLease, StoreError
 from openclaw_rl.store import events, leases
 from openclaw_rl.store import schema as t
-from openclaw_rl.store.rows import from_row, numbers_to_json, policy_from_row, to_row
+from openclaw_rl.store.db import Store
+from openclaw_rl.store.rows import from_row, numbers_to_json, policy_from_row, to_json, to_row
 from openclaw_rl.store.training_queue import ancestors
 from openclaw_rl.types import Lease, Policy, PolicyState, Use
 
+log = logging.getLogger("openclaw_rl.store")
 HEAD_NAME = "default"
+SERVED_CURSOR = "served version"
+"""Name of the cursor at the version that the gateway serves."""
+
+REMOVED_REASON = "its files were removed to save space (train.checkpoint.keep_versions)"
 
 _get = select(t.policies).where(t.policies.c.version == bindparam("version"))
 _head = select(t.policies).join(t.heads, t.heads.c.version == t.policies.c.version).where(t.heads.c.name == HEAD_NAME)
@@ -25,6 +34,8 @@ _mark_rolled_back = (
     .where(t.policies.c.version.in_(bindparam("versions", expanding=True)))
     .values(state=PolicyState.ROLLED_BACK.value, reason=bindparam("why"))
 )
+_set_files = update(t.policies).where(t.policies.c.version == bindparam("of")).values(files=bindparam("new_files"))
+_set_damage = update(t.policies).where(t.policies.c.version == bindparam("of")).values(damage=bindparam("found"))
 
 
 def ensure_root(conn: Connection, *, base: str, identity: str, at: float) -> Policy:
@@ -66,6 +77,12 @@ def head(conn: Connection) -> Policy:
 def get(conn: Connection, version: int) -> Policy | None:
     row = conn.execute(_get, {"version": version}).one_or_none()
     return None if row is None else policy_from_row(row)
+
+
+def get_many(conn: Connection, versions: Collection[int]) -> list[Policy]:
+    """Return those of the versions that exist, oldest first."""
+    query = select(t.policies).where(t.policies.c.version.in_(list(versions))).order_by(t.policies.c.version)
+    return [policy_from_row(row) for row in conn.execute(query)]
 
 
 def list_all(conn: Connection) -> list[Policy]:
@@ -138,9 +155,93 @@ def roll_back(conn: Connection, *, to: int, reason: str, at: float) -> Policy:
     return found
 
 
+# --------------------------------------------------------------------------------------------------- files on the disk
+
+
+def is_removed(policy: Policy) -> bool:
+    """Return whether the files of a version were removed to save space."""
+    return bool(policy.files) and not any(policy.files.values())
+
+
+def mark_removed(conn: Connection, policy: Policy, names: Collection[str]) -> None:
+    """Record that these files of a version are removed, before they are: a missing file would be damage."""
+    files = to_json(dict(policy.files) | dict.fromkeys(names))
+    conn.execute(_set_files, {"of": policy.version, "new_files": files})
+
+
+def examine_files(store: Store, version: int, *, for_engine: bool = False) -> str | None:
+    """Compare the files of a version with their digests. Return why the version cannot be used, or None.
+
+    Damage is recorded, and if the head is damaged, it moves back to the newest sound version of its lineage. The turns
+    of the versions that it leaves are trained on again. `for_engine`: leave out the optimizer state of full weights,
+    which is several times larger than the weights. Raises `ModelError` if the files cannot be compared now.
+    """
+    with store.read() as conn:
+        policy = get(conn, version)
+    if policy is None or policy.path is None:
+        return None
+    skip = TRAINER_FILES if for_engine and ADAPTER_CONFIG not in policy.files else ()
+    try:
+        damage = None if is_removed(policy) else find_damage(policy.path, policy.digest, policy.files, skip=skip)
+    except OSError as error:
+        cure = "Restore access to them, or roll back to the base (`openclaw-rl rollback 0`)"
+        raise ModelError(f"the files of version {version} cannot be read: {error}. {cure}") from error
+    if damage is None and skip:
+        damage = policy.damage
+    if damage == policy.damage:
+        return damage if not is_removed(policy) else REMOVED_REASON
+    with store.write() as conn:
+        current = get(conn, version)
+        assert current is not None, "versions are never deleted"
+        if is_removed(current):
+            return REMOVED_REASON
+        if current.files != policy.files:  # some were removed during the comparison
+            return current.damage
+        _record_damage(conn, current, damage, time.time())
+    return damage
+
+
+def _record_damage(conn: Connection, policy: Policy, damage: str | None, at: float) -> None:
+    conn.execute(_set_damage, {"of": policy.version, "found": damage})
+    if damage is None:
+        return
+    log.error("version %d is damaged: %s", policy.version, damage)
+    events.append(conn, "policy.damaged", str(policy.version), {"damage": damage}, at)
+    current = head(conn)
+    sound = next(version for version in lineage(conn, current.version) if _is_usable(get(conn, version)))
+    if sound != current.version:
+        log.error("the head moves back from version %d to version %d", current.version, sound)
+        roll_back(conn, to=sound, reason=f"version {policy.version} is damaged: {damage}", at=at)
+
+
+def _is_usable(policy: Policy | None) -> bool:
+    return policy is not None and policy.damage is None and not is_removed(policy)
+
+
+def rollback_targets(conn: Connection) -> list[int]:
+    """Return the ancestors of the head that can become the head again, newest first; at least version 0."""
+    line = set(lineage(conn, head(conn).version)[1:])
+    return [policy.version for policy in reversed(list_all(conn)) if policy.version in line and _is_usable(policy)]
+
+
+def damaged_versions(conn: Connection) -> list[Policy]:
+    """Return the versions whose files are damaged, oldest first, without those whose files were removed since."""
+    damaged = conn.execute(select(t.policies.c.version).where(t.policies.c.damage.is_not(None))).scalars()
+    return [policy for policy in get_many(conn, damaged.all()) if not is_removed(policy)]
+
+
+def damage_reports(conn: Connection) -> list[str]:
+    """Return a line for each damaged version: what is wrong, what was done, and the cure."""
+    return [
+        f"version {policy.version} is damaged: {policy.damage}. It is not served, and not trained from; version "
+        f"{head(conn).version} is the head. Restore {policy.path} from a backup if you need version {policy.version}"
+        for policy in damaged_versions(conn)
+    ]
+
+
 def _insert_with_uses(conn: Connection, policy: Policy, uses: Sequence[Use], state: PolicyState) -> None:
-    memory, metrics = numbers_to_json(policy.memory), numbers_to_json(policy.metrics)
-    conn.execute(_insert_policy, to_row(t.policies, policy, state=state.value, memory=memory, metrics=metrics))
+    values = {name: numbers_to_json(getattr(policy, name)) for name in ("memory", "metrics", "files")}
+    conn.execute(_insert_policy, to_row(t.policies, policy, state=state.value, **values))
     if not uses:
         return
     _check_uses(conn, policy, uses)

@@ -187,10 +187,11 @@ def verdict_from_row(row: Row[Any]) -> Verdict:
 
 
 def policy_from_row(row: Row[Any]) -> Policy:
-    """Build a policy. Metrics or memory (moving averages) that cannot be read count as empty."""
-    memory, metrics = (_read_object(row.version, name, getattr(row, name)) for name in ("memory", "metrics"))
+    """Build a policy. Metrics, memory (moving averages) or digests that cannot be read count as empty."""
+    columns = ("memory", "metrics", "files")
+    memory, metrics, files = (_read_object(row.version, name, getattr(row, name) or b"{}") for name in columns)
     metrics = {name: float("nan") if value is None else value for name, value in metrics.items()}
-    return from_row(Policy, row, state=PolicyState(row.state), memory=memory, metrics=metrics)
+    return from_row(Policy, row, state=PolicyState(row.state), memory=memory, metrics=metrics, files=files)
 
 
 def _read_object(version: int, name: str, raw: bytes) -> dict[str, Any]:

@@ -179,7 +179,10 @@ policies = Table(
     *_optional(Text, "path reason"),
     *_required(LargeBinary, "memory metrics"),
     *_required(Float, "created_at"),
+    Column("files", LargeBinary),  # digests of all files; NULL: only that of the weights is known
+    Column("damage", Text),  # how the files differ from their digests; NULL: they do not, as far as is known
 )
+Index("policies_damaged", policies.c.version, sqlite_where=text("damage IS NOT NULL"))
 
 heads = Table(
     "heads",

@@ -30,9 +30,9 @@ def trainable_turns(
     """Return fresh judged turns with a signal for the method, oldest first; with both needs either signal suffices.
 
     Fresh means that neither the head nor an ancestor used the turn. Policies that were rolled back may have used it, at
-    most `max_uses` times. Rejected ones may have used it, too, if all rejected batches with the turn differ in size:
-    trying ever smaller batches finds out whether this turn makes them fail. A reply cut at its token limit has only
-    hints as a signal, no score. Raises `DamagedRow`.
+    most `max_uses` times, and damaged ones any number of times. Rejected ones may have used it, too, if all rejected
+    batches with the turn differ in size: trying ever smaller batches finds out whether this turn makes them fail. A
+    reply cut at its token limit has only hints as a signal, no score. Raises `DamagedRow`.
     """
     found = _trainable_queries(head, max_uses, need_score, need_hint)
     return _load_by_age(conn, [query.order_by(t.turns.c.seq).limit(limit) for query in found], limit)
@@ -47,7 +47,7 @@ def count_trainable(conn: Connection, *, head: int, max_uses: int, need_score: b
 def _trainable_queries(head: int, max_uses: int, need_score: bool, need_hint: bool) -> list[Select[tuple[int, str]]]:
     """Return the queries for turns that no version used, and for those that only versions off the lineage used."""
     line, ready = ancestors(head), _ready_turns(need_score, need_hint)
-    counted = t.turns.c.uses - _count_uses_by(_rejected_versions()) <= max_uses
+    counted = t.turns.c.uses - _count_uses_by(_rejected_or_damaged_versions()) <= max_uses
     again = ready.where(
         t.turns.c.uses >= 1, _used_off_lineage(line), counted, _uses_on_lineage(line) == 0, _has_distinct_batch_sizes()
     )
@@ -116,6 +116,11 @@ def _used_off_lineage(line: CTE) -> ColumnElement[bool]:
 
 def _rejected_versions() -> Select[tuple[int]]:
     return select(t.policies.c.version).where(t.policies.c.state == PolicyState.REJECTED.value)
+
+
+def _rejected_or_damaged_versions() -> Select[tuple[int]]:
+    lost = (t.policies.c.state == PolicyState.REJECTED.value) | t.policies.c.damage.is_not(None)
+    return select(t.policies.c.version).where(lost)
 
 
 def _has_distinct_batch_sizes() -> ColumnElement[bool]:

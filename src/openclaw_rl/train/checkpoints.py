@@ -22,7 +22,7 @@ from openclaw_rl.errors import ConfigError
 from openclaw_rl.settings.load import STARTER, Config, TrainConfig
 from openclaw_rl.store import policies
 from openclaw_rl.store.db import Store
-from openclaw_rl.train.policy_folders import META_FILE
+from openclaw_rl.train.policy_folders import META_FILE, has_metadata
 from openclaw_rl.types import Policy
 
 log = logging.getLogger(__name__)
@@ -44,6 +44,7 @@ class CheckpointMeta:
     tokenizer: str | None
     identity: str  # of base, tokenizer and template
     digest: str  # of the weight files
+    files: Mapping[str, str] = field(default_factory=dict)  # sha256 of each other file, by name; empty: not known
     memory: Mapping[str, Any]  # state of the method: baselines and moving averages
     metrics: Mapping[str, float]
     created_at: float  # seconds since the epoch
@@ -112,9 +113,8 @@ class CheckpointWriter:
 
     def write_final(self) -> None:
         """Write the head's checkpoint, due or not. For the end of a run, when no trainer is running."""
-        with self._store.read() as conn:
-            head = policies.head(conn)
-        if head.path is not None and not (Path(head.path) / META_FILE).exists() and not self._is_written(head):
+        head = self._sound_head()
+        if head.path is not None and not has_metadata(head) and not self._is_written(head):
             self._write_or_log(head)
 
     def _write_or_log(self, policy: Policy) -> None:
@@ -127,14 +127,21 @@ class CheckpointWriter:
 
     def catch_up(self) -> None:
         """Write the head's checkpoint if one is due and a trainer died before it wrote it."""
-        with self._store.read() as conn:
-            head = policies.head(conn)
-        if head.path is None or (Path(head.path) / META_FILE).exists():
+        head = self._sound_head()
+        if head.path is None or has_metadata(head):
             return
         if not self._is_written(head):
             self.write_if_due(head)
         elif steps_taken(head) % self._interval == 0:
             replace_symlink(self._root / LATEST_LINK, _folder_name(head))
+
+    def _sound_head(self) -> Policy:
+        """Return the head, after it has moved back if its files are damaged."""
+        while True:
+            with self._store.read() as conn:
+                head = policies.head(conn)
+            if policies.examine_files(self._store, head.version) is None:
+                return head
 
     def _is_written(self, policy: Policy) -> bool:
         folder = self._root / _folder_name(policy)
@@ -173,6 +180,7 @@ class CheckpointWriter:
             method=self._method,
             model=self._model,
             tokenizer=self._tokenizer,
+            files={name: digest for name, digest in policy.files.items() if digest and name != META_FILE},
             came_of=checkpoint_ancestry(first),
             **{name: getattr(policy, name) for name in same},
         )
@@ -180,7 +188,7 @@ class CheckpointWriter:
 
 def checkpoint_ancestry(policy: Policy) -> tuple[str, ...]:
     """Describe the checkpoints that a version started from, newest first; empty for a version that was trained here."""
-    if policy.path is None or not (Path(policy.path) / META_FILE).exists():
+    if policy.path is None or not has_metadata(policy):
         return ()
     note = read_meta(Path(policy.path))
     return (describe_checkpoint(note), *note.came_of)

@@ -21,6 +21,7 @@ from openclaw_rl.store.db import Store
 from openclaw_rl.store.version_stats import satisfaction_metrics
 from openclaw_rl.train import batch_bisection, policy_folders
 from openclaw_rl.train.checkpoints import CheckpointWriter, steps_taken
+from openclaw_rl.train.file_monitor import FileMonitor
 from openclaw_rl.train.gate import rejection_reason
 from openclaw_rl.train.learning_rate import CHECKED_STEPS, find_low_rate
 from openclaw_rl.train.lease_keeper import LeaseKeeper
@@ -28,6 +29,7 @@ from openclaw_rl.train.replay import ReplaySelector
 from openclaw_rl.train.sample_builder import SampleBuilder
 from openclaw_rl.train.step_outcome import StepOutcome, make_uses, storable_metrics
 from openclaw_rl.train.tracking import MetricsTracker, number_of_turns, summary_line
+from openclaw_rl.train.version_thinning import VersionThinner
 from openclaw_rl.types import JudgedTurn, Lease, Policy, PolicyState
 
 log = logging.getLogger("openclaw_rl.train")
@@ -59,6 +61,7 @@ class TrainLoop:
         self._store, self._trainer, self._builder, self._train = store, trainer, builder, train
         self._replays = ReplaySelector(store, builder, train)
         self._root = root.resolve()
+        self._monitor, self._thinner = FileMonitor(store), VersionThinner(store, self._root, train.checkpoint)
         self._clock = clock
         self._loaded_version: int | None = None  # the version that the trainer has loaded; None: not known
         self._cleaned_epoch: int | None = None  # epoch of the lease under which the folders were cleaned up
@@ -96,7 +99,11 @@ class TrainLoop:
             elif not self._store.has_changed() and time.monotonic() < self._next_check:
                 return False
             self._next_check = time.monotonic() + RECHECK_SECONDS
-            return self._take_step()
+            if self._take_step():
+                return True
+            self._thinner.remove_due()
+            self._monitor.examine_changed()
+            return False
         except DamagedRow as error:
             log.warning("turn %s is left out: %s", error.turn, error)
             self._drop_turns({error.turn: str(error)})
@@ -126,6 +133,7 @@ class TrainLoop:
             last = [use.turn for use in policies.uses_of_version(conn, rows[-1].version)]
             self._consecutive_failures = batch_bisection.count_failed_alone(conn, rows)
         policy_folders.remove_orphans(self._root, rows, before=lease.expires_at - self._train.safety.lease_ttl)
+        self._thinner.thin_versions(self._clock())
         self._cleaned_epoch = lease.epoch
         if self._checkpoint_writer is not None:  # the trainer may have died right after it published
             self._checkpoint_writer.catch_up()
@@ -181,6 +189,9 @@ class TrainLoop:
         if not self._is_batch_ready([i for i in items if i.turn.id not in batch.dropped] or items, len(batch.samples)):
             return bool(batch.dropped)
         if self._loaded_version != head.version:
+            if damage := self._monitor.examine(head):
+                self.note = f"version {head.version} is damaged: {damage}"
+                return True
             self._trainer.load(folder=head.path, memory=head.memory)
             self._replays.forget_unfit()
         again, replays = (
@@ -210,7 +221,7 @@ class TrainLoop:
         except StaleLease:  # after other errors the folder is kept: the commit may have succeeded
             policy_folders.remove_folder(Path(result.folder))
             raise
-        policy_folders.prune(self._root, keep=self._train.checkpoint.keep, spare=(head.path, result.folder))
+        self._thinner.thin_versions(self._clock())
         return True
 
     def _skip_batch(self, head: Policy, fresh: Collection[str], result: StepResult) -> None:
@@ -268,8 +279,11 @@ class TrainLoop:
             _mark_untrainable(conn, step.untrainable_turns(reason))
         self._replays.mark_unfit(s.turn for s in step.left_out if s.replay)
         self._drop_counts.clear()
-        if not reason:
+        if reason:
+            policy_folders.remove_folder(Path(str(step.result.folder)))
+        else:
             self._loaded_version = policy.version
+            self._monitor.trust(policy)
         self._report_step(policy, metrics, [s.turn for s in step.trained])
 
     def _collect_metrics(self, step: StepOutcome, counts: Mapping[str, int]) -> dict[str, float]:

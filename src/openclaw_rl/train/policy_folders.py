@@ -1,28 +1,36 @@
-"""Policy folders on disk: new names, removal of folders that a dead trainer left, and pruning of old states."""
+"""Policy folders on disk: their names, and the removal of folders that no version has."""
 
 from __future__ import annotations
 
 import logging
+import re
 import shutil
 import uuid
 from collections.abc import Iterable
 from pathlib import Path
 
-from openclaw_rl.common.policy_digest import MODEL_CONFIG, WEIGHT_FILES, weight_files
 from openclaw_rl.types import Policy
 
 log = logging.getLogger(__name__)
-OPTIMIZER_FILE = "optimizer.state"  # only needed to continue training from that version
-EMA_TEACHER_FILE = "average.state"  # the EMA teacher, as large as the weights
-KEPT_FULL_OPTIMIZERS = 2  # number of newest full models whose optimizer states are kept
 META_FILE = "checkpoint.json"  # metadata of the checkpoint that a version was copied from (see `checkpoints`)
-KEPT_WHEN_PRUNED = (MODEL_CONFIG, "trainer.json", META_FILE)  # these identify a pruned full model
+_FOLDER_NAME = re.compile(r"(\d{6,})-\w+")
 
 
 def new_folder(root: Path, version: int) -> Path:
     """Return a unique folder path. Two trainers may both believe that they make the same version."""
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
     return root / f"{version:06d}-{uuid.uuid4().hex[:8]}"
+
+
+def versions_on_disk(root: Path) -> list[int]:
+    """Return the numbers of the versions that have a folder, oldest first."""
+    names = [path.name for path in root.iterdir()] if root.is_dir() else []
+    return sorted({int(found[1]) for name in names if (found := _FOLDER_NAME.fullmatch(name))})
+
+
+def has_metadata(policy: Policy) -> bool:
+    """Return whether a version was copied from a checkpoint."""
+    return policy.path is not None and (Path(policy.path) / META_FILE).exists()
 
 
 def remove_folder(folder: Path) -> None:
@@ -46,23 +54,3 @@ def remove_orphans(root: Path, policies: Iterable[Policy], *, before: float) -> 
         log.info("removing %s: no policy refers to it (its trainer died before it was published)", path)
         shutil.rmtree(path, ignore_errors=True)
     return sorted(path.name for path in orphans)
-
-
-def prune(root: Path, *, keep: int, spare: Iterable[str | None]) -> None:
-    """Delete state that is only needed to continue training from old versions.
-
-    The newest `keep` folders and those in `spare` keep their state. Of the others only adapters stay: the weights of a
-    full model are as large as the base. Its optimizer state is six times as large, so only the newest two keep theirs.
-    """
-    spared = {Path(path).name for path in spare if path}
-    newest_first = sorted((path for path in root.iterdir() if path.name[0] != "."), key=lambda p: p.name, reverse=True)
-    for place, path in enumerate(newest_first):
-        full = (path / MODEL_CONFIG).exists() and weight_files(path) != WEIGHT_FILES
-        if path.name in spared or place < (min(keep, KEPT_FULL_OPTIMIZERS) if full else keep):
-            continue
-        for name in (OPTIMIZER_FILE, *((EMA_TEACHER_FILE,) if full else ())):
-            (path / name).unlink(missing_ok=True)
-        if full and place >= keep:
-            for file in path.iterdir():
-                if file.name not in KEPT_WHEN_PRUNED:
-                    file.unlink()

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from openclaw_rl.common.atomic_files import link_files, write_folder
-from openclaw_rl.common.policy_digest import ADAPTER_CONFIG, digest_of_folder
+from openclaw_rl.common.policy_digest import ADAPTER_CONFIG, hash_folder
 from openclaw_rl.errors import ConfigError, IdentityMismatch, ModelError, StaleLease
 from openclaw_rl.render.model_folder import ModelFiles, compute_identity
 from openclaw_rl.settings.load import Config, TrainConfig
@@ -117,7 +117,7 @@ def _publish_checkpoint(config: Config, store: Store, lease: Lease, folder: Path
     out = policy_folders.new_folder(config.policies_dir.resolve(), version)
     write_folder(out, {}, lambda into: link_files(folder, into))
     try:
-        _check_weights(folder, out, note)
+        files = _check_files(folder, out, note)
         policy = replace(
             head,
             version=version,
@@ -125,6 +125,8 @@ def _publish_checkpoint(config: Config, store: Store, lease: Lease, folder: Path
             state=PolicyState.LIVE,
             path=str(out),
             digest=note.digest,
+            files=files,
+            damage=None,
             memory=note.memory,
             metrics={"step": float(note.step)},
             created_at=time.time(),
@@ -139,16 +141,18 @@ def _publish_checkpoint(config: Config, store: Store, lease: Lease, folder: Path
     log.info("version %d is the checkpoint %s: %s", version, folder, checkpoints.describe_checkpoint(note))
 
 
-def _check_weights(folder: Path, copy: Path, note: CheckpointMeta) -> None:
-    """Raise `ModelError` if a file is missing, or if the digest of the weights differs from the one in the metadata."""
-    try:
-        found = digest_of_folder(copy)
-    except FileNotFoundError as error:
-        raise ModelError(f"the checkpoint is incomplete: {error.filename} is missing") from None
-    if found != note.digest:
+def _check_files(folder: Path, copy: Path, note: CheckpointMeta) -> dict[str, str]:
+    """Return the digests of the files. Raises `ModelError` if they differ from those in the metadata."""
+    digest, files = hash_folder(copy)
+    if digest != note.digest:
         raise ModelError(
-            f"{folder}: the weights are damaged: their digest is {found[:12]}, expected {note.digest[:12]}"
+            f"{folder}: the weights are damaged: their digest is {digest[:12]}, expected {note.digest[:12]}"
         )
+    for name, expected in note.files.items():
+        if files.get(name) != expected:
+            found = f"its sha256 is {files[name][:12]}, expected {expected[:12]}" if name in files else "it is missing"
+            raise ModelError(f"{folder / name}: the checkpoint is damaged: {found}. Restore the file")
+    return files
 
 
 def _check_settings(folder: Path, train: TrainConfig) -> None:

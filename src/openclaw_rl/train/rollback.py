@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 from sqlalchemy import Connection
 
-from openclaw_rl.common.policy_digest import digest_of_folder
 from openclaw_rl.errors import OpenClawError
 from openclaw_rl.store import policies, turn_states
-from openclaw_rl.types import Policy
+from openclaw_rl.store.db import Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +23,10 @@ class RollbackPlan:
 
 
 def plan_rollback(conn: Connection, to: int | None) -> RollbackPlan:
-    """Plan a rollback to version `to`; None: the parent of the head. Raises `OpenClawError` if `to` is no ancestor."""
+    """Plan a rollback to version `to`; None: the parent of the head.
+
+    Raises `OpenClawError` if `to` is no ancestor, or if its files were removed or are damaged.
+    """
     head = policies.head(conn).version
     line = policies.lineage(conn, head)
     if head == 0:
@@ -33,27 +34,25 @@ def plan_rollback(conn: Connection, to: int | None) -> RollbackPlan:
     to = line[1] if to is None else to
     if to not in line[1:]:
         raise OpenClawError(f"expected an ancestor of version {head}, one of {_format_versions(line[1:])}; got {to}")
+    target = policies.get(conn, to)
+    assert target is not None, f"version {to} is an ancestor of the head"
+    if policies.is_removed(target) or target.damage is not None:
+        raise _unusable_error(conn, to, target.damage or policies.REMOVED_REASON)
     undone = tuple(line[: line.index(to)])
     turns = dict.fromkeys(use.turn for version in reversed(undone) for use in policies.uses_of_version(conn, version))
     return RollbackPlan(head=head, to=to, undone_versions=undone, turns=tuple(turns))
 
 
-def check_policy_files(policy: Policy) -> None:
-    """Raise `OpenClawError` unless the version's files are complete and match its digest."""
-    if policy.path is None:
-        return
-    try:
-        found = digest_of_folder(Path(policy.path))
-    except OSError as error:
-        raise OpenClawError(
-            f"version {policy.version} cannot be served: {error}. Weights of old full models are pruned "
-            "(train.checkpoint.keep); choose another version, 0 is the base"
-        ) from None
-    if found != policy.digest:
-        raise OpenClawError(
-            f"version {policy.version} cannot be served: the files in {policy.path} were changed after training "
-            f"(digest {found[:12]}, expected {policy.digest[:12]}). Restore them, or choose another version"
-        )
+def check_policy_files(store: Store, version: int) -> None:
+    """Raise `OpenClawError` unless the version's files are complete and match their digests."""
+    if (damage := policies.examine_files(store, version)) is not None:
+        with store.read() as conn:
+            raise _unusable_error(conn, version, damage)
+
+
+def _unusable_error(conn: Connection, version: int, reason: str) -> OpenClawError:
+    targets = _format_versions(policies.rollback_targets(conn))
+    return OpenClawError(f"version {version} cannot be served: {reason}. Versions to roll back to: {targets}")
 
 
 def apply_rollback(conn: Connection, agreed: RollbackPlan, *, learn_again: bool, reason: str) -> int:

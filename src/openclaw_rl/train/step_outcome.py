@@ -54,8 +54,10 @@ class StepOutcome:
             version=self.version,
             parent=self.head.version,
             state=PolicyState.REJECTED if reason else PolicyState.LIVE,
-            path=self.result.folder,
+            path=None if reason else self.result.folder,  # the files of a rejected version are removed
             digest=self.result.digest,
+            files={} if reason else self.result.files,
+            damage=None,
             memory=self.result.memory,
             metrics=metrics,
             reason=reason,

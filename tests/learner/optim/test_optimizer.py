@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from openclaw_rl.common.policy_digest import OPTIMIZER_FILE
 from openclaw_rl.errors import ModelError
 from openclaw_rl.learner.model import state_files
 from openclaw_rl.learner.optim.optimizer import Optimizer
@@ -117,7 +118,7 @@ def test_the_state_on_disk_is_exact_and_knows_what_it_belongs_to(tmp_path: Path,
         weight.sum().backward()
         optimizer.step(RATE, wanted=True)
     optimizer.write(tmp_path)
-    stored = load_file(tmp_path / state_files.OPTIMIZER_FILE)
+    stored = load_file(tmp_path / OPTIMIZER_FILE)
     assert set(stored) == {"exp_avg/w", "exp_avg_sq/w", "step/w"} | ({"master/w"} if dtype is torch.bfloat16 else set())
     assert stored["exp_avg/w"].dtype is torch.float32
     with torch.no_grad():
@@ -133,7 +134,7 @@ def test_the_state_on_disk_is_exact_and_knows_what_it_belongs_to(tmp_path: Path,
     for n, o in enumerate((optimizer, reader)):
         (again / str(n)).mkdir()
         o.write(again / str(n))
-    files = [(again / str(n) / state_files.OPTIMIZER_FILE).read_bytes() for n in range(2)]
+    files = [(again / str(n) / OPTIMIZER_FILE).read_bytes() for n in range(2)]
     assert files[0] == files[1]
     stranger = Optimizer({"v": torch.nn.Parameter(torch.ones(4))}, TrainConfig())
     with pytest.raises(ModelError, match="a moment of 'w', which is not trained"):

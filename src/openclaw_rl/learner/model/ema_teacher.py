@@ -15,14 +15,13 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
+from openclaw_rl.common.policy_digest import EMA_TEACHER_FILE
 from openclaw_rl.errors import ModelError
 from openclaw_rl.learner.model import state_files
 from openclaw_rl.learner.model.full import swapped_data
 from openclaw_rl.learner.optim.master_weights import float32_copy
 
 log = logging.getLogger(__name__)
-EMA_FILE = "average.state"
-"""Safetensors layout; for the suffix see `state_files.OPTIMIZER_FILE`."""
 
 
 class EmaTeacher:
@@ -65,18 +64,18 @@ class EmaTeacher:
 
     def write(self, folder: Path) -> None:
         """Write the average next to the policy's weights."""
-        state_files.write_tensors(folder / EMA_FILE, self._tensors)
+        state_files.write_tensors(folder / EMA_TEACHER_FILE, self._tensors)
 
     def read(self, folder: Path) -> None:
         """Load the average; without a file, start at the policy's weights. Raises `ModelError` if it does not match."""
         self.start()
-        if not (folder / EMA_FILE).exists():
+        if not (folder / EMA_TEACHER_FILE).exists():
             log.warning("%s has no moving average: it starts at the weights of this policy", folder)
             return
-        theirs = load_file(folder / EMA_FILE)
+        theirs = load_file(folder / EMA_TEACHER_FILE)
         if {n: t.shape for n, t in theirs.items()} != {n: t.shape for n, t in self._tensors.items()}:
             raise ModelError(
-                f"{folder / EMA_FILE}: the moving average does not match the trained weights. Set train.finetune and "
-                "train.lora back, or remove the file: the average then starts at the policy"
+                f"{folder / EMA_TEACHER_FILE}: the moving average does not match the trained weights. Set "
+                "train.finetune and train.lora back, or start from the base in a new home"
             )
         self._tensors = {name: tensor.to(self._tensors[name]) for name, tensor in theirs.items()}

@@ -11,8 +11,6 @@ import torch
 
 from openclaw_rl.errors import ModelError
 
-OPTIMIZER_FILE = "optimizer.state"
-"""Safetensors layout under another suffix, because engines load every `*.safetensors` in a folder as weights."""
 STATE_FILE = "trainer.json"
 _SAFETENSORS_DTYPES = {
     torch.float64: "F64",

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
+from openclaw_rl.common.policy_digest import OPTIMIZER_FILE
 from openclaw_rl.errors import ModelError
 from openclaw_rl.learner.model import state_files
 from openclaw_rl.learner.optim.master_weights import MasterWeights, PinnedSnapshot
@@ -87,7 +88,7 @@ class Optimizer:
 
     def write(self, folder: Path) -> None:
         """Write the moments as `<moment>/<weight>`, and the master weights with more precision than the model's."""
-        state_files.write_tensors(folder / state_files.OPTIMIZER_FILE, dict(self._state_tensors()))
+        state_files.write_tensors(folder / OPTIMIZER_FILE, dict(self._state_tensors()))
 
     def _state_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, master in self._masters.tensors.items():
@@ -98,7 +99,7 @@ class Optimizer:
 
     def read(self, folder: Path) -> bool:
         """Restore the state. Return False if the folder no longer has one (old states are pruned)."""
-        file = folder / state_files.OPTIMIZER_FILE
+        file = folder / OPTIMIZER_FILE
         if not file.exists():
             return False
         with safe_open(file, framework="pt") as stored:
@@ -111,7 +112,7 @@ class Optimizer:
         if name not in self._masters.tensors:
             raise ModelError(
                 f"{file}: contains a moment of {name!r}, which is not trained. Set train.finetune and train.lora back, "
-                "or remove the file: the optimizer then starts from the beginning"
+                "or start from the base in a new home"
             )
         master = self._masters.tensors[name]
         if moment == _MASTER_PREFIX:

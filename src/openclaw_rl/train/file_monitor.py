@@ -1,0 +1,49 @@
+"""Examination of the files of the newest versions, so that damage is found before a version is needed."""
+
+from __future__ import annotations
+
+from openclaw_rl.common.policy_digest import visible_files
+from openclaw_rl.store import policies
+from openclaw_rl.store.db import Store
+from openclaw_rl.types import Policy
+
+EXAMINED_VERSIONS = 3
+"""Newest versions of the head's lineage that are examined, beside those that were found to be damaged."""
+FileStates = tuple[tuple[str, int, int, int], ...]
+"""Name, size, time of the last change and inode of each file of a folder."""
+
+
+class FileMonitor:
+    """Examines the files of a version once, and again after they changed."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._examined: dict[int, FileStates] = {}  # by version: its files when they were examined
+
+    def trust(self, policy: Policy) -> None:
+        """Count the files of a version that this process has just written as examined."""
+        self._examined[policy.version] = _file_states(policy)
+
+    def examine(self, policy: Policy) -> str | None:
+        """Examine the files of a version now. Return why it cannot be used, or None. Raises `ModelError`."""
+        self._examined[policy.version] = _file_states(policy)  # before: a change meanwhile is found the next time
+        return policies.examine_files(self._store, policy.version)
+
+    def examine_changed(self) -> None:
+        """Examine at most one of the newest versions, the head first. Raises `ModelError`."""
+        with self._store.read() as conn:
+            newest = policies.lineage(conn, policies.head(conn).version)[:EXAMINED_VERSIONS]
+            watched = policies.get_many(conn, newest)[::-1] + policies.damaged_versions(conn)
+        for policy in watched:
+            if policy.path is not None and self._examined.get(policy.version) != _file_states(policy):
+                self.examine(policy)
+                return
+
+
+def _file_states(policy: Policy) -> FileStates:
+    """Return the states of the files that exist."""
+    try:
+        found = [(file.name, file.stat()) for file in visible_files(policy.path or "")]
+    except OSError:
+        return ()
+    return tuple((name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in found)

@@ -1,0 +1,144 @@
+"""Removal of policy files that are no longer needed.
+
+The store records that files are removed before they are, and keeps the row of the version. A trainer that is killed in
+between, or while it removes a folder, continues at its next start.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from sqlalchemy import Connection
+
+from openclaw_rl.common.policy_digest import ADAPTER_CONFIG, TRAINER_FILES, visible_files
+from openclaw_rl.settings.schema_train import TrainCheckpointConfig
+from openclaw_rl.store import events, policies
+from openclaw_rl.store.db import Store
+from openclaw_rl.train.policy_folders import has_metadata, versions_on_disk
+from openclaw_rl.types import Policy, PolicyState
+
+log = logging.getLogger(__name__)
+REMOVAL_DELAY = 60.0  # seconds from the record to the removal of weights, which an engine may be loading
+KEPT_FULL_OPTIMIZERS = (
+    2  # newest full models whose optimizer states are kept; a state is six times as large as the base
+)
+_DAY_SECONDS = 86400
+
+
+class VersionThinner:
+    """Removes the files that the settings do not keep. For the holder of the trainer's lease."""
+
+    def __init__(self, store: Store, root: Path, settings: TrainCheckpointConfig) -> None:
+        self._store, self._root, self._settings = store, root, settings
+        self._removal_times: dict[int, float] = {}  # by version: when its folder is removed, in monotonic seconds
+
+    def thin_versions(self, now: float) -> None:
+        """Record the files that are no longer kept as removed, and remove those that may be. `now`: since the epoch."""
+        with self._store.read() as conn:
+            has_surplus = bool(self._surplus_files(conn, now))
+        if has_surplus:
+            with self._store.write() as conn:  # planned again, because a rollback may have moved the head
+                for policy, names in self._surplus_files(conn, now):
+                    if policy.files or not names <= set(TRAINER_FILES):
+                        policies.mark_removed(conn, policy, names)
+                    else:  # of an older openclaw-rl, which recorded no optimizer states
+                        _remove_names(policy, names)
+        self._remove_recorded()
+
+    def remove_due(self) -> None:
+        """Remove the folders that were recorded as removed long enough ago."""
+        if any(time.monotonic() >= due for due in self._removal_times.values()):
+            self._remove_recorded()
+
+    def _remove_recorded(self) -> None:
+        """Remove the files that are recorded as removed; the folder of a whole version after `REMOVAL_DELAY`."""
+        with self._store.read() as conn:
+            found = [p for p in policies.get_many(conn, versions_on_disk(self._root)) if p.path is not None]
+        for policy in found:
+            if not policies.is_removed(policy):
+                _remove_names(policy, {name for name, digest in policy.files.items() if digest is None})
+                continue
+            due = self._removal_times.setdefault(policy.version, time.monotonic() + REMOVAL_DELAY)
+            if time.monotonic() >= due:
+                shutil.rmtree(str(policy.path), ignore_errors=True)
+                del self._removal_times[policy.version]
+                log.debug("version %d is no longer kept: %s was removed", policy.version, policy.path)
+
+    def _surplus_files(self, conn: Connection, now: float) -> list[tuple[Policy, set[str]]]:
+        """Return the versions with files on the disk that are no longer kept, and the names of these files."""
+        line = policies.lineage(conn, policies.head(conn).version)
+        known = [
+            policy
+            for policy in policies.get_many(conn, versions_on_disk(self._root))
+            if policy.path is not None and not policies.is_removed(policy)
+        ]
+        served = events.read_cursor(conn, policies.SERVED_CURSOR)
+        kept = kept_versions(known, line, self._settings, now) | {p.version for p in known if p.version == served}
+        states = kept_states(known, line, self._settings)
+        surplus = []
+        for policy in known:
+            names = _file_names(policy)
+            if policy.version in kept:
+                names &= set() if policy.version in states else set(TRAINER_FILES)
+            if names:
+                surplus.append((policy, names))
+        return surplus
+
+
+def kept_versions(
+    versions: Collection[Policy], line: Sequence[int], settings: TrainCheckpointConfig, now: float
+) -> set[int]:
+    """Return the versions whose weights are kept.
+
+    These are the newest of the head's lineage and the newest of all; of older ones of the lineage the newest of each
+    day (UTC); and versions that were copied from a checkpoint. `line`: the head and its ancestors, newest first.
+    """
+    published = sorted((p for p in versions if p.state is not PolicyState.REJECTED), key=lambda p: -p.version)
+    depth = {version: place for place, version in enumerate(line)}
+    kept, days = set(), set()
+    for age, policy in enumerate(published):
+        is_full, place = _has_full_weights(policy), depth.get(policy.version)
+        limit = min(settings.keep, settings.keep_versions) if is_full else settings.keep_versions
+        day = int(policy.created_at // _DAY_SECONDS)
+        if min(age, age if place is None else place) < limit or has_metadata(policy):
+            kept.add(policy.version)
+        elif place is not None and not is_full and now // _DAY_SECONDS - day < settings.keep_days and day not in days:
+            days.add(day)
+            kept.add(policy.version)
+    return kept
+
+
+def kept_states(versions: Collection[Policy], line: Sequence[int], settings: TrainCheckpointConfig) -> set[int]:
+    """Return the versions whose optimizer state and teacher are kept: the newest of the head's lineage.
+
+    Those of damaged versions are left as they are, so that the damage is reported and can be repaired.
+    """
+    newest, newest_full = line[: settings.keep], line[: min(settings.keep, KEPT_FULL_OPTIMIZERS)]
+    return {
+        policy.version
+        for policy in versions
+        if policy.version in (newest_full if _has_full_weights(policy) else newest) or policy.damage is not None
+    }
+
+
+def _has_full_weights(policy: Policy) -> bool:
+    return ADAPTER_CONFIG not in _file_names(policy)
+
+
+def _file_names(policy: Policy) -> set[str]:
+    """Return the names of the files that a version has; of an older openclaw-rl, those that are on the disk."""
+    if policy.files:
+        return {name for name, digest in policy.files.items() if digest is not None}
+    try:
+        return {file.name for file in visible_files(str(policy.path))}
+    except OSError:
+        return set()
+
+
+def _remove_names(policy: Policy, names: Collection[str]) -> None:
+    for name in names:
+        (Path(str(policy.path)) / name).unlink(missing_ok=True)
